@@ -1,0 +1,65 @@
+"""What a decoded change looks like, and what a sink is handed.
+
+Both are Arrow: one row a change, whole columns at a time. ``CHANGE_SCHEMA`` is what decode yields
+and what ``spark.readStream.format("walbrook")`` shows its users. A ``MessageBatch`` is the same
+rows, matched and shaped for one consumer, in cursor order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from cdc.cursor import Cursor
+
+ACTIONS = ("insert", "update", "delete", "truncate", "message")
+
+CHANGE_SCHEMA = pa.schema(
+    [
+        pa.field("commit_lsn", pa.int64(), nullable=False),
+        pa.field("commit_idx", pa.int64(), nullable=False),
+        pa.field("commit_timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("xid", pa.int64(), nullable=False),
+        pa.field("table_schema", pa.string(), nullable=False),
+        pa.field("table_name", pa.string(), nullable=False),
+        pa.field("action", pa.string(), nullable=False),
+        # JSON object: the row after the change; for a delete, what the source said of the old row.
+        pa.field("record", pa.string(), nullable=False),
+        # JSON object of the old values of changed columns; null except for updates.
+        pa.field("changes", pa.string()),
+        # JSON array of the primary key's values as text, in key order; with the table, the group.
+        pa.field("record_pks", pa.string(), nullable=False),
+        # JSON array of column names whose TOAST value the source did not send; null if none.
+        pa.field("unchanged", pa.string()),
+    ]
+)
+"""One row a change. Signed 64-bit numbers, because Spark has no others; an LSN fits."""
+
+MESSAGE_SCHEMA = CHANGE_SCHEMA.append(pa.field("metadata", pa.string(), nullable=False))
+"""A change shaped for one consumer: ``metadata`` is a JSON object."""
+
+
+@dataclass(frozen=True)
+class MessageBatch:
+    """Messages of one consumer in cursor order, never empty."""
+
+    rows: pa.RecordBatch  # MESSAGE_SCHEMA
+
+    def __len__(self) -> int:
+        return int(self.rows.num_rows)
+
+    def cursor(self, position: int) -> Cursor:
+        """The cursor of the message at ``position``; negative counts from the end."""
+        if position < 0:
+            position += len(self)
+        return Cursor(
+            self.rows.column("commit_lsn")[position].as_py(),
+            self.rows.column("commit_idx")[position].as_py(),
+        )
+
+    def slices(self, size: int) -> Iterator[MessageBatch]:
+        """Cut into batches of at most ``size`` messages, in order."""
+        for start in range(0, len(self), size):
+            yield MessageBatch(self.rows.slice(start, size))

@@ -1,0 +1,54 @@
+"""The identity of a change.
+
+A cursor is ``(commit_lsn, commit_idx)``: the commit LSN of the transaction (known from its Begin)
+and the position of the message within it. An LSN alone identifies nothing, because every row of a
+transaction shares one. Cursors order all changes of a source, and a replay gives the same numbers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+
+from cdc.errors import OperatorError
+
+
+def format_lsn(lsn: int) -> str:
+    """Postgres' own text form of an LSN: ``16/B374D848``."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def parse_lsn(text: str) -> int:
+    """Read an LSN in Postgres' text form."""
+    high, slash, low = text.partition("/")
+    try:
+        if not slash:
+            raise ValueError
+        return (int(high, 16) << 32) | int(low, 16)
+    except ValueError:
+        raise OperatorError(
+            f"'{text}' is not an LSN", fix="write it as Postgres does, such as 16/B374D848"
+        ) from None
+
+
+class Cursor(NamedTuple):
+    """Where a change stands in its source's history; compares in commit order."""
+
+    lsn: int
+    idx: int
+
+    def __str__(self) -> str:
+        return f"{format_lsn(self.lsn)}:{self.idx}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the form that ``str`` writes: ``16/B374D848:3``."""
+        lsn, colon, idx = text.rpartition(":")
+        if not colon or not idx.isdigit():
+            raise OperatorError(
+                f"'{text}' is not a cursor", fix="write it as LSN:index, such as 16/B374D848:3"
+            )
+        return cls(parse_lsn(lsn), int(idx))
+
+
+ORIGIN = Cursor(0, 0)
+"""Below every change."""

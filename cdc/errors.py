@@ -1,0 +1,74 @@
+"""The error tree.
+
+Every error says what happened and, in ``fix``, what to do next. Its kind decides what the product
+does with it; that mapping lives with the caller that recovers, never at the place that raises.
+
+    WalbrookError
+    ├── TransientError    may pass by itself: retried with backoff
+    ├── OperatorError     a person must change something: stop and say what
+    │   ├── ConfigError   the configuration file is wrong
+    │   ├── SourceError   the source database is not usable as configured
+    │   └── GapError      going on would skip changes: never done in silence
+    ├── PoisonError       one message cannot be handled; the others can
+    │   └── DecodeError   bytes that do not say what the protocol says they say
+    ├── CorruptionError   a stored frame does not match its checksum
+    └── ProtocolError     the server or one of our own stages broke its contract
+"""
+
+from __future__ import annotations
+
+
+class WalbrookError(Exception):
+    """What happened (``what``) and what to do about it (``fix``)."""
+
+    def __init__(self, what: str, *, fix: str = "") -> None:
+        super().__init__(what, fix)
+        self.what = what
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.what}. To fix it: {self.fix}" if self.fix else self.what
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross process borders (Spark workers); keyword arguments need help with that.
+        return (_rebuild, (type(self), self.what, self.fix))
+
+
+def _rebuild(kind: type[WalbrookError], what: str, fix: str) -> WalbrookError:
+    return kind(what, fix=fix)
+
+
+class TransientError(WalbrookError):
+    """May pass by itself: a dropped connection, a server restarting, a 503."""
+
+
+class OperatorError(WalbrookError):
+    """A person must change something before this can go on."""
+
+
+class ConfigError(OperatorError):
+    """The configuration file is wrong."""
+
+
+class SourceError(OperatorError):
+    """The source database is not usable as configured."""
+
+
+class GapError(OperatorError):
+    """Going on would skip changes."""
+
+
+class PoisonError(WalbrookError):
+    """One message cannot be handled; the others can."""
+
+
+class DecodeError(PoisonError):
+    """Bytes that do not say what the protocol says they say."""
+
+
+class CorruptionError(WalbrookError):
+    """A stored frame does not match its checksum."""
+
+
+class ProtocolError(WalbrookError):
+    """The server or one of our own stages broke its contract."""

@@ -1,0 +1,41 @@
+"""The one seam between the pipeline and a destination.
+
+A sink is opened in the process that delivers, kept open, and handed the messages of one consumer
+in cursor order, one batch after another. What must always hold:
+
+- ``deliver`` returns once the messages it counts are safe at the destination, and not before.
+- It settles a prefix: of the batch's messages the first ``settled`` are safe, the rest are not.
+- A batch may come again after a crash, cut differently. A sink that can hold a cursor or an id
+  absorbs what it already has; one that cannot sends the same idempotency keys again.
+- Two processes may hold the same sink for a moment after a crash. That must neither lose nor
+  reorder anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from cdc.change import MessageBatch
+from cdc.errors import WalbrookError
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What became of a batch: its first ``settled`` messages are safe at the destination."""
+
+    settled: int
+    absorbed: int = 0  # of the settled ones, how many the destination already had
+    error: WalbrookError | None = None  # why the rest is not settled; its type says what to do
+
+
+class Sink(Protocol):
+    """A destination for the messages of one consumer."""
+
+    def deliver(self, batch: MessageBatch) -> Delivery:
+        """Send the batch in order; never raises for what the destination does."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections and files; what was delivered stays safe."""
+        ...
