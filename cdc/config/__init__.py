@@ -1,0 +1,47 @@
+"""The configuration room: one YAML file in, one frozen ``Config`` out.
+
+It owns the model, the reading of the file (interpolation included), the errors that send a person
+to the right line, and the reference that is generated from the model. Nothing else in the project
+reads the file or an environment variable named in it. What must always hold: a ``Config`` that
+exists is valid, and no secret appears in an error, a ``repr`` or what ``show`` prints.
+"""
+
+from cdc.config.database import Database, Publication, Slot
+from cdc.config.destination import (
+    Destination,
+    FileDestination,
+    ParquetDestination,
+    RedisStreamDestination,
+    Tls,
+    WebhookDestination,
+)
+from cdc.config.display import show
+from cdc.config.load import load, loads
+from cdc.config.model import Config
+from cdc.config.secrets import SecretText
+from cdc.config.settings import Http, Log, Service, Spark, State
+from cdc.config.sink import Sink, Source
+
+__all__ = [
+    "Config",
+    "Database",
+    "Destination",
+    "FileDestination",
+    "Http",
+    "Log",
+    "ParquetDestination",
+    "Publication",
+    "RedisStreamDestination",
+    "SecretText",
+    "Service",
+    "Sink",
+    "Slot",
+    "Source",
+    "Spark",
+    "State",
+    "Tls",
+    "WebhookDestination",
+    "load",
+    "loads",
+    "show",
+]

@@ -1,0 +1,179 @@
+"""Where a sink delivers to: one class a destination, told apart by ``type``."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+
+from cdc.config.scalars import Flag, Integer, LocalPath, Port, Section, Size, Text, wrong
+from cdc.config.secrets import SecretText
+
+TimeoutMs = Annotated[Integer, Field(ge=1, le=600_000)]
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+
+
+def _has_host(url: str, schemes: tuple[str, ...]) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _redis_url(url: SecretText) -> SecretText:
+    if not _has_host(url.get_secret_value(), ("redis", "rediss")):
+        raise wrong("should be a URL such as rediss://user:password@host:6379/0")
+    return url
+
+
+def _webhook_url(url: str) -> str:
+    if not _has_host(url, ("http", "https")) or re.search(r"[\x00-\x20\x7f]", url):
+        raise wrong("should be a URL such as https://example.com/changes")
+    if "@" in urlsplit(url).netloc:
+        raise wrong("should hold no user or password; send them in headers, as Authorization")
+    return url
+
+
+def _headers(headers: dict[str, SecretText]) -> dict[str, SecretText]:
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise wrong("has a name that is not allowed in HTTP; use letters, digits and -")
+        if re.search(r"[\x00-\x08\x0a-\x1f\x7f]", value.get_secret_value()):
+            raise wrong(f"has a line break or control character in {name}; take it out")
+    return headers
+
+
+class FileDestination(Section):
+    """Files of JSON lines."""
+
+    type: Literal["file"] = Field(default="file", description="Always file.")
+    path: LocalPath = Field(description="Directory that the files are written to.")
+    rotate_bytes: Annotated[Size, Field(ge=1)] = Field(
+        default=64 * 2**20, description="Size at which a file is closed and the next begun."
+    )
+
+    @property
+    def default_batch_size(self) -> int:
+        return 10_000
+
+
+class ParquetDestination(Section):
+    """Parquet files in partition directories."""
+
+    type: Literal["parquet"] = Field(default="parquet", description="Always parquet.")
+    path: LocalPath = Field(description="Directory that the files are written to.")
+    partition_by: tuple[Literal["table", "date", "action"], ...] = Field(
+        default=("table", "date"), description="Directory levels, outermost first; may be empty."
+    )
+    compression: Literal["zstd", "snappy", "gzip", "none"] = Field(
+        default="zstd", description="Compression of the columns."
+    )
+
+    @model_validator(mode="after")
+    def _each_level_once(self) -> Self:
+        if len(set(self.partition_by)) < len(self.partition_by):
+            raise wrong("partition_by names a level twice; name each once")
+        return self
+
+    @property
+    def default_batch_size(self) -> int:
+        return 10_000
+
+
+class Tls(Section):
+    """How TLS is verified."""
+
+    verify: Flag = Field(default=True, description="Verify the server's certificate and name.")
+    ca_file: LocalPath | None = Field(
+        default=None, description="File of trusted certificates; if not given, the system's."
+    )
+
+    @model_validator(mode="after")
+    def _trust_is_used(self) -> Self:
+        if self.ca_file is not None and not self.verify:
+            raise wrong("ca_file has no use with verify: false; take one of them out")
+        return self
+
+
+def _tls_form(value: object) -> str:
+    return "settings" if isinstance(value, dict | Tls) else "flag"
+
+
+class RedisStreamDestination(Section):
+    """A Redis stream."""
+
+    type: Literal["redis_stream"] = Field(
+        default="redis_stream", description="Always redis_stream."
+    )
+    url: Annotated[SecretText, AfterValidator(_redis_url)] | None = Field(
+        default=None, description="Connection URL, in place of the five keys that follow."
+    )
+    host: Text | None = Field(
+        default=None, description="Host of the Redis server; required without url."
+    )
+    port: Port = Field(default=6379, description="Port of the Redis server.")
+    database: Annotated[Integer, Field(ge=0)] = Field(
+        default=0, description="Number of the Redis database."
+    )
+    username: Text | None = Field(default=None, description="User to authenticate as.")
+    password: SecretText | None = Field(default=None, description="Password to authenticate with.")
+    tls: Annotated[
+        Annotated[Flag, Tag("flag")] | Annotated[Tls, Tag("settings")], Discriminator(_tls_form)
+    ] = Field(default=False, description="Connect with TLS: true, false, or how to verify it.")
+    stream_key: Text | None = Field(
+        default=None,
+        max_length=255,
+        description="Key of the stream; if not given, walbrook. and the sink's name.",
+    )
+    timeout_ms: TimeoutMs = Field(
+        default=5000, description="How long a connect or an answer may take, in milliseconds."
+    )
+
+    @model_validator(mode="after")
+    def _one_way_to_connect(self) -> Self:
+        self.refuse_together("url", ("host", "port", "database", "username", "password"))
+        if self.url is None and self.host is None:
+            raise wrong("needs url or host; give one of them")
+        if self.url and self.tls and self.url.get_secret_value().startswith("redis:"):
+            raise wrong("tls is asked for, but url begins with redis://; write rediss://")
+        return self
+
+    @property
+    def default_batch_size(self) -> int:
+        return 1000
+
+
+class WebhookDestination(Section):
+    """An HTTP endpoint."""
+
+    type: Literal["webhook"] = Field(default="webhook", description="Always webhook.")
+    url: Annotated[str, AfterValidator(_webhook_url)] = Field(
+        repr=False, description="Where requests go, http or https; secrets belong in headers."
+    )
+    headers: Annotated[dict[str, SecretText], AfterValidator(_headers)] = Field(
+        default_factory=dict, description="Headers of every request; their values are secrets."
+    )
+    method: Literal["POST", "PUT"] = Field(default="POST", description="HTTP method.")
+    batch: Flag = Field(
+        default=True, description="Send many messages a request, as data; else one a request."
+    )
+    timeout_ms: TimeoutMs = Field(
+        default=5000, description="How long a request may take, in milliseconds."
+    )
+    max_retries: Annotated[Integer, Field(ge=0, le=100)] = Field(
+        default=3, description="How often a failed request is tried again at once."
+    )
+    verify: Flag = Field(default=True, description="Verify the server's certificate and name.")
+
+    @property
+    def default_batch_size(self) -> int:
+        return 100 if self.batch else 1
+
+
+Destination = Annotated[
+    FileDestination | ParquetDestination | RedisStreamDestination | WebhookDestination,
+    Field(discriminator="type"),
+]

@@ -1,0 +1,45 @@
+"""A configuration as YAML that may be shown to anybody.
+
+The output is a configuration file again: defaults filled in, paths absolute, secrets as ``***``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel
+
+from cdc.config.database import Database
+from cdc.config.destination import RedisStreamDestination, WebhookDestination
+from cdc.config.interpolate import escape
+from cdc.config.model import Config
+from cdc.config.secrets import SecretText, mask, mask_url
+
+_IN_URL = {"hostname", "host", "port", "database", "username", "password"}
+
+
+def show(config: Config) -> str:
+    """The effective configuration without its secrets."""
+    return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, BaseModel):
+        return _section(value)
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, SecretText):
+        return escape(mask(value))
+    return escape(str(value)) if isinstance(value, str | Path) else value
+
+
+def _section(section: BaseModel) -> dict[str, object]:
+    shown = {key: _plain(value) for key, value in section if value is not None}
+    if isinstance(section, Database | RedisStreamDestination) and section.url is not None:
+        return {key: value for key, value in shown.items() if key not in _IN_URL}
+    if isinstance(section, WebhookDestination):
+        shown["url"] = escape(mask_url(section.url))
+    return shown

@@ -1,0 +1,133 @@
+"""The whole configuration, and what must hold between its sections.
+
+Names are unique, and every sink reads a database that is there. ``name_problems`` decides that for
+the model and for the loader alike, so that a person sees these problems beside all others even
+when the rest of the file is not valid yet.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from cdc.config.database import Database
+from cdc.config.scalars import Section, wrong
+from cdc.config.settings import Log, Service, Spark, State
+from cdc.config.sink import Sink
+from cdc.errors import OperatorError
+
+Location = tuple[str | int, ...]
+
+
+class Config(Section):
+    """A valid configuration."""
+
+    databases: list[Database] = Field(min_length=1, description="The source databases.")
+    sinks: list[Sink] = Field(default_factory=list, description="The sinks, each one a consumer.")
+    state: State = Field(
+        default_factory=State, description="Where Walbrook keeps its cursors and queues."
+    )
+    log: Log = Field(default_factory=Log, description="The change log on disk.")
+    spark: Spark = Field(default_factory=Spark, description="The Spark session.")
+    service: Service = Field(default_factory=Service, description="The running process.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            return data
+        # Sections left out are read as empty ones, so that their default paths are resolved too.
+        sections: dict[str, object] = {key: {} for key in ("log", "spark") if data.get(key) is None}
+        return {**data, **sections, **_sinks_with_database(data)}
+
+    @model_validator(mode="after")
+    def _names_agree(self) -> Self:
+        names = [database.name for database in self.databases]
+        problems = name_problems(names, [(sink.name, sink.database) for sink in self.sinks])
+        if problems:
+            raise wrong("; ".join(f"{format_location(at)}: {what}" for at, what in problems))
+        return self
+
+    def database(self, name: str) -> Database:
+        """The database called ``name``."""
+        for database in self.databases:
+            if database.name == name:
+                return database
+        raise OperatorError(
+            f"there is no database '{name}'",
+            fix=f"name one of {', '.join(database.name for database in self.databases)}",
+        )
+
+    def sinks_of(self, database_name: str) -> list[Sink]:
+        """The sinks that read this database, disabled ones included, in the file's order."""
+        return [sink for sink in self.sinks if sink.database == database_name]
+
+    def state_dsn(self) -> str:
+        """How to reach the state database, password included."""
+        if self.state.url is not None:
+            return self.state.url.get_secret_value()
+        return self.databases[0].dsn()
+
+
+def name_problems(
+    databases: Sequence[object], sinks: Sequence[tuple[object, object]]
+) -> list[tuple[Location, str]]:
+    """What is wrong between names: of databases, and of sinks each with the database it reads.
+
+    Names that are not text are left to the model's own checks.
+    """
+    problems = _repeated("databases", databases)
+    problems += _repeated("sinks", [name for name, _ in sinks])
+    known = [name for name in databases if isinstance(name, str)]
+    for i, (_, wanted) in enumerate(sinks):
+        location: Location = ("sinks", i, "database")
+        if wanted is None and len(databases) > 1:
+            problems.append((location, f"is required; name one of {', '.join(known)}"))
+        elif isinstance(wanted, str) and known and wanted not in known:
+            what = f"there is no database '{wanted}'; {suggestion(wanted, known)}"
+            problems.append((location, what))
+    return problems
+
+
+def suggestion(wrong_word: str, known: Sequence[str]) -> str:
+    """The nearest known word, or all of them."""
+    near = difflib.get_close_matches(wrong_word, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}"
+
+
+def format_location(location: Location) -> str:
+    """``sinks[1].destination.stream_key``."""
+    path = ""
+    for part in location:
+        # A key such as "password:word", a forgotten space, must not be repeated as a whole.
+        path += f"[{part}]" if isinstance(part, int) else f".{part.partition(':')[0]}"
+    return path.removeprefix(".")
+
+
+def _repeated(kind: str, names: Sequence[object]) -> list[tuple[Location, str]]:
+    first: dict[str, int] = {}
+    problems: list[tuple[Location, str]] = []
+    for i, name in enumerate(names):
+        if isinstance(name, str) and first.setdefault(name, i) != i:
+            what = f"'{name}' is already the name of {kind}[{first[name]}]; choose another"
+            problems.append(((kind, i, "name"), what))
+    return problems
+
+
+def _sinks_with_database(data: dict[str, object]) -> dict[str, object]:
+    """The sinks, each that names no database given the only one there is."""
+    databases, sinks = data.get("databases"), data.get("sinks")
+    if not (isinstance(databases, list) and len(databases) == 1 and isinstance(sinks, list)):
+        return {}
+    only = databases[0]
+    name = only.get("name") if isinstance(only, dict) else getattr(only, "name", None)
+    # A database without a usable name is one problem, not one more for every sink.
+    filling = {"database": name if isinstance(name, str) and name else "unnamed"}
+    return {"sinks": [{**sink, **filling} if _names_none(sink) else sink for sink in sinks]}
+
+
+def _names_none(sink: object) -> bool:
+    return isinstance(sink, dict) and sink.get("database") is None

@@ -1,0 +1,91 @@
+"""A sink: which changes of a database go where."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from cdc.config.destination import Destination, WebhookDestination
+from cdc.config.scalars import Integer, Name, Section, TableName, Text, wrong
+
+Action = Literal["insert", "update", "delete", "truncate", "message"]
+
+
+def _no_expression(value: object) -> str:
+    if value is None or value == "none":
+        return "none"
+    raise wrong("expressions are not in this version; none is the only value")
+
+
+NoExpression = Annotated[Literal["none"], BeforeValidator(_no_expression)]
+
+
+class Source(Section):
+    """Which tables a sink takes changes from."""
+
+    include_schemas: tuple[Text, ...] | None = Field(
+        default=None, min_length=1, description="Only these schemas."
+    )
+    exclude_schemas: tuple[Text, ...] | None = Field(
+        default=None, min_length=1, description="All schemas but these."
+    )
+    include_tables: tuple[TableName, ...] | None = Field(
+        default=None, min_length=1, description="Only these tables."
+    )
+    exclude_tables: tuple[TableName, ...] | None = Field(
+        default=None, min_length=1, description="All tables but these."
+    )
+
+    @model_validator(mode="after")
+    def _include_or_exclude(self) -> Self:
+        for kind in ("schemas", "tables"):
+            self.refuse_together(f"include_{kind}", (f"exclude_{kind}",))
+        return self
+
+
+class Sink(Section):
+    """A consumer of changes and its destination."""
+
+    name: Name = Field(description="Name of the sink, and of the consumer in SQL.")
+    database: Text = Field(
+        description="Name of the database it reads; may be left out if there is only one."
+    )
+    status: Literal["active", "disabled"] = Field(
+        default="active", description="A disabled sink receives nothing."
+    )
+    source: Source = Field(
+        default_factory=Source, description="Which tables; all of the publication if not given."
+    )
+    actions: tuple[Action, ...] = Field(
+        default=("insert", "update", "delete"),
+        min_length=1,
+        description="Which kinds of change it receives.",
+    )
+    filter: NoExpression = Field(
+        default="none", description="Which changes pass; only none in this version."
+    )
+    transform: NoExpression = Field(
+        default="none", description="How messages are reshaped; only none in this version."
+    )
+    routing: NoExpression = Field(
+        default="none", description="Where each message goes; only none in this version."
+    )
+    batch_size: Annotated[Integer, Field(ge=1, le=10_000)] | None = Field(
+        default=None,
+        description="Most messages delivered at once; if not given, 10000 for file and parquet, "
+        "1000 for redis_stream, 100 for webhook (1 with batch: false).",
+    )
+    destination: Destination = Field(description="Where it delivers to.")
+
+    @model_validator(mode="after")
+    def _batch_size_is_possible(self) -> Self:
+        single = isinstance(self.destination, WebhookDestination) and not self.destination.batch
+        if single and self.effective_batch_size > 1:
+            raise wrong("batch_size above 1 is impossible with batch: false; change one of them")
+        return self
+
+    @property
+    def effective_batch_size(self) -> int:
+        """``batch_size``, or else the destination's default."""
+        return self.batch_size or self.destination.default_batch_size

@@ -1,0 +1,38 @@
+"""How the rows of one table version are decoded: worked out once from its Relation message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import orjson
+
+from cdc.decode.relation import Relation, parse_relation
+from cdc.decode.types import Family, family_of
+
+_PLANS_MAX = 4096
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """A table version with all that does not depend on its rows."""
+
+    relation: Relation
+    names: tuple[str, ...]
+    json_names: tuple[str, ...]  # quoted and escaped
+    families: tuple[Family, ...]
+    keys: tuple[int, ...]  # positions of the key columns, in column order
+
+
+@lru_cache(maxsize=_PLANS_MAX)
+def plan_for(message: bytes) -> TablePlan:
+    """The plan for the table version that a raw Relation message describes."""
+    relation = parse_relation(message)
+    names = tuple(column.name for column in relation.columns)
+    return TablePlan(
+        relation,
+        names,
+        tuple(orjson.dumps(name).decode() for name in names),
+        tuple(family_of(column.type_oid) for column in relation.columns),
+        tuple(index for index, column in enumerate(relation.columns) if column.is_key),
+    )

@@ -1,0 +1,22 @@
+"""bool: Postgres writes ``t`` and ``f``."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.decode.columns import PlacedError, first
+from cdc.decode.types.form import JsonColumn
+
+_TEXTS = pa.array([b"f", b"t"], pa.binary())
+_JSON = pa.array(["false", "true"])
+
+
+def boolean_json(texts: pa.BinaryArray) -> JsonColumn:
+    """``true`` or ``false``."""
+    which = pc.index_in(texts, value_set=_TEXTS)
+    if which.null_count != texts.null_count:
+        unknown = pc.and_(which.is_null(), texts.is_valid()).to_numpy(zero_copy_only=False)
+        position = first(unknown)
+        raise PlacedError(position, f"this value is no boolean: {texts[position].as_py()[:40]!r}")
+    return JsonColumn(_JSON.take(which))

@@ -1,0 +1,43 @@
+"""Numbers: the digits that Postgres wrote, exactly; JSON has no bound on them.
+
+JSON knows neither NaN nor infinities: they are kept as strings, never as null.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.decode.columns import PlacedError, first
+from cdc.decode.types.form import JsonColumn
+
+_INTEGER = "^-?(0|[1-9][0-9]*)$"
+_NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?(e[+-]?[0-9]+)?$"
+_NOT_FINITE = pa.array(["NaN", "Infinity", "-Infinity"])
+
+
+def integer_json(texts: pa.BinaryArray) -> JsonColumn:
+    """int2, int4, int8 and oid, verbatim."""
+    numbers = pc.match_substring_regex(texts, _INTEGER)
+    if pc.all(numbers, min_count=0).as_py():
+        return JsonColumn(texts.view(pa.string()))
+    raise _no_number(texts, numbers)
+
+
+def number_json(texts: pa.BinaryArray) -> JsonColumn:
+    """float4, float8 and numeric, verbatim; ``"NaN"`` and the infinities as strings."""
+    numbers = pc.match_substring_regex(texts, _NUMBER)
+    if pc.all(numbers, min_count=0).as_py():
+        return JsonColumn(texts.view(pa.string()))
+    named = pc.is_in(texts, value_set=_NOT_FINITE.view(pa.binary()))
+    if not pc.all(pc.or_(numbers, named), min_count=0).as_py():
+        raise _no_number(texts, pc.or_(numbers, named))
+    # Each value is a number or a name of ASCII letters by now.
+    values = texts.view(pa.string())
+    return JsonColumn(pc.if_else(named, pc.binary_join_element_wise('"', values, '"', ""), values))
+
+
+def _no_number(texts: pa.BinaryArray, numbers: pa.BooleanArray) -> PlacedError:
+    good = pc.fill_null(numbers, True).to_numpy(zero_copy_only=False)
+    position = first(~good)
+    return PlacedError(position, f"this value is no number: {texts[position].as_py()[:40]!r}")

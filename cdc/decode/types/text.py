@@ -1,0 +1,50 @@
+"""Text, and every type whose text is its value: a JSON string, escaped exactly.
+
+Most columns hold nothing that JSON must escape: one pass over a column's bytes tells, and then
+its bytes are the JSON already.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.decode.columns import PlacedError, bytes_of
+from cdc.decode.types.form import JsonColumn
+
+_QUOTE, _BACKSLASH = b'"\\'
+_SHORT = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
+
+
+def text_json(texts: pa.BinaryArray) -> JsonColumn:
+    """Each text as the inside of a JSON string."""
+    return JsonColumn(escape(valid_utf8(texts)), quoted=True)
+
+
+def valid_utf8(texts: pa.BinaryArray) -> pa.StringArray:
+    """The same values as strings; refused where one is not UTF-8."""
+    try:
+        return texts.cast(pa.string())
+    except pa.ArrowInvalid:
+        # Rare, so it may be slow: find the value to name.
+        for position, value in enumerate(texts):
+            try:
+                (value.as_py() or b"").decode()
+            except UnicodeDecodeError as fault:
+                raise PlacedError(position, f"this value is not UTF-8 ({fault.reason})") from None
+        raise
+
+
+def escape(strings: pa.StringArray) -> pa.StringArray:
+    """Escape what JSON must have escaped: quotes, backslashes and control characters."""
+    data = bytes_of(strings)
+    special = data[(data < 0x20) | (data == _QUOTE) | (data == _BACKSLASH)]
+    if not len(special):
+        return strings
+    # The backslash goes first, or it would escape the others' escapes.
+    for code in sorted(np.unique(special).tolist(), key=lambda code: code != _BACKSLASH):
+        character = chr(code)
+        escaped = f"\\{character}" if code >= 0x20 else _SHORT.get(character, f"\\u{code:04x}")
+        strings = pc.replace_substring(strings, character, escaped)
+    return strings

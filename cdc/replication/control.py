@@ -1,0 +1,126 @@
+"""The reader's ordinary connections: the lock on the slot, and its rows in the state database.
+
+The lock is a session advisory lock on the source, so that of two readers of one slot the second
+waits or says who is there. Losing the connection loses the lock; the reader then starts over.
+"""
+
+from __future__ import annotations
+
+import psycopg
+
+from cdc.cursor import Cursor, format_lsn, parse_lsn
+from cdc.errors import GapError, SourceError, TransientError
+from cdc.state.positions import restart_cursor
+from cdc.state.reader_state import ReaderState, report_reader
+
+_LOCK = "SELECT pg_try_advisory_lock(hashtextextended('walbrook.slot.' || %s, 0))"
+_SLOT = """
+SELECT confirmed_flush_lsn::text, wal_status, plugin FROM pg_replication_slots WHERE slot_name = %s
+"""
+
+
+class SlotControl:
+    """The ordinary connection to the source: lock first, then look at the slot."""
+
+    def __init__(self, dsn: str, slot: str) -> None:
+        self._slot = slot
+        try:
+            self._connection = psycopg.connect(
+                dsn, autocommit=True, connect_timeout=10, application_name=f"walbrook:{slot}:lock"
+            )
+            row = self._connection.execute(_LOCK, (slot,)).fetchone()
+        except psycopg.OperationalError as error:
+            raise TransientError(f"the source does not answer: {error}".strip()) from error
+        if row is None or not row[0]:
+            self._connection.close()
+            raise TransientError(
+                f"another service reads slot {slot}",
+                fix="stop the other one; this one goes on by itself once the slot is free",
+            )
+
+    def check(self, resume: Cursor) -> None:
+        """Refuse a slot that is gone, lost, or further than what we hold."""
+        row = self._connection.execute(_SLOT, (self._slot,)).fetchone()
+        if row is None:
+            raise SourceError(
+                f"replication slot {self._slot} no longer exists, and with it every change since "
+                f"{format_lsn(resume.lsn)}",
+                fix="create the slot again and accept the gap: set restart_lsn in "
+                "walbrook.sources and cursor_lsn in walbrook.consumers to its confirmed_flush_lsn",
+            )
+        confirmed, wal_status, plugin = row
+        if wal_status == "lost":
+            raise SourceError(
+                f"replication slot {self._slot} was invalidated: the server removed WAL it needed",
+                fix="drop it, create it again, and accept the gap as docs/operations.md says",
+            )
+        if plugin != "pgoutput":
+            raise SourceError(
+                f"replication slot {self._slot} uses the plugin {plugin}",
+                fix="configure a slot that was created with pgoutput",
+            )
+        if parse_lsn(str(confirmed)) > resume.lsn:
+            raise GapError(
+                f"slot {self._slot} stands at {confirmed}, beyond {resume}, the first change we "
+                "still need: the changes between are gone from the source",
+                fix="if that is accepted, set restart_lsn in walbrook.sources and cursor_lsn in "
+                f"walbrook.consumers to {confirmed} and restart_idx, cursor_idx to 0",
+            )
+
+    @property
+    def alive(self) -> bool:
+        return not self._connection.closed
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class StateLink:
+    """The reader's view of the state database; being without it only means not moving on."""
+
+    def __init__(self, dsn: str, source: str) -> None:
+        self._dsn = dsn
+        self._source = source
+        self._connection: psycopg.Connection[tuple[object, ...]] | None = None
+
+    def restart(self) -> Cursor:
+        """The restart cursor; a database that does not answer is transient."""
+        try:
+            return restart_cursor(self._connected(), self._source)
+        except psycopg.OperationalError as error:
+            raise self._lost(error) from error
+
+    def report(
+        self, *, state: ReaderState, error: str | None, head_lsn: int, log_end: Cursor
+    ) -> None:
+        try:
+            report_reader(
+                self._connected(),
+                self._source,
+                state=state,
+                error=error,
+                head_lsn=head_lsn,
+                log_end=log_end,
+            )
+        except psycopg.OperationalError as error_:
+            raise self._lost(error_) from error_
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _connected(self) -> psycopg.Connection[tuple[object, ...]]:
+        if self._connection is None or self._connection.closed:
+            self._connection = psycopg.connect(
+                self._dsn,
+                autocommit=True,
+                connect_timeout=3,
+                application_name=f"walbrook:{self._source}:state",
+                options="-c statement_timeout=5s",
+            )
+        return self._connection
+
+    def _lost(self, error: psycopg.Error) -> TransientError:
+        self.close()
+        return TransientError(f"the state database does not answer: {error}".strip())

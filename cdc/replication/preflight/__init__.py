@@ -1,0 +1,15 @@
+"""Is the source usable as configured? Asked once, before the reader starts.
+
+``prepare_source`` looks at everything that could stop or silently thin out the stream, creates the
+publication and the slot where the configuration allows it, and says in one error all that a person
+must change, each with the statement that changes it. What must always hold:
+
+- Nothing is created while another problem stands: a slot nobody reads would hold WAL for ever.
+- The publication exists before the slot does. A slot older than its publication cannot see the
+  changes between the two, and some servers skip them without a word.
+- Only an ordinary autocommit connection is used; names reach SQL through ``psycopg.sql`` alone.
+"""
+
+from cdc.replication.preflight.prepare import SourceIdentity, SourceSettings, prepare_source
+
+__all__ = ["SourceIdentity", "SourceSettings", "prepare_source"]

@@ -1,0 +1,163 @@
+"""The replication connection: psycopg's ``pq`` layer, COPY BOTH, never blocking inside libpq.
+
+The blocking form of ``get_copy_data`` would hold the interpreter lock; so the socket is polled,
+libpq reads it (so that TLS works), and messages are taken until there are none.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+
+import psycopg
+from psycopg import pq, sql
+
+from cdc.cursor import format_lsn
+from cdc.errors import ProtocolError, TransientError
+from cdc.replication.protocol import (
+    KEEPALIVE,
+    XLOG_DATA,
+    Keepalive,
+    parse_keepalive,
+    server_end_lsn,
+    status_update,
+)
+
+# What changes the text form of values is pinned, so that a row reads the same on every server.
+_SETTINGS = {
+    "DateStyle": "ISO, MDY",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "bytea_output": "hex",
+    "extra_float_digits": "1",
+    "lc_monetary": "C",
+    "wal_sender_timeout": "60s",
+    "statement_timeout": "0",
+    "idle_session_timeout": "0",
+}
+_SEND_TIMEOUT_S = 10.0
+
+
+def _options() -> str:
+    return " ".join(
+        f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in _SETTINGS.items()
+    )
+
+
+class ReplicationStream:
+    """A slot being read, from the moment START_REPLICATION was answered."""
+
+    def __init__(self, dsn: str, *, slot: str, publication: str, start_lsn: int) -> None:
+        try:
+            self._connection = psycopg.connect(
+                dsn,
+                replication="database",
+                autocommit=True,
+                options=_options(),
+                application_name=f"walbrook:{slot}",
+                connect_timeout=10,
+            )
+        except psycopg.OperationalError as error:
+            raise TransientError(f"the source does not answer: {error}".strip()) from error
+        self._pgconn = self._connection.pgconn
+        self._poll = select.poll()
+        self._poll.register(self._pgconn.socket, select.POLLIN)
+        self.server_lsn = start_lsn
+        self.received_at = time.monotonic()
+        self._start(slot, publication, start_lsn)
+
+    def drain(self, into: list[bytes], *, bytes_max: int, rows_max: int) -> tuple[int, Keepalive | None]:
+        """Take what libpq already has, up to the bounds; a keepalive ends the round.
+
+        Says how many bytes were taken. Zero and no keepalive mean: wait for the socket.
+        """
+        get, append, taken = self._pgconn.get_copy_data, into.append, 0
+        data = b""
+        while taken < bytes_max and len(into) < rows_max:
+            try:
+                size, view = get(1)
+            except psycopg.Error as error:
+                raise TransientError(f"the replication stream broke: {error}".strip()) from error
+            if size <= 0:
+                if size < 0:
+                    raise TransientError("the server ended the replication stream")
+                break
+            message = bytes(view)
+            if message[0] == XLOG_DATA:
+                append(message)
+                data = message
+                taken += size
+            elif message[0] == KEEPALIVE:
+                keepalive = parse_keepalive(message)
+                self.server_lsn = max(self.server_lsn, keepalive.end_lsn)
+                self.received_at = time.monotonic()
+                return taken, keepalive
+            else:
+                raise ProtocolError(
+                    f"an unknown replication message starts with byte {message[:1]!r}",
+                    fix="check that nothing but Postgres answers at the configured address",
+                )
+        if data:
+            self.server_lsn = max(self.server_lsn, server_end_lsn(data))
+            self.received_at = time.monotonic()
+        return taken, None
+
+    def wait(self, timeout_s: float, also: int) -> bool:
+        """Sleep until the server or the descriptor ``also`` has something; True for ``also``."""
+        self._poll.register(also, select.POLLIN)
+        try:
+            ready = dict(self._poll.poll(max(0.0, timeout_s) * 1000))
+        finally:
+            self._poll.unregister(also)
+        if self._pgconn.socket in ready:
+            try:
+                self._pgconn.consume_input()
+            except psycopg.OperationalError as error:
+                raise TransientError(f"the replication stream broke: {error}".strip()) from error
+        return also in ready
+
+    def confirm(self, *, received_lsn: int, confirmed_lsn: int, reply_requested: bool) -> None:
+        """Tell the server where we are; it may forget what lies below ``confirmed_lsn``."""
+        update = status_update(
+            received_lsn=max(received_lsn, confirmed_lsn),
+            confirmed_lsn=confirmed_lsn,
+            now_us=time.time_ns() // 1000,
+            reply_requested=reply_requested,
+        )
+        deadline = time.monotonic() + _SEND_TIMEOUT_S
+        try:
+            while self._pgconn.put_copy_data(update) == 0:
+                self._flush(deadline)
+            self._flush(deadline)
+        except psycopg.OperationalError as error:
+            raise TransientError(f"the replication stream broke: {error}".strip()) from error
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _flush(self, deadline: float) -> None:
+        while self._pgconn.flush():
+            # The server may be waiting for us to read before it reads: listen for both.
+            both = select.poll()
+            both.register(self._pgconn.socket, select.POLLIN | select.POLLOUT)
+            if not both.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise TransientError("the server does not take feedback")
+            self._pgconn.consume_input()
+
+    def _start(self, slot: str, publication: str, start_lsn: int) -> None:
+        command = sql.SQL(
+            "START_REPLICATION SLOT {} LOGICAL %s "
+            "(proto_version '1', publication_names {}, messages 'true')"
+        ).format(
+            sql.Identifier(slot),
+            sql.Literal(sql.Identifier(publication).as_string(self._connection)),
+        )
+        # The LSN is neither an identifier nor a literal in this grammar; it is our own number.
+        statement = command.as_bytes(self._connection) % format_lsn(start_lsn).encode()
+        self._pgconn.send_query(statement)
+        self._flush(time.monotonic() + _SEND_TIMEOUT_S)
+        result = self._pgconn.get_result()
+        if result is None or result.status != pq.ExecStatus.COPY_BOTH:
+            message = result.get_error_message() if result else "no answer"
+            self.close()
+            raise TransientError(f"replication from slot {slot} did not start: {message}".strip())

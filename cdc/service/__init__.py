@@ -1,0 +1,1 @@
+"""What operators start: the command line, the supervisor, the embedded servers."""

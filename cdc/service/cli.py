@@ -1,0 +1,126 @@
+"""The command ``walbrook``: a thin layer over the service and its SQL.
+
+Errors of ours end a command with status 1 and one paragraph that says what to do; a traceback is a
+bug.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import psycopg
+import typer
+from rich.console import Console
+
+from cdc.config import Config, load, show
+from cdc.errors import OperatorError, WalbrookError
+from cdc.replication.stop import StopSignal
+from cdc.service.logs import configure_logs
+from cdc.service.start import connect, migrate_state, prepare
+from cdc.service.status import status_tables
+from cdc.service.supervisor import Supervisor
+
+app = typer.Typer(
+    name="walbrook",
+    help="Streams every committed change of a Postgres database to the places that need it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+config_app = typer.Typer(help="Check or print a configuration file.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+ConfigPath = Annotated[
+    Path, typer.Option("--config", "-c", help="The configuration file.", envvar="WALBROOK_CONFIG")
+]
+_DEFAULT = Path("walbrook.yaml")
+
+
+@app.command()
+def run(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            help="The configuration file; without one, an embedded example runs.",
+            envvar="WALBROOK_CONFIG",
+        ),
+    ] = None,
+) -> None:
+    """Run the service until SIGTERM or Ctrl-C; what was read is delivered before it ends."""
+    stop = StopSignal()
+    stop.on_signals()
+    if config is None:
+        from cdc.service.embedded_example import EmbeddedExample
+
+        with EmbeddedExample() as example:
+            raise typer.Exit(serve(example.config_path, stop))
+    raise typer.Exit(serve(config, stop))
+
+
+def serve(path: Path, stop: StopSignal) -> int:
+    """Prepare the sources of a configuration and run its processes until ``stop``."""
+    settings = load(path)
+    configure_logs(settings.service)
+    terms = prepare(settings)
+    return Supervisor(settings, path.resolve(), terms).run(stop)
+
+
+@app.command()
+def status(config: ConfigPath = _DEFAULT) -> None:
+    """Show sources, consumers, cursors and lag."""
+    settings = load(config)
+    with connect(settings.state_dsn(), "the state database") as connection:
+        try:
+            tables = status_tables(connection)
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            raise OperatorError(
+                "the state database holds no schema walbrook yet",
+                fix="run walbrook migrate, or start the service",
+            ) from None
+    Console().print(tables)
+
+
+@app.command()
+def migrate(config: ConfigPath = _DEFAULT) -> None:
+    """Bring the schema walbrook in the state database up to date."""
+    applied = migrate_state(load(config))
+    for migration in applied:
+        typer.echo(f"applied {migration.number:04d} {migration.name}")
+    if not applied:
+        typer.echo("the schema walbrook is up to date")
+
+
+@config_app.command("check")
+def config_check(config: ConfigPath = _DEFAULT) -> None:
+    """Read the file as the service would and say what is wrong with it."""
+    settings = load(config)
+    typer.echo(f"{config}: {_summary(settings)}")
+
+
+@config_app.command("show")
+def config_show(config: ConfigPath = _DEFAULT) -> None:
+    """Print the configuration with defaults filled in and secrets as ***."""
+    typer.echo(show(load(config)), nl=False)
+
+
+def _summary(config: Config) -> str:
+    databases, sinks = len(config.databases), len(config.sinks)
+    return (
+        f"correct: {databases} database{'' if databases == 1 else 's'}, "
+        f"{sinks} sink{'' if sinks == 1 else 's'}"
+    )
+
+
+def main() -> None:
+    """The entry point; turns our errors into a paragraph and status 1."""
+    try:
+        app()
+    except WalbrookError as error:
+        typer.echo(f"walbrook: {error}", err=True)
+        raise SystemExit(1) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The SQL behind every position: migrations, registration, settling, and what ``status`` shows."""

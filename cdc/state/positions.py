@@ -1,0 +1,184 @@
+"""Cursors as rows: registering a source and its consumers, reading positions, settling.
+
+What must always hold: a consumer's cursor and the restart cursor never go back by our doing; the
+restart cursor never passes an active consumer; only the latest start of the service (its term) may
+settle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+import psycopg
+
+from cdc.cursor import Cursor, format_lsn, parse_lsn
+from cdc.errors import OperatorError, SourceError
+
+Connection = psycopg.Connection[tuple[object, ...]]
+
+_READ_SOURCE = """
+SELECT system_identifier, restart_lsn::text, restart_idx, slot
+  FROM walbrook.sources WHERE name = %s FOR UPDATE
+"""
+_ADD_SOURCE = """
+INSERT INTO walbrook.sources (name, slot, publication, system_identifier, restart_lsn, term)
+VALUES (%s, %s, %s, %s, %s::pg_lsn, 1) RETURNING term
+"""
+_TAKE_OVER = """
+UPDATE walbrook.sources SET slot = %s, publication = %s, term = term + 1
+ WHERE name = %s RETURNING term
+"""
+# A consumer that comes back, or is new, starts at the restart cursor unless its own is above it.
+_ADD_CONSUMERS = """
+INSERT INTO walbrook.consumers (source, name, cursor_lsn, cursor_idx)
+SELECT s.name, unnest(%s::text[]), s.restart_lsn, s.restart_idx
+  FROM walbrook.sources s WHERE s.name = %s
+    ON CONFLICT (source, name) DO NOTHING
+"""
+_SET_ACTIVE = "UPDATE walbrook.consumers SET active = name = ANY (%s::text[]) WHERE source = %s"
+_LEFT_BEHIND = """
+SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx, s.restart_lsn || ':' || s.restart_idx
+  FROM walbrook.consumers c JOIN walbrook.sources s ON s.name = c.source
+ WHERE c.source = %s AND c.active AND (c.cursor_lsn, c.cursor_idx) < (s.restart_lsn, s.restart_idx)
+"""
+_READ_RESTART = "SELECT restart_lsn::text, restart_idx FROM walbrook.sources WHERE name = %s"
+_READ_CONSUMERS = """
+SELECT name, cursor_lsn::text, cursor_idx FROM walbrook.consumers WHERE source = %s AND active
+"""
+_FENCE = "SELECT 1 FROM walbrook.sources WHERE name = %s AND term = %s FOR UPDATE"
+_SETTLE_CONSUMER = """
+UPDATE walbrook.consumers
+   SET cursor_lsn = %(lsn)s::pg_lsn, cursor_idx = %(idx)s, moved_at = clock_timestamp(),
+       settled_commit = coalesce(%(commit)s, settled_commit),
+       delivered = delivered + %(delivered)s, absorbed = absorbed + %(absorbed)s,
+       last_error = %(error)s,
+       error_at = CASE WHEN %(error)s::text IS NULL THEN NULL ELSE clock_timestamp() END
+ WHERE source = %(source)s AND name = %(consumer)s
+   AND (cursor_lsn, cursor_idx) <= (%(lsn)s::pg_lsn, %(idx)s)
+"""
+# Without consumers nothing is held back: the restart cursor follows what was read.
+_MOVE_RESTART = """
+WITH low AS (
+    SELECT cursor_lsn AS lsn, cursor_idx AS idx FROM walbrook.consumers
+     WHERE source = %(source)s AND active
+     UNION ALL SELECT %(lsn)s::pg_lsn, %(idx)s
+     ORDER BY lsn, idx LIMIT 1)
+UPDATE walbrook.sources s
+   SET restart_lsn = low.lsn, restart_idx = low.idx, restart_at = clock_timestamp()
+  FROM low
+ WHERE s.name = %(source)s AND (s.restart_lsn, s.restart_idx) < (low.lsn, low.idx)
+"""
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """What one micro-batch did for one consumer; ``cursor`` is the first message not settled."""
+
+    cursor: Cursor
+    delivered: int = 0
+    absorbed: int = 0
+    last_commit: datetime | None = None
+    error: str | None = None
+
+
+def register_source(
+    connection: Connection,
+    *,
+    name: str,
+    slot: str,
+    publication: str,
+    system_identifier: str,
+    slot_lsn: int,
+    consumers: Iterable[str],
+) -> int:
+    """Make the rows of a source and its consumers; the answer is the new term."""
+    with connection.transaction():
+        row = connection.execute(_READ_SOURCE, (name,)).fetchone()
+        if row is None:
+            answer = connection.execute(
+                _ADD_SOURCE, (name, slot, publication, system_identifier, format_lsn(slot_lsn))
+            )
+        else:
+            _check_same_source(name, str(row[0]), system_identifier)
+            answer = connection.execute(_TAKE_OVER, (slot, publication, name))
+        term = answer.fetchone()
+        names = list(consumers)
+        connection.execute(_SET_ACTIVE, (names, name))
+        connection.execute(_ADD_CONSUMERS, (names, name))
+        _check_nobody_left_behind(connection, name)
+    return int(str(term[0])) if term else 0
+
+
+def restart_cursor(connection: Connection, source: str) -> Cursor:
+    """Everything below is settled for every consumer."""
+    row = connection.execute(_READ_RESTART, (source,)).fetchone()
+    if row is None:
+        raise OperatorError(
+            f"source {source} has no row in walbrook.sources", fix="start it with walbrook run"
+        )
+    return Cursor(parse_lsn(str(row[0])), int(str(row[1])))
+
+
+def consumer_cursors(connection: Connection, source: str) -> dict[str, Cursor]:
+    """The cursor of each active consumer of a source."""
+    rows = connection.execute(_READ_CONSUMERS, (source,)).fetchall()
+    return {str(name): Cursor(parse_lsn(str(lsn)), int(str(idx))) for name, lsn, idx in rows}
+
+
+def settle(
+    connection: Connection,
+    *,
+    source: str,
+    term: int,
+    read_to: Cursor,
+    consumers: Mapping[str, Settlement],
+) -> None:
+    """Move the cursors of one micro-batch in one transaction; ``read_to`` is its end."""
+    with connection.transaction():
+        if connection.execute(_FENCE, (source, term)).fetchone() is None:
+            raise OperatorError(
+                f"another start of the service has taken over source {source}",
+                fix="stop this one; two services must not serve one source",
+            )
+        for consumer, settlement in consumers.items():
+            connection.execute(
+                _SETTLE_CONSUMER,
+                {
+                    "source": source,
+                    "consumer": consumer,
+                    "lsn": format_lsn(settlement.cursor.lsn),
+                    "idx": settlement.cursor.idx,
+                    "commit": settlement.last_commit,
+                    "delivered": settlement.delivered,
+                    "absorbed": settlement.absorbed,
+                    "error": settlement.error,
+                },
+            )
+        connection.execute(
+            _MOVE_RESTART,
+            {"source": source, "lsn": format_lsn(read_to.lsn), "idx": read_to.idx},
+        )
+
+
+def _check_same_source(name: str, recorded: str, found: str) -> None:
+    if recorded != found:
+        raise SourceError(
+            f"source {name} is another cluster than before (system identifier {found}, "
+            f"recorded {recorded}), so its LSNs mean nothing here",
+            fix=f"point it back, or start anew with DELETE FROM walbrook.sources WHERE name = "
+            f"'{name}' and an empty log.directory",
+        )
+
+
+def _check_nobody_left_behind(connection: Connection, source: str) -> None:
+    row = connection.execute(_LEFT_BEHIND, (source,)).fetchone()
+    if row is not None:
+        consumer, cursor, restart = row
+        raise OperatorError(
+            f"consumer {consumer} of source {source} stopped at cursor {cursor}, and what follows "
+            f"up to {restart} is no longer kept",
+            fix=f"accept that gap with DELETE FROM walbrook.consumers WHERE source = '{source}' "
+            f"AND name = '{consumer}'; it then starts at the restart cursor",
+        )

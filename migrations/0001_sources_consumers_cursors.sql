@@ -1,0 +1,76 @@
+-- Every position that the service holds is a row here, for anyone to read.
+
+CREATE TABLE walbrook.sources (
+    name              text PRIMARY KEY,
+    slot              text NOT NULL,
+    publication       text NOT NULL,
+    system_identifier text NOT NULL,
+    -- Raised by every start of the service; what an older one still tries to settle is refused.
+    term              bigint NOT NULL DEFAULT 0,
+    -- The restart cursor: everything below it is settled for every consumer. It never goes back.
+    restart_lsn       pg_lsn NOT NULL,
+    restart_idx       bigint NOT NULL DEFAULT 0,
+    restart_at        timestamptz NOT NULL DEFAULT now(),
+    -- What the reader last saw: the end of the source's WAL, and the end of the change log.
+    head_lsn          pg_lsn,
+    log_lsn           pg_lsn,
+    log_idx           bigint,
+    seen_at           timestamptz,
+    state             text NOT NULL DEFAULT 'stopped'
+                      CHECK (state IN ('stopped', 'connecting', 'streaming', 'paused', 'disconnected')),
+    state_since       timestamptz NOT NULL DEFAULT now(),
+    last_error        text,
+    created_at        timestamptz NOT NULL DEFAULT now()
+);
+
+CREATE TABLE walbrook.consumers (
+    source         text NOT NULL REFERENCES walbrook.sources (name) ON DELETE CASCADE,
+    name           text NOT NULL,
+    -- Everything below is settled for this consumer.
+    cursor_lsn     pg_lsn NOT NULL,
+    cursor_idx     bigint NOT NULL DEFAULT 0,
+    -- Commit time of the last settled change.
+    settled_commit timestamptz,
+    moved_at       timestamptz NOT NULL DEFAULT now(),
+    delivered      bigint NOT NULL DEFAULT 0,
+    absorbed       bigint NOT NULL DEFAULT 0,
+    -- Consumers that the configuration no longer names keep their row and hold nothing back.
+    active         boolean NOT NULL DEFAULT true,
+    last_error     text,
+    error_at       timestamptz,
+    created_at     timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (source, name)
+);
+
+COMMENT ON TABLE walbrook.sources IS 'One row a source database: its slot, its restart cursor, the state of its reader.';
+COMMENT ON TABLE walbrook.consumers IS 'One row a consumer (a configured sink): its cursor and its counts.';
+
+-- The restart cursor of each source (consumer is null) and the cursor of each active consumer.
+-- lag_seconds is 0 when everything that the log holds is settled, else the age of the last
+-- settled change.
+CREATE VIEW walbrook.cursors AS
+SELECT s.name AS source,
+       NULL::text AS consumer,
+       s.restart_lsn || ':' || s.restart_idx AS cursor,
+       s.restart_lsn AS lsn,
+       s.restart_idx AS idx,
+       greatest(s.head_lsn - s.restart_lsn, 0)::bigint AS lag_bytes,
+       CASE WHEN ((s.restart_lsn, s.restart_idx) < (s.log_lsn, s.log_idx)) IS NOT TRUE THEN 0
+            ELSE extract(epoch FROM clock_timestamp() - s.restart_at) END::float8 AS lag_seconds,
+       s.restart_at AS moved_at
+  FROM walbrook.sources s
+UNION ALL
+SELECT c.source,
+       c.name,
+       c.cursor_lsn || ':' || c.cursor_idx,
+       c.cursor_lsn,
+       c.cursor_idx,
+       greatest(s.head_lsn - c.cursor_lsn, 0)::bigint,
+       CASE WHEN ((c.cursor_lsn, c.cursor_idx) < (s.log_lsn, s.log_idx)) IS NOT TRUE THEN 0
+            ELSE extract(epoch FROM clock_timestamp() - coalesce(c.settled_commit, c.moved_at)) END::float8,
+       c.moved_at
+  FROM walbrook.consumers c
+  JOIN walbrook.sources s ON s.name = c.source
+ WHERE c.active;
+
+COMMENT ON VIEW walbrook.cursors IS 'Where every source and consumer stands, how far behind, and when it last moved.';

@@ -1,0 +1,75 @@
+"""Destinations: one module each, all behind the one seam in ``base``.
+
+``open_sink`` is the only way in. A sink takes plain values, so that it can be used and tested
+without a configuration file. The folder may import ``cdc`` and nothing else of the project.
+
+``batch_size`` bounds a request to a server. The sinks on disk commit once for each batch they are
+handed, cut only by bytes, because there a request is a sync of the disk.
+"""
+
+from __future__ import annotations
+
+from cdc.config.destination import (
+    Destination,
+    FileDestination,
+    ParquetDestination,
+    RedisStreamDestination,
+    Tls,
+    WebhookDestination,
+)
+from sinks.base import Delivery, Sink
+from sinks.file import FileSink
+from sinks.parquet import ParquetSink
+from sinks.redis_stream import RedisStreamSink
+from sinks.webhook import WebhookSink
+
+__all__ = ["Delivery", "Sink", "open_sink"]
+
+
+def open_sink(destination: Destination, *, consumer: str, batch_size: int) -> Sink:
+    """The sink for a destination; it connects when it is first handed a batch."""
+    match destination:
+        case FileDestination():
+            return FileSink(destination.path, rotate_bytes=destination.rotate_bytes)
+        case ParquetDestination():
+            return ParquetSink(
+                destination.path,
+                partition_by=destination.partition_by,
+                compression=destination.compression,
+            )
+        case RedisStreamDestination():
+            return _redis_stream(destination, consumer, batch_size)
+        case WebhookDestination():
+            return WebhookSink(
+                destination.url,
+                consumer=consumer,
+                batch_size=batch_size,
+                headers={k: v.get_secret_value() for k, v in destination.headers.items()},
+                method=destination.method,
+                batch=destination.batch,
+                timeout_s=destination.timeout_ms / 1000,
+                max_retries=destination.max_retries,
+                verify=destination.verify,
+            )
+
+
+def _redis_stream(
+    destination: RedisStreamDestination, consumer: str, batch_size: int
+) -> RedisStreamSink:
+    url, password, tls = destination.url, destination.password, destination.tls
+    checks = tls if isinstance(tls, Tls) else Tls()
+    return RedisStreamSink(
+        consumer=consumer,
+        stream_key=destination.stream_key or f"walbrook.{consumer}",
+        batch_size=batch_size,
+        timeout_s=destination.timeout_ms / 1000,
+        url=url.get_secret_value() if url else None,
+        host=destination.host or "localhost",
+        port=destination.port,
+        database=destination.database,
+        username=destination.username,
+        password=password.get_secret_value() if password else None,
+        tls=bool(tls),
+        tls_verify=checks.verify,
+        tls_ca_file=str(checks.ca_file) if checks.ca_file else None,
+    )

@@ -1,0 +1,64 @@
+"""Whole-column work that several sinks share: cutting a batch, skipping a prefix, joining text.
+
+Nothing here loops over messages, and nothing builds a Python object per message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.cursor import Cursor
+
+_TEXT_COLUMNS = ("record", "changes", "metadata")
+_FIXED_BYTES = 64  # keys, punctuation and the action, roughly
+
+
+def message_bytes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """About how many bytes each message takes once it is text."""
+    total = np.full(rows.num_rows, _FIXED_BYTES, dtype=np.int64)
+    for name in _TEXT_COLUMNS:
+        lengths = pc.fill_null(pc.binary_length(rows.column(name)), 0)
+        total += lengths.to_numpy(zero_copy_only=False)
+    return total
+
+
+def pieces(
+    rows: pa.RecordBatch, *, messages_max: int, bytes_max: int
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Cut rows, in order, within both bounds; with each piece, about how many bytes it holds.
+
+    A message larger than ``bytes_max`` comes as a piece of its own.
+    """
+    ends = np.cumsum(message_bytes(rows))
+    start, before = 0, 0
+    while start < rows.num_rows:
+        fits = int(np.searchsorted(ends, before + bytes_max, side="right"))
+        end = max(start + 1, min(fits, start + messages_max))
+        after = int(ends[end - 1])
+        yield rows.slice(start, end - start), after - before
+        start, before = end, after
+
+
+def prefix_at_or_below(rows: pa.RecordBatch, cursor: Cursor) -> int:
+    """How many messages, from the first on, stand at or below ``cursor``."""
+    lsn = rows.column("commit_lsn").to_numpy()
+    idx = rows.column("commit_idx").to_numpy()
+    return int(np.count_nonzero((lsn < cursor.lsn) | ((lsn == cursor.lsn) & (idx <= cursor.idx))))
+
+
+def joined(*parts: pa.Array | str) -> pa.StringArray:
+    """Columns and constants put together, message by message."""
+    return pc.binary_join_element_wise(*parts, "")
+
+
+def text_bytes(column: pa.StringArray) -> pa.Buffer:
+    """The texts of a freshly computed column, one after another, without a copy."""
+    count = len(column)
+    offsets = np.frombuffer(column.buffers()[1], dtype=np.int32)
+    first, last = int(offsets[column.offset]), int(offsets[column.offset + count])
+    return column.buffers()[2].slice(first, last - first)

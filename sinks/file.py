@@ -1,0 +1,131 @@
+"""Files of JSON lines: one message a line, in cursor order, each message once.
+
+The directory holds ``changes-<first cursor>.jsonl`` files, which sort in the order they were
+written, and ``.position``, the commit point: the file, its committed length and the last cursor.
+What must always hold: bytes beyond the committed length were never counted as delivered, and are
+cut off before anything is appended. A file that an operator moved away is not missed; it is the
+position that says what was delivered.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.change import MessageBatch
+from cdc.cursor import ORIGIN
+from cdc.decode.shapes.sequin import messages
+from cdc.errors import CorruptionError, WalbrookError
+from sinks.base import Delivery
+from sinks.columns import joined, pieces, prefix_at_or_below, text_bytes
+from sinks.directory import (
+    disk_error,
+    locked,
+    make_directories,
+    refuse_strangers,
+    sync_directory,
+    write_all,
+)
+from sinks.position import Position, PositionFile, cursor_name
+
+_APPEND_BYTES_MAX = 32 << 20
+
+
+class FileSink:
+    """Appends to rolling files in one directory."""
+
+    def __init__(self, directory: Path, *, rotate_bytes: int, lock_wait_s: float = 30.0) -> None:
+        self._directory = directory
+        self._rotate_bytes = rotate_bytes
+        self._lock_wait_s = lock_wait_s
+        self._position = PositionFile(directory / ".position")
+        self._clean: Position | None = None  # the position that nothing uncommitted stands behind
+
+    def deliver(self, batch: MessageBatch) -> Delivery:
+        """Append what the files do not hold yet, and commit it."""
+        settled = absorbed = 0
+        try:
+            make_directories(self._directory)
+            with locked(self._directory / ".lock", wait_s=self._lock_wait_s):
+                position = self._recover()
+                settled = absorbed = prefix_at_or_below(batch.rows, position.cursor)
+                rest = batch.rows.slice(absorbed)
+                for rows, _ in pieces(
+                    rest, messages_max=rest.num_rows, bytes_max=_APPEND_BYTES_MAX
+                ):
+                    position = self._append(position, rows)
+                    settled += rows.num_rows
+        except OSError as error:
+            return Delivery(settled, absorbed, disk_error(self._directory, error))
+        except WalbrookError as error:
+            return Delivery(settled, absorbed, error)
+        return Delivery(settled, absorbed)
+
+    def close(self) -> None:
+        """Nothing stays open between deliveries."""
+
+    def _append(self, position: Position, rows: pa.RecordBatch) -> Position:
+        lines = memoryview(text_bytes(joined(_one_line_each(rows), "\n")))
+        piece = MessageBatch(rows)
+        file, start = position.files[0] if position.files else "", position.file_bytes
+        if not file or start >= self._rotate_bytes or not (self._directory / file).exists():
+            file, start = f"changes-{cursor_name(piece.cursor(0))}.jsonl", 0
+        self._clean = None
+        flags = os.O_WRONLY | os.O_CLOEXEC | (os.O_APPEND if start else os.O_CREAT | os.O_TRUNC)
+        descriptor = os.open(self._directory / file, flags, 0o644)
+        try:
+            write_all(descriptor, lines)
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+        if not start:
+            sync_directory(self._directory)
+        committed = Position(piece.cursor(-1), (file,), start + len(lines))
+        self._position.commit(committed)
+        self._clean = committed
+        return committed
+
+    def _recover(self) -> Position:
+        """The committed position, once nothing uncommitted is left behind it."""
+        position = self._position.read()
+        if position is None:
+            refuse_strangers(self._directory, _is_data)
+            position = Position(ORIGIN, ())
+            self._position.commit(position)
+        if position == self._clean:
+            return position
+        for name in filter(_is_data, os.listdir(self._directory)):
+            if position.files and name == position.files[0]:
+                _cut(self._directory / name, position.file_bytes)
+            elif not position.files or name > position.files[0]:
+                os.unlink(self._directory / name)
+        self._clean = position
+        return position
+
+
+def _is_data(name: str) -> bool:
+    return name.startswith("changes-") and name.endswith(".jsonl")
+
+
+def _cut(path: Path, committed_bytes: int) -> None:
+    found = path.stat().st_size
+    if found < committed_bytes:
+        raise CorruptionError(
+            f"{path} holds {found} bytes, but {committed_bytes} were committed",
+            fix="restore the file, or empty the directory and rewind the consumer",
+        )
+    if found > committed_bytes:
+        os.truncate(path, committed_bytes)
+
+
+def _one_line_each(rows: pa.RecordBatch) -> pa.StringArray:
+    # A json column keeps its own spacing, line breaks included; outside of strings they are
+    # only spacing, and inside strings JSON has none.
+    lines = messages(rows)
+    for line_break in ("\n", "\r"):
+        if pc.any(pc.match_substring(lines, line_break)).as_py():
+            lines = pc.replace_substring(lines, line_break, " ")
+    return lines

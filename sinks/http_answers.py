@@ -1,0 +1,73 @@
+"""What an HTTP answer means for delivery: pure functions of status, headers and body.
+
+Answers that speak of the endpoint stop the consumer and lose nothing; only those that speak of the
+message's content make it poison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+
+from cdc.errors import OperatorError, PoisonError, TransientError, WalbrookError
+
+RETRY_AFTER_MAX_S = 30.0
+
+_EXCERPT_CHARS_MAX = 200
+_PASSES = frozenset({408, 425, 429})
+_ABOUT_THE_ENDPOINT = {
+    401: "set the header that the endpoint wants",
+    403: "give the consumer's credentials the right to post there",
+    404: "correct the webhook's url",
+    405: "correct the webhook's method",
+    407: "configure the proxy's credentials",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The parts of an HTTP answer that count."""
+
+    status: int
+    retry_after: str = ""
+    excerpt: bytes = b""
+
+
+def meaning(answer: Answer, place: str, secrets: Iterable[str] = ()) -> WalbrookError | None:
+    """The error that an answer stands for; none for a success."""
+    status = answer.status
+    if 200 <= status < 300:
+        return None
+    what = f"{place} answered {status}"
+    if 300 <= status < 400:
+        return OperatorError(
+            f"{what}, a redirect, which is not followed", fix="configure the final url"
+        )
+    what += _quoted(answer.excerpt, secrets)
+    if status in _PASSES or status >= 500:
+        return TransientError(what, fix="it is retried; check the endpoint if it stays")
+    if status in _ABOUT_THE_ENDPOINT:
+        return OperatorError(what, fix=_ABOUT_THE_ENDPOINT[status])
+    return PoisonError(what, fix="see why the endpoint refuses this message, then redeliver it")
+
+
+def wait_asked_for(answer: Answer, *, now: float) -> float:
+    """How many seconds ``Retry-After`` asks for, within a cap; 0 when it does not."""
+    text = answer.retry_after.strip()
+    if text.isdigit() and text.isascii():
+        seconds = float(text)
+    else:
+        try:
+            seconds = parsedate_to_datetime(text).timestamp() - now
+        except ValueError:
+            return 0.0
+    return min(max(seconds, 0.0), RETRY_AFTER_MAX_S)
+
+
+def _quoted(excerpt: bytes, secrets: Iterable[str]) -> str:
+    text = excerpt.decode("utf-8", errors="replace")
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    text = "".join(char if char.isprintable() else " " for char in text).strip()
+    return f": {text[:_EXCERPT_CHARS_MAX]}" if text else ""

@@ -1,0 +1,173 @@
+"""A folder of Parquet files that query engines read as one partitioned table.
+
+A batch becomes one file per partition. Files are staged whole under ``_walbrook/staging`` and
+synced; then the position, which names them, is committed; then they are moved to their places. What
+must always hold: a file outside ``_walbrook`` is final, belongs to a committed position, and is
+never changed or removed by us; whatever a committed position names is still staged or was put in
+its place, from where an operator may move it on (compaction, archives).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import xxhash
+
+from cdc.change import CHANGE_SCHEMA, MessageBatch
+from cdc.cursor import ORIGIN
+from cdc.errors import WalbrookError
+from sinks.base import Delivery
+from sinks.columns import pieces, prefix_at_or_below
+from sinks.directory import (
+    disk_error,
+    locked,
+    make_directories,
+    refuse_strangers,
+    sync_directory,
+    write_synced,
+)
+from sinks.position import Position, PositionFile, cursor_name
+
+_COMMIT_BYTES_MAX = 128 << 20
+_FOLDER_CHARS_MAX = 200  # file systems stop at 255 bytes
+
+
+class ParquetSink:
+    """Writes hive-style partitions: ``table=public.users/date=2026-01-31/<cursors>.parquet``."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        partition_by: Sequence[str] = ("table", "date"),
+        compression: str = "zstd",
+        lock_wait_s: float = 30.0,
+    ) -> None:
+        self._root = root
+        self._own = root / "_walbrook"
+        self._staging = self._own / "staging"
+        self._partition_by = tuple(partition_by)
+        self._compression = compression
+        self._lock_wait_s = lock_wait_s
+        self._position = PositionFile(self._own / "position")
+        self._placed: Position | None = None  # the last position whose files we saw in place
+
+    def deliver(self, batch: MessageBatch) -> Delivery:
+        """Write what the folder does not hold yet, and commit it."""
+        settled = absorbed = 0
+        try:
+            make_directories(self._staging)
+            with locked(self._own / "lock", wait_s=self._lock_wait_s):
+                position = self._recover()
+                settled = absorbed = prefix_at_or_below(
+                    batch.rows, position.cursor if position else ORIGIN
+                )
+                rest = batch.rows.slice(absorbed)
+                for rows, _ in pieces(
+                    rest, messages_max=rest.num_rows, bytes_max=_COMMIT_BYTES_MAX
+                ):
+                    self._commit(rows)
+                    settled += rows.num_rows
+        except OSError as error:
+            return Delivery(settled, absorbed, disk_error(self._root, error))
+        except WalbrookError as error:
+            return Delivery(settled, absorbed, error)
+        return Delivery(settled, absorbed)
+
+    def close(self) -> None:
+        """Nothing stays open between deliveries."""
+
+    def _commit(self, rows: pa.RecordBatch) -> None:
+        files = []
+        for folder, part in _partitions(rows, self._partition_by):
+            ends = MessageBatch(part)
+            name = f"{cursor_name(ends.cursor(0))}_{cursor_name(ends.cursor(-1))}.parquet"
+            path = f"{folder}/{name}" if folder else name
+            write_synced(self._staging / _staged_name(path), self._encoded(part))
+            files.append(path)
+        sync_directory(self._staging)
+        position = Position(MessageBatch(rows).cursor(-1), tuple(files))
+        self._position.commit(position)
+        self._place(position)
+
+    def _encoded(self, part: pa.RecordBatch) -> memoryview:
+        # As in every hive-style table, a partition's own column stands in the path alone.
+        names = [name for name in CHANGE_SCHEMA.names if name not in self._partition_by]
+        out = pa.BufferOutputStream()
+        pq.write_table(pa.table(part.select(names)), out, compression=self._compression)
+        return memoryview(out.getvalue())
+
+    def _recover(self) -> Position | None:
+        """Finish what a committed position began and clear away what was never committed."""
+        position = self._position.read()
+        if position is None:
+            refuse_strangers(self._root, lambda name: name != self._own.name)
+        elif position != self._placed:
+            self._place(position)
+        for leftover in os.scandir(self._staging):
+            os.unlink(leftover.path)
+        return position
+
+    def _place(self, position: Position) -> None:
+        folders = set()
+        for file in position.files:
+            staged, final = self._staging / _staged_name(file), self._root / file
+            folders.add(final.parent)
+            if staged.exists():
+                make_directories(final.parent)
+                os.replace(staged, final)
+        for folder in sorted(folders):
+            if folder.is_dir():
+                sync_directory(folder)
+        self._placed = position
+
+
+def _staged_name(file: str) -> str:
+    return xxhash.xxh64_hexdigest(file.encode()) + ".parquet"
+
+
+def _partitions(
+    rows: pa.RecordBatch, partition_by: Sequence[str]
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """The rows of each partition, in cursor order, with the partition's folder."""
+    keys = [key for name in partition_by for key in _key_columns(rows, name)]
+    if not keys:
+        yield "", rows
+        return
+    codes = np.zeros(rows.num_rows, dtype=np.int64)
+    for key in keys:
+        encoded = pc.dictionary_encode(key)
+        codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy()
+        # Renumbered after every key, so that the product of their counts cannot overflow.
+        codes = np.unique(codes, return_inverse=True)[1]
+    order = np.argsort(codes, kind="stable")
+    grouped = rows.take(pa.array(order))
+    starts = np.flatnonzero(np.diff(codes[order], prepend=-1)).tolist()
+    for start, end in zip(starts, [*starts[1:], rows.num_rows], strict=True):
+        part = grouped.slice(start, end - start)
+        yield "/".join(_folder(part, name) for name in partition_by), part
+
+
+def _key_columns(rows: pa.RecordBatch, name: str) -> list[pa.Array]:
+    if name == "table":
+        return [rows.column("table_schema"), rows.column("table_name")]
+    if name == "date":
+        return [rows.column("commit_timestamp").cast(pa.date32())]
+    return [rows.column(name)]
+
+
+def _folder(part: pa.RecordBatch, name: str) -> str:
+    """The folder of a partition, from its first row; hostile names are percent-quoted."""
+    values = [str(column[0].as_py()) for column in _key_columns(part.slice(0, 1), name)]
+    text = ".".join(quote(value, safe="").replace(".", "%2E") for value in values)
+    if len(text) > _FOLDER_CHARS_MAX:
+        whole = text[: text.rfind("%", 0, _FOLDER_CHARS_MAX)]
+        text = f"{whole}~{xxhash.xxh64_hexdigest(text.encode())}"
+    return f"{name}={text}"

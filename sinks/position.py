@@ -1,0 +1,77 @@
+"""How far a destination on disk has come: one small file that is the commit point.
+
+What must always hold: whatever the position names is durable before the position is, and a
+position that was read is durable before anything is counted as delivered because of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+import xxhash
+
+from cdc.cursor import Cursor
+from cdc.errors import CorruptionError
+from sinks.directory import publish, sync_directory
+
+
+def cursor_name(cursor: Cursor) -> str:
+    """A cursor as a part of a file name: names sort as cursors do, on every file system."""
+    return f"{cursor.lsn >> 32:08X}-{cursor.lsn & 0xFFFFFFFF:08X}-{cursor.idx:010d}"
+
+
+@dataclass(frozen=True)
+class Position:
+    """Everything at or below ``cursor`` is at the destination, in ``files``."""
+
+    cursor: Cursor
+    files: tuple[str, ...]  # those of the last commit
+    file_bytes: int = 0  # for a destination that appends: the committed length of its one file
+
+
+class PositionFile:
+    """The position of a destination, read and replaced under that destination's lock."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._durable: bytes | None = None
+
+    def read(self) -> Position | None:
+        """The committed position, or none when nothing was ever committed."""
+        try:
+            content = self._path.read_bytes()
+        except FileNotFoundError:
+            return None
+        position = self._parse(content)
+        if content != self._durable:
+            # Whoever wrote this may have died between the rename and making it last.
+            sync_directory(self._path.parent)
+            self._durable = content
+        return position
+
+    def commit(self, position: Position) -> None:
+        """Make ``position`` the committed one."""
+        body = orjson.dumps(
+            {
+                "cursor": str(position.cursor),
+                "files": position.files,
+                "file_bytes": position.file_bytes,
+            }
+        )
+        content = body + b"\n" + xxhash.xxh64_hexdigest(body).encode() + b"\n"
+        publish(self._path, content)
+        self._durable = content
+
+    def _parse(self, content: bytes) -> Position:
+        body, _, check = content.partition(b"\n")
+        if check.strip() != xxhash.xxh64_hexdigest(body).encode():
+            raise CorruptionError(
+                f"the position in {self._path} does not match its checksum",
+                fix="restore the file, or empty the whole destination and rewind the consumer",
+            )
+        fields = orjson.loads(body)
+        return Position(
+            Cursor.parse(fields["cursor"]), tuple(fields["files"]), fields["file_bytes"]
+        )

@@ -1,0 +1,207 @@
+"""A Redis stream whose entry ids are the cursors.
+
+Redis refuses an id at or below the stream's top, so a replayed message is absorbed by the server
+itself. The same rule is a trap: were a message refused for another reason while later ones got in,
+its retry would look like a duplicate. What must always hold: nothing is sent after a message that
+was refused for any reason but its id. So a request is one transaction, which the server queues
+whole or drops whole, and the next one goes out only after its answer.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any, Protocol, cast
+
+import orjson
+import pyarrow as pa
+import redis
+from redis.backoff import NoBackoff
+from redis.connection import Connection, SSLConnection
+from redis.retry import Retry
+
+from cdc.change import MessageBatch
+from cdc.errors import OperatorError, PoisonError, ProtocolError, WalbrookError
+from sinks.base import Delivery
+from sinks.columns import pieces
+from sinks.redis_errors import from_exception, from_reply
+from sinks.redis_wire import Outcome, encode, read_outcome
+
+_REQUEST_BYTES = 512 << 10  # larger ones cost the server more a message, and hold others up
+_REQUEST_MESSAGES_MAX = 4096
+_MESSAGE_BYTES_MAX = 256 << 20  # the server hangs up on fields of 512 MB
+_RECEIVE_BYTES = 64 << 10
+
+
+class _Connection(Protocol):
+    """What is used of redis-py: it connects, authenticates and reads answers; we encode."""
+
+    def connect(self) -> None: ...
+    def disconnect(self) -> None: ...
+    def send_command(self, *parts: bytes | str | int) -> None: ...
+    def read_response(self) -> Any: ...
+    def send_packed_command(
+        self, command: list[bytes | pa.Buffer], check_health: bool = True
+    ) -> None: ...
+    @property
+    def _sock(self) -> socket.socket | None: ...
+
+
+_Request = tuple[int, list[bytes | pa.Buffer]]
+"""How many messages it holds, and its bytes."""
+
+
+class RedisStreamSink:
+    """Adds to one stream over one connection, opened when it is first needed."""
+
+    def __init__(
+        self,
+        *,
+        consumer: str,
+        stream_key: str,
+        batch_size: int,
+        timeout_s: float,
+        url: str | None = None,
+        host: str = "localhost",
+        port: int = 6379,
+        database: int = 0,
+        username: str | None = None,
+        password: str | None = None,
+        tls: bool = False,
+        tls_verify: bool = True,
+        tls_ca_file: str | None = None,
+    ) -> None:
+        self._consumer = consumer
+        self._key = stream_key.encode()
+        self._timeout_s = timeout_s
+        self._messages_max = min(batch_size, _REQUEST_MESSAGES_MAX)
+        settings: dict[str, Any] = {
+            "socket_timeout": timeout_s,
+            "socket_connect_timeout": timeout_s,
+            "protocol": 2,
+            "retry": Retry(NoBackoff(), 0),
+        }
+        if tls or (url or "").startswith("rediss:"):
+            settings |= {
+                "ssl_cert_reqs": "required" if tls_verify else "none",
+                "ssl_check_hostname": tls_verify,
+                "ssl_ca_certs": tls_ca_file,
+            }
+        if url is not None:
+            pool = redis.ConnectionPool.from_url(url, **settings)
+        else:
+            pool = redis.ConnectionPool(
+                connection_class=SSLConnection if tls else Connection,
+                host=host,
+                port=port,
+                db=database,
+                username=username,
+                password=password,
+                **settings,
+            )
+        self._connection = cast(_Connection, pool.make_connection())
+        self._open = False
+
+    def deliver(self, batch: MessageBatch) -> Delivery:
+        """Add the messages in order, up to the first one that the server cannot take."""
+        settled = absorbed = 0
+        try:
+            self._connect()
+            requests = self._requests(batch.rows)
+            request = next(requests, None)
+            while request is not None:
+                if isinstance(request, PoisonError):
+                    return Delivery(settled, absorbed, request)
+                sent, command = request
+                self._connection.send_packed_command(command, check_health=False)
+                request = next(requests, None)  # encoded while the server works
+                outcome = self._outcome(sent)
+                settled, absorbed = settled + outcome.settled, absorbed + outcome.absorbed
+                if outcome.refusal:
+                    return Delivery(settled, absorbed, _refusal(outcome))
+        except (redis.RedisError, OSError) as error:
+            self.close()
+            return Delivery(settled, absorbed, from_exception(error))
+        except WalbrookError as error:
+            self.close()
+            return Delivery(settled, absorbed, error)
+        except BaseException:
+            # An answer may be outstanding; the next delivery must not take it for its own.
+            self.close()
+            raise
+        return Delivery(settled, absorbed)
+
+    def close(self) -> None:
+        """Hang up; the next delivery connects again."""
+        self._open = False
+        self._connection.disconnect()
+
+    def _connect(self) -> None:
+        if self._open:
+            return
+        self._connection.connect()
+        self._connection.send_command("XREVRANGE", self._key, "+", "-", "COUNT", 1)
+        self._refuse_stranger(self._connection.read_response())
+        self._open = True
+
+    def _refuse_stranger(self, top: list[tuple[bytes, list[bytes]]]) -> None:
+        """Entries of another writer would make Redis refuse ours, which would look delivered."""
+        if not top:
+            return
+        entry_id, pairs = top[0]
+        fields = dict(zip(pairs[::2], pairs[1::2], strict=True))
+        if _names_its_entry(fields.get(b"metadata", b""), entry_id, self._consumer):
+            return
+        raise OperatorError(
+            f"the stream {self._key.decode()} holds entries that are not of the consumer "
+            f"{self._consumer}; the last one is {entry_id.decode()}",
+            fix="give every consumer a stream_key of its own that nothing else adds to",
+        )
+
+    def _outcome(self, messages: int) -> Outcome:
+        wire = self._connection._sock
+        assert wire is not None
+        deadline = time.monotonic() + self._timeout_s
+
+        def receive() -> bytes:
+            part = wire.recv(_RECEIVE_BYTES)
+            if not part:
+                raise ConnectionError("the server hung up")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no whole answer within {self._timeout_s:g} s")
+            return part
+
+        return read_outcome(receive, messages)
+
+    def _requests(self, rows: pa.RecordBatch) -> Iterator[_Request | PoisonError]:
+        position = 0
+        for piece, size in pieces(rows, messages_max=self._messages_max, bytes_max=_REQUEST_BYTES):
+            if size > _MESSAGE_BYTES_MAX:
+                yield PoisonError(
+                    f"the message at {MessageBatch(rows).cursor(position)} has {size} bytes, "
+                    f"more than the {_MESSAGE_BYTES_MAX} that are sent to Redis",
+                    fix="leave the large column out with a transform, or filter the row out",
+                )
+            yield piece.num_rows, encode(self._key, piece)
+            position += piece.num_rows
+
+
+def _names_its_entry(metadata: bytes, entry_id: bytes, consumer: str) -> bool:
+    try:
+        content = orjson.loads(metadata)
+        own_id = f"{content['commit_lsn']}-{content['commit_idx']}".encode()
+        named = content.get("consumer") or {}
+        return own_id == entry_id and named.get("name", consumer) == consumer
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _refusal(outcome: Outcome) -> WalbrookError:
+    error = from_reply(outcome.refusal)
+    if not outcome.torn:
+        return error
+    return ProtocolError(
+        f"{error.what}; yet it took later messages, so this one is missing from the stream",
+        fix="use a server whose transactions are whole; empty the stream and rewind the consumer",
+    )

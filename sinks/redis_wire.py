@@ -1,0 +1,119 @@
+"""The bytes of one request to Redis and of its answer: a transaction that adds to a stream.
+
+Pure: bytes in, values out, and no Python object per message on the usual way. What must always
+hold: an answer is taken as complete only when every command's own answer is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sinks.columns import joined, text_bytes
+
+ANSWER_BYTES_MAX = 64 << 20  # far beyond what any permitted request is answered with
+
+_BEGIN = b"*1\r\n$5\r\nMULTI\r\n"
+_END = b"*1\r\n$4\r\nEXEC\r\n"
+_BEGUN = b"+OK\r\n"
+_QUEUED = b"+QUEUED\r\n"
+_ERROR_LINE = b"\r\n-"
+_ALREADY_THERE = b"is equal or smaller than the target stream top item"
+_SEND_BYTES = 4 << 20  # each such piece has the whole timeout to go out
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a transaction did: of its first ``settled`` messages, ``absorbed`` were there before."""
+
+    settled: int
+    absorbed: int
+    refusal: str = ""  # why the message after the settled ones was not taken
+    torn: bool = False  # whether later ones were taken all the same
+
+
+def encode(key: bytes, rows: pa.RecordBatch) -> list[bytes | pa.Buffer]:
+    """One transaction that adds all rows, built a column at a time."""
+    ids = joined(_text(rows, "commit_lsn"), "-", _text(rows, "commit_idx"))
+    changes = rows.column("changes")
+    changes_value: tuple[pa.Array | str, ...] = ("$4\r\nnull\r\n",)
+    if changes.null_count < len(changes):
+        changes_value = _bulk(pc.fill_null(changes, "null"))
+    commands = joined(
+        f"*11\r\n$4\r\nXADD\r\n${len(key)}\r\n{key.decode()}\r\n",
+        *_bulk(ids),
+        "$6\r\nrecord\r\n",
+        *_bulk(rows.column("record")),
+        "$7\r\nchanges\r\n",
+        *changes_value,
+        "$6\r\naction\r\n",
+        *_bulk(rows.column("action")),
+        "$8\r\nmetadata\r\n",
+        *_bulk(rows.column("metadata")),
+    )
+    texts = text_bytes(commands)
+    parts = [texts[at : at + _SEND_BYTES] for at in range(0, len(texts), _SEND_BYTES)]
+    return [_BEGIN, *parts, _END]
+
+
+def _bulk(column: pa.Array) -> tuple[pa.Array | str, ...]:
+    return ("$", pc.binary_length(column).cast(pa.string()), "\r\n", column, "\r\n")
+
+
+def _text(rows: pa.RecordBatch, name: str) -> pa.StringArray:
+    return rows.column(name).cast(pa.string())
+
+
+def read_outcome(receive: Callable[[], bytes], messages: int) -> Outcome:
+    """Read the whole answer to a transaction of that many messages.
+
+    It is one line for MULTI, one a command for queueing, one for EXEC, and, if EXEC went through,
+    two lines (length and id) for each message that was added and one for each that was not.
+    """
+    answer = bytearray()
+    lines = 0
+    before_exec = messages + 1
+    usual_start = _BEGUN + _QUEUED * messages
+    while True:
+        part = receive()
+        answer += part
+        lines += part.count(b"\n")
+        if len(answer) > ANSWER_BYTES_MAX:
+            raise ConnectionError("the server's answer does not end")
+        if lines <= before_exec or not answer.endswith(b"\n"):
+            continue
+        if not answer.startswith(usual_start) or answer[len(usual_start)] != ord("*"):
+            texts = bytes(answer).split(b"\r\n")
+            if not texts[before_exec].startswith(b"*"):
+                return _discarded(texts[: before_exec + 1])
+            raise ConnectionError("the server ran a transaction that it had refused a part of")
+        # Every id is digits and a dash between them, so a dash that begins a line is an error.
+        errors = answer.count(_ERROR_LINE)
+        if lines - before_exec - 1 == 2 * messages - errors:
+            return _executed(bytes(answer[len(usual_start) :]), messages, errors)
+
+
+def _discarded(texts: list[bytes]) -> Outcome:
+    # The first refusal names the cause; the last line only says that the whole was dropped.
+    reasons = [text for text in texts if text.startswith(b"-")]
+    reason = reasons[0] if reasons else texts[-1]
+    return Outcome(0, 0, reason[1:].decode(errors="replace"))
+
+
+def _executed(body: bytes, messages: int, errors: int) -> Outcome:
+    if body.count(_ALREADY_THERE) == errors:
+        return Outcome(messages, errors)
+    settled = absorbed = 0
+    refusal = ""
+    for line in body.split(b"\r\n")[1:-1]:
+        if line.startswith(b"-") and _ALREADY_THERE not in line:
+            refusal = refusal or line[1:].decode(errors="replace")
+        elif line.startswith((b"-", b"$")):
+            if refusal:
+                return Outcome(settled, absorbed, refusal, torn=True)
+            settled += 1
+            absorbed += line.startswith(b"-")
+    return Outcome(settled, absorbed, refusal)

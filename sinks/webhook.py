@@ -1,0 +1,170 @@
+"""An HTTP endpoint that is handed messages as JSON.
+
+A request carries ``{"data": [message, ...]}``, or one bare message, and an ``Idempotency-Key`` made
+of the consumer and the cursors it spans, so that a receiver can drop a repeated one. What must
+always hold: a message counts as delivered only when its whole request was answered with 2xx; the
+message a poison error speaks of is the first one that is not settled; no error text holds a secret.
+"""
+
+from __future__ import annotations
+
+import random
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from urllib.parse import quote
+
+import httpx
+import pyarrow as pa
+
+from cdc.change import MessageBatch
+from cdc.decode.shapes.sequin import messages
+from cdc.errors import OperatorError, PoisonError, TransientError, WalbrookError
+from sinks.base import Delivery
+from sinks.columns import joined, pieces, text_bytes
+from sinks.http_answers import Answer, meaning, wait_asked_for
+
+_REQUEST_BYTES_MAX = 8 << 20
+_ANSWER_BYTES_MAX = 4096
+_BACKOFF_FIRST_S = 0.1
+_BACKOFF_MAX_S = 10.0
+
+
+class WebhookSink:
+    """Sends requests one after another over a kept connection."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        consumer: str,
+        batch_size: int,
+        headers: Mapping[str, str] | None = None,
+        method: str = "POST",
+        batch: bool = True,
+        timeout_s: float = 30.0,
+        max_retries: int = 3,
+        verify: bool = True,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._url = httpx.URL(url)
+        self._consumer = quote(consumer, safe="")
+        self._messages_max = batch_size if batch else 1
+        self._method = method
+        self._batch = batch
+        self._timeout_s = timeout_s
+        self._max_retries = max_retries
+        self._wait = wait
+        self._secrets = _secrets(self._url, headers or {})
+        self._client = httpx.Client(
+            headers={"Content-Type": "application/json", **(headers or {})},
+            timeout=timeout_s,
+            verify=verify,
+            follow_redirects=False,
+            limits=httpx.Limits(max_connections=1),
+        )
+
+    def deliver(self, batch: MessageBatch) -> Delivery:
+        """Send the messages in order, up to the first request that is not answered with 2xx."""
+        settled = 0
+        for rows, _ in pieces(
+            batch.rows, messages_max=self._messages_max, bytes_max=_REQUEST_BYTES_MAX
+        ):
+            accepted, error = self._send_isolating(rows)
+            settled += accepted
+            if error is not None:
+                return Delivery(settled, error=error)
+        return Delivery(settled)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def _send_isolating(self, rows: pa.RecordBatch) -> tuple[int, WalbrookError | None]:
+        """Send; a request refused for its content is halved until the message alone is found."""
+        accepted, waiting = 0, [rows]
+        while waiting:
+            part = waiting.pop()
+            error = self._send(part)
+            if error is None:
+                accepted += part.num_rows
+            elif isinstance(error, PoisonError) and part.num_rows > 1:
+                half = part.num_rows // 2
+                waiting += [part.slice(half), part.slice(0, half)]
+            else:
+                return accepted, error
+        return accepted, None
+
+    def _send(self, rows: pa.RecordBatch) -> WalbrookError | None:
+        body = self._body(rows)
+        ends = MessageBatch(rows)
+        key = f"{self._consumer}:{ends.cursor(0)}-{ends.cursor(-1)}"
+        for attempt in range(self._max_retries + 1):
+            answer, error = self._attempt(body, key)
+            if not isinstance(error, TransientError) or attempt == self._max_retries:
+                return error
+            backoff = min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * 2**attempt) * random.uniform(0.5, 1)
+            self._wait(max(backoff, wait_asked_for(answer, now=time.time()) if answer else 0.0))
+        raise AssertionError("max_retries is not negative")
+
+    def _attempt(self, body: bytes, key: str) -> tuple[Answer | None, WalbrookError | None]:
+        try:
+            answer = self._exchange(body, key)
+        except httpx.InvalidURL as error:
+            return None, OperatorError(f"the webhook's url is not one: {error}", fix="correct it")
+        except httpx.HTTPError as error:
+            return None, self._connection_error(error)
+        return answer, meaning(answer, self._url.netloc.decode(), self._secrets)
+
+    def _exchange(self, body: bytes, key: str) -> Answer:
+        deadline = time.monotonic() + self._timeout_s
+        excerpt = b""
+        with self._client.stream(
+            self._method, self._url, content=body, headers={"Idempotency-Key": key}
+        ) as response:
+            for chunk in response.iter_bytes(_ANSWER_BYTES_MAX):
+                # Read to its end, a small answer leaves the connection open for the next request.
+                excerpt += chunk
+                if len(excerpt) >= _ANSWER_BYTES_MAX or time.monotonic() > deadline:
+                    break
+            return Answer(response.status_code, response.headers.get("Retry-After", ""), excerpt)
+
+    def _body(self, rows: pa.RecordBatch) -> bytes:
+        shaped = messages(rows)
+        if not self._batch:
+            return bytes(memoryview(text_bytes(joined(shaped))))
+        listed = memoryview(text_bytes(joined(shaped, ",")))
+        return b"".join((b'{"data":[', listed[:-1], b"]}"))
+
+    def _connection_error(self, error: httpx.HTTPError) -> WalbrookError:
+        place = self._url.netloc.decode()
+        if isinstance(error, httpx.UnsupportedProtocol):
+            return OperatorError(
+                f"the webhook's url for {place} is not http or https", fix="correct the url"
+            )
+        if _certificate_refused(error):
+            return OperatorError(
+                f"the certificate of {place} is not trusted",
+                fix="install one that is, or set verify to false for a server you trust",
+            )
+        return TransientError(
+            f"the request to {place} failed: {type(error).__name__}",
+            fix="it is retried; check that the endpoint is up and reachable",
+        )
+
+
+def _certificate_refused(error: BaseException) -> bool:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def _secrets(url: httpx.URL, headers: Mapping[str, str]) -> tuple[str, ...]:
+    """What a receiver could repeat in its answer and nobody may read in an error."""
+    parts = [url.password, *url.params.values()]
+    for value in headers.values():
+        parts += [value, *value.split()]
+    return tuple(sorted({part for part in parts if part}, key=len, reverse=True))

@@ -1,0 +1,47 @@
+"""The Spark driver as a process: ``python -m spark_pipeline CONFIG --term SOURCE=N …``.
+
+Started by the supervisor, which holds the other end of our standard input: when it dies, so do we.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import structlog
+
+from cdc.config import load
+from cdc.replication.stop import StopSignal
+from cdc.service.logs import configure_logs
+from spark_pipeline.lane import Lane, LaneSettings, run_lanes
+from spark_pipeline.session import open_session
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="spark_pipeline")
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--term", action="append", default=[], metavar="SOURCE=N")
+    arguments = parser.parse_args()
+    config = load(arguments.config)
+    configure_logs(config.service)
+    terms = dict(pair.rsplit("=", 1) for pair in arguments.term)
+
+    stop = StopSignal()
+    stop.on_signals()
+    stop.on_parent_death()
+    session = open_session(config.spark)
+    lanes = [
+        Lane(session, LaneSettings.of(config, database, int(terms[database.name])), stop)
+        for database in config.databases
+    ]
+    structlog.get_logger("walbrook.lane").info("lanes.started", sources=list(terms))
+    failures = run_lanes(lanes, config.service.drain_timeout_s, stop)
+    session.stop()
+    for failure in failures:
+        print(f"walbrook: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Delivering one consumer's share of a micro-batch, in the process that runs the task.
+
+Sinks stay open between micro-batches: Spark reuses its Python workers, and each keeps the sinks it
+has opened. A consumer's messages go out in cursor order, one batch after another, and the first
+failure ends its share; what was settled before it stays settled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.change import MessageBatch
+from cdc.config import Sink as SinkConfig
+from cdc.cursor import Cursor
+from cdc.decode.shapes.sequin import shape
+from cdc.errors import WalbrookError
+from sinks import Sink, open_sink
+from spark_pipeline.exchange import SliceMarker, pick_up
+from spark_pipeline.matching import Match
+
+_DELIVERY_ROWS = 10_000
+_DELIVERY_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a message says of the database it comes from."""
+
+    name: str
+    hostname: str
+    database: str
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one task delivers: the slices of a micro-batch, in order, for one consumer."""
+
+    consumer: SinkConfig
+    origin: Origin
+    run: str  # sinks of an earlier run of the service are not reused
+    start: Cursor  # below it everything is settled for this consumer
+    end: Cursor  # the micro-batch's high watermark
+    slices: list[SliceMarker]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How far a consumer got: everything below ``cursor`` is settled."""
+
+    consumer: str
+    cursor: Cursor
+    delivered: int = 0
+    absorbed: int = 0
+    last_commit: datetime | None = None
+    error: WalbrookError | None = None
+
+
+_open_sinks: dict[tuple[str, str], Sink] = {}
+
+
+def deliver(share: Share) -> Outcome:
+    """Send a consumer everything of its share that it does not have yet."""
+    sink = _sink(share)
+    delivered = absorbed = 0
+    cursor, last_commit = share.start, None
+    for batch in _messages(share):
+        result = sink.deliver(batch)
+        delivered += result.settled - result.absorbed
+        absorbed += result.absorbed
+        if result.settled:
+            last = batch.cursor(result.settled - 1)
+            cursor = Cursor(last.lsn, last.idx + 1)
+            last_commit = batch.rows.column("commit_timestamp")[result.settled - 1].as_py()
+        if result.error is not None:
+            return Outcome(
+                share.consumer.name, cursor, delivered, absorbed, last_commit, result.error
+            )
+    return Outcome(
+        share.consumer.name, max(cursor, share.end), delivered, absorbed, last_commit, None
+    )
+
+
+def _messages(share: Share) -> Iterator[MessageBatch]:
+    """The consumer's messages in order, in batches of a size worth sending."""
+    match = Match.of(share.consumer)
+    pending: list[pa.RecordBatch] = []
+    rows = size = 0
+    for changes in pick_up(share.slices):
+        mine = match.select(_from(changes, share.start))
+        for start in range(0, mine.num_rows, _DELIVERY_ROWS):
+            piece = mine.slice(start, _DELIVERY_ROWS)
+            if pending and (
+                rows + piece.num_rows > _DELIVERY_ROWS or size + piece.nbytes > _DELIVERY_BYTES
+            ):
+                yield _shaped(pending, share)
+                pending, rows, size = [], 0, 0
+            pending.append(piece)
+            rows += piece.num_rows
+            size += piece.nbytes
+    if pending:
+        yield _shaped(pending, share)
+
+
+def _from(changes: pa.RecordBatch, start: Cursor) -> pa.RecordBatch:
+    """The rows at or above ``start``; most often all of them."""
+    if not changes.num_rows:
+        return changes
+    first = (changes.column("commit_lsn")[0].as_py(), changes.column("commit_idx")[0].as_py())
+    if first >= start:
+        return changes
+    lsn, idx = changes.column("commit_lsn"), changes.column("commit_idx")
+    above = pc.greater(lsn, start.lsn)
+    within = pc.and_(pc.equal(lsn, start.lsn), pc.greater_equal(idx, start.idx))
+    return changes.filter(pc.or_(above, within))
+
+
+def _shaped(pieces: list[pa.RecordBatch], share: Share) -> MessageBatch:
+    whole = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
+    return MessageBatch(
+        shape(
+            whole,
+            consumer=share.consumer.name,
+            database_name=share.origin.name,
+            hostname=share.origin.hostname,
+            database=share.origin.database,
+        )
+    )
+
+
+def _sink(share: Share) -> Sink:
+    key = (share.run, share.consumer.name)
+    if key not in _open_sinks:
+        for stale in [known for known in _open_sinks if known[0] != share.run]:
+            _open_sinks.pop(stale).close()
+        _open_sinks[key] = open_sink(
+            share.consumer.destination,
+            consumer=share.consumer.name,
+            batch_size=share.consumer.effective_batch_size,
+        )
+    return _open_sinks[key]

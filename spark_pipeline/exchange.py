@@ -1,0 +1,135 @@
+"""Decoded slices on their way from the partition that decoded them to the task that delivers.
+
+They go by reference: the partition leaves them in a file, only their markers pass through the JVM,
+and the delivering task maps the file. Rows that cross the JVM cost more than all the rest.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from cdc.change import CHANGE_SCHEMA
+from cdc.cursor import Cursor
+
+_SHARED_MEMORY = Path("/dev/shm")
+_SHARED_MEMORY_FREE_MIN = 1 << 30
+
+
+@dataclass(frozen=True)
+class SliceMarker:
+    """A slice that was decoded: where it belongs, where it lies, and how far its batch reaches."""
+
+    range_start: int  # the micro-batch's range of batches, the same in every marker of it
+    range_end: int
+    batch_idx: int
+    part: int
+    parts: int
+    rows: int
+    high: Cursor
+    path: str
+    position: int  # which record batch of the file
+
+
+MARKER_SCHEMA = pa.schema(
+    [
+        ("range_start", pa.int64()),
+        ("range_end", pa.int64()),
+        ("batch_idx", pa.int64()),
+        ("part", pa.int32()),
+        ("parts", pa.int32()),
+        ("rows", pa.int64()),
+        ("high_lsn", pa.int64()),
+        ("high_idx", pa.int64()),
+        ("path", pa.string()),
+        ("position", pa.int32()),
+    ]
+)
+
+
+def markers_to_arrow(markers: Sequence[SliceMarker]) -> pa.RecordBatch:
+    columns = zip(
+        *(
+            (m.range_start, m.range_end, m.batch_idx, m.part, m.parts, m.rows, *m.high)
+            + (m.path, m.position)
+            for m in markers
+        ),
+        strict=True,
+    )
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(column, field.type)
+            for column, field in zip(columns, MARKER_SCHEMA, strict=True)
+        ],
+        schema=MARKER_SCHEMA,
+    )
+
+
+def markers_from_arrow(table: pa.Table) -> list[SliceMarker]:
+    return [
+        SliceMarker(
+            range_start=row["range_start"],
+            range_end=row["range_end"],
+            batch_idx=row["batch_idx"],
+            part=row["part"],
+            parts=row["parts"],
+            rows=row["rows"],
+            high=Cursor(row["high_lsn"], row["high_idx"]),
+            path=row["path"],
+            position=row["position"],
+        )
+        for row in table.to_pylist()
+    ]
+
+
+class Exchange:
+    """A directory for one lane; emptied after every micro-batch."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @classmethod
+    def create(cls, fallback: Path) -> Exchange:
+        """In shared memory where there is enough of it, else below ``fallback``."""
+        root = fallback
+        if (
+            _SHARED_MEMORY.is_dir()
+            and shutil.disk_usage(_SHARED_MEMORY).free >= _SHARED_MEMORY_FREE_MIN
+        ):
+            root = _SHARED_MEMORY
+        root.mkdir(parents=True, exist_ok=True)
+        return cls(Path(tempfile.mkdtemp(prefix="walbrook-exchange-", dir=root)))
+
+    def clear(self) -> None:
+        """Forget what a finished, or failed, micro-batch left."""
+        for path in self.directory.iterdir():
+            path.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def leave(directory: Path, batches: Iterator[pa.RecordBatch]) -> Path:
+    """Write decoded slices to a new file of the exchange."""
+    path = directory / f"{uuid.uuid4().hex}.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, CHANGE_SCHEMA) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return path
+
+
+def pick_up(markers: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
+    """The slices of ``markers`` in their order, mapped."""
+    opened: dict[str, pa.ipc.RecordBatchFileReader] = {}
+    for marker in markers:
+        reader = opened.get(marker.path)
+        if reader is None:
+            with pa.memory_map(marker.path) as file:
+                reader = opened[marker.path] = pa.ipc.open_file(file.read_buffer())
+        yield reader.get_batch(marker.position)

@@ -1,0 +1,73 @@
+"""Which changes are a consumer's: by table, schema and action, whole columns at a time. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.config import Sink
+
+
+@dataclass(frozen=True)
+class Match:
+    """A consumer's tables and actions; None means no restriction of that kind."""
+
+    actions: tuple[str, ...]
+    include_schemas: frozenset[str] | None = None
+    exclude_schemas: frozenset[str] = frozenset()
+    include_tables: frozenset[str] | None = None
+    exclude_tables: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, sink: Sink) -> Match:
+        source = sink.source
+        return cls(
+            actions=tuple(sink.actions),
+            include_schemas=_optional(source.include_schemas),
+            exclude_schemas=_optional(source.exclude_schemas) or frozenset(),
+            include_tables=_optional(source.include_tables),
+            exclude_tables=_optional(source.exclude_tables) or frozenset(),
+        )
+
+    def takes(self, schema: str, table: str) -> bool:
+        qualified = f"{schema}.{table}"
+        return (
+            (self.include_schemas is None or schema in self.include_schemas)
+            and schema not in self.exclude_schemas
+            and (self.include_tables is None or qualified in self.include_tables)
+            and qualified not in self.exclude_tables
+        )
+
+    def select(self, changes: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of ``changes`` that this consumer takes, in their order."""
+        action = changes.column("action")
+        wanted = pc.is_in(action, pa.array(self.actions))
+        tables = self._tables(changes)
+        if tables is not None:
+            # Logical messages belong to no table: asking for the action is enough.
+            wanted = pc.and_(wanted, pc.or_(tables, pc.equal(action, "message")))
+        return changes.filter(wanted)
+
+    def _tables(self, changes: pa.RecordBatch) -> pa.Array | None:
+        """Per row whether its table is wanted; None when all of them are."""
+        schema = changes.column("table_schema").dictionary_encode()
+        table = changes.column("table_name").dictionary_encode()
+        pair = pc.add(
+            pc.multiply(schema.indices.cast(pa.int64()), len(table.dictionary)), table.indices
+        )
+        answers: dict[int, bool] = {}
+        for code in pc.unique(pair).to_pylist():
+            at_schema, at_table = divmod(code, len(table.dictionary))
+            answers[code] = self.takes(
+                schema.dictionary[at_schema].as_py(), table.dictionary[at_table].as_py()
+            )
+        if all(answers.values()):
+            return None
+        return pc.is_in(pair, pa.array([code for code, yes in answers.items() if yes], pa.int64()))
+
+
+def _optional(names: Sequence[str] | None) -> frozenset[str] | None:
+    return None if names is None else frozenset(names)

@@ -1,0 +1,178 @@
+"""The Python data source ``walbrook``: the change log as a stream of rows.
+
+Offsets are batch numbers of the log. With the option ``exchange`` (the product's own lanes) a
+partition leaves its decoded slices in that directory and yields their markers; without it (anyone's
+own Spark job) it yields the decoded rows.
+
+Spark runs the constructor in two processes, so it does no I/O; every range that was handed out can
+be read again until its changes are settled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from cdc.change import CHANGE_SCHEMA
+from cdc.cursor import Cursor
+from cdc.decode import decode_changes
+from cdc.errors import ConfigError
+from cdc.log.view import LogView
+from spark_pipeline.exchange import MARKER_SCHEMA, SliceMarker, leave, markers_to_arrow
+from spark_pipeline.slicing import Slice, cut
+
+_LONG_POLL_S = 0.2
+_ROWS_PER_PARTITION_MIN = 5_000
+
+_DEFAULTS = {
+    "path": "",
+    "startingbatch": "",
+    "startingcursor": "earliest",
+    "exchange": "",
+    "maxrows": "200000",
+    "maxbytes": str(128 << 20),
+    "partitions": "2",
+}
+
+
+class WalbrookDataSource(DataSource):
+    """``spark.readStream.format("walbrook").option("path", <log directory of a source>)``."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._given = {key.lower(): value for key, value in options.items()}
+
+    @classmethod
+    def name(cls) -> str:
+        return "walbrook"
+
+    def schema(self) -> StructType:
+        return from_arrow_schema(MARKER_SCHEMA if self._given.get("exchange") else CHANGE_SCHEMA)
+
+    def streamReader(self, schema: StructType) -> LogStreamReader:  # noqa: N802
+        unknown = set(self._given) - set(_DEFAULTS)
+        if unknown:
+            raise ConfigError(
+                f"the source walbrook has no option {sorted(unknown)}",
+                fix=f"use some of {sorted(_DEFAULTS)}",
+            )
+        if not self._given.get("path"):
+            raise ConfigError(
+                "the source walbrook was given no path",
+                fix='add .option("path", "<log.directory>/<database name>")',
+            )
+        return LogStreamReader(_DEFAULTS | self._given)
+
+
+@dataclass
+class LogPartition(InputPartition):
+    """The slices that one task decodes."""
+
+    range_start: int
+    range_end: int
+    slices: list[Slice]
+
+
+class LogStreamReader(DataSourceStreamReader):
+    """The driver side answers from the log's index; the executor side maps and decodes."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self._path = Path(options["path"])
+        self._exchange = options["exchange"]
+        self._starting_batch = options["startingbatch"]
+        self._starting_cursor = options["startingcursor"]
+        self._rows_max = int(options["maxrows"])
+        self._bytes_max = int(options["maxbytes"])
+        self._partitions = int(options["partitions"])
+        self._view: LogView | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        view = self._log()
+        if self._starting_batch:
+            return {"batch": int(self._starting_batch)}
+        if self._starting_cursor == "earliest":
+            return {"batch": view.first_batch()}
+        if self._starting_cursor == "latest":
+            return {"batch": view.next_batch()}
+        return {"batch": view.seek(Cursor.parse(self._starting_cursor))}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        return ReadMaxRows(self._rows_max)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """The end of what one micro-batch may take; waits a little when there is nothing."""
+        first = int(start["batch"])
+        view = self._log()
+        end = view.wait(first, _LONG_POLL_S)
+        if end <= first or isinstance(limit, ReadAllAvailable):
+            return {"batch": max(first, end)}
+        # At most as many batches as fit can have the rows: no need to look at all of a backlog.
+        entries = view.entries(first, min(end, first + self._rows_max))
+        fits = (np.cumsum(entries["rows"]) <= self._rows_max) & (
+            np.cumsum(entries["bytes"]) <= self._bytes_max
+        )
+        return {"batch": first + max(1, int(fits.sum()))}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        first, last = int(start["batch"]), int(end["batch"])
+        if first == last:
+            return []
+        rows = [int(count) for count in self._log().entries(first, last)["rows"]]
+        wanted = min(self._partitions, max(1, sum(rows) // _ROWS_PER_PARTITION_MIN))
+        return [LogPartition(first, last, slices) for slices in cut(first, rows, wanted)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, LogPartition)
+        if not self._exchange:
+            yield from (changes for _, changes in self._decoded(partition.slices))
+            return
+        markers: list[SliceMarker] = []
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for (piece, high), changes in self._decoded(partition.slices):
+                markers.append(
+                    SliceMarker(
+                        partition.range_start,
+                        partition.range_end,
+                        piece.batch_idx,
+                        piece.part,
+                        piece.parts,
+                        changes.num_rows,
+                        high,
+                        "",
+                        len(markers),
+                    )
+                )
+                yield changes
+
+        path = str(leave(Path(self._exchange), batches()))
+        yield markers_to_arrow([_at(marker, path) for marker in markers])
+
+    def _decoded(
+        self, slices: list[Slice]
+    ) -> Iterator[tuple[tuple[Slice, Cursor], pa.RecordBatch]]:
+        frames = LogView(self._path).frames(slices[0].batch_idx, slices[-1].batch_idx + 1)
+        for piece, frame in zip(slices, frames, strict=True):
+            raw = frame.raw.slice(piece.start, piece.stop - piece.start)
+            yield (piece, frame.marker.high), decode_changes(raw, frame.schemas)
+
+    def _log(self) -> LogView:
+        if self._view is None:
+            self._view = LogView(self._path)
+        return self._view
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_view": None}
+
+
+def _at(marker: SliceMarker, path: str) -> SliceMarker:
+    return SliceMarker(**{**marker.__dict__, "path": path})

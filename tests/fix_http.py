@@ -1,0 +1,137 @@
+"""A real HTTP endpoint for the tests.
+
+It records every request before it answers, answers what the test scripted (200 when the script is
+used up), and can go away and come back on the same port.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import orjson
+import pytest
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """One answer of the endpoint."""
+
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b"{}"
+    after: threading.Event | None = None  # answer only once this is set
+    hang_up: bool = False  # close the connection in place of an answer
+
+
+@dataclass(frozen=True)
+class Received:
+    """One request, and the status it was given; 0 when the endpoint hung up."""
+
+    method: str
+    path: str
+    headers: dict[str, str]  # names in lower case
+    body: bytes
+    status: int
+
+    @property
+    def messages(self) -> list[dict[str, object]]:
+        """The messages it carried, whether batched or alone."""
+        content = orjson.loads(self.body)
+        found: list[dict[str, object]] = content["data"] if "data" in content else [content]
+        return found
+
+
+class Endpoint:
+    """An HTTP server on the loopback interface."""
+
+    _AFTER_MAX_S = 60.0
+
+    def __init__(self) -> None:
+        self.requests: list[Received] = []
+        self.script: deque[Scripted] = deque()
+        self.connections = 0
+        self._lock = threading.Lock()
+        self._port = 0
+        self._server: ThreadingHTTPServer | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}/changes"
+
+    @property
+    def accepted(self) -> list[Received]:
+        """The requests that were answered with 2xx."""
+        return [request for request in self.requests if 200 <= request.status < 300]
+
+    def start(self) -> None:
+        endpoint = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def setup(self) -> None:
+                super().setup()
+                endpoint.connections += 1
+
+            def do_POST(self) -> None:
+                endpoint._answer(self)
+
+            do_PUT = do_POST
+
+            def log_message(self, format: str, *args: object) -> None:
+                """The recorded requests are the log."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
+        self._server.daemon_threads = True
+        self._port = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self._server is not None and self._thread is not None:
+            self._server.shutdown()
+            self._thread.join()
+            self._server.server_close()
+            self._server = self._thread = None
+
+    def _answer(self, handler: BaseHTTPRequestHandler) -> None:
+        body = handler.rfile.read(int(handler.headers.get("Content-Length", "0")))
+        with self._lock:
+            answer = self.script.popleft() if self.script else Scripted()
+            self.requests.append(
+                Received(
+                    handler.command,
+                    handler.path,
+                    {name.lower(): value for name, value in handler.headers.items()},
+                    body,
+                    0 if answer.hang_up else answer.status,
+                )
+            )
+        if answer.after is not None:
+            answer.after.wait(self._AFTER_MAX_S)
+        if answer.hang_up:
+            handler.close_connection = True
+            return
+        try:
+            handler.send_response(answer.status)
+            for name, value in answer.headers.items():
+                handler.send_header(name, value)
+            handler.send_header("Content-Length", str(len(answer.body)))
+            handler.end_headers()
+            handler.wfile.write(answer.body)
+        except OSError:
+            handler.close_connection = True  # the client gave up waiting
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    server = Endpoint()
+    server.start()
+    yield server
+    server.stop()

@@ -1,0 +1,168 @@
+"""A real Postgres with ``wal_level = logical`` for the tests.
+
+The server is, in this order: the one at ``WALBROOK_TEST_POSTGRES_URL``, a container if a Docker
+engine answers, or the embedded one. ``WALBROOK_TEST_POSTGRES_VERSION`` picks the major version of
+the last two (16 or 18). Every test that asks for ``database`` gets an empty one of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from cdc.service.embedded import EmbeddedPostgres, Version, find_postgres
+
+DOCKER_TIMEOUT_S = 3
+
+
+@dataclass(frozen=True)
+class PostgresServer:
+    """A server whose superuser we are."""
+
+    dsn: str
+    version: int  # major
+    bin_directory: Path  # psql and pg_recvlogical of the embedded wheel
+    restart: Callable[[], None] | None  # only for the embedded server
+
+
+@dataclass(frozen=True)
+class Database:
+    """An empty database of one test."""
+
+    name: str
+    dsn: str
+
+    def connect(self) -> psycopg.Connection[tuple[Any, ...]]:
+        """A new autocommit connection; the caller closes it."""
+        return psycopg.connect(self.dsn, autocommit=True)
+
+    def execute(self, statement: str) -> list[tuple[Any, ...]]:
+        """Run SQL on a connection of its own; the rows of the last statement, if it has any."""
+        with self.connect() as connection:
+            cursor = connection.execute(statement.encode())
+            while cursor.nextset():
+                pass
+            return cursor.fetchall() if cursor.description is not None else []
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    version: Version = 16 if os.environ.get("WALBROOK_TEST_POSTGRES_VERSION") == "16" else 18
+    url = os.environ.get("WALBROOK_TEST_POSTGRES_URL")
+    if url:
+        yield _given_server(url, find_postgres(version))
+    elif _docker_answers():
+        with _container(version) as server:
+            yield server
+    else:
+        with _embedded(version) as server:
+            yield server
+
+
+@pytest.fixture
+def database(postgres_server: PostgresServer) -> Iterator[Database]:
+    with fresh_database(postgres_server.dsn) as made:
+        yield made
+
+
+@contextmanager
+def fresh_database(dsn: str) -> Iterator[Database]:
+    """A database with a new name on the server at ``dsn``, dropped with its slots at the end."""
+    name = f"test_{secrets.token_hex(6)}"
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    try:
+        yield Database(name, make_conninfo(dsn, dbname=name))
+    finally:
+        # Connect again: the test may have restarted the server.
+        with psycopg.connect(dsn, autocommit=True) as admin:
+            _drop_slots(admin, name)
+            admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+# Ends each walsender and waits for its exit: the slot is free to drop only after that.
+_END_READERS = """
+SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots
+WHERE database = %s AND active_pid IS NOT NULL
+"""
+_DROP_SLOTS = """
+SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
+WHERE database = %s AND NOT active
+"""
+_COUNT_SLOTS = "SELECT count(*) FROM pg_replication_slots WHERE database = %s"
+
+
+def _drop_slots(admin: psycopg.Connection[tuple[Any, ...]], database: str) -> None:
+    # A reader that reconnects may take the slot between the two statements.
+    for _ in range(20):
+        admin.execute(_END_READERS, [database])
+        try:
+            admin.execute(_DROP_SLOTS, [database])
+        except psycopg.errors.ObjectInUse:
+            continue
+        row = admin.execute(_COUNT_SLOTS, [database]).fetchone()
+        if row is not None and row[0] == 0:
+            return
+    raise AssertionError(f"a reader of {database} keeps coming back for its slot")
+
+
+def _given_server(url: str, bin_directory: Path) -> PostgresServer:
+    with psycopg.connect(url, autocommit=True) as connection:
+        version = connection.info.server_version // 10_000
+    return PostgresServer(make_conninfo(url), version, bin_directory, restart=None)
+
+
+@contextmanager
+def _embedded(version: Version) -> Iterator[PostgresServer]:
+    # Not under pytest's own folder: that one is closed to the account the server runs as.
+    directory = Path(tempfile.mkdtemp(prefix="walbrook-test-postgres-"))
+    try:
+        with EmbeddedPostgres(
+            directory,
+            version,
+            fast=True,
+            settings={"max_wal_senders": "30", "max_replication_slots": "30"},
+        ) as server:
+            yield PostgresServer(server.dsn, version, server.bin_directory, server.restart)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _docker_answers() -> bool:
+    host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    scheme, _, address = host.partition("://")
+    name, _, port = address.rpartition(":")
+    family = socket.AF_UNIX if scheme == "unix" else socket.AF_INET
+    with socket.socket(family) as engine:
+        engine.settimeout(DOCKER_TIMEOUT_S)
+        try:
+            engine.connect(address if scheme == "unix" else (name, int(port)))
+            engine.sendall(b"GET /_ping HTTP/1.0\r\nHost: docker\r\n\r\n")
+            return b" 200 " in engine.recv(64)
+        except (OSError, ValueError):
+            return False
+
+
+@contextmanager
+def _container(version: Version) -> Iterator[PostgresServer]:
+    from testcontainers.postgres import PostgresContainer
+
+    container = PostgresContainer(f"postgres:{version}", driver=None).with_command(
+        "postgres -c wal_level=logical -c max_wal_senders=30 -c max_replication_slots=30 "
+        "-c fsync=off"
+    )
+    with container as running:
+        yield _given_server(running.get_connection_url(), find_postgres(version))

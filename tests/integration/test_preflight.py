@@ -1,0 +1,438 @@
+"""Every check of a source against a real server: the sentence, the fix, and that the fix works."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from cdc.cursor import parse_lsn
+from cdc.errors import SourceError
+from cdc.replication.preflight import SourceIdentity, prepare_source
+from cdc.replication.preflight.slot import create_slot
+from cdc.replication.preflight.tables import TableName
+from cdc.service.embedded import EmbeddedPostgres
+from tests.fix_postgres import Database, PostgresServer, fresh_database
+
+
+@dataclass(frozen=True)
+class Named:
+    name: str
+    create_if_not_exists: bool = True
+
+
+@dataclass(frozen=True)
+class Published(Named):
+    init_sql: str | None = None
+    tables: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    slot: Named = field(default_factory=lambda: Named(f"slot_{secrets.token_hex(6)}"))
+    publication: Published = field(default_factory=lambda: Published("changes"))
+
+
+def prepare(database: Database, settings: Settings, *wanted: str) -> SourceIdentity:
+    with database.connect() as connection:
+        return prepare_source(connection, settings, wanted)
+
+
+def refusal(database: Database, settings: Settings, *wanted: str) -> SourceError:
+    with pytest.raises(SourceError) as caught:
+        prepare(database, settings, *wanted)
+    return caught.value
+
+
+def slot_count(database: Database, settings: Settings) -> int:
+    rows = database.execute(
+        f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{settings.slot.name}'"
+    )
+    return int(rows[0][0])
+
+
+def publication_count(database: Database) -> int:
+    return int(database.execute("SELECT count(*) FROM pg_publication")[0][0])
+
+
+@pytest.fixture
+def orders(database: Database) -> Database:
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY, total numeric)")
+    return database
+
+
+@pytest.fixture
+def plain_role(postgres_server: PostgresServer) -> Iterator[str]:
+    """A role that may log in and nothing else."""
+    role = f"role_{secrets.token_hex(6)}"
+    with psycopg.connect(postgres_server.dsn, autocommit=True) as admin:
+        name = sql.Identifier(role)
+        admin.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'plain'").format(name))
+        yield role
+        admin.execute(sql.SQL("DROP ROLE {}").format(name))
+
+
+def as_role(database: Database, role: str) -> Database:
+    return replace(database, dsn=make_conninfo(database.dsn, user=role, password="plain"))
+
+
+def test_publication_and_slot_are_created_in_a_ready_source(orders: Database) -> None:
+    settings = Settings()
+    identity = prepare(orders, settings, "public.orders")
+    assert identity.slot_created
+    assert identity.slot_active_pid is None
+    assert identity.warnings == ()
+    assert identity.server_version >= 140000
+    stored = orders.execute(
+        "SELECT system_identifier, confirmed_flush_lsn::text, plugin "
+        "FROM pg_control_system(), pg_replication_slots "
+        f"WHERE slot_name = '{settings.slot.name}'"
+    )
+    assert stored == [(identity.system_identifier, stored[0][1], "pgoutput")]
+    assert identity.slot_confirmed_lsn == parse_lsn(stored[0][1])
+    assert orders.execute("SELECT pubviaroot FROM pg_publication") == [(True,)]
+
+
+def test_a_second_start_finds_what_the_first_one_made(orders: Database) -> None:
+    settings = Settings()
+    first = prepare(orders, settings, "public.orders")
+    assert prepare(orders, settings, "public.orders") == replace(first, slot_created=False)
+
+
+def test_only_the_configured_tables_are_published(orders: Database) -> None:
+    orders.execute('CREATE TABLE "Odd.Name" (id int PRIMARY KEY); CREATE TABLE other (id int)')
+    prepare(orders, Settings(publication=Published("p", tables=('public."Odd.Name"', "orders"))))
+    published = orders.execute("SELECT tablename FROM pg_publication_tables ORDER BY 1")
+    assert published == [("Odd.Name",), ("orders",)]
+
+
+def test_init_sql_creates_the_publication(orders: Database) -> None:
+    init_sql = "CREATE PUBLICATION mine FOR TABLE orders WHERE (total > 1);"
+    prepare(orders, Settings(publication=Published("mine", init_sql=init_sql)), "public.orders")
+    assert publication_count(orders) == 1
+
+
+def test_init_sql_that_creates_something_else_is_reported(orders: Database) -> None:
+    settings = Settings(publication=Published("mine", init_sql="CREATE PUBLICATION yours"))
+    assert "init_sql ran but created no publication mine" in refusal(orders, settings).what
+    assert slot_count(orders, settings) == 0
+
+
+def test_a_broken_init_sql_is_reported_with_the_servers_words(orders: Database) -> None:
+    settings = Settings(publication=Published("mine", init_sql="CREATE PUBLICATIN mine"))
+    error = refusal(orders, settings)
+    assert "syntax error" in error.what
+    assert "init_sql" in error.fix
+
+
+def test_a_missing_publication_that_may_not_be_created_is_an_error(orders: Database) -> None:
+    settings = Settings(publication=Published("Shop", False, tables=("orders",)))
+    error = refusal(orders, settings, "orders")
+    assert error.what == "The publication Shop does not exist"
+    orders.execute(error.fix)
+    assert prepare(orders, settings, "orders").slot_created
+
+
+def test_a_missing_slot_that_may_not_be_created_is_an_error(orders: Database) -> None:
+    settings = Settings(slot=Named(f"by_hand_{secrets.token_hex(4)}", False))
+    error = refusal(orders, settings)
+    assert "does not exist" in error.what
+    assert publication_count(orders) == 0
+    orders.execute("CREATE PUBLICATION changes FOR ALL TABLES")
+    orders.execute(error.fix)
+    assert not prepare(orders, settings).slot_created
+
+
+def test_a_slot_older_than_its_publication_is_refused(orders: Database) -> None:
+    settings = Settings()
+    prepare(orders, settings)
+    orders.execute("DROP PUBLICATION changes")
+    error = refusal(orders, settings)
+    assert "changes that wait in the slot cannot be read" in error.what
+    orders.execute(error.fix)
+    assert prepare(orders, settings).slot_created
+
+
+def test_a_role_without_replication_is_told_how_to_get_it(
+    orders: Database, plain_role: str
+) -> None:
+    settings = Settings()
+    orders.execute("CREATE PUBLICATION changes FOR ALL TABLES")
+    error = refusal(as_role(orders, plain_role), settings)
+    assert error.what == f"The role {plain_role} may not replicate"
+    orders.execute(error.fix)
+    assert prepare(as_role(orders, plain_role), settings).slot_created
+
+
+def test_a_role_that_may_not_create_publications_gets_the_grant(
+    orders: Database, plain_role: str
+) -> None:
+    orders.execute(f"ALTER ROLE {plain_role} REPLICATION; ALTER TABLE orders OWNER TO {plain_role}")
+    settings = Settings(publication=Published("p", tables=("orders",)))
+    error = refusal(as_role(orders, plain_role), settings)
+    assert "may not create the publication p" in error.what
+    assert error.fix.startswith("GRANT CREATE ON DATABASE")
+    orders.execute(error.fix)
+    assert prepare(as_role(orders, plain_role), settings).slot_created
+    orders.execute(f"DROP OWNED BY {plain_role}")
+
+
+def test_a_role_that_does_not_own_the_tables_gets_the_statement_for_a_superuser(
+    orders: Database, plain_role: str
+) -> None:
+    orders.execute(
+        f"ALTER ROLE {plain_role} REPLICATION; "
+        f"GRANT CREATE ON DATABASE {orders.name} TO {plain_role}"
+    )
+    settings = Settings()
+    error = refusal(as_role(orders, plain_role), settings)
+    assert "may not create the publication changes" in error.what
+    orders.execute(error.fix)
+    assert prepare(as_role(orders, plain_role), settings).slot_created
+    orders.execute(f"DROP OWNED BY {plain_role}")
+
+
+def test_a_publication_without_deletes_is_refused(orders: Database) -> None:
+    orders.execute("CREATE PUBLICATION changes FOR ALL TABLES WITH (publish = 'insert, update')")
+    error = refusal(orders, Settings())
+    assert "does not publish all of insert, update and delete" in error.what
+    orders.execute(error.fix)
+    assert prepare(orders, Settings()).slot_created
+
+
+def test_a_misspelt_table_gets_a_suggestion(orders: Database) -> None:
+    error = refusal(orders, Settings(), "public.order")
+    assert error.what == "The table public.order does not exist"
+    assert error.fix == "did you mean public.orders?"
+
+
+def test_a_table_in_another_schema_is_suggested(orders: Database) -> None:
+    orders.execute("CREATE SCHEMA somewhere_else; CREATE TABLE somewhere_else.invoices (id int)")
+    assert "somewhere_else.invoices" in refusal(orders, Settings(), "public.invoices").fix
+
+
+def test_a_missing_listed_table_is_reported_before_anything_is_made(orders: Database) -> None:
+    settings = Settings(publication=Published("p", tables=("nothing_like_it",)))
+    assert "public.nothing_like_it does not exist" in refusal(orders, settings).what
+    assert publication_count(orders) == 0
+    assert slot_count(orders, settings) == 0
+
+
+def test_a_table_outside_the_publication_gets_the_quoted_statement(orders: Database) -> None:
+    orders.execute('CREATE TABLE "sel""ect" (id int PRIMARY KEY)')
+    orders.execute("CREATE PUBLICATION changes FOR TABLE orders")
+    settings = Settings()
+    error = refusal(orders, settings, 'public."sel""ect"')
+    assert error.fix == 'ALTER PUBLICATION "changes" ADD TABLE "public"."sel""ect";'
+    orders.execute(error.fix)
+    assert prepare(orders, settings, 'public."sel""ect"').slot_created
+
+
+def test_an_unlogged_table_cannot_be_wanted(orders: Database) -> None:
+    orders.execute("CREATE UNLOGGED TABLE scratch (id int PRIMARY KEY)")
+    error = refusal(orders, Settings(), "scratch")
+    assert "unlogged" in error.what
+    orders.execute(error.fix)
+    assert prepare(orders, Settings(), "scratch").slot_created
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "CREATE TABLE loose (id int)",
+        "CREATE TABLE loose (id int PRIMARY KEY); ALTER TABLE loose REPLICA IDENTITY NOTHING",
+        "CREATE TABLE loose (id int PRIMARY KEY DEFERRABLE)",
+    ],
+)
+def test_a_table_without_identity_is_a_warning_unless_it_is_wanted(
+    orders: Database, table: str
+) -> None:
+    orders.execute(table)
+    settings = Settings()
+    (warning,) = prepare(orders, settings, "orders").warnings
+    assert 'ALTER TABLE "public"."loose" REPLICA IDENTITY FULL;' in warning
+    error = refusal(orders, settings, "orders", "loose")
+    assert "public.loose has no usable replica identity" in error.what
+    orders.execute(error.fix)
+    assert prepare(orders, settings, "loose").warnings == ()
+
+
+def test_an_index_serves_as_identity(orders: Database) -> None:
+    orders.execute(
+        "CREATE TABLE keyed (id int NOT NULL); CREATE UNIQUE INDEX keyed_id ON keyed (id); "
+        "ALTER TABLE keyed REPLICA IDENTITY USING INDEX keyed_id"
+    )
+    assert prepare(orders, Settings(), "keyed").warnings == ()
+
+
+_PARTITIONED = (
+    "CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id); "
+    "CREATE TABLE part_1 PARTITION OF parts FOR VALUES FROM (0) TO (10)"
+)
+
+
+def test_the_identity_of_a_partitioned_table_is_that_of_its_leaves(orders: Database) -> None:
+    orders.execute(_PARTITIONED + "; ALTER TABLE part_1 REPLICA IDENTITY NOTHING")
+    error = refusal(orders, Settings(), "parts")
+    assert error.fix == 'ALTER TABLE "public"."part_1" REPLICA IDENTITY FULL;'
+
+
+def test_a_root_published_by_its_leaves_is_reported(orders: Database) -> None:
+    orders.execute(_PARTITIONED + "; CREATE PUBLICATION changes FOR ALL TABLES")
+    error = refusal(orders, Settings(), "parts")
+    assert "arrive under the names of its partitions" in error.what
+    orders.execute(error.fix)
+    assert prepare(orders, Settings(), "parts").slot_created
+
+
+def test_a_leaf_published_by_its_root_is_reported(orders: Database) -> None:
+    orders.execute(_PARTITIONED)
+    error = refusal(orders, Settings(), "part_1")
+    assert "arrive under the name of its root, public.parts" in error.what
+
+
+def test_a_root_without_leaves_may_be_wanted(orders: Database) -> None:
+    orders.execute("CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    assert prepare(orders, Settings(), "parts").slot_created
+
+
+def test_a_slot_of_another_database_is_refused(
+    orders: Database, postgres_server: PostgresServer
+) -> None:
+    settings = Settings()
+    with fresh_database(postgres_server.dsn) as other:
+        prepare(other, settings)
+        error = refusal(orders, settings)
+        assert f"belongs to the database {other.name}, not {orders.name}" in error.what
+
+
+def test_a_physical_slot_is_refused(orders: Database) -> None:
+    settings = Settings()
+    orders.execute(f"SELECT pg_create_physical_replication_slot('{settings.slot.name}')")
+    try:
+        assert "is a physical one" in refusal(orders, settings).what
+    finally:
+        orders.execute(f"SELECT pg_drop_replication_slot('{settings.slot.name}')")
+
+
+def test_a_temporary_slot_is_refused(orders: Database) -> None:
+    settings = Settings()
+    orders.execute("CREATE PUBLICATION changes")
+    with orders.connect() as holder:
+        holder.execute(
+            "SELECT pg_create_logical_replication_slot(%s, 'pgoutput', temporary => true)",
+            [settings.slot.name],
+        )
+        assert "is temporary" in refusal(orders, settings).what
+
+
+def test_a_name_that_no_slot_can_have_is_refused(orders: Database) -> None:
+    assert "cannot be the name of a slot" in refusal(orders, Settings(slot=Named("My-Slot"))).what
+
+
+def test_the_reader_on_the_slot_is_named(orders: Database) -> None:
+    settings = Settings()
+    prepare(orders, settings)
+    # Closed, not committed: the connection is in the middle of a COPY.
+    with closing(psycopg.connect(orders.dsn, replication="database", autocommit=True)) as reader:
+        command = f"START_REPLICATION SLOT {settings.slot.name} LOGICAL 0/0 "
+        command += "(proto_version '1', publication_names 'changes')"
+        reader.pgconn.send_query(command.encode())
+        while reader.pgconn.flush():
+            pass
+        reader.pgconn.get_result()
+        assert prepare(orders, settings).slot_active_pid == reader.info.backend_pid
+
+
+def test_a_slot_that_waits_for_an_open_transaction_gives_up_and_names_it(orders: Database) -> None:
+    with orders.connect() as writer, orders.connect() as connection, writer.transaction():
+        writer.execute("INSERT INTO orders VALUES (1, 1)")
+        with pytest.raises(SourceError, match="has not ended") as caught:
+            create_slot(connection, Settings().slot.name, timeout_s=0.3)
+        assert str(writer.info.backend_pid) in caught.value.fix
+
+
+@dataclass(frozen=True)
+class Bare:
+    """A server that lacks everything, and a database on it."""
+
+    server: EmbeddedPostgres
+    database: Database
+
+
+@pytest.fixture(scope="module")
+def bare(postgres_server: PostgresServer) -> Iterator[Bare]:
+    directory = Path(tempfile.mkdtemp(prefix="walbrook-test-bare-"))
+    lacking = {"wal_level": "replica", "max_wal_senders": "0", "max_replication_slots": "1"}
+    try:
+        with (
+            EmbeddedPostgres(directory, fast=True, settings=lacking) as server,
+            fresh_database(server.dsn) as database,
+        ):
+            yield Bare(server, database)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def test_all_problems_come_in_one_error_and_their_fixes_work(bare: Bare) -> None:
+    bare.database.execute("SELECT pg_create_physical_replication_slot('unread')")
+    error = refusal(bare.database, Settings(), "nowhere")
+    for sentence in (
+        "wal_level is replica",
+        "All 1 replication slots (max_replication_slots) are taken (nobody reads unread)",
+        "All 0 replication connections (max_wal_senders) are taken",
+        "The table public.nowhere does not exist",
+    ):
+        assert sentence in error.what
+    assert publication_count(bare.database) == 0
+    for line in ("wal_level = logical", "max_replication_slots = 6", "max_wal_senders = 5"):
+        assert f"ALTER SYSTEM SET {line};" in error.fix
+        bare.database.execute(f"ALTER SYSTEM SET {line}")
+    bare.server.restart()
+    assert prepare(bare.database, Settings()).slot_created
+
+
+def test_a_slot_whose_wal_was_removed_is_refused(bare: Bare) -> None:
+    database = bare.database
+    for line in ("wal_level = logical", "max_replication_slots = 6", "max_wal_senders = 5"):
+        database.execute(f"ALTER SYSTEM SET {line}")
+    bare.server.restart()
+    settings = Settings()
+    prepare(database, settings)
+    database.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'")
+    database.execute("SELECT pg_reload_conf()")
+    for _ in range(4):  # each fills a WAL file; the checkpoint then removes what is over the limit
+        database.execute("SELECT pg_logical_emit_message(false, 'x', 'y'), pg_switch_wal()")
+    database.execute("CHECKPOINT")
+    error = refusal(database, settings)
+    assert f"The slot {settings.slot.name} is lost" in error.what
+    assert f"SELECT pg_drop_replication_slot('{settings.slot.name}');" in error.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("orders", ("public", "orders")),
+        ("shop.orders", ("shop", "orders")),
+        ('shop."a.b"', ("shop", "a.b")),
+        ('"a.b"."c""d"', ("a.b", 'c"d')),
+    ],
+)
+def test_table_names_are_read_with_and_without_quotes(text: str, expected: Any) -> None:
+    assert TableName.parse(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", ".", "shop.", "a.b.c", '"open', 'a"b'])
+def test_a_text_that_names_no_table_is_refused(text: str) -> None:
+    with pytest.raises(SourceError, match="is not the name of a table"):
+        TableName.parse(text)

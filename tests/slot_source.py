@@ -1,0 +1,123 @@
+"""A source under test: a database with a slot, its registered rows, and a reader in a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cdc.cursor import Cursor, parse_lsn
+from cdc.log.view import LogView
+from cdc.replication.reader import ReaderSettings, SlotReader
+from cdc.replication.stop import StopSignal
+from cdc.state.migrate import migrate
+from cdc.state.positions import Settlement, consumer_cursors, register_source, settle
+from tests.fix_postgres import Database
+from tests.waiting import until
+
+
+@dataclass
+class SlotSource:
+    """Source ``shop`` with publication ``pub`` and slot ``slot_<database>``."""
+
+    database: Database
+    settings: ReaderSettings
+    term: int
+
+    @property
+    def view(self) -> LogView:
+        return LogView(self.settings.log_directory)
+
+    @contextmanager
+    def reading(self, **changes: object) -> Iterator[SlotReader]:
+        """A reader at work; stopped, and its error raised, at the end."""
+        stop = StopSignal()
+        reader = SlotReader(replace(self.settings, **changes), stop)  # type: ignore[arg-type]
+        failures: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                reader.run()
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield reader
+        finally:
+            stop.request()
+            thread.join(30)
+        if failures:
+            raise failures[0]
+
+    def messages(self) -> list[tuple[Cursor, str]]:
+        """Cursor and kind of everything in the log."""
+        view = self.view
+        found: list[tuple[Cursor, str]] = []
+        for frame in view.frames(view.first_batch(), view.next_batch()):
+            rows = frame.raw.to_pylist()
+            found += [(Cursor(r["commit_lsn"], r["commit_idx"]), chr(r["kind"])) for r in rows]
+        return found
+
+    def until_logged(self, count: int) -> list[tuple[Cursor, str]]:
+        """The log's messages once there are ``count``."""
+        until(f"{count} messages in the log", lambda: self._rows() >= count)
+        return self.messages()
+
+    def settle_all(self) -> Cursor:
+        """What a pipeline does once everything in the log is delivered."""
+        view = self.view
+        last = view.entries(view.next_batch() - 1, view.next_batch())[0]
+        end = Cursor(int(last["high_lsn"]), int(last["high_idx"]))
+        with self.database.connect() as connection:
+            consumers = {
+                name: Settlement(end) for name in consumer_cursors(connection, "shop")
+            }
+            settle(connection, source="shop", term=self.term, read_to=end, consumers=consumers)
+        return end
+
+    def confirmed_lsn(self) -> int:
+        rows = self.database.execute(
+            f"SELECT confirmed_flush_lsn FROM pg_replication_slots "
+            f"WHERE slot_name = '{self.settings.slot}'"
+        )
+        return parse_lsn(str(rows[0][0]))
+
+    def _rows(self) -> int:
+        view = self.view
+        return int(view.entries(view.first_batch(), view.next_batch())["rows"].sum())
+
+
+def make_slot_source(
+    database: Database, directory: Path, *, publication: str = "FOR TABLES IN SCHEMA public"
+) -> SlotSource:
+    """Publication, slot, state schema and rows for ``database``."""
+    slot = f"slot_{database.name}"[:63]
+    database.execute(f"CREATE PUBLICATION pub {publication}")
+    (row,) = database.execute(
+        f"SELECT lsn::text FROM pg_create_logical_replication_slot('{slot}', 'pgoutput')"
+    )
+    with database.connect() as connection:
+        migrate(connection)
+        term = register_source(
+            connection,
+            name="shop",
+            slot=slot,
+            publication="pub",
+            system_identifier="1",
+            slot_lsn=parse_lsn(row[0]),
+            consumers=["all"],
+        )
+    settings = ReaderSettings(
+        source="shop",
+        dsn=database.dsn,
+        slot=slot,
+        publication="pub",
+        state_dsn=database.dsn,
+        log_directory=directory,
+        idle_s=0.2,
+    )
+    return SlotSource(database, settings, term)

@@ -1,0 +1,75 @@
+"""Log, Spark and service."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.config.config_texts import BASE, databases, read, refusal
+
+
+def test_the_log_has_its_defaults() -> None:
+    log = read(databases()).log
+    assert (log.directory, log.durability) == (BASE / "var/log", "disk")
+    assert (log.batch_rows, log.batch_bytes, log.linger_ms) == (16384, 4 * 2**20, 10)
+    assert (log.segment_bytes, log.max_bytes) == (64 * 2**20, 16 * 2**30)
+
+
+def test_an_empty_section_means_its_defaults() -> None:
+    assert read(databases() + "log:\nspark: {}\nservice:\n") == read(databases())
+
+
+@pytest.mark.parametrize("durability", ["memory", "on"])
+def test_the_log_is_durable_on_disk_or_by_fsync(durability: str) -> None:
+    found = refusal(databases() + f"log: {{durability: {durability}}}")
+    assert "log.durability: should be 'disk' or 'fsync'" in found
+
+
+def test_the_log_needs_room_for_four_segments() -> None:
+    read(databases() + "log: {segment_bytes: 1GiB, max_bytes: 4GiB}")
+    found = refusal(databases() + "log: {segment_bytes: 1GiB, max_bytes: 4GB}")
+    assert "log: max_bytes is less than 4 × segment_bytes" in found
+
+
+@pytest.mark.parametrize("size", ["0", "64M", "lots", "[1]", "true"])
+def test_a_size_is_positive_and_has_a_known_unit(size: str) -> None:
+    found = refusal(databases() + f"log: {{batch_bytes: {size}}}")
+    assert "log.batch_bytes: should be" in found
+
+
+def test_spark_has_its_defaults() -> None:
+    spark = read(databases()).spark
+    assert (spark.master, spark.app_name, spark.driver_memory) == ("local[*]", "walbrook", "1g")
+    assert (spark.ui, spark.log_level, spark.conf) == (False, "ERROR", {})
+    assert (spark.micro_batch_rows, spark.micro_batch_bytes) == (200_000, 128 * 2**20)
+    assert spark.checkpoint_directory == BASE / "var/spark"
+
+
+def test_the_log_level_off_is_a_word_and_not_a_boolean() -> None:
+    assert read(databases() + "spark: {log_level: OFF}").spark.log_level == "OFF"
+
+
+def test_further_spark_settings_become_their_text() -> None:
+    text = "spark: {conf: {a: 8, b: true, c: 1.50, d: 64m}}"
+    assert read(databases() + text).spark.conf == {"a": "8", "b": "true", "c": "1.50", "d": "64m"}
+
+
+def test_a_spark_setting_with_a_key_of_its_own_is_not_set_twice() -> None:
+    found = refusal(databases() + "spark: {conf: {spark.master: yarn}}")
+    assert "spark: conf holds spark.master; set spark.master" in found
+
+
+def test_driver_memory_is_as_spark_writes_it() -> None:
+    assert read(databases() + "spark: {driver_memory: 512m}").spark.driver_memory == "512m"
+    assert "such as 512m or 2g" in refusal(databases() + "spark: {driver_memory: much}")
+
+
+def test_the_service_has_its_defaults() -> None:
+    service = read(databases()).service
+    assert (service.http.enabled, service.http.host, service.http.port) == (True, "127.0.0.1", 7376)
+    assert (service.log_level, service.log_format) == ("info", "console")
+    assert service.drain_timeout_s == 30
+
+
+def test_the_http_port_may_be_0_for_a_free_one() -> None:
+    assert read(databases() + "service: {http: {port: 0}}").service.http.port == 0
+    assert "service.http.port: should be" in refusal(databases() + "service: {http: {port: 65536}}")

@@ -1,0 +1,67 @@
+"""Damaged messages: an error that names its place, or a valid result; nothing else."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from cdc.decode import decode_changes
+from cdc.errors import DecodeError
+from tests import pgoutput
+from tests.pgoutput import UNCHANGED
+from tests.unit.decode.frames import OID, Frame, table
+
+SEED = 20260101
+CASES = 20_000
+RELATION = table(("id", 20, True), ("flag", 16), ("n", 1700), ("text", 25), ("list", 1007))
+PAYLOADS = [
+    pgoutput.insert(OID, ["1", "t", "1.5", 'a"b', "{1,2}"]),
+    pgoutput.insert(OID, ["-7", None, None, "ü", None]),
+    pgoutput.update(OID, ["2", "f", "NaN", UNCHANGED, "{}"]),
+    pgoutput.update(OID, ["3", "t", "0", "x", "{{1},{2}}"], key=["2", None, None, None, None]),
+    pgoutput.update(OID, ["3", "t", "0", UNCHANGED, None], old=["3", "f", "1", "long", "{3}"]),
+    pgoutput.delete(OID, old=["3", "f", "1", "long", "{3}"]),
+    pgoutput.truncate([OID]),
+]
+
+
+def _damaged(payload: bytes, choice: random.Random) -> bytes:
+    data = bytearray(payload)
+    for _ in range(choice.randint(1, 3)):
+        at = choice.randrange(len(data)) if data else 0
+        action = choice.randrange(4)
+        if action == 0 and data:
+            data[at] = choice.choice((0, 1, 0x22, 0x5C, 0x7F, 0x80, 0xFF, choice.randrange(256)))
+        elif action == 1:
+            del data[at:]
+        elif action == 2:
+            del data[at : at + choice.randint(1, 4)]
+        else:
+            data[at:at] = choice.randbytes(choice.randint(1, 4))
+    return bytes(data)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_damaged_message_is_refused_or_read_as_valid_json(part: int) -> None:
+    choice = random.Random(SEED + part)
+    refused = misplaced = 0
+    for _ in range(CASES // 4):
+        # Good neighbours on both sides: reading past the row's end would find sensible bytes.
+        frame = Frame()
+        for payload in (PAYLOADS[0], _damaged(choice.choice(PAYLOADS), choice), PAYLOADS[1]):
+            frame.add(payload, RELATION)
+        try:
+            changes = decode_changes(frame.batch().slice(1, 1), frame.schemas)
+        except DecodeError as error:
+            refused += 1
+            misplaced += "16/100:1" not in str(error)
+            continue
+        changes.validate(full=True)
+        for name in ("record", "changes", "record_pks", "unchanged"):
+            text = changes.column(name)[0].as_py()
+            if text is not None:
+                json.loads(text)
+    assert misplaced == 0
+    assert CASES // 8 < refused < CASES // 4

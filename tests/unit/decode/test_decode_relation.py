@@ -1,0 +1,70 @@
+"""The Relation message and the schemas that travel with a frame."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.decode.raw import decode_schemas, encode_schemas
+from cdc.decode.relation import Column, Relation, parse_relation
+from cdc.errors import DecodeError
+from tests import pgoutput
+
+MESSAGE = pgoutput.relation(
+    16400, "Büro", "select", [("id", 23, True), ("a.b", 1043)], identity="i", typmod=14
+)
+
+
+def test_a_relation_is_read_whole() -> None:
+    assert parse_relation(MESSAGE) == Relation(
+        16400, "Büro", "select", "i", (Column("id", 23, 14, True), Column("a.b", 1043, 14, False))
+    )
+
+
+def test_an_empty_namespace_is_postgres_own_catalog() -> None:
+    assert parse_relation(pgoutput.relation(1, "", "pg_x", [])).namespace == "pg_catalog"
+
+
+@pytest.mark.parametrize("length", range(len(MESSAGE)))
+def test_a_cut_relation_is_refused_at_every_byte(length: int) -> None:
+    with pytest.raises(DecodeError, match="Relation message cannot be read"):
+        parse_relation(MESSAGE[:length])
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (MESSAGE + b"\0", "1 bytes follow"),
+        (b"X" + MESSAGE[1:], "start with R"),
+        (pgoutput.relation(1, "s", "t", [], identity="x"), "replica identity is 'x'"),
+        (pgoutput.relation(1, "s", "t", [("a", 1), ("a", 2)]), "one name"),
+        (pgoutput.relation(1, "s", "t", [("", 1)]), "column name is empty"),
+        (pgoutput.relation(1, "s", "t", [("a", 1)]).replace(b"\0\1\0a", b"\0\1\7a"), "flags 7"),
+        (MESSAGE.replace(b"a.b", b"a\xffb"), "not UTF-8"),
+    ],
+)
+def test_an_impossible_relation_is_refused(message: bytes, why: str) -> None:
+    with pytest.raises(DecodeError, match=why):
+        parse_relation(message)
+
+
+@given(st.dictionaries(st.integers(0, 2**64 - 1), st.binary(max_size=60), max_size=5))
+def test_schemas_come_back_as_they_were(schemas: dict[int, bytes]) -> None:
+    assert decode_schemas(encode_schemas(schemas)) == schemas
+
+
+def test_damaged_schemas_are_refused_at_every_byte() -> None:
+    data = encode_schemas({7: MESSAGE, 2**63: b"R"})
+    for length in range(len(data)):
+        with pytest.raises(DecodeError, match="schemas of a frame"):
+            decode_schemas(data[:length])
+    with pytest.raises(DecodeError, match="1 bytes follow"):
+        decode_schemas(data + b"\0")
+
+
+def test_a_schema_given_twice_is_refused() -> None:
+    data = encode_schemas({7: b"R", 8: b"S"})
+    twice = data.replace((8).to_bytes(8, "big"), (7).to_bytes(8, "big"))
+    with pytest.raises(DecodeError, match="twice"):
+        decode_schemas(twice)
