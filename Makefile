@@ -15,10 +15,10 @@ help: ## List the targets
 .PHONY: setup
 setup: $(READY) ## Make .venv with all dependencies as locked, and find or install Java
 
-$(READY): requirements.lock pyproject.toml scripts/find-python scripts/ensure-java
+$(READY): requirements.lock pyproject.toml
 	@scripts/ensure-java >/dev/null
 	@python="$$(scripts/find-python)" && echo "Making .venv with $$python ..." && \
-		"$$python" -m venv --clear .venv
+		"$$python" -m venv .venv
 	@echo "Installing the locked dependencies ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 		-r requirements.lock

@@ -90,7 +90,7 @@ def _columns(frame: pa.RecordBatch) -> None:
     payload = frame.column("payload")
     bounds = offsets_of(payload).astype(np.int64)
     payloads = Payloads(payload.buffers()[2])
-    read_rows(plan_for(RELATION), payloads, bounds[:-1], bounds[1:], tag="N")
+    read_rows(plan_for(RELATION), payloads, bounds[:-1], bounds[1:], kind="I", tag="N")
 
 
 def _messages(frame: pa.RecordBatch) -> None:

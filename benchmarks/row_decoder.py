@@ -1,7 +1,7 @@
 """A decoder that reads one row at a time: plain, obvious, and the yardstick for the columnar one.
 
-It builds a Python object for every value and writes JSON with orjson. Its results are parsed JSON
-values wherever that loses nothing, so tests can compare meaning; numbers are embedded verbatim.
+It makes a Python object of every value and writes JSON with orjson. For what it knows (scalars;
+arrays stay text) it gives the same bytes as ``cdc.decode``, so tests hold one against the other.
 """
 
 from __future__ import annotations

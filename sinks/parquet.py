@@ -111,8 +111,8 @@ class ParquetSink:
             refuse_strangers(self._root, lambda name: name != self._own.name)
         elif position != self._placed:
             self._place(position)
-        for leftover in os.scandir(self._staging):
-            os.unlink(leftover.path)
+        for leftover in os.listdir(self._staging):
+            os.unlink(self._staging / leftover)
         return position
 
     def _place(self, position: Position) -> None:

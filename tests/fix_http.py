@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -27,6 +27,13 @@ class Scripted:
     hang_up: bool = False  # close the connection in place of an answer
 
 
+def carried(body: bytes) -> list[dict[str, object]]:
+    """The messages in a request's body, whether batched or alone."""
+    content = orjson.loads(body)
+    found: list[dict[str, object]] = content.get("data", [content])
+    return found
+
+
 @dataclass(frozen=True)
 class Received:
     """One request, and the status it was given; 0 when the endpoint hung up."""
@@ -39,10 +46,7 @@ class Received:
 
     @property
     def messages(self) -> list[dict[str, object]]:
-        """The messages it carried, whether batched or alone."""
-        content = orjson.loads(self.body)
-        found: list[dict[str, object]] = content["data"] if "data" in content else [content]
-        return found
+        return carried(self.body)
 
 
 class Endpoint:
@@ -53,6 +57,7 @@ class Endpoint:
     def __init__(self) -> None:
         self.requests: list[Received] = []
         self.script: deque[Scripted] = deque()
+        self.refuses: Callable[[list[dict[str, object]]], bool] | None = None  # answered with 422
         self.connections = 0
         self._lock = threading.Lock()
         self._port = 0
@@ -82,7 +87,8 @@ class Endpoint:
             def do_POST(self) -> None:
                 endpoint._answer(self)
 
-            do_PUT = do_POST
+            def do_PUT(self) -> None:
+                endpoint._answer(self)
 
             def log_message(self, format: str, *args: object) -> None:
                 """The recorded requests are the log."""
@@ -104,6 +110,8 @@ class Endpoint:
         body = handler.rfile.read(int(handler.headers.get("Content-Length", "0")))
         with self._lock:
             answer = self.script.popleft() if self.script else Scripted()
+            if self.refuses is not None and self.refuses(carried(body)):
+                answer = Scripted(422)
             self.requests.append(
                 Received(
                     handler.command,

@@ -77,7 +77,7 @@ def decode_changes(raw: pa.RecordBatch, schemas: Mapping[int, bytes]) -> pa.Reco
     try:
         return _put_together(frame, groups, [_decode_group(frame, group) for group in groups])
     except (pa.ArrowInvalid, pa.ArrowCapacityError) as fault:
-        # An Arrow string column holds 2 GiB; names and escapes can make JSON of less raw bytes.
+        # An Arrow string column holds 2 GiB. Long names and escapes can make that of a small frame.
         raise DecodeError(
             f"{raw.num_rows} changes do not fit into one Arrow batch as JSON: {fault}",
             fix="decode fewer rows at once: lower the batch size of the source",
@@ -162,8 +162,8 @@ def _decode_table(frame: _Frame, group: _Group, plan: TablePlan) -> Decoded:
     other = frame.payloads.uint32(starts + 1) != oid
     if other.any():
         raise PlacedError(first(other), "its message is of another table")
-    tuples = read_rows(plan, frame.payloads, starts, ends, tag=group.tag)
-    return decode_rows(plan, tuples, len(rows), tag=group.tag, kind=group.kind)
+    tuples = read_rows(plan, frame.payloads, starts, ends, kind=group.kind, tag=group.tag)
+    return decode_rows(plan, tuples, len(rows), kind=group.kind, tag=group.tag)
 
 
 def _payloads_of(frame: _Frame, group: _Group) -> list[bytes]:

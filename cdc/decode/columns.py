@@ -17,6 +17,8 @@ from cdc.errors import DecodeError
 Mask = NDArray[np.bool_]
 Positions = NDArray[np.int64]
 
+_EVENS = pa.array(np.arange(0, 1 << 17, 2, dtype=np.int32))  # for most frames, made once
+
 
 class PlacedError(DecodeError):
     """A fault in the row at ``position`` of its group; whoever knows the table and the cursors
@@ -50,7 +52,13 @@ def gather(data: pa.Buffer, starts: Positions, stops: Positions) -> pa.BinaryArr
     offsets[-1] = stops[-1] if count else 0
     # Even elements are the values, odd ones what lies between them: one take copies the values.
     cuts = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(offsets), data])
-    return cuts.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
+    return cuts.take(_evens(count))
+
+
+def _evens(count: int) -> pa.Array:
+    if count <= len(_EVENS):
+        return _EVENS.slice(0, count)
+    return pa.array(np.arange(0, 2 * count, 2, dtype=np.int32))
 
 
 def only_where(values: pa.Array, present: Mask) -> pa.Array:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -43,14 +42,13 @@ class Tuples:
 
 
 def read_rows(
-    plan: TablePlan, payloads: Payloads, starts: Positions, ends: Positions, *, tag: str
+    plan: TablePlan, payloads: Payloads, starts: Positions, ends: Positions, *, kind: str, tag: str
 ) -> Tuples:
     """Walk messages whose first tuple has this ``tag``: N is a new one, K and O are old ones."""
-    updates = payloads.bytes[starts[0]] == ord("U")
     columns, at = read_tuples(payloads, starts + _TAG + 1, ends, plan.names)
     old = None if tag == "N" else columns
     new = columns if tag == "N" else None
-    if old is not None and updates:
+    if old is not None and kind == "U":
         _refuse(at >= ends, "its message ends before the new tuple")
         _refuse(payloads.bytes[at] != _NEW, "no new tuple follows its old one")
         new, at = read_tuples(payloads, at + 1, ends, plan.names)
@@ -58,7 +56,7 @@ def read_rows(
     return Tuples(old, new)
 
 
-def decode_rows(plan: TablePlan, tuples: Tuples, count: int, *, tag: str, kind: str) -> Decoded:
+def decode_rows(plan: TablePlan, tuples: Tuples, count: int, *, kind: str, tag: str) -> Decoded:
     """The JSON of rows that ``read_rows`` read."""
     row = tuples.new if tuples.new is not None else tuples.old
     assert row is not None  # every kind of row has one of them
@@ -161,6 +159,6 @@ def _unchanged(plan: TablePlan, row: list[TextColumn], count: int) -> pa.StringA
     )
 
 
-def _refuse(bad: Mask | np.bool_, what: str) -> None:
+def _refuse(bad: Mask, what: str) -> None:
     if bad.any():
-        raise PlacedError(first(np.asarray(bad)), what)
+        raise PlacedError(first(bad), what)

@@ -37,12 +37,15 @@ class Payloads:
     def bytes(self) -> NDArray[np.uint8]:
         return np.frombuffer(self.data, np.uint8)
 
+    @cached_property
+    def _uint32_at_every_byte(self) -> NDArray[np.uint32]:
+        # They overlap on purpose, so that one can be read at any position.
+        return np.ndarray((max(len(self.bytes) - 3, 0),), ">u4", self.data, 0, (1,))
+
     def uint32(self, positions: Positions) -> Positions:
-        """The big-endian number that starts at each position."""
-        starts = max(len(self.bytes) - 3, 0)
-        # One number per byte: overlapping on purpose, so that any position can be read.
-        overlapping = np.ndarray((starts,), ">u4", self.data, 0, (1,))
-        return overlapping[positions].astype(np.int64)
+        """The big-endian number at each position; that of the last bytes if none starts there."""
+        numbers = self._uint32_at_every_byte
+        return numbers[np.minimum(positions, len(numbers) - 1)].astype(np.int64)
 
     def uint16(self, positions: Positions) -> Positions:
         """The big-endian number that starts at each position."""
@@ -70,22 +73,21 @@ def read_tuples(
 def _read_column(
     payloads: Payloads, at: Positions, ends: Positions, name: str
 ) -> tuple[TextColumn, Positions]:
-    _refuse(at >= ends, "its message ends before this column", name)
-    kinds = payloads.bytes[at]
+    # A row that has ended already reads a byte of its neighbour here. No value is that short:
+    # it then stops behind its end, and one comparison finds every kind of overrun.
+    kinds = payloads.bytes.take(at, mode="clip")
     text = kinds == _TEXT
     if text.all():
-        _refuse(at + 5 > ends, "its message ends within this column's length", name)
         starts = at + 5
         stops = starts + payloads.uint32(at + 1)
-        _refuse(stops > ends, "this value is longer than its message", name)
+        _refuse_overrun(at, stops, ends, text, name)
         return TextColumn(gather(payloads.data, starts, stops)), stops
     unchanged = kinds == _UNCHANGED
+    _refuse(at >= ends, "its message ends before this column", name)
     _refuse_kinds(kinds, text | unchanged | (kinds == _NULL), name)
-    _refuse(text & (at + 5 > ends), "its message ends within this column's length", name)
     starts = at + np.where(text, 5, 1)
-    # Rows without text read some length too, that of position 0, and do not use it.
-    stops = starts + np.where(text, payloads.uint32(np.where(text, at + 1, 0)), 0)
-    _refuse(stops > ends, "this value is longer than its message", name)
+    stops = starts + np.where(text, payloads.uint32(at + 1), 0)
+    _refuse_overrun(at, stops, ends, text, name)
     values = only_where(gather(payloads.data, starts, stops), text)
     return TextColumn(values, unchanged if unchanged.any() else None), stops
 
@@ -93,6 +95,16 @@ def _read_column(
 def _refuse(bad: Mask, what: str, name: str | None = None) -> None:
     if bad.any():
         raise PlacedError(first(bad), what, name)
+
+
+def _refuse_overrun(
+    at: Positions, stops: Positions, ends: Positions, text: Mask, name: str
+) -> None:
+    if not (stops > ends).any():
+        return
+    _refuse(at >= ends, "its message ends before this column", name)
+    _refuse(text & (at + 5 > ends), "its message ends within this column's length", name)
+    _refuse(stops > ends, "this value is longer than its message", name)
 
 
 def _refuse_kinds(kinds: NDArray[np.uint8], known: Mask, name: str) -> None:

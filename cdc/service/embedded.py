@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import pwd
 import secrets
-import stat
+import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Final, Literal, Self
 
 from cdc.errors import OperatorError
 from cdc.service.loopback import LOOPBACK, free_port
+from cdc.service.server_account import hand_over, let_others_pass_to, server_account
 
 Version = Literal[16, 18]
 
@@ -30,7 +30,6 @@ START_TIMEOUT_S: Final = 60
 STOP_TIMEOUT_S: Final = 20
 START_ATTEMPTS: Final = 3  # another process may take the free port before the server does
 
-_SERVER_ACCOUNT: Final = "pgserver"
 _BIN_BY_VERSION: Final = {16: "pginstall/bin", 18: "pginstall18/bin"}
 _SETTINGS: Final = {
     "wal_level": "logical",
@@ -78,6 +77,7 @@ class EmbeddedPostgres:
         self._password_file = self.directory / "password"
         self._fast = fast
         self._settings = {**_SETTINGS, **(_FAST_SETTINGS if fast else {}), **(settings or {})}
+        self._account = server_account()
         self._port = 0
         self._password = ""
 
@@ -97,8 +97,9 @@ class EmbeddedPostgres:
     def start(self) -> None:
         """Create the server if the directory is new, and start it."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        if os.geteuid() == 0:
-            self._hand_over_to_the_server_account()
+        if self._account is not None:
+            hand_over(self.directory, self._account)
+            let_others_pass_to(self.bin_directory)
         if not (self._data / "PG_VERSION").exists():
             self._create()
         self._require_same_version()
@@ -150,7 +151,7 @@ class EmbeddedPostgres:
         self.stop()
 
     def _create(self) -> None:
-        self._write_privately(self._password_file, secrets.token_urlsafe(24))
+        self._write_password()
         made = self._run(
             "initdb",
             f"--pgdata={self._data}",
@@ -185,12 +186,11 @@ class EmbeddedPostgres:
         return self._run("pg_ctl", action, "-D", str(self._data), *wait, *options)
 
     def _run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        account = _SERVER_ACCOUNT if os.geteuid() == 0 else None
         return subprocess.run(
             [str(self.bin_directory / program), *arguments],
-            user=account,
-            group=account,
-            extra_groups=[] if account else None,
+            user=self._account,
+            group=self._account,
+            extra_groups=[] if self._account else None,
             cwd=self.directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -201,24 +201,13 @@ class EmbeddedPostgres:
             env={k: v for k, v in os.environ.items() if not k.startswith("PG")},
         )
 
-    def _hand_over_to_the_server_account(self) -> None:
-        """Postgres refuses to run as root: give the directory to an account that may run it."""
-        try:
-            account = pwd.getpwnam(_SERVER_ACCOUNT)
-        except KeyError:
-            account = _create_account()
-        os.chown(self.directory, account.pw_uid, account.pw_gid)
-        self.directory.chmod(0o700)
-        for path in (self.directory, self.bin_directory):
-            _let_others_pass_to(path)
-
-    def _write_privately(self, path: Path, text: str) -> None:
-        path.unlink(missing_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
-        if os.geteuid() == 0:
-            account = pwd.getpwnam(_SERVER_ACCOUNT)
-            os.chown(path, account.pw_uid, account.pw_gid)
+    def _write_password(self) -> None:
+        self._password_file.unlink(missing_ok=True)
+        private = os.open(self._password_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(private, "w") as file:
+            file.write(secrets.token_urlsafe(24))
+        if self._account is not None:
+            shutil.chown(self._password_file, self._account, self._account)
 
     def _log_tells_of_a_taken_port(self) -> bool:
         return "Address already in use" in "".join(self._log_lines()[-8:])
@@ -229,26 +218,3 @@ class EmbeddedPostgres:
 
     def _log_lines(self) -> list[str]:
         return self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
-
-
-def _create_account() -> pwd.struct_passwd:
-    try:
-        subprocess.run(
-            ["useradd", "--system", "--no-create-home", "--user-group", _SERVER_ACCOUNT],
-            check=True,
-            capture_output=True,
-        )
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise OperatorError(
-            f"Postgres does not run as root, and the account {_SERVER_ACCOUNT} cannot be made",
-            fix="run as an ordinary user",
-        ) from error
-    return pwd.getpwnam(_SERVER_ACCOUNT)
-
-
-def _let_others_pass_to(path: Path) -> None:
-    """Add the right to pass through, not to list, to the folders above ``path``."""
-    for folder in path.parents:
-        mode = folder.stat().st_mode
-        if not mode & stat.S_IXOTH:
-            folder.chmod(mode | stat.S_IXOTH)

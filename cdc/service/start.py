@@ -59,7 +59,7 @@ def _prepare(config: Config, database: Database) -> int:
             name=database.name,
             slot=database.slot.name,
             publication=database.publication.name,
-            system_identifier=identity.system_identifier,
+            system_identifier=str(identity.system_identifier),
             slot_lsn=identity.slot_confirmed_lsn,
             consumers=[sink.name for sink in sinks],
         )

@@ -61,6 +61,8 @@ class _Pieces:
     elements: list[str] = field(default_factory=list)
 
     def fill(self, element: Family) -> None:
+        if not self.elements:
+            return
         texts = pa.array([text.encode() for text in self.elements], pa.binary())
         try:
             filled = element(texts).bare().to_pylist()

@@ -14,7 +14,7 @@ from cdc.replication.preflight import publication as publications
 from cdc.replication.preflight import slot as slots
 from cdc.replication.preflight import tables as catalog
 from cdc.replication.preflight.problem import Problem, raise_problems
-from cdc.replication.preflight.server import require_version, server_problems
+from cdc.replication.preflight.server import server_problems, version_problems
 from cdc.replication.preflight.tables import TableName
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -80,7 +80,8 @@ def prepare_source(
 def _prepare(
     connection: Connection, database: SourceSettings, wanted: Sequence[TableName]
 ) -> SourceIdentity:
-    version = require_version(connection)
+    version = connection.info.server_version
+    raise_problems(version_problems(version))
     slot = slots.read_slot(connection, database.slot.name)
     problems = server_problems(
         connection,

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import psycopg
 
-from cdc.replication.preflight.problem import Problem, raise_problems, statement
+from cdc.replication.preflight.problem import Problem, statement
 
 OLDEST_VERSION: Final = 14
 
@@ -27,20 +27,17 @@ _IDLE_SLOTS: Final = (
 )
 
 
-def require_version(connection: psycopg.Connection[tuple[Any, ...]]) -> int:
-    """The server's version number, such as 180001; too old a server ends the checks."""
-    version = connection.info.server_version
-    if version < OLDEST_VERSION * 10_000:
-        major = version // 10_000
-        raise_problems(
-            [
-                Problem(
-                    f"The server runs Postgres {major}; Walbrook needs {OLDEST_VERSION} or later",
-                    "upgrade the server.",
-                )
-            ]
+def version_problems(server_version: int) -> list[Problem]:
+    """A server too old for the other checks; ``server_version`` is a number such as 180001."""
+    major = server_version // 10_000
+    if major >= OLDEST_VERSION:
+        return []
+    return [
+        Problem(
+            f"The server runs Postgres {major}; Walbrook needs {OLDEST_VERSION} or later",
+            "upgrade the server.",
         )
-    return version
+    ]
 
 
 def server_problems(

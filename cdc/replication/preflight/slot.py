@@ -55,8 +55,8 @@ def read_slot(connection: psycopg.Connection[tuple[Any, ...]], name: str) -> Slo
     return Slot(
         confirmed_lsn=parse_lsn(confirmed) if confirmed else 0,
         active_pid=slot["active_pid"],
-        problems=tuple(_problems(name, slot, database)),
-        warnings=tuple(_warnings(name, slot)),
+        problems=tuple(slot_problems(name, slot, database)),
+        warnings=tuple(slot_warnings(name, slot)),
     )
 
 
@@ -72,7 +72,8 @@ def name_problems(name: str) -> list[Problem]:
     ]
 
 
-def _problems(name: str, slot: dict[str, Any], database: str) -> list[Problem]:
+def slot_problems(name: str, slot: dict[str, Any], database: str) -> list[Problem]:
+    """Why the slot, a row of pg_replication_slots, cannot serve this database."""
     another = "name another slot in the configuration."
     if slot["slot_type"] != "logical":
         return [Problem(f"The slot {name} is a physical one; a logical one is needed", another)]
@@ -101,7 +102,8 @@ def _problems(name: str, slot: dict[str, Any], database: str) -> list[Problem]:
     return []
 
 
-def _warnings(name: str, slot: dict[str, Any]) -> list[Problem]:
+def slot_warnings(name: str, slot: dict[str, Any]) -> list[Problem]:
+    """What will become a problem if nobody acts."""
     if slot["wal_status"] != "unreserved":
         return []
     return [

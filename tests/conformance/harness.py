@@ -1,0 +1,162 @@
+"""One small harness a destination: open a sink on it, read back what it holds, take it away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Protocol, cast
+
+import orjson
+import pyarrow.dataset
+import redis
+
+from cdc.cursor import Cursor
+from sinks.base import Sink
+from sinks.file import FileSink
+from sinks.parquet import ParquetSink
+from sinks.redis_stream import RedisStreamSink
+from sinks.webhook import WebhookSink
+from tests.conformance.messages import CONSUMER, Held, held
+from tests.fix_http import Endpoint
+
+
+class Harness(Protocol):
+    """A destination under test."""
+
+    absorbs: bool  # whether it holds a replayed message once
+
+    def open(self) -> Sink: ...
+    def held(self) -> list[Held]: ...
+    def outage(self) -> AbstractContextManager[None]: ...
+
+
+class FileHarness:
+    absorbs = True
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / "out"
+
+    def open(self) -> Sink:
+        return FileSink(self.directory / "changes", rotate_bytes=20_000)
+
+    def held(self) -> list[Held]:
+        files = sorted((self.directory / "changes").glob("changes-*.jsonl"))
+        lines = [line for file in files for line in file.read_bytes().splitlines()]
+        return [held(orjson.loads(line)) for line in lines]
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        with _not_a_directory(self.directory):
+            yield
+
+
+class ParquetHarness:
+    absorbs = True
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / "lake"
+
+    def open(self) -> Sink:
+        return ParquetSink(self.directory / "changes")
+
+    def held(self) -> list[Held]:
+        root = self.directory / "changes"
+        if not root.exists():
+            return []
+        # As a query engine reads it: every file that is not hidden, partitions from the path.
+        rows = pyarrow.dataset.dataset(root, format="parquet", partitioning="hive").to_table()
+        found = [
+            Held(
+                Cursor(row["commit_lsn"], row["commit_idx"]),
+                row["action"],
+                orjson.loads(row["record"]),
+                orjson.loads(row["changes"]) if row["changes"] is not None else None,
+            )
+            for row in rows.to_pylist()
+        ]
+        return sorted(found, key=lambda one: one.cursor)
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        with _not_a_directory(self.directory):
+            yield
+
+
+class RedisHarness:
+    absorbs = True
+
+    def __init__(self, url: str, client: redis.Redis) -> None:
+        self.url = url
+        self.client = client
+        self.key = f"walbrook.{CONSUMER}"
+
+    def open(self) -> Sink:
+        return RedisStreamSink(
+            consumer=CONSUMER, stream_key=self.key, batch_size=100, timeout_s=10, url=self.url
+        )
+
+    def held(self) -> list[Held]:
+        return [_entry(entry_id, fields) for entry_id, fields in self.entries()]
+
+    def entries(self) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        found = self.client.xrange(self.key)
+        return cast("list[tuple[bytes, dict[bytes, bytes]]]", found)
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        self.client.config_set("maxmemory", "1")
+        try:
+            yield
+        finally:
+            self.client.config_set("maxmemory", "0")
+
+
+class WebhookHarness:
+    absorbs = False
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+
+    def open(self) -> Sink:
+        return WebhookSink(
+            self.endpoint.url,
+            consumer=CONSUMER,
+            batch_size=100,
+            timeout_s=10,
+            max_retries=1,
+            wait=lambda seconds: None,
+        )
+
+    def held(self) -> list[Held]:
+        return [held(message) for request in self.endpoint.accepted for message in request.messages]
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        self.endpoint.stop()
+        try:
+            yield
+        finally:
+            self.endpoint.start()
+
+
+def _entry(entry_id: bytes, fields: dict[bytes, bytes]) -> Held:
+    assert list(fields) == [b"record", b"changes", b"action", b"metadata"]
+    lsn, _, idx = entry_id.decode().partition("-")
+    metadata = orjson.loads(fields[b"metadata"])
+    assert (metadata["commit_lsn"], metadata["commit_idx"]) == (int(lsn), int(idx))
+    return Held(
+        Cursor(int(lsn), int(idx)),
+        fields[b"action"].decode(),
+        orjson.loads(fields[b"record"]),
+        orjson.loads(fields[b"changes"]),
+    )
+
+
+@contextmanager
+def _not_a_directory(path: Path) -> Iterator[None]:
+    path.write_text("a file stands where the directory should be")
+    try:
+        yield
+    finally:
+        path.unlink()

@@ -1,0 +1,145 @@
+"""What every sink promises, asked of each on its real destination."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from cdc.change import MessageBatch
+from sinks.base import Delivery, Sink
+from tests.conformance.harness import (
+    FileHarness,
+    Harness,
+    ParquetHarness,
+    RedisHarness,
+    WebhookHarness,
+)
+from tests.conformance.messages import Sample, batch, batch_of, expected, numbered
+
+
+@pytest.fixture(params=["file", "parquet", "redis_stream", "webhook"])
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
+    if request.param == "file":
+        return FileHarness(tmp_path)
+    if request.param == "parquet":
+        return ParquetHarness(tmp_path)
+    if request.param == "redis_stream":
+        return RedisHarness(
+            request.getfixturevalue("redis_url"), request.getfixturevalue("redis_client")
+        )
+    return WebhookHarness(request.getfixturevalue("endpoint"))
+
+
+def _deliver(sink: Sink, *batches: MessageBatch) -> None:
+    for one in batches:
+        delivery = sink.deliver(one)
+        assert delivery.error is None
+        assert delivery.settled == len(one)
+
+
+def test_messages_arrive_in_order_and_exactly(harness: Harness) -> None:
+    sink = harness.open()
+    _deliver(sink, batch(0, 1), batch(1, 250), batch(250, 600))
+    sink.close()
+    assert harness.held() == expected(numbered(0, 600))
+
+
+def test_a_replay_that_is_cut_differently_adds_only_what_is_missing(harness: Harness) -> None:
+    sink = harness.open()
+    _deliver(sink, batch(0, 100), batch(100, 200))
+    replay = [sink.deliver(batch(50, 130)), sink.deliver(batch(130, 260))]
+    sink.close()
+    assert [one.settled for one in replay] == [80, 130]
+    if harness.absorbs:
+        assert [one.absorbed for one in replay] == [80, 70]
+        assert harness.held() == expected(numbered(0, 260))
+    else:
+        assert harness.held() == expected([*numbered(0, 200)]) + expected(
+            numbered(50, 260), start=50
+        )
+
+
+def test_a_sink_that_is_opened_again_goes_on(harness: Harness) -> None:
+    for start in (0, 40, 80):
+        sink = harness.open()
+        _deliver(sink, batch(start, start + 40))
+        sink.close()
+    assert harness.held() == expected(numbered(0, 120))
+
+
+def test_two_open_sinks_that_replay_the_same_range_neither_lose_nor_reorder(
+    harness: Harness,
+) -> None:
+    deliveries: list[Delivery] = []
+
+    def replay(step: int) -> None:
+        sink = harness.open()
+        for start in range(0, 600, step):
+            deliveries.append(sink.deliver(batch(start, min(start + step, 600))))
+        sink.close()
+
+    threads = [threading.Thread(target=replay, args=(step,)) for step in (35, 60)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [one.error for one in deliveries if one.error] == []
+    assert sum(one.settled for one in deliveries) == 1200
+    held = harness.held()
+    if harness.absorbs:
+        assert sum(one.absorbed for one in deliveries) == 600
+    else:
+        assert len(held) == 1200
+        held = list({one.cursor: one for one in held}.values())  # first arrivals, in order
+    assert held == expected(numbered(0, 600))
+
+
+def test_an_unreachable_destination_settles_nothing_and_works_when_it_is_back(
+    harness: Harness,
+) -> None:
+    sink = harness.open()
+    with harness.outage():
+        delivery = sink.deliver(batch(0, 150))
+    assert delivery.settled == 0
+    assert delivery.error is not None
+    assert delivery.error.fix
+    _deliver(sink, batch(0, 150))
+    sink.close()
+    assert harness.held() == expected(numbered(0, 150))
+
+
+def test_a_message_of_5_mb_arrives_whole_between_small_ones(harness: Harness) -> None:
+    samples = numbered(0, 9)
+    samples[4] = Sample({"id": 4, "blob": "0123456789" * 500_000})
+    sink = harness.open()
+    _deliver(sink, batch_of(samples))
+    sink.close()
+    assert harness.held() == expected(samples)
+
+
+def test_every_character_arrives_exactly(harness: Harness) -> None:
+    hostile = [
+        'quotes " and \\ backslashes \\" \\\\n',
+        "line\nbreaks\r\nand\ttabs",
+        "".join(map(chr, range(1, 32))) + "\x7f\x85\u2028\u2029\ufeff",
+        "żółć 日本語 العربية 👩‍👩‍👧‍👦 \U0010ffff",
+        "$5\r\nhello\r\n*3\r\n-ERR\r\n+OK",
+        "",
+    ]
+    samples = [
+        Sample({text: text, "id": n}, {text: None, "old": text}, "update")
+        for n, text in enumerate(hostile)
+    ]
+    sink = harness.open()
+    _deliver(sink, batch_of(samples))
+    sink.close()
+    assert harness.held() == expected(samples)
+
+
+def test_a_batch_of_ten_thousand_arrives_in_order(harness: Harness) -> None:
+    sink = harness.open()
+    _deliver(sink, batch(0, 10_000))
+    sink.close()
+    assert harness.held() == expected(numbered(0, 10_000))

@@ -1,0 +1,166 @@
+"""What the webhook sink promises beyond the common suite."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from cdc.errors import OperatorError, PoisonError, TransientError, WalbrookError
+from sinks.webhook import WebhookSink
+from tests.conformance.harness import WebhookHarness
+from tests.conformance.messages import CONSUMER, batch, cursor_of, expected, held, numbered
+from tests.fix_http import Endpoint, Scripted
+
+
+class Waits(list[float]):
+    """The waits that a sink asked for, none of them waited for."""
+
+    def __call__(self, seconds: float) -> None:
+        self.append(seconds)
+
+
+def _sink(endpoint: Endpoint, **settings: object) -> WebhookSink:
+    plain: dict[str, object] = {"consumer": CONSUMER, "batch_size": 10, "timeout_s": 10.0}
+    plain |= {"max_retries": 3, "wait": Waits()}
+    return WebhookSink(endpoint.url, **{**plain, **settings})  # type: ignore[arg-type]
+
+
+def test_a_request_carries_its_messages_its_key_and_the_configured_headers(
+    endpoint: Endpoint,
+) -> None:
+    sink = _sink(endpoint, headers={"Authorization": "Bearer t"}, method="PUT")
+    assert sink.deliver(batch(0, 25)).settled == 25
+    sink.close()
+    assert [len(request.messages) for request in endpoint.requests] == [10, 10, 5]
+    first = endpoint.requests[0]
+    assert (first.method, first.path) == ("PUT", "/changes")
+    assert first.headers["content-type"] == "application/json"
+    assert first.headers["authorization"] == "Bearer t"
+    assert first.headers["idempotency-key"] == f"orders:{cursor_of(0)}-{cursor_of(9)}"
+
+
+def test_without_batching_a_request_is_one_bare_message(endpoint: Endpoint) -> None:
+    sink = _sink(endpoint, batch=False)
+    assert sink.deliver(batch(0, 4)).settled == 4
+    sink.close()
+    assert [set(request.messages[0]) for request in endpoint.requests] == [
+        {"record", "changes", "action", "metadata"}
+    ] * 4
+    assert WebhookHarness(endpoint).held() == expected(numbered(0, 4))
+
+
+def test_a_replay_carries_the_same_idempotency_keys(endpoint: Endpoint) -> None:
+    for _ in range(2):
+        sink = _sink(endpoint)
+        sink.deliver(batch(0, 30))
+        sink.close()
+    keys = [request.headers["idempotency-key"] for request in endpoint.requests]
+    assert len(set(keys)) == 3
+    assert keys[:3] == keys[3:]
+
+
+def test_one_connection_serves_many_requests(endpoint: Endpoint) -> None:
+    sink = _sink(endpoint)
+    sink.deliver(batch(0, 200))
+    sink.close()
+    assert len(endpoint.requests) == 20
+    assert endpoint.connections == 1
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [*(Scripted(status) for status in (408, 425, 429, 500, 502, 503)), Scripted(hang_up=True)],
+    ids=lambda trouble: "hang up" if trouble.hang_up else str(trouble.status),
+)
+def test_what_may_pass_is_tried_again_with_the_same_key(
+    trouble: Scripted, endpoint: Endpoint
+) -> None:
+    endpoint.script.extend([trouble, trouble])
+    waits = Waits()
+    sink = _sink(endpoint, wait=waits)
+    assert sink.deliver(batch(0, 10)).error is None
+    sink.close()
+    assert len({request.headers["idempotency-key"] for request in endpoint.requests}) == 1
+    assert len(endpoint.requests) == 3
+    assert len(waits) == 2
+    assert 0.05 <= waits[0] <= 0.1 <= waits[1] <= 0.2
+
+
+def test_retries_are_bounded_and_settle_only_the_requests_before(endpoint: Endpoint) -> None:
+    endpoint.script.extend([Scripted(), *[Scripted(503, body=b"overloaded")] * 4])
+    sink = _sink(endpoint)
+    delivery = sink.deliver(batch(0, 40))
+    sink.close()
+    assert delivery.settled == 10
+    assert isinstance(delivery.error, TransientError)
+    assert "503: overloaded" in delivery.error.what
+    assert len(endpoint.requests) == 5
+
+
+@pytest.mark.parametrize(("asked", "waited"), [("7", 7.0), ("86400", 30.0), ("nonsense", None)])
+def test_retry_after_is_honoured_up_to_a_cap(
+    asked: str, waited: float | None, endpoint: Endpoint
+) -> None:
+    endpoint.script.append(Scripted(429, {"Retry-After": asked}))
+    waits = Waits()
+    sink = _sink(endpoint, wait=waits)
+    assert sink.deliver(batch(0, 5)).settled == 5
+    sink.close()
+    assert waits == [waited] if waited else 0 < waits[0] <= 0.1
+
+
+def test_an_endpoint_that_does_not_answer_is_given_up_in_time(endpoint: Endpoint) -> None:
+    answer = threading.Event()
+    endpoint.script.append(Scripted(after=answer))
+    sink = _sink(endpoint, timeout_s=0.1, max_retries=0)
+    delivery = sink.deliver(batch(0, 5))
+    answer.set()
+    sink.close()
+    assert delivery.settled == 0
+    assert isinstance(delivery.error, TransientError)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, PoisonError), (413, PoisonError), (422, PoisonError)]
+    + [(status, OperatorError) for status in (301, 302, 307, 401, 403, 404, 405)],
+)
+def test_what_will_not_pass_is_not_tried_again(
+    status: int, kind: type[WalbrookError], endpoint: Endpoint
+) -> None:
+    endpoint.script.append(Scripted(status, {"Location": "/elsewhere"}))
+    sink = _sink(endpoint)
+    delivery = sink.deliver(batch(0, 1))
+    sink.close()
+    assert delivery.settled == 0
+    assert type(delivery.error) is kind
+    assert str(status) in delivery.error.what
+    assert [request.path for request in endpoint.requests] == ["/changes"]
+
+
+def test_the_first_unsettled_message_of_a_refused_batch_is_the_poison(endpoint: Endpoint) -> None:
+    poison = expected(numbered(0, 40))[16]
+
+    sink = _sink(endpoint)
+    endpoint.refuses = lambda messages: poison in map(held, messages)
+    delivery = sink.deliver(batch(0, 40))
+    assert delivery.settled == 16
+    assert isinstance(delivery.error, PoisonError)
+    assert sink.deliver(batch(17, 40)).settled == 23
+    sink.close()
+    assert WebhookHarness(endpoint).held() == [
+        one for one in expected(numbered(0, 40)) if one != poison
+    ]
+
+
+def test_secrets_that_an_endpoint_repeats_are_not_in_the_error(endpoint: Endpoint) -> None:
+    body = b"bad token s3cret-token for Bearer s3cret-token " + b"x" * 1000
+    endpoint.script.append(Scripted(400, body=body))
+    sink = _sink(endpoint, headers={"Authorization": "Bearer s3cret-token"})
+    delivery = sink.deliver(batch(0, 1))
+    sink.close()
+    assert delivery.error is not None
+    assert "s3cret" not in str(delivery.error)
+    assert "bad token *** for ***" in delivery.error.what
+    assert len(delivery.error.what) < 300

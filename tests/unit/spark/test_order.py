@@ -1,0 +1,140 @@
+"""Slicing, reordering and matching: the pure parts of the Spark stage."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.change import CHANGE_SCHEMA
+from cdc.cursor import Cursor
+from cdc.errors import ProtocolError
+from spark_pipeline.exchange import SliceMarker, markers_from_arrow, markers_to_arrow
+from spark_pipeline.matching import Match
+from spark_pipeline.reorder import Reorder
+from spark_pipeline.slicing import cut
+
+
+def marker(batch: int, part: int = 0, parts: int = 1, start: int = 0, end: int = 2) -> SliceMarker:
+    return SliceMarker(start, end, batch, part, parts, 1, Cursor(batch, 1), "f", part)
+
+
+@given(rows=st.lists(st.integers(0, 50), min_size=1, max_size=20), partitions=st.integers(1, 5))
+def test_slices_cover_every_row_once_in_order(rows: Sequence[int], partitions: int) -> None:
+    planned = cut(7, rows, partitions)
+    assert len(planned) <= partitions
+    flat = [piece for slices in planned for piece in slices]
+    assert [
+        (piece.batch_idx, row) for piece in flat for row in range(piece.start, piece.stop)
+    ] == [(7 + batch, row) for batch, count in enumerate(rows) for row in range(count)]
+    for batch, _ in enumerate(rows, start=7):
+        own = [piece for piece in flat if piece.batch_idx == batch]
+        assert [piece.part for piece in own] == list(range(own[0].parts))
+        assert len(own) == own[0].parts
+
+
+@given(rows=st.lists(st.integers(0, 30), min_size=1, max_size=10), seed=st.integers())
+def test_shuffled_markers_come_back_in_order(rows: Sequence[int], seed: int) -> None:
+    flat = [piece for slices in cut(0, rows, 4) for piece in slices]
+    markers = [marker(p.batch_idx, p.part, p.parts, 0, len(rows)) for p in flat]
+    shuffled = random.Random(seed).sample(markers, len(markers))
+    assert Reorder(0).micro_batch(shuffled) == markers
+
+
+def test_a_batch_waits_for_the_one_before_it_and_for_all_its_parts() -> None:
+    reorder = Reorder(0)
+    reorder.accept(marker(1))
+    reorder.accept(marker(0, 1, 2))
+    assert reorder.ready() == []
+    reorder.accept(marker(0, 0, 2))
+    assert [(m.batch_idx, m.part) for m in reorder.ready()] == [(0, 0), (0, 1), (1, 0)]
+
+
+def test_a_double_marker_is_an_error() -> None:
+    with pytest.raises(ProtocolError, match="came twice"):
+        Reorder(0).micro_batch([marker(0), marker(0)])
+
+
+def test_a_marker_of_a_batch_already_handed_on_is_an_error() -> None:
+    reorder = Reorder(0)
+    reorder.micro_batch([marker(0), marker(1)])
+    with pytest.raises(ProtocolError, match="came twice"):
+        reorder.accept(marker(1))
+
+
+@pytest.mark.parametrize(
+    ("markers", "says"),
+    [
+        ([], "0 ranges"),
+        ([marker(0)], "did not get the markers"),
+        ([marker(1)], "did not get the markers"),
+        ([marker(0), marker(1, 1, 2)], "did not get the markers"),
+        ([marker(0), marker(1, end=3)], "2 ranges"),
+        ([marker(1, start=1)], "starts at batch 1"),
+        ([marker(0, 0, 2), marker(0, 1, 3), marker(1)], "disagree"),
+        ([marker(0, 2, 2), marker(1)], "disagree"),
+    ],
+)
+def test_a_micro_batch_that_does_not_add_up_is_refused(
+    markers: list[SliceMarker], says: str
+) -> None:
+    with pytest.raises(ProtocolError, match=says):
+        Reorder(0).micro_batch(markers)
+
+
+def test_markers_survive_the_way_through_spark() -> None:
+    markers = [marker(0, 0, 2), marker(0, 1, 2), marker(1)]
+    table = pa.Table.from_batches([markers_to_arrow(markers)])
+    assert markers_from_arrow(table) == markers
+
+
+def changes(*rows: tuple[str, str, str]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(
+        [
+            {
+                "commit_lsn": 1,
+                "commit_idx": idx,
+                "commit_timestamp": 0,
+                "xid": 1,
+                "table_schema": schema,
+                "table_name": table,
+                "action": action,
+                "record": "{}",
+                "record_pks": "[]",
+            }
+            for idx, (schema, table, action) in enumerate(rows)
+        ],
+        schema=CHANGE_SCHEMA,
+    )
+
+
+ALL = [
+    ("public", "a", "insert"),
+    ("public", "b", "update"),
+    ("audit", "a", "insert"),
+    ("public", "a", "delete"),
+    ("", "", "message"),
+    ("public", "a", "truncate"),
+]
+
+
+@pytest.mark.parametrize(
+    ("match", "taken"),
+    [
+        (Match(("insert", "update", "delete")), [0, 1, 2, 3]),
+        (Match(("insert",)), [0, 2]),
+        (Match(("insert", "delete"), include_tables=frozenset({"public.a"})), [0, 3]),
+        (Match(("insert", "update"), exclude_tables=frozenset({"public.a"})), [1, 2]),
+        (Match(("insert", "update"), include_schemas=frozenset({"audit"})), [2]),
+        (Match(("insert", "update"), exclude_schemas=frozenset({"audit"})), [0, 1]),
+        (Match(("message",), include_tables=frozenset({"public.a"})), [4]),
+        (Match(("truncate", "delete")), [3, 5]),
+        (Match(("insert",), include_tables=frozenset({"public.none"})), []),
+    ],
+)
+def test_a_consumer_takes_its_tables_and_actions_in_order(match: Match, taken: list[int]) -> None:
+    assert match.select(changes(*ALL)).column("commit_idx").to_pylist() == taken
