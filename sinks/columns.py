@@ -53,7 +53,14 @@ def prefix_at_or_below(rows: pa.RecordBatch, cursor: Cursor) -> int:
 
 def joined(*parts: pa.Array | str) -> pa.StringArray:
     """Columns and constants put together, message by message."""
-    return pc.binary_join_element_wise(*parts, "")
+    merged: list[pa.Array | str] = []
+    for part in parts:
+        # Every piece costs time for every message, so neighbouring constants become one.
+        if isinstance(part, str) and merged and isinstance(merged[-1], str):
+            merged[-1] += part
+        else:
+            merged.append(part)
+    return pc.binary_join_element_wise(*merged, "")
 
 
 def text_bytes(column: pa.StringArray) -> pa.Buffer:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -32,6 +33,7 @@ from sinks.directory import (
 from sinks.position import Position, PositionFile, cursor_name
 
 _APPEND_BYTES_MAX = 32 << 20
+_LF, _CR = 10, 13
 
 
 class FileSink:
@@ -68,7 +70,7 @@ class FileSink:
         """Nothing stays open between deliveries."""
 
     def _append(self, position: Position, rows: pa.RecordBatch) -> Position:
-        lines = memoryview(text_bytes(joined(_one_line_each(rows), "\n")))
+        lines = memoryview(_lines(rows))
         piece = MessageBatch(rows)
         file, start = position.files[0] if position.files else "", position.file_bytes
         if not file or start >= self._rotate_bytes or not (self._directory / file).exists():
@@ -121,11 +123,14 @@ def _cut(path: Path, committed_bytes: int) -> None:
         os.truncate(path, committed_bytes)
 
 
-def _one_line_each(rows: pa.RecordBatch) -> pa.StringArray:
+def _lines(rows: pa.RecordBatch) -> pa.Buffer:
+    shaped = messages(rows)
+    lines = text_bytes(joined(shaped, "\n"))
+    octets = np.frombuffer(lines, dtype=np.uint8)
+    if np.count_nonzero(octets == _LF) == rows.num_rows and not np.any(octets == _CR):
+        return lines
     # A json column keeps its own spacing, line breaks included; outside of strings they are
     # only spacing, and inside strings JSON has none.
-    lines = messages(rows)
     for line_break in ("\n", "\r"):
-        if pc.any(pc.match_substring(lines, line_break)).as_py():
-            lines = pc.replace_substring(lines, line_break, " ")
-    return lines
+        shaped = pc.replace_substring(shaped, line_break, " ")
+    return text_bytes(joined(shaped, "\n"))

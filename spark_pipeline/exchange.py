@@ -56,8 +56,17 @@ MARKER_SCHEMA = pa.schema(
 def markers_to_arrow(markers: Sequence[SliceMarker]) -> pa.RecordBatch:
     columns = zip(
         *(
-            (m.range_start, m.range_end, m.batch_idx, m.part, m.parts, m.rows, *m.high)
-            + (m.path, m.position)
+            (
+                m.range_start,
+                m.range_end,
+                m.batch_idx,
+                m.part,
+                m.parts,
+                m.rows,
+                *m.high,
+                m.path,
+                m.position,
+            )
             for m in markers
         ),
         strict=True,

@@ -21,11 +21,10 @@ import structlog
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from cdc.config import Config, Database
 from cdc.config import Sink as SinkConfig
-from cdc.cursor import Cursor
 from cdc.errors import TransientError, WalbrookError
 from cdc.log.view import LogView
 from cdc.replication.stop import StopSignal
@@ -84,7 +83,7 @@ class Lane:
         self._failed: WalbrookError | None = None
 
     def run(self, drain_timeout_s: float) -> None:
-        """Start the query, and start it again after transient failures, until a stop; then drain."""
+        """Start the query, again after transient failures, until a stop; then drain."""
         backoff_s = _BACKOFF_FIRST_S
         while not self._stop.requested:
             started = time.monotonic()
@@ -117,9 +116,7 @@ class Lane:
             shutil.rmtree(checkpoint, ignore_errors=True)
             state.close()
 
-    def _start(
-        self, passage: _Passage, exchange: Exchange, checkpoint: Path
-    ) -> StreamingQuery:
+    def _start(self, passage: _Passage, exchange: Exchange, checkpoint: Path) -> StreamingQuery:
         settings = self._settings
         parallelism = self._spark.sparkContext.defaultParallelism
         return (

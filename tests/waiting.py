@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def until(what: str, condition: Callable[[], T], timeout_s: float = 30.0) -> T:
-    """The first truthy answer of ``condition``; fails, saying ``what``, if there is none in time."""
+    """The first truthy answer of ``condition``; fails, saying ``what``, if none comes in time."""
     deadline = time.monotonic() + timeout_s
     while True:
         answer = condition()

@@ -71,9 +71,7 @@ class LogWriter:
             )
         if self._offset and self._offset >= self._segment_bytes:
             self._roll()
-        marker, header, body = encode_frame(
-            self.next_batch, raw, schemas, first=first, high=high
-        )
+        marker, header, body = encode_frame(self.next_batch, raw, schemas, first=first, high=high)
         try:
             _write_all(self._data, [memoryview(header), memoryview(body)])
             if self._durability == "fsync":

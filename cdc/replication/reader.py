@@ -148,9 +148,7 @@ class SlotReader:
         """Put a batch into the log; while the disk refuses, hold it and read nothing more."""
         while True:
             try:
-                self._log.append(
-                    sealed.raw, sealed.schemas, first=sealed.first, high=sealed.high
-                )
+                self._log.append(sealed.raw, sealed.schemas, first=sealed.first, high=sealed.high)
                 return
             except TransientError as error:
                 _logger.warning("reader.paused", error=str(error))

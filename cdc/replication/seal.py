@@ -88,7 +88,9 @@ class Sealer:
         lsn, idx = cursors.lsn[row], cursors.idx[row] + nth
         relation = wire.relation(row, nth)
         schema_id, own, schemas = self._schemas_of(wire, row, relation)
-        keep = ~own & ((lsn > self.resume.lsn) | ((lsn == self.resume.lsn) & (idx >= self.resume.idx)))
+        keep = ~own & (
+            (lsn > self.resume.lsn) | ((lsn == self.resume.lsn) & (idx >= self.resume.idx))
+        )
         if not keep.any():
             return None
         row, lsn, idx = row[keep], lsn[keep], idx[keep]
@@ -249,7 +251,8 @@ class _Wire:
         """The relation of each row: at a fixed place, or the nth of a truncate; 0 for messages."""
         place = np.where(self.kind[row] == _TRUNCATE, 6 + 4 * nth, 1)
         self._require(row, place + 4)
-        return np.where(self.kind[row] == _MESSAGE, 0, self._int32(row, place))
+        found: Ints = np.where(self.kind[row] == _MESSAGE, 0, self._int32(row, place))
+        return found
 
     def outside_transactions(self) -> Ints:
         """Logical messages that were emitted without a transaction."""
@@ -276,7 +279,8 @@ class _Wire:
         """Big-endian integers at ``place`` bytes into the bodies of ``at``."""
         width = np.dtype(dtype).itemsize
         # Every byte position as the start of an integer: no copy, unaligned reads on demand.
-        windows: npt.NDArray[np.int64] = np.ndarray(
+        windows = np.ndarray(
             (len(self._buffer) - width + 1,), dtype=dtype, buffer=self._buffer, strides=(1,)
         )
-        return windows[self._body[at] + place].astype(np.int64)
+        found: Ints = windows[self._body[at] + place].astype(np.int64)
+        return found

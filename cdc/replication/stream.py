@@ -66,7 +66,9 @@ class ReplicationStream:
         self.received_at = time.monotonic()
         self._start(slot, publication, start_lsn)
 
-    def drain(self, into: list[bytes], *, bytes_max: int, rows_max: int) -> tuple[int, Keepalive | None]:
+    def drain(
+        self, into: list[bytes], *, bytes_max: int, rows_max: int
+    ) -> tuple[int, Keepalive | None]:
         """Take what libpq already has, up to the bounds; a keepalive ends the round.
 
         Says how many bytes were taken. Zero and no keepalive mean: wait for the socket.

@@ -36,9 +36,17 @@ def status_tables(connection: psycopg.Connection[tuple[object, ...]]) -> Group:
         consumers.add_column(heading, justify="right")
     consumers.add_column("moved")
     consumers.add_column("error", overflow="fold")
-    for source, consumer, cursor, lag, lag_s, moved, delivered, absorbed, error in (
-        connection.execute(_CURSORS)
-    ):
+    for (
+        source,
+        consumer,
+        cursor,
+        lag,
+        lag_s,
+        moved,
+        delivered,
+        absorbed,
+        error,
+    ) in connection.execute(_CURSORS):
         consumers.add_row(
             str(source),
             str(consumer),

@@ -43,9 +43,7 @@ class Child:
     def start(self) -> None:
         # A session of its own: Ctrl-C reaches only the supervisor, which stops its children in
         # order. The pipe tells a child when the supervisor is gone, however it went.
-        self.process = subprocess.Popen(
-            self.command, stdin=subprocess.PIPE, start_new_session=True
-        )
+        self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, start_new_session=True)
         self.started_at = time.monotonic()
         _logger.info("service.started", process=self.name, pid=self.process.pid)
 
@@ -91,9 +89,7 @@ class Supervisor:
             for name in terms
         ]
         pairs = [f"--term={name}={term}" for name, term in terms.items()]
-        self._driver = Child(
-            "driver", [sys.executable, "-m", "spark_pipeline", str(path), *pairs]
-        )
+        self._driver = Child("driver", [sys.executable, "-m", "spark_pipeline", str(path), *pairs])
 
     def run(self, stop: StopSignal) -> int:
         """Mind the children until a stop; the answer is the exit status."""

@@ -69,7 +69,7 @@ def _apply_missing(
     newer = applied - {migration.number for migration in known}
     if newer:
         raise OperatorError(
-            f"the schema walbrook holds migration {max(newer, key=str)}, "  # type: ignore[type-var]
+            f"the schema walbrook holds migration {max(newer, key=str)}, "
             "which this version does not know",
             fix="upgrade walbrook, or give this one a state database of its own",
         )

@@ -167,8 +167,8 @@ def _check_same_source(name: str, recorded: str, found: str) -> None:
         raise SourceError(
             f"source {name} is another cluster than before (system identifier {found}, "
             f"recorded {recorded}), so its LSNs mean nothing here",
-            fix=f"point it back, or start anew with DELETE FROM walbrook.sources WHERE name = "
-            f"'{name}' and an empty log.directory",
+            fix=f"point it back, or start anew: delete the row '{name}' of walbrook.sources and empty "
+            "log.directory",
         )
 
 
@@ -179,6 +179,6 @@ def _check_nobody_left_behind(connection: Connection, source: str) -> None:
         raise OperatorError(
             f"consumer {consumer} of source {source} stopped at cursor {cursor}, and what follows "
             f"up to {restart} is no longer kept",
-            fix=f"accept that gap with DELETE FROM walbrook.consumers WHERE source = '{source}' "
-            f"AND name = '{consumer}'; it then starts at the restart cursor",
+            fix=f"to accept that gap, delete the row ('{source}', '{consumer}') of "
+            "walbrook.consumers; it then starts at the restart cursor",
         )

@@ -39,9 +39,8 @@ def test_logical_messages_take_a_number_and_survivors_of_a_savepoint_keep_theirs
         with connection.transaction():
             connection.execute("INSERT INTO item VALUES (1, 'a')")
             connection.execute("SELECT pg_logical_emit_message(true, 'note', 'hello')")
-            with pytest.raises(ZeroDivisionError), connection.transaction():
+            with connection.transaction(force_rollback=True):
                 connection.execute("INSERT INTO item VALUES (2, 'b')")
-                raise ZeroDivisionError
             connection.execute("INSERT INTO item VALUES (3, 'c')")
         found = shop.until_logged(3)
     assert [(c.idx, kind) for c, kind in found] == [(0, "I"), (1, "M"), (2, "I")]
@@ -157,7 +156,9 @@ def test_a_slot_beyond_our_cursor_stops_the_reader_and_says_so(shop: SlotSource)
     start = shop.confirmed_lsn()
     shop.database.execute("INSERT INTO item VALUES (1, 'lost')")
     advance = f"SELECT pg_replication_slot_advance('{shop.settings.slot}', pg_current_wal_lsn())"
-    until("the slot to move", lambda: shop.database.execute(advance) and shop.confirmed_lsn() > start)
+    until(
+        "the slot to move", lambda: shop.database.execute(advance) and shop.confirmed_lsn() > start
+    )
     with pytest.raises(GapError, match="the changes between are gone"), shop.reading():
         error = until("the reader to say why", lambda: _error(shop))
     assert "the changes between are gone" in error
@@ -186,7 +187,9 @@ def test_a_cut_connection_is_taken_up_again(shop: SlotSource) -> None:
 
 def test_a_full_log_pauses_reading_until_it_is_settled(shop: SlotSource) -> None:
     with shop.reading(log_bytes_max=200_000, segment_bytes=50_000, batch_rows=100):
-        shop.database.execute("INSERT INTO item SELECT i, repeat('x', 100) FROM generate_series(1, 20000) i")
+        shop.database.execute(
+            "INSERT INTO item SELECT i, repeat('x', 100) FROM generate_series(1, 20000) i"
+        )
         until("the reader to pause", lambda: _state(shop) == "paused")
         paused_at = shop.messages()[-1][0]
         until("settling to free the log", lambda: _last(shop, shop.settle_all()) > paused_at)

@@ -41,9 +41,7 @@ def rows(lsn: int, count: int, size: int = 10) -> pa.RecordBatch:
 
 
 def append(log: LogWriter, lsn: int, count: int = 3, size: int = 10) -> None:
-    log.append(
-        rows(lsn, count, size), SCHEMAS, first=Cursor(lsn, 0), high=Cursor(lsn, count)
-    )
+    log.append(rows(lsn, count, size), SCHEMAS, first=Cursor(lsn, 0), high=Cursor(lsn, count))
 
 
 def lsns(directory: Path) -> list[int]:
@@ -204,7 +202,7 @@ def reopened(data: bytes, index: bytes | None = None) -> list[int]:
 def test_a_torn_tail_is_cut_at_the_last_whole_batch(three_batches: bytes, cut: float) -> None:
     kept = int(cut * len(three_batches))
     whole = kept * 3 // len(three_batches)
-    assert reopened(three_batches[:kept]) == [10, 20, 30][:whole] + [40]
+    assert reopened(three_batches[:kept]) == [*[10, 20, 30][:whole], 40]
 
 
 @settings(max_examples=150, deadline=None)
@@ -219,7 +217,7 @@ def test_a_flipped_bit_in_the_active_segment_cuts_from_the_damaged_batch_on(
     found = reopened(bytes(data))
     # The reserved bytes of a header are the only ones that may differ without harm.
     if found != [10, 20, 30, 40]:
-        assert found == [10, 20, 30][:damaged] + [40]
+        assert found == [*[10, 20, 30][:damaged], 40]
     else:
         assert 4 <= at % (len(data) // 3) < 8
 

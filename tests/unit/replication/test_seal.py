@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Sequence
 
@@ -15,9 +16,9 @@ from cdc.replication.protocol import POSTGRES_EPOCH_US
 from cdc.replication.seal import Sealed, Sealer
 from tests import pgoutput
 
-ITEM = pgoutput.relation(1, "public", "item", [pgoutput.ColumnSpec("id", 23, key=True)])
-PART = pgoutput.relation(2, "public", "part", [pgoutput.ColumnSpec("id", 23, key=True)])
-OWN = pgoutput.relation(9, "walbrook", "sources", [pgoutput.ColumnSpec("id", 23, key=True)])
+ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True)])
+PART = pgoutput.relation(2, "public", "part", [("id", 23, True)])
+OWN = pgoutput.relation(9, "walbrook", "sources", [("id", 23, True)])
 
 
 def wire(*messages: bytes, lsn: int = 0) -> list[bytes]:
@@ -76,9 +77,7 @@ def test_a_message_outside_transactions_is_placed_by_its_own_lsn() -> None:
 
 
 def test_each_row_keeps_the_schema_in_force_when_it_was_sent() -> None:
-    wider = pgoutput.relation(
-        1, "public", "item", [pgoutput.ColumnSpec("id", 23, key=True), pgoutput.ColumnSpec("b", 25)]
-    )
+    wider = pgoutput.relation(1, "public", "item", [("id", 23, True), ("b", 25)])
     sealed = Sealer().seal(wire(ITEM, *transaction(100, row(), wider, row())))
     assert sealed is not None
     before, after = (r["schema_id"] for r in sealed.raw.to_pylist())
@@ -131,7 +130,7 @@ def test_however_the_stream_is_cut_the_cursors_are_the_same(
     bounds = sorted({0, len(messages), *(cut for cut in cuts if cut < len(messages))})
     pieces = [
         sealer.seal(wire(*messages[start:end]))
-        for start, end in zip(bounds, bounds[1:], strict=False)
+        for start, end in itertools.pairwise(bounds)
     ]
     assert cursors(*pieces) == whole
 

@@ -28,9 +28,9 @@ def test_slices_cover_every_row_once_in_order(rows: Sequence[int], partitions: i
     planned = cut(7, rows, partitions)
     assert len(planned) <= partitions
     flat = [piece for slices in planned for piece in slices]
-    assert [
-        (piece.batch_idx, row) for piece in flat for row in range(piece.start, piece.stop)
-    ] == [(7 + batch, row) for batch, count in enumerate(rows) for row in range(count)]
+    assert [(piece.batch_idx, row) for piece in flat for row in range(piece.start, piece.stop)] == [
+        (7 + batch, row) for batch, count in enumerate(rows) for row in range(count)
+    ]
     for batch, _ in enumerate(rows, start=7):
         own = [piece for piece in flat if piece.batch_idx == batch]
         assert [piece.part for piece in own] == list(range(own[0].parts))

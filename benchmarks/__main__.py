@@ -1,0 +1,105 @@
+"""``python -m benchmarks [NAME]``: run one benchmark, or all of them.
+
+Each one's result is a line of JSON on standard output, the last that it writes, and a file in
+``benchmarks/results``. Progress goes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import tomllib
+from collections.abc import Callable
+from dataclasses import fields
+from datetime import UTC, datetime
+from pathlib import Path
+
+import orjson
+
+from benchmarks import decode, latency, pipeline, read
+from benchmarks.sizes import Sizes, progress
+from cdc.config import Service
+from cdc.errors import WalbrookError
+from cdc.service.logs import configure_logs
+
+_ROOT = Path(__file__).resolve().parent.parent
+_RESULTS = _ROOT / "benchmarks" / "results"
+
+BENCHMARKS: dict[str, Callable[[Sizes], dict[str, object]]] = {
+    "decode": lambda _sizes: decode.run(),
+    "read": read.run,
+    "pipeline": pipeline.run,
+    "latency": latency.run,
+}
+
+
+def main() -> int:
+    name, sizes = _arguments()
+    configure_logs(Service(log_level="warning"))
+    failed = False
+    for each in [name] if name else BENCHMARKS:
+        try:
+            print(_result(each, sizes), flush=True)
+        except WalbrookError as error:
+            progress(f"benchmark {each}: {error}")
+            failed = True
+    return 1 if failed else 0
+
+
+def _result(name: str, sizes: Sizes) -> str:
+    """Run a benchmark; its figures with where and when they were taken, stored and returned."""
+    context = {
+        "benchmark": name,
+        "walbrook": _version(),
+        "python": platform.python_version(),
+        "cpu_count": os.cpu_count(),
+        "load_before": [round(load, 2) for load in os.getloadavg()],
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    result = orjson.dumps(context | BENCHMARKS[name](sizes))
+    _RESULTS.mkdir(exist_ok=True)
+    (_RESULTS / f"{name}.json").write_bytes(result + b"\n")
+    return result.decode()
+
+
+def _version() -> str:
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
+    return str(project["version"])
+
+
+def _arguments() -> tuple[str | None, Sizes]:
+    names = ", ".join(BENCHMARKS)
+    parser = argparse.ArgumentParser(prog="benchmarks", description=f"Benchmarks: {names}.")
+    parser.add_argument("name", nargs="?", help="which one; all of them if not given")
+    used_by = {
+        "rows": "read, pipeline: rows to read",
+        "transaction_rows": "read, pipeline: rows a transaction",
+        "rounds": "read: how often each way is measured",
+        "rate": "latency: changes a second",
+        "seconds": "latency: how long the rate is held",
+    }
+    for field in fields(Sizes):
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=_positive,
+            default=field.default,
+            metavar="N",
+            help=f"{used_by[field.name]} (%(default)s)",
+        )
+    given = vars(parser.parse_args())
+    name = given.pop("name")
+    if name is not None and name not in BENCHMARKS:
+        parser.error(f"there is no benchmark '{name}'; name one of {names}")
+    return name, Sizes(**given)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number above 0")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""How close the reader comes to what the slot can give.
+
+The same rows are read again and again, each time through a fresh copy of one slot that nobody
+moves: by ``pg_recvlogical``, and by the reader's own process into the log, with both durabilities.
+All are measured from the start of streaming: one to its end position, the other to the last row
+that can be read from the log.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import psutil
+import pyarrow.compute as pc
+
+from benchmarks.processes import ProcessMeter
+from benchmarks.recvlogical import receive
+from benchmarks.service import write_config
+from benchmarks.sizes import Sizes, progress
+from benchmarks.source import Load, Source, open_source
+from benchmarks.watched import WatchedProgram
+from cdc.config import load as load_config
+from cdc.errors import TransientError
+from cdc.log.view import LogView
+from cdc.service.start import prepare
+
+_SLOT = "original"
+_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One run of the reader over the whole load."""
+
+    rows_per_s: float
+    cpu_us_per_message: float
+    peak_rss_mb: float
+    row_bytes: float
+
+
+def run(sizes: Sizes) -> dict[str, object]:
+    """Write once, read ``sizes.rounds`` times each way; medians."""
+    with (
+        tempfile.TemporaryDirectory(prefix="walbrook-read-") as directory,
+        open_source(Path(directory) / "postgres") as source,
+    ):
+        source.create_slot(_SLOT)
+        progress(f"read: writing {sizes.rows:,} rows")
+        load = source.load(sizes.rows, sizes.transaction_rows)
+        source.checkpoint()
+        received: list[float] = []
+        readings: dict[str, list[Reading]] = {"disk": [], "fsync": []}
+        for number in range(sizes.rounds):
+            with source.slot_copy(_SLOT, f"reference_{number}") as slot:
+                received.append(receive(source.postgres, slot, load))
+            progress(f"read: round {number + 1}, pg_recvlogical {received[-1]:,.0f} rows/s")
+            for durability, done in readings.items():
+                name = f"{durability}_{number}"
+                with source.slot_copy(_SLOT, name):
+                    done.append(_read(Path(directory) / name, source, load, name, durability))
+                progress(
+                    f"read: round {number + 1}, reader ({durability}) "
+                    f"{done[-1].rows_per_s:,.0f} rows/s"
+                )
+    return _figures(sizes, received, readings["disk"], readings["fsync"])
+
+
+def _figures(
+    sizes: Sizes, received: list[float], disk: list[Reading], fsync: list[Reading]
+) -> dict[str, object]:
+    reference = median(received)
+    disk_rate = median(reading.rows_per_s for reading in disk)
+    fsync_rate = median(reading.rows_per_s for reading in fsync)
+    return {
+        "rows": sizes.rows,
+        "transaction_rows": sizes.transaction_rows,
+        "row_bytes": round(disk[0].row_bytes),
+        "recvlogical_rows_per_s": round(reference),
+        "reader_rows_per_s": round(disk_rate),
+        "reader_rows_per_s_fsync": round(fsync_rate),
+        "read_ratio": round(disk_rate / reference, 3),
+        "read_ratio_fsync": round(fsync_rate / reference, 3),
+        "cpu_us_per_message": round(median(r.cpu_us_per_message for r in disk), 2),
+        "peak_rss_mb": max(reading.peak_rss_mb for reading in [*disk, *fsync]),
+        "rounds": {
+            "recvlogical_rows_per_s": [round(rate) for rate in received],
+            "reader_rows_per_s": [round(reading.rows_per_s) for reading in disk],
+            "reader_rows_per_s_fsync": [round(reading.rows_per_s) for reading in fsync],
+        },
+    }
+
+
+def _read(directory: Path, source: Source, load: Load, slot: str, durability: str) -> Reading:
+    path = write_config(directory, source, name=slot, slot=slot, durability=durability)
+    prepare(load_config(path))
+    view = LogView(directory / "log" / slot)
+    command = [sys.executable, "-m", "cdc.replication", str(path), slot]
+    try:
+        with WatchedProgram(command, "reader.streaming") as program:
+            program.wait_begun()
+            reader = psutil.Process(program.process.pid)
+            with ProcessMeter(lambda: [("reader", reader)]) as meter:
+                ended_at = _wait_for_rows(view, load.rows, program)
+        figures = meter.figures()["reader"]
+        frame = next(view.frames(0, 1))
+        return Reading(
+            rows_per_s=load.rows / (ended_at - program.begun_at),
+            cpu_us_per_message=figures["cpu_s"] * 1e6 / load.rows,
+            peak_rss_mb=figures["peak_rss_mb"],
+            row_bytes=pc.mean(pc.binary_length(frame.raw.column("payload"))).as_py(),
+        )
+    finally:
+        view.close()
+        shutil.rmtree(directory)
+
+
+def _wait_for_rows(view: LogView, rows: int, program: WatchedProgram) -> float:
+    """When the log held that many rows, by ``perf_counter``."""
+    deadline = time.perf_counter() + _TIMEOUT_S
+    seen = found = 0
+    while found < rows:
+        end = view.wait(seen, timeout_s=1.0)
+        found += int(view.entries(seen, end)["rows"].sum())
+        seen = end
+        program.require_running()
+        if time.perf_counter() > deadline:
+            raise TransientError(f"the reader wrote {found} of {rows} rows in {_TIMEOUT_S:g} s")
+    return time.perf_counter()

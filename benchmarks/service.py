@@ -1,0 +1,160 @@
+"""The service under measurement: the real command, one source, one sink, its log in a file.
+
+What must always hold: it is stopped as an operator would stop it, and a service that ends by itself
+fails the benchmark at once with the last lines it wrote.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import orjson
+import psutil
+
+from benchmarks.processes import family
+from benchmarks.source import PUBLICATION, Source
+from cdc.errors import OperatorError, TransientError
+
+_POLL_S = 0.02
+_STOP_TIMEOUT_S = 90.0
+
+
+def write_config(
+    directory: Path,
+    source: Source,
+    *,
+    name: str,
+    slot: str,
+    destination: Mapping[str, object] | None = None,
+    durability: str = "disk",
+) -> Path:
+    """A configuration file whose source, and sink if there is one, are called ``name``."""
+    directory.mkdir(parents=True)
+    settings = {
+        "databases": [
+            {
+                "name": name,
+                "url": source.postgres.url,
+                "slot": {"name": slot, "create_if_not_exists": True},
+                "publication": {"name": PUBLICATION},
+            }
+        ],
+        "sinks": [] if destination is None else [{"name": name, "destination": destination}],
+        "log": {"directory": "log", "durability": durability},
+        "spark": {"checkpoint_directory": "spark"},
+        "service": {"http": {"enabled": False}},
+    }
+    path = directory / "walbrook.yaml"
+    path.write_bytes(orjson.dumps(settings))  # JSON is YAML
+    path.chmod(0o600)
+    return path
+
+
+class RunningService:
+    """``walbrook run`` as a child; a context manager that starts and stops it."""
+
+    def __init__(
+        self, directory: Path, source: Source, *, name: str, destination: Mapping[str, object]
+    ) -> None:
+        self.name = name
+        self.slot = f"walbrook_{name}"
+        self._source = source
+        self._config = write_config(
+            directory, source, name=name, slot=self.slot, destination=destination
+        )
+        self._log = directory / "service.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def reader(self) -> psutil.Process:
+        """The process that reads the slot."""
+        for process in family(self.pid):
+            if _role(process) == "reader":
+                return process
+        raise TransientError("the service has no reader at the moment")
+
+    def roles(self) -> Iterator[tuple[str, psutil.Process]]:
+        """The service's processes and those of the source, each with what it does."""
+        for process in family(self.pid):
+            yield "supervisor" if process.pid == self.pid else _role(process), process
+        for process in family(psutil.Process(self._source.backend_pid()).ppid()):
+            yield _postgres_role(process), process
+
+    def until(self, what: str, condition: Callable[[], bool], timeout_s: float) -> float:
+        """Wait for ``condition``; the answer is when it held, by ``perf_counter``."""
+        deadline = time.perf_counter() + timeout_s
+        while not condition():
+            self._require_running()
+            if time.perf_counter() > deadline:
+                raise self._failure(f"waited {timeout_s:g} s for {what}")
+            time.sleep(_POLL_S)
+        return time.perf_counter()
+
+    def stop(self) -> None:
+        """End it in order; what its log holds is delivered before."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()  # its children see that it is gone, and end
+            process.wait()
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "cdc.service.cli", "run", "--config", str(self._config)]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _require_running(self) -> None:
+        if self._process is None or self._process.poll() is not None:
+            raise self._failure("the service ended by itself")
+
+    def _failure(self, what: str) -> OperatorError:
+        lines = self._log.read_text(errors="replace").splitlines()[-20:]
+        return OperatorError(
+            "\n".join([f"{what}; the last lines of the service were:", *lines]),
+            fix="run the benchmark again on a machine that is less busy, or with fewer rows",
+        )
+
+
+def _role(process: psutil.Process) -> str:
+    command = _command(process)
+    if command.split(" ", 1)[0].endswith("java"):
+        return "jvm"
+    if "-m cdc.replication " in command:
+        return "reader"
+    return "driver" if "-m spark_pipeline " in command else "python_workers"
+
+
+def _postgres_role(process: psutil.Process) -> str:
+    return "walsender" if "walsender" in _command(process) else "postgres"
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return ""

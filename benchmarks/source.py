@@ -1,0 +1,130 @@
+"""The source under measurement: a server, one published table, and slots that see the same rows.
+
+Rows have 8 columns and take about 160 bytes in a pgoutput message. What must always hold: a load is
+followed by one more row in a transaction of its own, so that whoever reads up to ``Load.end_lsn``
+is told at once that it was reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+from cdc.service.embedded import EmbeddedPostgres
+
+PUBLICATION = "benchmark"
+
+_TABLE = """
+CREATE TABLE orders (
+    id bigint PRIMARY KEY, quantity integer, amount numeric, status text, note text,
+    created_at timestamptz, paid boolean, details jsonb)
+"""
+_ROWS = """
+CREATE FUNCTION new_orders(first bigint, last bigint) RETURNS SETOF orders STABLE
+BEGIN ATOMIC
+    SELECT i,
+           i % 100,
+           round((i % 100000) / 100.0, 2),
+           (ARRAY['new', 'packed', 'sent', 'returned'])[i % 4 + 1],
+           'left with the neighbour at number ' || i % 131,
+           timestamptz '2026-01-01 00:00:00.123456+00' + i * interval '1 second',
+           i % 2 = 0,
+           jsonb_build_object('sku', 'A-' || i % 977, 'count', i % 9)
+      FROM generate_series(first, last) i;
+END
+"""
+_FILL = "INSERT INTO orders SELECT * FROM new_orders(%s, %s)"
+ONE_ROW = "INSERT INTO orders SELECT o.* FROM nextval('order_ids') i, new_orders(i, i) o"
+_RESERVE = "SELECT setval('order_ids', currval('order_ids') + %s)"
+
+# A checkpoint in the middle of one round and not of another would say nothing about either.
+_SETTINGS = {"max_wal_size": "16GB", "checkpoint_timeout": "1h"}
+
+
+@dataclass(frozen=True)
+class Load:
+    """Rows that were written; ``rows`` counts them without the one that follows."""
+
+    rows: int
+    end_lsn: str
+
+
+class Source:
+    """A connection to the server that makes rows and slots."""
+
+    def __init__(self, postgres: EmbeddedPostgres) -> None:
+        self.postgres = postgres
+        self.connection = psycopg.connect(postgres.dsn, autocommit=True)
+        self.connection.execute(_TABLE)
+        self.connection.execute(_ROWS)
+        self.connection.execute("CREATE SEQUENCE order_ids")
+        self.connection.execute(f"CREATE PUBLICATION {PUBLICATION} FOR TABLE orders")
+        self.written = 0
+
+    def load(self, rows: int, transaction_rows: int) -> Load:
+        """Write ``rows`` in transactions of ``transaction_rows``, and the one that follows."""
+        first = self._number("SELECT nextval('order_ids')")
+        self.connection.execute(_RESERVE, (rows,))
+        for start in range(first, first + rows, transaction_rows):
+            end = min(start + transaction_rows, first + rows) - 1
+            self.connection.execute(_FILL, (start, end))
+        row = self.connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+        assert row is not None
+        self.connection.execute(ONE_ROW)
+        self.written += rows + 1
+        return Load(rows, str(row[0]))
+
+    def checkpoint(self) -> None:
+        """Write out what a load left behind, so that it does not happen while measuring."""
+        self.connection.execute("CHECKPOINT")
+
+    def create_slot(self, name: str) -> None:
+        self.connection.execute(
+            "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (name,)
+        )
+
+    def drop_slot(self, name: str) -> None:
+        self.connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+
+    def has_slot(self, name: str) -> bool:
+        return bool(
+            self._number("SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", name)
+        )
+
+    @contextmanager
+    def slot_copy(self, original: str, name: str) -> Iterator[str]:
+        """A slot that gives what ``original`` would give; dropped at the end."""
+        self.connection.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", (original, name))
+        try:
+            yield name
+        finally:
+            self.drop_slot(name)
+
+    def delivered(self, consumer: str) -> int:
+        """How many changes the service says it delivered to ``consumer``."""
+        return self._number(
+            "SELECT coalesce(sum(delivered), 0) FROM walbrook.consumers WHERE name = %s", consumer
+        )
+
+    def backend_pid(self) -> int:
+        return self.connection.info.backend_pid
+
+    def _number(self, query: str, *parameters: object) -> int:
+        row = self.connection.execute(query.encode(), parameters).fetchone()
+        assert row is not None
+        return int(str(row[0]))
+
+
+@contextmanager
+def open_source(directory: Path) -> Iterator[Source]:
+    """A new server with its table, as safe against a crash as anybody's."""
+    with EmbeddedPostgres(directory, settings=_SETTINGS) as postgres:
+        source = Source(postgres)
+        try:
+            yield source
+        finally:
+            source.connection.close()

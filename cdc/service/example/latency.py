@@ -1,0 +1,97 @@
+"""From commit to arrival, seen from outside: when did a sink hold how much?
+
+A thread looks at the sinks that only grow, and remembers each new size with its time. Afterwards
+the size at which a message was complete tells when it was there, to within one look. A Parquet
+file needs no watching: its place in the folder was given to it once, at a time that it keeps.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import numpy as np
+import orjson
+import redis
+from numpy.typing import NDArray
+
+from cdc.service.example.servers import STREAM_KEY, ExampleServers
+
+_LOOK_S: Final = 0.005
+Seconds = NDArray[np.float64]
+
+
+class Growth:
+    """Sizes that a sink had, rising, and when each was first seen."""
+
+    def __init__(self) -> None:
+        self._sizes: list[int] = [0]
+        self._times: list[float] = [time.time()]
+
+    def saw(self, size: int) -> None:
+        if size > self._sizes[-1]:
+            self._sizes.append(size)
+            self._times.append(time.time())
+
+    def reached(self, sizes: NDArray[np.int64]) -> Seconds:
+        """When each of these sizes was reached; NaN for those that never were."""
+        found = np.searchsorted(self._sizes, sizes)
+        return np.append(self._times, np.nan)[found]
+
+
+class ArrivalClock:
+    """Watches the files' bytes and the stream's length; a context manager."""
+
+    def __init__(self, servers: ExampleServers) -> None:
+        self.file_bytes = Growth()
+        self.stream_entries = Growth()
+        self._directory = servers.file_directory
+        self._redis = None if servers.redis is None else redis.Redis.from_url(servers.redis.url)
+        self._asked_to_stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="arrival-clock", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._asked_to_stop.set()
+        self._thread.join()
+        if self._redis is not None:
+            self._redis.close()
+
+    def _watch(self) -> None:
+        while not self._asked_to_stop.wait(_LOOK_S):
+            self.file_bytes.saw(_bytes_in(self._directory))
+            if self._redis is not None:
+                try:
+                    self.stream_entries.saw(int(str(self._redis.xlen(STREAM_KEY))))
+                except redis.RedisError:
+                    return  # without figures for it; whether all arrived is judged elsewhere
+
+
+def _bytes_in(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.glob("changes-*.jsonl"))
+
+
+def latencies_ms(messages: list[bytes], arrived_at: Seconds, since: datetime) -> Seconds:
+    """Of the messages committed at or after ``since``: from commit to arrival, where known."""
+    committed = np.array(
+        [
+            datetime.fromisoformat(
+                orjson.loads(message)["metadata"]["commit_timestamp"]
+            ).timestamp()
+            for message in messages
+        ]
+    )
+    taken = (arrived_at - committed)[committed >= since.timestamp()] * 1000
+    return taken[~np.isnan(taken)]

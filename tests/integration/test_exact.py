@@ -1,0 +1,218 @@
+"""Three tables, every kind of change: the sinks hold exactly what the source says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+import psycopg
+import pyarrow.dataset
+import pytest
+import redis
+
+from tests.fix_http import Endpoint
+from tests.fix_postgres import Database
+from tests.service import Service, running
+
+SCHEMA = """
+CREATE TABLE customer (id bigint PRIMARY KEY, name text NOT NULL, balance numeric(20, 4));
+CREATE TABLE "order line" (order_id int, line int, note text, extra jsonb,
+                           PRIMARY KEY (order_id, line));
+CREATE TABLE reading (id int PRIMARY KEY, at timestamptz, value float8);
+ALTER TABLE reading REPLICA IDENTITY FULL;
+CREATE SCHEMA ledger;
+CREATE TABLE ledger.entry (seq bigserial, tbl text, op text, pk text);
+CREATE FUNCTION ledger.note() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO ledger.entry (tbl, op, pk) VALUES (
+        TG_TABLE_NAME, lower(TG_OP),
+        CASE WHEN TG_TABLE_NAME = 'order line'
+             THEN to_jsonb(coalesce(NEW, OLD)) ->> 'order_id' || ',' ||
+                  (to_jsonb(coalesce(NEW, OLD)) ->> 'line')
+             ELSE to_jsonb(coalesce(NEW, OLD)) ->> 'id' END);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON customer
+    FOR EACH ROW EXECUTE FUNCTION ledger.note();
+CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON "order line"
+    FOR EACH ROW EXECUTE FUNCTION ledger.note();
+CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON reading
+    FOR EACH ROW EXECUTE FUNCTION ledger.note();
+"""
+KEYS = {"customer": ("id",), "order line": ("order_id", "line"), "reading": ("id",)}
+BIG = 50_000
+
+Message = dict[str, Any]
+
+
+@pytest.mark.timeout(400)
+def test_the_sinks_hold_exactly_what_the_source_and_its_ledger_say(
+    database: Database,
+    redis_client: redis.Redis,
+    redis_url: str,
+    endpoint: Endpoint,
+    tmp_path: Path,
+) -> None:
+    database.execute(SCHEMA)
+    stream = f"exact-{database.name}"
+    sinks: list[dict[str, object]] = [
+        {"name": "files", "destination": {"type": "file", "path": "jsonl"}},
+        {"name": "lake", "destination": {"type": "parquet", "path": "parquet"}},
+        {
+            "name": "stream",
+            "destination": {"type": "redis_stream", "url": redis_url, "stream_key": stream},
+        },
+        {"name": "hook", "batch_size": 500, "destination": {"type": "webhook", "url": endpoint.url}},
+        {
+            "name": "deletes of customers",
+            "source": {"include_tables": ["customer"]},
+            "actions": ["delete"],
+            "destination": {"type": "file", "path": "deletes"},
+        },
+    ]
+    sinks[-1]["name"] = "customer_deletes"
+    directory = tmp_path / "service"
+    with running(database, directory, sinks) as service:
+        with database.connect() as connection:
+            _write(connection)
+        service.until_settled()
+        _cursors_say_so(service)
+        assert service.stop() == 0, service.log_tail()
+
+    sources: dict[str, Callable[[], list[Message]]] = {
+        "files": lambda: _jsonl(directory / "jsonl"),
+        "lake": lambda: _parquet(directory / "parquet"),
+        "stream": lambda: _redis(redis_client, stream),
+        "hook": lambda: [m for r in endpoint.accepted for m in cast("list[Message]", r.messages)],
+    }
+    for sink, read in sources.items():
+        messages = read()
+        assert _ledger(database) == [_noted(m) for m in messages], sink
+        assert _replayed(messages) == _tables(database), sink
+    assert Counter(_noted(m)[:2] for m in _jsonl(directory / "deletes")) == {
+        ("customer", "delete"): 10
+    }
+
+
+def _write(connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+    run = connection.execute
+    run("INSERT INTO customer SELECT i, 'name ' || i, i * 1.0001 FROM generate_series(1, 100) i")
+    run(
+        """INSERT INTO "order line" SELECT i, i % 3, 'a "quoted" \\ note' || chr(10), """
+        """jsonb_build_object('n', i, 'big', 18446744073709551616) FROM generate_series(1, 100) i"""
+    )
+    run("INSERT INTO reading SELECT i, now() + i * interval '1 s', 'NaN' FROM generate_series(1, 50) i")
+    run("UPDATE customer SET balance = 22.2200, name = 'ünï 😀' WHERE id % 7 = 0")
+    run("UPDATE reading SET value = id / 3.0 WHERE id % 2 = 0")
+    run("""UPDATE "order line" SET order_id = order_id + 1000 WHERE order_id <= 5""")
+    run("DELETE FROM customer WHERE id % 10 = 0")
+    with connection.transaction(force_rollback=True):
+        run("INSERT INTO customer VALUES (-1, 'never', 0)")
+        run("DELETE FROM reading")
+    with connection.transaction():
+        run(f"INSERT INTO reading SELECT i, now(), i FROM generate_series(1000, {999 + BIG}) i")
+        run("UPDATE customer SET name = 'in the middle' WHERE id = 1")
+    run("DELETE FROM reading WHERE id BETWEEN 1000 AND 1999")
+
+
+def _cursors_say_so(service: Service) -> None:
+    rows = service.database.execute(
+        "SELECT source, consumer, lag_bytes, lag_seconds, moved_at FROM walbrook.cursors"
+    )
+    assert {row[1] for row in rows} == {
+        None, "files", "lake", "stream", "hook", "customer_deletes",
+    }  # fmt: skip
+    assert all(source == "shop" and lag >= 0 for source, _, lag, *_ in rows)
+    status = service.run("status")
+    assert status.returncode == 0, status.stderr
+    assert "customer_deletes" in status.stdout
+    assert "streaming" in status.stdout
+
+
+def _ledger(database: Database) -> list[tuple[str, str, str]]:
+    rows = database.execute("SELECT tbl, op, pk FROM ledger.entry ORDER BY seq")
+    return [(tbl, op, pk) for tbl, op, pk in rows]
+
+
+def _noted(message: Message) -> tuple[str, str, str]:
+    table = message["metadata"]["table_name"]
+    return table, message["action"], ",".join(str(message["record"][c]) for c in KEYS[table])
+
+
+def _tables(database: Database) -> dict[tuple[str, str], Any]:
+    found = {}
+    for table in KEYS:
+        for (row,) in database.execute(f'SELECT to_jsonb(t)::text FROM "{table}" t'):
+            record = _exact(row)
+            found[table, ",".join(record[c] for c in KEYS[table])] = record
+    return found
+
+
+def _replayed(messages: list[Message]) -> dict[tuple[str, str], Any]:
+    """The tables as the messages make them."""
+    found: dict[tuple[str, str], Any] = {}
+    for message in messages:
+        table, action, key = _noted(message)
+        record = _exact(orjson.dumps(message["record"]).decode())
+        old = {c: message["changes"].get(c) for c in KEYS[table]} if message["changes"] else {}
+        if any(value is not None for value in old.values()):
+            before = [str(old[c]) if old[c] is not None else record[c] for c in KEYS[table]]
+            found.pop((table, ",".join(before)), None)
+        if action == "delete":
+            del found[table, key]
+        else:
+            found[table, key] = record
+    return found
+
+
+def _exact(text: str) -> dict[str, Any]:
+    """A row with its numbers as text, and times in one spelling."""
+    import json
+
+    row = json.loads(text, parse_int=str, parse_float=str)
+    if isinstance(row.get("at"), str):
+        row["at"] = row["at"].replace("T", " ").replace("+00:00", "+00")
+    return cast("dict[str, Any]", row)
+
+
+def _jsonl(directory: Path) -> list[Message]:
+    files = sorted(directory.glob("*.jsonl"))
+    return [_message(line) for file in files for line in file.read_bytes().splitlines()]
+
+
+def _parquet(directory: Path) -> list[Message]:
+    table = pyarrow.dataset.dataset(directory, format="parquet", partitioning="hive").to_table()
+    rows = sorted(table.to_pylist(), key=lambda r: (r["commit_lsn"], r["commit_idx"]))
+    return [
+        {
+            "record": _json(row["record"]),
+            "changes": _json(row["changes"] or "null"),
+            "action": row["action"],
+            "metadata": {"table_name": row["table_name"]},
+        }
+        for row in rows
+    ]
+
+
+def _redis(client: redis.Redis, stream: str) -> list[Message]:
+    entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", client.xrange(stream))
+    return [
+        {
+            "record": _json(fields[b"record"]),
+            "changes": _json(fields[b"changes"]),
+            "action": fields[b"action"].decode(),
+            "metadata": _json(fields[b"metadata"]),
+        }
+        for _, fields in entries
+    ]
+
+
+def _message(line: bytes) -> Message:
+    return cast("Message", _json(line))
+
+
+def _json(text: str | bytes) -> Any:
+    return orjson.loads(text)

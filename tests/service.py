@@ -1,0 +1,163 @@
+"""The service under test: the real command in a process of its own, on a real source."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import yaml
+
+from tests.fix_postgres import Database
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[1]
+START_S = 120.0
+
+
+class Service:
+    """``walbrook run`` with a configuration for ``database``; log and data below ``directory``."""
+
+    def __init__(self, database: Database, directory: Path, sinks: list[dict[str, object]]) -> None:
+        self.database = database
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        self.slot = f"slot_{database.name}"[:63]
+        self.config = directory / "walbrook.yaml"
+        self.log = directory / "service.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.config.write_text(yaml.safe_dump(self._configuration(sinks), sort_keys=False))
+
+    def _configuration(self, sinks: list[dict[str, object]]) -> dict[str, object]:
+        return {
+            "databases": [
+                {
+                    "name": "shop",
+                    "url": _url(self.database.dsn),
+                    "slot": {"name": self.slot, "create_if_not_exists": True},
+                    "publication": {"name": "pub", "create_if_not_exists": True},
+                }
+            ],
+            "sinks": sinks,
+            "log": {"directory": "log"},
+            "spark": {"checkpoint_directory": "spark", "driver_memory": "512m"},
+            "service": {"http": {"port": 0}},
+        }
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "cdc.service.cli", "run", "--config", str(self.config)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                cwd=self.directory,
+            )
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Another ``walbrook`` command with the same configuration."""
+        return subprocess.run(
+            [sys.executable, "-m", "cdc.service.cli", *arguments, "--config", str(self.config)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+            check=False,
+        )
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit status."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(90)
+
+    def tree(self) -> list[psutil.Process]:
+        """The supervisor and everything it started, the supervisor first."""
+        assert self._process is not None
+        try:
+            supervisor = psutil.Process(self._process.pid)
+            return [supervisor, *supervisor.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def kill(self, only: str | None = None) -> str:
+        """SIGKILL everything at once, or the processes whose command line has ``only`` in it."""
+        killed = []
+        for process in self.tree():
+            try:
+                command = " ".join(process.cmdline())
+                if only is None or only in command:
+                    process.kill()
+                    killed.append(command.split(" -m ")[-1][:40])
+            except psutil.NoSuchProcess:
+                continue
+        if only is None:
+            assert self._process is not None
+            self._process.wait(30)
+        return ", ".join(killed)
+
+    def until(self, what: str, sql: str, timeout_s: float = START_S) -> None:
+        """Wait until a query gives a row whose first value is true."""
+
+        def holds() -> bool:
+            assert self._process is not None
+            assert self._process.poll() is None, f"the service ended:\n{self.log_tail()}"
+            rows = self.database.execute(sql)
+            return bool(rows and rows[0][0])
+
+        try:
+            until(what, holds, timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.log_tail()}") from None
+
+    def until_serving(self) -> None:
+        """Until the reader streams and a lane has settled something."""
+        self.until("the state schema", "SELECT to_regclass('walbrook.consumers') IS NOT NULL")
+        self.until("the reader", "SELECT state = 'streaming' FROM walbrook.sources")
+
+    def until_settled(self, timeout_s: float = START_S) -> None:
+        """Until every change committed so far is settled for every consumer."""
+        ((lsn,),) = self.database.execute(
+            "SELECT pg_logical_emit_message(true, 'test', 'mark', true)"
+            if self._version() >= 17
+            else "SELECT pg_logical_emit_message(true, 'test', 'mark')"
+        )
+        self.until(
+            f"everything up to {lsn} settled",
+            f"SELECT bool_and(lsn >= '{lsn}'::pg_lsn) FROM walbrook.cursors",
+            timeout_s,
+        )
+
+    def log_tail(self, lines: int = 40) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def _version(self) -> int:
+        return int(self.database.execute("SHOW server_version_num")[0][0]) // 10000
+
+
+@contextmanager
+def running(
+    database: Database, directory: Path, sinks: list[dict[str, object]]
+) -> Iterator[Service]:
+    """A started service; whatever is left of it at the end is killed."""
+    service = Service(database, directory, sinks)
+    service.start()
+    try:
+        service.until_serving()
+        yield service
+    finally:
+        service.kill()
+
+
+def _url(dsn: str) -> str:
+    """A conninfo string as the URL that the configuration takes."""
+    from psycopg.conninfo import conninfo_to_dict
+
+    p = conninfo_to_dict(dsn)
+    return f"postgres://{p['user']}:{p['password']}@{p['host']}:{p['port']}/{p['dbname']}"
