@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import signal
 import sys
 import tomllib
 from collections.abc import Callable
@@ -37,6 +38,8 @@ BENCHMARKS: dict[str, Callable[[Sizes], dict[str, object]]] = {
 
 def main() -> int:
     name, sizes = _arguments()
+    # A stop from outside unwinds like any other, so that no server is left behind.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     configure_logs(Service(log_level="warning"))
     failed = False
     for each in [name] if name else BENCHMARKS:

@@ -102,7 +102,7 @@ def _read(directory: Path, source: Source, load: Load, slot: str, durability: st
     view = LogView(directory / "log" / slot)
     command = [sys.executable, "-m", "cdc.replication", str(path), slot]
     try:
-        with WatchedProgram(command, "reader.streaming") as program:
+        with WatchedProgram(command, begins="reader.streaming") as program:
             program.wait_begun()
             reader = psutil.Process(program.process.pid)
             with ProcessMeter(lambda: [("reader", reader)]) as meter:

@@ -21,6 +21,11 @@ def receive(postgres: EmbeddedPostgres, slot: str, load: Load) -> float:
         *("--file", "/dev/null", "--endpos", load.end_lsn, "--verbose"),
         *("--option", "proto_version=1", "--option", f"publication_names={PUBLICATION}"),
     ]
-    environment = {"PGPASSWORD": password, "LC_ALL": "C"}
-    with WatchedProgram(command, "streaming initiated", environment) as program:
+    program = WatchedProgram(
+        command,
+        begins="streaming initiated",
+        ends="end position",
+        environment={"PGPASSWORD": password, "LC_ALL": "C"},
+    )
+    with program:
         return load.rows / program.wait_ended(_TIMEOUT_S)

@@ -7,6 +7,7 @@ is told at once that it was reached.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ _RESERVE = "SELECT setval('order_ids', currval('order_ids') + %s)"
 
 # A checkpoint in the middle of one round and not of another would say nothing about either.
 _SETTINGS = {"max_wal_size": "16GB", "checkpoint_timeout": "1h"}
+
+_LET_GO_TIMEOUT_S, _LET_GO_POLL_S = 30.0, 0.05
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,16 @@ class Source:
         )
 
     def drop_slot(self, name: str) -> None:
-        self.connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+        """Drop it as soon as the server has noticed that its reader is gone."""
+        deadline = time.monotonic() + _LET_GO_TIMEOUT_S
+        while True:
+            try:
+                self.connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+                return
+            except psycopg.errors.ObjectInUse:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_LET_GO_POLL_S)
 
     def has_slot(self, name: str) -> bool:
         return bool(

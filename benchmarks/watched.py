@@ -1,8 +1,7 @@
-"""A program that is measured from the moment it says it has begun.
+"""A program that is measured by what it says: from the line that marks its beginning to its end.
 
-Programs that read a slot first start up and connect, which is not what is asked. Each of them
-writes a line when streaming begins; the time of that line is the start. Whatever it writes is
-taken from the pipe as it comes, so that it never waits for us.
+Programs that read a slot first start up and connect, and tidy up afterwards, which is not what is
+asked. What they write is taken from the pipe as it comes, so that they never wait for us.
 """
 
 from __future__ import annotations
@@ -26,10 +25,16 @@ class WatchedProgram:
     """A child process; a context manager that ends it. ``begun_at`` is of ``perf_counter``."""
 
     def __init__(
-        self, command: Sequence[str], mark: str, environment: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        *,
+        begins: str,
+        ends: str | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        """``begins`` and ``ends`` are texts that stand in the lines it writes then."""
         self._name = command[0]
-        self._mark = mark
+        self._begins, self._ends = begins, ends
         self._lines: deque[str] = deque(maxlen=20)
         self._begun = threading.Event()
         self.begun_at = self._ended_at = 0.0
@@ -45,18 +50,20 @@ class WatchedProgram:
         self._listener.start()
 
     def wait_begun(self) -> None:
-        """Return once the mark was seen."""
+        """Return once it said that it began."""
         if not self._begun.wait(_START_TIMEOUT_S) or not self.begun_at:
             raise self._failure("did not begin")
 
     def wait_ended(self, timeout_s: float) -> float:
-        """How long it took from its beginning to its own end."""
+        """Let it run to its own end; the seconds from the one mark to the other."""
         self.wait_begun()
         self._listener.join(timeout_s)
         if self._listener.is_alive():
             raise self._failure(f"was not done within {timeout_s:g} s")
         if status := self.process.wait(_STOP_TIMEOUT_S):
             raise self._failure(f"ended with status {status}")
+        if not self._ended_at:
+            raise self._failure("ended without saying that it was done")
         return self._ended_at - self.begun_at
 
     def require_running(self) -> None:
@@ -87,13 +94,14 @@ class WatchedProgram:
     def _listen(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            if not self.begun_at and self._mark in line:
-                self.begun_at = time.perf_counter()
-                self._begun.set()
+            now = time.perf_counter()
             self._lines.append(line)
-        # Its end closes the pipe, which is seen sooner than a wait with a timeout returns.
-        self._ended_at = time.perf_counter()
-        self._begun.set()
+            if not self.begun_at and self._begins in line:
+                self.begun_at = now
+                self._begun.set()
+            elif self._ends is not None and self._ends in line:
+                self._ended_at = now
+        self._begun.set()  # it is gone: nobody needs to wait any more
 
     def _failure(self, what: str) -> OperatorError:
         return OperatorError(

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import orjson
 import pyarrow as pa
 
 from cdc.change import CHANGE_SCHEMA
@@ -20,6 +21,7 @@ from cdc.cursor import Cursor
 
 _SHARED_MEMORY = Path("/dev/shm")
 _SHARED_MEMORY_FREE_MIN = 1 << 30
+_PLANNED = "planned.json"
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,15 @@ def markers_from_arrow(table: pa.Table) -> list[SliceMarker]:
     ]
 
 
+@dataclass(frozen=True)
+class PlannedRange:
+    """The batches ``[start, end)`` that Spark planned a micro-batch for, and their rows."""
+
+    start: int
+    end: int
+    rows: int
+
+
 class Exchange:
     """A directory for one lane; emptied after every micro-batch."""
 
@@ -115,6 +126,10 @@ class Exchange:
         root.mkdir(parents=True, exist_ok=True)
         return cls(Path(tempfile.mkdtemp(prefix="walbrook-exchange-", dir=root)))
 
+    def planned(self) -> PlannedRange:
+        """What the source's side noted for the micro-batch that is under way."""
+        return PlannedRange(**orjson.loads((self.directory / _PLANNED).read_bytes()))
+
     def clear(self) -> None:
         """Forget what a finished, or failed, micro-batch left."""
         for path in self.directory.iterdir():
@@ -122,6 +137,13 @@ class Exchange:
 
     def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def note_planned(directory: Path, planned: PlannedRange) -> None:
+    """Spark does not show a micro-batch's offsets to ``foreachBatch``; this note does."""
+    temporary = directory / f"{_PLANNED}.new"
+    temporary.write_bytes(orjson.dumps(planned))
+    temporary.replace(directory / _PLANNED)
 
 
 def leave(directory: Path, batches: Iterator[pa.RecordBatch]) -> Path:

@@ -29,8 +29,9 @@ from cdc.errors import TransientError, WalbrookError
 from cdc.log.view import LogView
 from cdc.replication.stop import StopSignal
 from cdc.state.positions import Settlement, consumer_cursors, restart_cursor, settle
-from spark_pipeline.delivery import Origin, Outcome, Share, deliver
-from spark_pipeline.exchange import Exchange, markers_from_arrow
+from spark_pipeline.delivery import Origin, Outcome, Share
+from spark_pipeline.exchange import Exchange
+from spark_pipeline.plan import DRIVER_WORK_MAX, DriverPlan, Plan, SparkPlan
 from spark_pipeline.reorder import Reorder
 
 _logger = structlog.get_logger("walbrook.lane")
@@ -179,14 +180,23 @@ class _Passage:
             raise
 
     def _take(self, frame: DataFrame) -> None:
-        slices = self._reorder.micro_batch(markers_from_arrow(frame.toArrow()))
+        plan = self._plan(frame)
+        slices = self._reorder.micro_batch(plan.decode())
         end = slices[-1].high
-        outcomes = self._deliver(frame.sparkSession, [
-            Share(consumer, self._settings.origin, self._run, self._cursors[consumer.name], end,
-                  [piece for piece in slices if piece.rows])
-            for consumer in self._settings.consumers
-            if self._cursors[consumer.name] < end
-        ])  # fmt: skip
+        outcomes = plan.deliver(
+            [
+                Share(
+                    consumer=consumer,
+                    origin=self._settings.origin,
+                    run=self._run,
+                    start=self._cursors[consumer.name],
+                    end=end,
+                    slices=[piece for piece in slices if piece.rows],
+                )
+                for consumer in self._settings.consumers
+                if self._cursors[consumer.name] < end
+            ]
+        )
         settle(
             self._state,
             source=self._settings.source,
@@ -203,12 +213,12 @@ class _Passage:
                 ) from outcome.error
         self.next_batch = self._reorder.next_batch
 
-    def _deliver(self, spark: SparkSession, shares: list[Share]) -> list[Outcome]:
-        """Each consumer's share as one task on the executors."""
-        if not shares:
-            return []
-        tasks = spark.sparkContext.parallelize(shares, len(shares))
-        return list(tasks.map(deliver).collect())
+    def _plan(self, frame: DataFrame) -> Plan:
+        """The cheapest plan for the size: a few rows are not worth a Spark job."""
+        planned = self._exchange.planned()
+        if planned.rows * max(1, len(self._settings.consumers)) <= DRIVER_WORK_MAX:
+            return DriverPlan(self._settings.log_directory, self._exchange.directory, planned)
+        return SparkPlan(frame)
 
 
 def _settlement(outcome: Outcome) -> Settlement:

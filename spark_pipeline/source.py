@@ -11,7 +11,7 @@ be read again until its changes are settled.
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,14 @@ from cdc.cursor import Cursor
 from cdc.decode import decode_changes
 from cdc.errors import ConfigError
 from cdc.log.view import LogView
-from spark_pipeline.exchange import MARKER_SCHEMA, SliceMarker, leave, markers_to_arrow
+from spark_pipeline.exchange import (
+    MARKER_SCHEMA,
+    PlannedRange,
+    SliceMarker,
+    leave,
+    markers_to_arrow,
+    note_planned,
+)
 from spark_pipeline.slicing import Slice, cut
 
 _LONG_POLL_S = 0.2
@@ -95,6 +102,12 @@ class LogStreamReader(DataSourceStreamReader):
         self._partitions = int(options["partitions"])
         self._view: LogView | None = None
 
+    @classmethod
+    def for_lane(cls, log: Path, exchange: Path) -> LogStreamReader:
+        """A reader for use outside Spark: one partition, decoded slices by reference."""
+        given = {"path": str(log), "exchange": str(exchange), "partitions": "1"}
+        return cls(_DEFAULTS | given)
+
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         view = self._log()
         if self._starting_batch:
@@ -127,6 +140,8 @@ class LogStreamReader(DataSourceStreamReader):
         if first == last:
             return []
         rows = [int(count) for count in self._log().entries(first, last)["rows"]]
+        if self._exchange:
+            note_planned(Path(self._exchange), PlannedRange(first, last, sum(rows)))
         wanted = min(self._partitions, max(1, sum(rows) // _ROWS_PER_PARTITION_MIN))
         return [LogPartition(first, last, slices) for slices in cut(first, rows, wanted)]
 
@@ -155,7 +170,7 @@ class LogStreamReader(DataSourceStreamReader):
                 yield changes
 
         path = str(leave(Path(self._exchange), batches()))
-        yield markers_to_arrow([_at(marker, path) for marker in markers])
+        yield markers_to_arrow([replace(marker, path=path) for marker in markers])
 
     def _decoded(
         self, slices: list[Slice]
@@ -172,7 +187,3 @@ class LogStreamReader(DataSourceStreamReader):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_view": None}
-
-
-def _at(marker: SliceMarker, path: str) -> SliceMarker:
-    return SliceMarker(**{**marker.__dict__, "path": path})

@@ -258,7 +258,8 @@ class _Wire:
         """Logical messages that were emitted without a transaction."""
         at = np.flatnonzero(self.kind == _MESSAGE)
         self._require(at, 14)
-        return at[self._bytes[self._body[at] + 1] == 0]
+        loose: Ints = at[self._bytes[self._body[at] + 1] == 0]
+        return loose
 
     def loose(self, at: Ints) -> tuple[Ints, Ints]:
         """LSN and time of such messages; the time is when the server sent them."""

@@ -6,6 +6,7 @@ bug.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from rich.console import Console
 from cdc.config import Config, load, show
 from cdc.errors import OperatorError, WalbrookError
 from cdc.replication.stop import StopSignal
+from cdc.service.http import HttpServer
 from cdc.service.logs import configure_logs
 from cdc.service.start import connect, migrate_state, prepare
 from cdc.service.status import status_tables
@@ -64,7 +66,9 @@ def serve(path: Path, stop: StopSignal) -> int:
     settings = load(path)
     configure_logs(settings.service)
     terms = prepare(settings)
-    return Supervisor(settings, path.resolve(), terms).run(stop)
+    http = settings.service.http
+    with HttpServer(http, settings.state_dsn()) if http.enabled else nullcontext():
+        return Supervisor(settings, path.resolve(), terms).run(stop)
 
 
 @app.command()

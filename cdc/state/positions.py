@@ -167,8 +167,8 @@ def _check_same_source(name: str, recorded: str, found: str) -> None:
         raise SourceError(
             f"source {name} is another cluster than before (system identifier {found}, "
             f"recorded {recorded}), so its LSNs mean nothing here",
-            fix=f"point it back, or start anew: delete the row '{name}' of walbrook.sources and empty "
-            "log.directory",
+            fix=f"point it back, or start anew: delete the row '{name}' of walbrook.sources and "
+            "empty log.directory",
         )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-Key = tuple[str, ...]
+Key = tuple[str | None, ...]
+"""The text of each key column; None where a record lacks it."""
 
 
 @dataclass(frozen=True)
@@ -15,13 +16,19 @@ class Change:
     idx: int
     table: str
     action: str
-    key: Key
+    key: Key  # as the row says it
     old_key: Key
+    record_pks: Key  # as the metadata says it
     digest: str | None  # of the row; None where the ledger has nothing to compare with
     before: str | None  # of the row before an update; likewise
 
     def __str__(self) -> str:
-        return f"{self.action} of {self.table} {'/'.join(self.key)} ({self.xid}:{self.idx})"
+        return f"{self.action} of {self.table} {key_text(self.key)} ({self.xid}:{self.idx})"
+
+
+def key_text(key: Key) -> str:
+    """A key for people."""
+    return "/".join(part or "?" for part in key)
 
 
 State = dict[tuple[str, Key], str]

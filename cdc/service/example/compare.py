@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cdc.service.example.change import Change, Key, State
+from cdc.service.example.change import Change, Key, State, key_text
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def replay(changes: Sequence[Change]) -> State:
 def _differences(written: Change, arrived: Change) -> list[str]:
     differing = [
         name
-        for name in ("table", "action", "key", "old_key")
+        for name in ("table", "action", "key", "old_key", "record_pks")
         if getattr(written, name) != getattr(arrived, name)
     ]
     if written.digest is not None and written.digest != arrived.digest:
@@ -96,7 +96,7 @@ def _differences(written: Change, arrived: Change) -> list[str]:
 def _state_differences(replayed: State, source: State) -> list[str]:
     wrong = []
     for row in replayed.keys() | source.keys():
-        name = f"{row[0]} {'/'.join(row[1])}"
+        name = f"{row[0]} {key_text(row[1])}"
         if row not in source:
             wrong.append(f"replay leaves a row that the source has not: {name}")
         elif row not in replayed:

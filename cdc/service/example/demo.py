@@ -104,7 +104,7 @@ class Demo:
             servers.postgres.dsn, pace_s=_PACE_S, seed=self._seed + 1, import_rows=_IMPORT_ROWS
         )
         opened = time.monotonic()
-        with writer, Live(console=self._console, auto_refresh=False) as live:
+        with writer, Live(console=self._console, auto_refresh=False, transient=True) as live:
             while True:
                 elapsed_s = time.monotonic() - opened
                 closed = elapsed_s >= self._seconds
@@ -116,6 +116,8 @@ class Demo:
                 if closed and (not behind or elapsed_s > self._seconds + _CATCH_UP_TIMEOUT_S):
                     break
                 time.sleep(_LOOK_S)
+            shown = live.renderable
+        self._console.print(shown)
         self._say(f"The shop closed after {writer.transactions:,} transactions.")
 
     def _judge(

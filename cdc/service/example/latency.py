@@ -85,13 +85,14 @@ def _bytes_in(directory: Path) -> int:
 
 def latencies_ms(messages: list[bytes], arrived_at: Seconds, since: datetime) -> Seconds:
     """Of the messages committed at or after ``since``: from commit to arrival, where known."""
-    committed = np.array(
+    committed: Seconds = np.array(
         [
             datetime.fromisoformat(
                 orjson.loads(message)["metadata"]["commit_timestamp"]
             ).timestamp()
             for message in messages
-        ]
+        ],
+        np.float64,
     )
-    taken = (arrived_at - committed)[committed >= since.timestamp()] * 1000
-    return taken[~np.isnan(taken)]
+    taken: Seconds = (arrived_at - committed)[committed >= since.timestamp()] * 1000
+    return np.extract(~np.isnan(taken), taken)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import resources
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import psycopg
 from psycopg import sql
@@ -46,6 +46,7 @@ SELECT position, (message #>> '{metadata,xid}')::bigint,
 """
 _ROWS: Final = """
 SELECT position,
+       ledger.key_of(record, VARIADIC %(key)s),
        ledger.key_of(before, VARIADIC %(key)s),
        CASE WHEN record ?& %(columns)s AND record - %(columns)s::text[] = '{{}}'
             THEN md5(jsonb_populate_record(NULL::{table}, record)::text) ELSE 'other columns' END,
@@ -56,6 +57,18 @@ SELECT position,
  WHERE message #>> '{{metadata,table_schema}}' = 'public'
    AND message #>> '{{metadata,table_name}}' = %(name)s
 """
+
+
+class _Row(NamedTuple):
+    """A delivered record, read back as a row of its table."""
+
+    key: Key
+    old_key: Key
+    digest: str
+    before: str
+
+
+_NO_ROW: Final = _Row((), (), "", "")  # a message about a table that is not the shop's
 
 
 def create_ledger(connection: Connection) -> None:
@@ -72,7 +85,7 @@ def written_count(connection: Connection) -> int:
 def written_changes(connection: Connection) -> list[Change]:
     """Everything in the ledger, in the order it was written."""
     return [
-        Change(xid, idx, table, action, tuple(key), tuple(old_key), digest, before)
+        Change(xid, idx, table, action, tuple(key), tuple(old_key), tuple(key), digest, before)
         for xid, idx, table, action, key, old_key, digest, before in connection.execute(_ENTRIES)
     ]
 
@@ -108,21 +121,24 @@ def _read_back(connection: Connection, messages: Sequence[bytes]) -> list[Change
     with cursor.copy("COPY delivered FROM STDIN") as copy:
         for position, message in enumerate(messages):
             copy.write_row((position, message.decode()))
-    rows: dict[int, tuple[Key, str, str]] = {}
+    rows: dict[int, _Row] = {}
     for name in _KEYS:
         rows |= _rows_of(connection, name)
-    nothing: tuple[Key, str, str] = ((), "", "")
-    return [
-        Change(xid, idx, table, action, tuple(pks), *rows.get(position, nothing))
-        for position, xid, idx, table, action, pks in connection.execute(_ARRIVALS)
-    ]
+    changes = []
+    for position, xid, idx, table, action, pks in connection.execute(_ARRIVALS):
+        key, old_key, digest, before = rows.get(position, _NO_ROW)
+        changes.append(Change(xid, idx, table, action, key, old_key, tuple(pks), digest, before))
+    return changes
 
 
-def _rows_of(connection: Connection, name: str) -> dict[int, tuple[Key, str, str]]:
-    """By position: the old key, the digest of the record, and that of the row before."""
+def _rows_of(connection: Connection, name: str) -> dict[int, _Row]:
+    """What the messages about one table say, by their positions."""
     columns = cast(tuple[list[str]], connection.execute(_COLUMNS, (name,)).fetchone())
     found = connection.execute(
         sql.SQL(_ROWS).format(table=sql.Identifier("public", name)),
         {"key": list(_KEYS[name]), "columns": columns[0], "name": name},
     )
-    return {position: (tuple(key), digest, before) for position, key, digest, before in found}
+    return {
+        position: _Row(tuple(key), tuple(old_key), digest, before)
+        for position, key, old_key, digest, before in found
+    }

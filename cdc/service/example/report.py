@@ -16,6 +16,7 @@ from cdc.service.example.latency import Seconds
 from cdc.service.example.progress import ConsumerProgress
 
 _FINDINGS_SHOWN: Final = 5
+_VERDICTS: Final = {True: "[green]agrees[/]", False: "[red]differs[/]"}
 
 
 @dataclass(frozen=True)
@@ -51,30 +52,28 @@ def progress_table(written: int, elapsed_s: float, consumers: Sequence[ConsumerP
 
 
 def verdict_table(results: Sequence[SinkResult]) -> Table:
-    """One line a sink: what was compared, and whether it agrees."""
+    """One column a sink: what was compared, and whether it agrees."""
     table = Table(title="Written against arrived", title_justify="left")
-    table.add_column("sink", no_wrap=True)
-    for heading in (
-        "written", "arrived", "missing", "unexp.", "dupl.", "order", "values", "state", "p50 ms",
-        "p99 ms",
-    ):  # fmt: skip
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+    table.add_column("")
     for result in results:
-        found = result.comparison
-        counted = (
-            found.missing, found.unexpected, found.duplicates, found.out_of_order, found.different,
-            found.state,
-        )  # fmt: skip
-        table.add_row(
-            found.sink,
-            f"{found.written:,}",
-            f"{found.arrived:,}",
-            *(f"{len(each):,}" for each in counted),
-            _percentile(result.latencies_ms, 50),
-            _percentile(result.latencies_ms, 99),
-            "[green]agrees[/]" if found.agrees else "[red]differs[/]",
-        )
+        table.add_column(result.comparison.sink, justify="right")
+    found = [result.comparison for result in results]
+    measures: dict[str, list[int]] = {
+        "written": [each.written for each in found],
+        "arrived": [each.arrived for each in found],
+        "missing": [len(each.missing) for each in found],
+        "unexpected": [len(each.unexpected) for each in found],
+        "duplicates": [len(each.duplicates) for each in found],
+        "out of order": [len(each.out_of_order) for each in found],
+        "different values": [len(each.different) for each in found],
+        "rows that differ after a replay": [len(each.state) for each in found],
+    }
+    for name, counts in measures.items():
+        table.add_row(name, *(f"{count:,}" for count in counts))
+    for percent in (50, 99):
+        shown = [_percentile(result.latencies_ms, percent) for result in results]
+        table.add_row(f"commit to arrival, p{percent}", *shown)
+    table.add_row("verdict", *(_VERDICTS[each.agrees] for each in found))
     return table
 
 
@@ -109,4 +108,4 @@ def _counted(changes: Sequence[Change]) -> Counter[tuple[str, str]]:
 
 
 def _percentile(latencies_ms: Seconds, percent: int) -> str:
-    return f"{np.percentile(latencies_ms, percent):,.0f}" if len(latencies_ms) else "-"
+    return f"{np.percentile(latencies_ms, percent):,.0f} ms" if len(latencies_ms) else "-"

@@ -128,10 +128,7 @@ def test_however_the_stream_is_cut_the_cursors_are_the_same(
     whole = cursors(Sealer().seal(wire(*messages)))
     sealer = Sealer()
     bounds = sorted({0, len(messages), *(cut for cut in cuts if cut < len(messages))})
-    pieces = [
-        sealer.seal(wire(*messages[start:end]))
-        for start, end in itertools.pairwise(bounds)
-    ]
+    pieces = [sealer.seal(wire(*messages[start:end])) for start, end in itertools.pairwise(bounds)]
     assert cursors(*pieces) == whole
 
 

@@ -1,0 +1,173 @@
+"""``/health`` and ``/metrics``: what SQL says, over HTTP, for probes and Prometheus.
+
+Nothing is kept here: every request asks the state database, within a bound. The server runs in a
+thread of the supervisor and ends with it.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import psycopg
+import structlog
+import uvicorn
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import Metric
+from psycopg.rows import dict_row
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from cdc.config import Http
+from cdc.errors import OperatorError
+
+_logger = structlog.get_logger("walbrook.http")
+
+_SOURCES = """
+SELECT s.name AS source, s.state, s.state_since::text, s.last_error, v.cursor, v.lag_bytes,
+       v.lag_seconds
+  FROM walbrook.sources s JOIN walbrook.cursors v ON v.source = s.name AND v.consumer IS NULL
+ ORDER BY 1
+"""
+_CONSUMERS = """
+SELECT c.source, c.name AS consumer, v.cursor, v.lag_bytes, v.lag_seconds, c.delivered,
+       c.absorbed, c.last_error, v.moved_at::text
+  FROM walbrook.consumers c
+  JOIN walbrook.cursors v ON v.source = c.source AND v.consumer = c.name
+ ORDER BY 1, 2
+"""
+
+Rows = list[dict[str, object]]
+
+
+class Observatory:
+    """Reads sources and consumers from the state database."""
+
+    def __init__(self, state_dsn: str) -> None:
+        self._dsn = state_dsn
+
+    def read(self) -> tuple[Rows, Rows]:
+        with psycopg.connect(
+            self._dsn,
+            autocommit=True,
+            connect_timeout=3,
+            options="-c statement_timeout=3s",
+            application_name="walbrook:http",
+            row_factory=dict_row,
+        ) as connection:
+            sources = connection.execute(_SOURCES).fetchall()
+            return sources, connection.execute(_CONSUMERS).fetchall()
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics, as Prometheus' client asks for them."""
+        sources, consumers = self.read()
+        up = GaugeMetricFamily(
+            "walbrook_source_streaming", "1 while the reader streams.", labels=["source"]
+        )
+        for row in sources:
+            up.add_metric([str(row["source"])], float(row["state"] == "streaming"))
+        yield up
+        yield _gauge("source_lag_bytes", "WAL behind the restart cursor.", sources, "lag_bytes")
+        yield _gauge("consumer_lag_bytes", "WAL behind the cursor.", consumers, "lag_bytes")
+        yield _gauge("consumer_lag_seconds", "Age of what is next.", consumers, "lag_seconds")
+        yield _counter("consumer_delivered", "Messages delivered.", consumers, "delivered")
+        yield _counter("consumer_absorbed", "Repeats that the sink had.", consumers, "absorbed")
+        failing = GaugeMetricFamily(
+            "walbrook_consumer_failing",
+            "1 while the last delivery failed.",
+            labels=["source", "consumer"],
+        )
+        for row in consumers:
+            failing.add_metric(_labels(row), float(row["last_error"] is not None))
+        yield failing
+
+
+def application(observatory: Observatory) -> Starlette:
+    """The routes; blocking work runs in Starlette's own threads."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(observatory)
+
+    def health(_request: Request) -> Response:
+        try:
+            sources, consumers = observatory.read()
+        except psycopg.Error as error:
+            return JSONResponse({"status": "down", "error": str(error).strip()}, 503)
+        well = all(row["state"] == "streaming" for row in sources) and not any(
+            row["last_error"] for row in consumers
+        )
+        body = {
+            "status": "ok" if well else "degraded",
+            "sources": sources,
+            "consumers": consumers,
+        }
+        return JSONResponse(body, 200 if well else 503)
+
+    def metrics(_request: Request) -> Response:
+        try:
+            return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        except psycopg.Error as error:
+            return Response(f"# {str(error).strip()}\n", 503, media_type="text/plain")
+
+    return Starlette(routes=[Route("/health", health), Route("/metrics", metrics)])
+
+
+class HttpServer:
+    """The server in its thread; ``port`` is the one it listens on."""
+
+    def __init__(self, settings: Http, state_dsn: str) -> None:
+        try:
+            self._socket = socket.create_server((settings.host, settings.port))
+        except OSError as error:
+            raise OperatorError(
+                f"service.http cannot listen on {settings.host}:{settings.port}: {error.strerror}",
+                fix="choose another service.http.port, 0 for a free one, or set "
+                "service.http.enabled to false",
+            ) from error
+        self.port: int = self._socket.getsockname()[1]
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                application(Observatory(state_dsn)),
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=2,
+            )
+        )
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._socket]}, name="http", daemon=True
+        )
+
+    def __enter__(self) -> HttpServer:
+        self._thread.start()
+        _logger.info("http.listening", port=self.port)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(5)
+        self._socket.close()
+
+
+def _labels(row: dict[str, object]) -> list[str]:
+    return [str(row[key]) for key in ("source", "consumer") if key in row]
+
+
+def _gauge(name: str, help_text: str, rows: Rows, column: str) -> Metric:
+    labels = ["source", "consumer"] if name.startswith("consumer") else ["source"]
+    family = GaugeMetricFamily(f"walbrook_{name}", help_text, labels=labels)
+    for row in rows:
+        if row[column] is not None:
+            family.add_metric(_labels(row), float(str(row[column])))
+    return family
+
+
+def _counter(name: str, help_text: str, rows: Rows, column: str) -> Metric:
+    family = CounterMetricFamily(f"walbrook_{name}", help_text, labels=["source", "consumer"])
+    for row in rows:
+        family.add_metric(_labels(row), float(str(row[column])))
+    return family

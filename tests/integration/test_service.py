@@ -1,0 +1,163 @@
+"""The service as an operator meets it: start, probes, a failing sink, a clean stop, no orphans."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import redis
+
+from tests.fix_http import Endpoint
+from tests.fix_postgres import Database
+from tests.service import Service, running
+from tests.waiting import until
+
+
+@pytest.mark.timeout(400)
+def test_a_failing_sink_is_seen_everywhere_and_recovers_and_a_stop_drains(
+    database: Database,
+    endpoint: Endpoint,
+    redis_client: redis.Redis,
+    redis_url: str,
+    tmp_path: Path,
+) -> None:
+    database.execute("CREATE TABLE item (id int PRIMARY KEY, name text)")
+    stream = f"service-{database.name}"
+    sinks: list[dict[str, object]] = [
+        {
+            "name": "hook",
+            "destination": {"type": "webhook", "url": endpoint.url, "max_retries": 0},
+        },
+        {
+            "name": "stream",
+            "destination": {"type": "redis_stream", "url": redis_url, "stream_key": stream},
+        },
+    ]
+    with running(database, tmp_path / "service", sinks) as service:
+        port = _port(service)
+        database.execute("INSERT INTO item VALUES (1, 'before')")
+        service.until_settled()
+        assert _health(port) == (200, "ok")
+
+        endpoint.refuses = lambda _messages: True
+        database.execute("INSERT INTO item VALUES (2, 'refused')")
+        service.until(
+            "the error in SQL",
+            "SELECT last_error LIKE '%422%' FROM walbrook.consumers WHERE name = 'hook'",
+        )
+        until("health to say so", lambda: _health(port) == (503, "degraded"))
+        assert 'walbrook_consumer_failing{consumer="hook",source="shop"} 1.0' in _metrics(port)
+        assert "422" in service.run("status").stdout
+
+        endpoint.refuses = None
+        service.until_settled()
+        assert _health(port) == (200, "ok")
+        metrics = _metrics(port)
+        assert 'walbrook_consumer_delivered_total{consumer="hook",source="shop"} 2.0' in metrics
+        assert 'walbrook_source_streaming{source="shop"} 1.0' in metrics
+        bodies = [m["record"] for r in endpoint.accepted for m in r.messages]
+        assert bodies == [{"id": 1, "name": "before"}, {"id": 2, "name": "refused"}]
+        assert redis_client.xlen(stream) == 2
+
+        # What the reader has taken is delivered before the service ends.
+        database.execute("INSERT INTO item SELECT i, 'last' FROM generate_series(10, 5009) i")
+        service.until("the reader to take it", _logged_beyond(service))
+        children = service.tree()
+        assert service.stop() == 0, service.log_tail()
+        assert redis_client.xlen(stream) == 5002
+    assert not [child for child in children if _alive(child)]
+    (state,) = database.execute("SELECT state FROM walbrook.sources")[0]
+    assert state == "stopped"
+
+
+@pytest.mark.timeout(300)
+def test_a_second_service_says_who_is_there_and_a_dead_supervisor_leaves_no_orphans(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE item (id int PRIMARY KEY, name text)")
+    sinks: list[dict[str, object]] = [
+        {"name": "files", "destination": {"type": "file", "path": "out"}}
+    ]
+    with running(database, tmp_path / "first", sinks) as first:
+        second = Service(database, tmp_path / "second", sinks)
+        second.start()
+        try:
+            until("the second to say so", lambda: "another service reads slot" in second.log_tail())
+        finally:
+            second.kill()
+        supervisor, *children = first.tree()
+        assert children
+        supervisor.kill()
+        until("the children to follow", lambda: not [c for c in children if _alive(c)], 60)
+
+
+def test_a_source_that_is_not_ready_is_refused_in_one_paragraph(
+    database: Database, tmp_path: Path
+) -> None:
+    sinks: list[dict[str, object]] = [
+        {
+            "name": "files",
+            "source": {"include_tables": ["public.missing"]},
+            "destination": {"type": "file", "path": "out"},
+        }
+    ]
+    service = Service(database, tmp_path, sinks)
+    answer = service.run("run")
+    assert answer.returncode == 1
+    assert "public.missing" in answer.stderr
+    assert "Traceback" not in answer.stderr
+    slots = "SELECT 1 FROM pg_replication_slots WHERE database = current_database()"
+    assert database.execute(slots) == []
+
+
+def test_the_commands_say_what_to_do(database: Database, tmp_path: Path) -> None:
+    service = Service(database, tmp_path, [])
+    status = service.run("status")
+    assert status.returncode == 1
+    assert "walbrook migrate" in status.stderr
+    assert "applied 0001" in service.run("migrate").stdout
+    assert "up to date" in service.run("migrate").stdout
+    assert service.run("status").returncode == 0
+    assert "correct: 1 database, 0 sinks" in service.run("config", "check").stdout
+    shown = service.run("config", "show").stdout
+    assert "***" in shown
+    service.config.write_text("databases: []\nsinkz: []\n")
+    wrong = service.run("config", "check")
+    assert wrong.returncode == 1
+    assert "sinkz" in wrong.stderr
+    assert "sinks" in wrong.stderr
+
+
+def _port(service: Service) -> int:
+    match = until(
+        "the HTTP port", lambda: re.search(r"http.listening\s+port=(\d+)", service.log_tail(200))
+    )
+    return int(match[1])
+
+
+def _health(port: int) -> tuple[int, str]:
+    answer = httpx.get(f"http://127.0.0.1:{port}/health", timeout=10)
+    return answer.status_code, answer.json()["status"]
+
+
+def _metrics(port: int) -> str:
+    return httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
+
+
+def _logged_beyond(service: Service) -> str:
+    ((lsn,),) = service.database.execute("SELECT cursor_lsn FROM walbrook.consumers LIMIT 1")
+    return f"SELECT log_lsn > '{lsn}' FROM walbrook.sources"
+
+
+def _zombie(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _alive(process: psutil.Process) -> bool:
+    return bool(process.is_running()) and not _zombie(process)

@@ -1,0 +1,38 @@
+"""Cursors and LSNs in Postgres' own spelling."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.cursor import Cursor, format_lsn, parse_lsn
+from cdc.errors import GapError, OperatorError
+
+
+@given(lsn=st.integers(0, 2**64 - 1), idx=st.integers(0, 2**62))
+def test_a_cursor_is_read_back_as_it_was_written(lsn: int, idx: int) -> None:
+    assert Cursor.parse(str(Cursor(lsn, idx))) == Cursor(lsn, idx)
+    assert parse_lsn(format_lsn(lsn)) == lsn
+
+
+def test_an_lsn_is_spelled_as_postgres_does() -> None:
+    assert format_lsn(0x16_B374_D848) == "16/B374D848"
+
+
+def test_cursors_compare_in_commit_order() -> None:
+    assert Cursor(1, 9) < Cursor(2, 0) < Cursor(2, 1)
+
+
+@pytest.mark.parametrize("text", ["", "1/2", "1/2:x", "zz:1", "1:2", "1/2:-1"])
+def test_what_is_no_cursor_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(OperatorError, match="16/B374D848"):
+        Cursor.parse(text)
+
+
+def test_an_error_keeps_its_kind_and_its_fix_between_processes() -> None:
+    again = pickle.loads(pickle.dumps(GapError("what", fix="do this")))
+    assert isinstance(again, GapError)
+    assert str(again) == "what. To fix it: do this"
