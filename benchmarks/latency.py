@@ -23,7 +23,7 @@ import orjson
 import redis
 from psycopg.conninfo import conninfo_to_dict
 
-from benchmarks.pipeline import redis_target, roles, warm_up
+from benchmarks.pipeline import redis_target, roles, wait_delivering
 from benchmarks.processes import ProcessMeter
 from benchmarks.service import RunningService
 from benchmarks.sizes import Sizes, progress
@@ -54,11 +54,12 @@ def run(sizes: Sizes) -> dict[str, object]:
         stream = str(target.destination["stream_key"])
         script = Path(name) / "one_row.sql"
         script.write_text(ONE_ROW)
-        warm_up(source, service, target)
+        wait_delivering(source, service, target)
         _measure(source, client, stream, script, sizes.rate, _WARM_UP_S)
         progress(f"latency: {sizes.rate} changes/s for {sizes.seconds} s")
         with ProcessMeter(lambda: roles(service, target)) as meter:
             arrivals = _measure(source, client, stream, script, sizes.rate, sizes.seconds)
+        warnings = service.warnings()
     commits, latencies_ms = _latencies(arrivals)
     span_s = float(commits[-1] - commits[0])
     return {
@@ -69,6 +70,7 @@ def run(sizes: Sizes) -> dict[str, object]:
         "p95_ms": _percentile(latencies_ms, 95),
         "p99_ms": _percentile(latencies_ms, 99),
         "max_ms": round(float(latencies_ms.max()), 1),
+        "warnings": warnings,
         "processes": meter.figures(),
     }
 

@@ -114,13 +114,14 @@ def _change(relation: Relation, kind: str, tag: str, old: Row | None, new: Row |
             unchanged.append(column.name)
         else:
             record[column.name] = _json(column.type_oid, value)
-        if column.is_key:
-            key = old[index] if value is UNCHANGED and old is not None else value
-            pks.append(key.decode() if isinstance(key, bytes) else None)
         if kind == "U" and old is not None and (tag == "O" or column.is_key):
             was = old[index]
             if UNCHANGED not in (was, value) and was != value:
                 changes[column.name] = _json(column.type_oid, was)
+    for index in relation.key:
+        value = row[index]
+        key = old[index] if value is UNCHANGED and old is not None else value
+        pks.append(key.decode() if isinstance(key, bytes) else None)
     return RowChange(
         relation.namespace,
         relation.name,

@@ -100,6 +100,10 @@ class RunningService:
             time.sleep(_POLL_S)
         return time.perf_counter()
 
+    def warnings(self) -> int:
+        """How many it has logged: of a reader that lost its connection, a lane that failed."""
+        return sum("[warning" in line for line in self._lines())
+
     def stop(self) -> None:
         """End it in order; what its log holds is delivered before."""
         process, self._process = self._process, None
@@ -133,11 +137,13 @@ class RunningService:
             raise self._failure("the service ended by itself")
 
     def _failure(self, what: str) -> OperatorError:
-        lines = self._log.read_text(errors="replace").splitlines()[-20:]
         return OperatorError(
-            "\n".join([f"{what}; the last lines of the service were:", *lines]),
+            "\n".join([f"{what}; the last lines of the service were:", *self._lines()[-20:]]),
             fix="run the benchmark again on a machine that is less busy, or with fewer rows",
         )
+
+    def _lines(self) -> list[str]:
+        return self._log.read_text(errors="replace").splitlines()
 
 
 def _role(process: psutil.Process) -> str:

@@ -59,6 +59,10 @@ class FileDestination(Section):
     def default_batch_size(self) -> int:
         return 10_000
 
+    def place(self, _consumer: str) -> tuple[object, ...] | None:
+        """What no other sink may share with this one."""
+        return ("directory", self.path)
+
 
 class ParquetDestination(Section):
     """Parquet files in partition directories."""
@@ -81,6 +85,9 @@ class ParquetDestination(Section):
     @property
     def default_batch_size(self) -> int:
         return 10_000
+
+    def place(self, _consumer: str) -> tuple[object, ...] | None:
+        return ("directory", self.path)
 
 
 class Tls(Section):
@@ -145,6 +152,10 @@ class RedisStreamDestination(Section):
     def default_batch_size(self) -> int:
         return 1000
 
+    def place(self, consumer: str) -> tuple[object, ...] | None:
+        server = self.url.get_secret_value() if self.url else (self.host, self.port, self.database)
+        return ("redis", server, self.stream_key or f"walbrook.{consumer}")
+
 
 class WebhookDestination(Section):
     """An HTTP endpoint."""
@@ -171,6 +182,9 @@ class WebhookDestination(Section):
     @property
     def default_batch_size(self) -> int:
         return 100 if self.batch else 1
+
+    def place(self, _consumer: str) -> tuple[object, ...] | None:
+        return None
 
 
 Destination = Annotated[

@@ -51,6 +51,17 @@ class Config(Section):
             raise wrong("; ".join(f"{format_location(at)}: {what}" for at, what in problems))
         return self
 
+    @model_validator(mode="after")
+    def _a_place_each(self) -> Self:
+        """Sinks that keep their position at the destination cannot share one."""
+        first: dict[tuple[object, ...], int] = {}
+        for i, sink in enumerate(self.sinks):
+            place = sink.destination.place(sink.name)
+            if place is not None and first.setdefault(place, i) != i:
+                at = format_location(("sinks", i, "destination"))
+                raise wrong(f"{at}: is where sinks[{first[place]}] writes too; give it its own")
+        return self
+
     def database(self, name: str) -> Database:
         """The database called ``name``."""
         for database in self.databases:

@@ -21,7 +21,7 @@ class TablePlan:
     names: tuple[str, ...]
     json_names: tuple[str, ...]  # quoted and escaped
     families: tuple[Family, ...]
-    keys: tuple[int, ...]  # positions of the key columns, in column order
+    identity: tuple[int, ...]  # positions of the columns that an old key ('K') carries
 
 
 @lru_cache(maxsize=_PLANS_MAX)

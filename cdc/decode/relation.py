@@ -1,5 +1,9 @@
 """The Relation message: which table, which columns, which of them identify a row.
 
+pgoutput says which columns are in the replica identity, not which make up the primary key or in
+which order. Where the reader has asked the catalog, the answer stands behind the message's last
+byte (``with_key``), and the two together are the schema that the log keeps.
+
 What must always hold: every byte of the message is accounted for. A message that is cut, has
 bytes left over or says something impossible is refused; nothing is guessed.
 """
@@ -7,9 +11,12 @@ bytes left over or says something impossible is refused; nothing is guessed.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cdc.errors import DecodeError
+
+_KEY = b"K"
 
 IDENTITIES = "dnfi"
 """Replica identities as Postgres writes them: default, nothing, full, index."""
@@ -34,6 +41,7 @@ class Relation:
     name: str
     replica_identity: str
     columns: tuple[Column, ...]
+    key: tuple[int, ...]  # positions of the key's columns, in key order
 
     def __str__(self) -> str:
         return f"{self.namespace}.{self.name}"
@@ -52,10 +60,35 @@ def parse_relation(message: bytes) -> Relation:
     if identity not in IDENTITIES:
         raise reader.broken(f"its replica identity is {identity!r}")
     columns = tuple(_column(reader) for _ in range(reader.uint16("column count")))
-    reader.end()
     if len({column.name for column in columns}) != len(columns):
         raise reader.broken("two of its columns have one name")
-    return Relation(oid, namespace, name, identity, columns)
+    key = _key(reader, columns)
+    reader.end()
+    return Relation(oid, namespace, name, identity, columns, key)
+
+
+def with_key(message: bytes, names: Sequence[str]) -> bytes:
+    """The message with its table's key noted behind it; without change if that cannot be.
+
+    The catalog may be ahead of the message: a key with a column that the message does not have is
+    not this version's.
+    """
+    positions = {column.name: at for at, column in enumerate(parse_relation(message).columns)}
+    if not names or not positions.keys() >= set(names):
+        return message
+    return message + struct.pack(f">cH{len(names)}H", _KEY, len(names), *map(positions.get, names))
+
+
+def _key(reader: _Reader, columns: tuple[Column, ...]) -> tuple[int, ...]:
+    """The noted key, or else the columns of the replica identity."""
+    if reader.at_end:
+        return tuple(at for at, column in enumerate(columns) if column.is_key)
+    if reader.byte("key") != _KEY[0]:
+        raise reader.broken("something other than its key follows its last column")
+    key = tuple(reader.uint16("key column") for _ in range(reader.uint16("key column count")))
+    if not key or max(key) >= len(columns) or len(set(key)) != len(key):
+        raise reader.broken(f"its key is the columns {key} of {len(columns)}")
+    return key
 
 
 def _column(reader: _Reader) -> Column:
@@ -105,9 +138,13 @@ class _Reader:
         except UnicodeDecodeError:
             raise self.broken(f"its {field} {raw!r} is not UTF-8") from None
 
+    @property
+    def at_end(self) -> bool:
+        return self._at == len(self._message)
+
     def end(self) -> None:
         if self._at != len(self._message):
-            raise self.broken(f"{len(self._message) - self._at} bytes follow its last column")
+            raise self.broken(f"{len(self._message) - self._at} bytes follow its end")
 
     def broken(self, why: str) -> DecodeError:
         return DecodeError(

@@ -74,7 +74,7 @@ def decode_rows(plan: TablePlan, tuples: Tuples, count: int, *, kind: str, tag: 
     if kind != "U":
         changes = pa.nulls(count, pa.string())
     else:
-        compared = range(len(plan.names)) if tag == "O" else plan.keys
+        compared = range(len(plan.names)) if tag == "O" else plan.identity
         changes = _changes(plan, old, row, compared, count)
     return Decoded(
         record, changes, _keys(plan, json, row, old, count), _unchanged(plan, row, count)
@@ -138,7 +138,7 @@ def _keys(
 ) -> pa.StringArray:
     """The key's values as JSON strings: of each the text that Postgres wrote."""
     columns = []
-    for index in plan.keys:
+    for index in plan.relation.key:
         column, text = json[index], row[index]
         if text.unchanged is not None and old is not None:
             column = _json_of(text_json, _filled(text, old[index]), plan.names[index])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import psycopg
 
 from cdc.cursor import Cursor, format_lsn, parse_lsn
+from cdc.decode.relation import Relation
 from cdc.errors import GapError, SourceError, TransientError
 from cdc.state.positions import restart_cursor
 from cdc.state.reader_state import ReaderState, report_reader
@@ -16,6 +17,17 @@ from cdc.state.reader_state import ReaderState, report_reader
 _LOCK = "SELECT pg_try_advisory_lock(hashtextextended('walbrook.slot.' || %s, 0))"
 _SLOT = """
 SELECT confirmed_flush_lsn::text, wal_status, plugin FROM pg_replication_slots WHERE slot_name = %s
+"""
+
+
+# The index that identifies a row: the one named as replica identity, or else the primary key.
+_KEY = """
+SELECT a.attname
+  FROM pg_index i, unnest(i.indkey::int2[]) WITH ORDINALITY AS k (attnum, place)
+  JOIN pg_attribute a ON a.attnum = k.attnum
+ WHERE i.indrelid = %(oid)s::oid AND a.attrelid = i.indrelid AND k.place <= i.indnkeyatts
+   AND CASE WHEN %(identity)s = 'i' THEN i.indisreplident ELSE i.indisprimary END
+ ORDER BY k.place
 """
 
 
@@ -67,9 +79,15 @@ class SlotControl:
                 f"walbrook.consumers to {confirmed} and restart_idx, cursor_idx to 0",
             )
 
-    @property
-    def alive(self) -> bool:
-        return not self._connection.closed
+    def key_of(self, relation: Relation) -> list[str]:
+        """The columns of a table's key in key order, as the catalog has it now."""
+        try:
+            rows = self._connection.execute(
+                _KEY, {"oid": relation.oid, "identity": relation.replica_identity}
+            ).fetchall()
+        except psycopg.OperationalError as error:
+            raise TransientError(f"the source does not answer: {error}".strip()) from error
+        return [str(name) for (name,) in rows]
 
     def close(self) -> None:
         self._connection.close()

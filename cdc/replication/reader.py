@@ -110,14 +110,14 @@ class SlotReader:
             try:
                 _logger.info("reader.streaming", source=self._settings.source, resume=str(resume))
                 self._backoff_s = _BACKOFF_FIRST_S
-                self._read(stream, resume)
+                self._read(stream, Sealer(resume, control.key_of))
             finally:
                 stream.close()
         finally:
             control.close()
 
-    def _read(self, stream: ReplicationStream, resume: Cursor) -> None:
-        settings, batch = self._settings, _Batch(Sealer(resume))
+    def _read(self, stream: ReplicationStream, sealer: Sealer) -> None:
+        settings, batch = self._settings, _Batch(sealer)
         next_feedback = 0.0
         idle_since = time.monotonic()
         while not self._stop.requested:

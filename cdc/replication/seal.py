@@ -9,7 +9,7 @@ Relation or Type messages, which depend on the connection.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +19,7 @@ import xxhash
 
 from cdc.cursor import ORIGIN, Cursor, format_lsn
 from cdc.decode.raw import RAW_SCHEMA
-from cdc.decode.relation import parse_relation
+from cdc.decode.relation import Relation, parse_relation, with_key
 from cdc.errors import ProtocolError
 from cdc.replication.protocol import POSTGRES_EPOCH_US, XLOG_HEADER_BYTES
 
@@ -64,11 +64,16 @@ class _Schema:
     own: bool
 
 
+def _no_key(_relation: Relation) -> Sequence[str]:
+    return ()
+
+
 @dataclass
 class Sealer:
     """Carries what one batch must know of those before it, for one connection."""
 
     resume: Cursor = ORIGIN  # what is below was taken by an earlier connection
+    key_of: Callable[[Relation], Sequence[str]] = _no_key  # asks the source's catalog
     _open: _Open = field(default_factory=_Open)
     _relations: dict[int, _Schema] = field(default_factory=dict)
 
@@ -179,9 +184,9 @@ class Sealer:
 
     def _announce(self, message: bytes) -> None:
         relation = parse_relation(message)
-        self._relations[relation.oid] = _Schema(
-            xxhash.xxh3_64_intdigest(message), message, relation.namespace == OWN_SCHEMA
-        )
+        own = relation.namespace == OWN_SCHEMA
+        schema = message if own else with_key(message, self.key_of(relation))
+        self._relations[relation.oid] = _Schema(xxhash.xxh3_64_intdigest(schema), schema, own)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from cdc.config import Config, Database
 from cdc.errors import OperatorError
 from cdc.replication.preflight import SourceIdentity, prepare_source
 from cdc.state.migrate import Migration, migrate
-from cdc.state.positions import register_source
+from cdc.state.positions import is_registered, register_source
 
 _logger = structlog.get_logger("walbrook.start")
 
@@ -49,6 +49,12 @@ def prepare(config: Config) -> dict[str, int]:
 def _prepare(config: Config, database: Database) -> int:
     sinks = [sink for sink in config.sinks_of(database.name) if sink.status == "active"]
     wanted = sorted({table for sink in sinks for table in sink.source.include_tables or ()})
+    with connect(config.state_dsn(), "the state database") as state:
+        known = is_registered(state, database.name)
+    if known and database.slot.create_if_not_exists:
+        # A slot that was there once and is gone took changes with it: never made anew in silence.
+        slot = database.slot.model_copy(update={"create_if_not_exists": False})
+        database = database.model_copy(update={"slot": slot})
     with connect(database.dsn(), f"database {database.name}") as source:
         identity: SourceIdentity = prepare_source(source, database, wanted)
     for warning in identity.warnings:

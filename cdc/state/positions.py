@@ -111,6 +111,11 @@ def register_source(
     return int(str(term[0])) if term else 0
 
 
+def is_registered(connection: Connection, source: str) -> bool:
+    """Whether a service has ever served this source from this state database."""
+    return connection.execute(_READ_RESTART, (source,)).fetchone() is not None
+
+
 def restart_cursor(connection: Connection, source: str) -> Cursor:
     """Everything below is settled for every consumer."""
     row = connection.execute(_READ_RESTART, (source,)).fetchone()

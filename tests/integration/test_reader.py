@@ -222,3 +222,26 @@ def _error(shop: SlotSource) -> str:
 
 def _last(shop: SlotSource, _settled: Cursor) -> Cursor:
     return shop.messages()[-1][0]
+
+
+def test_the_key_is_the_primary_key_in_key_order_whatever_the_replica_identity(
+    shop: SlotSource,
+) -> None:
+    shop.database.execute(
+        "CREATE TABLE pair (a int, b int, c text, PRIMARY KEY (b, a));"
+        "CREATE TABLE whole (v text, id int PRIMARY KEY); ALTER TABLE whole REPLICA IDENTITY FULL;"
+        "CREATE TABLE chosen (id int PRIMARY KEY, code text NOT NULL UNIQUE);"
+        "ALTER TABLE chosen REPLICA IDENTITY USING INDEX chosen_code_key;"
+        "CREATE TABLE keyless (v int, w int); ALTER TABLE keyless REPLICA IDENTITY FULL"
+    )
+    with shop.reading():
+        shop.database.execute("INSERT INTO pair VALUES (1, 2, 'x'); DELETE FROM pair")
+        shop.database.execute("INSERT INTO whole VALUES ('x', 7); UPDATE whole SET v = 'y'")
+        shop.database.execute("INSERT INTO chosen VALUES (3, 'code'); DELETE FROM chosen")
+        shop.database.execute("INSERT INTO keyless VALUES (4, 5)")
+        shop.until_logged(7)
+        frames = list(shop.view.frames(0, shop.view.next_batch()))
+    changes = [r for f in frames for r in decode_changes(f.raw, f.schemas).to_pylist()]
+    assert [r["record_pks"] for r in changes] == [
+        '["2","1"]', '["2","1"]', '["7"]', '["7"]', '["code"]', '["code"]', '["4","5"]',
+    ]  # fmt: skip

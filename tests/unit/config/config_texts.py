@@ -18,6 +18,7 @@ DATABASE = """\
   publication: {name: walbrook}
 """
 FILE = "destination: {type: file, path: out}"
+OTHER = "destination: {type: file, path: other}"
 
 
 def databases(extra: str = "") -> str:

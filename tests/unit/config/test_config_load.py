@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from cdc.config import Config, load, loads, show
 from cdc.config.reference import EXAMPLE, PAGE, render
 from cdc.errors import ConfigError
-from tests.unit.config.config_texts import BASE, FILE, databases, read, refusal, sink
+from tests.unit.config.config_texts import BASE, FILE, OTHER, databases, read, refusal, sink
 
 SECRET = "hunter2"
 
@@ -139,7 +139,7 @@ def test_aliases_of_aliases_are_bounded() -> None:
 
 def test_an_alias_repeats_its_value() -> None:
     text = sink(f"source: &s {{include_tables: [t]}}\n{FILE}")
-    config = read(text + f"- {{name: b, source: *s, {FILE}}}\n")
+    config = read(text + f"- {{name: b, source: *s, {OTHER}}}\n")
     assert config.sinks[0].source == config.sinks[1].source
 
 

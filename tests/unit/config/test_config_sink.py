@@ -14,7 +14,7 @@ from cdc.config import (
     Tls,
     WebhookDestination,
 )
-from tests.unit.config.config_texts import BASE, FILE, databases, read, refusal, sink
+from tests.unit.config.config_texts import BASE, FILE, OTHER, databases, read, refusal, sink
 
 
 def one(body: str) -> Sink:
@@ -36,8 +36,8 @@ def test_a_sink_defaults_all_but_name_and_destination() -> None:
 
 def test_sinks_are_found_by_their_database() -> None:
     second = databases().removeprefix("databases:\n").replace("name: shop", "name: crm", 1)
-    sinks = f"sinks:\n- {{name: a, database: crm, {FILE}}}\n- {{name: b, database: shop, {FILE}}}\n"
-    config = read(databases() + second + sinks)
+    sinks = f"- {{name: a, database: crm, {FILE}}}\n- {{name: b, database: shop, {OTHER}}}\n"
+    config = read(f"{databases()}{second}sinks:\n{sinks}")
     assert [s.name for s in config.sinks_of("crm")] == ["a"]
     assert [s.name for s in config.sinks_of("shop")] == ["b"]
 
@@ -249,3 +249,11 @@ def test_an_impossible_webhook_is_refused(keys: str, problem: str) -> None:
     found = refusal(sink(f"destination: {{type: webhook, {keys}}}"))
     assert problem in found
     assert "pw" not in found
+
+
+@pytest.mark.parametrize(
+    "destination", ["{type: file, path: out}", "{type: redis_stream, host: r, stream_key: k}"]
+)
+def test_two_sinks_that_keep_their_position_may_not_share_a_place(destination: str) -> None:
+    text = f"{sink(f'destination: {destination}')}- {{name: b, destination: {destination}}}\n"
+    assert "sinks[1].destination: is where sinks[0] writes too" in refusal(text)

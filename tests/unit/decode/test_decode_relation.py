@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.decode.raw import decode_schemas, encode_schemas
-from cdc.decode.relation import Column, Relation, parse_relation
+from cdc.decode.relation import Column, Relation, parse_relation, with_key
 from cdc.errors import DecodeError
 from tests import pgoutput
 
@@ -18,7 +18,12 @@ MESSAGE = pgoutput.relation(
 
 def test_a_relation_is_read_whole() -> None:
     assert parse_relation(MESSAGE) == Relation(
-        16400, "Büro", "select", "i", (Column("id", 23, 14, True), Column("a.b", 1043, 14, False))
+        16400,
+        "Büro",
+        "select",
+        "i",
+        (Column("id", 23, 14, True), Column("a.b", 1043, 14, False)),
+        key=(0,),
     )
 
 
@@ -35,7 +40,7 @@ def test_a_cut_relation_is_refused_at_every_byte(length: int) -> None:
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        (MESSAGE + b"\0", "1 bytes follow"),
+        (MESSAGE + b"\0", "follows its last column"),
         (b"X" + MESSAGE[1:], "start with R"),
         (pgoutput.relation(1, "s", "t", [], identity="x"), "replica identity is 'x'"),
         (pgoutput.relation(1, "s", "t", [("a", 1), ("a", 2)]), "one name"),
@@ -68,3 +73,23 @@ def test_a_schema_given_twice_is_refused() -> None:
     twice = data.replace((8).to_bytes(8, "big"), (7).to_bytes(8, "big"))
     with pytest.raises(DecodeError, match="twice"):
         decode_schemas(twice)
+
+
+def test_a_noted_key_is_read_back_in_its_order() -> None:
+    message = pgoutput.relation(1, "public", "t", [("a", 23), ("b", 23), ("c", 25)], identity="f")
+    assert parse_relation(with_key(message, ["c", "a"])).key == (2, 0)
+
+
+def test_a_key_that_is_not_of_this_version_is_not_noted() -> None:
+    message = pgoutput.relation(1, "public", "t", [("a", 23, True), ("b", 23)])
+    assert with_key(message, ["gone"]) == message
+    assert with_key(message, []) == message
+    assert parse_relation(message).key == (0,)
+
+
+@pytest.mark.parametrize(
+    "annex", [b"X", b"K", b"K\0\0", b"K\0\1\0\2", b"K\0\2\0\0\0\0", b"K\0\1\0\0!"]
+)
+def test_a_broken_key_is_refused(annex: bytes) -> None:
+    with pytest.raises(DecodeError):
+        parse_relation(pgoutput.relation(1, "public", "t", [("a", 23), ("b", 23)]) + annex)
