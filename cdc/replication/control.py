@@ -1,7 +1,7 @@
-"""The reader's ordinary connections: the lock on the slot, and its rows in the state database.
+"""The reader's ordinary connection to the source: the lock on the slot, and what the catalog says.
 
-The lock is a session advisory lock on the source, so that of two readers of one slot the second
-waits or says who is there. Losing the connection loses the lock; the reader then starts over.
+The lock is a session advisory lock, so that of two readers of one slot the second waits and says
+why.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import psycopg
 from cdc.cursor import Cursor, format_lsn, parse_lsn
 from cdc.decode.relation import Relation
 from cdc.errors import GapError, SourceError, TransientError
-from cdc.state.positions import restart_cursor
-from cdc.state.reader_state import ReaderState, report_reader
 
 _LOCK = "SELECT pg_try_advisory_lock(hashtextextended('walbrook.slot.' || %s, 0))"
 _SLOT = """
@@ -91,54 +89,3 @@ class SlotControl:
 
     def close(self) -> None:
         self._connection.close()
-
-
-class StateLink:
-    """The reader's view of the state database; being without it only means not moving on."""
-
-    def __init__(self, dsn: str, source: str) -> None:
-        self._dsn = dsn
-        self._source = source
-        self._connection: psycopg.Connection[tuple[object, ...]] | None = None
-
-    def restart(self) -> Cursor:
-        """The restart cursor; a database that does not answer is transient."""
-        try:
-            return restart_cursor(self._connected(), self._source)
-        except psycopg.OperationalError as error:
-            raise self._lost(error) from error
-
-    def report(
-        self, *, state: ReaderState, error: str | None, head_lsn: int, log_end: Cursor
-    ) -> None:
-        try:
-            report_reader(
-                self._connected(),
-                self._source,
-                state=state,
-                error=error,
-                head_lsn=head_lsn,
-                log_end=log_end,
-            )
-        except psycopg.OperationalError as error_:
-            raise self._lost(error_) from error_
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def _connected(self) -> psycopg.Connection[tuple[object, ...]]:
-        if self._connection is None or self._connection.closed:
-            self._connection = psycopg.connect(
-                self._dsn,
-                autocommit=True,
-                connect_timeout=3,
-                application_name=f"walbrook:{self._source}:state",
-                options="-c statement_timeout=5s",
-            )
-        return self._connection
-
-    def _lost(self, error: psycopg.Error) -> TransientError:
-        self.close()
-        return TransientError(f"the state database does not answer: {error}".strip())

@@ -19,13 +19,14 @@ from pathlib import Path
 import pyarrow as pa
 import structlog
 
-from cdc.cursor import ORIGIN, Cursor
+from cdc.cursor import Cursor
 from cdc.decode.raw import RAW_SCHEMA
 from cdc.errors import TransientError, WalbrookError
 from cdc.log.writer import Durability, LogWriter
-from cdc.replication.control import SlotControl, StateLink
+from cdc.replication.control import SlotControl
 from cdc.replication.protocol import Keepalive
 from cdc.replication.seal import Sealed, Sealer
+from cdc.replication.state_link import News, StateLink
 from cdc.replication.stop import StopSignal
 from cdc.replication.stream import ReplicationStream
 from cdc.state.reader_state import ReaderState
@@ -68,12 +69,9 @@ class SlotReader:
             segment_bytes=settings.segment_bytes,
             durability=settings.durability,
         )
-        self._state_link = StateLink(settings.state_dsn, settings.source)
-        self._restart = ORIGIN
+        self._state = StateLink(settings.state_dsn, settings.source, idle_s=settings.idle_s)
         self._head_lsn = 0
         self._backoff_s = _BACKOFF_FIRST_S
-        self._reported: tuple[object, ...] = (None, None, None)
-        self._reported_at = 0.0
 
     def run(self) -> None:
         """Read until stopped; transient errors reconnect, the others are for the operator."""
@@ -92,14 +90,13 @@ class SlotReader:
             raise
         finally:
             self._log.close()
-            self._state_link.close()
+            self._state.close()
 
     def _connect_and_read(self) -> None:
         self._report("connecting", None)
         control = SlotControl(self._settings.dsn, self._settings.slot)
         try:
-            self._restart = self._state_link.restart()
-            resume = max(self._restart, self._log.end)
+            resume = max(self._state.first_restart(), self._log.end)
             control.check(resume)
             stream = ReplicationStream(
                 self._settings.dsn,
@@ -160,7 +157,7 @@ class SlotReader:
     def _advance_idle(self, keepalive: Keepalive) -> None:
         """Nothing for us below the server's position: let the cursors say so."""
         position = Cursor(keepalive.end_lsn, 0)
-        if position > max(self._log.end, self._restart):
+        if position > max(self._log.end, self._state.restart):
             self._log.append(_NO_ROWS, {}, first=position, high=position)
 
     def _feedback(
@@ -169,38 +166,22 @@ class SlotReader:
         state: ReaderState = "streaming",
         error: str | None = None,
     ) -> None:
-        try:
-            self._restart = max(self._restart, self._state_link.restart())
-        except TransientError as problem:
-            # Reading goes on to the log's bound; the confirmed position just stays where it was.
-            error = error or str(problem)
-        safe = self._restart if self._settings.durability == "disk" else self._log.end
+        restart = self._state.restart
+        safe = restart if self._settings.durability == "disk" else max(restart, self._log.end)
         self._head_lsn = max(self._head_lsn, stream.server_lsn)
         silent_s = time.monotonic() - stream.received_at
         if silent_s > _SILENCE_S and state == "streaming":
             raise TransientError(f"the server has been silent for {silent_s:.0f} s")
         stream.confirm(
             received_lsn=self._log.end.lsn,
-            confirmed_lsn=max(safe, self._restart).lsn,
+            confirmed_lsn=safe.lsn,
             reply_requested=silent_s > _SILENCE_S / 3,
         )
-        self._log.trim(self._restart)
-        self._report(state, error)
+        self._log.trim(restart)
+        self._report(state, error or self._state.problem)
 
     def _report(self, state: ReaderState, error: str | None) -> None:
-        """Tell SQL: at once when the state changes, else at the pace of what there is to say."""
-        news = (state, error, self._log.end)
-        since_s = time.monotonic() - self._reported_at
-        pace_s = _FEEDBACK_S if news != self._reported else self._settings.idle_s
-        if news[:2] == self._reported[:2] and since_s < pace_s:
-            return
-        try:
-            self._state_link.report(
-                state=state, error=error, head_lsn=self._head_lsn, log_end=self._log.end
-            )
-        except TransientError as problem:
-            _logger.warning("reader.state_unreachable", error=str(problem))
-        self._reported, self._reported_at = news, time.monotonic()
+        self._state.tell(News(state, error, self._head_lsn, self._log.end))
 
 
 class _Batch:

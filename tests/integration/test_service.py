@@ -135,6 +135,7 @@ def _port(service: Service) -> int:
     match = until(
         "the HTTP port", lambda: re.search(r"http.listening\s+port=(\d+)", service.log_tail(200))
     )
+    assert match is not None
     return int(match[1])
 
 
