@@ -1,0 +1,108 @@
+"""``spark.readStream.format("walbrook")`` in somebody's own Spark job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from cdc.config import Spark
+from cdc.cursor import Cursor
+from cdc.decode.raw import RAW_SCHEMA
+from cdc.log.writer import LogWriter
+from cdc.replication.seal import Sealer
+from spark_pipeline.session import open_session
+from tests import pgoutput
+from tests.unit.replication.test_seal import transaction, wire
+
+ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
+TRANSACTIONS, ROWS = 40, 250
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    settings = Spark(
+        master="local[2]",
+        driver_memory="512m",
+        checkpoint_directory=tmp_path_factory.mktemp("spark"),
+    )
+    session = open_session(settings)
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log of 40 transactions of 250 inserts and a batch without rows, in several segments."""
+    directory = tmp_path_factory.mktemp("log")
+    writer, sealer = LogWriter(directory, segment_bytes=100_000), Sealer()
+    sealer.seal(wire(ITEM, *transaction(1)))
+    for number in range(1, TRANSACTIONS + 1):
+        rows = [pgoutput.insert(1, [str(number * 1000 + i), "n"]) for i in range(ROWS)]
+        sealed = sealer.seal(wire(*transaction(number * 100, *rows)))
+        assert sealed is not None
+        writer.append(sealed.raw, sealed.schemas, first=sealed.first, high=sealed.high)
+    end = Cursor(TRANSACTIONS * 100 + 50, 0)
+    writer.append(pa.RecordBatch.from_pylist([], schema=RAW_SCHEMA), {}, first=end, high=end)
+    writer.close()
+    return directory
+
+
+def read_all(spark: SparkSession, log: Path, checkpoint: Path, **options: str) -> list[Row]:
+    """Everything the stream gives until it has caught up."""
+    collected: list[Row] = []
+
+    def take(frame: DataFrame, _batch: int) -> None:
+        collected.extend(frame.collect())
+
+    stream = spark.readStream.format("walbrook").option("path", str(log)).options(**options)
+    query = (
+        stream.load()
+        .writeStream.option("checkpointLocation", str(checkpoint))
+        .foreachBatch(take)
+        .start()
+    )
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    return collected
+
+
+@pytest.mark.timeout(240)
+def test_every_change_is_read_once_with_its_columns(
+    spark: SparkSession, log: Path, tmp_path: Path
+) -> None:
+    rows = read_all(spark, log, tmp_path, maxRows="3000")
+    cursors = [(row.commit_lsn, row.commit_idx) for row in rows]
+    assert sorted(cursors) == [
+        (n * 100, i) for n in range(1, TRANSACTIONS + 1) for i in range(ROWS)
+    ]
+    first = rows[cursors.index((100, 0))]
+    assert (first.table_schema, first.table_name, first.action) == ("public", "item", "insert")
+    assert first.record == '{"id":1000,"name":"n"}'
+    assert (first.record_pks, first.xid) == ('["1000"]', 101)
+
+
+@pytest.mark.timeout(240)
+def test_a_stream_starts_at_a_cursor(spark: SparkSession, log: Path, tmp_path: Path) -> None:
+    rows = read_all(spark, log, tmp_path, startingCursor=str(Cursor(3900, 0)))
+    assert {row.commit_lsn for row in rows} == {3900, 4000}
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("options", "says"), [({"oath": "x"}, "has no option"), ({"path": ""}, "was given no path")]
+)
+def test_wrong_options_are_refused_with_the_right_ones(
+    spark: SparkSession, tmp_path: Path, options: dict[str, str], says: str
+) -> None:
+    stream = spark.readStream.format("walbrook").options(**options)
+    with pytest.raises(PySparkException, match=says):
+        stream.load().writeStream.option("checkpointLocation", str(tmp_path)).format(
+            "noop"
+        ).start().processAllAvailable()
