@@ -37,6 +37,7 @@ class SliceMarker:
     high: Cursor
     path: str
     position: int  # which record batch of the file
+    offset: int  # and from which row of it
 
 
 MARKER_SCHEMA = pa.schema(
@@ -51,35 +52,17 @@ MARKER_SCHEMA = pa.schema(
         ("high_idx", pa.int64()),
         ("path", pa.string()),
         ("position", pa.int32()),
+        ("offset", pa.int64()),
     ]
 )
 
 
 def markers_to_arrow(markers: Sequence[SliceMarker]) -> pa.RecordBatch:
-    columns = zip(
-        *(
-            (
-                m.range_start,
-                m.range_end,
-                m.batch_idx,
-                m.part,
-                m.parts,
-                m.rows,
-                *m.high,
-                m.path,
-                m.position,
-            )
-            for m in markers
-        ),
-        strict=True,
-    )
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array(column, field.type)
-            for column, field in zip(columns, MARKER_SCHEMA, strict=True)
-        ],
-        schema=MARKER_SCHEMA,
-    )
+    rows = [
+        {**vars(marker), "high_lsn": marker.high.lsn, "high_idx": marker.high.idx}
+        for marker in markers
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=MARKER_SCHEMA)
 
 
 def markers_from_arrow(table: pa.Table) -> list[SliceMarker]:
@@ -94,6 +77,7 @@ def markers_from_arrow(table: pa.Table) -> list[SliceMarker]:
             high=Cursor(row["high_lsn"], row["high_idx"]),
             path=row["path"],
             position=row["position"],
+            offset=row["offset"],
         )
         for row in table.to_pylist()
     ]
@@ -156,11 +140,26 @@ def leave(directory: Path, batches: Iterator[pa.RecordBatch]) -> Path:
 
 
 def pick_up(markers: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
-    """The slices of ``markers`` in their order, mapped."""
+    """The slices of ``markers`` in their order, mapped; neighbours come as one."""
     opened: dict[str, pa.ipc.RecordBatchFileReader] = {}
-    for marker in markers:
-        reader = opened.get(marker.path)
+    for path, position, offset, rows in _runs(markers):
+        reader = opened.get(path)
         if reader is None:
-            with pa.memory_map(marker.path) as file:
-                reader = opened[marker.path] = pa.ipc.open_file(file.read_buffer())
-        yield reader.get_batch(marker.position)
+            with pa.memory_map(path) as file:
+                reader = opened[path] = pa.ipc.open_file(file.read_buffer())
+        yield reader.get_batch(position).slice(offset, rows)
+
+
+def _runs(markers: Sequence[SliceMarker]) -> Iterator[tuple[str, int, int, int]]:
+    """Path, record batch, offset and rows of slices that lie side by side."""
+    run: tuple[str, int, int, int] | None = None
+    for marker in markers:
+        if run is not None:
+            path, position, offset, rows = run
+            if (marker.path, marker.position, marker.offset) == (path, position, offset + rows):
+                run = (path, position, offset, rows + marker.rows)
+                continue
+            yield run
+        run = (marker.path, marker.position, marker.offset, marker.rows)
+    if run is not None:
+        yield run

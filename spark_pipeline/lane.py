@@ -25,10 +25,16 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from cdc.config import Config, Database
 from cdc.config import Sink as SinkConfig
-from cdc.errors import TransientError, WalbrookError
+from cdc.errors import OperatorError, TransientError, WalbrookError
 from cdc.log.view import LogView
 from cdc.replication.stop import StopSignal
-from cdc.state.positions import Settlement, consumer_cursors, restart_cursor, settle
+from cdc.state.positions import (
+    Settlement,
+    consumer_cursors,
+    report_lane,
+    restart_cursor,
+    settle,
+)
 from spark_pipeline.delivery import Origin, Outcome, Share
 from spark_pipeline.exchange import Exchange
 from spark_pipeline.plan import DRIVER_WORK_MAX, DriverPlan, Plan, SparkPlan
@@ -37,6 +43,13 @@ from spark_pipeline.reorder import Reorder
 _logger = structlog.get_logger("walbrook.lane")
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 30.0
 _POLL_S = 0.2
+# The checkpoint is never read again, so its writes need not be waited for. Spark asks to be told
+# twice, because a sink that trusted batch ids would see some of them again; ours go by cursor.
+_ASYNC_PROGRESS = {
+    "asyncProgressTrackingEnabled": "true",
+    "asyncProgressTrackingCheckpointIntervalMs": "60000",
+    "_asyncProgressTrackingOverrideSinkSupportCheck": "true",
+}
 
 
 @dataclass(frozen=True)
@@ -90,19 +103,29 @@ class Lane:
             started = time.monotonic()
             try:
                 self._serve(drain_timeout_s)
-            except (TransientError, psycopg.OperationalError) as error:
-                _logger.warning("lane.failed", source=self._settings.source, error=str(error))
+            except OperatorError:
+                raise
+            except (WalbrookError, psycopg.Error) as error:
+                # Whatever it was, nothing was settled that is not safe: trying again is safe too.
+                self._tell(error)
                 if time.monotonic() - started > _BACKOFF_MAX_S:
                     backoff_s = _BACKOFF_FIRST_S
                 self._stop.wait(backoff_s)
                 backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
 
+    def _tell(self, error: Exception) -> None:
+        """Say in the log and in SQL what keeps the lane from moving."""
+        what = str(error).strip()
+        _logger.warning("lane.failed", source=self._settings.source, error=what)
+        try:
+            with _connect_state(self._settings) as state:
+                report_lane(state, self._settings.source, self._settings.term, what)
+        except psycopg.Error as problem:
+            _logger.warning("lane.state_unreachable", error=str(problem).strip())
+
     def _serve(self, drain_timeout_s: float) -> None:
         """One query from the cursors in Postgres on; returns after a stop, raises on failure."""
-        state = psycopg.connect(
-            self._settings.state_dsn, autocommit=True, connect_timeout=10,
-            application_name=f"walbrook:{self._settings.source}:lane",
-        )  # fmt: skip
+        state = _connect_state(self._settings)
         exchange = Exchange.create(self._settings.checkpoint_directory)
         checkpoint = self._settings.checkpoint_directory / uuid.uuid4().hex
         try:
@@ -131,6 +154,7 @@ class Lane:
             .load()
             .writeStream.queryName(f"lane-{settings.source}")
             .option("checkpointLocation", str(checkpoint))
+            .options(**_ASYNC_PROGRESS)
             .foreachBatch(passage.take)
             .start()
         )
@@ -147,6 +171,21 @@ class Lane:
             time.sleep(_POLL_S / 4)
         if not query.isActive:
             raise passage.failure or _query_failure(query)
+
+
+def _connect_state(settings: LaneSettings) -> psycopg.Connection[tuple[object, ...]]:
+    """A connection on which nothing waits for ever: neither a lock, nor a peer that is gone."""
+    return psycopg.connect(
+        settings.state_dsn,
+        autocommit=True,
+        connect_timeout=10,
+        application_name=f"walbrook:{settings.source}:lane",
+        options="-c statement_timeout=30s -c idle_in_transaction_session_timeout=60s",
+        keepalives_idle=10,
+        keepalives_interval=5,
+        keepalives_count=3,
+        tcp_user_timeout=30_000,
+    )
 
 
 class _Passage:

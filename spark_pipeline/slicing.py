@@ -30,7 +30,7 @@ def cut(first_batch: int, rows: Sequence[int], partitions: int) -> list[list[Sli
         bounds = [0]
         owners = []
         while True:
-            if room == 0:
+            if room == 0 and count:
                 planned.append([])
                 room = target
             taken = min(room, count - bounds[-1])

@@ -39,6 +39,7 @@ from spark_pipeline.slicing import Slice, cut
 
 _LONG_POLL_S = 0.2
 _ROWS_PER_PARTITION_MIN = 5_000
+_ROWS_PER_DECODE_MAX = 16_384
 
 _DEFAULTS = {
     "path": "",
@@ -153,20 +154,8 @@ class LogStreamReader(DataSourceStreamReader):
         markers: list[SliceMarker] = []
 
         def batches() -> Iterator[pa.RecordBatch]:
-            for (piece, high), changes in self._decoded(partition.slices):
-                markers.append(
-                    SliceMarker(
-                        partition.range_start,
-                        partition.range_end,
-                        piece.batch_idx,
-                        piece.part,
-                        piece.parts,
-                        changes.num_rows,
-                        high,
-                        "",
-                        len(markers),
-                    )
-                )
+            for position, (pieces, changes) in enumerate(self._decoded(partition.slices)):
+                markers.extend(_markers(partition, pieces, position))
                 yield changes
 
         path = str(leave(Path(self._exchange), batches()))
@@ -174,11 +163,25 @@ class LogStreamReader(DataSourceStreamReader):
 
     def _decoded(
         self, slices: list[Slice]
-    ) -> Iterator[tuple[tuple[Slice, Cursor], pa.RecordBatch]]:
+    ) -> Iterator[tuple[list[tuple[Slice, Cursor]], pa.RecordBatch]]:
+        """Slices with the high watermarks of their batches, decoded several at a time.
+
+        A decode has a cost of its own, whatever its rows: small batches are joined for it.
+        """
         frames = LogView(self._path).frames(slices[0].batch_idx, slices[-1].batch_idx + 1)
+        pieces: list[tuple[Slice, Cursor]] = []
+        raws: list[pa.RecordBatch] = []
+        schemas: dict[int, bytes] = {}
+        rows = 0
         for piece, frame in zip(slices, frames, strict=True):
-            raw = frame.raw.slice(piece.start, piece.stop - piece.start)
-            yield (piece, frame.marker.high), decode_changes(raw, frame.schemas)
+            if pieces and rows + piece.stop - piece.start > _ROWS_PER_DECODE_MAX:
+                yield pieces, decode_changes(_joined(raws), schemas)
+                pieces, raws, schemas, rows = [], [], {}, 0
+            pieces.append((piece, frame.marker.high))
+            raws.append(frame.raw.slice(piece.start, piece.stop - piece.start))
+            schemas |= frame.schemas
+            rows += piece.stop - piece.start
+        yield pieces, decode_changes(_joined(raws), schemas)
 
     def _log(self) -> LogView:
         if self._view is None:
@@ -187,3 +190,29 @@ class LogStreamReader(DataSourceStreamReader):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_view": None}
+
+
+def _markers(
+    partition: LogPartition, pieces: list[tuple[Slice, Cursor]], position: int
+) -> Iterator[SliceMarker]:
+    offset = 0
+    for piece, high in pieces:
+        rows = piece.stop - piece.start
+        yield SliceMarker(
+            range_start=partition.range_start,
+            range_end=partition.range_end,
+            batch_idx=piece.batch_idx,
+            part=piece.part,
+            parts=piece.parts,
+            rows=rows,
+            high=high,
+            path="",
+            position=position,
+            offset=offset,
+        )
+        offset += rows
+
+
+def _joined(raws: list[pa.RecordBatch]) -> pa.RecordBatch:
+    bare = [raw.replace_schema_metadata(None) for raw in raws]
+    return bare[0] if len(bare) == 1 else pa.concat_batches(bare)

@@ -29,8 +29,8 @@ from cdc.errors import OperatorError
 _logger = structlog.get_logger("walbrook.http")
 
 _SOURCES = """
-SELECT s.name AS source, s.state, s.state_since::text, s.last_error, v.cursor, v.lag_bytes,
-       v.lag_seconds
+SELECT s.name AS source, s.state, s.state_since::text, s.last_error, s.lane_error, v.cursor,
+       v.lag_bytes, v.lag_seconds
   FROM walbrook.sources s JOIN walbrook.cursors v ON v.source = s.name AND v.consumer IS NULL
  ORDER BY 1
 """
@@ -72,6 +72,12 @@ class Observatory:
         for row in sources:
             up.add_metric([str(row["source"])], float(row["state"] == "streaming"))
         yield up
+        stuck = GaugeMetricFamily(
+            "walbrook_source_lane_failing", "1 while the lane cannot move.", labels=["source"]
+        )
+        for row in sources:
+            stuck.add_metric([str(row["source"])], float(row["lane_error"] is not None))
+        yield stuck
         yield _gauge("source_lag_bytes", "WAL behind the restart cursor.", sources, "lag_bytes")
         yield _gauge("consumer_lag_bytes", "WAL behind the cursor.", consumers, "lag_bytes")
         yield _gauge("consumer_lag_seconds", "Age of what is next.", consumers, "lag_seconds")
@@ -97,9 +103,9 @@ def application(observatory: Observatory) -> Starlette:
             sources, consumers = observatory.read()
         except psycopg.Error as error:
             return JSONResponse({"status": "down", "error": str(error).strip()}, 503)
-        well = all(row["state"] == "streaming" for row in sources) and not any(
-            row["last_error"] for row in consumers
-        )
+        well = all(
+            row["state"] == "streaming" and row["lane_error"] is None for row in sources
+        ) and not any(row["last_error"] for row in consumers)
         body = {
             "status": "ok" if well else "degraded",
             "sources": sources,

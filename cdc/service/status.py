@@ -10,7 +10,7 @@ from rich.table import Table
 
 _SOURCES = """
 SELECT name, state, date_trunc('second', clock_timestamp() - state_since)::text, slot,
-       restart_lsn || ':' || restart_idx, coalesce(last_error, '')
+       restart_lsn || ':' || restart_idx, coalesce(lane_error, last_error, '')
   FROM walbrook.sources ORDER BY name
 """
 _CURSORS = """

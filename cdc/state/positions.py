@@ -47,7 +47,10 @@ _READ_RESTART = "SELECT restart_lsn::text, restart_idx FROM walbrook.sources WHE
 _READ_CONSUMERS = """
 SELECT name, cursor_lsn::text, cursor_idx FROM walbrook.consumers WHERE source = %s AND active
 """
-_FENCE = "SELECT 1 FROM walbrook.sources WHERE name = %s AND term = %s FOR UPDATE"
+_FENCE = """
+UPDATE walbrook.sources SET lane_error = NULL WHERE name = %s AND term = %s RETURNING 1
+"""
+_LANE_ERROR = "UPDATE walbrook.sources SET lane_error = %s WHERE name = %s AND term = %s"
 _SETTLE_CONSUMER = """
 UPDATE walbrook.consumers
    SET cursor_lsn = %(lsn)s::pg_lsn, cursor_idx = %(idx)s, moved_at = clock_timestamp(),
@@ -165,6 +168,11 @@ def settle(
             _MOVE_RESTART,
             {"source": source, "lsn": format_lsn(read_to.lsn), "idx": read_to.idx},
         )
+
+
+def report_lane(connection: Connection, source: str, term: int, error: str) -> None:
+    """Note what keeps the lane from moving; the next settlement takes it away."""
+    connection.execute(_LANE_ERROR, (error, source, term))
 
 
 def _check_same_source(name: str, recorded: str, found: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -13,14 +14,20 @@ from hypothesis import strategies as st
 from cdc.change import CHANGE_SCHEMA
 from cdc.cursor import Cursor
 from cdc.errors import ProtocolError
-from spark_pipeline.exchange import SliceMarker, markers_from_arrow, markers_to_arrow
+from spark_pipeline.exchange import (
+    SliceMarker,
+    leave,
+    markers_from_arrow,
+    markers_to_arrow,
+    pick_up,
+)
 from spark_pipeline.matching import Match
 from spark_pipeline.reorder import Reorder
 from spark_pipeline.slicing import cut
 
 
 def marker(batch: int, part: int = 0, parts: int = 1, start: int = 0, end: int = 2) -> SliceMarker:
-    return SliceMarker(start, end, batch, part, parts, 1, Cursor(batch, 1), "f", part)
+    return SliceMarker(start, end, batch, part, parts, 1, Cursor(batch, 1), "f", 0, part)
 
 
 @given(rows=st.lists(st.integers(0, 50), min_size=1, max_size=20), partitions=st.integers(1, 5))
@@ -90,6 +97,20 @@ def test_markers_survive_the_way_through_spark() -> None:
     markers = [marker(0, 0, 2), marker(0, 1, 2), marker(1)]
     table = pa.Table.from_batches([markers_to_arrow(markers)])
     assert markers_from_arrow(table) == markers
+
+
+def test_slices_left_in_the_exchange_are_picked_up_in_order_and_neighbours_as_one(
+    tmp_path: Path,
+) -> None:
+    first, second = changes(*ALL), changes(*ALL[:2])
+    path = str(leave(tmp_path, iter([first, second])))
+
+    def at(position: int, offset: int, rows: int) -> SliceMarker:
+        return SliceMarker(0, 1, 0, 0, 1, rows, Cursor(1, 1), path, position, offset)
+
+    picked = list(pick_up([at(0, 0, 2), at(0, 2, 3), at(1, 0, 2), at(0, 5, 1)]))
+    assert [batch.num_rows for batch in picked] == [5, 2, 1]
+    assert picked == [first.slice(0, 5), second, first.slice(5, 1)]
 
 
 def changes(*rows: tuple[str, str, str]) -> pa.RecordBatch:
