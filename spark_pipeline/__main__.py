@@ -14,7 +14,8 @@ import structlog
 from cdc.config import load
 from cdc.replication.stop import StopSignal
 from cdc.service.logs import configure_logs
-from spark_pipeline.lane import Lane, LaneSettings, run_lanes
+from spark_pipeline.lane import Lane, run_lanes
+from spark_pipeline.passage import LaneSettings
 from spark_pipeline.session import open_session
 
 

@@ -1,10 +1,8 @@
 """A lane: the streaming query that takes one source's consumers along the log.
 
-For each micro-batch: decode in partitions, restore order by markers, deliver each consumer's share
-on the executors, settle in one transaction. What must always hold: a consumer's cursor moves only
-over what its sink said is safe; a lane always starts at the cursors in Postgres, never at Spark's
-checkpoint; when a consumer fails, the others' progress is settled, and the lane starts again at the
-lowest cursor, where those that are ahead skip what they have.
+What must always hold: a lane always starts at the cursors in Postgres, never at Spark's checkpoint;
+when a consumer fails, the others' progress is settled, and the lane starts again at the lowest
+cursor, where those that are ahead skip what they have.
 """
 
 from __future__ import annotations
@@ -13,32 +11,20 @@ import shutil
 import threading
 import time
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
 import structlog
-from psycopg.conninfo import conninfo_to_dict
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from cdc.config import Config, Database
-from cdc.config import Sink as SinkConfig
 from cdc.errors import OperatorError, TransientError, WalbrookError
 from cdc.log.view import LogView
 from cdc.replication.stop import StopSignal
-from cdc.state.positions import (
-    Settlement,
-    consumer_cursors,
-    report_lane,
-    restart_cursor,
-    settle,
-)
-from spark_pipeline.delivery import Origin, Outcome, Share
+from cdc.state.positions import report_lane
 from spark_pipeline.exchange import Exchange
-from spark_pipeline.plan import DRIVER_WORK_MAX, DriverPlan, Plan, SparkPlan
-from spark_pipeline.reorder import Reorder
+from spark_pipeline.passage import LaneSettings, Passage, told
 
 _logger = structlog.get_logger("walbrook.lane")
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 30.0
@@ -52,38 +38,6 @@ _ASYNC_PROGRESS = {
 }
 
 
-@dataclass(frozen=True)
-class LaneSettings:
-    """What a lane needs to know; ``term`` is this start of the service."""
-
-    source: str
-    term: int
-    origin: Origin
-    consumers: list[SinkConfig]
-    state_dsn: str
-    log_directory: Path
-    checkpoint_directory: Path
-    micro_batch_rows: int
-    micro_batch_bytes: int
-
-    @classmethod
-    def of(cls, config: Config, database: Database, term: int) -> LaneSettings:
-        parameters = conninfo_to_dict(database.dsn())
-        return cls(
-            source=database.name,
-            term=term,
-            origin=Origin(
-                database.name, str(parameters.get("host", "")), str(parameters.get("dbname", ""))
-            ),
-            consumers=[s for s in config.sinks_of(database.name) if s.status == "active"],
-            state_dsn=config.state_dsn(),
-            log_directory=config.log.directory / database.name,
-            checkpoint_directory=config.spark.checkpoint_directory / database.name,
-            micro_batch_rows=config.spark.micro_batch_rows,
-            micro_batch_bytes=config.spark.micro_batch_bytes,
-        )
-
-
 class Lane:
     """Serves a source's consumers until told to stop."""
 
@@ -92,9 +46,7 @@ class Lane:
         self._settings = settings
         self._stop = stop
         self._view = LogView(settings.log_directory)
-        self._consumers = {consumer.name: consumer for consumer in settings.consumers}
         self._run = uuid.uuid4().hex
-        self._failed: WalbrookError | None = None
 
     def run(self, drain_timeout_s: float) -> None:
         """Start the query, again after transient failures, until a stop; then drain."""
@@ -129,7 +81,7 @@ class Lane:
         exchange = Exchange.create(self._settings.checkpoint_directory)
         checkpoint = self._settings.checkpoint_directory / uuid.uuid4().hex
         try:
-            passage = _Passage(self._settings, state, self._view, exchange, self._run)
+            passage = Passage(self._settings, state, self._view, exchange, self._run)
             query = self._start(passage, exchange, checkpoint)
             try:
                 self._watch(query, passage, drain_timeout_s)
@@ -140,7 +92,7 @@ class Lane:
             shutil.rmtree(checkpoint, ignore_errors=True)
             state.close()
 
-    def _start(self, passage: _Passage, exchange: Exchange, checkpoint: Path) -> StreamingQuery:
+    def _start(self, passage: Passage, exchange: Exchange, checkpoint: Path) -> StreamingQuery:
         settings = self._settings
         parallelism = self._spark.sparkContext.defaultParallelism
         return (
@@ -159,7 +111,7 @@ class Lane:
             .start()
         )
 
-    def _watch(self, query: StreamingQuery, passage: _Passage, drain_timeout_s: float) -> None:
+    def _watch(self, query: StreamingQuery, passage: Passage, drain_timeout_s: float) -> None:
         """Wait for a failure or a stop; after a stop, for everything in the log to be settled."""
         while query.isActive and not self._stop.wait(_POLL_S):
             pass
@@ -188,91 +140,9 @@ def _connect_state(settings: LaneSettings) -> psycopg.Connection[tuple[object, .
     )
 
 
-class _Passage:
-    """One query's way along the log: what is next, who has got how far, what went wrong."""
-
-    def __init__(
-        self,
-        settings: LaneSettings,
-        state: psycopg.Connection[tuple[object, ...]],
-        view: LogView,
-        exchange: Exchange,
-        run: str,
-    ) -> None:
-        self._settings = settings
-        self._state = state
-        self._exchange = exchange
-        self._run = run
-        self.failure: WalbrookError | None = None
-        self._cursors = consumer_cursors(state, settings.source)
-        lowest = min([restart_cursor(state, settings.source), *self._cursors.values()])
-        self._reorder = Reorder(view.seek(lowest))
-        self.next_batch = self._reorder.next_batch
-
-    def take(self, markers: DataFrame, _batch_id: int) -> None:
-        """One micro-batch, called by Spark; what it raises stops the query."""
-        try:
-            self._take(markers)
-        except WalbrookError as error:
-            # Spark hands on only the text of an error; the lane wants to know its kind.
-            self.failure = error
-            raise
-
-    def _take(self, frame: DataFrame) -> None:
-        plan = self._plan(frame)
-        slices = self._reorder.micro_batch(plan.decode())
-        end = slices[-1].high
-        outcomes = plan.deliver(
-            [
-                Share(
-                    consumer=consumer,
-                    origin=self._settings.origin,
-                    run=self._run,
-                    start=self._cursors[consumer.name],
-                    end=end,
-                    slices=[piece for piece in slices if piece.rows],
-                )
-                for consumer in self._settings.consumers
-                if self._cursors[consumer.name] < end
-            ]
-        )
-        settle(
-            self._state,
-            source=self._settings.source,
-            term=self._settings.term,
-            read_to=end,
-            consumers={outcome.consumer: _settlement(outcome) for outcome in outcomes},
-        )
-        self._exchange.clear()
-        for outcome in outcomes:
-            self._cursors[outcome.consumer] = outcome.cursor
-            if outcome.error is not None:
-                raise TransientError(
-                    f"consumer {outcome.consumer} stands at {outcome.cursor}: {outcome.error}"
-                ) from outcome.error
-        self.next_batch = self._reorder.next_batch
-
-    def _plan(self, frame: DataFrame) -> Plan:
-        """The cheapest plan for the size: a few rows are not worth a Spark job."""
-        planned = self._exchange.planned()
-        if planned.rows * max(1, len(self._settings.consumers)) <= DRIVER_WORK_MAX:
-            return DriverPlan(self._settings.log_directory, self._exchange.directory, planned)
-        return SparkPlan(frame)
-
-
-def _settlement(outcome: Outcome) -> Settlement:
-    return Settlement(
-        outcome.cursor,
-        outcome.delivered,
-        outcome.absorbed,
-        outcome.last_commit,
-        None if outcome.error is None else str(outcome.error),
-    )
-
-
 def _query_failure(query: StreamingQuery) -> TransientError:
     reason: PySparkException | None = query.exception()
-    return TransientError(f"the streaming query stopped: {reason or 'without saying why'}")
+    return told(reason) if reason else TransientError("the streaming query stopped by itself")
 
 
 def run_lanes(lanes: list[Lane], drain_timeout_s: float, stop: StopSignal) -> list[Exception]:

@@ -17,23 +17,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from cdc.cursor import ORIGIN, Cursor, format_lsn
+from cdc.cursor import ORIGIN, Cursor
 from cdc.decode.raw import RAW_SCHEMA
 from cdc.decode.relation import Relation, parse_relation, with_key
 from cdc.errors import ProtocolError
-from cdc.replication.protocol import POSTGRES_EPOCH_US, XLOG_HEADER_BYTES
+from cdc.replication.wire import BEGIN, COMMIT, RELATION, ROWS, TRUNCATE, Ints, Wire
 
 OWN_SCHEMA = "walbrook"
 """Our own tables never enter the stream: settling a change would otherwise make a new one."""
-
-_BEGIN, _COMMIT, _RELATION, _TYPE, _ORIGIN = (ord(c) for c in "BCRYO")
-_INSERT, _UPDATE, _DELETE, _TRUNCATE, _MESSAGE = (ord(c) for c in "IUDTM")
-_KNOWN = np.zeros(256, dtype=bool)
-_KNOWN[[_BEGIN, _COMMIT, _RELATION, _TYPE, _ORIGIN]] = True
-_ROWS = np.zeros(256, dtype=bool)
-_ROWS[[_INSERT, _UPDATE, _DELETE, _TRUNCATE, _MESSAGE]] = True
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -83,11 +74,11 @@ class Sealer:
 
     def seal(self, messages: Sequence[bytes]) -> Sealed | None:
         """One batch of all ``messages``; None when nothing of them is for the log."""
-        wire = _Wire(messages)
+        wire = Wire(messages)
         cursors = self._number(wire)
-        rows = np.flatnonzero(_ROWS[wire.kind])
+        rows = np.flatnonzero(ROWS[wire.kind])
         # A truncate of several tables is one change a table, each with a cursor of its own.
-        repeats = np.where(wire.kind[rows] == _TRUNCATE, wire.truncated(rows), 1)
+        repeats = np.where(wire.kind[rows] == TRUNCATE, wire.truncated(rows), 1)
         row = np.repeat(rows, repeats)
         nth = np.arange(len(row)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
         lsn, idx = cursors.lsn[row], cursors.idx[row] + nth
@@ -120,9 +111,9 @@ class Sealer:
             Cursor(int(lsn[-1]), int(idx[-1]) + 1),
         )
 
-    def _number(self, wire: _Wire) -> _Cursors:
+    def _number(self, wire: Wire) -> _Cursors:
         """Give every message its transaction and its number in it; remember how the batch ends."""
-        is_begin = wire.kind == _BEGIN
+        is_begin = wire.kind == BEGIN
         begins = np.flatnonzero(is_begin)
         carried = self._open
         begin_lsn, begin_ts, begin_xid = wire.begins(begins)
@@ -131,8 +122,8 @@ class Sealer:
         tx_ts = np.concatenate([[carried.commit_ts], begin_ts])
         tx_xid = np.concatenate([[carried.xid], begin_xid])
 
-        weight = _ROWS[wire.kind].astype(np.int64)
-        truncates = np.flatnonzero(wire.kind == _TRUNCATE)
+        weight = ROWS[wire.kind].astype(np.int64)
+        truncates = np.flatnonzero(wire.kind == TRUNCATE)
         weight[truncates] = wire.truncated(truncates)
         loose = wire.outside_transactions()
         weight[loose] = 0
@@ -143,7 +134,7 @@ class Sealer:
         cursors.idx[loose] = 0
         cursors.xid[loose] = 0
 
-        ends = np.flatnonzero(is_begin | (wire.kind == _COMMIT))
+        ends = np.flatnonzero(is_begin | (wire.kind == COMMIT))
         self._open = _Open(
             int(tx_lsn[-1]),
             int(tx_ts[-1]),
@@ -154,13 +145,13 @@ class Sealer:
         return cursors
 
     def _schemas_of(
-        self, wire: _Wire, row: Ints, relation: Ints
+        self, wire: Wire, row: Ints, relation: Ints
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_], dict[int, bytes]]:
         """For each row the schema in force when it was sent, and which rows are our own tables'."""
         schema_id = np.zeros(len(row), dtype=np.uint64)
         own = np.zeros(len(row), dtype=bool)
         schemas: dict[int, bytes] = {}
-        announced = np.flatnonzero(wire.kind == _RELATION)
+        announced = np.flatnonzero(wire.kind == RELATION)
         cuts = np.searchsorted(row, announced)
         for start, end, message in zip(
             [0, *cuts], [*cuts, len(row)], [None, *announced], strict=True
@@ -195,98 +186,3 @@ class _Cursors:
     idx: Ints
     commit_ts: Ints
     xid: Ints
-
-
-class _Wire:
-    """Messages as one buffer, with the fields that numbering needs read by column."""
-
-    def __init__(self, messages: Sequence[bytes]) -> None:
-        self._buffer = b"".join(messages)
-        self._bytes = np.frombuffer(self._buffer, dtype=np.uint8)
-        lengths = np.fromiter(map(len, messages), dtype=np.int64, count=len(messages))
-        if (lengths <= XLOG_HEADER_BYTES).any():
-            raise ProtocolError("a replication message is empty", fix="reconnect")
-        self._end = np.cumsum(lengths)
-        self._start = self._end - lengths
-        self._body = self._start + XLOG_HEADER_BYTES
-        self.kind = self._bytes[self._body]
-        unknown = np.flatnonzero(~(_ROWS | _KNOWN)[self.kind])
-        if len(unknown):
-            start = int(self._body[unknown[0]])
-            raise ProtocolError(
-                f"unknown pgoutput message {self._buffer[start : start + 1]!r} "
-                f"at {format_lsn(int(self._int64(unknown[:1], 1 - XLOG_HEADER_BYTES)[0]))}",
-                fix="check that the slot's plugin is pgoutput and the server is version 14 to 18",
-            )
-
-    def message(self, position: int) -> bytes:
-        return self._buffer[self._body[position] : self._end[position]]
-
-    def payload(self, row: Ints) -> pa.Array:
-        """The messages of ``row`` without their envelopes, copied in native code."""
-        is_new = np.diff(row, prepend=-1) != 0
-        unique, inverse = row[is_new], np.cumsum(is_new) - 1
-        # Taken together, starts and ends are the offsets of an array in which every other value
-        # is a wanted message and those between are what lies between.
-        offsets = np.empty(2 * len(unique), dtype=np.int32)
-        offsets[0::2], offsets[1::2] = self._body[unique], self._end[unique]
-        spans = pa.Array.from_buffers(
-            pa.binary(),
-            len(offsets) - 1,
-            [None, pa.py_buffer(offsets), pa.py_buffer(self._buffer)],
-        )
-        return spans.take(pa.array(2 * inverse))
-
-    def begins(self, at: Ints) -> tuple[Ints, Ints, Ints]:
-        """Commit LSN, commit time (Unix microseconds) and xid of Begin messages."""
-        self._require(at, 21)
-        return self._int64(at, 1), self._int64(at, 9) + POSTGRES_EPOCH_US, self._int32(at, 17)
-
-    def truncated(self, at: Ints) -> Ints:
-        """How many tables the messages of ``at`` truncate; nonsense for those that are none."""
-        wanted = self.kind[at] == _TRUNCATE
-        count = np.ones(len(at), dtype=np.int64)
-        self._require(at[wanted], 6)
-        count[wanted] = self._int32(at[wanted], 1)
-        if wanted.any():
-            self._require(at[wanted], 6 + 4 * count[wanted])
-        return count
-
-    def relation(self, row: Ints, nth: Ints) -> Ints:
-        """The relation of each row: at a fixed place, or the nth of a truncate; 0 for messages."""
-        place = np.where(self.kind[row] == _TRUNCATE, 6 + 4 * nth, 1)
-        self._require(row, place + 4)
-        found: Ints = np.where(self.kind[row] == _MESSAGE, 0, self._int32(row, place))
-        return found
-
-    def outside_transactions(self) -> Ints:
-        """Logical messages that were emitted without a transaction."""
-        at = np.flatnonzero(self.kind == _MESSAGE)
-        self._require(at, 14)
-        loose: Ints = at[self._bytes[self._body[at] + 1] == 0]
-        return loose
-
-    def loose(self, at: Ints) -> tuple[Ints, Ints]:
-        """LSN and time of such messages; the time is when the server sent them."""
-        sent_at = self._int64(at, 17 - XLOG_HEADER_BYTES) + POSTGRES_EPOCH_US
-        return self._int64(at, 2), sent_at
-
-    def _require(self, at: Ints, size: int | Ints) -> None:
-        if (self._end[at] - self._body[at] < size).any():
-            raise ProtocolError("a pgoutput message is shorter than its kind", fix="reconnect")
-
-    def _int32(self, at: Ints, place: int | Ints) -> Ints:
-        return self._gather(at, place, ">u4")
-
-    def _int64(self, at: Ints, place: int | Ints) -> Ints:
-        return self._gather(at, place, ">i8")
-
-    def _gather(self, at: Ints, place: int | Ints, dtype: str) -> Ints:
-        """Big-endian integers at ``place`` bytes into the bodies of ``at``."""
-        width = np.dtype(dtype).itemsize
-        # Every byte position as the start of an integer: no copy, unaligned reads on demand.
-        windows = np.ndarray(
-            (len(self._buffer) - width + 1,), dtype=dtype, buffer=self._buffer, strides=(1,)
-        )
-        found: Ints = windows[self._body[at] + place].astype(np.int64)
-        return found

@@ -1,0 +1,146 @@
+"""One query's way along the log: what is next, who has got how far, what went wrong.
+
+Spark calls ``take`` for each micro-batch: decode, restore order by markers, deliver each consumer's
+share, settle in one transaction. A consumer's cursor moves only over what its sink said is safe.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from pyspark.sql import DataFrame
+
+from cdc.config import Config, Database
+from cdc.config import Sink as SinkConfig
+from cdc.errors import TransientError, WalbrookError
+from cdc.log.view import LogView
+from cdc.state.positions import Settlement, consumer_cursors, restart_cursor, settle
+from spark_pipeline.delivery import Origin, Outcome, Share
+from spark_pipeline.exchange import Exchange
+from spark_pipeline.plan import DRIVER_WORK_MAX, DriverPlan, Plan, SparkPlan
+from spark_pipeline.reorder import Reorder
+
+
+@dataclass(frozen=True)
+class LaneSettings:
+    """What a lane needs to know; ``term`` is this start of the service."""
+
+    source: str
+    term: int
+    origin: Origin
+    consumers: list[SinkConfig]
+    state_dsn: str
+    log_directory: Path
+    checkpoint_directory: Path
+    micro_batch_rows: int
+    micro_batch_bytes: int
+
+    @classmethod
+    def of(cls, config: Config, database: Database, term: int) -> LaneSettings:
+        parameters = conninfo_to_dict(database.dsn())
+        return cls(
+            source=database.name,
+            term=term,
+            origin=Origin(
+                database.name, str(parameters.get("host", "")), str(parameters.get("dbname", ""))
+            ),
+            consumers=[s for s in config.sinks_of(database.name) if s.status == "active"],
+            state_dsn=config.state_dsn(),
+            log_directory=config.log.directory / database.name,
+            checkpoint_directory=config.spark.checkpoint_directory / database.name,
+            micro_batch_rows=config.spark.micro_batch_rows,
+            micro_batch_bytes=config.spark.micro_batch_bytes,
+        )
+
+
+class Passage:
+    """The state of one query; ``next_batch`` is the first that is not settled."""
+
+    def __init__(
+        self,
+        settings: LaneSettings,
+        state: psycopg.Connection[tuple[object, ...]],
+        view: LogView,
+        exchange: Exchange,
+        run: str,
+    ) -> None:
+        self._settings = settings
+        self._state = state
+        self._exchange = exchange
+        self._run = run
+        self.failure: WalbrookError | None = None
+        self._cursors = consumer_cursors(state, settings.source)
+        lowest = min([restart_cursor(state, settings.source), *self._cursors.values()])
+        self._reorder = Reorder(view.seek(lowest))
+        self.next_batch = self._reorder.next_batch
+
+    def take(self, markers: DataFrame, _batch_id: int) -> None:
+        """One micro-batch, called by Spark; what it raises stops the query."""
+        try:
+            self._take(markers)
+        except Exception as error:
+            # Spark hands on only the text of an error; the lane wants to know its kind.
+            self.failure = error if isinstance(error, WalbrookError) else told(error)
+            raise
+
+    def _take(self, frame: DataFrame) -> None:
+        plan = self._plan(frame)
+        slices = self._reorder.micro_batch(plan.decode())
+        end = slices[-1].high
+        outcomes = plan.deliver(
+            [
+                Share(
+                    consumer=consumer,
+                    origin=self._settings.origin,
+                    run=self._run,
+                    start=self._cursors[consumer.name],
+                    end=end,
+                    slices=[piece for piece in slices if piece.rows],
+                )
+                for consumer in self._settings.consumers
+                if self._cursors[consumer.name] < end
+            ]
+        )
+        settle(
+            self._state,
+            source=self._settings.source,
+            term=self._settings.term,
+            read_to=end,
+            consumers={outcome.consumer: _settlement(outcome) for outcome in outcomes},
+        )
+        self._exchange.clear()
+        for outcome in outcomes:
+            self._cursors[outcome.consumer] = outcome.cursor
+            if outcome.error is not None:
+                raise TransientError(
+                    f"consumer {outcome.consumer} stands at {outcome.cursor}: {outcome.error}"
+                ) from outcome.error
+        self.next_batch = self._reorder.next_batch
+
+    def _plan(self, frame: DataFrame) -> Plan:
+        """The cheapest plan for the size: a few rows are not worth a Spark job."""
+        planned = self._exchange.planned()
+        if planned.rows * max(1, len(self._settings.consumers)) <= DRIVER_WORK_MAX:
+            return DriverPlan(self._settings.log_directory, self._exchange.directory, planned)
+        return SparkPlan(frame)
+
+
+def _settlement(outcome: Outcome) -> Settlement:
+    return Settlement(
+        outcome.cursor,
+        outcome.delivered,
+        outcome.absorbed,
+        outcome.last_commit,
+        None if outcome.error is None else str(outcome.error),
+    )
+
+
+def told(error: Exception) -> TransientError:
+    """An error that came through Spark: what our own code said in a worker, or its first line."""
+    text = str(error).strip()
+    ours = re.findall(r"^cdc\.errors\.\w+: (.+)$", text, re.MULTILINE)
+    return TransientError(ours[-1] if ours else f"{type(error).__name__}: {text.splitlines()[0]}")
