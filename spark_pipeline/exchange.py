@@ -6,8 +6,8 @@ and the delivering task maps the file. Rows that cross the JVM cost more than al
 
 from __future__ import annotations
 
+import os
 import shutil
-import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import orjson
 import pyarrow as pa
+import xxhash
 
 from cdc.change import CHANGE_SCHEMA
 from cdc.cursor import Cursor
@@ -99,16 +100,21 @@ class Exchange:
         self.directory = directory
 
     @classmethod
-    def create(cls, fallback: Path) -> Exchange:
-        """In shared memory where there is enough of it, else below ``fallback``."""
-        root = fallback
+    def create(cls, scratch: Path) -> Exchange:
+        """In shared memory where there is enough of it, else in ``scratch``.
+
+        The place is the same for every run of a lane, so that what a killed one left is removed.
+        """
+        parent = scratch
         if (
             _SHARED_MEMORY.is_dir()
             and shutil.disk_usage(_SHARED_MEMORY).free >= _SHARED_MEMORY_FREE_MIN
         ):
-            root = _SHARED_MEMORY
-        root.mkdir(parents=True, exist_ok=True)
-        return cls(Path(tempfile.mkdtemp(prefix="walbrook-exchange-", dir=root)))
+            parent = _SHARED_MEMORY / f"walbrook-{xxhash.xxh3_64_hexdigest(os.fsencode(scratch))}"
+        shutil.rmtree(parent, ignore_errors=True)
+        directory = parent / uuid.uuid4().hex
+        directory.mkdir(parents=True)
+        return cls(directory)
 
     def planned(self) -> PlannedRange:
         """What the source's side noted for the micro-batch that is under way."""
@@ -120,7 +126,7 @@ class Exchange:
             path.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        shutil.rmtree(self.directory, ignore_errors=True)
+        shutil.rmtree(self.directory.parent, ignore_errors=True)
 
 
 def note_planned(directory: Path, planned: PlannedRange) -> None:

@@ -78,8 +78,10 @@ class Lane:
     def _serve(self, drain_timeout_s: float) -> None:
         """One query from the cursors in Postgres on; returns after a stop, raises on failure."""
         state = _connect_state(self._settings)
-        exchange = Exchange.create(self._settings.checkpoint_directory)
-        checkpoint = self._settings.checkpoint_directory / uuid.uuid4().hex
+        scratch = self._settings.checkpoint_directory
+        shutil.rmtree(scratch / "checkpoint", ignore_errors=True)
+        exchange = Exchange.create(scratch / "exchange")
+        checkpoint = scratch / "checkpoint" / uuid.uuid4().hex
         try:
             passage = Passage(self._settings, state, self._view, exchange, self._run)
             query = self._start(passage, exchange, checkpoint)

@@ -15,10 +15,13 @@ from cdc.change import CHANGE_SCHEMA
 from cdc.cursor import Cursor
 from cdc.errors import ProtocolError
 from spark_pipeline.exchange import (
+    Exchange,
+    PlannedRange,
     SliceMarker,
     leave,
     markers_from_arrow,
     markers_to_arrow,
+    note_planned,
     pick_up,
 )
 from spark_pipeline.matching import Match
@@ -111,6 +114,19 @@ def test_slices_left_in_the_exchange_are_picked_up_in_order_and_neighbours_as_on
     picked = list(pick_up([at(0, 0, 2), at(0, 2, 3), at(1, 0, 2), at(0, 5, 1)]))
     assert [batch.num_rows for batch in picked] == [5, 2, 1]
     assert picked == [first.slice(0, 5), second, first.slice(5, 1)]
+
+
+def test_an_exchange_removes_what_a_killed_run_left(tmp_path: Path) -> None:
+    killed = Exchange.create(tmp_path / "scratch")
+    leave(killed.directory, iter([changes(*ALL)]))
+    exchange = Exchange.create(tmp_path / "scratch")
+    assert not killed.directory.exists()
+    note_planned(exchange.directory, PlannedRange(3, 5, 7))
+    assert exchange.planned() == PlannedRange(3, 5, 7)
+    exchange.clear()
+    assert list(exchange.directory.iterdir()) == []
+    exchange.remove()
+    assert not exchange.directory.exists()
 
 
 def changes(*rows: tuple[str, str, str]) -> pa.RecordBatch:
