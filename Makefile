@@ -41,9 +41,10 @@ test: $(READY) ## All tests, on real servers; ARGS= goes to pytest
 demo: $(READY) ## The whole pipeline on this machine, nothing else needed
 	@$(WITH_JAVA) $(BIN)/python -m examples.demo
 
+# exec: with a shell in between, make would report Ctrl-C as an error though all was drained.
 .PHONY: run
 run: $(READY) ## Run the pipeline; CONFIG= names its configuration file
-	@$(WITH_JAVA) $(BIN)/walbrook run $(if $(CONFIG),--config $(CONFIG))
+	@$(WITH_JAVA) exec $(BIN)/walbrook run $(if $(CONFIG),--config $(CONFIG))
 
 .PHONY: bench
 bench: $(READY) ## Benchmarks, the last line is JSON; ONLY= names one
@@ -67,7 +68,7 @@ lock: ## Renew requirements.lock (needs uv)
 		--output-file requirements.lock
 
 .PHONY: clean
-clean: ## Remove .venv, caches and build results
+clean: ## Remove .venv, caches, build results, and var/ with the change log of `make run`
 	@rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
-		spark-warehouse metastore_db derby.log
+		spark-warehouse metastore_db derby.log var
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

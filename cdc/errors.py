@@ -38,6 +38,16 @@ def _rebuild(kind: type[WalbrookError], what: str, fix: str) -> WalbrookError:
     return kind(what, fix=fix)
 
 
+NEEDS_OPERATOR, FAILED = 78, 70
+"""Exit statuses of a process of the service; 1 is Python's own for a bug."""
+
+
+def exit_status(error: Exception) -> int:
+    """Whether starting the process again can help, or only a person can."""
+    by_hand = isinstance(error, OperatorError | CorruptionError)
+    return NEEDS_OPERATOR if by_hand else FAILED
+
+
 class TransientError(WalbrookError):
     """May pass by itself: a dropped connection, a server restarting, a 503."""
 

@@ -3,8 +3,9 @@
 The directory holds ``changes-<first cursor>.jsonl`` files, which sort in the order they were
 written, and ``.position``, the commit point: the file, its committed length and the last cursor.
 What must always hold: bytes beyond the committed length were never counted as delivered, and are
-cut off before anything is appended. A file that an operator moved away is not missed; it is the
-position that says what was delivered.
+cut off before anything is appended. Nothing about the files is remembered from one delivery to the
+next, since another process may deliver, or die delivering, in between. A file that an operator
+moved away is not missed; it is the position that says what was delivered.
 """
 
 from __future__ import annotations
@@ -44,7 +45,6 @@ class FileSink:
         self._rotate_bytes = rotate_bytes
         self._lock_wait_s = lock_wait_s
         self._position = PositionFile(directory / ".position")
-        self._clean: Position | None = None  # the position that nothing uncommitted stands behind
 
     def deliver(self, batch: MessageBatch) -> Delivery:
         """Append what the files do not hold yet, and commit it."""
@@ -75,7 +75,6 @@ class FileSink:
         file, start = position.files[0] if position.files else "", position.file_bytes
         if not file or start >= self._rotate_bytes or not (self._directory / file).exists():
             file, start = f"changes-{cursor_name(piece.cursor(0))}.jsonl", 0
-        self._clean = None
         flags = os.O_WRONLY | os.O_CLOEXEC | (os.O_APPEND if start else os.O_CREAT | os.O_TRUNC)
         descriptor = os.open(self._directory / file, flags, 0o644)
         try:
@@ -87,7 +86,6 @@ class FileSink:
             sync_directory(self._directory)
         committed = Position(piece.cursor(-1), (file,), start + len(lines))
         self._position.commit(committed)
-        self._clean = committed
         return committed
 
     def _recover(self) -> Position:
@@ -97,14 +95,11 @@ class FileSink:
             refuse_strangers(self._directory, _is_data)
             position = Position(ORIGIN, ())
             self._position.commit(position)
-        if position == self._clean:
-            return position
         for name in filter(_is_data, os.listdir(self._directory)):
             if position.files and name == position.files[0]:
                 _cut(self._directory / name, position.file_bytes)
             elif not position.files or name > position.files[0]:
                 os.unlink(self._directory / name)
-        self._clean = position
         return position
 
 
@@ -117,7 +112,7 @@ def _cut(path: Path, committed_bytes: int) -> None:
     if found < committed_bytes:
         raise CorruptionError(
             f"{path} holds {found} bytes, but {committed_bytes} were committed",
-            fix="restore the file, or empty the directory and rewind the consumer",
+            fix="restore it, or move it away: delivery goes on in a new file, and the loss stays",
         )
     if found > committed_bytes:
         os.truncate(path, committed_bytes)

@@ -49,7 +49,11 @@ def meaning(answer: Answer, place: str, secrets: Iterable[str] = ()) -> Walbrook
         return TransientError(what, fix="it is retried; check the endpoint if it stays")
     if status in _ABOUT_THE_ENDPOINT:
         return OperatorError(what, fix=_ABOUT_THE_ENDPOINT[status])
-    return PoisonError(what, fix="see why the endpoint refuses this message, then redeliver it")
+    return PoisonError(
+        what,
+        fix="make the endpoint accept this message; it is retried by itself with growing pauses "
+        "and blocks the consumer until then",
+    )
 
 
 def wait_asked_for(answer: Answer, *, now: float) -> float:

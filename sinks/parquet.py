@@ -57,7 +57,7 @@ class ParquetSink:
         self._compression = compression
         self._lock_wait_s = lock_wait_s
         self._position = PositionFile(self._own / "position")
-        self._placed: Position | None = None  # the last position whose files we saw in place
+        self._placed: Position | None = None  # the last one whose files we put or found in place
 
     def deliver(self, batch: MessageBatch) -> Delivery:
         """Write what the folder does not hold yet, and commit it."""
@@ -109,7 +109,8 @@ class ParquetSink:
         position = self._position.read()
         if position is None:
             refuse_strangers(self._root, lambda name: name != self._own.name)
-        elif position != self._placed:
+        # Even a position that we placed may have come anew, in a destination that was emptied.
+        elif position != self._placed or os.listdir(self._staging):
             self._place(position)
         for leftover in os.listdir(self._staging):
             os.unlink(self._staging / leftover)

@@ -69,7 +69,8 @@ class PositionFile:
         if check.strip() != xxhash.xxh64_hexdigest(body).encode():
             raise CorruptionError(
                 f"the position in {self._path} does not match its checksum",
-                fix="restore the file, or empty the whole destination and rewind the consumer",
+                fix="restore the file, or move all that the destination holds elsewhere: delivery "
+                "then goes on there from the consumer's cursor",
             )
         fields = orjson.loads(body)
         return Position(

@@ -19,7 +19,7 @@ _FIXES = {
     "WRONGTYPE": "choose another stream_key, or delete the key: it holds something else",
     "NOAUTH": "set the username and password of the destination",
     "WRONGPASS": "correct the username and password of the destination",
-    "NOPERM": "let the user run EVAL, XADD and XREVRANGE on the stream's key",
+    "NOPERM": "let the user run MULTI, EXEC, XADD and XREVRANGE on the stream's key",
     "MOVED": "point the destination at the cluster node that owns the stream's key",
 }
 _KINDS: tuple[tuple[type[Exception], str], ...] = (

@@ -4,7 +4,8 @@ Redis refuses an id at or below the stream's top, so a replayed message is absor
 itself. The same rule is a trap: were a message refused for another reason while later ones got in,
 its retry would look like a duplicate. What must always hold: nothing is sent after a message that
 was refused for any reason but its id. So a request is one transaction, which the server queues
-whole or drops whole, and the next one goes out only after its answer.
+whole or drops whole, and the next one goes out only after its answer. Nor does a batch go out
+before the stream's top was seen to be ours: behind another writer's entry it would look delivered.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from redis.connection import Connection, SSLConnection
 from redis.retry import Retry
 
 from cdc.change import MessageBatch
+from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import OperatorError, PoisonError, ProtocolError, WalbrookError
 from sinks.base import Delivery
 from sinks.columns import pieces
@@ -102,12 +104,14 @@ class RedisStreamSink:
             )
         self._connection = cast(_Connection, pool.make_connection())
         self._open = False
+        self._ours = ORIGIN  # the stream's top when we last saw or wrote it
 
     def deliver(self, batch: MessageBatch) -> Delivery:
         """Add the messages in order, up to the first one that the server cannot take."""
         settled = absorbed = 0
         try:
             self._connect()
+            self._refuse_stranger()
             requests = self._requests(batch.rows)
             request = next(requests, None)
             while request is not None:
@@ -118,6 +122,8 @@ class RedisStreamSink:
                 request = next(requests, None)  # encoded while the server works
                 outcome = self._outcome(sent)
                 settled, absorbed = settled + outcome.settled, absorbed + outcome.absorbed
+                if settled:
+                    self._ours = batch.cursor(settled - 1)
                 if outcome.refusal:
                     return Delivery(settled, absorbed, _refusal(outcome))
         except (redis.RedisError, OSError) as error:
@@ -141,22 +147,28 @@ class RedisStreamSink:
         if self._open:
             return
         self._connection.connect()
-        self._connection.send_command("XREVRANGE", self._key, "+", "-", "COUNT", 1)
-        self._refuse_stranger(self._connection.read_response())
+        self._ours = ORIGIN
         self._open = True
 
-    def _refuse_stranger(self, top: list[tuple[bytes, list[bytes]]]) -> None:
+    def _refuse_stranger(self) -> None:
         """Entries of another writer would make Redis refuse ours, which would look delivered."""
+        # Only what stands above our own last entry is asked for: most often nothing.
+        above = f"{self._ours.lsn}-{self._ours.idx + 1}" if self._ours > ORIGIN else "-"
+        self._connection.send_command("XREVRANGE", self._key, "+", above, "COUNT", 1)
+        top: list[tuple[bytes, list[bytes]]] = self._connection.read_response()
         if not top:
             return
         entry_id, pairs = top[0]
         fields = dict(zip(pairs[::2], pairs[1::2], strict=True))
         if _names_its_entry(fields.get(b"metadata", b""), entry_id, self._consumer):
+            lsn, _, idx = entry_id.decode().partition("-")
+            self._ours = Cursor(int(lsn), int(idx))
             return
         raise OperatorError(
             f"the stream {self._key.decode()} holds entries that are not of the consumer "
             f"{self._consumer}; the last one is {entry_id.decode()}",
-            fix="give every consumer a stream_key of its own that nothing else adds to",
+            fix="give every consumer a stream_key of its own that nothing else adds to; to delete "
+            "the entry alone does not lower the ids that Redis takes",
         )
 
     def _outcome(self, messages: int) -> Outcome:
@@ -181,7 +193,7 @@ class RedisStreamSink:
                 yield PoisonError(
                     f"the message at {MessageBatch(rows).cursor(position)} has {size} bytes, "
                     f"more than the {_MESSAGE_BYTES_MAX} that are sent to Redis",
-                    fix="leave the large column out with a transform, or filter the row out",
+                    fix="it blocks the consumer; to go on without it, take its table from the sink",
                 )
             yield piece.num_rows, encode(self._key, piece)
             position += piece.num_rows
@@ -203,5 +215,5 @@ def _refusal(outcome: Outcome) -> WalbrookError:
         return error
     return ProtocolError(
         f"{error.what}; yet it took later messages, so this one is missing from the stream",
-        fix="use a server whose transactions are whole; empty the stream and rewind the consumer",
+        fix="give the consumer a new stream_key, on a server whose transactions are whole",
     )

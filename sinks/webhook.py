@@ -122,11 +122,14 @@ class WebhookSink:
         with self._client.stream(
             self._method, self._url, content=body, headers={"Idempotency-Key": key}
         ) as response:
-            for chunk in response.iter_bytes(_ANSWER_BYTES_MAX):
-                # Read to its end, a small answer leaves the connection open for the next request.
-                excerpt += chunk
-                if len(excerpt) >= _ANSWER_BYTES_MAX or time.monotonic() > deadline:
-                    break
+            try:
+                for chunk in response.iter_bytes():
+                    # Read to its end, a small answer leaves the connection open for the next one.
+                    excerpt += chunk
+                    if len(excerpt) >= _ANSWER_BYTES_MAX or time.monotonic() > deadline:
+                        break
+            except httpx.HTTPError:
+                pass  # the status has said what became of the request; the body only explains it
             return Answer(response.status_code, response.headers.get("Retry-After", ""), excerpt)
 
     def _body(self, rows: pa.RecordBatch) -> bytes:

@@ -9,17 +9,28 @@ import argparse
 import sys
 from pathlib import Path
 
-import structlog
-
-from cdc.config import load
 from cdc.replication.stop import StopSignal
-from cdc.service.logs import configure_logs
-from spark_pipeline.lane import Lane, run_lanes
-from spark_pipeline.passage import LaneSettings
-from spark_pipeline.session import open_session
 
 
 def main() -> int:
+    # Importing Spark takes seconds; a stop that comes in the meantime must be heard.
+    stop = StopSignal()
+    stop.on_signals()
+    stop.on_parent_death()
+    return run(stop)
+
+
+def run(stop: StopSignal) -> int:
+    """Serve every source of the configuration until ``stop``."""
+    import structlog
+
+    from cdc.config import load
+    from cdc.errors import exit_status
+    from cdc.service.logs import configure_logs
+    from spark_pipeline.lane import Lane, run_lanes
+    from spark_pipeline.passage import LaneSettings
+    from spark_pipeline.session import open_session
+
     parser = argparse.ArgumentParser(prog="spark_pipeline")
     parser.add_argument("config", type=Path)
     parser.add_argument("--term", action="append", default=[], metavar="SOURCE=N")
@@ -28,9 +39,6 @@ def main() -> int:
     configure_logs(config.service)
     terms = dict(pair.rsplit("=", 1) for pair in arguments.term)
 
-    stop = StopSignal()
-    stop.on_signals()
-    stop.on_parent_death()
     session = open_session(config.spark)
     lanes = [
         Lane(session, LaneSettings.of(config, database, int(terms[database.name])), stop)
@@ -41,7 +49,7 @@ def main() -> int:
     session.stop()
     for failure in failures:
         print(f"walbrook: {failure}", file=sys.stderr)
-    return 1 if failures else 0
+    return max((exit_status(failure) for failure in failures), default=0)
 
 
 if __name__ == "__main__":

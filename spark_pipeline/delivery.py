@@ -7,6 +7,7 @@ failure ends its share; what was settled before it stays settled.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -60,7 +61,8 @@ class Outcome:
     error: WalbrookError | None = None
 
 
-_open_sinks: dict[tuple[str, str], Sink] = {}
+_open_sinks: dict[tuple[str, str, str], Sink] = {}
+_opening = threading.Lock()
 
 
 def deliver(share: Share) -> Outcome:
@@ -133,13 +135,15 @@ def _shaped(pieces: list[pa.RecordBatch], share: Share) -> MessageBatch:
 
 
 def _sink(share: Share) -> Sink:
-    key = (share.run, share.consumer.name)
-    if key not in _open_sinks:
+    """The consumer's sink in this process, opened when it is first needed."""
+    key = (share.run, share.origin.name, share.consumer.name)
+    with _opening:
         for stale in [known for known in _open_sinks if known[0] != share.run]:
             _open_sinks.pop(stale).close()
-        _open_sinks[key] = open_sink(
-            share.consumer.destination,
-            consumer=share.consumer.name,
-            batch_size=share.consumer.effective_batch_size,
-        )
-    return _open_sinks[key]
+        if key not in _open_sinks:
+            _open_sinks[key] = open_sink(
+                share.consumer.destination,
+                consumer=share.consumer.name,
+                batch_size=share.consumer.effective_batch_size,
+            )
+        return _open_sinks[key]

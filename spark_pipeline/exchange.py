@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class SliceMarker:
     parts: int
     rows: int
     high: Cursor
+    commit_us: int  # when the last of its rows was committed, Unix microseconds; 0 without rows
     path: str
     position: int  # which record batch of the file
     offset: int  # and from which row of it
@@ -51,6 +53,7 @@ MARKER_SCHEMA = pa.schema(
         ("rows", pa.int64()),
         ("high_lsn", pa.int64()),
         ("high_idx", pa.int64()),
+        ("commit_us", pa.int64()),
         ("path", pa.string()),
         ("position", pa.int32()),
         ("offset", pa.int64()),
@@ -76,12 +79,26 @@ def markers_from_arrow(table: pa.Table) -> list[SliceMarker]:
             parts=row["parts"],
             rows=row["rows"],
             high=Cursor(row["high_lsn"], row["high_idx"]),
+            commit_us=row["commit_us"],
             path=row["path"],
             position=row["position"],
             offset=row["offset"],
         )
         for row in table.to_pylist()
     ]
+
+
+def _shared_memory(scratch: Path) -> Path | None:
+    """A directory in shared memory that belongs to this lane, if there may be one."""
+    if not _SHARED_MEMORY.is_dir():
+        return None
+    if shutil.disk_usage(_SHARED_MEMORY).free < _SHARED_MEMORY_FREE_MIN:
+        return None
+    place = _SHARED_MEMORY / f"walbrook-{xxhash.xxh3_64_hexdigest(os.fsencode(scratch))}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    status = place.lstat()
+    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return place if ours and not status.st_mode & 0o077 else None
 
 
 @dataclass(frozen=True)
@@ -104,16 +121,14 @@ class Exchange:
         """In shared memory where there is enough of it, else in ``scratch``.
 
         The place is the same for every run of a lane, so that what a killed one left is removed.
+        Decoded rows are nobody else's business: the directory is ours alone.
         """
-        parent = scratch
-        if (
-            _SHARED_MEMORY.is_dir()
-            and shutil.disk_usage(_SHARED_MEMORY).free >= _SHARED_MEMORY_FREE_MIN
-        ):
-            parent = _SHARED_MEMORY / f"walbrook-{xxhash.xxh3_64_hexdigest(os.fsencode(scratch))}"
-        shutil.rmtree(parent, ignore_errors=True)
+        parent = _shared_memory(scratch) or scratch
+        parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for left in parent.iterdir():
+            shutil.rmtree(left, ignore_errors=True)
         directory = parent / uuid.uuid4().hex
-        directory.mkdir(parents=True)
+        directory.mkdir(mode=0o700)
         return cls(directory)
 
     def planned(self) -> PlannedRange:
@@ -126,7 +141,7 @@ class Exchange:
             path.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        shutil.rmtree(self.directory.parent, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def note_planned(directory: Path, planned: PlannedRange) -> None:

@@ -19,16 +19,18 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from cdc.connection import connect
 from cdc.errors import OperatorError, TransientError, WalbrookError
 from cdc.log.view import LogView
 from cdc.replication.stop import StopSignal
-from cdc.state.positions import report_lane
+from cdc.state.positions import report_lane, restart_cursor
 from spark_pipeline.exchange import Exchange
 from spark_pipeline.passage import LaneSettings, Passage, told
 
 _logger = structlog.get_logger("walbrook.lane")
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 30.0
 _POLL_S = 0.2
+_RUN = uuid.uuid4().hex  # this process: executors close the sinks of earlier ones
 # The checkpoint is never read again, so its writes need not be waited for. Spark asks to be told
 # twice, because a sink that trusted batch ids would see some of them again; ours go by cursor.
 _ASYNC_PROGRESS = {
@@ -46,44 +48,57 @@ class Lane:
         self._settings = settings
         self._stop = stop
         self._view = LogView(settings.log_directory)
-        self._run = uuid.uuid4().hex
+        self._name = f"{settings.source}:lane"
 
     def run(self, drain_timeout_s: float) -> None:
         """Start the query, again after transient failures, until a stop; then drain."""
         backoff_s = _BACKOFF_FIRST_S
-        while not self._stop.requested:
+        # A stop may come before Spark is up; what the log holds is delivered all the same.
+        while not self._stop.requested or (drain_timeout_s and self._behind()):
             started = time.monotonic()
             try:
                 self._serve(drain_timeout_s)
-            except OperatorError:
+                return
+            except OperatorError as error:
+                self._tell(error)
                 raise
             except (WalbrookError, psycopg.Error) as error:
                 # Whatever it was, nothing was settled that is not safe: trying again is safe too.
                 self._tell(error)
                 if time.monotonic() - started > _BACKOFF_MAX_S:
                     backoff_s = _BACKOFF_FIRST_S
-                self._stop.wait(backoff_s)
+                if self._stop.wait(backoff_s):
+                    return
                 backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+
+    def _behind(self) -> bool:
+        """Whether the log holds something that is not settled; not if nobody can say."""
+        try:
+            with connect(self._settings.state_dsn, name=self._name) as state:
+                lowest = restart_cursor(state, self._settings.source)
+            return self._view.seek(lowest) < self._view.next_batch()
+        except (WalbrookError, psycopg.Error):
+            return False
 
     def _tell(self, error: Exception) -> None:
         """Say in the log and in SQL what keeps the lane from moving."""
         what = str(error).strip()
         _logger.warning("lane.failed", source=self._settings.source, error=what)
         try:
-            with _connect_state(self._settings) as state:
+            with connect(self._settings.state_dsn, name=self._name) as state:
                 report_lane(state, self._settings.source, self._settings.term, what)
         except psycopg.Error as problem:
             _logger.warning("lane.state_unreachable", error=str(problem).strip())
 
     def _serve(self, drain_timeout_s: float) -> None:
         """One query from the cursors in Postgres on; returns after a stop, raises on failure."""
-        state = _connect_state(self._settings)
+        state = connect(self._settings.state_dsn, name=self._name)
         scratch = self._settings.checkpoint_directory
         shutil.rmtree(scratch / "checkpoint", ignore_errors=True)
         exchange = Exchange.create(scratch / "exchange")
         checkpoint = scratch / "checkpoint" / uuid.uuid4().hex
         try:
-            passage = Passage(self._settings, state, self._view, exchange, self._run)
+            passage = Passage(self._settings, state, self._view, exchange, _RUN)
             query = self._start(passage, exchange, checkpoint)
             try:
                 self._watch(query, passage, drain_timeout_s)
@@ -115,31 +130,20 @@ class Lane:
 
     def _watch(self, query: StreamingQuery, passage: Passage, drain_timeout_s: float) -> None:
         """Wait for a failure or a stop; after a stop, for everything in the log to be settled."""
-        while query.isActive and not self._stop.wait(_POLL_S):
+        while query.isActive and not passage.failed.wait(_POLL_S) and not self._stop.requested:
             pass
         deadline = time.monotonic() + drain_timeout_s
-        while query.isActive and passage.next_batch < self._view.next_batch():
+        while (
+            query.isActive
+            and passage.failure is None
+            and passage.next_batch < self._view.next_batch()
+        ):
             if time.monotonic() >= deadline:
                 _logger.warning("lane.drain_timeout", source=self._settings.source)
                 return
-            time.sleep(_POLL_S / 4)
-        if not query.isActive:
+            passage.failed.wait(_POLL_S / 4)
+        if passage.failure is not None or not query.isActive:
             raise passage.failure or _query_failure(query)
-
-
-def _connect_state(settings: LaneSettings) -> psycopg.Connection[tuple[object, ...]]:
-    """A connection on which nothing waits for ever: neither a lock, nor a peer that is gone."""
-    return psycopg.connect(
-        settings.state_dsn,
-        autocommit=True,
-        connect_timeout=10,
-        application_name=f"walbrook:{settings.source}:lane",
-        options="-c statement_timeout=30s -c idle_in_transaction_session_timeout=60s",
-        keepalives_idle=10,
-        keepalives_interval=5,
-        keepalives_count=3,
-        tcp_user_timeout=30_000,
-    )
 
 
 def _query_failure(query: StreamingQuery) -> TransientError:

@@ -7,20 +7,29 @@ share, settle in one transaction. A consumer's cursor moves only over what its s
 from __future__ import annotations
 
 import re
+import threading
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import DataFrame
 
 from cdc.config import Config, Database
 from cdc.config import Sink as SinkConfig
+from cdc.connection import Connection
+from cdc.cursor import Cursor
 from cdc.errors import TransientError, WalbrookError
 from cdc.log.view import LogView
-from cdc.state.positions import Settlement, consumer_cursors, restart_cursor, settle
+from cdc.state.positions import (
+    Settlement,
+    check_nobody_left_behind,
+    consumer_cursors,
+    restart_cursor,
+    settle,
+)
 from spark_pipeline.delivery import Origin, Outcome, Share
-from spark_pipeline.exchange import Exchange
+from spark_pipeline.exchange import Exchange, SliceMarker
 from spark_pipeline.plan import DRIVER_WORK_MAX, DriverPlan, Plan, SparkPlan
 from spark_pipeline.reorder import Reorder
 
@@ -63,7 +72,7 @@ class Passage:
     def __init__(
         self,
         settings: LaneSettings,
-        state: psycopg.Connection[tuple[object, ...]],
+        state: Connection,
         view: LogView,
         exchange: Exchange,
         run: str,
@@ -73,24 +82,32 @@ class Passage:
         self._exchange = exchange
         self._run = run
         self.failure: WalbrookError | None = None
+        self.failed = threading.Event()
+        check_nobody_left_behind(state, settings.source)
         self._cursors = consumer_cursors(state, settings.source)
         lowest = min([restart_cursor(state, settings.source), *self._cursors.values()])
         self._reorder = Reorder(view.seek(lowest))
         self.next_batch = self._reorder.next_batch
 
     def take(self, markers: DataFrame, _batch_id: int) -> None:
-        """One micro-batch, called by Spark; what it raises stops the query."""
+        """One micro-batch, called by Spark.
+
+        Raising here would make Spark print pages and tell the lane only a text. So a failure is
+        kept for the lane, which stops the query; until it has, nothing more is taken.
+        """
+        if self.failure is not None:
+            return
         try:
             self._take(markers)
         except Exception as error:
-            # Spark hands on only the text of an error; the lane wants to know its kind.
             self.failure = error if isinstance(error, WalbrookError) else told(error)
-            raise
+            self.failed.set()
 
     def _take(self, frame: DataFrame) -> None:
         plan = self._plan(frame)
         slices = self._reorder.micro_batch(plan.decode())
         end = slices[-1].high
+        as_of = _as_of(slices)
         outcomes = plan.deliver(
             [
                 Share(
@@ -110,7 +127,10 @@ class Passage:
             source=self._settings.source,
             term=self._settings.term,
             read_to=end,
-            consumers={outcome.consumer: _settlement(outcome) for outcome in outcomes},
+            consumers={
+                outcome.consumer: _settlement(outcome, self._cursors[outcome.consumer], as_of)
+                for outcome in outcomes
+            },
         )
         self._exchange.clear()
         for outcome in outcomes:
@@ -129,13 +149,23 @@ class Passage:
         return SparkPlan(frame)
 
 
-def _settlement(outcome: Outcome) -> Settlement:
+def _as_of(slices: list[SliceMarker]) -> datetime:
+    """Up to when a consumer has everything that was committed, once it has these slices."""
+    committed_us = max(piece.commit_us for piece in slices)
+    if not committed_us:  # only idle progress: nothing was committed for us until now
+        return datetime.now(UTC)
+    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=committed_us)
+
+
+def _settlement(outcome: Outcome, since: Cursor, as_of: datetime) -> Settlement:
+    failed = outcome.error is not None
     return Settlement(
-        outcome.cursor,
-        outcome.delivered,
-        outcome.absorbed,
-        outcome.last_commit,
-        None if outcome.error is None else str(outcome.error),
+        since=since,
+        cursor=outcome.cursor,
+        delivered=outcome.delivered,
+        absorbed=outcome.absorbed,
+        last_commit=outcome.last_commit if failed else as_of,
+        error=str(outcome.error) if failed else None,
     )
 
 
@@ -143,4 +173,5 @@ def told(error: Exception) -> TransientError:
     """An error that came through Spark: what our own code said in a worker, or its first line."""
     text = str(error).strip()
     ours = re.findall(r"^cdc\.errors\.\w+: (.+)$", text, re.MULTILINE)
-    return TransientError(ours[-1] if ours else f"{type(error).__name__}: {text.splitlines()[0]}")
+    first = next(iter(text.splitlines()), "")
+    return TransientError(ours[-1] if ours else f"{type(error).__name__}: {first}")

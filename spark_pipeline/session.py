@@ -24,8 +24,6 @@ _SETTINGS = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
-    # Without this a query stopped in mid-batch overflows the stack.
-    "spark.driver.extraJavaOptions": "-Xss8m -XX:+UseG1GC",
     "spark.sql.adaptive.enabled": "false",
     "spark.locality.wait": "0s",
     "spark.scheduler.mode": "FAIR",
@@ -41,20 +39,28 @@ _SETTINGS = {
 }
 
 
+_LOGGING = Path(__file__).with_name("log4j2.properties")
+
+
 def open_session(settings: Spark) -> SparkSession:
     """The service's session, with the source registered."""
     # Spark starts its Python workers with whatever python3 it finds, unless told.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = (
-        SparkSession.builder.master(settings.master)
-        .appName(settings.app_name)
-        .config("spark.driver.memory", settings.driver_memory)
-        .config("spark.ui.enabled", str(settings.ui).lower())
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.warehouse.dir", str(Path(settings.checkpoint_directory) / "warehouse"))
-    )
-    for name, value in (_SETTINGS | settings.conf).items():
+    own = {
+        "spark.driver.memory": settings.driver_memory,
+        "spark.ui.enabled": str(settings.ui).lower(),
+        "spark.sql.warehouse.dir": str(Path(settings.checkpoint_directory) / "warehouse"),
+        # Without the stack a query stopped in mid-batch overflows it.
+        "spark.driver.extraJavaOptions": (
+            f"-Xss8m -Dlog4j2.configurationFile={_LOGGING.as_uri()} "
+            f"-Dwalbrook.spark.level={settings.log_level}"
+        ),
+    }
+    if settings.master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        own |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    builder = SparkSession.builder.master(settings.master).appName(settings.app_name)
+    for name, value in (own | _SETTINGS | settings.conf).items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel(settings.log_level)

@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from cdc.change import CHANGE_SCHEMA
 from cdc.cursor import Cursor
 from cdc.decode import decode_changes
-from cdc.errors import ConfigError
+from cdc.errors import ConfigError, GapError
 from cdc.log.view import LogView
 from spark_pipeline.exchange import (
     MARKER_SCHEMA,
@@ -40,6 +40,7 @@ from spark_pipeline.slicing import Slice, cut
 _LONG_POLL_S = 0.2
 _ROWS_PER_PARTITION_MIN = 5_000
 _ROWS_PER_DECODE_MAX = 16_384
+_BYTES_PER_DECODE_MAX = 32 << 20
 
 _DEFAULTS = {
     "path": "",
@@ -127,6 +128,12 @@ class LogStreamReader(DataSourceStreamReader):
         first = int(start["batch"])
         view = self._log()
         end = view.wait(first, _LONG_POLL_S)
+        if end < first:
+            # Batches would be numbered again from there, and those below ``first`` never be read.
+            raise GapError(
+                f"the log at {self._path} ends at batch {end}, before batch {first}",
+                fix="the stream must start again from a cursor; a lane does so by itself",
+            )
         if end <= first or isinstance(limit, ReadAllAvailable):
             return {"batch": max(first, end)}
         # At most as many batches as fit can have the rows: no need to look at all of a backlog.
@@ -161,26 +168,24 @@ class LogStreamReader(DataSourceStreamReader):
         path = str(leave(Path(self._exchange), batches()))
         yield markers_to_arrow([replace(marker, path=path) for marker in markers])
 
-    def _decoded(
-        self, slices: list[Slice]
-    ) -> Iterator[tuple[list[tuple[Slice, Cursor]], pa.RecordBatch]]:
-        """Slices with the high watermarks of their batches, decoded several at a time.
+    def _decoded(self, slices: list[Slice]) -> Iterator[tuple[list[_Piece], pa.RecordBatch]]:
+        """Slices, decoded several at a time.
 
         A decode has a cost of its own, whatever its rows: small batches are joined for it.
         """
         frames = LogView(self._path).frames(slices[0].batch_idx, slices[-1].batch_idx + 1)
-        pieces: list[tuple[Slice, Cursor]] = []
+        pieces: list[_Piece] = []
         raws: list[pa.RecordBatch] = []
         schemas: dict[int, bytes] = {}
-        rows = 0
         for piece, frame in zip(slices, frames, strict=True):
-            if pieces and rows + piece.stop - piece.start > _ROWS_PER_DECODE_MAX:
+            raw = frame.raw.slice(piece.start, piece.stop - piece.start)
+            if raws and not _fits(raws, raw):
                 yield pieces, decode_changes(_joined(raws), schemas)
-                pieces, raws, schemas, rows = [], [], {}, 0
-            pieces.append((piece, frame.marker.high))
-            raws.append(frame.raw.slice(piece.start, piece.stop - piece.start))
+                pieces, raws, schemas = [], [], {}
+            commit_us = raw.column("commit_ts")[-1].as_py() if raw.num_rows else 0
+            pieces.append(_Piece(piece, frame.marker.high, commit_us))
+            raws.append(raw)
             schemas |= frame.schemas
-            rows += piece.stop - piece.start
         yield pieces, decode_changes(_joined(raws), schemas)
 
     def _log(self) -> LogView:
@@ -192,25 +197,40 @@ class LogStreamReader(DataSourceStreamReader):
         return self.__dict__ | {"_view": None}
 
 
-def _markers(
-    partition: LogPartition, pieces: list[tuple[Slice, Cursor]], position: int
-) -> Iterator[SliceMarker]:
+@dataclass(frozen=True)
+class _Piece:
+    """A slice with what its marker must say of its batch."""
+
+    slice: Slice
+    high: Cursor
+    commit_us: int
+
+
+def _markers(partition: LogPartition, pieces: list[_Piece], position: int) -> Iterator[SliceMarker]:
     offset = 0
-    for piece, high in pieces:
-        rows = piece.stop - piece.start
+    for piece in pieces:
+        rows = piece.slice.stop - piece.slice.start
         yield SliceMarker(
             range_start=partition.range_start,
             range_end=partition.range_end,
-            batch_idx=piece.batch_idx,
-            part=piece.part,
-            parts=piece.parts,
+            batch_idx=piece.slice.batch_idx,
+            part=piece.slice.part,
+            parts=piece.slice.parts,
             rows=rows,
-            high=high,
+            high=piece.high,
+            commit_us=piece.commit_us,
             path="",
             position=position,
             offset=offset,
         )
         offset += rows
+
+
+def _fits(raws: list[pa.RecordBatch], raw: pa.RecordBatch) -> bool:
+    """Whether a decode may take one more: bounded, because Arrow's text columns are."""
+    rows = sum(one.num_rows for one in [*raws, raw])
+    size = sum(one.nbytes for one in [*raws, raw])
+    return bool(rows <= _ROWS_PER_DECODE_MAX and size <= _BYTES_PER_DECODE_MAX)
 
 
 def _joined(raws: list[pa.RecordBatch]) -> pa.RecordBatch:

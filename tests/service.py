@@ -65,7 +65,7 @@ class Service:
             [sys.executable, "-m", "cdc.service.cli", *arguments, "--config", str(self.config)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
             check=False,
         )

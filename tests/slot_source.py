@@ -73,7 +73,10 @@ class SlotSource:
         last = view.entries(view.next_batch() - 1, view.next_batch())[0]
         end = Cursor(int(last["high_lsn"]), int(last["high_idx"]))
         with self.database.connect() as connection:
-            consumers = {name: Settlement(end) for name in consumer_cursors(connection, "shop")}
+            consumers = {
+                name: Settlement(since, end)
+                for name, since in consumer_cursors(connection, "shop").items()
+            }
             settle(connection, source="shop", term=self.term, read_to=end, consumers=consumers)
         return end
 

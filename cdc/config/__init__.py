@@ -21,6 +21,7 @@ from cdc.config.model import Config
 from cdc.config.secrets import SecretText
 from cdc.config.settings import Http, Log, Service, Spark, State
 from cdc.config.sink import Sink, Source
+from cdc.config.table import TableName
 
 __all__ = [
     "Config",
@@ -39,6 +40,7 @@ __all__ = [
     "Source",
     "Spark",
     "State",
+    "TableName",
     "Tls",
     "WebhookDestination",
     "load",

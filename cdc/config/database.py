@@ -8,7 +8,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
-from cdc.config.scalars import Flag, Name, Port, Section, SlotName, TableName, Text, resolve, wrong
+from cdc.config.scalars import Flag, Name, Port, Section, SlotName, Table, Text, resolve, wrong
 from cdc.config.secrets import SecretText
 
 _SECRET_PARAMETERS = ("password", "sslpassword", "oauth_client_secret")
@@ -54,10 +54,12 @@ class Publication(Section):
     init_sql: Text | None = Field(
         default=None, description="The statement that creates the publication, in place of ours."
     )
-    tables: tuple[TableName, ...] | None = Field(
+    tables: tuple[Table, ...] | None = Field(
         default=None,
         min_length=1,
-        description="Tables of a publication that is created; all tables if not given.",
+        description="Tables of a publication that is created. If not given, those of the schema "
+        "public, later ones included, which only a superuser may ask for; before Postgres 15, "
+        "all tables.",
     )
 
 

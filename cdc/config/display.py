@@ -15,6 +15,7 @@ from cdc.config.destination import RedisStreamDestination, WebhookDestination
 from cdc.config.interpolate import escape
 from cdc.config.model import Config
 from cdc.config.secrets import SecretText, mask, mask_url
+from cdc.config.table import TableName
 
 _IN_URL = {"hostname", "host", "port", "database", "username", "password"}
 
@@ -33,6 +34,8 @@ def _plain(value: object) -> object:
         return [_plain(item) for item in value]
     if isinstance(value, SecretText):
         return escape(mask(value))
+    if isinstance(value, TableName):
+        return escape(value.written())
     return escape(str(value)) if isinstance(value, str | Path) else value
 
 

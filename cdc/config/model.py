@@ -58,8 +58,10 @@ class Config(Section):
         for i, sink in enumerate(self.sinks):
             place = sink.destination.place(sink.name)
             if place is not None and first.setdefault(place, i) != i:
-                at = format_location(("sinks", i, "destination"))
-                raise wrong(f"{at}: is where sinks[{first[place]}] writes too; give it its own")
+                raise wrong(
+                    f"is where sinks[{first[place]}] writes too; give it its own",
+                    within=("sinks", i, "destination"),
+                )
         return self
 
     def database(self, name: str) -> Database:

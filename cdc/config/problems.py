@@ -54,6 +54,8 @@ def model_problems(error: ValidationError) -> Iterator[Problem]:
 
 
 def _file_location(detail: ErrorDetails) -> Location:
+    # A check of a whole section may know better where in it the problem stands.
+    within: Location = detail.get("ctx", {}).get("within", ())
     location: list[str | int] = []
     form_follows = False
     for part in detail["loc"]:
@@ -62,7 +64,7 @@ def _file_location(detail: ErrorDetails) -> Location:
         form_follows = not form_follows and part in _KEYS_WITH_FORMS
     if detail["type"].startswith("union_tag"):
         location.append("type")
-    return tuple(location)
+    return (*location, *within)
 
 
 def _what(detail: ErrorDetails) -> str:

@@ -26,6 +26,10 @@ Walbrook reads one YAML file. Unknown keys are refused, and every problem is rep
 its line, its place and what would be right. A key with an empty value means its default. Relative
 paths begin at the folder of the file. Sizes are numbers of bytes or text such as `64MiB` (2^20),
 `64MB` (10^6) or `1GiB`. Secrets never appear in errors, logs or the shown configuration.
+
+A table is written `schema.table`, each part as the catalog spells it; a table alone is one of
+`public`. A part with a dot or a quote in it stands in double quotes, with `""` for a quote, and the
+whole then in single ones, because YAML has quotes of its own: `'"Odd Schema"."odd.table"'`.
 """
 
 _INTERPOLATION = """\

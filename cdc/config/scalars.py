@@ -13,16 +13,25 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic import WithJsonSchema as Documented
 from pydantic_core import PydanticCustomError
 
+from cdc.config.table import TableName
 from cdc.config.units import parse_size
 
 
-def wrong(what: str) -> PydanticCustomError:
-    """A problem in our own words."""
-    return PydanticCustomError("walbrook", what)
+def wrong(what: str, *, within: tuple[str | int, ...] = ()) -> PydanticCustomError:
+    """A problem in our own words, at the place checked or ``within`` it."""
+    return PydanticCustomError("walbrook", what, {"within": within} if within else None)
 
 
 class Section(BaseModel):
@@ -81,14 +90,12 @@ def _matching(pattern: str, rule: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def _table(value: object) -> str:
-    if isinstance(value, str) and '"' not in value:
-        schema, dot, table = value.partition(".")
-        if dot and schema and table:
-            return value
-        if value and not dot:
-            return f"public.{value}"
-    raise wrong("should be a table as schema.table, without quotes; table alone is public.table")
+def _table(value: object) -> TableName:
+    try:
+        return TableName.parse(value if isinstance(value, str) else "")
+    except ValueError as error:
+        message = str(error)
+    raise wrong(message)
 
 
 def resolve(value: object, info: ValidationInfo) -> Path:
@@ -112,8 +119,8 @@ Port = Annotated[Integer, Field(ge=1, le=65535)]
 Text = Annotated[str, Field(min_length=1)]
 ConfText = Annotated[str, BeforeValidator(_conf_text)]
 LocalPath = Annotated[Path, BeforeValidator(resolve)]
-TableName = Annotated[
-    str, BeforeValidator(_table), Documented({"type": "string", "format": "table"})
+Table = Annotated[
+    TableName, PlainValidator(_table), Documented({"type": "string", "format": "table"})
 ]
 Name = Annotated[
     str,

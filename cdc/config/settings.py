@@ -12,6 +12,8 @@ from cdc.config.scalars import ConfText, Flag, Integer, LocalPath, Section, Size
 
 Positive = Annotated[Integer, Field(ge=1)]
 PositiveSize = Annotated[Size, Field(ge=1)]
+# A batch is one Arrow batch, and the JSON of its rows must fit into columns of 2 GiB.
+BatchSize = Annotated[PositiveSize, Field(le=2**30)]
 
 # Spark settings that have a key of their own: two places for one setting would contradict.
 _OWN_KEYS = {
@@ -41,7 +43,9 @@ class Log(Section):
         description="Whether writes are synced in the background or before they are confirmed.",
     )
     batch_rows: Positive = Field(default=16384, description="Most changes in one batch.")
-    batch_bytes: PositiveSize = Field(default=4 * 2**20, description="Most bytes in one batch.")
+    batch_bytes: BatchSize = Field(
+        default=4 * 2**20, description="Most bytes in one batch; at most 1GiB."
+    )
     linger_ms: Annotated[Integer, Field(ge=0, le=60_000)] = Field(
         default=10, description="How long a batch waits for more changes, in milliseconds."
     )

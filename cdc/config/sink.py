@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from cdc.config.destination import Destination, WebhookDestination
-from cdc.config.scalars import Integer, Name, Section, TableName, Text, wrong
+from cdc.config.scalars import Integer, Name, Section, Table, Text, wrong
 
 Action = Literal["insert", "update", "delete", "truncate", "message"]
 
@@ -30,10 +30,10 @@ class Source(Section):
     exclude_schemas: tuple[Text, ...] | None = Field(
         default=None, min_length=1, description="All schemas but these."
     )
-    include_tables: tuple[TableName, ...] | None = Field(
+    include_tables: tuple[Table, ...] | None = Field(
         default=None, min_length=1, description="Only these tables."
     )
-    exclude_tables: tuple[TableName, ...] | None = Field(
+    exclude_tables: tuple[Table, ...] | None = Field(
         default=None, min_length=1, description="All tables but these."
     )
 

@@ -79,7 +79,7 @@ def index_entry(marker: Marker, offset: int) -> tuple[int, ...]:
 
 
 def pack_index(entries: list[tuple[int, ...]]) -> bytes:
-    return np.array(entries, dtype=INDEX_DTYPE).tobytes()
+    return np.array(entries, dtype=INDEX_DTYPE).tobytes() if entries else b""
 
 
 def load_index(path: Path) -> Index:

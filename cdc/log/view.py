@@ -93,11 +93,7 @@ class LogView:
             parts.append(index[max(0, start - first) : end - first])
         found = np.concatenate(parts) if parts else _EMPTY
         if len(found) != end - start:
-            raise GapError(
-                f"batches {start} to {end} are not all in the log at {self._directory}",
-                fix="start again from the restart cursor; if this was it, the log was removed "
-                "while changes in it were still unsettled",
-            )
+            raise self._gone(start, end)
         return found
 
     def frames(self, start: int, end: int) -> Iterator[Frame]:
@@ -109,8 +105,11 @@ class LogView:
             segment = segments[bisect.bisect_right(segments, batch_idx) - 1]
             if segment != mapped:
                 path = data_path(self._directory, segment)
-                with pa.memory_map(str(path)) as file:
-                    buffer = file.read_buffer()
+                try:
+                    with pa.memory_map(str(path)) as file:
+                        buffer = file.read_buffer()
+                except FileNotFoundError:
+                    raise self._gone(start, end) from None
                 mapped = segment
             yield read_frame(buffer, int(entry["offset"]), where=path.name)
 
@@ -118,6 +117,13 @@ class LogView:
         if self._waker is not None:
             self._waker.close()
             self._waker = None
+
+    def _gone(self, start: int, end: int) -> GapError:
+        return GapError(
+            f"batches {start} to {end} are not all in the log at {self._directory}",
+            fix="start again from the restart cursor; if this was it, the log was removed while "
+            "changes in it were still unsettled",
+        )
 
     def _last_high(self, segment: int) -> Cursor:
         index = load_index(index_path(self._directory, segment))

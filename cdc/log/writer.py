@@ -18,7 +18,7 @@ from typing import Literal
 import pyarrow as pa
 
 from cdc.cursor import ORIGIN, Cursor
-from cdc.errors import ProtocolError, TransientError
+from cdc.errors import CorruptionError, ProtocolError, TransientError
 from cdc.log.frame import Marker, encode_frame, read_marker
 from cdc.log.segment import (
     INDEX_DTYPE,
@@ -51,9 +51,14 @@ class LogWriter:
         self._lock = _lock(directory, lock_timeout_s)
         self._sealed_bytes: dict[int, int] = {}
         self._data = self._index = -1
+        self._segment = self._offset = self._indexed = 0
         self.next_batch = 0
         self.end = ORIGIN
-        self._recover()
+        try:
+            self._recover()
+        except BaseException:
+            os.close(self._lock)
+            raise
 
     @property
     def size_bytes(self) -> int:
@@ -69,16 +74,12 @@ class LogWriter:
                 f"a batch from {first} to {high} cannot follow the log's end {self.end}",
                 fix="report this: the reader must skip what the log already holds",
             )
-        if self._offset and self._offset >= self._segment_bytes:
-            self._roll()
         marker, header, body = encode_frame(self.next_batch, raw, schemas, first=first, high=high)
         try:
-            _write_all(self._data, [memoryview(header), memoryview(body)])
-            if self._durability == "fsync":
-                os.fdatasync(self._data)
-            _write_all(self._index, [memoryview(pack_index([index_entry(marker, self._offset)]))])
+            if self._offset >= self._segment_bytes:
+                self._roll()
+            self._write(marker, header, body)
         except OSError as error:
-            self._cut_back()
             raise TransientError(
                 f"the log in {self._directory} cannot be written: {error.strerror}",
                 fix="free space on that disk; reading goes on by itself",
@@ -112,63 +113,110 @@ class LogWriter:
             self._data = self._index = -1
         os.close(self._lock)
 
+    def _write(self, marker: Marker, header: bytes, body: pa.Buffer) -> None:
+        """Append frame, then entry; after a failure exactly what was whole before is left."""
+        entry = pack_index([index_entry(marker, self._offset)])
+        try:
+            _write_all(self._data, [memoryview(header), memoryview(body)])
+            if self._durability == "fsync":
+                os.fdatasync(self._data)
+            _write_all(self._index, [memoryview(entry)])
+        except OSError:
+            os.ftruncate(self._data, self._offset)
+            os.ftruncate(self._index, self._indexed * INDEX_DTYPE.itemsize)
+            raise
+
     def _recover(self) -> None:
         segments = list_segments(self._directory)
         for first_batch in segments[:-1]:
-            self._sealed_bytes[first_batch] = data_path(self._directory, first_batch).stat().st_size
-            if not len(load_index(index_path(self._directory, first_batch))):
-                self._rebuild_index(first_batch)
+            self._check_sealed(first_batch)
         self._open(segments[-1] if segments else 0)
+
+    def _check_sealed(self, first_batch: int) -> None:
+        """A sealed segment is never cut: it is whole, or it is reported."""
+        size = data_path(self._directory, first_batch).stat().st_size
+        index = load_index(index_path(self._directory, first_batch))
+        if not len(index) or int(index[-1]["offset"] + index[-1]["bytes"]) != size:
+            entries, whole = self._scan(first_batch)
+            if whole != size:
+                raise CorruptionError(
+                    f"the sealed segment {data_path(self._directory, first_batch)} is damaged at "
+                    f"byte {whole} of {size}",
+                    fix="restore it from a copy, or remove the source's log directory to read "
+                    "again from the slot, which still holds everything above the restart cursor",
+                )
+            self._replace_index(first_batch, entries)
+        self._sealed_bytes[first_batch] = size
 
     def _open(self, first_batch: int) -> None:
         """Make ``first_batch``'s segment the active one, cutting what is not whole."""
-        entries, self._offset = self._rebuild_index(first_batch)
-        self._segment = first_batch
-        self._indexed = len(entries)
+        path = data_path(self._directory, first_batch)
+        path.touch()
+        entries, offset = self._scan(first_batch)
+        if offset < path.stat().st_size:
+            os.truncate(path, offset)
+        self._replace_index(first_batch, entries)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+        data = os.open(path, flags)
+        index = os.open(index_path(self._directory, first_batch), flags)
+        # What an earlier process wrote and never synced must be on disk before it counts.
+        os.fdatasync(data)
+        os.fdatasync(index)
+        _sync_directory(self._directory)
+        self._data, self._index = data, index
+        self._segment, self._offset, self._indexed = first_batch, offset, len(entries)
         self.next_batch = first_batch + len(entries)
         if entries:
             self.end = Cursor(*entries[-1][-2:])
         elif self._sealed_bytes:
             last = load_index(index_path(self._directory, max(self._sealed_bytes)))[-1]
             self.end = Cursor(int(last["high_lsn"]), int(last["high_idx"]))
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-        self._data = os.open(data_path(self._directory, first_batch), flags)
-        self._index = os.open(index_path(self._directory, first_batch), flags)
 
-    def _rebuild_index(self, first_batch: int) -> tuple[list[tuple[int, ...]], int]:
-        """Scan a segment's frames, cut the torn tail, write the index anew if it differs."""
-        path = data_path(self._directory, first_batch)
-        path.touch()
+    def _scan(self, first_batch: int) -> tuple[list[tuple[int, ...]], int]:
+        """The entries of a segment's whole frames, and where the last of them ends."""
         entries: list[tuple[int, ...]] = []
         offset = 0
-        with pa.OSFile(str(path)) as file:
+        path = data_path(self._directory, first_batch)
+        if not path.stat().st_size:
+            return entries, offset
+        with pa.memory_map(str(path)) as file:
             buffer = file.read_buffer()
         while (marker := read_marker(buffer, offset)) is not None:
             if marker.batch_idx != first_batch + len(entries):
                 break
             entries.append(index_entry(marker, offset))
             offset += marker.frame_bytes
-        if offset < buffer.size:
-            os.truncate(path, offset)
+        return entries, offset
+
+    def _replace_index(self, first_batch: int, entries: list[tuple[int, ...]]) -> None:
         index = index_path(self._directory, first_batch)
-        packed = pack_index(entries) if entries else b""
+        packed = pack_index(entries)
         if not index.exists() or index.read_bytes() != packed:
             temporary = index.with_suffix(".tmp")
             temporary.write_bytes(packed)
             temporary.replace(index)
-        return entries, offset
 
     def _roll(self) -> None:
+        """Seal the active segment and open the next; a failure leaves the active one in use."""
         os.fdatasync(self._data)
-        os.close(self._data)
-        os.close(self._index)
-        self._sealed_bytes[self._segment] = self._offset
-        self._open(self.next_batch)
+        os.fdatasync(self._index)
+        sealed, size, data, index = self._segment, self._offset, self._data, self._index
+        self._sealed_bytes[sealed] = size
+        try:
+            self._open(self.next_batch)
+        except OSError:
+            del self._sealed_bytes[sealed]
+            raise
+        os.close(data)
+        os.close(index)
 
-    def _cut_back(self) -> None:
-        """After a failed write: leave exactly what was whole before it."""
-        os.ftruncate(self._data, self._offset)
-        os.ftruncate(self._index, self._indexed * INDEX_DTYPE.itemsize)
+
+def _sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _lock(directory: Path, timeout_s: float) -> int:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from cdc.config import load
-from cdc.errors import WalbrookError
+from cdc.errors import WalbrookError, exit_status
 from cdc.replication.reader import ReaderSettings, SlotReader
 from cdc.replication.stop import StopSignal
 from cdc.service.logs import configure_logs
@@ -46,7 +46,7 @@ def main() -> int:
         SlotReader(settings, stop).run()
     except WalbrookError as error:
         print(f"walbrook: {error}", file=sys.stderr)
-        return 1
+        return exit_status(error)
     return 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import psycopg
 
+from cdc.connection import connect
 from cdc.cursor import Cursor, format_lsn, parse_lsn
 from cdc.decode.relation import Relation
 from cdc.errors import GapError, SourceError, TransientError
@@ -15,6 +16,10 @@ from cdc.errors import GapError, SourceError, TransientError
 _LOCK = "SELECT pg_try_advisory_lock(hashtextextended('walbrook.slot.' || %s, 0))"
 _SLOT = """
 SELECT confirmed_flush_lsn::text, wal_status, plugin FROM pg_replication_slots WHERE slot_name = %s
+"""
+_END_OF_WAL = """
+SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+            ELSE pg_current_wal_flush_lsn() END::text
 """
 
 
@@ -35,9 +40,7 @@ class SlotControl:
     def __init__(self, dsn: str, slot: str) -> None:
         self._slot = slot
         try:
-            self._connection = psycopg.connect(
-                dsn, autocommit=True, connect_timeout=10, application_name=f"walbrook:{slot}:lock"
-            )
+            self._connection = connect(dsn, name=f"{slot}:lock", statement_s=10)
             row = self._connection.execute(_LOCK, (slot,)).fetchone()
         except psycopg.OperationalError as error:
             raise TransientError(f"the source does not answer: {error}".strip()) from error
@@ -49,14 +52,26 @@ class SlotControl:
             )
 
     def check(self, resume: Cursor) -> None:
-        """Refuse a slot that is gone, lost, or further than what we hold."""
-        row = self._connection.execute(_SLOT, (self._slot,)).fetchone()
+        """Refuse a slot that is gone, lost, or further than what we hold; and another history."""
+        try:
+            row = self._connection.execute(_SLOT, (self._slot,)).fetchone()
+            end = self._connection.execute(_END_OF_WAL).fetchone()
+        except psycopg.OperationalError as error:
+            raise TransientError(f"the source does not answer: {error}".strip()) from error
         if row is None:
             raise SourceError(
                 f"replication slot {self._slot} no longer exists, and with it every change since "
                 f"{format_lsn(resume.lsn)}",
                 fix="create the slot again and accept the gap: set restart_lsn in "
                 "walbrook.sources and cursor_lsn in walbrook.consumers to its confirmed_flush_lsn",
+            )
+        if end is not None and parse_lsn(str(end[0])) < resume.lsn:
+            raise GapError(
+                f"the source's WAL ends at {end[0]}, before {resume}, up to which it was read: "
+                "this is an older state of the database (a restore, or a standby that was behind), "
+                "and what it writes now under the same positions would be taken for known",
+                fix="start anew: empty log.directory, delete the source's row in walbrook.sources, "
+                "recreate the slot, and give the sinks empty destinations",
             )
         confirmed, wal_status, plugin = row
         if wal_status == "lost":

@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psycopg
 import pyarrow as pa
 import structlog
 
@@ -79,9 +80,10 @@ class SlotReader:
             while not self._stop.requested:
                 try:
                     self._connect_and_read()
-                except TransientError as error:
-                    _logger.warning("reader.disconnected", error=str(error))
-                    self._report("disconnected", str(error))
+                except (TransientError, psycopg.OperationalError) as error:
+                    what = str(error).strip()
+                    _logger.warning("reader.disconnected", error=what)
+                    self._report("disconnected", what)
                     self._stop.wait(self._backoff_s)
                     self._backoff_s = min(self._backoff_s * 2, _BACKOFF_MAX_S)
             self._report("stopped", None)
@@ -106,7 +108,6 @@ class SlotReader:
             )
             try:
                 _logger.info("reader.streaming", source=self._settings.source, resume=str(resume))
-                self._backoff_s = _BACKOFF_FIRST_S
                 self._read(stream, Sealer(resume, control.key_of))
             finally:
                 stream.close()
@@ -119,11 +120,14 @@ class SlotReader:
         idle_since = time.monotonic()
         while not self._stop.requested:
             now = time.monotonic()
+            full = self._log.size_bytes >= settings.log_bytes_max
             if now >= next_feedback:
-                self._feedback(stream)
+                if full:
+                    self._feedback(stream, "paused", "the log has reached log.max_bytes")
+                else:
+                    self._feedback(stream)
                 next_feedback = now + _FEEDBACK_S
-            if self._log.size_bytes >= settings.log_bytes_max:
-                self._report("paused", "the log has reached log.max_bytes")
+            if full:
                 self._stop.wait(_FEEDBACK_S / 4)
                 continue
             taken, keepalive = batch.fill(stream, settings, now)
@@ -146,6 +150,7 @@ class SlotReader:
         while True:
             try:
                 self._log.append(sealed.raw, sealed.schemas, first=sealed.first, high=sealed.high)
+                self._backoff_s = _BACKOFF_FIRST_S
                 return
             except TransientError as error:
                 _logger.warning("reader.paused", error=str(error))
@@ -159,6 +164,7 @@ class SlotReader:
         position = Cursor(keepalive.end_lsn, 0)
         if position > max(self._log.end, self._state.restart):
             self._log.append(_NO_ROWS, {}, first=position, high=position)
+            self._backoff_s = _BACKOFF_FIRST_S
 
     def _feedback(
         self,

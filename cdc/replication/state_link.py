@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import psycopg
 import structlog
 
+from cdc.connection import Connection, connect
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import TransientError, WalbrookError
 from cdc.state.positions import restart_cursor
@@ -50,7 +51,7 @@ class StateLink:
         self._known = threading.Event()
         self._wake = threading.Event()
         self._closing = False
-        self._connection: psycopg.Connection[tuple[object, ...]] | None = None
+        self._connection: Connection | None = None
         self._thread = threading.Thread(target=self._run, name="state-link", daemon=True)
         self._thread.start()
 
@@ -91,13 +92,7 @@ class StateLink:
 
     def _exchange(self) -> None:
         if self._connection is None:
-            self._connection = psycopg.connect(
-                self._dsn,
-                autocommit=True,
-                connect_timeout=3,
-                application_name=f"walbrook:{self._source}:state",
-                options="-c statement_timeout=5s",
-            )
+            self._connection = connect(self._dsn, name=f"{self._source}:state", statement_s=5)
         self.restart = max(self.restart, restart_cursor(self._connection, self._source))
         self._known.set()
         news = self._news

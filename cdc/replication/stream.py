@@ -12,6 +12,7 @@ import time
 import psycopg
 from psycopg import pq, sql
 
+from cdc.connection import LIVENESS
 from cdc.cursor import format_lsn
 from cdc.errors import ProtocolError, TransientError
 from cdc.replication.protocol import (
@@ -55,7 +56,7 @@ class ReplicationStream:
                 autocommit=True,
                 options=_options(),
                 application_name=f"walbrook:{slot}",
-                connect_timeout=10,
+                **LIVENESS,
             )
         except psycopg.OperationalError as error:
             raise TransientError(f"the source does not answer: {error}".strip()) from error

@@ -19,7 +19,7 @@ from cdc.errors import OperatorError, WalbrookError
 from cdc.replication.stop import StopSignal
 from cdc.service.http import HttpServer
 from cdc.service.logs import configure_logs
-from cdc.service.start import connect, migrate_state, prepare
+from cdc.service.start import migrate_state, prepare, reach, sole_service
 from cdc.service.status import status_tables
 from cdc.service.supervisor import Supervisor
 
@@ -65,17 +65,18 @@ def serve(path: Path, stop: StopSignal) -> int:
     """Prepare the sources of a configuration and run its processes until ``stop``."""
     settings = load(path)
     configure_logs(settings.service)
-    terms = prepare(settings)
-    http = settings.service.http
-    with HttpServer(http, settings.state_dsn()) if http.enabled else nullcontext():
-        return Supervisor(settings, path.resolve(), terms).run(stop)
+    with sole_service(settings):
+        supervisor = Supervisor(settings, path.resolve(), prepare(settings))
+        http = settings.service.http
+        with HttpServer(http, settings.state_dsn(), supervisor) if http.enabled else nullcontext():
+            return supervisor.run(stop)
 
 
 @app.command()
 def status(config: ConfigPath = _DEFAULT) -> None:
     """Show sources, consumers, cursors and lag."""
     settings = load(config)
-    with connect(settings.state_dsn(), "the state database") as connection:
+    with reach(settings.state_dsn(), "the state database") as connection:
         try:
             tables = status_tables(connection)
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):

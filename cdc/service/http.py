@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Protocol
 
 import psycopg
 import structlog
@@ -24,6 +25,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cdc.config import Http
+from cdc.connection import connect
 from cdc.errors import OperatorError
 
 _logger = structlog.get_logger("walbrook.http")
@@ -36,7 +38,8 @@ SELECT s.name AS source, s.state, s.state_since::text, s.last_error, s.lane_erro
 """
 _CONSUMERS = """
 SELECT c.source, c.name AS consumer, v.cursor, v.lag_bytes, v.lag_seconds, c.delivered,
-       c.absorbed, c.last_error, v.moved_at::text
+       c.absorbed, c.last_error, v.moved_at::text,
+       v.lag_seconds > 0 AND v.moved_at < clock_timestamp() - make_interval(secs => %s) AS stuck
   FROM walbrook.consumers c
   JOIN walbrook.cursors v ON v.source = c.source AND v.consumer = c.name
  ORDER BY 1, 2
@@ -44,24 +47,44 @@ SELECT c.source, c.name AS consumer, v.cursor, v.lag_bytes, v.lag_seconds, c.del
 
 Rows = list[dict[str, object]]
 
+_STUCK_S = 30
+
+
+class Processes(Protocol):
+    """Who knows the processes of the service."""
+
+    def processes(self) -> dict[str, bool]: ...
+
 
 class Observatory:
-    """Reads sources and consumers from the state database."""
+    """Reads sources and consumers from the state database, processes from the supervisor."""
 
-    def __init__(self, state_dsn: str) -> None:
+    def __init__(self, state_dsn: str, supervisor: Processes) -> None:
         self._dsn = state_dsn
+        self._supervisor = supervisor
+
+    def complaints(self, sources: Rows, consumers: Rows) -> list[str]:
+        """What is not as it should be, a sentence each; none means well."""
+        found = [
+            f"{name} does not run" for name, up in self._supervisor.processes().items() if not up
+        ]
+        for row in sources:
+            if row["state"] != "streaming":
+                found.append(f"the reader of {row['source']} is {row['state']}")
+            if row["lane_error"] is not None:
+                found.append(f"the lane of {row['source']} cannot move")
+        for row in consumers:
+            if row["last_error"] is not None:
+                found.append(f"deliveries to {row['consumer']} fail")
+            elif row["stuck"]:
+                found.append(f"{row['consumer']} is behind and has not moved for {_STUCK_S} s")
+        return found
 
     def read(self) -> tuple[Rows, Rows]:
-        with psycopg.connect(
-            self._dsn,
-            autocommit=True,
-            connect_timeout=3,
-            options="-c statement_timeout=3s",
-            application_name="walbrook:http",
-            row_factory=dict_row,
-        ) as connection:
-            sources = connection.execute(_SOURCES).fetchall()
-            return sources, connection.execute(_CONSUMERS).fetchall()
+        with connect(self._dsn, name="http", statement_s=3) as connection:
+            rows = connection.cursor(row_factory=dict_row)
+            sources = rows.execute(_SOURCES).fetchall()
+            return sources, rows.execute(_CONSUMERS, (_STUCK_S,)).fetchall()
 
     def collect(self) -> Iterator[Metric]:
         """The metrics, as Prometheus' client asks for them."""
@@ -72,6 +95,12 @@ class Observatory:
         for row in sources:
             up.add_metric([str(row["source"])], float(row["state"] == "streaming"))
         yield up
+        running = GaugeMetricFamily(
+            "walbrook_process_running", "1 while the process runs.", labels=["process"]
+        )
+        for name, alive in self._supervisor.processes().items():
+            running.add_metric([name], float(alive))
+        yield running
         stuck = GaugeMetricFamily(
             "walbrook_source_lane_failing", "1 while the lane cannot move.", labels=["source"]
         )
@@ -80,7 +109,7 @@ class Observatory:
         yield stuck
         yield _gauge("source_lag_bytes", "WAL behind the restart cursor.", sources, "lag_bytes")
         yield _gauge("consumer_lag_bytes", "WAL behind the cursor.", consumers, "lag_bytes")
-        yield _gauge("consumer_lag_seconds", "Age of what is next.", consumers, "lag_seconds")
+        yield _gauge("consumer_lag_seconds", "Age of the state it has.", consumers, "lag_seconds")
         yield _counter("consumer_delivered", "Messages delivered.", consumers, "delivered")
         yield _counter("consumer_absorbed", "Repeats that the sink had.", consumers, "absorbed")
         failing = GaugeMetricFamily(
@@ -103,15 +132,14 @@ def application(observatory: Observatory) -> Starlette:
             sources, consumers = observatory.read()
         except psycopg.Error as error:
             return JSONResponse({"status": "down", "error": str(error).strip()}, 503)
-        well = all(
-            row["state"] == "streaming" and row["lane_error"] is None for row in sources
-        ) and not any(row["last_error"] for row in consumers)
+        complaints = observatory.complaints(sources, consumers)
         body = {
-            "status": "ok" if well else "degraded",
+            "status": "degraded" if complaints else "ok",
+            "complaints": complaints,
             "sources": sources,
             "consumers": consumers,
         }
-        return JSONResponse(body, 200 if well else 503)
+        return JSONResponse(body, 503 if complaints else 200)
 
     def metrics(_request: Request) -> Response:
         try:
@@ -125,7 +153,7 @@ def application(observatory: Observatory) -> Starlette:
 class HttpServer:
     """The server in its thread; ``port`` is the one it listens on."""
 
-    def __init__(self, settings: Http, state_dsn: str) -> None:
+    def __init__(self, settings: Http, state_dsn: str, supervisor: Processes) -> None:
         try:
             self._socket = socket.create_server((settings.host, settings.port))
         except OSError as error:
@@ -137,7 +165,7 @@ class HttpServer:
         self.port: int = self._socket.getsockname()[1]
         self._server = uvicorn.Server(
             uvicorn.Config(
-                application(Observatory(state_dsn)),
+                application(Observatory(state_dsn, supervisor)),
                 log_level="warning",
                 access_log=False,
                 lifespan="off",

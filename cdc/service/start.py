@@ -6,26 +6,31 @@ there. It is safe to do again: a second start changes only the term.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import psycopg
 import structlog
 
 from cdc.config import Config, Database
-from cdc.errors import OperatorError
+from cdc.connection import Connection, connect
+from cdc.errors import OperatorError, SourceError
 from cdc.replication.preflight import SourceIdentity, prepare_source
 from cdc.state.migrate import Migration, migrate
 from cdc.state.positions import is_registered, register_source
 
 _logger = structlog.get_logger("walbrook.start")
 
-Connection = psycopg.Connection[tuple[object, ...]]
+_OWN = "SELECT pg_try_advisory_lock(hashtextextended('walbrook.source.' || %s, 0))"
+_SLOT = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s"
+_OWN_WAIT_S, _OWN_POLL_S = 15.0, 0.5
 
 
-def connect(dsn: str, what: str) -> Connection:
+def reach(dsn: str, what: str) -> Connection:
     """An ordinary autocommit connection; a server that does not answer is named by ``what``."""
     try:
-        return psycopg.connect(
-            dsn, autocommit=True, connect_timeout=10, application_name="walbrook"
-        )
+        return connect(dsn, name="service", statement_s=120)
     except psycopg.OperationalError as error:
         raise OperatorError(
             f"{what} cannot be reached: {str(error).strip()}",
@@ -33,9 +38,34 @@ def connect(dsn: str, what: str) -> Connection:
         ) from error
 
 
+@contextmanager
+def sole_service(config: Config) -> Iterator[None]:
+    """Be the only service of these sources for as long as it runs.
+
+    The lock comes before anything is changed, so that a second start by mistake harms nobody. A
+    service that was just killed gets a moment to lose its connection.
+    """
+    with reach(config.state_dsn(), "the state database") as connection:
+        for database in config.databases:
+            deadline = time.monotonic() + _OWN_WAIT_S
+            while not _owned(connection, database.name):
+                if time.monotonic() >= deadline:
+                    raise OperatorError(
+                        f"another service serves source {database.name}",
+                        fix="stop the other one; pg_stat_activity shows it as walbrook:service",
+                    )
+                time.sleep(_OWN_POLL_S)
+        yield
+
+
+def _owned(connection: Connection, source: str) -> bool:
+    row = connection.execute(_OWN, (source,)).fetchone()
+    return row is not None and bool(row[0])
+
+
 def migrate_state(config: Config) -> list[Migration]:
     """Bring the schema ``walbrook`` up to date."""
-    with connect(config.state_dsn(), "the state database") as connection:
+    with reach(config.state_dsn(), "the state database") as connection:
         return migrate(connection)
 
 
@@ -46,20 +76,31 @@ def prepare(config: Config) -> dict[str, int]:
     return {database.name: _prepare(config, database) for database in config.databases}
 
 
+def _check_slot_is_there(source: Connection, database: Database) -> None:
+    """A slot that was there once took changes with it: it is never made anew in silence."""
+    slot = database.slot.name
+    if source.execute(_SLOT, (slot,)).fetchone() is None:
+        raise SourceError(
+            f"replication slot {slot} of source {database.name} no longer exists; changes since "
+            "then that are not in the log are lost",
+            fix=f"create it (SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput');) and "
+            "start again: what the log holds is delivered, and the reader then says where the gap "
+            "is and how to accept it",
+        )
+
+
 def _prepare(config: Config, database: Database) -> int:
     sinks = [sink for sink in config.sinks_of(database.name) if sink.status == "active"]
     wanted = sorted({table for sink in sinks for table in sink.source.include_tables or ()})
-    with connect(config.state_dsn(), "the state database") as state:
+    with reach(config.state_dsn(), "the state database") as state:
         known = is_registered(state, database.name)
-    if known and database.slot.create_if_not_exists:
-        # A slot that was there once and is gone took changes with it: never made anew in silence.
-        slot = database.slot.model_copy(update={"create_if_not_exists": False})
-        database = database.model_copy(update={"slot": slot})
-    with connect(database.dsn(), f"database {database.name}") as source:
+    with reach(database.dsn(), f"database {database.name}") as source:
+        if known:
+            _check_slot_is_there(source, database)
         identity: SourceIdentity = prepare_source(source, database, wanted)
     for warning in identity.warnings:
         _logger.warning("source.warning", source=database.name, warning=warning)
-    with connect(config.state_dsn(), "the state database") as state:
+    with reach(config.state_dsn(), "the state database") as state:
         return register_source(
             state,
             name=database.name,

@@ -1,72 +1,107 @@
-"""What ``walbrook status`` shows: sources, consumers, cursors, lag, straight from SQL."""
+"""What ``walbrook status`` shows: sources, consumers, cursors, lag, straight from SQL.
+
+It is made for 80 columns: names may fold, cursors and numbers never do, and errors stand below the
+tables as lines, where they can be as long as they are. Colours are left to the console, which uses
+them on terminals only.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 import psycopg
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 _SOURCES = """
 SELECT name, state, date_trunc('second', clock_timestamp() - state_since)::text, slot,
-       restart_lsn || ':' || restart_idx, coalesce(lane_error, last_error, '')
+       restart_lsn || ':' || restart_idx, last_error, lane_error
   FROM walbrook.sources ORDER BY name
 """
-_CURSORS = """
-SELECT v.source, v.consumer, v.cursor, v.lag_bytes, v.lag_seconds, v.moved_at,
-       c.delivered, c.absorbed, coalesce(c.last_error, '')
-  FROM walbrook.cursors v
-  JOIN walbrook.consumers c ON c.source = v.source AND c.name = v.consumer
- ORDER BY 1, 2
+_CONSUMERS = """
+SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx, v.lag_bytes, v.lag_seconds,
+       c.delivered, c.absorbed, c.moved_at, c.active, c.last_error
+  FROM walbrook.consumers c
+  LEFT JOIN walbrook.cursors v ON v.source = c.source AND v.consumer = c.name
+ WHERE c.source = %s ORDER BY c.active DESC, c.name
 """
 
 
-def status_tables(connection: psycopg.Connection[tuple[object, ...]]) -> Group:
-    """Two tables: the sources and their readers; the consumers and their cursors."""
-    sources = Table(title="Sources", title_justify="left")
-    for heading in ("source", "reader", "for", "slot", "restart cursor", "error"):
-        sources.add_column(heading, overflow="fold")
-    for row in connection.execute(_SOURCES):
-        sources.add_row(*(str(value) for value in row))
-    consumers = Table(title="Consumers", title_justify="left")
-    for heading in ("source", "consumer", "cursor"):
-        consumers.add_column(heading, overflow="fold")
-    for heading in ("lag", "lag s", "delivered", "absorbed"):
-        consumers.add_column(heading, justify="right")
-    consumers.add_column("moved")
-    consumers.add_column("error", overflow="fold")
-    for (
-        source,
-        consumer,
-        cursor,
-        lag,
-        lag_s,
-        moved,
-        delivered,
-        absorbed,
-        error,
-    ) in connection.execute(_CURSORS):
-        consumers.add_row(
-            str(source),
-            str(consumer),
-            str(cursor),
-            _bytes(lag),
-            f"{float(str(lag_s)):.1f}",
+def status_tables(connection: psycopg.Connection[tuple[Any, ...]]) -> Group:
+    """The sources and their readers; of each its consumers and their cursors; then the errors."""
+    sources = _table("Sources", "~source", "reader", "for", "~slot", "restart cursor")
+    parts: list[RenderableType] = [sources]
+    errors: list[Text] = []
+    for name, state, since, slot, cursor, reader, lane in connection.execute(_SOURCES).fetchall():
+        sources.add_row(Text(name), state, since, Text(slot), cursor)
+        errors += _error(f"reader {name}", reader) + _error(f"lane {name}", lane)
+        parts += ("", _consumers(connection, name, errors))
+    return Group(*parts, *[""][: len(errors)], *errors)
+
+
+def _consumers(
+    connection: psycopg.Connection[tuple[Any, ...]], source: str, errors: list[Text]
+) -> Table:
+    """The consumers of one source; what ails them is added to ``errors``."""
+    table = _table(
+        f"Consumers of {source}",
+        "~consumer", "cursor", ">lag", ">lag s", ">delivered", ">absorbed",
+        "moved",
+    )  # fmt: skip
+    for row in connection.execute(_CONSUMERS, (source,)).fetchall():
+        name, cursor, lag_bytes, lag_s, delivered, absorbed, moved_at, active, error = row
+        table.add_row(
+            Text(name),
+            cursor,
+            _bytes(lag_bytes),
+            "-" if lag_s is None else f"{lag_s:,.1f}",
             f"{delivered:,}",
             f"{absorbed:,}",
-            moved.strftime("%H:%M:%S") if isinstance(moved, datetime) else "",
-            str(error),
+            _moved(moved_at) if active else "removed",
+            style=None if active else "dim",
         )
-    return Group(sources, consumers)
+        errors += _error(f"consumer {name}", error if active else None)
+    return table
 
 
-def _bytes(count: object) -> str:
-    """A size for people; a source that was never read has none."""
-    if not isinstance(count, int):
+def _table(title: str, *headings: str) -> Table:
+    """A table of plain columns. A heading after > is of numbers, one after ~ of names."""
+    table = Table(
+        title=Text(title, style="bold"),
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    for heading in headings:
+        table.add_column(
+            heading.lstrip("~>"),
+            justify="right" if heading.startswith(">") else "left",
+            no_wrap=not heading.startswith("~"),
+            overflow="fold",
+            min_width=8 if heading.startswith("~") else None,
+        )
+    return table
+
+
+def _error(who: str, error: str | None) -> list[Text]:
+    return [Text(f"{who}: {error}", style="red")] if error else []
+
+
+def _moved(at: datetime) -> str:
+    """The time today, the date before."""
+    return f"{at:%H:%M:%S}" if at.date() == datetime.now(at.tzinfo).date() else f"{at:%b %d}"
+
+
+def _bytes(count: int | None) -> str:
+    """A size for people; a consumer that holds nothing back, or a source never read, has none."""
+    if count is None:
         return "-"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024 or unit == "GiB":
-            return f"{count:,} {unit}"
-        count //= 1024
-    return ""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} GiB"

@@ -1,8 +1,8 @@
 """The service's own process: starts a reader a source and the Spark driver, and minds them.
 
 A child that dies by a signal or a bug is started again, with a pause that grows to a bound; one
-that says it needs an operator (exit status 1) ends the service. A stop goes along the stream: the
-readers first, then the driver, which settles what the log holds.
+that says it needs an operator (by its exit status) ends the service. A stop goes along the stream:
+the readers first, then the driver, which settles what the log holds.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import structlog
 
 from cdc.config import Config
+from cdc.errors import NEEDS_OPERATOR
 from cdc.replication.stop import StopSignal
 
 _logger = structlog.get_logger("walbrook.service")
@@ -25,7 +26,6 @@ _POLL_S = 0.1
 _READER_STOP_S = 10.0
 _DRIVER_STOP_EXTRA_S = 20.0
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.5, 30.0
-_NEEDS_OPERATOR = 1
 
 
 @dataclass
@@ -47,6 +47,10 @@ class Child:
         self.started_at = time.monotonic()
         _logger.info("service.started", process=self.name, pid=self.process.pid)
 
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def mind(self) -> None:
         """Start again what died, unless it asked for an operator."""
         if self.process is None:
@@ -56,7 +60,7 @@ class Child:
         status = self.process.poll()
         if status is None:
             return
-        if status == _NEEDS_OPERATOR:
+        if status == NEEDS_OPERATOR:
             self.gave_up = True
             return
         if time.monotonic() - self.started_at > _BACKOFF_MAX_S:
@@ -102,6 +106,12 @@ class Supervisor:
                     return 1
             return 0
         finally:
+            _logger.info("service.draining", at_most_s=self._drain_timeout_s)
             for reader in self._readers:
                 reader.stop(_READER_STOP_S)
             self._driver.stop(self._drain_timeout_s + _DRIVER_STOP_EXTRA_S)
+            _logger.info("service.stopped")
+
+    def processes(self) -> dict[str, bool]:
+        """Each process of the service, and whether it runs."""
+        return {child.name: child.alive for child in [*self._readers, self._driver]}

@@ -11,12 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-import psycopg
-
+from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn, parse_lsn
-from cdc.errors import OperatorError, SourceError
-
-Connection = psycopg.Connection[tuple[object, ...]]
+from cdc.errors import OperatorError, SourceError, TransientError
 
 _READ_SOURCE = """
 SELECT system_identifier, restart_lsn::text, restart_idx, slot
@@ -59,7 +56,7 @@ UPDATE walbrook.consumers
        last_error = %(error)s,
        error_at = CASE WHEN %(error)s::text IS NULL THEN NULL ELSE clock_timestamp() END
  WHERE source = %(source)s AND name = %(consumer)s
-   AND (cursor_lsn, cursor_idx) <= (%(lsn)s::pg_lsn, %(idx)s)
+   AND cursor_lsn = %(since_lsn)s::pg_lsn AND cursor_idx = %(since_idx)s
 """
 # Without consumers nothing is held back: the restart cursor follows what was read.
 _MOVE_RESTART = """
@@ -77,8 +74,9 @@ UPDATE walbrook.sources s
 
 @dataclass(frozen=True)
 class Settlement:
-    """What one micro-batch did for one consumer; ``cursor`` is the first message not settled."""
+    """What one micro-batch did for one consumer: everything from ``since`` to ``cursor``."""
 
+    since: Cursor
     cursor: Cursor
     delivered: int = 0
     absorbed: int = 0
@@ -110,7 +108,7 @@ def register_source(
         names = list(consumers)
         connection.execute(_SET_ACTIVE, (names, name))
         connection.execute(_ADD_CONSUMERS, (names, name))
-        _check_nobody_left_behind(connection, name)
+        check_nobody_left_behind(connection, name)
     return int(str(term[0])) if term else 0
 
 
@@ -151,11 +149,13 @@ def settle(
                 fix="stop this one; two services must not serve one source",
             )
         for consumer, settlement in consumers.items():
-            connection.execute(
+            moved = connection.execute(
                 _SETTLE_CONSUMER,
                 {
                     "source": source,
                     "consumer": consumer,
+                    "since_lsn": format_lsn(settlement.since.lsn),
+                    "since_idx": settlement.since.idx,
                     "lsn": format_lsn(settlement.cursor.lsn),
                     "idx": settlement.cursor.idx,
                     "commit": settlement.last_commit,
@@ -164,6 +164,11 @@ def settle(
                     "error": settlement.error,
                 },
             )
+            if moved.rowcount != 1:
+                raise TransientError(
+                    f"the cursor of consumer {consumer} is no longer at {settlement.since}: "
+                    "somebody moved it; the lane starts again from where it is now"
+                )
         connection.execute(
             _MOVE_RESTART,
             {"source": source, "lsn": format_lsn(read_to.lsn), "idx": read_to.idx},
@@ -180,12 +185,13 @@ def _check_same_source(name: str, recorded: str, found: str) -> None:
         raise SourceError(
             f"source {name} is another cluster than before (system identifier {found}, "
             f"recorded {recorded}), so its LSNs mean nothing here",
-            fix=f"point it back, or start anew: delete the row '{name}' of walbrook.sources and "
-            "empty log.directory",
+            fix=f"point it back, or start anew: delete the row '{name}' of walbrook.sources, empty "
+            "log.directory, and give the sinks empty destinations, which remember old positions",
         )
 
 
-def _check_nobody_left_behind(connection: Connection, source: str) -> None:
+def check_nobody_left_behind(connection: Connection, source: str) -> None:
+    """Refuse a consumer below the restart cursor: what it would need next may be gone."""
     row = connection.execute(_LEFT_BEHIND, (source,)).fetchone()
     if row is not None:
         consumer, cursor, restart = row

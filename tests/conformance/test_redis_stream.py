@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import pytest
@@ -11,6 +12,7 @@ from cdc.change import MessageBatch
 from cdc.errors import OperatorError, PoisonError, TransientError
 from cdc.service.embedded_redis import EmbeddedRedis
 from sinks import redis_stream
+from sinks.redis_errors import from_reply
 from sinks.redis_stream import RedisStreamSink
 from tests.conformance.harness import RedisHarness
 from tests.conformance.messages import (
@@ -164,6 +166,25 @@ def test_a_stream_of_another_writer_is_refused_and_not_taken_for_a_replay(
     assert isinstance(delivery.error, OperatorError)
 
 
+def test_another_writer_that_comes_while_the_sink_is_open_is_not_taken_for_a_replay(
+    harness: RedisHarness,
+) -> None:
+    driver, worker = harness.open(), harness.open()
+    assert driver.deliver(batch(0, 10)).settled == 10
+    assert worker.deliver(batch(10, 20)).settled == 10
+    stranger = harness.client.xadd(harness.key, {"hello": "world"})
+    for sink in (driver, worker, driver):
+        delivery = sink.deliver(batch(20, 30))
+        assert (delivery.settled, delivery.absorbed) == (0, 0)
+        assert isinstance(delivery.error, OperatorError)
+    harness.client.delete(harness.key)  # an XDEL leaves the stream's top where it is
+    assert driver.deliver(batch(20, 30)).absorbed == 0
+    driver.close()
+    worker.close()
+    assert stranger not in dict(harness.entries())
+    assert harness.held() == expected(numbered(20, 30), start=20)
+
+
 def test_the_stream_of_another_consumer_is_refused(harness: RedisHarness) -> None:
     harness.open().deliver(batch(0, 10))
     delivery = _sink(harness.url, consumer="another").deliver(batch(0, 20))
@@ -194,6 +215,19 @@ def test_a_user_without_the_right_to_add_stops_the_sink(own_redis: EmbeddedRedis
         assert delivery.settled == 0
         assert isinstance(delivery.error, OperatorError)
         assert "XADD" in delivery.error.fix
+
+
+def test_a_user_with_the_rights_that_the_error_names_can_deliver(own_redis: EmbeddedRedis) -> None:
+    error = from_reply("NOPERM this user has no permissions")
+    named = re.findall(r"\b[A-Z]{3,}\b", error.fix)
+    assert named
+    with redis.Redis.from_url(own_redis.url) as client:
+        rights = [f"+{command.lower()}" for command in named]
+        client.execute_command("ACL", "SETUSER", "writer", "on", ">word", "~walbrook.*", *rights)
+    place = own_redis.url.removeprefix("redis://")
+    sink = _sink(f"redis://writer:word@{place}")
+    assert sink.deliver(batch(0, 10)).settled == 10
+    sink.close()
 
 
 def test_a_message_too_large_for_redis_is_poison_and_the_ones_before_it_are_settled(

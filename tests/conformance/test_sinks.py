@@ -96,6 +96,28 @@ def test_two_open_sinks_that_replay_the_same_range_neither_lose_nor_reorder(
     assert held == expected(numbered(0, 600))
 
 
+def test_two_open_sinks_that_take_turns_go_on_where_the_other_one_stopped(
+    harness: Harness,
+) -> None:
+    # As the driver and a worker do; what the last of them sent was never settled.
+    driver, worker = harness.open(), harness.open()
+    _deliver(driver, batch(0, 40))
+    _deliver(worker, batch(40, 300))
+    _deliver(driver, batch(300, 310))
+    _deliver(worker, batch(310, 450))
+    delivery = driver.deliver(batch(310, 600))
+    driver.close()
+    worker.close()
+    assert (delivery.error, delivery.settled) == (None, 290)
+    if harness.absorbs:
+        assert delivery.absorbed == 140
+        assert harness.held() == expected(numbered(0, 600))
+    else:
+        assert harness.held() == expected(numbered(0, 450)) + expected(
+            numbered(310, 600), start=310
+        )
+
+
 def test_an_unreachable_destination_settles_nothing_and_works_when_it_is_back(
     harness: Harness,
 ) -> None:

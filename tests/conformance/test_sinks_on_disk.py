@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from itertools import count
 from pathlib import Path
 
+import orjson
 import pyarrow as pa
 import pytest
 
 from cdc.change import MessageBatch
 from cdc.errors import CorruptionError, OperatorError, TransientError
+from sinks.base import Sink
 from sinks.file import FileSink
 from sinks.parquet import ParquetSink
 from sinks.position import cursor_name
@@ -23,6 +26,7 @@ from tests.conformance.messages import (
     batch_of,
     cursor_of,
     expected,
+    held,
     numbered,
 )
 
@@ -32,9 +36,13 @@ STEPS_MAX = 60
 
 def _dies_at(harness: Harness, step: int, *, torn: bool, start: int, end: int) -> bool:
     """Deliver in a process that dies at that step; whether it came so far."""
+    return _sink_dies_at(harness.open(), step, torn=torn, start=start, end=end)
+
+
+def _sink_dies_at(sink: Sink, step: int, *, torn: bool, start: int, end: int) -> bool:
     try:
         with death_at(step, torn=torn):
-            harness.open().deliver(batch(start, end))
+            sink.deliver(batch(start, end))
     except Killed:
         return True
     return False
@@ -74,6 +82,69 @@ def test_a_file_that_was_never_committed_goes_even_if_other_messages_follow(tmp_
             break
         assert died
         assert harness.held() == expected(numbered(5, 30), start=5)
+
+
+@DISK
+@pytest.mark.parametrize("torn", [False, True])
+@pytest.mark.parametrize("before", [30, 90])  # within a file, and where the next one begins
+def test_a_sink_that_stays_open_clears_away_what_another_process_left(
+    kind: type[FileHarness | ParquetHarness], torn: bool, before: int, tmp_path: Path
+) -> None:
+    for step in count(1):
+        assert step < STEPS_MAX
+        harness = kind(tmp_path / str(step))
+        harness.directory.mkdir(parents=True)
+        survivor, other = harness.open(), harness.open()
+        assert survivor.deliver(batch(0, 10)).error is None
+        assert other.deliver(batch(10, 20)).error is None
+        assert survivor.deliver(batch(20, before)).error is None
+        died = _sink_dies_at(other, step, torn=torn, start=before, end=150)
+        assert survivor.deliver(batch(before, 120)).error is None
+        assert survivor.deliver(batch(120, 200)).error is None
+        assert harness.open().deliver(batch(190, 210)).error is None
+        assert harness.held() == expected(numbered(0, 210)), f"died at step {step}"
+        if not died:
+            break
+    assert step > 5
+
+
+def test_a_new_file_that_another_process_left_goes_even_if_other_messages_follow(
+    tmp_path: Path,
+) -> None:
+    for step in count(1):
+        assert step < STEPS_MAX
+        directory = tmp_path / str(step)
+        survivor = FileSink(directory, rotate_bytes=100)
+        survivor.deliver(batch(0, 10))
+        died = _sink_dies_at(
+            FileSink(directory, rotate_bytes=100), step, torn=False, start=10, end=20
+        )
+        if survivor.deliver(batch(15, 30)).absorbed:
+            break
+        assert died
+        lines = [
+            held(orjson.loads(line))
+            for file in sorted(directory.glob("changes-*.jsonl"))
+            for line in file.read_bytes().splitlines()
+        ]
+        assert lines == expected(numbered(0, 10)) + expected(numbered(15, 30), start=15)
+
+
+def test_what_another_process_committed_in_an_emptied_folder_is_put_in_its_place(
+    tmp_path: Path,
+) -> None:
+    for step in count(1):
+        assert step < STEPS_MAX
+        harness = ParquetHarness(tmp_path / str(step))
+        harness.directory.mkdir(parents=True)
+        survivor = harness.open()
+        survivor.deliver(batch(0, 30))
+        shutil.rmtree(harness.directory / "changes")
+        died = _dies_at(harness, step, torn=False, start=0, end=30)
+        assert survivor.deliver(batch(0, 40)).error is None
+        assert harness.held() == expected(numbered(0, 40)), f"died at step {step}"
+        if not died:
+            break
 
 
 @DISK
@@ -195,6 +266,10 @@ def test_a_damaged_position_is_refused(
     delivery = harness.open().deliver(batch(5, 9))
     assert delivery.settled == 0
     assert isinstance(delivery.error, CorruptionError)
+    assert "move all" in delivery.error.fix
+    (harness.directory / "changes").rename(tmp_path / "elsewhere")
+    assert harness.open().deliver(batch(5, 9)).settled == 4
+    assert harness.held() == expected(numbered(5, 9), start=5)
 
 
 @DISK
@@ -218,6 +293,20 @@ def test_committed_bytes_that_are_gone_are_reported(tmp_path: Path) -> None:
     delivery = FileSink(tmp_path, rotate_bytes=100_000).deliver(batch(50, 60))
     assert delivery.settled == 0
     assert isinstance(delivery.error, CorruptionError)
+
+
+def test_a_file_that_lost_bytes_may_be_moved_away_to_go_on_without_it(tmp_path: Path) -> None:
+    harness = FileHarness(tmp_path)
+    sink = harness.open()
+    sink.deliver(batch(0, 50))
+    (data,) = (harness.directory / "changes").glob("changes-*.jsonl")
+    os.truncate(data, 100)
+    delivery = sink.deliver(batch(50, 60))
+    assert isinstance(delivery.error, CorruptionError)
+    assert "move it away" in delivery.error.fix
+    data.rename(tmp_path / "damaged")
+    assert sink.deliver(batch(50, 60)).settled == 10
+    assert harness.held() == expected(numbered(50, 60), start=50)
 
 
 def test_files_roll_at_their_size_and_sort_in_order(tmp_path: Path) -> None:

@@ -121,6 +121,37 @@ def test_an_endpoint_that_does_not_answer_is_given_up_in_time(endpoint: Endpoint
     assert isinstance(delivery.error, TransientError)
 
 
+_UNREADABLE = {
+    "no gzip": Scripted(202, {"Content-Encoding": "gzip"}, b"this is no gzip"),
+    "cut off": Scripted(200, {"Transfer-Encoding": "chunked", "Connection": "close"}, b"9\r\nab"),
+    "never ends": Scripted(200, {"Transfer-Encoding": "chunked"}, b"9\r\nab"),
+    "no chunk": Scripted(200, {"Transfer-Encoding": "chunked"}, b"what?\r\n"),
+}
+
+
+@pytest.mark.parametrize("answer", _UNREADABLE.values(), ids=_UNREADABLE)
+def test_a_success_whose_body_cannot_be_read_is_a_success(
+    answer: Scripted, endpoint: Endpoint
+) -> None:
+    endpoint.script.append(answer)
+    sink = _sink(endpoint, timeout_s=1.0)
+    delivery = sink.deliver(batch(0, 20))
+    sink.close()
+    assert (delivery.error, delivery.settled) == (None, 20)
+    assert WebhookHarness(endpoint).held() == expected(numbered(0, 20))
+
+
+def test_a_refusal_whose_body_cannot_be_read_is_the_refusal_that_its_status_says(
+    endpoint: Endpoint,
+) -> None:
+    endpoint.script.append(Scripted(422, {"Content-Encoding": "gzip"}, b"this is no gzip"))
+    sink = _sink(endpoint)
+    delivery = sink.deliver(batch(0, 1))
+    sink.close()
+    assert isinstance(delivery.error, PoisonError)
+    assert len(endpoint.requests) == 1
+
+
 @pytest.mark.parametrize(
     ("status", "kind"),
     [(400, PoisonError), (413, PoisonError), (422, PoisonError)]

@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from cdc.config import TableName
 from cdc.cursor import parse_lsn
 from cdc.errors import SourceError
 from cdc.replication.preflight import SourceIdentity, prepare_source
+from cdc.replication.preflight.problem import Problem, SourceNotReadyError
 from cdc.replication.preflight.slot import create_slot
-from cdc.replication.preflight.tables import TableName
 from cdc.service.embedded import EmbeddedPostgres
 from tests.fix_postgres import Database, PostgresServer, fresh_database
 
@@ -39,19 +39,31 @@ class Published(Named):
 
 @dataclass(frozen=True)
 class Settings:
+    name: str = "shop"
     slot: Named = field(default_factory=lambda: Named(f"slot_{secrets.token_hex(6)}"))
     publication: Published = field(default_factory=lambda: Published("changes"))
 
 
-def prepare(database: Database, settings: Settings, *wanted: str) -> SourceIdentity:
+def prepare(
+    database: Database, settings: Settings, *wanted: str, schemas: tuple[str, ...] = ()
+) -> SourceIdentity:
     with database.connect() as connection:
-        return prepare_source(connection, settings, wanted)
+        return prepare_source(connection, settings, wanted, schemas_wanted=schemas)
 
 
-def refusal(database: Database, settings: Settings, *wanted: str) -> SourceError:
-    with pytest.raises(SourceError) as caught:
-        prepare(database, settings, *wanted)
+def refusals(
+    database: Database, settings: Settings, *wanted: str, schemas: tuple[str, ...] = ()
+) -> SourceNotReadyError:
+    with pytest.raises(SourceNotReadyError) as caught:
+        prepare(database, settings, *wanted, schemas=schemas)
     return caught.value
+
+
+def refusal(
+    database: Database, settings: Settings, *wanted: str, schemas: tuple[str, ...] = ()
+) -> Problem:
+    (problem,) = refusals(database, settings, *wanted, schemas=schemas).problems
+    return problem
 
 
 def slot_count(database: Database, settings: Settings) -> int:
@@ -197,9 +209,47 @@ def test_a_role_that_does_not_own_the_tables_gets_the_statement_for_a_superuser(
     settings = Settings()
     error = refusal(as_role(orders, plain_role), settings)
     assert "may not create the publication changes" in error.what
+    assert "only a superuser" in error.what
+    assert error.fix.startswith('CREATE PUBLICATION "changes" FOR ')
     orders.execute(error.fix)
     assert prepare(as_role(orders, plain_role), settings).slot_created
     orders.execute(f"DROP OWNED BY {plain_role}")
+
+
+def test_a_grant_that_would_not_help_is_not_suggested(orders: Database, plain_role: str) -> None:
+    orders.execute(f"ALTER ROLE {plain_role} REPLICATION")
+    init_sql = "CREATE PUBLICATION mine\nFOR all tables -- of the shop"
+    settings = Settings(publication=Published("mine", init_sql=init_sql))
+    error = refusal(as_role(orders, plain_role), settings)
+    assert "only a superuser create one FOR ALL TABLES" in error.what
+    orders.execute(error.fix)
+    assert prepare(as_role(orders, plain_role), settings).slot_created
+
+
+def test_a_misspelt_schema_gets_a_suggestion(orders: Database) -> None:
+    orders.execute("CREATE SCHEMA crm; CREATE SCHEMA sales")
+    error = refusal(orders, Settings(), schemas=("sale",))
+    assert (error.what, error.fix) == ("The schema sale does not exist", "did you mean sales?")
+    assert publication_count(orders) == 0
+    assert "crm, public, sales" in refusal(orders, Settings(), schemas=("xyzzy",)).fix
+
+
+@pytest.mark.parametrize("table", ["", 'CREATE TABLE "C r m".people (id int PRIMARY KEY)'])
+def test_a_schema_of_which_nothing_is_published_is_refused(orders: Database, table: str) -> None:
+    orders.execute(f'CREATE SCHEMA "C r m"; {table}')
+    orders.execute("CREATE PUBLICATION changes FOR TABLE orders")
+    settings = Settings()
+    error = refusal(orders, settings, schemas=("public", "C r m"))
+    assert error.what == "No table of the schema C r m is in the publication changes"
+    assert error.fix.startswith('ALTER PUBLICATION "changes" ADD TABLES IN SCHEMA "C r m"; --')
+    assert slot_count(orders, settings) == 0
+    orders.execute(error.fix)
+    assert prepare(orders, settings, schemas=("public", "C r m")).slot_created
+
+
+def test_a_schema_is_published_by_a_publication_of_all_tables(orders: Database) -> None:
+    orders.execute("CREATE SCHEMA empty; CREATE PUBLICATION changes FOR ALL TABLES")
+    assert prepare(orders, Settings(), schemas=("empty",)).slot_created
 
 
 def test_a_publication_without_deletes_is_refused(orders: Database) -> None:
@@ -386,18 +436,21 @@ def bare(postgres_server: PostgresServer) -> Iterator[Bare]:
 
 def test_all_problems_come_in_one_error_and_their_fixes_work(bare: Bare) -> None:
     bare.database.execute("SELECT pg_create_physical_replication_slot('unread')")
-    error = refusal(bare.database, Settings(), "nowhere")
-    for sentence in (
-        "wal_level is replica",
-        "All 1 replication slots (max_replication_slots) are taken (nobody reads unread)",
-        "All 0 replication connections (max_wal_senders) are taken",
-        "The table public.nowhere does not exist",
-    ):
-        assert sentence in error.what
+    error = refusals(bare.database, Settings(), "nowhere")
+    assert str(error).splitlines() == [
+        "database shop is not ready:",
+        "  1. The server's wal_level is replica; it must be logical",
+        "     fix: ALTER SYSTEM SET wal_level = logical; -- then restart Postgres",
+        "  2. All 1 replication slots (max_replication_slots) are taken (nobody reads unread)",
+        "     fix: ALTER SYSTEM SET max_replication_slots = 6; -- then restart Postgres",
+        "  3. All 0 replication connections (max_wal_senders) are taken",
+        "     fix: ALTER SYSTEM SET max_wal_senders = 5; -- then restart Postgres",
+        "  4. The table public.nowhere does not exist",
+        "     fix: create the table, or correct its name in the configuration",
+    ]
     assert publication_count(bare.database) == 0
-    for line in ("wal_level = logical", "max_replication_slots = 6", "max_wal_senders = 5"):
-        assert f"ALTER SYSTEM SET {line};" in error.fix
-        bare.database.execute(f"ALTER SYSTEM SET {line}")
+    for problem in error.problems[:3]:
+        bare.database.execute(problem.fix)
     bare.server.restart()
     assert prepare(bare.database, Settings()).slot_created
 
@@ -419,20 +472,20 @@ def test_a_slot_whose_wal_was_removed_is_refused(bare: Bare) -> None:
     assert f"SELECT pg_drop_replication_slot('{settings.slot.name}');" in error.fix
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("orders", ("public", "orders")),
-        ("shop.orders", ("shop", "orders")),
-        ('shop."a.b"', ("shop", "a.b")),
-        ('"a.b"."c""d"', ("a.b", 'c"d')),
-    ],
-)
-def test_table_names_are_read_with_and_without_quotes(text: str, expected: Any) -> None:
-    assert TableName.parse(text) == expected
+def test_a_configured_name_keeps_its_parts(orders: Database) -> None:
+    orders.execute(
+        'CREATE SCHEMA "Odd Schema"; '
+        'CREATE TABLE "Odd Schema"."Tä ble.x" (id int PRIMARY KEY); '
+        'CREATE PUBLICATION changes FOR TABLE "Odd Schema"."Tä ble.x"'
+    )
+    name = TableName.parse('"Odd Schema"."Tä ble.x"')
+    assert prepare(orders, Settings(), name).slot_created
+    assert refusal(orders, Settings(), 'public."Tä ble.x"').fix == (
+        'did you mean Odd Schema."Tä ble.x"?'
+    )
 
 
 @pytest.mark.parametrize("text", ["", ".", "shop.", "a.b.c", '"open', 'a"b'])
-def test_a_text_that_names_no_table_is_refused(text: str) -> None:
+def test_a_text_that_names_no_table_is_refused(orders: Database, text: str) -> None:
     with pytest.raises(SourceError, match="is not the name of a table"):
-        TableName.parse(text)
+        prepare(orders, Settings(), text)

@@ -165,6 +165,12 @@ def test_a_slot_beyond_our_cursor_stops_the_reader_and_says_so(shop: SlotSource)
     assert _state(shop) == "stopped"
 
 
+def test_a_source_whose_wal_ends_before_our_cursor_is_another_history(shop: SlotSource) -> None:
+    shop.database.execute("UPDATE walbrook.sources SET restart_lsn = restart_lsn + 1000000000")
+    with pytest.raises(GapError, match="an older state of the database"), shop.reading():
+        until("the reader to say why", lambda: _error(shop))
+
+
 def test_a_dropped_slot_stops_the_reader_and_is_not_created_again(shop: SlotSource) -> None:
     shop.database.execute(f"SELECT pg_drop_replication_slot('{shop.settings.slot}')")
     with pytest.raises(SourceError, match="no longer exists"), shop.reading():
@@ -191,8 +197,13 @@ def test_a_full_log_pauses_reading_until_it_is_settled(shop: SlotSource) -> None
             "INSERT INTO item SELECT i, repeat('x', 100) FROM generate_series(1, 20000) i"
         )
         until("the reader to pause", lambda: _state(shop) == "paused")
-        paused_at = shop.messages()[-1][0]
-        until("settling to free the log", lambda: _last(shop, shop.settle_all()) > paused_at)
+        paused_at = shop.view.next_batch()
+
+        def goes_on() -> bool:
+            shop.settle_all()
+            return shop.view.next_batch() > paused_at
+
+        until("settling to free the log", goes_on)
 
 
 def test_a_second_reader_waits_for_the_slot(shop: SlotSource, tmp_path: Path) -> None:
@@ -218,10 +229,6 @@ def _state(shop: SlotSource) -> str:
 
 def _error(shop: SlotSource) -> str:
     return str(shop.database.execute("SELECT last_error FROM walbrook.sources")[0][0] or "")
-
-
-def _last(shop: SlotSource, _settled: Cursor) -> Cursor:
-    return shop.messages()[-1][0]
 
 
 def test_the_key_is_the_primary_key_in_key_order_whatever_the_replica_identity(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+import psycopg
 import pytest
 import redis
 
@@ -73,8 +74,8 @@ def test_a_failing_sink_is_seen_everywhere_and_recovers_and_a_stop_drains(
     assert state == "stopped"
 
 
-@pytest.mark.timeout(300)
-def test_a_second_service_says_who_is_there_and_a_dead_supervisor_leaves_no_orphans(
+@pytest.mark.timeout(400)
+def test_a_second_start_harms_nobody_lost_children_come_back_and_none_is_orphaned(
     database: Database, tmp_path: Path
 ) -> None:
     database.execute("CREATE TABLE item (id int PRIMARY KEY, name text)")
@@ -82,16 +83,54 @@ def test_a_second_service_says_who_is_there_and_a_dead_supervisor_leaves_no_orph
         {"name": "files", "destination": {"type": "file", "path": "out"}}
     ]
     with running(database, tmp_path / "first", sinks) as first:
-        second = Service(database, tmp_path / "second", sinks)
-        second.start()
-        try:
-            until("the second to say so", lambda: "another service reads slot" in second.log_tail())
-        finally:
-            second.kill()
+        port = _port(first)
+        database.execute("INSERT INTO item VALUES (1, 'before')")
+        first.until_settled()
+        second = Service(database, tmp_path / "second", sinks).run("run")
+        assert second.returncode == 1
+        assert "another service serves source shop" in second.stderr
+
+        assert first.kill("java")
+        until("health to say so", lambda: _health(port)[0] == 503)
+        database.execute("INSERT INTO item VALUES (2, 'after')")
+        first.until_settled()
+        lines = (tmp_path / "first" / "out").glob("*.jsonl")
+        assert sum(len(file.read_bytes().splitlines()) for file in lines) == 2
+
         supervisor, *children = first.tree()
         assert children
         supervisor.kill()
         until("the children to follow", lambda: not [c for c in children if _alive(c)], 60)
+
+
+@pytest.mark.timeout(300)
+def test_a_lost_slot_is_never_made_anew_in_silence_and_the_log_is_delivered_first(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE item (id int PRIMARY KEY, name text)")
+    sinks: list[dict[str, object]] = [
+        {"name": "files", "destination": {"type": "file", "path": "out"}}
+    ]
+    with running(database, tmp_path, sinks) as service:
+        until("the driver", lambda: "lanes.started" in service.log_tail(200), 60)
+        service.kill("spark_pipeline")
+        database.execute("INSERT INTO item VALUES (1, 'in the log only')")
+        service.until("the reader to take it", _logged_beyond(service))
+        service.kill()
+    drop = f"SELECT pg_drop_replication_slot('{service.slot}')"
+    until("the slot to be free", lambda: _executed(database, drop))
+
+    answer = service.run("run")
+    assert answer.returncode == 1
+    assert "no longer exists" in answer.stderr
+    assert database.execute("SELECT count(*) FROM pg_replication_slots") == [(0,)]
+
+    database.execute(f"SELECT pg_create_logical_replication_slot('{service.slot}', 'pgoutput')")
+    answer = service.run("run")
+    assert answer.returncode == 1, answer.stderr
+    assert "the changes between are gone" in answer.stderr
+    (file,) = (tmp_path / "out").glob("*.jsonl")
+    assert "in the log only" in file.read_text()
 
 
 def test_a_source_that_is_not_ready_is_refused_in_one_paragraph(
@@ -129,6 +168,14 @@ def test_the_commands_say_what_to_do(database: Database, tmp_path: Path) -> None
     assert wrong.returncode == 1
     assert "sinkz" in wrong.stderr
     assert "sinks" in wrong.stderr
+
+
+def _executed(database: Database, statement: str) -> bool:
+    try:
+        database.execute(statement)
+    except psycopg.errors.ObjectInUse:
+        return False
+    return True
 
 
 def _port(service: Service) -> int:

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from cdc.cursor import Cursor
-from cdc.errors import OperatorError, SourceError
+from cdc.errors import OperatorError, SourceError, TransientError
 from cdc.state.migrate import available, migrate
 from cdc.state.positions import (
     Settlement,
@@ -22,6 +22,8 @@ from cdc.state.positions import (
 )
 from cdc.state.reader_state import report_reader
 from tests.fix_postgres import Database
+
+START = Cursor(100, 0)
 
 
 @pytest.fixture
@@ -46,7 +48,8 @@ def register(state: psycopg.Connection[tuple[Any, ...]], *consumers: str, system
 def settled(
     state: psycopg.Connection[tuple[Any, ...]], term: int, end: Cursor, **cursors: Cursor
 ) -> None:
-    consumers = {name: Settlement(cursor) for name, cursor in cursors.items()}
+    before = consumer_cursors(state, "shop")
+    consumers = {name: Settlement(before[name], cursor) for name, cursor in cursors.items()}
     settle(state, source="shop", term=term, read_to=end, consumers=consumers)
 
 
@@ -111,11 +114,21 @@ def test_the_restart_cursor_is_the_lowest_of_the_consumers(
     assert restart_cursor(state, "shop") == Cursor(200, 5)
 
 
-def test_cursors_never_go_back(state: psycopg.Connection[tuple[Any, ...]]) -> None:
+def test_a_cursor_that_somebody_moved_is_not_overwritten(
+    state: psycopg.Connection[tuple[Any, ...]],
+) -> None:
+    term = register(state, "a", "b")
+    state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/96' WHERE name = 'a'")
+    moves = {name: Settlement(START, Cursor(200, 5)) for name in ("a", "b")}
+    with pytest.raises(TransientError, match="somebody moved it"):
+        settle(state, source="shop", term=term, read_to=Cursor(200, 5), consumers=moves)
+    assert consumer_cursors(state, "shop") == {"a": Cursor(0x96, 0), "b": START}
+
+
+def test_the_restart_cursor_never_goes_back(state: psycopg.Connection[tuple[Any, ...]]) -> None:
     term = register(state, "a")
     settled(state, term, Cursor(200, 5), a=Cursor(200, 5))
     settled(state, term, Cursor(150, 0), a=Cursor(150, 0))
-    assert consumer_cursors(state, "shop") == {"a": Cursor(200, 5)}
     assert restart_cursor(state, "shop") == Cursor(200, 5)
 
 
@@ -178,8 +191,8 @@ def test_the_view_shows_cursor_lag_and_when_it_moved(
         term=term,
         read_to=Cursor(500, 3),
         consumers={
-            "a": Settlement(Cursor(500, 3), delivered=7, absorbed=2, last_commit=old),
-            "b": Settlement(Cursor(300, 1), last_commit=old, error="the sink is down"),
+            "a": Settlement(START, Cursor(500, 3), delivered=7, absorbed=2, last_commit=old),
+            "b": Settlement(START, Cursor(300, 1), last_commit=old, error="the sink is down"),
         },
     )
     report_reader(

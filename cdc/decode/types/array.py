@@ -37,9 +37,7 @@ def array_of(element: Family, delimiter: str = ",") -> Family:
                 try:
                     _Reader(text, delimiter, pieces).read()
                 except _MalformedError as fault:
-                    raise PlacedError(
-                        position, f"this array is malformed ({fault}): {text[:80]!r}"
-                    ) from None
+                    raise PlacedError(position, f"this array is malformed ({fault})") from None
             pieces.stops.append(len(pieces.json))
         pieces.fill(element)
         return JsonColumn(pa.array(pieces.values(texts.is_valid().to_pylist()), pa.string()))

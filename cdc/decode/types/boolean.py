@@ -17,6 +17,5 @@ def boolean_json(texts: pa.BinaryArray) -> JsonColumn:
     which = pc.index_in(texts, value_set=_TEXTS)
     if which.null_count != texts.null_count:
         unknown = pc.and_(which.is_null(), texts.is_valid()).to_numpy(zero_copy_only=False)
-        position = first(unknown)
-        raise PlacedError(position, f"this value is no boolean: {texts[position].as_py()[:40]!r}")
+        raise PlacedError(first(unknown), "this value is no boolean")
     return JsonColumn(_JSON.take(which))

@@ -25,7 +25,7 @@ def integer_json(texts: pa.BinaryArray) -> JsonColumn:
     numbers = pc.match_substring_regex(texts, _INTEGER)
     if pc.all(numbers, min_count=0).as_py():
         return JsonColumn(texts.view(pa.string()))
-    raise _no_number(texts, numbers)
+    raise _no_number(numbers)
 
 
 def number_json(texts: pa.BinaryArray) -> JsonColumn:
@@ -35,7 +35,7 @@ def number_json(texts: pa.BinaryArray) -> JsonColumn:
         return JsonColumn(texts.view(pa.string()))
     named = pc.is_in(texts, value_set=_NOT_FINITE.view(pa.binary()))
     if not pc.all(pc.or_(numbers, named), min_count=0).as_py():
-        raise _no_number(texts, pc.or_(numbers, named))
+        raise _no_number(pc.or_(numbers, named))
     # Each value is a number or a name of ASCII letters by now.
     values = texts.view(pa.string())
     return JsonColumn(pc.if_else(named, pc.binary_join_element_wise('"', values, '"', ""), values))
@@ -53,7 +53,6 @@ def _are_digits(texts: pa.BinaryArray) -> bool:
     return not leading_zero.any()
 
 
-def _no_number(texts: pa.BinaryArray, numbers: pa.BooleanArray) -> PlacedError:
+def _no_number(numbers: pa.BooleanArray) -> PlacedError:
     good = pc.fill_null(numbers, True).to_numpy(zero_copy_only=False)
-    position = first(~good)
-    return PlacedError(position, f"this value is no number: {texts[position].as_py()[:40]!r}")
+    return PlacedError(first(~good), "this value is no number")

@@ -11,9 +11,10 @@ from psycopg import sql
 
 from cdc.errors import SourceError, TransientError
 from cdc.replication.preflight import publication as publications
+from cdc.replication.preflight import schemas
 from cdc.replication.preflight import slot as slots
 from cdc.replication.preflight import tables as catalog
-from cdc.replication.preflight.problem import Problem, raise_problems
+from cdc.replication.preflight.problem import Problem, ended, raise_problems
 from cdc.replication.preflight.server import server_problems, version_problems
 from cdc.replication.preflight.tables import TableName
 
@@ -44,6 +45,8 @@ class SourceSettings(Protocol):
     """What the configuration says about a source database."""
 
     @property
+    def name(self) -> str: ...
+    @property
     def slot(self) -> SlotSettings: ...
     @property
     def publication(self) -> PublicationSettings: ...
@@ -61,12 +64,25 @@ class SourceIdentity:
     warnings: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """What sinks ask for by name."""
+
+    tables: Sequence[TableName]
+    schemas: Sequence[str]
+
+
 def prepare_source(
-    connection: Connection, database: SourceSettings, tables_wanted: Sequence[str]
+    connection: Connection,
+    database: SourceSettings,
+    tables_wanted: Sequence[str],
+    *,
+    schemas_wanted: Sequence[str] = (),
 ) -> SourceIdentity:
     """Check the source, create what may be created; one ``SourceError`` names all problems."""
+    wanted = _Wanted([TableName.parse(name) for name in tables_wanted], schemas_wanted)
     try:
-        return _prepare(connection, database, [TableName.parse(name) for name in tables_wanted])
+        return _prepare(connection, database, wanted)
     except psycopg.OperationalError as error:
         raise TransientError(
             f"The source went away while it was checked: {error}", fix="it is tried again"
@@ -77,11 +93,9 @@ def prepare_source(
         ) from error
 
 
-def _prepare(
-    connection: Connection, database: SourceSettings, wanted: Sequence[TableName]
-) -> SourceIdentity:
+def _prepare(connection: Connection, database: SourceSettings, wanted: _Wanted) -> SourceIdentity:
     version = connection.info.server_version
-    raise_problems(version_problems(version))
+    raise_problems(database.name, version_problems(version))
     slot = slots.read_slot(connection, database.slot.name)
     problems = server_problems(
         connection,
@@ -92,7 +106,7 @@ def _prepare(
     found, warnings = _table_problems(
         connection, database, wanted, version, slot, stop=bool(problems)
     )
-    raise_problems(problems + found)
+    raise_problems(database.name, problems + found)
 
     warnings += [] if slot is None else slot.warnings
     lsn = slots.create_slot(connection, database.slot.name) if slot is None else slot.confirmed_lsn
@@ -124,7 +138,7 @@ def _slot_problems(settings: SlotSettings, slot: slots.Slot | None) -> list[Prob
 def _table_problems(
     connection: Connection,
     database: SourceSettings,
-    wanted: Sequence[TableName],
+    wanted: _Wanted,
     version: int,
     slot: slots.Slot | None,
     *,
@@ -134,7 +148,8 @@ def _table_problems(
     settings = database.publication
     tables = catalog.read_tables(connection)
     listed = [TableName.parse(name) for name in settings.tables or ()]
-    problems = catalog.missing_tables(dict.fromkeys([*wanted, *listed]), tables)
+    problems = schemas.missing_schemas(connection, wanted.schemas)
+    problems += catalog.missing_tables(dict.fromkeys([*wanted.tables, *listed]), tables)
     publication = publications.read_publication(connection, settings.name)
     if publication is None:
         create = publications.creation(settings.name, listed, version)
@@ -146,8 +161,9 @@ def _table_problems(
     if publication is None:
         return problems, []
     problems += publications.publication_problems(settings.name, publication)
-    problems += catalog.unpublished_tables(connection, settings.name, wanted, tables)
-    unidentified, warnings = catalog.unidentified_tables(connection, settings.name, wanted)
+    problems += schemas.unpublished_schemas(connection, settings.name, wanted.schemas, tables)
+    problems += catalog.unpublished_tables(connection, settings.name, wanted.tables, tables)
+    unidentified, warnings = catalog.unidentified_tables(connection, settings.name, wanted.tables)
     return problems + unidentified, warnings
 
 
@@ -156,7 +172,7 @@ def _absent(
 ) -> list[Problem]:
     """Create the publication if that is allowed and nothing else is wrong."""
     if not settings.create_if_not_exists:
-        by_hand = settings.init_sql or f"{create.as_string(None)};"
+        by_hand = ended(settings.init_sql or create.as_string(None))
         return [Problem(f"The publication {settings.name} does not exist", by_hand)]
     if stop:
         return []
@@ -165,9 +181,9 @@ def _absent(
 
 def _slot_came_first(database: SourceSettings, create: sql.Composed) -> Problem:
     slot, publication = database.slot.name, database.publication
-    by_hand = publication.init_sql or f"{create.as_string(None)};"
+    by_hand = ended(publication.init_sql or create.as_string(None))
     return Problem(
         f"The slot {slot} exists but its publication {publication.name} does not, so changes that "
         "wait in the slot cannot be read",
-        f"{by_hand} {slots.drop_statement(slot)} -- then start again, and backfill the tables.",
+        f"{by_hand}\n{slots.drop_statement(slot)} -- then start again; what waited is lost",
     )

@@ -1,4 +1,8 @@
-"""What is wrong with a source: one sentence each, with the statement that puts it right."""
+"""What is wrong with a source: one sentence each, with the statement that puts it right.
+
+What must always hold: a fix can be pasted as it is printed. It stands on lines of its own, and a
+comment in it comes after the statements and ends with its line.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +34,29 @@ def statement(template: LiteralString, **names: sql.Composable | str) -> str:
     return sql.SQL(template).format(**parts).as_string(None)
 
 
-def raise_problems(problems: Sequence[Problem]) -> None:
+def ended(text: str) -> str:
+    """A person's own SQL with a semicolon that none of its comments swallows."""
+    text = text.strip()
+    if text.endswith(";"):
+        return text
+    return f"{text}\n;" if "--" in text.splitlines()[-1] else f"{text};"
+
+
+class SourceNotReadyError(SourceError):
+    """All that a person must change in a source, numbered, each with its fix."""
+
+    def __init__(self, what: str, *, fix: str = "", problems: Sequence[Problem] = ()) -> None:
+        super().__init__(what, fix=fix)
+        self.problems = tuple(problems)
+
+
+def raise_problems(database: str, problems: Sequence[Problem]) -> None:
     """One error for all problems; returns when there is none."""
-    if not problems:
-        return
-    if len(problems) == 1:
-        raise SourceError(problems[0].what, fix=problems[0].fix)
-    listed = "; ".join(f"({n}) {problem.what}" for n, problem in enumerate(problems, 1))
-    raise SourceError(
-        f"The source is not ready: {listed}", fix=" ".join(problem.fix for problem in problems)
-    )
+    if problems:
+        listed = "".join(_listed(n, problem) for n, problem in enumerate(problems, 1))
+        raise SourceNotReadyError(f"database {database} is not ready:{listed}", problems=problems)
+
+
+def _listed(number: int, problem: Problem) -> str:
+    what, fix = f"\n{number:>3}. ", "\n     fix: "
+    return what + problem.what + fix + problem.fix.replace("\n", "\n" + " " * (len(fix) - 1))

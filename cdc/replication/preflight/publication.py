@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,7 +10,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from cdc.replication.preflight.problem import Problem, statement
+from cdc.replication.preflight.problem import Problem, ended, statement
 from cdc.replication.preflight.tables import TableName
 
 _PUBLICATION: Final = (
@@ -20,6 +21,8 @@ SELECT current_user::text, current_database()::text,
        has_database_privilege(current_database(), 'CREATE')
 """
 SCHEMAS_PUBLISHABLE_FROM: Final = 150_000
+# What Postgres lets nobody but a superuser publish, whatever was granted.
+_SUPERUSERS_ONLY: Final = re.compile(r"ALL\s+TABLES|TABLES\s+IN\s+SCHEMA", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -73,14 +76,14 @@ def create_publication(
         return [
             Problem(
                 f"The publication {name} could not be created: {_reason(error)}",
-                f"correct {'init_sql' if init_sql else 'the list of tables'} in the configuration.",
+                f"correct {'init_sql' if init_sql else 'the list of tables'} in the configuration",
             )
         ]
     if read_publication(connection, name) is None:
         return [
             Problem(
                 f"init_sql ran but created no publication {name}",
-                "correct init_sql, or the publication's name, in the configuration.",
+                "correct init_sql, or the publication's name, in the configuration",
             )
         ]
     return []
@@ -92,13 +95,22 @@ def _no_right(
     row = connection.execute(_RIGHTS).fetchone()
     assert row is not None
     role, database, _ = row
-    what = f"The role {role} may not create the publication {name}: {_reason(error)}"
+    what = f"The role {role} may not create the publication {name}"
+    reserved = _SUPERUSERS_ONLY.search(text)
+    if reserved is not None:
+        form = " ".join(reserved[0].upper().split())
+        return Problem(
+            f"{what}: Postgres lets only a superuser create one FOR {form} (to do without, list "
+            "publication.tables, all owned by the role)",
+            f"{ended(text)} -- as a superuser",
+        )
+    what += f": {_reason(error)}"
     if not row[2]:
         grant = statement(
             "GRANT CREATE ON DATABASE {database} TO {role};", database=database, role=role
         )
         return Problem(what, grant)
-    return Problem(what, f"{text.rstrip(';')}; -- as a superuser, or as the owner of the tables.")
+    return Problem(what, f"{ended(text)} -- as a superuser, or as the owner of the tables")
 
 
 def _reason(error: psycopg.Error) -> str:

@@ -35,7 +35,7 @@ def version_problems(server_version: int) -> list[Problem]:
     return [
         Problem(
             f"The server runs Postgres {major}; Walbrook needs {OLDEST_VERSION} or later",
-            "upgrade the server.",
+            "upgrade the server",
         )
     ]
 
@@ -52,7 +52,7 @@ def server_problems(
         problems.append(
             Problem(
                 f"The server's wal_level is {wal_level}; it must be logical",
-                "ALTER SYSTEM SET wal_level = logical; -- then restart Postgres.",
+                "ALTER SYSTEM SET wal_level = logical; -- then restart Postgres",
             )
         )
     problems += _role_problems(connection)
@@ -63,7 +63,7 @@ def server_problems(
         problems.append(
             Problem(
                 f"All {senders_max} replication connections (max_wal_senders) are taken",
-                f"ALTER SYSTEM SET max_wal_senders = {senders + 5}; -- then restart Postgres.",
+                f"ALTER SYSTEM SET max_wal_senders = {senders + 5}; -- then restart Postgres",
             )
         )
     return problems
@@ -88,5 +88,5 @@ def _no_room_for_a_slot(connection: psycopg.Connection[tuple[Any, ...]], slots_m
     unread = f" (nobody reads {', '.join(idle)})" if idle else ""
     return Problem(
         f"All {slots_max} replication slots (max_replication_slots) are taken{unread}",
-        f"ALTER SYSTEM SET max_replication_slots = {slots_max + 5}; -- then restart Postgres.",
+        f"ALTER SYSTEM SET max_replication_slots = {slots_max + 5}; -- then restart Postgres",
     )

@@ -67,14 +67,14 @@ def name_problems(name: str) -> list[Problem]:
     return [
         Problem(
             f"'{name}' cannot be the name of a slot",
-            "use up to 63 lower-case letters, digits and underscores in the configuration.",
+            "use up to 63 lower-case letters, digits and underscores in the configuration",
         )
     ]
 
 
 def slot_problems(name: str, slot: dict[str, Any], database: str) -> list[Problem]:
     """Why the slot, a row of pg_replication_slots, cannot serve this database."""
-    another = "name another slot in the configuration."
+    another = "name another slot in the configuration"
     if slot["slot_type"] != "logical":
         return [Problem(f"The slot {name} is a physical one; a logical one is needed", another)]
     if slot["database"] != database:
@@ -96,7 +96,7 @@ def slot_problems(name: str, slot: dict[str, Any], database: str) -> list[Proble
             Problem(
                 f"The slot {name} is lost ({reason or 'its WAL was removed'}): changes after its "
                 "position cannot be read any more",
-                f"{drop} -- then start again, and backfill the tables to close the gap.",
+                f"{drop} -- then start again; the changes in between are lost",
             )
         ]
     return []

@@ -7,7 +7,6 @@ leaves whose replica identity Postgres asks for. Both views are read here, in tw
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self
@@ -15,12 +14,11 @@ from typing import Any, Final, NamedTuple, Self
 import psycopg
 from psycopg import sql
 
+from cdc.config.table import HOW_TO_WRITE
+from cdc.config.table import TableName as WrittenName
 from cdc.errors import SourceError
 from cdc.replication.preflight.problem import Problem, statement
 
-_NAME: Final = re.compile(
-    r'(?:(?P<schema>"(?:[^"]|"")+"|[^".]+)\.)?(?P<name>"(?:[^"]|"")+"|[^".]+)'
-)
 SUGGESTIONS_MAX: Final = 3
 
 _TABLES: Final = """
@@ -60,7 +58,7 @@ _PUBLISHED_NAMES: Final = (
 
 
 class TableName(NamedTuple):
-    """A table's schema and name as the catalog spells them."""
+    """A table's schema and name as the catalog spells them: no two tables are equal."""
 
     schema: str
     name: str
@@ -74,18 +72,14 @@ class TableName(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``schema.table``, either part in double quotes; without a schema, ``public``."""
-        match = _NAME.fullmatch(text)
-        if match is None:
+        """Read a name as the configuration does; one from it keeps its two parts."""
+        try:
+            name = WrittenName.parse(text)
+        except ValueError:
             raise SourceError(
-                f"'{text}' is not the name of a table",
-                fix="write it as schema.table, a part with dots or quotes in double quotes",
-            )
-        return cls(_bare(match["schema"] or "public"), _bare(match["name"]))
-
-
-def _bare(part: str) -> str:
-    return part[1:-1].replace('""', '"') if part.startswith('"') else part
+                f"'{text}' is not the name of a table", fix=f"write it as {HOW_TO_WRITE}"
+            ) from None
+        return cls(name.schema, name.table)
 
 
 @dataclass(frozen=True)
@@ -138,14 +132,16 @@ def missing_tables(wanted: Iterable[TableName], tables: dict[TableName, Table]) 
 
 
 def _missing(name: TableName, tables: Iterable[TableName]) -> Problem:
-    by_text = {str(table): table for table in tables}
-    near = difflib.get_close_matches(str(name), by_text, SUGGESTIONS_MAX, cutoff=0.6)
+    by_text = {WrittenName(*table).written(): table for table in tables}
+    near = difflib.get_close_matches(
+        WrittenName(*name).written(), by_text, SUGGESTIONS_MAX, cutoff=0.6
+    )
     same_name = [text for text, table in by_text.items() if table.name == name.name]
     suggested = list(dict.fromkeys([*same_name, *near]))[:SUGGESTIONS_MAX]
     fix = (
         f"did you mean {' or '.join(suggested)}?"
         if suggested
-        else "create the table, or correct its name in the configuration."
+        else "create the table, or correct its name in the configuration"
     )
     return Problem(f"The table {name} does not exist", fix)
 
@@ -176,7 +172,7 @@ def _unpublished(
     if root is not None and root in published:
         return Problem(
             f"Changes of the partition {name} arrive under the name of its root, {root}",
-            f"name {root} in the configuration instead.",
+            f"name {root} in the configuration instead",
         )
     if any(tables[leaf].root == name for leaf in published if leaf in tables):
         return Problem(

@@ -119,7 +119,7 @@ def test_a_port_is_a_whole_number_in_range(port: str) -> None:
 
 def test_publication_tables_are_qualified() -> None:
     text = databases().replace(
-        "publication: {name: walbrook}", "publication: {name: w, tables: [a, s.b, s.c.d]}"
+        "publication: {name: walbrook}", "publication: {name: w, tables: [a, s.b, 's.\"c.d\"']}"
     )
     assert read(text).databases[0].publication.tables == ("public.a", "s.b", "s.c.d")
 

@@ -58,6 +58,11 @@ def test_a_spark_setting_with_a_key_of_its_own_is_not_set_twice() -> None:
     assert "spark: conf holds spark.master; set spark.master" in found
 
 
+def test_a_batch_that_no_arrow_batch_could_hold_is_refused() -> None:
+    assert read(databases() + "log: {batch_bytes: 1GiB}").log.batch_bytes == 2**30
+    assert "log.batch_bytes: should be" in refusal(databases() + "log: {batch_bytes: 1025MiB}")
+
+
 def test_driver_memory_is_as_spark_writes_it() -> None:
     assert read(databases() + "spark: {driver_memory: 512m}").spark.driver_memory == "512m"
     assert "such as 512m or 2g" in refusal(databases() + "spark: {driver_memory: much}")

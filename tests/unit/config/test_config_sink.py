@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from cdc.config import (
     Sink,
     Tls,
     WebhookDestination,
+    show,
 )
 from tests.unit.config.config_texts import BASE, FILE, OTHER, databases, read, refusal, sink
 
@@ -70,7 +72,32 @@ def test_tables_without_schema_are_of_public() -> None:
     assert source.include_tables == ("public.orders", "crm.people")
 
 
-@pytest.mark.parametrize("table", [".a", "a.", "'\"A\".b'", "''"])
+@pytest.mark.parametrize(
+    ("written", "schema", "table"),
+    [
+        ("orders", "public", "orders"),
+        ("shop.orders", "shop", "orders"),
+        ('"Odd Schema"."Tä ble.x"', "Odd Schema", "Tä ble.x"),
+        ('shop."a.b"', "shop", "a.b"),
+        ('"a.b"."c""d"', "a.b", 'c"d'),
+        ('"plain"', "public", "plain"),
+    ],
+)
+def test_a_table_is_its_plain_text_and_its_two_parts(written: str, schema: str, table: str) -> None:
+    config = read(sink(f"source: {{include_tables: ['{written}']}}\n{FILE}"))
+    assert config.sinks[0].source.include_tables is not None
+    for name in (
+        config.sinks[0].source.include_tables[0],
+        pickle.loads(pickle.dumps(config)).sinks[0].source.include_tables[0],
+        read(show(config)).sinks[0].source.include_tables[0],  # type: ignore[index]
+    ):
+        assert (name, name.schema, name.table) == (f"{schema}.{table}", schema, table)
+    assert config.model_dump(mode="json")["sinks"][0]["source"]["include_tables"] == [
+        f"{schema}.{table}"
+    ]
+
+
+@pytest.mark.parametrize("table", [".a", "a.", "a.b.c", "'\"open'", "'a\"b'", "''", "[a]"])
 def test_what_is_no_table_is_refused(table: str) -> None:
     found = refusal(sink(f"source: {{include_tables: [{table}]}}\n{FILE}"))
     assert "sinks[0].source.include_tables[0]: should be a table" in found
@@ -256,4 +283,4 @@ def test_an_impossible_webhook_is_refused(keys: str, problem: str) -> None:
 )
 def test_two_sinks_that_keep_their_position_may_not_share_a_place(destination: str) -> None:
     text = f"{sink(f'destination: {destination}')}- {{name: b, destination: {destination}}}\n"
-    assert "sinks[1].destination: is where sinks[0] writes too" in refusal(text)
+    assert "line 9, sinks[1].destination: is where sinks[0] writes too" in refusal(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 
 import pytest
 
@@ -196,6 +197,29 @@ def test_a_text_that_its_type_cannot_have_is_refused(type_oid: int, text: str | 
     frame.add(pgoutput.insert(OID, [text]), relation)
     with pytest.raises(DecodeError, match=r"16/100:1 of table public\.things, column 'v'"):
         frame.decode()
+
+
+@pytest.mark.parametrize(
+    ("type_oid", "text"),
+    [
+        *((oid, "4111-1111-secret") for oid in (16, 21, 23, 20, 26, 700, 701, 1700)),
+        *((oid, "{4111-1111-secret}") for oid in (1000, 1007, 1231)),
+        (1007, "{4111-1111-secret"),
+        (1009, '{"4111-1111-secret'),
+        *((oid, b"4111-1111-secret\xff") for oid in (25, 114, 3802, 1009)),
+    ],
+)
+def test_an_error_names_the_place_of_a_value_and_never_the_value(
+    type_oid: int, text: str | bytes
+) -> None:
+    frame = Frame().add(pgoutput.insert(OID, [text]), table(("v", type_oid)))
+    with pytest.raises(
+        DecodeError, match=r"16/100:0 of table public\.things, column 'v'"
+    ) as caught:
+        frame.decode()
+    told = "".join(traceback.format_exception(caught.value))
+    assert "4111" not in told
+    assert "secret" not in told
 
 
 @pytest.mark.parametrize("type_oid", [25, 3802, 1009, 99999])

@@ -172,6 +172,72 @@ def test_a_flipped_bit_in_a_sealed_segment_is_reported_not_skipped(tmp_path: Pat
         lsns(tmp_path)
 
 
+def sealed_log(directory: Path) -> None:
+    log = LogWriter(directory, segment_bytes=1_000)
+    for lsn in range(10, 15):
+        append(log, lsn, size=400)
+    log.close()
+
+
+@pytest.mark.parametrize("index", [None, b"", b"\0" * 64, b"\0" * 30])
+def test_a_sealed_segment_without_its_index_is_read_all_the_same(
+    tmp_path: Path, index: bytes | None
+) -> None:
+    sealed_log(tmp_path)
+    index_path(tmp_path, 0).unlink()
+    if index is not None:
+        index_path(tmp_path, 0).write_bytes(index)
+    LogWriter(tmp_path).close()
+    assert lsns(tmp_path) == list(range(10, 15))
+
+
+def test_a_damaged_sealed_segment_is_reported_and_left_as_it_is(tmp_path: Path) -> None:
+    sealed_log(tmp_path)
+    data = bytearray(data_path(tmp_path, 0).read_bytes())
+    data[200] ^= 1
+    data_path(tmp_path, 0).write_bytes(data)
+    index_path(tmp_path, 0).unlink()
+    with pytest.raises(CorruptionError, match="is damaged at byte 0"):
+        LogWriter(tmp_path)
+    assert data_path(tmp_path, 0).read_bytes() == data
+
+
+def test_a_roll_on_a_full_disk_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = LogWriter(tmp_path, segment_bytes=1_000)
+    append(log, 10, size=1_000)
+    real = os.open
+
+    def refuse(path: Path, flags: int, mode: int = 0o777) -> int:
+        if str(path).endswith(".seg"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    for _ in range(2):
+        with pytest.raises(TransientError, match="No space left"):
+            append(log, 20)
+    monkeypatch.setattr(os, "open", real)
+    append(log, 20)
+    append(log, 30)
+    log.close()
+    assert lsns(tmp_path) == [10, 20, 30]
+
+
+def test_what_an_earlier_process_left_unsynced_is_synced_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = LogWriter(tmp_path)
+    append(log, 10)
+    os.close(log._lock)
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", lambda handle: synced.append(os.fstat(handle).st_size))
+    again = LogWriter(tmp_path)
+    assert again.end == Cursor(10, 3)
+    assert synced[0] == data_path(tmp_path, 0).stat().st_size
+
+
 @pytest.fixture(scope="module")
 def three_batches() -> bytes:
     with tempfile.TemporaryDirectory() as directory:

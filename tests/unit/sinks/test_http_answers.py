@@ -44,3 +44,11 @@ def test_an_excerpt_is_short_printable_and_without_secrets() -> None:
     assert error.what.startswith("host answered 400: [31mno  key=*** ")
     assert error.what.isprintable()
     assert len(error.what) <= len("host answered 400: ") + 200
+
+
+@pytest.mark.parametrize("status", [400, 409, 413, 422])
+def test_a_refused_message_says_that_it_is_retried_and_blocks_its_consumer(status: int) -> None:
+    error = meaning(Answer(status), "host")
+    assert error is not None
+    assert "retried by itself" in error.fix
+    assert "blocks the consumer" in error.fix

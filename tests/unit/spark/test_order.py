@@ -30,7 +30,7 @@ from spark_pipeline.slicing import cut
 
 
 def marker(batch: int, part: int = 0, parts: int = 1, start: int = 0, end: int = 2) -> SliceMarker:
-    return SliceMarker(start, end, batch, part, parts, 1, Cursor(batch, 1), "f", 0, part)
+    return SliceMarker(start, end, batch, part, parts, 1, Cursor(batch, 1), 9, "f", 0, part)
 
 
 @given(rows=st.lists(st.integers(0, 50), min_size=1, max_size=20), partitions=st.integers(1, 5))
@@ -109,7 +109,7 @@ def test_slices_left_in_the_exchange_are_picked_up_in_order_and_neighbours_as_on
     path = str(leave(tmp_path, iter([first, second])))
 
     def at(position: int, offset: int, rows: int) -> SliceMarker:
-        return SliceMarker(0, 1, 0, 0, 1, rows, Cursor(1, 1), path, position, offset)
+        return SliceMarker(0, 1, 0, 0, 1, rows, Cursor(1, 1), 9, path, position, offset)
 
     picked = list(pick_up([at(0, 0, 2), at(0, 2, 3), at(1, 0, 2), at(0, 5, 1)]))
     assert [batch.num_rows for batch in picked] == [5, 2, 1]

@@ -1,0 +1,61 @@
+"""What ``walbrook status`` prints, at the width of a small terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from cdc.service.status import status_tables
+from cdc.state.migrate import migrate
+from tests.fix_postgres import Database
+
+_ROWS = """
+INSERT INTO walbrook.sources
+       (name, slot, publication, system_identifier, restart_lsn, restart_idx, head_lsn, log_lsn,
+        log_idx, state, last_error, lane_error)
+VALUES ('shop', 'walbrook_slot', 'p', '1', '16/B374D848', 123456, '16/B3F4D848', '16/B374D848',
+        123457, 'disconnected', 'the server [closed] the connection', NULL),
+       ('crm', 'a_slot_with_a_name_of_some_length', 'p', '1', '0/1', 0, NULL, NULL, NULL,
+        'stopped', NULL, 'the log is corrupt');
+INSERT INTO walbrook.consumers
+       (source, name, cursor_lsn, cursor_idx, delivered, absorbed, active, last_error)
+VALUES ('shop', 'orders-to-the-search-index', '16/B374D848', 123456, 123456789, 1234, true, NULL),
+       ('shop', 'hook', '16/B374D848', 3, 7, 0, true, 'POST https://example.com/a/long/path/that/'
+        'goes/on answered 503 Service Unavailable, and will be asked again in 30 s'),
+       ('shop', 'gone', '16/A0000000', 0, 5, 0, false, 'an old error');
+"""
+
+
+@pytest.fixture
+def printed(database: Database) -> str:
+    out = io.StringIO()
+    with database.connect() as connection:
+        migrate(connection)
+        connection.execute(_ROWS)
+        Console(file=out, width=80).print(status_tables(connection))
+    return out.getvalue()
+
+
+def test_nothing_is_split_at_80_columns_but_names(printed: str) -> None:
+    lines = printed.splitlines()
+    assert max(map(len, lines)) <= 80
+    (search,) = [line for line in lines if "16/B374D848:123456" in line and "123,456,789" in line]
+    assert search.split()[2:6] == ["8", "MiB", search.split()[4], "123,456,789"]
+    assert "1,234" in search
+    assert "\x1b" not in printed
+
+
+def test_errors_stand_below_the_tables_as_lines(printed: str) -> None:
+    below = " ".join(printed[printed.index("lane crm:") :].split())
+    assert "reader shop: the server [closed] the connection" in below
+    assert "lane crm: the log is corrupt" in below
+    assert "consumer hook: POST https://example.com" in below
+    assert below.endswith("asked again in 30 s")
+    assert "an old error" not in printed
+
+
+def test_a_consumer_that_left_the_configuration_is_shown_as_removed(printed: str) -> None:
+    (gone,) = [line for line in printed.splitlines() if "removed" in line]
+    assert gone.split() == ["gone", "16/A0000000:0", "-", "-", "5", "0", "removed"]
