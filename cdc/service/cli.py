@@ -18,6 +18,7 @@ from cdc.config import Config, load, show
 from cdc.errors import OperatorError, WalbrookError
 from cdc.replication.stop import StopSignal
 from cdc.service.http import HttpServer
+from cdc.service.java import require_java
 from cdc.service.logs import configure_logs
 from cdc.service.start import migrate_state, prepare, reach, sole_service
 from cdc.service.status import status_tables
@@ -53,6 +54,7 @@ def run(
     """Run the service until SIGTERM or Ctrl-C; what was read is delivered before it ends."""
     stop = StopSignal()
     stop.on_signals()
+    require_java()
     if config is None:
         from cdc.service.embedded_example import EmbeddedExample
 

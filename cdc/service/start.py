@@ -92,12 +92,13 @@ def _check_slot_is_there(source: Connection, database: Database) -> None:
 def _prepare(config: Config, database: Database) -> int:
     sinks = [sink for sink in config.sinks_of(database.name) if sink.status == "active"]
     wanted = sorted({table for sink in sinks for table in sink.source.include_tables or ()})
+    schemas = sorted({name for sink in sinks for name in sink.source.include_schemas or ()})
     with reach(config.state_dsn(), "the state database") as state:
         known = is_registered(state, database.name)
     with reach(database.dsn(), f"database {database.name}") as source:
         if known:
             _check_slot_is_there(source, database)
-        identity: SourceIdentity = prepare_source(source, database, wanted)
+        identity: SourceIdentity = prepare_source(source, database, wanted, schemas_wanted=schemas)
     for warning in identity.warnings:
         _logger.warning("source.warning", source=database.name, warning=warning)
     with reach(config.state_dsn(), "the state database") as state:

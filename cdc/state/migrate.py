@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from importlib import resources
 
 import psycopg
+from psycopg import sql
 
+from cdc.connection import Connection
 from cdc.errors import OperatorError
 
 _LOCK = 0x77616C62  # 'walb'
@@ -43,7 +45,7 @@ def available() -> list[Migration]:
     return sorted(found, key=lambda migration: migration.number)
 
 
-def migrate(connection: psycopg.Connection[tuple[object, ...]]) -> list[Migration]:
+def migrate(connection: Connection) -> list[Migration]:
     """Bring the schema up to date over an autocommit connection; says what was applied."""
     known = available()
     try:
@@ -56,14 +58,20 @@ def migrate(connection: psycopg.Connection[tuple[object, ...]]) -> list[Migratio
     except psycopg.errors.InsufficientPrivilege as error:
         raise OperatorError(
             f"the role may not create the schema walbrook: {error.diag.message_primary}",
-            fix="run GRANT CREATE ON DATABASE to that role, or set state.url to a database where "
-            "it may",
+            fix=_grant(connection),
         ) from error
 
 
-def _apply_missing(
-    connection: psycopg.Connection[tuple[object, ...]], known: list[Migration]
-) -> list[Migration]:
+def _grant(connection: Connection) -> str:
+    row = connection.execute("SELECT current_database()::text, current_user::text").fetchone()
+    database, role = row or ("", "")
+    statement = sql.SQL("GRANT CREATE ON DATABASE {} TO {};").format(
+        sql.Identifier(str(database)), sql.Identifier(str(role))
+    )
+    return f"{statement.as_string(connection)} or set state.url to a database where it may"
+
+
+def _apply_missing(connection: Connection, known: list[Migration]) -> list[Migration]:
     rows = connection.execute("SELECT number FROM walbrook.migrations").fetchall()
     applied = {row[0] for row in rows}
     newer = applied - {migration.number for migration in known}
