@@ -70,7 +70,7 @@ def test_a_failing_sink_is_seen_everywhere_and_recovers_and_a_stop_drains(
         children = service.tree()
         assert service.stop() == 0, service.log_tail()
         assert redis_client.xlen(stream) == 5002
-    assert not [child for child in children if _alive(child)]
+    until("every process to be gone", lambda: not [c for c in children if _alive(c)])
     (state,) = database.execute("SELECT state FROM walbrook.sources")[0]
     assert state == "stopped"
 
