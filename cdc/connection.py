@@ -6,9 +6,11 @@ TCP, in about half a minute, not after the kernel's quarter of an hour.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 Connection = psycopg.Connection[tuple[object, ...]]
 
@@ -28,6 +30,17 @@ def connect(dsn: str, *, name: str, statement_s: int = 30) -> Connection:
         dsn,
         autocommit=True,
         application_name=f"walbrook:{name}",
-        options=f"-c statement_timeout={statement_s}s",
+        options=with_options(dsn, {"statement_timeout": f"{statement_s}s"}),
         **LIVENESS,
     )
+
+
+def with_options(dsn: str, settings: Mapping[str, str]) -> str:
+    """The options of a connection: those its owner gave, and ours behind them.
+
+    A connection that holds a lock may be idle for months; the server must not end it for that.
+    """
+    given = conninfo_to_dict(dsn).get("options")
+    ours = {"idle_session_timeout": "0", **settings}
+    spelled = [f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in ours.items()]
+    return " ".join([str(given), *spelled] if given else spelled)

@@ -90,15 +90,23 @@ def markers_from_arrow(table: pa.Table) -> list[SliceMarker]:
 
 def _shared_memory(scratch: Path) -> Path | None:
     """A directory in shared memory that belongs to this lane, if there may be one."""
-    if not _SHARED_MEMORY.is_dir():
-        return None
-    if shutil.disk_usage(_SHARED_MEMORY).free < _SHARED_MEMORY_FREE_MIN:
-        return None
     place = _SHARED_MEMORY / f"walbrook-{xxhash.xxh3_64_hexdigest(os.fsencode(scratch))}"
-    place.mkdir(mode=0o700, exist_ok=True)
-    status = place.lstat()
-    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    return place if ours and not status.st_mode & 0o077 else None
+    try:
+        place.mkdir(mode=0o700, exist_ok=True)
+        status = place.lstat()
+        ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+        if not ours or status.st_mode & 0o077:
+            return None
+        _empty(place)
+        enough = shutil.disk_usage(place).free >= _SHARED_MEMORY_FREE_MIN
+    except OSError:
+        return None
+    return place if enough else None
+
+
+def _empty(directory: Path) -> None:
+    for left in directory.iterdir():
+        shutil.rmtree(left, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -125,8 +133,7 @@ class Exchange:
         """
         parent = _shared_memory(scratch) or scratch
         parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for left in parent.iterdir():
-            shutil.rmtree(left, ignore_errors=True)
+        _empty(parent)
         directory = parent / uuid.uuid4().hex
         directory.mkdir(mode=0o700)
         return cls(directory)

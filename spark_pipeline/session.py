@@ -50,9 +50,10 @@ def open_session(settings: Spark) -> SparkSession:
         "spark.driver.memory": settings.driver_memory,
         "spark.ui.enabled": str(settings.ui).lower(),
         "spark.sql.warehouse.dir": str(Path(settings.checkpoint_directory) / "warehouse"),
-        # Without the stack a query stopped in mid-batch overflows it.
+        # Without the stack a query stopped in mid-batch overflows it. The JVM plans and waits; what
+        # the second compiler would win there it first takes away in CPU.
         "spark.driver.extraJavaOptions": (
-            f"-Xss8m -Dlog4j2.configurationFile={_LOGGING.as_uri()} "
+            f"-Xss8m -XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile={_LOGGING.as_uri()} "
             f"-Dwalbrook.spark.level={settings.log_level}"
         ),
     }

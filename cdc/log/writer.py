@@ -12,6 +12,7 @@ import fcntl
 import os
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
@@ -114,17 +115,18 @@ class LogWriter:
         os.close(self._lock)
 
     def _write(self, marker: Marker, header: bytes, body: pa.Buffer) -> None:
-        """Append frame, then entry; after a failure exactly what was whole before is left."""
+        """Append frame, then entry, behind exactly what is whole.
+
+        A write that failed may have left a part; it is cut before the next one, and if it cannot
+        be cut there is no next one.
+        """
         entry = pack_index([index_entry(marker, self._offset)])
-        try:
-            _write_all(self._data, [memoryview(header), memoryview(body)])
-            if self._durability == "fsync":
-                os.fdatasync(self._data)
-            _write_all(self._index, [memoryview(entry)])
-        except OSError:
-            os.ftruncate(self._data, self._offset)
-            os.ftruncate(self._index, self._indexed * INDEX_DTYPE.itemsize)
-            raise
+        _cut(self._data, self._offset)
+        _cut(self._index, self._indexed * INDEX_DTYPE.itemsize)
+        _write_all(self._data, [memoryview(header), memoryview(body)])
+        if self._durability == "fsync":
+            os.fdatasync(self._data)
+        _write_all(self._index, [memoryview(entry)])
 
     def _recover(self) -> None:
         segments = list_segments(self._directory)
@@ -156,13 +158,14 @@ class LogWriter:
         if offset < path.stat().st_size:
             os.truncate(path, offset)
         self._replace_index(first_batch, entries)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-        data = os.open(path, flags)
-        index = os.open(index_path(self._directory, first_batch), flags)
-        # What an earlier process wrote and never synced must be on disk before it counts.
-        os.fdatasync(data)
-        os.fdatasync(index)
-        _sync_directory(self._directory)
+        with ExitStack() as opened:
+            data = _open_to_append(path, opened)
+            index = _open_to_append(index_path(self._directory, first_batch), opened)
+            # What an earlier process wrote and never synced must be on disk before it counts.
+            os.fdatasync(data)
+            os.fdatasync(index)
+            _sync_directory(self._directory)
+            opened.pop_all()
         self._data, self._index = data, index
         self._segment, self._offset, self._indexed = first_batch, offset, len(entries)
         self.next_batch = first_batch + len(entries)
@@ -209,6 +212,17 @@ class LogWriter:
             raise
         os.close(data)
         os.close(index)
+
+
+def _open_to_append(path: Path, opened: ExitStack) -> int:
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    opened.callback(os.close, handle)
+    return handle
+
+
+def _cut(handle: int, size: int) -> None:
+    if os.fstat(handle).st_size != size:
+        os.ftruncate(handle, size)
 
 
 def _sync_directory(directory: Path) -> None:

@@ -19,7 +19,7 @@ SELECT confirmed_flush_lsn::text, wal_status, plugin FROM pg_replication_slots W
 """
 _END_OF_WAL = """
 SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
-            ELSE pg_current_wal_flush_lsn() END::text
+            ELSE pg_current_wal_flush_lsn() END::text, pg_is_in_recovery()
 """
 
 
@@ -66,6 +66,8 @@ class SlotControl:
                 "walbrook.sources and cursor_lsn in walbrook.consumers to its confirmed_flush_lsn",
             )
         if end is not None and parse_lsn(str(end[0])) < resume.lsn:
+            if end[1]:
+                raise TransientError(f"the standby has replayed to {end[0]}, not yet to {resume}")
             raise GapError(
                 f"the source's WAL ends at {end[0]}, before {resume}, up to which it was read: "
                 "this is an older state of the database (a restore, or a standby that was behind), "

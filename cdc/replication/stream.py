@@ -12,7 +12,7 @@ import time
 import psycopg
 from psycopg import pq, sql
 
-from cdc.connection import LIVENESS
+from cdc.connection import LIVENESS, with_options
 from cdc.cursor import format_lsn
 from cdc.errors import ProtocolError, TransientError
 from cdc.replication.protocol import (
@@ -34,15 +34,8 @@ _SETTINGS = {
     "lc_monetary": "C",
     "wal_sender_timeout": "60s",
     "statement_timeout": "0",
-    "idle_session_timeout": "0",
 }
 _SEND_TIMEOUT_S = 10.0
-
-
-def _options() -> str:
-    return " ".join(
-        f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in _SETTINGS.items()
-    )
 
 
 class ReplicationStream:
@@ -54,7 +47,7 @@ class ReplicationStream:
                 dsn,
                 replication="database",
                 autocommit=True,
-                options=_options(),
+                options=with_options(dsn, _SETTINGS),
                 application_name=f"walbrook:{slot}",
                 **LIVENESS,
             )

@@ -20,7 +20,8 @@ from cdc.replication.stop import StopSignal
 from cdc.service.http import HttpServer
 from cdc.service.java import require_java
 from cdc.service.logs import configure_logs
-from cdc.service.start import migrate_state, prepare, reach, sole_service
+from cdc.service.ownership import Ownership
+from cdc.service.start import migrate_state, prepare, reach
 from cdc.service.status import status_tables
 from cdc.service.supervisor import Supervisor
 
@@ -67,11 +68,11 @@ def serve(path: Path, stop: StopSignal) -> int:
     """Prepare the sources of a configuration and run its processes until ``stop``."""
     settings = load(path)
     configure_logs(settings.service)
-    with sole_service(settings):
+    with Ownership(settings) as ownership:
         supervisor = Supervisor(settings, path.resolve(), prepare(settings))
         http = settings.service.http
         with HttpServer(http, settings.state_dsn(), supervisor) if http.enabled else nullcontext():
-            return supervisor.run(stop)
+            return supervisor.run(stop, ownership.keep)
 
 
 @app.command()
@@ -126,6 +127,9 @@ def main() -> None:
         app()
     except WalbrookError as error:
         typer.echo(f"walbrook: {error}", err=True)
+        raise SystemExit(1) from error
+    except psycopg.OperationalError as error:
+        typer.echo(f"walbrook: a database does not answer: {str(error).strip()}", err=True)
         raise SystemExit(1) from error
 
 

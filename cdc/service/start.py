@@ -6,10 +6,6 @@ there. It is safe to do again: a second start changes only the term.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import psycopg
 import structlog
 
@@ -22,9 +18,7 @@ from cdc.state.positions import is_registered, register_source
 
 _logger = structlog.get_logger("walbrook.start")
 
-_OWN = "SELECT pg_try_advisory_lock(hashtextextended('walbrook.source.' || %s, 0))"
 _SLOT = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s"
-_OWN_WAIT_S, _OWN_POLL_S = 15.0, 0.5
 
 
 def reach(dsn: str, what: str) -> Connection:
@@ -36,31 +30,6 @@ def reach(dsn: str, what: str) -> Connection:
             f"{what} cannot be reached: {str(error).strip()}",
             fix="check that it runs, and its address, user and password in the configuration",
         ) from error
-
-
-@contextmanager
-def sole_service(config: Config) -> Iterator[None]:
-    """Be the only service of these sources for as long as it runs.
-
-    The lock comes before anything is changed, so that a second start by mistake harms nobody. A
-    service that was just killed gets a moment to lose its connection.
-    """
-    with reach(config.state_dsn(), "the state database") as connection:
-        for database in config.databases:
-            deadline = time.monotonic() + _OWN_WAIT_S
-            while not _owned(connection, database.name):
-                if time.monotonic() >= deadline:
-                    raise OperatorError(
-                        f"another service serves source {database.name}",
-                        fix="stop the other one; pg_stat_activity shows it as walbrook:service",
-                    )
-                time.sleep(_OWN_POLL_S)
-        yield
-
-
-def _owned(connection: Connection, source: str) -> bool:
-    row = connection.execute(_OWN, (source,)).fetchone()
-    return row is not None and bool(row[0])
 
 
 def migrate_state(config: Config) -> list[Migration]:

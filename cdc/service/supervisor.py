@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,11 +96,12 @@ class Supervisor:
         pairs = [f"--term={name}={term}" for name, term in terms.items()]
         self._driver = Child("driver", [sys.executable, "-m", "spark_pipeline", str(path), *pairs])
 
-    def run(self, stop: StopSignal) -> int:
-        """Mind the children until a stop; the answer is the exit status."""
+    def run(self, stop: StopSignal, keep: Callable[[], None]) -> int:
+        """Mind the children, and ``keep`` what is ours, until a stop; gives the exit status."""
         children = [*self._readers, self._driver]
         try:
             while not stop.wait(_POLL_S):
+                keep()
                 for child in children:
                     child.mind()
                 if any(child.gave_up for child in children):

@@ -87,6 +87,13 @@ def test_a_second_start_harms_nobody_lost_children_come_back_and_none_is_orphane
         port = _port(first)
         database.execute("INSERT INTO item VALUES (1, 'before')")
         first.until_settled()
+        # A lock that is lost with its connection is taken again.
+        ended = database.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE "
+            "application_name = 'walbrook:service' AND datname = current_database()"
+        )
+        assert ended == [(True,)]
+        first.until("the lock to be ours again", _LOCKED)
         second = Service(database, tmp_path / "second", sinks).run("run")
         assert second.returncode == 1
         assert "another service serves source shop" in second.stderr
@@ -169,6 +176,13 @@ def test_the_commands_say_what_to_do(database: Database, tmp_path: Path) -> None
     assert wrong.returncode == 1
     assert "sinkz" in wrong.stderr
     assert "sinks" in wrong.stderr
+
+
+_LOCKED = """
+SELECT count(*) > 0 FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+ WHERE l.locktype = 'advisory' AND l.granted AND a.application_name = 'walbrook:service'
+   AND a.datname = current_database()
+"""
 
 
 def _rows_in_log(directory: Path) -> int:

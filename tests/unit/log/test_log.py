@@ -225,6 +225,48 @@ def test_a_roll_on_a_full_disk_is_tried_again(
     assert lsns(tmp_path) == [10, 20, 30]
 
 
+def test_what_a_failed_write_left_is_cut_before_the_next_or_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = LogWriter(tmp_path)
+    append(log, 10)
+    with data_path(tmp_path, 0).open("ab") as file:
+        file.write(b"half a frame")
+
+    def refuse(_handle: int, _size: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", refuse)
+        with pytest.raises(TransientError, match="Input/output"):
+            append(log, 20)
+    append(log, 20)
+    log.close()
+    assert lsns(tmp_path) == [10, 20]
+
+
+def test_failed_rolls_leave_no_descriptor_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = LogWriter(tmp_path, segment_bytes=1_000)
+    append(log, 10, size=1_000)
+    real = os.open
+
+    def refuse(path: Path, flags: int, mode: int = 0o777) -> int:
+        if str(path).endswith(".idx"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, flags, mode)
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "open", refuse)
+    for _ in range(5):
+        with pytest.raises(TransientError):
+            append(log, 20)
+    monkeypatch.undo()
+    assert len(os.listdir("/proc/self/fd")) == before
+    log.close()
+
+
 def test_what_an_earlier_process_left_unsynced_is_synced_before_it_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
