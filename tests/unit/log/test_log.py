@@ -44,6 +44,18 @@ def append(log: LogWriter, lsn: int, count: int = 3, size: int = 10) -> None:
     log.append(rows(lsn, count, size), SCHEMAS, first=Cursor(lsn, 0), high=Cursor(lsn, count))
 
 
+def no_space_for(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on files with ``suffix`` cannot be opened."""
+    real = os.open
+
+    def refuse(path: Path, flags: int, mode: int = 0o777) -> int:
+        if str(path).endswith(suffix):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+
 def lsns(directory: Path) -> list[int]:
     view = LogView(directory)
     frames = view.frames(view.first_batch(), view.next_batch())
@@ -207,18 +219,11 @@ def test_a_roll_on_a_full_disk_is_tried_again(
 ) -> None:
     log = LogWriter(tmp_path, segment_bytes=1_000)
     append(log, 10, size=1_000)
-    real = os.open
-
-    def refuse(path: Path, flags: int, mode: int = 0o777) -> int:
-        if str(path).endswith(".seg"):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(path, flags, mode)
-
-    monkeypatch.setattr(os, "open", refuse)
+    no_space_for(".seg", monkeypatch)
     for _ in range(2):
         with pytest.raises(TransientError, match="No space left"):
             append(log, 20)
-    monkeypatch.setattr(os, "open", real)
+    monkeypatch.undo()
     append(log, 20)
     append(log, 30)
     log.close()
@@ -250,15 +255,8 @@ def test_failed_rolls_leave_no_descriptor_open(
 ) -> None:
     log = LogWriter(tmp_path, segment_bytes=1_000)
     append(log, 10, size=1_000)
-    real = os.open
-
-    def refuse(path: Path, flags: int, mode: int = 0o777) -> int:
-        if str(path).endswith(".idx"):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(path, flags, mode)
-
     before = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(os, "open", refuse)
+    no_space_for(".idx", monkeypatch)
     for _ in range(5):
         with pytest.raises(TransientError):
             append(log, 20)
