@@ -1,7 +1,7 @@
 """The Spark session, with the settings that low latency needs.
 
-Each of them was measured; docs/architecture.md says what it gave. ``spark.conf`` of the
-configuration is applied last and wins.
+docs/architecture.md says what those gave that were measured one by one; the others keep Spark from
+doing what a small local job does not need. ``spark.conf`` of the configuration comes last and wins.
 """
 
 from __future__ import annotations

@@ -73,14 +73,6 @@ class LogView:
         batch_highs = list(zip(index["high_lsn"].tolist(), index["high_idx"].tolist(), strict=True))
         return segments[position] + bisect.bisect_right(batch_highs, tuple(cursor))
 
-    def floor(self) -> Cursor | None:
-        """The cursor of the first readable batch; None while the log is empty."""
-        for first in list_readable(self._directory):
-            index = load_index(index_path(self._directory, first))
-            if len(index):
-                return Cursor(int(index[0]["first_lsn"]), int(index[0]["first_idx"]))
-        return None
-
     def entries(self, start: int, end: int) -> Index:
         """The index entries of the batches ``[start, end)``; all of them must be readable."""
         segments = list_readable(self._directory)

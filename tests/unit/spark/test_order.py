@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -127,6 +128,25 @@ def test_an_exchange_removes_what_a_killed_run_left(tmp_path: Path) -> None:
     assert list(exchange.directory.iterdir()) == []
     exchange.remove()
     assert not exchange.directory.exists()
+
+
+def test_decoded_rows_are_nobody_elses_and_a_squatted_name_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = tmp_path / "shm"
+    memory.mkdir()
+    monkeypatch.setattr("spark_pipeline.exchange._SHARED_MEMORY", memory)
+    monkeypatch.setattr("spark_pipeline.exchange._SHARED_MEMORY_FREE_MIN", 0)
+    scratch = tmp_path / "scratch"
+    exchange = Exchange.create(scratch)
+    (place,) = memory.iterdir()
+    assert exchange.directory.parent == place
+    assert place.stat().st_mode & 0o077 == 0
+    place.chmod(0o755)
+    assert Exchange.create(scratch).directory.parent == scratch
+    shutil.rmtree(place)
+    place.touch()
+    assert Exchange.create(scratch).directory.parent == scratch
 
 
 def changes(*rows: tuple[str, str, str]) -> pa.RecordBatch:

@@ -1,0 +1,46 @@
+"""What a lane's tasks and its source's side must not do: share sinks wrongly, wait for ever."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from cdc.config import FileDestination, Sink
+from cdc.cursor import Cursor
+from cdc.errors import GapError
+from cdc.log.writer import LogWriter
+from spark_pipeline import delivery
+from spark_pipeline.delivery import Origin, Share
+from spark_pipeline.source import LogStreamReader
+from tests.unit.log.test_log import append
+
+
+def share(source: str, run: str, directory: Path) -> Share:
+    sink = Sink(name="same", database=source, destination=FileDestination(path=directory / source))
+    cursor = Cursor(1, 0)
+    return Share(sink, Origin(source, "", ""), run, cursor, cursor, [])
+
+
+def test_sinks_of_two_sources_live_side_by_side_and_those_of_an_earlier_run_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "_open_sinks", {})
+    shop, crm = (delivery._sink(share(name, "run 1", tmp_path)) for name in ("shop", "crm"))
+    assert shop is not crm
+    assert delivery._sink(share("shop", "run 1", tmp_path)) is shop
+    assert delivery._sink(share("shop", "run 2", tmp_path)) is not shop
+    assert {run for run, _, _ in delivery._open_sinks} == {"run 2"}
+
+
+def test_a_log_that_ends_before_the_streams_position_is_an_error_not_a_wait(
+    tmp_path: Path,
+) -> None:
+    log = LogWriter(tmp_path)
+    append(log, 10)
+    log.close()
+    reader = LogStreamReader.for_lane(tmp_path, tmp_path)
+    assert reader.latestOffset({"batch": 0}, ReadMaxRows(10)) == {"batch": 1}
+    with pytest.raises(GapError, match="ends at batch 1, before batch 5"):
+        reader.latestOffset({"batch": 5}, ReadMaxRows(10))
