@@ -17,9 +17,10 @@ from cdc.config.destination import (
 )
 from cdc.config.display import show
 from cdc.config.load import load, loads
+from cdc.config.log import Flight, Log, Tier
 from cdc.config.model import Config
 from cdc.config.secrets import SecretText
-from cdc.config.settings import Http, Log, Service, Spark, State
+from cdc.config.settings import Http, Service, Spark, State
 from cdc.config.sink import Sink, Source
 from cdc.config.table import TableName
 
@@ -28,6 +29,7 @@ __all__ = [
     "Database",
     "Destination",
     "FileDestination",
+    "Flight",
     "Http",
     "Log",
     "ParquetDestination",
@@ -41,6 +43,7 @@ __all__ = [
     "Spark",
     "State",
     "TableName",
+    "Tier",
     "Tls",
     "WebhookDestination",
     "load",

@@ -8,7 +8,19 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
-from cdc.config.scalars import Flag, Name, Port, Section, SlotName, Table, Text, resolve, wrong
+from cdc.config.scalars import (
+    Flag,
+    Integer,
+    LocalPath,
+    Name,
+    Port,
+    Section,
+    SlotName,
+    Table,
+    Text,
+    resolve,
+    wrong,
+)
 from cdc.config.secrets import SecretText
 
 _SECRET_PARAMETERS = ("password", "sslpassword", "oauth_client_secret")
@@ -41,6 +53,15 @@ class Slot(Section):
     name: SlotName = Field(description="Name of the replication slot.")
     create_if_not_exists: Flag = Field(
         default=False, description="Create the slot at start if it is not there."
+    )
+    failover: Flag = Field(
+        default=False,
+        description="Create the slot so that standbys keep a copy of it (Postgres 17 and later).",
+    )
+    two_phase: Flag = Field(
+        default=False,
+        description="Receive prepared transactions when they are prepared, not when they are "
+        "committed (Postgres 15 and later). They are delivered once committed either way.",
     )
 
 
@@ -89,8 +110,35 @@ class Database(Section):
         default=None,
         description="File of trusted certificates, or system for the operating system's.",
     )
+    sslcert: LocalPath | None = Field(
+        default=None, description="File of the client's own certificate."
+    )
+    sslkey: LocalPath | None = Field(
+        default=None, description="File of the private key of the client's certificate."
+    )
     slot: Slot = Field(description="The replication slot to read.")
     publication: Publication = Field(description="The publication to read.")
+
+    stream_transactions: Flag = Field(
+        default=False,
+        description="Receive large transactions while they are still open. They wait in the log "
+        "directory and are delivered once committed.",
+    )
+    origin: Literal["any", "none"] = Field(
+        default="any",
+        description="With none, changes that replication brought into the source are left out "
+        "(Postgres 16 and later).",
+    )
+    heartbeat_s: Annotated[Integer, Field(ge=0, le=3600)] = Field(
+        default=10,
+        description="How often a small message is sent through the WAL to see that it comes back, "
+        "in seconds; 0 sends none.",
+    )
+    primary_url: PostgresUrl | None = Field(
+        default=None,
+        description="URL of the primary, when the database named here is a standby: heartbeats "
+        "are written there.",
+    )
 
     @model_validator(mode="after")
     def _one_way_to_connect(self) -> Self:
@@ -101,7 +149,12 @@ class Database(Section):
 
     def dsn(self) -> str:
         """A libpq connection string, password included."""
-        tls = {"sslmode": self.sslmode, "sslrootcert": self.sslrootcert}
+        tls = {
+            "sslmode": self.sslmode,
+            "sslrootcert": self.sslrootcert,
+            "sslcert": str(self.sslcert) if self.sslcert else None,
+            "sslkey": str(self.sslkey) if self.sslkey else None,
+        }
         if self.url is not None:
             return make_conninfo(self.url.get_secret_value(), **tls)
         return make_conninfo(
@@ -113,6 +166,10 @@ class Database(Section):
             password=self.password.get_secret_value() if self.password else None,
             **tls,
         )
+
+    def primary_dsn(self) -> str:
+        """Where writes go: the primary if one is named, else the database itself."""
+        return self.primary_url.get_secret_value() if self.primary_url else self.dsn()
 
     def display_dsn(self) -> str:
         """The connection string without its secrets."""

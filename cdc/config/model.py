@@ -14,8 +14,9 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from cdc.config.database import Database
+from cdc.config.log import Log
 from cdc.config.scalars import Section, wrong
-from cdc.config.settings import Log, Service, Spark, State
+from cdc.config.settings import Service, Spark, State
 from cdc.config.sink import Sink
 from cdc.errors import OperatorError
 

@@ -1,4 +1,4 @@
-"""Sections that are about Walbrook itself: state, log, Spark, service."""
+"""Sections that are about Walbrook itself: state, Spark, service."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from cdc.config.scalars import ConfText, Flag, Integer, LocalPath, Section, Size
 
 Positive = Annotated[Integer, Field(ge=1)]
 PositiveSize = Annotated[Size, Field(ge=1)]
-# A batch is one Arrow batch, and the JSON of its rows must fit into columns of 2 GiB.
-BatchSize = Annotated[PositiveSize, Field(le=2**30)]
 
 # Spark settings that have a key of their own: two places for one setting would contradict.
 _OWN_KEYS = {
@@ -30,37 +28,6 @@ class State(Section):
     url: PostgresUrl | None = Field(
         default=None, description="URL of the state database; if not given, the first database."
     )
-
-
-class Log(Section):
-    """The change log on disk."""
-
-    directory: LocalPath = Field(
-        default=Path("var/log"), description="Directory that holds the segments."
-    )
-    durability: Literal["disk", "fsync"] = Field(
-        default="disk",
-        description="Whether writes are synced in the background or before they are confirmed.",
-    )
-    batch_rows: Positive = Field(default=16384, description="Most changes in one batch.")
-    batch_bytes: BatchSize = Field(
-        default=4 * 2**20, description="Most bytes in one batch; at most 1GiB."
-    )
-    linger_ms: Annotated[Integer, Field(ge=0, le=60_000)] = Field(
-        default=10, description="How long a batch waits for more changes, in milliseconds."
-    )
-    segment_bytes: PositiveSize = Field(
-        default=64 * 2**20, description="Size at which a segment is sealed."
-    )
-    max_bytes: PositiveSize = Field(
-        default=16 * 2**30, description="Most bytes the log takes; at least 4 segments."
-    )
-
-    @model_validator(mode="after")
-    def _room_for_segments(self) -> Self:
-        if self.max_bytes < 4 * self.segment_bytes:
-            raise wrong("max_bytes is less than 4 × segment_bytes; raise it or lower the other")
-        return self
 
 
 class Spark(Section):

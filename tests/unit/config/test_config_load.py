@@ -75,7 +75,7 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_file() -> None:
     assert "  line 11, sinks[0].database: there is no database 'crm'; use one of shop" in lines
     assert "  line 12, sinks[0].destination.path: is required" in lines
     assert "  line 12, sinks[0].destination.pth: unknown key; did you mean path?" in lines
-    assert "  line 13, log.durability: should be 'disk' or 'fsync'" in lines
+    assert "  line 13, log.durability: should be 'memory', 'disk' or 'fsync'" in lines
 
 
 @pytest.mark.parametrize(

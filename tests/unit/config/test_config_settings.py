@@ -18,10 +18,25 @@ def test_an_empty_section_means_its_defaults() -> None:
     assert read(databases() + "log:\nspark: {}\nservice:\n") == read(databases())
 
 
-@pytest.mark.parametrize("durability", ["memory", "on"])
-def test_the_log_is_durable_on_disk_or_by_fsync(durability: str) -> None:
-    found = refusal(databases() + f"log: {{durability: {durability}}}")
-    assert "log.durability: should be 'disk' or 'fsync'" in found
+def test_the_log_has_three_durabilities() -> None:
+    assert read(databases() + "log: {durability: memory}").log.durability == "memory"
+    found = refusal(databases() + "log: {durability: on}")
+    assert "log.durability: should be 'memory', 'disk' or 'fsync'" in found
+
+
+def test_a_tier_is_a_url_or_a_directory_beside_the_file() -> None:
+    tiers = [
+        read(databases() + f"log: {{tier: {{url: {url}}}}}").log.tier
+        for url in ("s3://bucket/cold", "cold", "/mnt/cold")
+    ]
+    assert [tier.url for tier in tiers if tier is not None] == [
+        "s3://bucket/cold", str(BASE / "cold"), "/mnt/cold",
+    ]  # fmt: skip
+
+
+def test_a_certificate_of_the_log_server_needs_its_key() -> None:
+    found = refusal(databases() + "log: {flight: {certificate: a.pem}}")
+    assert "log.flight: certificate and private_key go together" in found
 
 
 def test_the_log_needs_room_for_four_segments() -> None:
