@@ -37,6 +37,10 @@ check: $(READY) ## Lint, formatting and types
 test: $(READY) ## All tests, on real servers; ARGS= goes to pytest
 	@$(WITH_JAVA) $(BIN)/pytest $(ARGS)
 
+.PHONY: chaos
+chaos: $(READY) ## The tests that take minutes; ARGS= goes to pytest
+	@$(WITH_JAVA) $(BIN)/pytest -m chaos $(ARGS)
+
 .PHONY: demo
 demo: $(READY) ## The whole pipeline on this machine, nothing else needed
 	@$(WITH_JAVA) $(BIN)/python -m examples.demo

@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -24,13 +25,13 @@ from benchmarks.recvlogical import receive
 from benchmarks.service import write_config
 from benchmarks.sizes import Sizes, progress
 from benchmarks.source import Load, Source, open_source
+from benchmarks.ten_tables import create_ten_tables, load_ten_tables
 from benchmarks.watched import WatchedProgram
 from cdc.config import load as load_config
 from cdc.errors import TransientError
 from cdc.log.view import LogView
 from cdc.service.start import prepare
 
-_SLOT = "original"
 _TIMEOUT_S = 600.0
 
 
@@ -45,62 +46,107 @@ class Reading:
 
 
 def run(sizes: Sizes) -> dict[str, object]:
-    """Write once, read ``sizes.rounds`` times each way; medians."""
+    """Write once, read ``sizes.rounds`` times each way; medians. Then the same of ten tables."""
     with (
         tempfile.TemporaryDirectory(prefix="walbrook-read-") as directory,
         open_source(Path(directory) / "postgres") as source,
     ):
-        source.create_slot(_SLOT)
-        progress(f"read: writing {sizes.rows:,} rows")
-        load = source.load(sizes.rows, sizes.transaction_rows)
-        source.checkpoint()
-        received: list[float] = []
-        readings: dict[str, list[Reading]] = {"disk": [], "fsync": []}
-        for number in range(sizes.rounds):
-            with source.slot_copy(_SLOT, f"reference_{number}") as slot:
-                received.append(receive(source.postgres, slot, load))
-            progress(f"read: round {number + 1}, pg_recvlogical {received[-1]:,.0f} rows/s")
-            for durability, done in readings.items():
-                name = f"{durability}_{number}"
-                with source.slot_copy(_SLOT, name):
-                    done.append(_read(Path(directory) / name, source, load, name, durability))
-                progress(
-                    f"read: round {number + 1}, reader ({durability}) "
-                    f"{done[-1].rows_per_s:,.0f} rows/s"
-                )
-    return _figures(sizes, received, readings["disk"], readings["fsync"])
+        create_ten_tables(source)
+        one = _measure(
+            Path(directory) / "one", source, sizes, ("disk", "fsync"),
+            lambda: source.load(sizes.rows, sizes.transaction_rows),
+        )  # fmt: skip
+        ten = _measure(
+            Path(directory) / "ten", source, sizes, ("disk",),
+            lambda: load_ten_tables(source, sizes.rows, sizes.transaction_rows),
+        )  # fmt: skip
+    return _figures(sizes, one, ten)
 
 
-def _figures(
-    sizes: Sizes, received: list[float], disk: list[Reading], fsync: list[Reading]
-) -> dict[str, object]:
-    reference = median(received)
-    disk_rate = median(reading.rows_per_s for reading in disk)
-    fsync_rate = median(reading.rows_per_s for reading in fsync)
+@dataclass(frozen=True)
+class Rounds:
+    """Every measurement of one load."""
+
+    received: list[float]
+    readings: dict[str, list[Reading]]  # by durability
+
+    def rate(self, durability: str) -> float:
+        return median(reading.rows_per_s for reading in self.readings[durability])
+
+    def ratio(self, durability: str) -> float:
+        return self.rate(durability) / median(self.received)
+
+
+def _measure(
+    directory: Path,
+    source: Source,
+    sizes: Sizes,
+    durabilities: Sequence[str],
+    write: Callable[[], Load],
+) -> Rounds:
+    """Write a load, then read it in rounds by ``pg_recvlogical`` and by the reader."""
+    what = directory.name
+    original = f"original_{what}"
+    source.create_slot(original)
+    progress(f"read, {what}: writing {sizes.rows:,} rows")
+    load = write()
+    source.checkpoint()
+    rounds = Rounds([], {durability: [] for durability in durabilities})
+    for number in range(sizes.rounds):
+        with source.slot_copy(original, f"reference_{what}_{number}") as slot:
+            rounds.received.append(receive(source.postgres, slot, load))
+        progress(f"read, {what}: pg_recvlogical {rounds.received[-1]:,.0f} rows/s")
+        for durability, done in rounds.readings.items():
+            name = f"{what}_{durability}_{number}"
+            with source.slot_copy(original, name):
+                done.append(_read(directory / name, source, load, name, durability))
+            progress(f"read, {what}: reader ({durability}) {done[-1].rows_per_s:,.0f} rows/s")
+    source.drop_slot(original)
+    return rounds
+
+
+def _figures(sizes: Sizes, one: Rounds, ten: Rounds) -> dict[str, object]:
+    disk, fsync = one.readings["disk"], one.readings["fsync"]
     return {
         "rows": sizes.rows,
         "transaction_rows": sizes.transaction_rows,
         "row_bytes": round(disk[0].row_bytes),
-        "recvlogical_rows_per_s": round(reference),
-        "reader_rows_per_s": round(disk_rate),
-        "reader_rows_per_s_fsync": round(fsync_rate),
-        "read_ratio": round(disk_rate / reference, 3),
-        "read_ratio_fsync": round(fsync_rate / reference, 3),
+        "recvlogical_rows_per_s": round(median(one.received)),
+        "reader_rows_per_s": round(one.rate("disk")),
+        "reader_rows_per_s_fsync": round(one.rate("fsync")),
+        "read_ratio": round(one.ratio("disk"), 3),
+        "read_ratio_fsync": round(one.ratio("fsync"), 3),
+        "read_ratio_ten_tables": round(ten.ratio("disk"), 3),
+        "ten_tables_change": round(ten.ratio("disk") / one.ratio("disk") - 1, 3),
         "cpu_us_per_message": round(median(r.cpu_us_per_message for r in disk), 2),
+        "cpu_us_per_message_ten_tables": round(
+            median(r.cpu_us_per_message for r in ten.readings["disk"]), 2
+        ),
         "peak_rss_mb": max(reading.peak_rss_mb for reading in [*disk, *fsync]),
         "rounds": {
-            "recvlogical_rows_per_s": [round(rate) for rate in received],
+            "recvlogical_rows_per_s": [round(rate) for rate in one.received],
             "reader_rows_per_s": [round(reading.rows_per_s) for reading in disk],
             "reader_rows_per_s_fsync": [round(reading.rows_per_s) for reading in fsync],
+            "recvlogical_rows_per_s_ten_tables": [round(rate) for rate in ten.received],
+            "reader_rows_per_s_ten_tables": [
+                round(reading.rows_per_s) for reading in ten.readings["disk"]
+            ],
         },
     }
 
 
 def _read(directory: Path, source: Source, load: Load, slot: str, durability: str) -> Reading:
-    path = write_config(directory, source, name=slot, slot=slot, durability=durability)
-    prepare(load_config(path))
+    path = write_config(
+        directory,
+        source,
+        name=slot,
+        slot=slot,
+        durability=durability,
+        publication=load.publication,
+    )
+    term = prepare(load_config(path))[slot]
     view = LogView(directory / "log" / slot)
-    command = [sys.executable, "-m", "cdc.replication", str(path), slot]
+    command = [sys.executable, "-m", "cdc.replication", str(path), slot, f"--term={term}"]
     try:
         with WatchedProgram(command, begins="reader.streaming") as program:
             program.wait_begun()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from benchmarks.source import PUBLICATION, Load
+from benchmarks.source import Load
 from benchmarks.watched import WatchedProgram
 from cdc.service.embedded import EmbeddedPostgres
 
@@ -19,7 +19,7 @@ def receive(postgres: EmbeddedPostgres, slot: str, load: Load) -> float:
         str(postgres.bin_directory / "pg_recvlogical"),
         *("--dbname", make_conninfo("", **parameters), "--slot", slot, "--start", "--no-loop"),
         *("--file", "/dev/null", "--endpos", load.end_lsn, "--verbose"),
-        *("--option", "proto_version=1", "--option", f"publication_names={PUBLICATION}"),
+        *("--option", "proto_version=1", "--option", f"publication_names={load.publication}"),
     ]
     program = WatchedProgram(
         command,

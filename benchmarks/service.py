@@ -33,6 +33,7 @@ def write_config(
     slot: str,
     destination: Mapping[str, object] | None = None,
     durability: str = "disk",
+    publication: str = PUBLICATION,
 ) -> Path:
     """A configuration file whose source, and sink if there is one, are called ``name``."""
     directory.mkdir(parents=True)
@@ -42,7 +43,7 @@ def write_config(
                 "name": name,
                 "url": source.postgres.url,
                 "slot": {"name": slot, "create_if_not_exists": True},
-                "publication": {"name": PUBLICATION},
+                "publication": {"name": publication},
             }
         ],
         "sinks": [] if destination is None else [{"name": name, "destination": destination}],

@@ -54,6 +54,7 @@ class Load:
 
     rows: int
     end_lsn: str
+    publication: str = PUBLICATION
 
 
 class Source:
@@ -75,11 +76,18 @@ class Source:
         for start in range(first, first + rows, transaction_rows):
             end = min(start + transaction_rows, first + rows) - 1
             self.connection.execute(_FILL, (start, end))
+        self.written += rows + 1
+        return self.ended(rows, ONE_ROW, PUBLICATION)
+
+    def ended(self, rows: int, one_more: str, publication: str) -> Load:
+        """The load that was just written, followed by one more row."""
         row = self.connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
         assert row is not None
-        self.connection.execute(ONE_ROW)
-        self.written += rows + 1
-        return Load(rows, str(row[0]))
+        self.run(one_more)
+        return Load(rows, str(row[0]), publication)
+
+    def run(self, statement: str) -> None:
+        self.connection.execute(statement.encode())
 
     def checkpoint(self) -> None:
         """Write out what a load left behind, so that it does not happen while measuring."""

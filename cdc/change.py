@@ -15,6 +15,7 @@ import pyarrow as pa
 from cdc.cursor import Cursor
 
 ACTIONS = ("insert", "update", "delete", "truncate", "message")
+"""What a consumer can ask for. A message of the action ``gap`` comes unasked."""
 
 CHANGE_SCHEMA = pa.schema(
     [

@@ -1,7 +1,8 @@
 """The error tree.
 
-Every error says what happened and, in ``fix``, what to do next. Its kind decides what the product
-does with it; that mapping lives with the caller that recovers, never at the place that raises.
+Every error says what happened and, in ``fix``, what to do next. Its class decides what the product
+does with it; that mapping lives with the caller that recovers, never at the place that raises. Its
+``kind``, where it has one, is a short name that health events and tests know it by.
 
     WalbrookError
     ├── TransientError    may pass by itself: retried with backoff
@@ -21,21 +22,22 @@ from __future__ import annotations
 class WalbrookError(Exception):
     """What happened (``what``) and what to do about it (``fix``)."""
 
-    def __init__(self, what: str, *, fix: str = "") -> None:
+    def __init__(self, what: str, *, fix: str = "", kind: str = "") -> None:
         super().__init__(what, fix)
         self.what = what
         self.fix = fix
+        self.kind = kind
 
     def __str__(self) -> str:
         return f"{self.what}. To fix it: {self.fix}" if self.fix else self.what
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross process borders (Spark workers); keyword arguments need help with that.
-        return (_rebuild, (type(self), self.what, self.fix))
+        return (_rebuild, (type(self), self.what, self.fix, self.kind))
 
 
-def _rebuild(kind: type[WalbrookError], what: str, fix: str) -> WalbrookError:
-    return kind(what, fix=fix)
+def _rebuild(error: type[WalbrookError], what: str, fix: str, kind: str) -> WalbrookError:
+    return error(what, fix=fix, kind=kind)
 
 
 NEEDS_OPERATOR, FAILED = 78, 70

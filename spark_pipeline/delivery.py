@@ -21,6 +21,7 @@ from cdc.cursor import Cursor
 from cdc.decode.shapes.sequin import shape
 from cdc.errors import WalbrookError
 from sinks import Sink, open_sink
+from sinks.base import Delivery
 from spark_pipeline.exchange import SliceMarker, pick_up
 from spark_pipeline.matching import Match
 
@@ -85,6 +86,11 @@ def deliver(share: Share) -> Outcome:
     return Outcome(
         share.consumer.name, max(cursor, share.end), delivered, absorbed, last_commit, None
     )
+
+
+def send(share: Share, changes: pa.RecordBatch) -> Delivery:
+    """Send a consumer these changes, whatever it asks for."""
+    return _sink(share).deliver(_shaped([changes], share))
 
 
 def _messages(share: Share) -> Iterator[MessageBatch]:

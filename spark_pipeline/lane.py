@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 import uuid
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
@@ -20,8 +21,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from cdc.connection import connect
-from cdc.errors import OperatorError, TransientError, WalbrookError
-from cdc.log.view import LogView
+from cdc.errors import CorruptionError, GapError, OperatorError, TransientError, WalbrookError
+from cdc.log.damage import report_damage
+from cdc.log.manifest import read_manifest
+from cdc.log.open import open_log
+from cdc.log.view import LogReader
 from cdc.replication.stop import StopSignal
 from cdc.state.positions import report_lane, restart_cursor
 from spark_pipeline.exchange import Exchange
@@ -47,7 +51,6 @@ class Lane:
         self._spark = spark
         self._settings = settings
         self._stop = stop
-        self._view = LogView(settings.log_directory)
         self._name = f"{settings.source}:lane"
 
     def run(self, drain_timeout_s: float) -> None:
@@ -59,24 +62,33 @@ class Lane:
             try:
                 self._serve(drain_timeout_s)
                 return
+            except GapError as error:
+                # The log was cut or evicted below us. What that means for each consumer is
+                # decided at the start, where cursors and floors are compared.
+                self._tell(error)
+            except CorruptionError as error:
+                # The reader looks, and reads again from the slot what is damaged if it can.
+                self._tell(error)
+                report_damage(self._settings.log_directory)
             except OperatorError as error:
                 self._tell(error)
                 raise
             except (WalbrookError, psycopg.Error) as error:
                 # Whatever it was, nothing was settled that is not safe: trying again is safe too.
                 self._tell(error)
-                if time.monotonic() - started > _BACKOFF_MAX_S:
-                    backoff_s = _BACKOFF_FIRST_S
-                if self._stop.wait(backoff_s):
-                    return
-                backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+            if time.monotonic() - started > _BACKOFF_MAX_S:
+                backoff_s = _BACKOFF_FIRST_S
+            if self._stop.wait(backoff_s):
+                return
+            backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
 
     def _behind(self) -> bool:
         """Whether the log holds something that is not settled; not if nobody can say."""
         try:
             with connect(self._settings.state_dsn, name=self._name) as state:
                 lowest = restart_cursor(state, self._settings.source)
-            return self._view.seek(lowest) < self._view.next_batch()
+            with closing(open_log(self._settings.log_directory)) as view:
+                return view.seek(lowest) < view.next_batch()
         except (WalbrookError, psycopg.Error):
             return False
 
@@ -97,17 +109,26 @@ class Lane:
         shutil.rmtree(scratch / "checkpoint", ignore_errors=True)
         exchange = Exchange.create(scratch / "exchange")
         checkpoint = scratch / "checkpoint" / uuid.uuid4().hex
+        view = self._view()
         try:
-            passage = Passage(self._settings, state, self._view, exchange, _RUN)
+            passage = Passage(self._settings, state, view, exchange, _RUN)
             query = self._start(passage, exchange, checkpoint)
             try:
-                self._watch(query, passage, drain_timeout_s)
+                self._watch(query, passage, view, drain_timeout_s)
             finally:
                 query.stop()
         finally:
+            view.close()
             exchange.remove()
             shutil.rmtree(checkpoint, ignore_errors=True)
             state.close()
+
+    def _view(self) -> LogReader:
+        """The log, once its reader has begun it: until then there is no history to follow."""
+        while read_manifest(self._settings.log_directory) is None:
+            if self._stop.wait(_POLL_S):
+                break
+        return open_log(self._settings.log_directory)
 
     def _start(self, passage: Passage, exchange: Exchange, checkpoint: Path) -> StreamingQuery:
         settings = self._settings
@@ -117,6 +138,7 @@ class Lane:
             .option("path", str(settings.log_directory))
             .option("exchange", str(exchange.directory))
             .option("startingBatch", passage.next_batch)
+            .option("startingHistory", passage.history)
             .option("maxRows", settings.micro_batch_rows)
             .option("maxBytes", settings.micro_batch_bytes)
             .option("partitions", parallelism)
@@ -128,16 +150,14 @@ class Lane:
             .start()
         )
 
-    def _watch(self, query: StreamingQuery, passage: Passage, drain_timeout_s: float) -> None:
+    def _watch(
+        self, query: StreamingQuery, passage: Passage, view: LogReader, drain_timeout_s: float
+    ) -> None:
         """Wait for a failure or a stop; after a stop, for everything in the log to be settled."""
         while query.isActive and not passage.failed.wait(_POLL_S) and not self._stop.requested:
             pass
         deadline = time.monotonic() + drain_timeout_s
-        while (
-            query.isActive
-            and passage.failure is None
-            and passage.next_batch < self._view.next_batch()
-        ):
+        while query.isActive and passage.failure is None and passage.next_batch < view.next_batch():
             if time.monotonic() >= deadline:
                 _logger.warning("lane.drain_timeout", source=self._settings.source)
                 return
@@ -146,7 +166,7 @@ class Lane:
             raise passage.failure or _query_failure(query)
 
 
-def _query_failure(query: StreamingQuery) -> TransientError:
+def _query_failure(query: StreamingQuery) -> WalbrookError:
     reason: PySparkException | None = query.exception()
     return told(reason) if reason else TransientError("the streaming query stopped by itself")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,9 +19,9 @@ from pyspark.sql import DataFrame
 from cdc.config import Config, Database
 from cdc.config import Sink as SinkConfig
 from cdc.connection import Connection
-from cdc.cursor import Cursor
-from cdc.errors import TransientError, WalbrookError
-from cdc.log.view import LogView
+from cdc.cursor import ORIGIN, Cursor
+from cdc.errors import CorruptionError, TransientError, WalbrookError
+from cdc.log.view import LogReader
 from cdc.state.positions import (
     Settlement,
     check_nobody_left_behind,
@@ -30,6 +31,7 @@ from cdc.state.positions import (
 )
 from spark_pipeline.delivery import Origin, Outcome, Share
 from spark_pipeline.exchange import Exchange, SliceMarker
+from spark_pipeline.gaps import pass_gaps
 from spark_pipeline.plan import DRIVER_WORK_MAX, DriverPlan, Plan, SparkPlan
 from spark_pipeline.reorder import Reorder
 
@@ -73,7 +75,7 @@ class Passage:
         self,
         settings: LaneSettings,
         state: Connection,
-        view: LogView,
+        view: LogReader,
         exchange: Exchange,
         run: str,
     ) -> None:
@@ -83,7 +85,15 @@ class Passage:
         self._run = run
         self.failure: WalbrookError | None = None
         self.failed = threading.Event()
-        check_nobody_left_behind(state, settings.source)
+        self.history = view.history()
+        pass_gaps(
+            state,
+            view,
+            source=settings.source,
+            term=settings.term,
+            shares={consumer.name: self._share(consumer) for consumer in settings.consumers},
+        )
+        check_nobody_left_behind(state, settings.source, view.floors()[0])
         self._cursors = consumer_cursors(state, settings.source)
         lowest = min([restart_cursor(state, settings.source), *self._cursors.values()])
         self._reorder = Reorder(view.seek(lowest))
@@ -110,10 +120,8 @@ class Passage:
         as_of = _as_of(slices)
         outcomes = plan.deliver(
             [
-                Share(
-                    consumer=consumer,
-                    origin=self._settings.origin,
-                    run=self._run,
+                self._share(
+                    consumer,
                     start=self._cursors[consumer.name],
                     end=end,
                     slices=[piece for piece in slices if piece.rows],
@@ -145,8 +153,18 @@ class Passage:
         """The cheapest plan for the size: a few rows are not worth a Spark job."""
         planned = self._exchange.planned()
         if planned.rows * max(1, len(self._settings.consumers)) <= DRIVER_WORK_MAX:
-            return DriverPlan(self._settings.log_directory, self._exchange.directory, planned)
+            directory = self._exchange.directory
+            return DriverPlan(self._settings.log_directory, directory, planned, self.history)
         return SparkPlan(frame)
+
+    def _share(
+        self,
+        consumer: SinkConfig,
+        start: Cursor = ORIGIN,
+        end: Cursor = ORIGIN,
+        slices: Sequence[SliceMarker] = (),
+    ) -> Share:
+        return Share(consumer, self._settings.origin, self._run, start, end, list(slices))
 
 
 def _as_of(slices: list[SliceMarker]) -> datetime:
@@ -169,9 +187,15 @@ def _settlement(outcome: Outcome, since: Cursor, as_of: datetime) -> Settlement:
     )
 
 
-def told(error: Exception) -> TransientError:
-    """An error that came through Spark: what our own code said in a worker, or its first line."""
+def told(error: Exception) -> WalbrookError:
+    """An error that came through Spark: what our own code said in a worker, or its first line.
+
+    Only damage keeps its class: everything else is tried again all the same.
+    """
     text = str(error).strip()
-    ours = re.findall(r"^cdc\.errors\.\w+: (.+)$", text, re.MULTILINE)
-    first = next(iter(text.splitlines()), "")
-    return TransientError(ours[-1] if ours else f"{type(error).__name__}: {first}")
+    ours = re.findall(r"^cdc\.errors\.(\w+): (.+)$", text, re.MULTILINE)
+    if not ours:
+        first = next(iter(text.splitlines()), "")
+        return TransientError(f"{type(error).__name__}: {first}")
+    name, what = ours[-1]
+    return CorruptionError(what) if name == CorruptionError.__name__ else TransientError(what)

@@ -49,12 +49,14 @@ class SparkPlan:
 class DriverPlan:
     """Decode in this process, deliver each consumer's share in a thread."""
 
-    def __init__(self, log: Path, exchange: Path, planned: PlannedRange) -> None:
+    def __init__(self, log: Path, exchange: Path, planned: PlannedRange, history: int) -> None:
         self._reader = LogStreamReader.for_lane(log, exchange)
         self._planned = planned
+        self._history = history
 
     def decode(self) -> list[SliceMarker]:
-        first, last = {"batch": self._planned.start}, {"batch": self._planned.end}
+        first = {"batch": self._planned.start, "history": self._history}
+        last = {"batch": self._planned.end, "history": self._history}
         batches = [
             batch
             for partition in self._reader.partitions(first, last)

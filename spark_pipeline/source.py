@@ -1,11 +1,12 @@
 """The Python data source ``walbrook``: the change log as a stream of rows.
 
-Offsets are batch numbers of the log. With the option ``exchange`` (the product's own lanes) a
-partition leaves its decoded slices in that directory and yields their markers; without it (anyone's
-own Spark job) it yields the decoded rows.
+Offsets are batch numbers of the log, within one history of it. With the option ``exchange`` (the
+product's own lanes) a partition leaves its decoded slices in that directory and yields their
+markers; without it (anyone's own Spark job) it yields the decoded rows.
 
-Spark runs the constructor in two processes, so it does no I/O; every range that was handed out can
-be read again until its changes are settled.
+``path`` is a log's directory or, where the log is served over the network, its address. Spark runs
+the constructor in two processes, so it does no I/O; every range that was handed out can be read
+again until its changes are settled.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from cdc.change import CHANGE_SCHEMA
 from cdc.cursor import Cursor
 from cdc.decode import decode_changes
 from cdc.errors import ConfigError, GapError
-from cdc.log.view import LogView
+from cdc.log.open import open_log
+from cdc.log.view import LogReader
 from spark_pipeline.exchange import (
     MARKER_SCHEMA,
     PlannedRange,
@@ -45,6 +47,7 @@ _BYTES_PER_DECODE_MAX = 32 << 20
 _DEFAULTS = {
     "path": "",
     "startingbatch": "",
+    "startinghistory": "",
     "startingcursor": "earliest",
     "exchange": "",
     "maxrows": "200000",
@@ -88,6 +91,7 @@ class LogPartition(InputPartition):
 
     range_start: int
     range_end: int
+    history: int
     slices: list[Slice]
 
 
@@ -95,14 +99,15 @@ class LogStreamReader(DataSourceStreamReader):
     """The driver side answers from the log's index; the executor side maps and decodes."""
 
     def __init__(self, options: dict[str, str]) -> None:
-        self._path = Path(options["path"])
+        self._path = options["path"]
         self._exchange = options["exchange"]
         self._starting_batch = options["startingbatch"]
+        self._starting_history = options["startinghistory"]
         self._starting_cursor = options["startingcursor"]
         self._rows_max = int(options["maxrows"])
         self._bytes_max = int(options["maxbytes"])
         self._partitions = int(options["partitions"])
-        self._view: LogView | None = None
+        self._view: LogReader | None = None
 
     @classmethod
     def for_lane(cls, log: Path, exchange: Path) -> LogStreamReader:
@@ -111,22 +116,26 @@ class LogStreamReader(DataSourceStreamReader):
         return cls(_DEFAULTS | given)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        view = self._log()
+        view = self._log(None)
         if self._starting_batch:
-            return {"batch": int(self._starting_batch)}
+            history = int(self._starting_history or view.history())
+            return {"batch": int(self._starting_batch), "history": history}
+        return {"batch": self._starting(view), "history": view.history()}
+
+    def _starting(self, view: LogReader) -> int:
         if self._starting_cursor == "earliest":
-            return {"batch": view.first_batch()}
+            return view.first_batch()
         if self._starting_cursor == "latest":
-            return {"batch": view.next_batch()}
-        return {"batch": view.seek(Cursor.parse(self._starting_cursor))}
+            return view.next_batch()
+        return view.seek(Cursor.parse(self._starting_cursor))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self._rows_max)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of what one micro-batch may take; waits a little when there is nothing."""
-        first = int(start["batch"])
-        view = self._log()
+        first, history = int(start["batch"]), int(start["history"])
+        view = self._log(history)
         end = view.wait(first, _LONG_POLL_S)
         if end < first:
             # Batches would be numbered again from there, and those below ``first`` never be read.
@@ -135,45 +144,47 @@ class LogStreamReader(DataSourceStreamReader):
                 fix="the stream must start again from a cursor; a lane does so by itself",
             )
         if end <= first or isinstance(limit, ReadAllAvailable):
-            return {"batch": max(first, end)}
+            return {"batch": max(first, end), "history": history}
         # At most as many batches as fit can have the rows: no need to look at all of a backlog.
         entries = view.entries(first, min(end, first + self._rows_max))
         fits = (np.cumsum(entries["rows"]) <= self._rows_max) & (
             np.cumsum(entries["bytes"]) <= self._bytes_max
         )
-        return {"batch": first + max(1, int(fits.sum()))}
+        return {"batch": first + max(1, int(fits.sum())), "history": history}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        first, last = int(start["batch"]), int(end["batch"])
+        first, last, history = int(start["batch"]), int(end["batch"]), int(end["history"])
         if first == last:
             return []
-        rows = [int(count) for count in self._log().entries(first, last)["rows"]]
+        rows = [int(count) for count in self._log(history).entries(first, last)["rows"]]
         if self._exchange:
             note_planned(Path(self._exchange), PlannedRange(first, last, sum(rows)))
         wanted = min(self._partitions, max(1, sum(rows) // _ROWS_PER_PARTITION_MIN))
-        return [LogPartition(first, last, slices) for slices in cut(first, rows, wanted)]
+        return [LogPartition(first, last, history, slices) for slices in cut(first, rows, wanted)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogPartition)
         if not self._exchange:
-            yield from (changes for _, changes in self._decoded(partition.slices))
+            yield from (changes for _, changes in self._decoded(partition))
             return
         markers: list[SliceMarker] = []
 
         def batches() -> Iterator[pa.RecordBatch]:
-            for position, (pieces, changes) in enumerate(self._decoded(partition.slices)):
+            for position, (pieces, changes) in enumerate(self._decoded(partition)):
                 markers.extend(_markers(partition, pieces, position))
                 yield changes
 
         path = str(leave(Path(self._exchange), batches()))
         yield markers_to_arrow([replace(marker, path=path) for marker in markers])
 
-    def _decoded(self, slices: list[Slice]) -> Iterator[tuple[list[_Piece], pa.RecordBatch]]:
+    def _decoded(self, partition: LogPartition) -> Iterator[tuple[list[_Piece], pa.RecordBatch]]:
         """Slices, decoded several at a time.
 
         A decode has a cost of its own, whatever its rows: small batches are joined for it.
         """
-        frames = LogView(self._path).frames(slices[0].batch_idx, slices[-1].batch_idx + 1)
+        slices = partition.slices
+        view = self._log(partition.history)
+        frames = view.frames(slices[0].batch_idx, slices[-1].batch_idx + 1)
         pieces: list[_Piece] = []
         raws: list[pa.RecordBatch] = []
         schemas: dict[int, bytes] = {}
@@ -188,9 +199,10 @@ class LogStreamReader(DataSourceStreamReader):
             schemas |= frame.schemas
         yield pieces, decode_changes(_joined(raws), schemas)
 
-    def _log(self) -> LogView:
+    def _log(self, history: int | None) -> LogReader:
+        """The log, in the history that offsets speak of; None takes the one it is in."""
         if self._view is None:
-            self._view = LogView(self._path)
+            self._view = open_log(self._path, history=history)
         return self._view
 
     def __getstate__(self) -> dict[str, Any]:

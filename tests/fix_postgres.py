@@ -2,7 +2,8 @@
 
 The server is, in this order: the one at ``WALBROOK_TEST_POSTGRES_URL``, a container if a Docker
 engine answers, or the embedded one. ``WALBROOK_TEST_POSTGRES_VERSION`` picks the major version of
-the last two (16 or 18). Every test that asks for ``database`` gets an empty one of its own.
+the last two (16 or 18). Every test that asks for ``database`` gets an empty one of its own; one
+marked ``on_both_versions`` runs on both.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,52 @@ class Database:
             return cursor.fetchall() if cursor.description is not None else []
 
 
+DEFAULT_VERSION: Version = 16 if os.environ.get("WALBROOK_TEST_POSTGRES_VERSION") == "16" else 18
+
+on_both_versions = pytest.mark.parametrize(
+    "database", [16, 18], indirect=True, ids="postgres_{}".format
+)
+"""Runs a test, or as ``pytestmark`` a module, on an older and on the newest Postgres."""
+
+
+class PostgresServers:
+    """The servers of a test run, each started when it is first asked for."""
+
+    def __init__(self, running: ExitStack) -> None:
+        self._running = running
+        self._servers: dict[int, PostgresServer] = {}
+
+    def of(self, version: Version) -> PostgresServer:
+        if version not in self._servers:
+            self._servers[version] = self._running.enter_context(_server(version))
+        found = self._servers[version]
+        if found.version != version != DEFAULT_VERSION:
+            pytest.skip(f"the server that was given is version {found.version}")
+        return found
+
+
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
-    version: Version = 16 if os.environ.get("WALBROOK_TEST_POSTGRES_VERSION") == "16" else 18
+def postgres_servers() -> Iterator[PostgresServers]:
+    with ExitStack() as running:
+        yield PostgresServers(running)
+
+
+@pytest.fixture(scope="session")
+def postgres_server(postgres_servers: PostgresServers) -> PostgresServer:
+    return postgres_servers.of(DEFAULT_VERSION)
+
+
+@pytest.fixture
+def database(
+    request: pytest.FixtureRequest, postgres_servers: PostgresServers
+) -> Iterator[Database]:
+    version: Version = getattr(request, "param", DEFAULT_VERSION)
+    with fresh_database(postgres_servers.of(version).dsn) as made:
+        yield made
+
+
+@contextmanager
+def _server(version: Version) -> Iterator[PostgresServer]:
     url = os.environ.get("WALBROOK_TEST_POSTGRES_URL")
     if url:
         yield _given_server(url, find_postgres(version))
@@ -70,12 +114,6 @@ def postgres_server() -> Iterator[PostgresServer]:
     else:
         with _embedded(version) as server:
             yield server
-
-
-@pytest.fixture
-def database(postgres_server: PostgresServer) -> Iterator[Database]:
-    with fresh_database(postgres_server.dsn) as made:
-        yield made
 
 
 @contextmanager

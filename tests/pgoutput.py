@@ -1,4 +1,4 @@
-"""A small writer of pgoutput messages (protocol 1), for tests and benchmarks.
+"""A small writer of pgoutput messages (protocol 1 to 4), for tests and benchmarks.
 
 A tuple is a sequence of values: a str or bytes is sent as text, None as null, UNCHANGED as an
 unchanged TOAST value.
@@ -90,6 +90,62 @@ def logical_message(
     """M: what ``pg_logical_emit_message`` writes."""
     head = b"M" + struct.pack(">BQ", transactional, lsn) + _text(prefix)
     return head + struct.pack(">I", len(content)) + content
+
+
+def streamed(xid: int, message: bytes) -> bytes:
+    """A message as it stands in a stream: with its subtransaction's xid behind the kind."""
+    return message[:1] + struct.pack(">I", xid) + message[1:]
+
+
+def stream_start(xid: int, *, first: bool) -> bytes:
+    """S: a block of a streamed transaction begins."""
+    return b"S" + struct.pack(">IB", xid, first)
+
+
+def stream_stop() -> bytes:
+    """E: a block ends."""
+    return b"E"
+
+
+def stream_commit(xid: int, commit_lsn: int, end_lsn: int, commit_ts_us: int) -> bytes:
+    """c: a streamed transaction is committed."""
+    time = commit_ts_us - POSTGRES_EPOCH_US
+    return b"c" + struct.pack(">IBQQq", xid, 0, commit_lsn, end_lsn, time)
+
+
+def stream_abort(xid: int, subxid: int, *, parallel: bool = False) -> bytes:
+    """A: a streamed transaction, or a subtransaction of it, is rolled back."""
+    message = b"A" + struct.pack(">II", xid, subxid)
+    return message + struct.pack(">Qq", 1, 1) if parallel else message
+
+
+def stream_prepare(prepare_lsn: int, xid: int, gid: str) -> bytes:
+    """p: a streamed transaction is prepared."""
+    return b"p" + _prepared(prepare_lsn, 0, xid, gid)
+
+
+def begin_prepare(prepare_lsn: int, xid: int, gid: str) -> bytes:
+    """b: a prepared transaction comes whole."""
+    return b"b" + struct.pack(">QQqI", prepare_lsn, prepare_lsn + 8, 0, xid) + _text(gid)
+
+
+def prepare(prepare_lsn: int, xid: int, gid: str) -> bytes:
+    """P: all of it is there."""
+    return b"P" + _prepared(prepare_lsn, 0, xid, gid)
+
+
+def commit_prepared(commit_lsn: int, commit_ts_us: int, xid: int, gid: str) -> bytes:
+    """K: a prepared transaction is committed."""
+    return b"K" + _prepared(commit_lsn, commit_ts_us - POSTGRES_EPOCH_US, xid, gid)
+
+
+def rollback_prepared(prepare_lsn: int, rollback_lsn: int, xid: int, gid: str) -> bytes:
+    """r: a prepared transaction is rolled back."""
+    return b"r" + struct.pack(">BQQqqI", 0, prepare_lsn, rollback_lsn, 0, 0, xid) + _text(gid)
+
+
+def _prepared(lsn: int, time: int, xid: int, gid: str) -> bytes:
+    return struct.pack(">BQQqI", 0, lsn, lsn + 8, time, xid) + _text(gid)
 
 
 def _text(value: str) -> bytes:

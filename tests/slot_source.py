@@ -10,7 +10,8 @@ from pathlib import Path
 
 from cdc.cursor import Cursor, parse_lsn
 from cdc.log.view import LogView
-from cdc.replication.reader import ReaderSettings, SlotReader
+from cdc.replication.reader import SlotReader
+from cdc.replication.settings import ReaderSettings
 from cdc.replication.stop import StopSignal
 from cdc.state.migrate import migrate
 from cdc.state.positions import Settlement, consumer_cursors, register_source, settle
@@ -64,7 +65,7 @@ class SlotSource:
 
     def until_logged(self, count: int) -> list[tuple[Cursor, str]]:
         """The log's messages once there are ``count``."""
-        until(f"{count} messages in the log", lambda: self._rows() >= count)
+        until(f"{count} messages in the log", lambda: self.count() >= count)
         return self.messages()
 
     def settle_all(self) -> Cursor:
@@ -87,7 +88,8 @@ class SlotSource:
         )
         return parse_lsn(str(rows[0][0]))
 
-    def _rows(self) -> int:
+    def count(self) -> int:
+        """How many changes the log holds."""
         view = self.view
         return int(view.entries(view.first_batch(), view.next_batch())["rows"].sum())
 
@@ -103,17 +105,19 @@ def make_slot_source(
     )
     with database.connect() as connection:
         migrate(connection)
+        (identifier,) = database.execute("SELECT system_identifier::text FROM pg_control_system()")
         term = register_source(
             connection,
             name="shop",
             slot=slot,
             publication="pub",
-            system_identifier="1",
+            system_identifier=identifier[0],
             slot_lsn=parse_lsn(row[0]),
             consumers=["all"],
         )
     settings = ReaderSettings(
         source="shop",
+        term=term,
         dsn=database.dsn,
         slot=slot,
         publication="pub",

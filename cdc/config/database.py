@@ -167,9 +167,9 @@ class Database(Section):
             **tls,
         )
 
-    def primary_dsn(self) -> str:
-        """Where writes go: the primary if one is named, else the database itself."""
-        return self.primary_url.get_secret_value() if self.primary_url else self.dsn()
+    def primary_dsn(self) -> str | None:
+        """How to reach the primary of a standby, password included; None if none is named."""
+        return None if self.primary_url is None else self.primary_url.get_secret_value()
 
     def display_dsn(self) -> str:
         """The connection string without its secrets."""

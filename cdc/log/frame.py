@@ -94,6 +94,11 @@ def read_frame(buffer: pa.Buffer, offset: int, *, where: str) -> Frame:
             fix="restore the segment from a copy, or drop the log directory to read again from "
             "the slot, which still holds everything above the restart cursor",
         )
+    return open_frame(buffer, offset, marker)
+
+
+def open_frame(buffer: pa.Buffer, offset: int, marker: Marker) -> Frame:
+    """The frame at ``offset``, whose ``marker`` was read and so is whole."""
     body = buffer.slice(offset + HEADER_BYTES, marker.body_bytes)
     with pa.ipc.open_stream(body) as stream:
         raw = stream.read_next_batch()

@@ -1,53 +1,100 @@
 """Reading the log: any number of processes, none of which the writer knows.
 
-A view maps segments and searches their indexes; it never writes and holds no lock. A segment that
-was trimmed away while mapped stays readable until it is let go.
+A view searches the manifest and then the one index it needs, maps segments or reads ranges of
+them, and checks each frame against its checksum and against the index. It never writes and holds
+no lock. What must always hold: a view stays within one history; batches of another are never
+handed out under the same numbers. A segment that was trimmed away while mapped stays readable
+until it is let go. A view is for one thread.
 """
 
 from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from cdc.cursor import Cursor
-from cdc.errors import GapError
-from cdc.log.frame import Frame, read_frame
+from cdc.errors import CorruptionError, GapError
+from cdc.log.frame import Frame, Marker, open_frame, read_marker
+from cdc.log.manifest import Manifest, ManifestFile, SegmentInfo
 from cdc.log.segment import (
     INDEX_DTYPE,
     Index,
-    data_path,
+    high_of,
+    index_entry,
     index_length,
     index_path,
-    list_readable,
-    load_index,
+    read_entries,
 )
+from cdc.log.stored import SealedIndexes, SegmentData, open_data
 from cdc.log.wake import Waker
 
 _EMPTY = np.empty(0, dtype=INDEX_DTYPE)
+_Found = TypeVar("_Found")
+
+
+class LogReader(Protocol):
+    """What reads a log, here or over the network. Batches are numbered; ranges are half-open."""
+
+    def next_batch(self) -> int: ...
+
+    def first_batch(self) -> int: ...
+
+    def history(self) -> int: ...
+
+    def floors(self) -> tuple[Cursor, Cursor]: ...
+
+    def wait(self, beyond: int, timeout_s: float) -> int: ...
+
+    def seek(self, cursor: Cursor) -> int: ...
+
+    def entries(self, start: int, end: int) -> Index: ...
+
+    def frames(self, start: int, end: int) -> Iterator[Frame]: ...
+
+    def close(self) -> None: ...
 
 
 class LogView:
-    """What a reader of the log sees. Batches are numbered; ranges are half-open."""
+    """What a reader in the same filesystem sees."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, history: int | None = None) -> None:
+        """Read the given history only; without one (or 0: no log yet), the first that is found."""
         self._directory = directory
+        self._history = history or 0
+        self._file = ManifestFile(directory)
+        self._indexes = SealedIndexes(directory)
+        self._highs: tuple[Manifest | None, list[Cursor]] = (None, [])
         self._waker: Waker | None = None
 
     def next_batch(self) -> int:
         """The number that the next batch will have: the end of what is readable."""
-        segments = list_readable(self._directory)
-        if not segments:
-            return 0
-        return segments[-1] + index_length(index_path(self._directory, segments[-1]))
+        while True:
+            manifest = self._manifest()
+            length = index_length(index_path(self._directory, manifest.active_name))
+            # An index that is empty or gone may have been sealed, and trimmed, meanwhile.
+            if length or self._manifest().active_name == manifest.active_name:
+                return manifest.next_batch + length
 
     def first_batch(self) -> int:
         """The first batch that is still readable (or will be the first)."""
-        return next(iter(list_readable(self._directory)), 0)
+        return self._manifest().first_batch
+
+    def history(self) -> int:
+        """Within which batch numbers mean something; 0 while there is no log."""
+        return self._manifest().history
+
+    def floors(self) -> tuple[Cursor, Cursor]:
+        """From where on the log is complete, and below where unsettled changes were evicted."""
+        manifest = self._manifest()
+        return manifest.earliest, manifest.evicted
 
     def wait(self, beyond: int, timeout_s: float) -> int:
         """``next_batch`` as soon as it exceeds ``beyond``, or after ``timeout_s``."""
@@ -64,62 +111,149 @@ class LogView:
 
     def seek(self, cursor: Cursor) -> int:
         """The first batch that may hold a change at or above ``cursor``."""
-        segments = list_readable(self._directory)
-        highs = [self._last_high(first) for first in segments]
-        position = bisect.bisect_right(highs, cursor)
-        if position == len(segments):
-            return self.next_batch()
-        index = load_index(index_path(self._directory, segments[position]))
-        batch_highs = list(zip(index["high_lsn"].tolist(), index["high_idx"].tolist(), strict=True))
-        return segments[position] + bisect.bisect_right(batch_highs, tuple(cursor))
+        return self._looked_up(partial(self._seek, cursor), f"the batch of cursor {cursor} is")
 
     def entries(self, start: int, end: int) -> Index:
         """The index entries of the batches ``[start, end)``; all of them must be readable."""
-        segments = list_readable(self._directory)
-        position = max(0, bisect.bisect_right(segments, start) - 1)
-        parts = []
-        for first in segments[position:]:
-            if first >= end:
-                break
-            index = load_index(index_path(self._directory, first))
-            parts.append(index[max(0, start - first) : end - first])
-        found = np.concatenate(parts) if parts else _EMPTY
-        if len(found) != end - start:
-            raise self._gone(start, end)
-        return found
+        parts: list[Index] = []
+        at = start
+        while at < end:
+            found = partial(self._entries, at, end)
+            _segment, part = self._looked_up(found, f"batches {start} to {end} are")
+            parts.append(part)
+            at += len(part)
+        return np.concatenate(parts) if parts else _EMPTY
+
+    def stored(self, start: int, end: int) -> Iterator[pa.Buffer]:
+        """The frames of ``[start, end)`` as they are stored, header and body, each checked."""
+        for _marker, buffer in self._checked(start, end):
+            yield buffer
 
     def frames(self, start: int, end: int) -> Iterator[Frame]:
-        """The batches ``[start, end)`` in order, mapped, each checked against its checksum."""
-        segments = list_readable(self._directory)
-        mapped = -1
-        for entry in self.entries(start, end):
-            batch_idx = int(entry["batch_idx"])
-            segment = segments[bisect.bisect_right(segments, batch_idx) - 1]
-            if segment != mapped:
-                path = data_path(self._directory, segment)
-                try:
-                    with pa.memory_map(str(path)) as file:
-                        buffer = file.read_buffer()
-                except FileNotFoundError:
-                    raise self._gone(start, end) from None
-                mapped = segment
-            yield read_frame(buffer, int(entry["offset"]), where=path.name)
+        """The batches ``[start, end)`` in order, mapped, each checked."""
+        for marker, buffer in self._checked(start, end):
+            yield open_frame(buffer, 0, marker)
 
     def close(self) -> None:
         if self._waker is not None:
             self._waker.close()
             self._waker = None
 
-    def _gone(self, start: int, end: int) -> GapError:
-        return GapError(
-            f"batches {start} to {end} are not all in the log at {self._directory}",
-            fix="start again from the restart cursor; if this was it, the log was removed while "
-            "changes in it were still unsettled",
+    def _manifest(self) -> Manifest:
+        manifest = self._file.read()
+        if self._history and manifest.history != self._history:
+            raise GapError(
+                f"the log at {self._directory} was cut or begun anew: history {self._history} "
+                f"ended, this is {manifest.history}",
+                fix="start again from a cursor: batch numbers of one history mean nothing in "
+                "another",
+                kind="log_cut",
+            )
+        self._history = manifest.history
+        return manifest
+
+    def _checked(self, start: int, end: int) -> Iterator[tuple[Marker, pa.Buffer]]:
+        self.entries(start, end)
+        at = start
+        while at < end:
+            name, part, data = self._looked_up(
+                partial(self._open, at, end), f"batches {start} to {end} are"
+            )
+            try:
+                for entry in part:
+                    yield self._frame(name, entry, data)
+            finally:
+                data.close()
+            at += len(part)
+
+    def _looked_up(self, look: Callable[[Manifest], _Found], what: str) -> _Found:
+        """What ``look`` finds; a segment that was moved or trimmed meanwhile is looked up again."""
+        with suppress(FileNotFoundError):
+            return look(self._manifest())
+        try:
+            return look(self._manifest_anew())
+        except FileNotFoundError:
+            raise GapError(
+                f"{what} not all in the log at {self._directory}",
+                fix="start again from the restart cursor; if this was it, the log was removed "
+                "while changes in it were still unsettled",
+                kind="log_gap",
+            ) from None
+
+    def _manifest_anew(self) -> Manifest:
+        self._file = ManifestFile(self._directory)
+        return self._manifest()
+
+    def _seek(self, cursor: Cursor, manifest: Manifest) -> int:
+        if self._highs[0] is not manifest:
+            self._highs = (manifest, [segment.high for segment in manifest.segments])
+        position = bisect.bisect_right(self._highs[1], cursor)
+        if position < len(manifest.segments):
+            index = self._indexes.of(manifest.segments[position])
+            first_batch = manifest.segments[position].first_batch
+            within = range(len(index))
+            return first_batch + bisect.bisect_right(
+                within, cursor, key=lambda at: high_of(index[at])
+            )
+        path = index_path(self._directory, manifest.active_name)
+
+        def high(at: int) -> Cursor:
+            entry = read_entries(path, at, at + 1)
+            if not len(entry):
+                raise FileNotFoundError
+            return high_of(entry[0])
+
+        return manifest.next_batch + bisect.bisect_right(
+            range(index_length(path)), cursor, key=high
         )
 
-    def _last_high(self, segment: int) -> Cursor:
-        index = load_index(index_path(self._directory, segment))
-        if not len(index):
-            # Only the active segment can be empty: everything in it is still to come.
-            return Cursor(1 << 63, 0)
-        return Cursor(int(index[-1]["high_lsn"]), int(index[-1]["high_idx"]))
+    def _entries(
+        self, start: int, end: int, manifest: Manifest
+    ) -> tuple[SegmentInfo | None, Index]:
+        """The segment of batch ``start`` (None: the active one), and its entries up to ``end``."""
+        segment: SegmentInfo | None = None
+        if start >= manifest.next_batch:
+            path, base = index_path(self._directory, manifest.active_name), manifest.next_batch
+            part = read_entries(path, start - base, end - base)
+        else:
+            position = bisect.bisect_right(
+                manifest.segments, start, key=lambda segment: segment.first_batch
+            )
+            if not position:
+                raise FileNotFoundError
+            segment = manifest.segments[position - 1]
+            part = self._indexes.of(segment)[
+                start - segment.first_batch : end - segment.first_batch
+            ]
+        if not len(part):
+            raise FileNotFoundError
+        if not np.array_equal(part["batch_idx"], np.arange(start, start + len(part))):
+            raise self._damaged(f"the index entries of batches {start} to {start + len(part)}")
+        return segment, part
+
+    def _open(self, start: int, end: int, manifest: Manifest) -> tuple[str, Index, SegmentData]:
+        segment, part = self._entries(start, end, manifest)
+        name = manifest.active_name if segment is None else segment.name
+        place = "" if segment is None else segment.place
+        return name, part, open_data(self._directory, name, place)
+
+    def _frame(self, name: str, entry: np.void, data: SegmentData) -> tuple[Marker, pa.Buffer]:
+        offset = int(entry["offset"])
+        buffer = data.read(offset, int(entry["bytes"]))
+        marker = read_marker(buffer, 0)
+        if marker is None or index_entry(marker, offset) != entry.item():
+            raise self._damaged(
+                f"the frame at byte {offset} of {name}.seg does not match its checksum or its "
+                "index: it"
+            )
+        return marker, buffer
+
+    def _damaged(self, what: str) -> CorruptionError:
+        # In a log that was cut meanwhile this is not damage but another history.
+        self._manifest_anew()
+        return CorruptionError(
+            f"{what} cannot be read as written",
+            fix="restart the service, which makes indexes anew and fetches again what the source "
+            "still has; else restore the segment from a copy",
+            kind="log_damaged",
+        )

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-_IN_MODIFY, _IN_CREATE = 0x2, 0x100
+_IN_MODIFY, _IN_MOVED_TO, _IN_CREATE = 0x2, 0x80, 0x100
 _FALLBACK_SLEEP_S = 0.005
 
 
@@ -44,7 +44,7 @@ def _watch(directory: Path) -> int:
     handle: int = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
     if handle < 0:
         return -1
-    mask = ctypes.c_uint32(_IN_MODIFY | _IN_CREATE)
+    mask = ctypes.c_uint32(_IN_MODIFY | _IN_MOVED_TO | _IN_CREATE)
     if libc.inotify_add_watch(handle, os.fsencode(directory), mask) < 0:
         os.close(handle)
         return -1

@@ -1,37 +1,59 @@
 """The one process that appends.
 
 What must always hold: frames follow each other without holes in ``batch_idx`` and never go back in
-cursor; an index entry is written after its frame (and, with durability ``fsync``, after the frame
-is on disk); on open, everything after the last whole frame is cut. A lock file keeps a second
-writer out.
+cursor; readers see a batch once its entry is written. The manifest is swapped before anything
+relies on it and before any file it no longer names is removed, and only while no newer term has
+written it. A failure leaves the log as it was, and the call can be made again; after a failed sync
+it must be opened anew (``needs_reopen``).
+
+``append``, ``retain``, ``heal`` and ``restart_at`` are for one thread.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import pyarrow as pa
 
-from cdc.cursor import ORIGIN, Cursor
+from cdc.cursor import Cursor
 from cdc.errors import CorruptionError, ProtocolError, TransientError
-from cdc.log.frame import Marker, encode_frame, read_marker
-from cdc.log.segment import (
-    INDEX_DTYPE,
-    data_path,
-    index_entry,
-    index_path,
-    list_segments,
-    load_index,
-    pack_index,
+from cdc.log.active import ActiveSegment
+from cdc.log.frame import Marker, encode_frame
+from cdc.log.heal import find_damage
+from cdc.log.manifest import (
+    Manifest,
+    SegmentInfo,
+    read_manifest,
+    stamp_of,
+    swap_manifest,
+    sync_directory,
 )
+from cdc.log.mover import Mover
+from cdc.log.recovery import check_sealed, fenced, recover, remove_orphans, take_lock
+from cdc.log.retention import Retention as Retention
+from cdc.log.retention import RetentionResult as RetentionResult
+from cdc.log.retention import decide
+from cdc.log.segment import data_path, index_path
+from cdc.log.sync import Durability as Durability
+from cdc.log.sync import Syncer
+from cdc.log.tier import Tier as Tier
 
-Durability = Literal["disk", "fsync"]
+
+@dataclass(frozen=True)
+class SegmentLimits:
+    """When the active segment is sealed: whichever comes first."""
+
+    bytes: int = 64 << 20
+    rows: int = 1_000_000
+    age_s: float = 3600.0
+
+
+_LIMITS = SegmentLimits()
 
 
 class LogWriter:
@@ -41,221 +63,337 @@ class LogWriter:
         self,
         directory: Path,
         *,
-        segment_bytes: int = 64 << 20,
+        term: int = 0,
         durability: Durability = "disk",
+        limits: SegmentLimits = _LIMITS,
+        tier: Tier | None = None,
         lock_timeout_s: float = 10.0,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
-        self._segment_bytes = segment_bytes
-        self._durability = durability
-        self._lock = _lock(directory, lock_timeout_s)
-        self._sealed_bytes: dict[int, int] = {}
-        self._data = self._index = -1
-        self._segment = self._offset = self._indexed = 0
-        self.next_batch = 0
-        self.end = ORIGIN
+        self._limits = limits
+        self._tier = tier
+        place = tier.place_of(directory) if tier else None
+        self._lock = take_lock(directory, lock_timeout_s)
+        self._active: ActiveSegment | None = None
         try:
-            self._recover()
+            with self._writing():
+                self._manifest, found = recover(directory, term, place)
+                self._stamp = stamp_of(directory)
+                self._active = ActiveSegment(directory, self._manifest, found)
+                self.end = self._active.high
+                self.next_batch = self._manifest.next_batch + self._active.batches
+                self._syncer = Syncer(directory, durability, self.end)
         except BaseException:
+            if self._active is not None:
+                self._active.close()
             os.close(self._lock)
             raise
+        self._syncer.attach(*self._active.files)
+        self._mover = Mover(directory, place, self._manifest.segments)
+
+    @property
+    def durable_end(self) -> Cursor:
+        """Up to here everything is on disk, and can be found there."""
+        return self._syncer.durable_end
+
+    @property
+    def needs_reopen(self) -> bool:
+        """A sync failed: every append is refused until the log is opened anew."""
+        return self._syncer.failed
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._manifest
+
+    @property
+    def active(self) -> SegmentInfo:
+        """What the active segment holds so far; without batches until its first is appended."""
+        if self._active is not None:
+            return self._active.info()
+        manifest = self._manifest
+        return SegmentInfo(
+            first_batch=manifest.next_batch,
+            batches=0,
+            rows=0,
+            bytes=0,
+            first=manifest.end,
+            high=manifest.end,
+            commit_from_us=0,
+            commit_to_us=0,
+            sealed_at=0.0,
+            term=manifest.term,
+            history=manifest.history,
+            index_xxh3=0,
+        )
 
     @property
     def size_bytes(self) -> int:
-        """Bytes in all segments, the active one included."""
-        return sum(self._sealed_bytes.values()) + self._offset
+        """Bytes in all segments, wherever they lie, the active one included."""
+        return sum(segment.bytes for segment in self._manifest.segments) + self._active_bytes
+
+    @property
+    def tier_problem(self) -> str | None:
+        """Why segments do not move to the tier at the moment."""
+        return self._mover.problem
 
     def append(
         self, raw: pa.RecordBatch, schemas: Mapping[int, bytes], *, first: Cursor, high: Cursor
     ) -> Marker:
         """Write one batch and publish it to readers."""
+        self._syncer.check()
         if not self.end <= first <= high:
             raise ProtocolError(
                 f"a batch from {first} to {high} cannot follow the log's end {self.end}",
                 fix="report this: the reader must skip what the log already holds",
             )
         marker, header, body = encode_frame(self.next_batch, raw, schemas, first=first, high=high)
-        try:
-            if self._offset >= self._segment_bytes:
-                self._roll()
-            self._write(marker, header, body)
-        except OSError as error:
-            raise TransientError(
-                f"the log in {self._directory} cannot be written: {error.strerror}",
-                fix="free space on that disk; reading goes on by itself",
-            ) from error
-        self._offset += marker.frame_bytes
-        self._indexed += 1
+        with self._writing():
+            self._require_own_manifest()
+            if self._active is not None and self._due(self._active):
+                self._seal()
+            active = self._active or self._begin()
+            active.write(marker, header, body, raw["commit_ts"])
         self.next_batch += 1
         self.end = high
+        self._syncer.written(high, marker.frame_bytes)
         return marker
 
-    def trim(self, below: Cursor) -> int:
-        """Remove sealed segments that end at or below ``below``; says how many."""
-        removed = 0
-        for first_batch in sorted(self._sealed_bytes):
-            last = load_index(index_path(self._directory, first_batch))[-1]
-            if Cursor(int(last["high_lsn"]), int(last["high_idx"])) > below:
-                break
-            # The index goes first: without it a reader no longer finds the segment.
-            index_path(self._directory, first_batch).unlink(missing_ok=True)
-            data_path(self._directory, first_batch).unlink(missing_ok=True)
-            del self._sealed_bytes[first_batch]
-            removed += 1
-        return removed
+    def retain(self, settled: Cursor, retention: Retention) -> RetentionResult:
+        """Let go of what need not be kept, and of what cannot be; move segments to the tier."""
+        self._syncer.check()
+        with self._writing():
+            self._require_own_manifest()
+            if self._active is not None and self._active.age_s() >= self._limits.age_s:
+                self._seal()
+            self._switch_moved()
+            result = self._decide(settled, retention)
+            may_go = self.end <= settled or retention.on_full == "evict"
+            if result.full and may_go and self._active_bytes:
+                # What fills the log is in the active segment, which never goes as such.
+                self._seal()
+                result = self._decide(settled, retention)
+            self._drop(result)
+            self._move_next()
+        return result
+
+    def restart_at(self, cursor: Cursor) -> None:
+        """Forget everything: the log is empty, begins and ends at ``cursor``, in a new history."""
+        self._syncer.check()
+        with self._writing():
+            self._require_own_manifest()
+            self._cut_to(
+                replace(
+                    self._manifest,
+                    history=self._manifest.history + 1,
+                    earliest=cursor,
+                    start_batch=self.next_batch,
+                    segments=(),
+                )
+            )
+
+    def heal(self, unsettled_from: Cursor, refetchable_from: Cursor) -> Cursor | None:
+        """Check every frame that may hold an unsettled change; cut where one is damaged.
+
+        What is cut must be had again from the source, or else it is a CorruptionError. Returns
+        from where, or None if nothing was damaged.
+        """
+        self._syncer.flush()
+        segments = self._manifest.segments
+        if self._active is not None and self._active.batches:
+            segments = (*segments, self._active.info(time.time()))
+        with self._writing():
+            damage = find_damage(self._directory, segments, unsettled_from)
+            if damage is None:
+                self._mend_indexes(segments)
+                return None
+            end = damage.kept[-1].high if damage.kept else self._manifest.earliest
+            again_from = max(end, unsettled_from)
+            if again_from < refetchable_from:
+                raise CorruptionError(
+                    f"{damage.where} is damaged: changes from {again_from} on are lost here, and "
+                    f"the source has them only from {refetchable_from} on",
+                    fix="restore the segment from a copy, or resynchronize the consumers",
+                    kind="log_damaged",
+                )
+            if again_from > end:
+                # The settled changes between would be a hole, so the settled past goes as well.
+                self.restart_at(again_from)
+                return again_from
+            self._require_own_manifest()
+            self._cut_to(
+                replace(
+                    self._manifest,
+                    history=self._manifest.history + 1,
+                    start_batch=self._manifest.first_batch,
+                    segments=damage.kept,
+                )
+            )
+        return again_from
 
     def close(self) -> None:
         """Sync and let go; what was appended stays readable."""
-        if self._data >= 0:
-            os.fdatasync(self._data)
-            os.close(self._data)
-            os.close(self._index)
-            self._data = self._index = -1
-        os.close(self._lock)
-
-    def _write(self, marker: Marker, header: bytes, body: pa.Buffer) -> None:
-        """Append frame, then entry, behind exactly what is whole.
-
-        A write that failed may have left a part; it is cut before the next one, and if it cannot
-        be cut there is no next one.
-        """
-        entry = pack_index([index_entry(marker, self._offset)])
-        _cut(self._data, self._offset)
-        _cut(self._index, self._indexed * INDEX_DTYPE.itemsize)
-        _write_all(self._data, [memoryview(header), memoryview(body)])
-        if self._durability == "fsync":
-            os.fdatasync(self._data)
-        _write_all(self._index, [memoryview(entry)])
-
-    def _recover(self) -> None:
-        segments = list_segments(self._directory)
-        for first_batch in segments[:-1]:
-            self._check_sealed(first_batch)
-        self._open(segments[-1] if segments else 0)
-
-    def _check_sealed(self, first_batch: int) -> None:
-        """A sealed segment is never cut: it is whole, or it is reported."""
-        size = data_path(self._directory, first_batch).stat().st_size
-        index = load_index(index_path(self._directory, first_batch))
-        if not len(index) or int(index[-1]["offset"] + index[-1]["bytes"]) != size:
-            entries, whole = self._scan(first_batch)
-            if whole != size:
-                raise CorruptionError(
-                    f"the sealed segment {data_path(self._directory, first_batch)} is damaged at "
-                    f"byte {whole} of {size}",
-                    fix="restore it from a copy, or remove the source's log directory to read "
-                    "again from the slot, which still holds everything above the restart cursor",
-                )
-            self._replace_index(first_batch, entries)
-        self._sealed_bytes[first_batch] = size
-
-    def _open(self, first_batch: int) -> None:
-        """Make ``first_batch``'s segment the active one, cutting what is not whole."""
-        path = data_path(self._directory, first_batch)
-        path.touch()
-        entries, offset = self._scan(first_batch)
-        if offset < path.stat().st_size:
-            os.truncate(path, offset)
-        self._replace_index(first_batch, entries)
-        with ExitStack() as opened:
-            data = _open_to_append(path, opened)
-            index = _open_to_append(index_path(self._directory, first_batch), opened)
-            # What an earlier process wrote and never synced must be on disk before it counts.
-            os.fdatasync(data)
-            os.fdatasync(index)
-            _sync_directory(self._directory)
-            opened.pop_all()
-        self._data, self._index = data, index
-        self._segment, self._offset, self._indexed = first_batch, offset, len(entries)
-        self.next_batch = first_batch + len(entries)
-        if entries:
-            self.end = Cursor(*entries[-1][-2:])
-        elif self._sealed_bytes:
-            last = load_index(index_path(self._directory, max(self._sealed_bytes)))[-1]
-            self.end = Cursor(int(last["high_lsn"]), int(last["high_idx"]))
-
-    def _scan(self, first_batch: int) -> tuple[list[tuple[int, ...]], int]:
-        """The entries of a segment's whole frames, and where the last of them ends."""
-        entries: list[tuple[int, ...]] = []
-        offset = 0
-        path = data_path(self._directory, first_batch)
-        if not path.stat().st_size:
-            return entries, offset
-        with pa.memory_map(str(path)) as file:
-            buffer = file.read_buffer()
-        while (marker := read_marker(buffer, offset)) is not None:
-            if marker.batch_idx != first_batch + len(entries):
-                break
-            entries.append(index_entry(marker, offset))
-            offset += marker.frame_bytes
-        return entries, offset
-
-    def _replace_index(self, first_batch: int, entries: list[tuple[int, ...]]) -> None:
-        index = index_path(self._directory, first_batch)
-        packed = pack_index(entries)
-        if not index.exists() or index.read_bytes() != packed:
-            temporary = index.with_suffix(".tmp")
-            temporary.write_bytes(packed)
-            temporary.replace(index)
-
-    def _roll(self) -> None:
-        """Seal the active segment and open the next; a failure leaves the active one in use."""
-        os.fdatasync(self._data)
-        os.fdatasync(self._index)
-        sealed, size, data, index = self._segment, self._offset, self._data, self._index
-        self._sealed_bytes[sealed] = size
+        if self._lock < 0:
+            return
         try:
-            self._open(self.next_batch)
+            with self._writing():
+                if not self._syncer.failed:
+                    self._syncer.flush()
+                    if stamp_of(self._directory) == self._stamp:
+                        self._swap(replace(self._manifest, boot=""))
+        finally:
+            self._mover.close()
+            self._syncer.close()
+            if self._active is not None:
+                self._active.close()
+                self._active = None
+            os.close(self._lock)
+            self._lock = -1
+
+    @property
+    def _active_bytes(self) -> int:
+        return 0 if self._active is None else self._active.bytes
+
+    def _due(self, active: ActiveSegment) -> bool:
+        limits = self._limits
+        return active.batches > 0 and (
+            active.bytes >= limits.bytes
+            or active.rows >= limits.rows
+            or active.age_s() >= limits.age_s
+        )
+
+    def _begin(self) -> ActiveSegment:
+        """Open the files of the segment that the manifest says comes next."""
+        self._active = ActiveSegment(self._directory, self._manifest)
+        self._syncer.attach(*self._active.files)
+        return self._active
+
+    def _seal(self) -> None:
+        """Put the active segment into the manifest; the next one is begun by the next append."""
+        active = self._active
+        if active is None or not active.batches:
+            return
+        self._syncer.flush()
+        sealed = active.info(time.time())
+        self._swap(replace(self._manifest, segments=(*self._manifest.segments, sealed)))
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._syncer.attach()
+        if self._active is not None:
+            self._active.close()
+            self._active = None
+
+    def _cut_to(self, manifest: Manifest) -> None:
+        """Swap to a shorter log: files of the new history, which no reader has seen."""
+        gone = self._cold_beyond(manifest)
+        self._swap(manifest)
+        self._let_go()
+        self.next_batch, self.end = manifest.next_batch, manifest.end
+        self._syncer.restart(self.end)
+        remove_orphans(self._directory, manifest)
+        self._mover.remove(gone)
+
+    def _cold_beyond(self, manifest: Manifest) -> list[SegmentInfo]:
+        kept = {segment.name for segment in manifest.segments}
+        return [one for one in self._manifest.segments if one.place and one.name not in kept]
+
+    def _mend_indexes(self, segments: Sequence[SegmentInfo]) -> None:
+        """Make indexes anew that differ from their frames, which are whole."""
+        for segment in segments:
+            mended = not segment.place and check_sealed(self._directory, segment)
+            if mended and segment.next_batch > self._manifest.next_batch:
+                # The active index is open under its old inode: the new one ends here.
+                self._seal()
+
+    def _decide(self, settled: Cursor, retention: Retention) -> RetentionResult:
+        return decide(self._manifest.segments, self._active_bytes, settled, time.time(), retention)
+
+    def _drop(self, result: RetentionResult) -> None:
+        count = result.removed + result.evicted
+        if not count:
+            return
+        gone, kept = self._manifest.segments[:count], self._manifest.segments[count:]
+        floor = gone[-1].high
+        self._swap(
+            replace(
+                self._manifest,
+                earliest=floor,
+                evicted=floor if result.evicted else self._manifest.evicted,
+                start_batch=gone[-1].next_batch,
+                segments=kept,
+            )
+        )
+        self._unlink(segment for segment in gone if not segment.place)
+        self._mover.remove(segment for segment in gone if segment.place)
+
+    def _switch_moved(self) -> None:
+        """Let the manifest point to a finished copy; then the files here can go."""
+        moved = self._mover.collect()
+        if moved is None:
+            return
+        asked, copy = moved
+        if asked not in self._manifest.segments:
+            self._mover.remove([copy])
+            return
+        segments = tuple(copy if one == asked else one for one in self._manifest.segments)
+        try:
+            self._swap(replace(self._manifest, segments=segments))
         except OSError:
-            del self._sealed_bytes[sealed]
+            self._mover.copy(asked)
             raise
-        os.close(data)
-        os.close(index)
+        self._unlink([asked])
 
+    def _move_next(self) -> None:
+        """Ask for a copy of the oldest segment here, while those here are too many."""
+        if self._tier is None or not self._mover.idle:
+            return
+        hot = [segment for segment in self._manifest.segments if not segment.place]
+        if hot and sum(segment.bytes for segment in hot) > self._tier.hot_bytes:
+            self._mover.copy(hot[0])
 
-def _open_to_append(path: Path, opened: ExitStack) -> int:
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-    opened.callback(os.close, handle)
-    return handle
+    def _unlink(self, segments: Iterable[SegmentInfo]) -> None:
+        for segment in segments:
+            for path in (index_path, data_path):
+                # The next open removes what cannot be removed now.
+                with suppress(OSError):
+                    path(self._directory, segment.name).unlink(missing_ok=True)
 
+    def _swap(self, manifest: Manifest) -> None:
+        self._require_own_manifest()
+        self._put(manifest)
 
-def _cut(handle: int, size: int) -> None:
-    if os.fstat(handle).st_size != size:
-        os.ftruncate(handle, size)
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _lock(directory: Path, timeout_s: float) -> int:
-    """Take the writer's lock; an earlier process may need a moment to die."""
-    handle = os.open(directory / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-    deadline = time.monotonic() + timeout_s
-    while True:
+    def _require_own_manifest(self) -> None:
+        """Refuse to go on once a newer term has written the manifest."""
+        if stamp_of(self._directory) == self._stamp:
+            return
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return handle
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                os.close(handle)
-                raise TransientError(
-                    f"another process writes the log in {directory}",
-                    fix="stop the other service, or give this one a log.directory of its own",
-                ) from None
-            time.sleep(0.05)
+            found = read_manifest(self._directory)
+        except CorruptionError:
+            found = None
+        if found is not None and found.term >= self._manifest.term:
+            raise fenced(self._directory, found.term, self._manifest.term)
+        # Removed, or written by an older term that woke between its check and its swap.
+        self._put(self._manifest)
 
+    def _put(self, manifest: Manifest) -> None:
+        swap_manifest(self._directory, manifest)
+        self._manifest = manifest
+        try:
+            self._stamp = stamp_of(self._directory)
+            sync_directory(self._directory)
+        except OSError as error:
+            # It has taken its place, but nobody can say whether it keeps it.
+            self._syncer.fail(error)
+            self._syncer.check()
 
-def _write_all(handle: int, parts: list[memoryview]) -> None:
-    """``writev`` until everything is written; the kernel may take less than offered."""
-    while parts:
-        written = os.writev(handle, parts)
-        while parts and written >= len(parts[0]):
-            written -= len(parts.pop(0))
-        if parts:
-            parts[0] = parts[0][written:]
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """An error of the disk passes by itself, or waits for somebody to make room."""
+        try:
+            yield
+        except OSError as error:
+            raise TransientError(
+                f"the log in {self._directory} cannot be written: {error.strerror or error}",
+                fix="free space on that disk; reading goes on by itself",
+            ) from error

@@ -1,27 +1,39 @@
 """The reader's ordinary connection to the source: the lock on the slot, and what the catalog says.
 
 The lock is a session advisory lock, so that of two readers of one slot the second waits and says
-why.
+why. Before anything is read, ``look`` and ``check`` ask whether server, history and slot are those
+that were read before; ``same_server`` asks it again of the connection that streams. What must
+always hold: no answer is waited for longer than a bound.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import psycopg
 
-from cdc.connection import connect
-from cdc.cursor import Cursor, format_lsn, parse_lsn
+from cdc.connection import LIVENESS, connect, with_options
+from cdc.cursor import Cursor
 from cdc.decode.relation import Relation
-from cdc.errors import GapError, SourceError, TransientError
+from cdc.errors import SourceError, TransientError
+from cdc.replication.deadline import deadline
+from cdc.replication.identity import (
+    Identity,
+    Recorded,
+    Server,
+    check_cluster,
+    check_resume,
+    find_fork,
+    identify,
+)
+from cdc.replication.slot_row import READ_SLOT, SlotRow, slot_fault, slot_row
+
+_ANSWER_S = 15.0  # a little above the server's own bound on a statement
 
 _LOCK = "SELECT pg_try_advisory_lock(hashtextextended('walbrook.slot.' || %s, 0))"
-_SLOT = """
-SELECT confirmed_flush_lsn::text, wal_status, plugin FROM pg_replication_slots WHERE slot_name = %s
-"""
-_END_OF_WAL = """
-SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
-            ELSE pg_current_wal_flush_lsn() END::text, pg_is_in_recovery()
-"""
-
+_STARTED_AT = "SELECT extract(epoch FROM pg_postmaster_start_time())::text"
 
 # The index that identifies a row: the one named as replica identity, or else the primary key.
 _KEY = """
@@ -33,76 +45,136 @@ SELECT a.attname
  ORDER BY k.place
 """
 
+_RECREATE = (
+    "create the slot again and accept the gap: SELECT walbrook.accept_gap(source, lsn) with its "
+    "confirmed_flush_lsn, the service being stopped"
+)
+_FIXES = {
+    "slot_physical": "configure a logical slot",
+    "slot_database": "configure a slot of this database, or the database of the slot",
+    "slot_plugin": "configure a slot that was created with pgoutput",
+    "slot_temporary": "configure a slot that is not temporary",
+    "slot_lost": f"drop it, {_RECREATE}",
+}
+
 
 class SlotControl:
     """The ordinary connection to the source: lock first, then look at the slot."""
 
     def __init__(self, dsn: str, slot: str) -> None:
+        self._dsn = dsn
         self._slot = slot
-        try:
+        with _answering():
             self._connection = connect(dsn, name=f"{slot}:lock", statement_s=10)
-            row = self._connection.execute(_LOCK, (slot,)).fetchone()
-        except psycopg.OperationalError as error:
-            raise TransientError(f"the source does not answer: {error}".strip()) from error
+            with deadline(self._connection, _ANSWER_S):
+                row = self._connection.execute(_LOCK, (slot,)).fetchone()
         if row is None or not row[0]:
             self._connection.close()
             raise TransientError(
                 f"another service reads slot {slot}",
                 fix="stop the other one; this one goes on by itself once the slot is free",
+                kind="slot_busy",
             )
 
-    def check(self, resume: Cursor) -> None:
-        """Refuse a slot that is gone, lost, or further than what we hold; and another history."""
-        try:
-            row = self._connection.execute(_SLOT, (self._slot,)).fetchone()
-            end = self._connection.execute(_END_OF_WAL).fetchone()
-        except psycopg.OperationalError as error:
-            raise TransientError(f"the source does not answer: {error}".strip()) from error
-        if row is None:
-            raise SourceError(
-                f"replication slot {self._slot} no longer exists, and with it every change since "
-                f"{format_lsn(resume.lsn)}",
-                fix="create the slot again and accept the gap: set restart_lsn in "
-                "walbrook.sources and cursor_lsn in walbrook.consumers to its confirmed_flush_lsn",
-            )
-        if end is not None and parse_lsn(str(end[0])) < resume.lsn:
-            if end[1]:
-                raise TransientError(f"the standby has replayed to {end[0]}, not yet to {resume}")
-            raise GapError(
-                f"the source's WAL ends at {end[0]}, before {resume}, up to which it was read: "
-                "this is an older state of the database (a restore, or a standby that was behind), "
-                "and what it writes now under the same positions would be taken for known",
-                fix="start anew: empty log.directory, delete the source's row in walbrook.sources, "
-                "recreate the slot, and give the sinks empty destinations",
-            )
-        confirmed, wal_status, plugin = row
-        if wal_status == "lost":
-            raise SourceError(
-                f"replication slot {self._slot} was invalidated: the server removed WAL it needed",
-                fix="drop it, create it again, and accept the gap as docs/operations.md says",
-            )
-        if plugin != "pgoutput":
-            raise SourceError(
-                f"replication slot {self._slot} uses the plugin {plugin}",
-                fix="configure a slot that was created with pgoutput",
-            )
-        if parse_lsn(str(confirmed)) > resume.lsn:
-            raise GapError(
-                f"slot {self._slot} stands at {confirmed}, beyond {resume}, the first change we "
-                "still need: the changes between are gone from the source",
-                fix="if that is accepted, set restart_lsn in walbrook.sources and cursor_lsn in "
-                f"walbrook.consumers to {confirmed} and restart_idx, cursor_idx to 0",
-            )
+    def look(self, recorded: Recorded) -> Identity:
+        """Who answers and where its slot stands; refuses what no position could make right."""
+        with _answering(), self._replication() as replication:
+            server = identify(replication)
+            check_cluster(server, recorded)
+            row = replication.execute(READ_SLOT, (self._slot,)).fetchone()
+            fork = find_fork(replication, server, recorded)
+            self._check_same(server.started_at)
+        slot = None if row is None else slot_row(self._slot, row[0], row[2])
+        return Identity(
+            server=server,
+            slot=_usable(self._slot, slot, server),
+            failed_over_from=None if fork is None else recorded.timeline,
+            fork_lsn=fork,
+        )
+
+    def check(self, identity: Identity, resume: Cursor) -> None:
+        """Refuse a position from which going on would skip or mix up changes."""
+        check_resume(identity, resume)
+
+    def same_server(self, replication: psycopg.Connection[Any], identity: Identity) -> None:
+        """Whether the connection that will stream leads to the server that was looked at.
+
+        Behind one address a failover can happen between two connections.
+        """
+        with _answering(), deadline(replication, _ANSWER_S):
+            server = identify(replication)
+        seen = identity.server
+        if (server.started_at, server.timeline) != (seen.started_at, seen.timeline):
+            raise _another_server()
 
     def key_of(self, relation: Relation) -> list[str]:
         """The columns of a table's key in key order, as the catalog has it now."""
-        try:
+        with _answering(), deadline(self._connection, _ANSWER_S):
             rows = self._connection.execute(
                 _KEY, {"oid": relation.oid, "identity": relation.replica_identity}
             ).fetchall()
-        except psycopg.OperationalError as error:
-            raise TransientError(f"the source does not answer: {error}".strip()) from error
         return [str(name) for (name,) in rows]
 
     def close(self) -> None:
         self._connection.close()
+
+    def _check_same(self, started_at: str) -> None:
+        with deadline(self._connection, _ANSWER_S):
+            row = self._connection.execute(_STARTED_AT).fetchone()
+        if row is None or row[0] != started_at:
+            raise _another_server()
+
+    @contextmanager
+    def _replication(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+        """A short replication connection, which speaks the simple protocol only."""
+        connection = psycopg.connect(
+            self._dsn,
+            replication="database",
+            autocommit=True,
+            options=with_options(self._dsn, {"statement_timeout": "10s"}),
+            application_name=f"walbrook:{self._slot}:look",
+            cursor_factory=psycopg.ClientCursor,
+            **LIVENESS,
+        )
+        try:
+            with deadline(connection, _ANSWER_S):
+                yield connection
+        finally:
+            connection.close()
+
+
+def _usable(name: str, slot: SlotRow | None, server: Server) -> SlotRow:
+    if slot is None:
+        raise SourceError(
+            f"replication slot {name} no longer exists, and with it every change that is not in "
+            "the log" + ("; it was not on the standby" if server.in_recovery else ""),
+            fix=_RECREATE,
+            kind="slot_missing",
+        )
+    if server.in_recovery and slot.synced:
+        raise TransientError(
+            f"slot {name} is a copy that this standby keeps in step with its primary; it can be "
+            "read once the standby is promoted",
+            fix="point the source at the primary",
+            kind="slot_synced",
+        )
+    fault = slot_fault(slot, server.database)
+    if fault is not None:
+        raise SourceError(fault.what, fix=_FIXES[fault.kind], kind=fault.kind)
+    return slot
+
+
+def _another_server() -> TransientError:
+    return TransientError(
+        "two connections to the source's address were answered by two servers",
+        fix="it is tried again; if it stays, let the address lead to one server only",
+        kind="two_servers",
+    )
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        raise TransientError(f"the source does not answer: {error}".strip()) from error

@@ -5,26 +5,24 @@ transaction each belongs to and which number it has in it. What must always hold
 gives the same cursors, however it is cut into batches, on whatever connection it comes. So only
 what the transaction itself contains is counted: rows, truncated tables and logical messages, never
 Relation or Type messages, which depend on the connection.
+
+Here are the transactions that come whole; ``intake`` has those that come in pieces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import xxhash
 
 from cdc.cursor import ORIGIN, Cursor
 from cdc.decode.raw import RAW_SCHEMA
-from cdc.decode.relation import Relation, parse_relation, with_key
 from cdc.errors import ProtocolError
-from cdc.replication.wire import BEGIN, COMMIT, RELATION, ROWS, TRUNCATE, Ints, Wire
-
-OWN_SCHEMA = "walbrook"
-"""Our own tables never enter the stream: settling a change would otherwise make a new one."""
+from cdc.replication.relations import KeyOf, Relations, no_key
+from cdc.replication.wire import BEGIN, COMMIT, CONTROLS, ROWS, TRUNCATE, Ints, Mask, Wire
 
 
 @dataclass(frozen=True)
@@ -48,25 +46,16 @@ class _Open:
     in_progress: bool = False
 
 
-@dataclass(frozen=True)
-class _Schema:
-    schema_id: int
-    message: bytes
-    own: bool
-
-
-def _no_key(_relation: Relation) -> Sequence[str]:
-    return ()
-
-
 @dataclass
 class Sealer:
     """Carries what one batch must know of those before it, for one connection."""
 
     resume: Cursor = ORIGIN  # what is below was taken by an earlier connection
-    key_of: Callable[[Relation], Sequence[str]] = _no_key  # asks the source's catalog
+    key_of: KeyOf = no_key
+    heartbeat: bytes | None = None  # the content of the last one in the batch sealed last
+    relations: Relations = field(default_factory=Relations)
+    received: int = 0  # messages in the batches before this one
     _open: _Open = field(default_factory=_Open)
-    _relations: dict[int, _Schema] = field(default_factory=dict)
 
     @property
     def in_transaction(self) -> bool:
@@ -74,22 +63,30 @@ class Sealer:
 
     def seal(self, messages: Sequence[bytes]) -> Sealed | None:
         """One batch of all ``messages``; None when nothing of them is for the log."""
-        wire = Wire(messages)
+        wire = Wire.join(messages)
+        if CONTROLS[wire.kind].any():
+            raise ProtocolError(
+                "the server sends a transaction in pieces, which nobody asked for",
+                fix="read this slot through an Intake",
+            )
+        self.heartbeat = None
+        sealed = self.seal_wire(wire)
+        self.received += len(wire)
+        return sealed
+
+    def seal_wire(self, wire: Wire) -> Sealed | None:
+        """The same for messages that were joined already, all of transactions that come whole."""
         cursors = self._number(wire)
-        rows = np.flatnonzero(ROWS[wire.kind])
         # A truncate of several tables is one change a table, each with a cursor of its own.
-        repeats = np.where(wire.kind[rows] == TRUNCATE, wire.truncated(rows), 1)
-        row = np.repeat(rows, repeats)
-        nth = np.arange(len(row)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+        row, nth = wire.rows()
         lsn, idx = cursors.lsn[row], cursors.idx[row] + nth
         relation = wire.relation(row, nth)
-        schema_id, own, schemas = self._schemas_of(wire, row, relation)
-        keep = ~own & (
-            (lsn > self.resume.lsn) | ((lsn == self.resume.lsn) & (idx >= self.resume.idx))
-        )
+        schema_id, hidden, schemas = self._schemas_of(wire, row, relation)
+        hidden |= self._heartbeats(wire)[row]
+        keep = ~hidden & at_or_above(self.resume, lsn, idx)
         if not keep.any():
             return None
-        row, lsn, idx = row[keep], lsn[keep], idx[keep]
+        row, nth, lsn, idx = row[keep], nth[keep], lsn[keep], idx[keep]
         raw = pa.RecordBatch.from_arrays(
             [
                 pa.array(lsn),
@@ -99,17 +96,19 @@ class Sealer:
                 pa.array(wire.kind[row]),
                 pa.array(relation[keep].astype(np.uint32)),
                 pa.array(schema_id[keep]),
-                wire.payload(row),
+                wire.payload(row, nth),
             ],
             schema=RAW_SCHEMA,
         )
-        used = set(np.unique(schema_id[keep]).tolist())
-        return Sealed(
-            raw,
-            {key: message for key, message in schemas.items() if key in used},
-            Cursor(int(lsn[0]), int(idx[0])),
-            Cursor(int(lsn[-1]), int(idx[-1]) + 1),
-        )
+        return sealed_of(raw, schemas)
+
+    def _heartbeats(self, wire: Wire) -> Mask:
+        found = np.zeros(len(wire), dtype=bool)
+        beats = wire.heartbeats()
+        if len(beats):
+            found[beats] = True
+            self.heartbeat = wire.heartbeat_content(int(beats[-1]))
+        return found
 
     def _number(self, wire: Wire) -> _Cursors:
         """Give every message its transaction and its number in it; remember how the batch ends."""
@@ -146,38 +145,37 @@ class Sealer:
 
     def _schemas_of(
         self, wire: Wire, row: Ints, relation: Ints
-    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_], dict[int, bytes]]:
+    ) -> tuple[npt.NDArray[np.uint64], Mask, dict[int, bytes]]:
         """For each row the schema in force when it was sent, and which rows are our own tables'."""
         schema_id = np.zeros(len(row), dtype=np.uint64)
         own = np.zeros(len(row), dtype=bool)
         schemas: dict[int, bytes] = {}
-        announced = np.flatnonzero(wire.kind == RELATION)
-        cuts = np.searchsorted(row, announced)
-        for start, end, message in zip(
-            [0, *cuts], [*cuts, len(row)], [None, *announced], strict=True
-        ):
-            if message is not None:
-                self._announce(wire.message(int(message)))
-            for oid in np.unique(relation[start:end]).tolist():
-                if oid == 0:
-                    continue
-                schema = self._relations.get(oid)
-                if schema is None:
-                    raise ProtocolError(
-                        f"a change names relation {oid}, which the server never described",
-                        fix="reconnect; if it stays, report it with the server's version",
-                    )
-                of_oid = start + np.flatnonzero(relation[start:end] == oid)
-                schema_id[of_oid] = schema.schema_id
-                own[of_oid] = schema.own
-                schemas[schema.schema_id] = schema.message
+        for known, rows in self.relations.in_force(wire, row, relation, self.received):
+            if known.own:
+                own[rows] = True
+                continue
+            schema = known.schema(self.key_of)
+            schema_id[rows] = schema.schema_id
+            schemas[schema.schema_id] = schema.message
         return schema_id, own, schemas
 
-    def _announce(self, message: bytes) -> None:
-        relation = parse_relation(message)
-        own = relation.namespace == OWN_SCHEMA
-        schema = message if own else with_key(message, self.key_of(relation))
-        self._relations[relation.oid] = _Schema(xxhash.xxh3_64_intdigest(schema), schema, own)
+
+def at_or_above(resume: Cursor, lsn: Ints, idx: Ints) -> Mask:
+    """Which cursors are not below ``resume``."""
+    found: Mask = (lsn > resume.lsn) | ((lsn == resume.lsn) & (idx >= resume.idx))
+    return found
+
+
+def sealed_of(raw: pa.RecordBatch, schemas: Mapping[int, bytes]) -> Sealed:
+    """A batch of RAW_SCHEMA with its bounds, and of ``schemas`` those that its rows need."""
+    used = set(np.unique(raw.column("schema_id").to_numpy()).tolist())
+    lsn, idx = raw.column("commit_lsn"), raw.column("commit_idx")
+    return Sealed(
+        raw,
+        {key: message for key, message in schemas.items() if key in used},
+        Cursor(lsn[0].as_py(), idx[0].as_py()),
+        Cursor(lsn[-1].as_py(), idx[-1].as_py() + 1),
+    )
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,32 @@
 """The reader's side of the state database, in a thread, so that reading never waits for it.
 
 What must always hold: ``restart`` is a cursor that Postgres really held, and it never goes back.
-While the database does not answer, it just stays where it was, and nothing more is confirmed.
+While the database does not answer, it just stays where it was, and nothing more is confirmed. A
+reader whose service was replaced learns it here, and writes nothing.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psycopg
 import structlog
 
 from cdc.connection import Connection, connect
-from cdc.cursor import ORIGIN, Cursor
-from cdc.errors import TransientError, WalbrookError
-from cdc.state.positions import restart_cursor
-from cdc.state.reader_state import ReaderState, report_reader
+from cdc.cursor import ORIGIN
+from cdc.errors import OperatorError, TransientError, WalbrookError
+from cdc.failpoints import reached
+from cdc.state.health import Condition, report_conditions
+from cdc.state.positions import SourcePosition, source_position
+from cdc.state.reader_state import (
+    ReaderReport,
+    SegmentRow,
+    SourceSight,
+    report_reader,
+    report_segments,
+)
 
 _logger = structlog.get_logger("walbrook.reader")
 
@@ -28,26 +37,30 @@ _CLOSE_S = 6.0
 
 @dataclass(frozen=True)
 class News:
-    """What the reader says of itself."""
+    """What the reader says: its row, what is wrong, and the segments of its log."""
 
-    state: ReaderState
-    error: str | None
-    head_lsn: int
-    log_end: Cursor
+    report: ReaderReport
+    conditions: tuple[Condition, ...] = ()
+    segments: tuple[SegmentRow, ...] = ()
 
 
 class StateLink:
-    """Polls the restart cursor and writes the reader's row, about once a second."""
+    """Polls the source's position and writes the reader's rows, about once a second."""
 
-    def __init__(self, dsn: str, source: str, *, idle_s: float) -> None:
+    def __init__(self, dsn: str, source: str, term: int, *, idle_s: float) -> None:
         self._dsn = dsn
         self._source = source
+        self._term = term
         self._idle_s = idle_s
         self.restart = ORIGIN
+        self.lowest = ORIGIN
         self.problem: str | None = None
+        self._position: SourcePosition | None = None
+        self._fenced: WalbrookError | None = None
         self._news: News | None = None
         self._written: News | None = None
         self._written_at = 0.0
+        self._segments: tuple[SegmentRow, ...] | None = None
         self._known = threading.Event()
         self._wake = threading.Event()
         self._closing = False
@@ -55,16 +68,23 @@ class StateLink:
         self._thread = threading.Thread(target=self._run, name="state-link", daemon=True)
         self._thread.start()
 
-    def first_restart(self) -> Cursor:
-        """The restart cursor, waiting for the first answer of the database."""
-        if not self._known.wait(_FIRST_S):
+    def position(self) -> SourcePosition:
+        """Where the source stands in Postgres, waiting for the first answer of the database."""
+        answered = self._known.wait(_FIRST_S)
+        self.require_ours()
+        if not answered or self._position is None:
             raise TransientError(self.problem or "the state database does not answer")
-        return self.restart
+        return self._position
+
+    def require_ours(self) -> None:
+        """Raise once another start of the service has taken over."""
+        if self._fenced is not None:
+            raise self._fenced
 
     def tell(self, news: News) -> None:
         """Remember what to write; a change of state is written at once."""
         before, self._news = self._news, news
-        if before is None or (before.state, before.error) != (news.state, news.error):
+        if before is None or _urgent(before) != _urgent(news):
             self._wake.set()
 
     def close(self) -> None:
@@ -81,49 +101,53 @@ class StateLink:
             try:
                 self._exchange()
                 self.problem = None
+            except OperatorError as error:
+                self._fenced = error
+                self._known.set()
             except (psycopg.Error, WalbrookError) as error:
                 if self.problem is None:
                     _logger.warning("reader.state_unreachable", error=str(error).strip())
                 self.problem = f"the state database does not answer: {error}".strip()
                 self._disconnect()
-            if closing:
+            if closing or self._fenced is not None:
                 self._disconnect()
                 return
 
     def _exchange(self) -> None:
         if self._connection is None:
             self._connection = connect(self._dsn, name=f"{self._source}:state", statement_s=5)
-        self.restart = max(self.restart, restart_cursor(self._connection, self._source))
+        self._position = position = source_position(self._connection, self._source)
+        self.restart = max(self.restart, position.restart)
+        self.lowest = position.lowest
         self._known.set()
         news = self._news
         if news is None or not self._due(news):
             return
-        report_reader(
-            self._connection,
-            self._source,
-            state=news.state,
-            error=news.error,
-            head_lsn=news.head_lsn,
-            log_end=news.log_end,
-        )
+        report_reader(self._connection, self._source, self._term, news.report)
+        report_conditions(self._connection, self._source, self._term, news.conditions)
+        report_segments(self._connection, self._source, self._term, news.segments, self._segments)
+        self._segments = news.segments
         self._written, self._written_at = news, time.monotonic()
+        reached("stored")
 
     def _due(self, news: News) -> bool:
         """Our own writes move the head of an idle source: only what else moves is news."""
         written = self._written
-        if written is None or self._closing:
+        if written is None or self._closing or _settled(written) != _settled(news):
             return True
-        same = (written.state, written.error, written.log_end) == (
-            news.state,
-            news.error,
-            news.log_end,
-        )
-        return not same or (
-            written.head_lsn != news.head_lsn
-            and time.monotonic() - self._written_at >= self._idle_s
-        )
+        return written != news and time.monotonic() - self._written_at >= self._idle_s
 
     def _disconnect(self) -> None:
+        self._segments = None
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _urgent(news: News) -> object:
+    return news.report.state, news.report.error, [c.kind for c in news.conditions]
+
+
+def _settled(news: News) -> News:
+    """What was said, without what moves by itself on an idle source."""
+    return replace(news, report=replace(news.report, head_lsn=0, sight=SourceSight()))

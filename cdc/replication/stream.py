@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import select
 import time
+from collections.abc import Callable
 
 import psycopg
 from psycopg import pq, sql
+from psycopg.pq.abc import PGresult
 
 from cdc.connection import LIVENESS, with_options
 from cdc.cursor import format_lsn
 from cdc.errors import ProtocolError, TransientError
+from cdc.replication.options import StreamOptions, plugin_options
 from cdc.replication.protocol import (
     KEEPALIVE,
     XLOG_DATA,
@@ -36,12 +39,24 @@ _SETTINGS = {
     "statement_timeout": "0",
 }
 _SEND_TIMEOUT_S = 10.0
+_START_TIMEOUT_S = 30.0  # the server may first have to read what it saved of the slot
+_PLAIN = StreamOptions()
 
 
 class ReplicationStream:
     """A slot being read, from the moment START_REPLICATION was answered."""
 
-    def __init__(self, dsn: str, *, slot: str, publication: str, start_lsn: int) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        slot: str,
+        publication: str,
+        start_lsn: int,
+        options: StreamOptions = _PLAIN,
+        check: Callable[[psycopg.Connection[tuple[object, ...]]], None] | None = None,
+    ) -> None:
+        """``check`` may look at who answers, over this connection, before anything is read."""
         try:
             self._connection = psycopg.connect(
                 dsn,
@@ -58,7 +73,13 @@ class ReplicationStream:
         self._poll.register(self._pgconn.socket, select.POLLIN)
         self.server_lsn = start_lsn
         self.received_at = time.monotonic()
-        self._start(slot, publication, start_lsn)
+        try:
+            if check is not None:
+                check(self._connection)
+            self._start(slot, publication, start_lsn, options)
+        except BaseException:
+            self.close()
+            raise
 
     def drain(
         self, into: list[bytes], *, bytes_max: int, rows_max: int
@@ -140,20 +161,36 @@ class ReplicationStream:
                 raise TransientError("the server does not take feedback")
             self._pgconn.consume_input()
 
-    def _start(self, slot: str, publication: str, start_lsn: int) -> None:
-        command = sql.SQL(
-            "START_REPLICATION SLOT {} LOGICAL %s "
-            "(proto_version '1', publication_names {}, messages 'true')"
-        ).format(
-            sql.Identifier(slot),
-            sql.Literal(sql.Identifier(publication).as_string(self._connection)),
+    def _start(self, slot: str, publication: str, start_lsn: int, wanted: StreamOptions) -> None:
+        options = plugin_options(self._pgconn.server_version, wanted)
+        names = ("publication_names", sql.Identifier(publication).as_string(self._connection))
+        listed = sql.SQL(", ").join(
+            sql.SQL("{} {}").format(sql.Identifier(name), sql.Literal(value))
+            for name, value in (*options, names)
         )
-        # The LSN is neither an identifier nor a literal in this grammar; it is our own number.
-        statement = command.as_bytes(self._connection) % format_lsn(start_lsn).encode()
-        self._pgconn.send_query(statement)
-        self._flush(time.monotonic() + _SEND_TIMEOUT_S)
-        result = self._pgconn.get_result()
+        command = sql.SQL("START_REPLICATION SLOT {} LOGICAL {} ({})").format(
+            sql.Identifier(slot),
+            # The LSN is neither an identifier nor a literal in this grammar; it is our own number.
+            sql.SQL(format_lsn(start_lsn)),
+            listed,
+        )
+        self._pgconn.send_query(command.as_bytes(self._connection))
+        try:
+            result = self._answer(time.monotonic() + _START_TIMEOUT_S)
+        except psycopg.OperationalError as error:
+            raise TransientError(f"replication did not start: {error}".strip()) from error
         if result is None or result.status != pq.ExecStatus.COPY_BOTH:
             message = result.get_error_message() if result else "no answer"
-            self.close()
             raise TransientError(f"replication from slot {slot} did not start: {message}".strip())
+
+    def _answer(self, deadline: float) -> PGresult | None:
+        """What the server says to a command; asked for only once it is there.
+
+        The blocking form would hold the interpreter lock for as long as the server likes.
+        """
+        self._flush(deadline)
+        while self._pgconn.is_busy():
+            if not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise TransientError("the server does not answer START_REPLICATION")
+            self._pgconn.consume_input()
+        return self._pgconn.get_result()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import psycopg
@@ -32,7 +34,8 @@ _logger = structlog.get_logger("walbrook.http")
 
 _SOURCES = """
 SELECT s.name AS source, s.state, s.state_since::text, s.last_error, s.lane_error, v.cursor,
-       v.lag_bytes, v.lag_seconds
+       v.lag_bytes, v.lag_seconds, s.log_bytes, s.slot_wal_status, s.slot_safe_bytes,
+       extract(epoch FROM clock_timestamp() - s.heartbeat_at)::float8 AS heartbeat_age_s
   FROM walbrook.sources s JOIN walbrook.cursors v ON v.source = s.name AND v.consumer IS NULL
  ORDER BY 1
 """
@@ -43,6 +46,10 @@ SELECT c.source, c.name AS consumer, v.cursor, v.lag_bytes, v.lag_seconds, c.del
   FROM walbrook.consumers c
   JOIN walbrook.cursors v ON v.source = c.source AND v.consumer = c.name
  ORDER BY 1, 2
+"""
+
+_EVENTS = """
+SELECT source, consumer, kind, severity, what, fix, since::text FROM walbrook.health
 """
 
 Rows = list[dict[str, object]]
@@ -56,6 +63,23 @@ class Processes(Protocol):
     def processes(self) -> dict[str, bool]: ...
 
 
+@dataclass(frozen=True)
+class Sight:
+    """What the state database says at one moment."""
+
+    sources: Rows
+    consumers: Rows
+    events: Rows  # open ones, the newest first
+
+    def of_severity(self, severity: str) -> list[str]:
+        """The open events of a severity, a sentence each."""
+        return [
+            f"{row['consumer'] or row['source']}: {row['what']}"
+            for row in self.events
+            if row["severity"] == severity
+        ]
+
+
 class Observatory:
     """Reads sources and consumers from the state database, processes from the supervisor."""
 
@@ -63,63 +87,99 @@ class Observatory:
         self._dsn = state_dsn
         self._supervisor = supervisor
 
-    def complaints(self, sources: Rows, consumers: Rows) -> list[str]:
+    def complaints(self, sight: Sight) -> list[str]:
         """What is not as it should be, a sentence each; none means well."""
         found = [
             f"{name} does not run" for name, up in self._supervisor.processes().items() if not up
         ]
-        for row in sources:
+        for row in sight.sources:
             if row["state"] != "streaming":
                 found.append(f"the reader of {row['source']} is {row['state']}")
             if row["lane_error"] is not None:
                 found.append(f"the lane of {row['source']} cannot move")
-        for row in consumers:
+        for row in sight.consumers:
             if row["last_error"] is not None:
                 found.append(f"deliveries to {row['consumer']} fail")
             elif row["stuck"]:
                 found.append(f"{row['consumer']} is behind and has not moved for {_STUCK_S} s")
-        return found
+        return found + sight.of_severity("error")
 
-    def read(self) -> tuple[Rows, Rows]:
+    def read(self) -> Sight:
         with connect(self._dsn, name="http", statement_s=3) as connection:
             rows = connection.cursor(row_factory=dict_row)
-            sources = rows.execute(_SOURCES).fetchall()
-            return sources, rows.execute(_CONSUMERS, (_STUCK_S,)).fetchall()
+            return Sight(
+                sources=rows.execute(_SOURCES).fetchall(),
+                consumers=rows.execute(_CONSUMERS, (_STUCK_S,)).fetchall(),
+                events=rows.execute(_EVENTS).fetchall(),
+            )
 
     def collect(self) -> Iterator[Metric]:
         """The metrics, as Prometheus' client asks for them."""
-        sources, consumers = self.read()
-        up = GaugeMetricFamily(
-            "walbrook_source_streaming", "1 while the reader streams.", labels=["source"]
-        )
-        for row in sources:
-            up.add_metric([str(row["source"])], float(row["state"] == "streaming"))
-        yield up
+        sight = self.read()
+        yield from self._process_metrics()
+        yield from _source_metrics(sight.sources)
+        yield from _consumer_metrics(sight.consumers)
+        yield _event_metric(sight.events)
+
+    def _process_metrics(self) -> Iterator[Metric]:
         running = GaugeMetricFamily(
             "walbrook_process_running", "1 while the process runs.", labels=["process"]
         )
         for name, alive in self._supervisor.processes().items():
             running.add_metric([name], float(alive))
         yield running
-        stuck = GaugeMetricFamily(
-            "walbrook_source_lane_failing", "1 while the lane cannot move.", labels=["source"]
-        )
-        for row in sources:
-            stuck.add_metric([str(row["source"])], float(row["lane_error"] is not None))
-        yield stuck
-        yield _gauge("source_lag_bytes", "WAL behind the restart cursor.", sources, "lag_bytes")
-        yield _gauge("consumer_lag_bytes", "WAL behind the cursor.", consumers, "lag_bytes")
-        yield _gauge("consumer_lag_seconds", "Age of the state it has.", consumers, "lag_seconds")
-        yield _counter("consumer_delivered", "Messages delivered.", consumers, "delivered")
-        yield _counter("consumer_absorbed", "Repeats that the sink had.", consumers, "absorbed")
-        failing = GaugeMetricFamily(
-            "walbrook_consumer_failing",
-            "1 while the last delivery failed.",
-            labels=["source", "consumer"],
-        )
-        for row in consumers:
-            failing.add_metric(_labels(row), float(row["last_error"] is not None))
-        yield failing
+
+
+def _source_metrics(sources: Rows) -> Iterator[Metric]:
+    yield _flag(
+        "source_streaming",
+        "1 while the reader streams.",
+        sources,
+        lambda row: row["state"] == "streaming",
+    )
+    yield _flag(
+        "source_lane_failing",
+        "1 while the lane cannot move.",
+        sources,
+        lambda row: row["lane_error"] is not None,
+    )
+    yield _gauge("source_lag_bytes", "WAL behind the restart cursor.", sources, "lag_bytes")
+    yield _gauge("source_log_bytes", "Size of the change log.", sources, "log_bytes")
+    yield _gauge(
+        "source_slot_safe_bytes",
+        "WAL that may be written before the slot is in danger; absent without a limit.",
+        sources,
+        "slot_safe_bytes",
+    )
+    yield _gauge(
+        "source_heartbeat_age_seconds",
+        "Time since a heartbeat came back.",
+        sources,
+        "heartbeat_age_s",
+    )
+
+
+def _consumer_metrics(consumers: Rows) -> Iterator[Metric]:
+    yield _gauge("consumer_lag_bytes", "WAL behind the cursor.", consumers, "lag_bytes")
+    yield _gauge("consumer_lag_seconds", "Age of the state it has.", consumers, "lag_seconds")
+    yield _counter("consumer_delivered", "Messages delivered.", consumers, "delivered")
+    yield _counter("consumer_absorbed", "Repeats that the sink had.", consumers, "absorbed")
+    yield _flag(
+        "consumer_failing",
+        "1 while the last delivery failed.",
+        consumers,
+        lambda row: row["last_error"] is not None,
+    )
+
+
+def _event_metric(events: Rows) -> Metric:
+    counts = Counter((str(e["source"]), str(e["kind"]), str(e["severity"])) for e in events)
+    family = GaugeMetricFamily(
+        "walbrook_health_events", "Open health events.", labels=["source", "kind", "severity"]
+    )
+    for labels, count in sorted(counts.items()):
+        family.add_metric(labels, float(count))
+    return family
 
 
 def application(observatory: Observatory) -> Starlette:
@@ -129,15 +189,17 @@ def application(observatory: Observatory) -> Starlette:
 
     def health(_request: Request) -> Response:
         try:
-            sources, consumers = observatory.read()
+            sight = observatory.read()
         except psycopg.Error as error:
             return JSONResponse({"status": "down", "error": str(error).strip()}, 503)
-        complaints = observatory.complaints(sources, consumers)
+        complaints = observatory.complaints(sight)
         body = {
             "status": "degraded" if complaints else "ok",
             "complaints": complaints,
-            "sources": sources,
-            "consumers": consumers,
+            "warnings": sight.of_severity("warning"),
+            "events": sight.events,
+            "sources": sight.sources,
+            "consumers": sight.consumers,
         }
         return JSONResponse(body, 503 if complaints else 200)
 
@@ -191,9 +253,19 @@ def _labels(row: dict[str, object]) -> list[str]:
     return [str(row[key]) for key in ("source", "consumer") if key in row]
 
 
+def _flag(name: str, text: str, rows: Rows, on: Callable[[dict[str, object]], bool]) -> Metric:
+    family = GaugeMetricFamily(f"walbrook_{name}", text, labels=_label_names(name))
+    for row in rows:
+        family.add_metric(_labels(row), float(on(row)))
+    return family
+
+
+def _label_names(name: str) -> list[str]:
+    return ["source", "consumer"] if name.startswith("consumer") else ["source"]
+
+
 def _gauge(name: str, help_text: str, rows: Rows, column: str) -> Metric:
-    labels = ["source", "consumer"] if name.startswith("consumer") else ["source"]
-    family = GaugeMetricFamily(f"walbrook_{name}", help_text, labels=labels)
+    family = GaugeMetricFamily(f"walbrook_{name}", help_text, labels=_label_names(name))
     for row in rows:
         if row[column] is not None:
             family.add_metric(_labels(row), float(str(row[column])))

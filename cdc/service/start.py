@@ -67,7 +67,13 @@ def _prepare(config: Config, database: Database) -> int:
     with reach(database.dsn(), f"database {database.name}") as source:
         if known:
             _check_slot_is_there(source, database)
-        identity: SourceIdentity = prepare_source(source, database, wanted, schemas_wanted=schemas)
+        identity: SourceIdentity = prepare_source(
+            source,
+            database,
+            wanted,
+            schemas_wanted=schemas,
+            primary_dsn=database.primary_dsn(),
+        )
     for warning in identity.warnings:
         _logger.warning("source.warning", source=database.name, warning=warning)
     with reach(config.state_dsn(), "the state database") as state:

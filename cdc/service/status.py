@@ -17,8 +17,15 @@ from rich.text import Text
 
 _SOURCES = """
 SELECT name, state, date_trunc('second', clock_timestamp() - state_since)::text, slot,
-       restart_lsn || ':' || restart_idx, last_error, lane_error
+       restart_lsn || ':' || restart_idx, last_error, lane_error, log_bytes,
+       earliest_lsn || ':' || earliest_idx,
+       CASE WHEN (evicted_lsn, evicted_idx) > ('0/0', 0)
+            THEN evicted_lsn || ':' || evicted_idx END
   FROM walbrook.sources ORDER BY name
+"""
+_EVENTS = """
+SELECT source, consumer, severity, date_trunc('second', clock_timestamp() - since)::text, what, fix
+  FROM walbrook.health
 """
 _CONSUMERS = """
 SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx, v.lag_bytes, v.lag_seconds,
@@ -30,15 +37,37 @@ SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx, v.lag_bytes, v.lag_seconds,
 
 
 def status_tables(connection: psycopg.Connection[tuple[Any, ...]]) -> Group:
-    """The sources and their readers; of each its consumers and their cursors; then the errors."""
+    """The sources and their readers; of each its log and its consumers; then what is wrong."""
     sources = _table("Sources", "~source", "reader", "for", "~slot", "restart cursor")
     parts: list[RenderableType] = [sources]
     errors: list[Text] = []
-    for name, state, since, slot, cursor, reader, lane in connection.execute(_SOURCES).fetchall():
+    for row in connection.execute(_SOURCES).fetchall():
+        name, state, since, slot, cursor, reader, lane, log_bytes, earliest, evicted = row
         sources.add_row(Text(name), state, since, Text(slot), cursor)
         errors += _error(f"reader {name}", reader) + _error(f"lane {name}", lane)
-        parts += ("", _consumers(connection, name, errors))
+        parts += ("", *_log(name, log_bytes, earliest, evicted))
+        parts.append(_consumers(connection, name, errors))
+    errors += _events(connection)
     return Group(*parts, *[""][: len(errors)], *errors)
+
+
+def _log(source: str, size: int | None, earliest: str | None, evicted: str | None) -> list[Text]:
+    """One line on the change log: its size, and from where on it can be read."""
+    if size is None:
+        return []
+    lost = f", evicted below {evicted}" if evicted else ""
+    return [Text(f"Log of {source}: {_bytes(size)} from {earliest}{lost}")]
+
+
+def _events(connection: psycopg.Connection[tuple[Any, ...]]) -> list[Text]:
+    """The open health events; what to do stands indented below each."""
+    lines: list[Text] = []
+    for source, consumer, severity, age, what, fix in connection.execute(_EVENTS).fetchall():
+        who = f"{source}, consumer {consumer}" if consumer else source
+        style = "red" if severity == "error" else "yellow"
+        lines.append(Text(f"{severity} {who} (for {age}): {what}", style=style))
+        lines += [Text(f"  fix: {fix}")] if fix else []
+    return lines
 
 
 def _consumers(

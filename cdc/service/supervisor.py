@@ -1,4 +1,7 @@
-"""The service's own process: starts a reader a source and the Spark driver, and minds them.
+"""The service's own process: starts a reader a source, the Spark driver, and minds them.
+
+Where the log is served to other machines, that is one more process; it and the driver share a
+token that lives as long as this run.
 
 A child that dies by a signal or a bug is started again, with a pause that grows to a bound; one
 that says it needs an operator (by its exit status) ends the service. A stop goes along the stream:
@@ -7,6 +10,8 @@ the readers first, then the driver, which settles what the log holds.
 
 from __future__ import annotations
 
+import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -19,6 +24,7 @@ import structlog
 
 from cdc.config import Config
 from cdc.errors import NEEDS_OPERATOR
+from cdc.log.flight_wire import TOKEN_VARIABLE
 from cdc.replication.stop import StopSignal
 
 _logger = structlog.get_logger("walbrook.service")
@@ -35,6 +41,7 @@ class Child:
 
     name: str
     command: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     backoff_s: float = _BACKOFF_FIRST_S
     started_at: float = 0.0
@@ -44,7 +51,12 @@ class Child:
     def start(self) -> None:
         # A session of its own: Ctrl-C reaches only the supervisor, which stops its children in
         # order. The pipe tells a child when the supervisor is gone, however it went.
-        self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, start_new_session=True)
+        self.process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+            env=os.environ | self.environment,
+        )
         self.started_at = time.monotonic()
         _logger.info("service.started", process=self.name, pid=self.process.pid)
 
@@ -90,21 +102,27 @@ class Supervisor:
     def __init__(self, config: Config, path: Path, terms: dict[str, int]) -> None:
         self._drain_timeout_s = config.service.drain_timeout_s
         self._readers = [
-            Child(f"reader {name}", [sys.executable, "-m", "cdc.replication", str(path), name])
-            for name in terms
+            Child(f"reader {name}", _module("cdc.replication", path, name, f"--term={term}"))
+            for name, term in terms.items()
         ]
+        # In the environment, not among the arguments, which everyone on the machine can read.
+        token = {TOKEN_VARIABLE: secrets.token_urlsafe(32)}
+        self._servers = (
+            [Child("log server", _module("cdc.service.log_server", path), token)]
+            if config.log.flight.enabled
+            else []
+        )
         pairs = [f"--term={name}={term}" for name, term in terms.items()]
-        self._driver = Child("driver", [sys.executable, "-m", "spark_pipeline", str(path), *pairs])
+        self._driver = Child("driver", _module("spark_pipeline", path, *pairs), token)
 
     def run(self, stop: StopSignal, keep: Callable[[], None]) -> int:
         """Mind the children, and ``keep`` what is ours, until a stop; gives the exit status."""
-        children = [*self._readers, self._driver]
         try:
             while not stop.wait(_POLL_S):
                 keep()
-                for child in children:
+                for child in self._children:
                     child.mind()
-                if any(child.gave_up for child in children):
+                if any(child.gave_up for child in self._children):
                     return 1
             return 0
         finally:
@@ -112,8 +130,18 @@ class Supervisor:
             for reader in self._readers:
                 reader.stop(_READER_STOP_S)
             self._driver.stop(self._drain_timeout_s + _DRIVER_STOP_EXTRA_S)
+            for server in self._servers:
+                server.stop(_READER_STOP_S)
             _logger.info("service.stopped")
 
     def processes(self) -> dict[str, bool]:
         """Each process of the service, and whether it runs."""
-        return {child.name: child.alive for child in [*self._readers, self._driver]}
+        return {child.name: child.alive for child in self._children}
+
+    @property
+    def _children(self) -> list[Child]:
+        return [*self._readers, *self._servers, self._driver]
+
+
+def _module(name: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-m", name, *map(str, arguments)]

@@ -14,6 +14,8 @@ from datetime import datetime
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn, parse_lsn
 from cdc.errors import OperatorError, SourceError, TransientError
+from cdc.failpoints import reached
+from cdc.state.fence import fenced
 
 _READ_SOURCE = """
 SELECT system_identifier, restart_lsn::text, restart_idx, slot
@@ -35,12 +37,24 @@ SELECT s.name, unnest(%s::text[]), s.restart_lsn, s.restart_idx
     ON CONFLICT (source, name) DO NOTHING
 """
 _SET_ACTIVE = "UPDATE walbrook.consumers SET active = name = ANY (%s::text[]) WHERE source = %s"
+# What the log dropped on purpose is recorded as a gap and passed; anything else is refused.
 _LEFT_BEHIND = """
-SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx, s.restart_lsn || ':' || s.restart_idx
-  FROM walbrook.consumers c JOIN walbrook.sources s ON s.name = c.source
- WHERE c.source = %s AND c.active AND (c.cursor_lsn, c.cursor_idx) < (s.restart_lsn, s.restart_idx)
+SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx, floor.lsn || ':' || floor.idx
+  FROM walbrook.consumers c JOIN walbrook.sources s ON s.name = c.source,
+       LATERAL (SELECT coalesce(%(lsn)s::pg_lsn, s.earliest_lsn, s.restart_lsn) AS lsn,
+                       coalesce(%(idx)s, s.earliest_idx, s.restart_idx) AS idx) floor
+ WHERE c.source = %(source)s AND c.active AND (c.cursor_lsn, c.cursor_idx) < (floor.lsn, floor.idx)
+   AND ((c.cursor_lsn, c.cursor_idx) < (s.evicted_lsn, s.evicted_idx)) IS NOT TRUE
 """
 _READ_RESTART = "SELECT restart_lsn::text, restart_idx FROM walbrook.sources WHERE name = %s"
+_READ_POSITION = """
+SELECT s.restart_lsn::text, s.restart_idx, low.lsn::text, low.idx, s.system_identifier, s.timeline
+  FROM walbrook.sources s
+  LEFT JOIN LATERAL (
+       SELECT cursor_lsn AS lsn, cursor_idx AS idx FROM walbrook.consumers c
+        WHERE c.source = s.name AND c.active ORDER BY 1, 2 LIMIT 1) low ON true
+ WHERE s.name = %s
+"""
 _READ_CONSUMERS = """
 SELECT name, cursor_lsn::text, cursor_idx FROM walbrook.consumers WHERE source = %s AND active
 """
@@ -108,7 +122,7 @@ def register_source(
         names = list(consumers)
         connection.execute(_SET_ACTIVE, (names, name))
         connection.execute(_ADD_CONSUMERS, (names, name))
-        check_nobody_left_behind(connection, name)
+        check_nobody_left_behind(connection, name, None)
     return int(str(term[0])) if term else 0
 
 
@@ -121,10 +135,29 @@ def restart_cursor(connection: Connection, source: str) -> Cursor:
     """Everything below is settled for every consumer."""
     row = connection.execute(_READ_RESTART, (source,)).fetchone()
     if row is None:
-        raise OperatorError(
-            f"source {source} has no row in walbrook.sources", fix="start it with walbrook run"
-        )
+        raise _no_row(source)
     return Cursor(parse_lsn(str(row[0])), int(str(row[1])))
+
+
+@dataclass(frozen=True)
+class SourcePosition:
+    """What the reader must know of its source: where everyone stands, and whose history it is."""
+
+    restart: Cursor
+    lowest: Cursor  # of the active consumers: one that was moved back stands below the restart
+    system_identifier: str
+    timeline: int | None
+
+
+def source_position(connection: Connection, source: str) -> SourcePosition:
+    """The position of a source, in one look."""
+    row = connection.execute(_READ_POSITION, (source,)).fetchone()
+    if row is None:
+        raise _no_row(source)
+    restart = Cursor(parse_lsn(str(row[0])), int(str(row[1])))
+    lowest = restart if row[2] is None else Cursor(parse_lsn(str(row[2])), int(str(row[3])))
+    timeline = None if row[5] is None else int(str(row[5]))
+    return SourcePosition(restart, min(restart, lowest), str(row[4]), timeline)
 
 
 def consumer_cursors(connection: Connection, source: str) -> dict[str, Cursor]:
@@ -144,10 +177,7 @@ def settle(
     """Move the cursors of one micro-batch in one transaction; ``read_to`` is its end."""
     with connection.transaction():
         if connection.execute(_FENCE, (source, term)).fetchone() is None:
-            raise OperatorError(
-                f"another start of the service has taken over source {source}",
-                fix="stop this one; two services must not serve one source",
-            )
+            raise fenced(source)
         for consumer, settlement in consumers.items():
             moved = connection.execute(
                 _SETTLE_CONSUMER,
@@ -169,15 +199,26 @@ def settle(
                     f"the cursor of consumer {consumer} is no longer at {settlement.since}: "
                     "somebody moved it; the lane starts again from where it is now"
                 )
-        connection.execute(
-            _MOVE_RESTART,
-            {"source": source, "lsn": format_lsn(read_to.lsn), "idx": read_to.idx},
-        )
+        move_restart(connection, source, read_to)
+    reached("settled")
+
+
+def move_restart(connection: Connection, source: str, read_to: Cursor) -> None:
+    """The restart cursor follows the lowest consumer, at most to ``read_to``; never back."""
+    connection.execute(
+        _MOVE_RESTART, {"source": source, "lsn": format_lsn(read_to.lsn), "idx": read_to.idx}
+    )
 
 
 def report_lane(connection: Connection, source: str, term: int, error: str) -> None:
     """Note what keeps the lane from moving; the next settlement takes it away."""
     connection.execute(_LANE_ERROR, (error, source, term))
+
+
+def _no_row(source: str) -> OperatorError:
+    return OperatorError(
+        f"source {source} has no row in walbrook.sources", fix="start it with walbrook run"
+    )
 
 
 def _check_same_source(name: str, recorded: str, found: str) -> None:
@@ -190,9 +231,15 @@ def _check_same_source(name: str, recorded: str, found: str) -> None:
         )
 
 
-def check_nobody_left_behind(connection: Connection, source: str) -> None:
-    """Refuse a consumer below the restart cursor: what it would need next may be gone."""
-    row = connection.execute(_LEFT_BEHIND, (source,)).fetchone()
+def check_nobody_left_behind(connection: Connection, source: str, earliest: Cursor | None) -> None:
+    """Refuse a consumer below what the log still holds: what it needs next is gone.
+
+    ``earliest`` is what the log itself says; without it, what its reader last reported.
+    """
+    floor = (None, None) if earliest is None else (format_lsn(earliest.lsn), earliest.idx)
+    row = connection.execute(
+        _LEFT_BEHIND, {"source": source, "lsn": floor[0], "idx": floor[1]}
+    ).fetchone()
     if row is not None:
         consumer, cursor, restart = row
         raise OperatorError(
@@ -200,4 +247,5 @@ def check_nobody_left_behind(connection: Connection, source: str) -> None:
             f"up to {restart} is no longer kept",
             fix=f"to accept that gap, delete the row ('{source}', '{consumer}') of "
             "walbrook.consumers; it then starts at the restart cursor",
+            kind="left_behind",
         )

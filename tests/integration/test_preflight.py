@@ -32,6 +32,12 @@ class Named:
 
 
 @dataclass(frozen=True)
+class NamedSlot(Named):
+    failover: bool = False
+    two_phase: bool = False
+
+
+@dataclass(frozen=True)
 class Published(Named):
     init_sql: str | None = None
     tables: tuple[str, ...] = ()
@@ -40,7 +46,7 @@ class Published(Named):
 @dataclass(frozen=True)
 class Settings:
     name: str = "shop"
-    slot: Named = field(default_factory=lambda: Named(f"slot_{secrets.token_hex(6)}"))
+    slot: NamedSlot = field(default_factory=lambda: NamedSlot(f"slot_{secrets.token_hex(6)}"))
     publication: Published = field(default_factory=lambda: Published("changes"))
 
 
@@ -156,7 +162,7 @@ def test_a_missing_publication_that_may_not_be_created_is_an_error(orders: Datab
 
 
 def test_a_missing_slot_that_may_not_be_created_is_an_error(orders: Database) -> None:
-    settings = Settings(slot=Named(f"by_hand_{secrets.token_hex(4)}", False))
+    settings = Settings(slot=NamedSlot(f"by_hand_{secrets.token_hex(4)}", False))
     error = refusal(orders, settings)
     assert "does not exist" in error.what
     assert publication_count(orders) == 0
@@ -387,7 +393,9 @@ def test_a_temporary_slot_is_refused(orders: Database) -> None:
 
 
 def test_a_name_that_no_slot_can_have_is_refused(orders: Database) -> None:
-    assert "cannot be the name of a slot" in refusal(orders, Settings(slot=Named("My-Slot"))).what
+    assert (
+        "cannot be the name of a slot" in refusal(orders, Settings(slot=NamedSlot("My-Slot"))).what
+    )
 
 
 def test_the_reader_on_the_slot_is_named(orders: Database) -> None:
@@ -408,7 +416,7 @@ def test_a_slot_that_waits_for_an_open_transaction_gives_up_and_names_it(orders:
     with orders.connect() as writer, orders.connect() as connection, writer.transaction():
         writer.execute("INSERT INTO orders VALUES (1, 1)")
         with pytest.raises(SourceError, match="has not ended") as caught:
-            create_slot(connection, Settings().slot.name, timeout_s=0.3)
+            create_slot(connection, Settings().slot, timeout_s=0.3)
         assert str(writer.info.backend_pid) in caught.value.fix
 
 
@@ -489,3 +497,36 @@ def test_a_configured_name_keeps_its_parts(orders: Database) -> None:
 def test_a_text_that_names_no_table_is_refused(orders: Database, text: str) -> None:
     with pytest.raises(SourceError, match="is not the name of a table"):
         prepare(orders, Settings(), text)
+
+
+def test_a_slot_is_created_with_the_flags_of_the_configuration(
+    orders: Database, postgres_server: PostgresServer
+) -> None:
+    slot = NamedSlot(f"slot_{secrets.token_hex(6)}", two_phase=True)
+    prepare(orders, Settings(slot=slot))
+    made = f"SELECT two_phase FROM pg_replication_slots WHERE slot_name = '{slot.name}'"
+    assert orders.execute(made) == [(True,)]
+    failover = Settings(slot=NamedSlot(f"slot_{secrets.token_hex(6)}", failover=True))
+    if postgres_server.version < 17:
+        assert "slot.failover needs Postgres 17" in refusal(orders, failover).what
+        return
+    (warning,) = prepare(orders, failover).warnings
+    assert "synchronized_standby_slots names no standby" in warning
+    made = f"SELECT failover FROM pg_replication_slots WHERE slot_name = '{failover.slot.name}'"
+    assert orders.execute(made) == [(True,)]
+
+
+def test_an_existing_slot_of_another_kind_is_a_warning_whose_command_works(
+    orders: Database, postgres_server: PostgresServer
+) -> None:
+    if postgres_server.version < 17:
+        pytest.skip("slots have no failover before Postgres 17")
+    settings = Settings()
+    prepare(orders, settings)
+    wanted = replace(settings, slot=replace(settings.slot, failover=True))
+    _, warning = prepare(orders, wanted).warnings
+    command = warning[warning.index("ALTER_REPLICATION_SLOT") :]
+    with psycopg.connect(orders.dsn, replication="database", autocommit=True) as connection:
+        connection.execute(command.encode())
+    (left,) = prepare(orders, wanted).warnings
+    assert "synchronized_standby_slots" in left

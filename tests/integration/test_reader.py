@@ -9,9 +9,13 @@ import pytest
 from cdc.cursor import Cursor
 from cdc.decode import decode_changes
 from cdc.errors import GapError, SourceError
-from tests.fix_postgres import Database
+from cdc.log.writer import Retention, SegmentLimits
+from cdc.replication.publish import BatchLimits
+from tests.fix_postgres import Database, on_both_versions
 from tests.slot_source import SlotSource, make_slot_source
 from tests.waiting import until
+
+pytestmark = on_both_versions
 
 
 @pytest.fixture
@@ -100,7 +104,7 @@ def test_a_restart_neither_repeats_nor_skips(shop: SlotSource) -> None:
 
 
 def test_a_restart_inside_a_large_transaction_goes_on_inside_it(shop: SlotSource) -> None:
-    with shop.reading(batch_rows=100):
+    with shop.reading(batch=BatchLimits(rows=100)):
         shop.database.execute("INSERT INTO item SELECT i, 'x' FROM generate_series(1, 5000) i")
         shop.until_logged(100)
     partly = len(shop.messages())
@@ -192,7 +196,11 @@ def test_a_cut_connection_is_taken_up_again(shop: SlotSource) -> None:
 
 
 def test_a_full_log_pauses_reading_until_it_is_settled(shop: SlotSource) -> None:
-    with shop.reading(log_bytes_max=200_000, segment_bytes=50_000, batch_rows=100):
+    with shop.reading(
+        retention=Retention(settled_s=3600, settled_bytes=1 << 30, bytes_max=200_000),
+        segments=SegmentLimits(bytes=50_000),
+        batch=BatchLimits(rows=100),
+    ):
         shop.database.execute(
             "INSERT INTO item SELECT i, repeat('x', 100) FROM generate_series(1, 20000) i"
         )

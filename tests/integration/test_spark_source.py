@@ -13,7 +13,9 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from cdc.config import Spark
 from cdc.cursor import Cursor
 from cdc.decode.raw import RAW_SCHEMA
-from cdc.log.writer import LogWriter
+from cdc.log.flight_server import LogServer
+from cdc.log.flight_wire import TOKEN_VARIABLE
+from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.replication.seal import Sealer
 from spark_pipeline.session import open_session
 from tests import pgoutput
@@ -24,7 +26,15 @@ TRANSACTIONS, ROWS = 40, 250
 
 
 @pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def token() -> Iterator[str]:
+    """In the environment, where Spark's Python processes find it: they are started with it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(TOKEN_VARIABLE, "a token of this test run")
+        yield "a token of this test run"
+
+
+@pytest.fixture(scope="module")
+def spark(token: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     settings = Spark(
         master="local[2]",
         driver_memory="512m",
@@ -39,7 +49,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log of 40 transactions of 250 inserts and a batch without rows, in several segments."""
     directory = tmp_path_factory.mktemp("log")
-    writer, sealer = LogWriter(directory, segment_bytes=100_000), Sealer()
+    writer, sealer = LogWriter(directory, limits=SegmentLimits(bytes=100_000)), Sealer()
     sealer.seal(wire(ITEM, *transaction(1)))
     for number in range(1, TRANSACTIONS + 1):
         rows = [pgoutput.insert(1, [str(number * 1000 + i), "n"]) for i in range(ROWS)]
@@ -52,14 +62,25 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def read_all(spark: SparkSession, log: Path, checkpoint: Path, **options: str) -> list[Row]:
+@pytest.fixture(scope="module", params=["mapped", "served"])
+def path(request: pytest.FixtureRequest, log: Path, token: str) -> Iterator[str]:
+    """The log as an executor on this machine, and as one on another would read it."""
+    if request.param == "mapped":
+        yield str(log)
+        return
+    server = LogServer({"shop": log}, token=token)
+    yield f"grpc://127.0.0.1:{server.port}/shop"
+    assert server.close(10)
+
+
+def read_all(spark: SparkSession, path: str, checkpoint: Path, **options: str) -> list[Row]:
     """Everything the stream gives until it has caught up."""
     collected: list[Row] = []
 
     def take(frame: DataFrame, _batch: int) -> None:
         collected.extend(frame.collect())
 
-    stream = spark.readStream.format("walbrook").option("path", str(log)).options(**options)
+    stream = spark.readStream.format("walbrook").option("path", path).options(**options)
     query = (
         stream.load()
         .writeStream.option("checkpointLocation", str(checkpoint))
@@ -75,9 +96,9 @@ def read_all(spark: SparkSession, log: Path, checkpoint: Path, **options: str) -
 
 @pytest.mark.timeout(240)
 def test_every_change_is_read_once_with_its_columns(
-    spark: SparkSession, log: Path, tmp_path: Path
+    spark: SparkSession, path: str, tmp_path: Path
 ) -> None:
-    rows = read_all(spark, log, tmp_path, maxRows="3000")
+    rows = read_all(spark, path, tmp_path, maxRows="3000")
     cursors = [(row.commit_lsn, row.commit_idx) for row in rows]
     assert sorted(cursors) == [
         (n * 100, i) for n in range(1, TRANSACTIONS + 1) for i in range(ROWS)
@@ -89,8 +110,8 @@ def test_every_change_is_read_once_with_its_columns(
 
 
 @pytest.mark.timeout(240)
-def test_a_stream_starts_at_a_cursor(spark: SparkSession, log: Path, tmp_path: Path) -> None:
-    rows = read_all(spark, log, tmp_path, startingCursor=str(Cursor(3900, 0)))
+def test_a_stream_starts_at_a_cursor(spark: SparkSession, path: str, tmp_path: Path) -> None:
+    rows = read_all(spark, path, tmp_path, startingCursor=str(Cursor(3900, 0)))
     assert {row.commit_lsn for row in rows} == {3900, 4000}
 
 

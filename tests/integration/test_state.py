@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 
 from cdc.cursor import Cursor
 from cdc.errors import OperatorError, SourceError, TransientError
+from cdc.state import migrate as migrations
+from cdc.state.health import Condition, report_conditions
 from cdc.state.migrate import available, migrate
 from cdc.state.positions import (
     Settlement,
@@ -20,7 +23,14 @@ from cdc.state.positions import (
     restart_cursor,
     settle,
 )
-from cdc.state.reader_state import report_reader
+from cdc.state.reader_state import (
+    ReaderReport,
+    SegmentRow,
+    SourceSight,
+    record_timeline,
+    report_reader,
+    report_segments,
+)
 from tests.fix_postgres import Database
 
 START = Cursor(100, 0)
@@ -51,6 +61,20 @@ def settled(
     before = consumer_cursors(state, "shop")
     consumers = {name: Settlement(before[name], cursor) for name, cursor in cursors.items()}
     settle(state, source="shop", term=term, read_to=end, consumers=consumers)
+
+
+def report(log_end: Cursor = START, **changes: Any) -> ReaderReport:
+    ours = ReaderReport(
+        state="streaming",
+        error=None,
+        head_lsn=600,
+        log_end=log_end,
+        durable_end=log_end,
+        earliest=START,
+        evicted=Cursor(0, 0),
+        log_bytes=4096,
+    )
+    return replace(ours, **changes)
 
 
 def test_migrations_are_applied_in_order_and_each_once(database: Database) -> None:
@@ -195,9 +219,7 @@ def test_the_view_shows_cursor_lag_and_when_it_moved(
             "b": Settlement(START, Cursor(300, 1), last_commit=old, error="the sink is down"),
         },
     )
-    report_reader(
-        state, "shop", state="streaming", error=None, head_lsn=600, log_end=Cursor(500, 3)
-    )
+    report_reader(state, "shop", term, report(log_end=Cursor(500, 3)))
     rows = state.execute(
         "SELECT consumer, cursor, lsn::text, lag_bytes, lag_seconds::int, "
         "moved_at > now() - interval '1 minute' FROM walbrook.cursors ORDER BY consumer NULLS FIRST"
@@ -210,3 +232,216 @@ def test_the_view_shows_cursor_lag_and_when_it_moved(
     assert state.execute(
         "SELECT delivered, absorbed, last_error FROM walbrook.consumers ORDER BY name"
     ).fetchall() == [(7, 2, None), (0, 0, "the sink is down")]
+
+
+def test_a_database_of_the_first_version_keeps_its_rows_when_it_is_migrated(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with database.connect() as connection:
+        first = available()[:1]
+        with monkeypatch.context() as patch:
+            patch.setattr(migrations, "available", lambda: first)
+            migrate(connection)
+        connection.execute(
+            "INSERT INTO walbrook.sources (name, slot, publication, system_identifier, term, "
+            "restart_lsn, restart_idx) VALUES ('shop', 's', 'p', '1', 3, '0/64', 2); "
+            "INSERT INTO walbrook.consumers (source, name, cursor_lsn) VALUES ('shop', 'a', '0/64')"
+        )
+        assert [m.number for m in migrate(connection)] == [m.number for m in available()[1:]]
+        assert restart_cursor(connection, "shop") == Cursor(100, 2)
+        assert connection.execute("SELECT timeline FROM walbrook.sources").fetchall() == [(None,)]
+        report_reader(connection, "shop", 3, report(timeline=1))
+        assert connection.execute("SELECT timeline FROM walbrook.sources").fetchall() == [(1,)]
+
+
+def test_the_reader_tells_of_its_log_and_its_slot_and_what_it_does_not_know_stays(
+    state: psycopg.Connection[tuple[Any, ...]],
+) -> None:
+    term = register(state, "a")
+    beat = datetime.now(UTC)
+    report_reader(
+        state,
+        "shop",
+        term,
+        report(
+            log_end=Cursor(500, 3),
+            durable_end=Cursor(400, 1),
+            earliest=Cursor(200, 0),
+            evicted=Cursor(150, 7),
+            timeline=4,
+            sight=SourceSight(beat, 0.25, "extended", 1000),
+        ),
+    )
+    columns = (
+        "durable_lsn::text, durable_idx, earliest_lsn::text, earliest_idx, evicted_lsn::text, "
+        "evicted_idx, log_bytes, timeline, heartbeat_at, heartbeat_lag_s, slot_wal_status, "
+        "slot_safe_bytes"
+    )
+    select = f"SELECT {columns} FROM walbrook.sources".encode()
+    first = ("0/190", 1, "0/C8", 0, "0/96", 7, 4096, 4, beat, 0.25, "extended", 1000)
+    assert state.execute(select).fetchall() == [first]
+    report_reader(state, "shop", term, report())
+    (after,) = state.execute(select).fetchall()
+    assert after[7:] == first[7:]
+    report_reader(state, "shop", term, report(sight=SourceSight(slot_wal_status="reserved")))
+    (after,) = state.execute(select).fetchall()
+    assert after[10:] == ("reserved", None)
+
+
+def test_an_earlier_start_of_the_service_may_report_nothing(
+    state: psycopg.Connection[tuple[Any, ...]],
+) -> None:
+    stale = register(state, "a")
+    register(state, "a")
+    condition = Condition("slot_at_risk", "warning", "the slot is at risk")
+    attempts: list[Callable[[], None]] = [
+        lambda: report_reader(state, "shop", stale, report()),
+        lambda: report_conditions(state, "shop", stale, [condition]),
+        lambda: report_segments(state, "shop", stale, [segment(0)]),
+        lambda: record_timeline(state, "shop", stale, 2),
+    ]
+    for attempt in attempts:
+        with pytest.raises(OperatorError, match="has taken over") as caught:
+            attempt()
+        assert caught.value.kind == "fenced"
+    assert state.execute("SELECT state, timeline FROM walbrook.sources").fetchall() == [
+        ("stopped", None)
+    ]
+    assert state.execute("SELECT 1 FROM walbrook.health_events").fetchall() == []
+    assert state.execute("SELECT 1 FROM walbrook.log_segments").fetchall() == []
+
+
+def open_events(state: psycopg.Connection[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return state.execute(
+        "SELECT consumer, kind, severity, what FROM walbrook.health ORDER BY kind"
+    ).fetchall()
+
+
+def test_conditions_are_opened_once_kept_fresh_and_resolved_when_no_longer_told(
+    state: psycopg.Connection[tuple[Any, ...]],
+) -> None:
+    term = register(state, "a")
+    late = Condition("heartbeat_late", "warning", "late by 10 s")
+    lost = Condition("slot_lost", "error", "the slot is lost", "create it")
+    report_conditions(state, "shop", term, [lost, late])
+    (since,) = state.execute("SELECT min(since) FROM walbrook.health").fetchone() or (None,)
+    later = replace(late, what="late by 20 s")
+    report_conditions(state, "shop", term, [later, lost])
+    assert open_events(state) == [
+        (None, "heartbeat_late", "warning", "late by 20 s"),
+        (None, "slot_lost", "error", "the slot is lost"),
+    ]
+    assert state.execute("SELECT min(since), count(*) FROM walbrook.health").fetchall() == [
+        (since, 2)
+    ]
+    state.execute("UPDATE walbrook.health_events SET seen_at = seen_at - interval '1 minute'")
+    report_conditions(state, "shop", term, [lost])
+    assert [event[1] for event in open_events(state)] == ["slot_lost"]
+    assert state.execute(
+        "SELECT kind, resolved_at IS NULL, seen_at > now() - interval '30 seconds' "
+        "FROM walbrook.health_events ORDER BY kind"
+    ).fetchall() == [("heartbeat_late", False, False), ("slot_lost", True, True)]
+    report_conditions(state, "shop", term, [later])
+    assert [event[1] for event in open_events(state)] == ["heartbeat_late"]
+    assert state.execute("SELECT count(*) FROM walbrook.health_events").fetchall() == [(3,)]
+
+
+def test_a_reporter_resolves_its_own_events_only(
+    state: psycopg.Connection[tuple[Any, ...]],
+) -> None:
+    term = register(state, "a", "b")
+    down = Condition("sink_down", "error", "the sink is down")
+    report_conditions(state, "shop", term, [down], consumer="a")
+    report_conditions(state, "shop", term, [down], consumer="b")
+    report_conditions(state, "shop", term, [], consumer="b")
+    report_conditions(state, "shop", term, [])
+    assert open_events(state) == [("a", "sink_down", "error", "the sink is down")]
+
+
+def test_nothing_is_written_while_conditions_stay_as_they_are(
+    state: psycopg.Connection[tuple[Any, ...]],
+) -> None:
+    term = register(state, "a")
+    condition = Condition("slot_at_risk", "warning", "the slot is at risk")
+    report_conditions(state, "shop", term, [condition])
+    versions = "SELECT e.xmin, s.xmax FROM walbrook.health_events e, walbrook.sources s"
+    before = state.execute(versions).fetchall()
+    report_conditions(state, "shop", term, [condition])
+    assert state.execute(versions).fetchall() == before
+
+
+def test_a_condition_that_comes_and_goes_does_not_fill_the_database(
+    state: psycopg.Connection[tuple[Any, ...]],
+) -> None:
+    term = register(state, "a")
+    state.execute(
+        "INSERT INTO walbrook.health_events (source, kind, severity, what, resolved_at) "
+        "SELECT 'shop', 'old', 'warning', 'old ' || i, now() FROM generate_series(1, 1500) i"
+    )
+    report_conditions(state, "shop", term, [Condition("new", "warning", "new")])
+    report_conditions(state, "shop", term, [])
+    assert state.execute(
+        "SELECT count(*), count(*) FILTER (WHERE kind = 'new') FROM walbrook.health_events"
+    ).fetchall() == [(1000, 1)]
+
+
+def segment(first_batch: int, **changes: Any) -> SegmentRow:
+    first, high = Cursor(first_batch, 0), Cursor(first_batch + 10, 0)
+    at = 1_700_000_000_000_000
+    row = SegmentRow(first_batch, 10, 100, 5000, first, high, at, at + 1, 1.7e9, "hot", "/log")
+    return replace(row, **changes)
+
+
+def test_log_segments_follow_the_list_that_is_given(
+    state: psycopg.Connection[tuple[Any, ...]],
+) -> None:
+    term = register(state, "a")
+    shown = (
+        "SELECT first_batch, rows, tier, sealed_at IS NULL FROM walbrook.log_segments ORDER BY 1"
+    )
+    active = segment(20, tier="active", sealed_at=0.0, commit_from_us=0, commit_to_us=0)
+    first = [segment(0), segment(10), active]
+    report_segments(state, "shop", term, first)
+    assert state.execute(shown).fetchall() == [
+        (0, 100, "hot", False), (10, 100, "hot", False), (20, 100, "active", True),
+    ]  # fmt: skip
+    versions = "SELECT first_batch, xmin FROM walbrook.log_segments ORDER BY 1"
+    before = dict(state.execute(versions).fetchall())
+    second = [segment(10), segment(20, rows=150), segment(30, tier="active", sealed_at=0.0)]
+    report_segments(state, "shop", term, second, before=first)
+    expected = [(10, 100, "hot", False), (20, 150, "hot", False), (30, 100, "active", True)]
+    assert state.execute(shown).fetchall() == expected
+    assert dict(state.execute(versions).fetchall())[10] == before[10]
+    state.execute("INSERT INTO walbrook.log_segments SELECT source, 99, batches, rows, bytes, "
+                  "first_lsn, first_idx, high_lsn, high_idx, commit_from, commit_to, sealed_at, "
+                  "tier, location FROM walbrook.log_segments LIMIT 1")  # fmt: skip
+    report_segments(state, "shop", term, second)
+    assert state.execute(shown).fetchall() == expected
+    assert dict(state.execute(versions).fetchall())[10] == before[10]
+
+
+def test_every_new_table_and_view_says_what_it_is(
+    state: psycopg.Connection[tuple[Any, ...]],
+) -> None:
+    silent = state.execute(
+        "SELECT c.relname FROM pg_class c WHERE c.relnamespace = 'walbrook'::regnamespace "
+        "AND c.relkind IN ('r', 'v') AND c.relname <> 'migrations' "
+        "AND obj_description(c.oid, 'pg_class') IS NULL"
+    ).fetchall()
+    assert silent == []
+
+
+def test_a_gap_is_noted_once_for_a_consumer_and_has_an_extent(
+    state: psycopg.Connection[tuple[Any, ...]],
+) -> None:
+    register(state, "a")
+    add = (
+        "INSERT INTO walbrook.gaps (source, consumer, from_lsn, from_idx, to_lsn, to_idx, reason) "
+        "VALUES ('shop', 'a', '0/64', 0, %s, 0, 'evicted')"
+    )
+    state.execute(add, ["0/C8"])
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        state.execute(add, ["0/FF"])
+    state.execute("DELETE FROM walbrook.gaps")
+    with pytest.raises(psycopg.errors.CheckViolation):
+        state.execute(add, ["0/64"])

@@ -25,6 +25,15 @@ VALUES ('shop', 'orders-to-the-search-index', '16/B374D848', 123456, 123456789, 
        ('shop', 'hook', '16/B374D848', 3, 7, 0, true, 'POST https://example.com/a/long/path/that/'
         'goes/on answered 503 Service Unavailable, and will be asked again in 30 s'),
        ('shop', 'gone', '16/A0000000', 0, 5, 0, false, 'an old error');
+UPDATE walbrook.sources
+   SET log_bytes = 3 << 20, earliest_lsn = '16/A0000000', earliest_idx = 7, evicted_lsn = '16/9',
+       evicted_idx = 3
+ WHERE name = 'shop';
+INSERT INTO walbrook.health_events (source, consumer, kind, severity, what, fix, since, resolved_at)
+VALUES ('shop', NULL, 'slot_at_risk', 'warning', 'the slot is [about] to lose its WAL',
+        'give it room', clock_timestamp() - interval '61 seconds', NULL),
+       ('shop', 'hook', 'sink_down', 'error', 'the hook is down', '', now(), NULL),
+       ('crm', NULL, 'slot_lost', 'error', 'it was lost once', '', now(), now());
 """
 
 
@@ -48,7 +57,7 @@ def test_nothing_is_split_at_80_columns_but_names(printed: str) -> None:
 
 
 def test_errors_stand_below_the_tables_as_lines(printed: str) -> None:
-    below = " ".join(printed[printed.index("lane crm:") :].split())
+    below = " ".join(printed[printed.index("lane crm:") : printed.index("error shop,")].split())
     assert "reader shop: the server [closed] the connection" in below
     assert "lane crm: the log is corrupt" in below
     assert "consumer hook: POST https://example.com" in below
@@ -59,3 +68,18 @@ def test_errors_stand_below_the_tables_as_lines(printed: str) -> None:
 def test_a_consumer_that_left_the_configuration_is_shown_as_removed(printed: str) -> None:
     (gone,) = [line for line in printed.splitlines() if "removed" in line]
     assert gone.split() == ["gone", "16/A0000000:0", "-", "-", "5", "0", "removed"]
+
+
+def test_open_health_events_stand_last_with_what_to_do(printed: str) -> None:
+    lines = printed[printed.index("error shop,") :].splitlines()
+    assert lines[0].startswith("error shop, consumer hook (for 00:00:0")
+    assert lines[0].endswith("the hook is down")
+    assert lines[1].startswith("warning shop (for 00:01:0")
+    assert "the slot is [about] to lose its WAL" in lines[1]
+    assert lines[2] == "  fix: give it room"
+    assert "it was lost once" not in printed
+
+
+def test_the_log_is_told_in_one_line(printed: str) -> None:
+    (line,) = [line for line in printed.splitlines() if line.startswith("Log of")]
+    assert line == "Log of shop: 3 MiB from 16/A0000000:7, evicted below 16/9:3"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ import pytest
 from cdc.replication.preflight.problem import Problem, SourceNotReadyError, ended, raise_problems
 from cdc.replication.preflight.schemas import add_tables
 from cdc.replication.preflight.server import version_problems
-from cdc.replication.preflight.slot import slot_problems, slot_warnings
+from cdc.replication.preflight.slot import settings_problems, slot_problems, slot_warnings
+from cdc.replication.preflight.standby import StandbySnapshots, standby_problems
 from cdc.replication.preflight.tables import Table, TableName
+from cdc.replication.slot_row import SlotRow, slot_row
 
-USABLE = {
+USABLE: dict[str, Any] = {
     "slot_type": "logical",
     "plugin": "pgoutput",
     "database": "shop",
@@ -22,13 +25,25 @@ USABLE = {
 }
 
 
+@dataclass(frozen=True)
+class Wanted:
+    name: str = "s"
+    create_if_not_exists: bool = True
+    failover: bool = False
+    two_phase: bool = False
+
+
+def row(limit_mib: int = -1, **changes: Any) -> SlotRow:
+    return slot_row("s", {**USABLE, **changes}, limit_mib)
+
+
 def test_a_usable_slot_has_no_problems() -> None:
-    assert slot_problems("s", USABLE, "shop") == []
-    assert slot_warnings("s", USABLE) == []
+    assert slot_problems(row(), "shop", in_recovery=False) == []
+    assert slot_warnings(row(), Wanted(), 180000) == []
 
 
 @pytest.mark.parametrize(
-    ("row", "sentence"),
+    ("columns", "sentence"),
     [
         ({"plugin": "wal2json"}, "The slot s uses the plugin wal2json; pgoutput is needed"),
         ({"wal_status": "lost"}, "The slot s is lost (its WAL was removed)"),
@@ -36,17 +51,67 @@ def test_a_usable_slot_has_no_problems() -> None:
         ({"conflicting": True}, "The slot s is lost (conflict with recovery)"),
     ],
 )
-def test_an_unusable_slot_is_named_with_its_reason(row: dict[str, Any], sentence: str) -> None:
-    (problem,) = slot_problems("s", {**USABLE, **row}, "shop")
+def test_an_unusable_slot_is_named_with_its_reason(columns: dict[str, Any], sentence: str) -> None:
+    (problem,) = slot_problems(row(**columns), "shop", in_recovery=False)
     assert problem.what.startswith(sentence)
     assert "SELECT pg_drop_replication_slot('s');" in problem.fix
 
 
-def test_a_slot_about_to_lose_its_wal_is_a_warning() -> None:
-    row = {**USABLE, "wal_status": "unreserved"}
-    assert slot_problems("s", row, "shop") == []
-    (warning,) = slot_warnings("s", row)
-    assert "max_slot_wal_keep_size" in warning.fix
+@pytest.mark.parametrize(
+    ("limit_mib", "columns", "at_risk"),
+    [
+        (-1, {"wal_status": "unreserved"}, True),
+        (-1, {"safe_wal_size": None}, False),
+        (10_000, {"safe_wal_size": 1001 << 20}, False),
+        (10_000, {"safe_wal_size": 999 << 20}, True),
+        (1000, {"safe_wal_size": 257 << 20}, False),
+        (1000, {"safe_wal_size": 255 << 20}, True),
+        (100, {"safe_wal_size": 51 << 20}, False),
+        (100, {"safe_wal_size": 49 << 20}, True),
+        (100, {"safe_wal_size": None, "wal_status": "lost"}, False),
+    ],
+)
+def test_a_slot_about_to_lose_its_wal_is_a_warning(
+    limit_mib: int, columns: dict[str, Any], at_risk: bool
+) -> None:
+    warnings = slot_warnings(row(limit_mib, **columns), Wanted(), 180000)
+    assert bool(warnings) == at_risk
+    assert all("max_slot_wal_keep_size" in warning.fix for warning in warnings)
+
+
+def test_a_slot_that_is_not_as_configured_is_a_warning_with_the_command() -> None:
+    (failover,) = slot_warnings(row(failover=False), Wanted(failover=True), 180000)
+    assert failover.fix.endswith('ALTER_REPLICATION_SLOT "s" ( FAILOVER true );')
+    (two_phase,) = slot_warnings(row(two_phase=True), Wanted(), 160000)
+    assert "created with true, which counts" in two_phase.what
+
+
+def test_what_a_slot_cannot_be_on_this_server_is_refused() -> None:
+    both = Wanted(failover=True, two_phase=True)
+    assert settings_problems(both, 170000, in_recovery=False) == []
+    failover, two_phase = settings_problems(both, 140000, in_recovery=False)
+    assert failover.what == "slot.failover needs Postgres 17 or later; the server runs 14"
+    assert two_phase.what == "slot.two_phase needs Postgres 15 or later; the server runs 14"
+    (standby,) = settings_problems(Wanted(failover=True), 180000, in_recovery=True)
+    assert "the source is a standby" in standby.what
+
+
+def test_a_copy_that_a_standby_keeps_in_step_cannot_be_read_there() -> None:
+    (problem,) = slot_problems(row(synced=True), "shop", in_recovery=True)
+    assert "only once the standby is promoted" in problem.what
+    assert slot_problems(row(synced=True), "shop", in_recovery=False) == []
+
+
+def test_standbys_can_be_read_from_16_on() -> None:
+    (problem,) = standby_problems(150004)
+    assert "standbys can be read from 16 on" in problem.what
+    assert standby_problems(160000) == []
+
+
+def test_without_a_primary_to_ask_the_wait_is_explained() -> None:
+    error = StandbySnapshots(None).timed_out("s", 60.0)
+    assert "waits for its primary" in error.what
+    assert "primary_url" in error.fix
 
 
 def test_a_server_before_14_is_too_old() -> None:

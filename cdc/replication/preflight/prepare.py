@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, LiteralString, Protocol
 
 import psycopg
 from psycopg import sql
@@ -16,18 +16,19 @@ from cdc.replication.preflight import slot as slots
 from cdc.replication.preflight import tables as catalog
 from cdc.replication.preflight.problem import Problem, ended, raise_problems
 from cdc.replication.preflight.server import server_problems, version_problems
+from cdc.replication.preflight.standby import (
+    StandbySnapshots,
+    standby_problems,
+    standby_warnings,
+)
 from cdc.replication.preflight.tables import TableName
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 _SYSTEM_IDENTIFIER: Final = "SELECT system_identifier FROM pg_control_system()"
-
-
-class SlotSettings(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def create_if_not_exists(self) -> bool: ...
+_IN_RECOVERY: Final = "SELECT pg_is_in_recovery()"
+# Physical slots of standbys that must have what a failover slot's reader is sent.
+_STANDBYS_FIRST: Final = "SELECT current_setting('synchronized_standby_slots', true)"
 
 
 class PublicationSettings(Protocol):
@@ -47,7 +48,7 @@ class SourceSettings(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def slot(self) -> SlotSettings: ...
+    def slot(self) -> slots.SlotSettings: ...
     @property
     def publication(self) -> PublicationSettings: ...
 
@@ -78,11 +79,15 @@ def prepare_source(
     tables_wanted: Sequence[str],
     *,
     schemas_wanted: Sequence[str] = (),
+    primary_dsn: str | None = None,
 ) -> SourceIdentity:
-    """Check the source, create what may be created; one ``SourceError`` names all problems."""
+    """Check the source, create what may be created; one ``SourceError`` names all problems.
+
+    ``primary_dsn`` leads to the primary of a source that is a standby.
+    """
     wanted = _Wanted([TableName.parse(name) for name in tables_wanted], schemas_wanted)
     try:
-        return _prepare(connection, database, wanted)
+        return _prepare(connection, database, wanted, primary_dsn)
     except psycopg.OperationalError as error:
         raise TransientError(
             f"The source went away while it was checked: {error}", fix="it is tried again"
@@ -93,45 +98,72 @@ def prepare_source(
         ) from error
 
 
-def _prepare(connection: Connection, database: SourceSettings, wanted: _Wanted) -> SourceIdentity:
+def _prepare(
+    connection: Connection, database: SourceSettings, wanted: _Wanted, primary_dsn: str | None
+) -> SourceIdentity:
     version = connection.info.server_version
     raise_problems(database.name, version_problems(version))
-    slot = slots.read_slot(connection, database.slot.name)
+    in_recovery = _one(connection, _IN_RECOVERY)
+    slot = slots.read_slot(connection, database.slot)
     problems = server_problems(
         connection,
         slot_exists=slot is not None,
         slot_active=slot is not None and slot.active_pid is not None,
     )
-    problems += _slot_problems(database.slot, slot)
+    problems += standby_problems(version) if in_recovery else []
+    problems += _slot_problems(database.slot, slot, version, in_recovery=in_recovery)
     found, warnings = _table_problems(
-        connection, database, wanted, version, slot, stop=bool(problems)
+        connection, database, wanted, version, slot, stop=bool(problems), in_recovery=in_recovery
     )
     raise_problems(database.name, problems + found)
 
+    warnings += (
+        standby_warnings(connection)
+        if in_recovery
+        else _failover_warnings(connection, database.slot)
+    )
     warnings += [] if slot is None else slot.warnings
-    lsn = slots.create_slot(connection, database.slot.name) if slot is None else slot.confirmed_lsn
-    row = connection.execute(_SYSTEM_IDENTIFIER).fetchone()
-    assert row is not None
+    snapshots = StandbySnapshots(primary_dsn) if in_recovery else None
     return SourceIdentity(
-        system_identifier=row[0],
+        system_identifier=_one(connection, _SYSTEM_IDENTIFIER),
         server_version=version,
-        slot_confirmed_lsn=lsn,
+        slot_confirmed_lsn=slot.confirmed_lsn
+        if slot is not None
+        else slots.create_slot(connection, database.slot, snapshots=snapshots),
         slot_created=slot is None,
         slot_active_pid=None if slot is None else slot.active_pid,
         warnings=tuple(str(warning) for warning in warnings),
     )
 
 
-def _slot_problems(settings: SlotSettings, slot: slots.Slot | None) -> list[Problem]:
-    if slot is not None:
-        return list(slot.problems)
-    problems = slots.name_problems(settings.name)
-    if not problems and not settings.create_if_not_exists:
-        problems.append(
-            Problem(
-                f"The slot {settings.name} does not exist", slots.create_statement(settings.name)
-            )
+def _one(connection: Connection, query: LiteralString) -> Any:
+    row = connection.execute(query).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def _failover_warnings(connection: Connection, settings: slots.SlotSettings) -> list[Problem]:
+    if not settings.failover or _one(connection, _STANDBYS_FIRST):
+        return []
+    return [
+        Problem(
+            "slot.failover is on, but synchronized_standby_slots names no standby: changes can be "
+            "read before a standby has them; when it then takes over, the reader refuses to go on",
+            "ALTER SYSTEM SET synchronized_standby_slots = 'the standby''s physical slot'; "
+            "SELECT pg_reload_conf();",
         )
+    ]
+
+
+def _slot_problems(
+    settings: slots.SlotSettings, slot: slots.Slot | None, version: int, *, in_recovery: bool
+) -> list[Problem]:
+    if slot is not None:
+        return [*slot.problems, *slots.version_problems(settings, version)]
+    problems = slots.settings_problems(settings, version, in_recovery=in_recovery)
+    if not problems and not settings.create_if_not_exists:
+        create = slots.create_statement(settings).as_string(None)
+        problems.append(Problem(f"The slot {settings.name} does not exist", create))
     return problems
 
 
@@ -143,6 +175,7 @@ def _table_problems(
     slot: slots.Slot | None,
     *,
     stop: bool,
+    in_recovery: bool,
 ) -> tuple[list[Problem], list[Problem]]:
     """Problems, then warnings, of the publication and its tables."""
     settings = database.publication
@@ -156,7 +189,9 @@ def _table_problems(
         if slot is not None and not slot.problems:
             problems.append(_slot_came_first(database, create))
         else:
-            problems += _absent(connection, settings, create, stop=stop or bool(problems))
+            problems += _absent(
+                connection, settings, create, stop=stop or bool(problems), in_recovery=in_recovery
+            )
         publication = publications.read_publication(connection, settings.name)
     if publication is None:
         return problems, []
@@ -168,9 +203,22 @@ def _table_problems(
 
 
 def _absent(
-    connection: Connection, settings: PublicationSettings, create: sql.Composed, *, stop: bool
+    connection: Connection,
+    settings: PublicationSettings,
+    create: sql.Composed,
+    *,
+    stop: bool,
+    in_recovery: bool,
 ) -> list[Problem]:
     """Create the publication if that is allowed and nothing else is wrong."""
+    if in_recovery:
+        by_hand = ended(settings.init_sql or create.as_string(None))
+        return [
+            Problem(
+                f"The publication {settings.name} does not exist, and a standby cannot create it",
+                f"{by_hand} -- on the primary",
+            )
+        ]
     if not settings.create_if_not_exists:
         by_hand = ended(settings.init_sql or create.as_string(None))
         return [Problem(f"The publication {settings.name} does not exist", by_hand)]

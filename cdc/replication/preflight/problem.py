@@ -45,8 +45,10 @@ def ended(text: str) -> str:
 class SourceNotReadyError(SourceError):
     """All that a person must change in a source, numbered, each with its fix."""
 
-    def __init__(self, what: str, *, fix: str = "", problems: Sequence[Problem] = ()) -> None:
-        super().__init__(what, fix=fix)
+    def __init__(
+        self, what: str, *, fix: str = "", kind: str = "", problems: Sequence[Problem] = ()
+    ) -> None:
+        super().__init__(what, fix=fix, kind=kind)
         self.problems = tuple(problems)
 
 

@@ -1,65 +1,21 @@
-"""The change log: what was appended is there, what is damaged is never taken for whole."""
+"""The change log: what was appended is there, in order, as soon as it is appended."""
 
 from __future__ import annotations
 
-import errno
-import os
-import shutil
-import tempfile
 import threading
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cdc.cursor import ORIGIN, Cursor
 from cdc.decode.raw import RAW_SCHEMA
-from cdc.errors import CorruptionError, GapError, ProtocolError, TransientError
-from cdc.log.segment import data_path, index_path, list_segments
+from cdc.errors import ProtocolError, TransientError
+from cdc.log.open import open_log
 from cdc.log.view import LogView
-from cdc.log.writer import LogWriter
-
-SCHEMAS = {7: b"R-seven"}
-
-
-def rows(lsn: int, count: int, size: int = 10) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict(
-        {
-            "commit_lsn": [lsn] * count,
-            "commit_idx": list(range(count)),
-            "commit_ts": [0] * count,
-            "xid": [1] * count,
-            "kind": [ord("I")] * count,
-            "relation": [1] * count,
-            "schema_id": [7] * count,
-            "payload": [bytes([65 + i % 26]) * size for i in range(count)],
-        },
-        schema=RAW_SCHEMA,
-    )
-
-
-def append(log: LogWriter, lsn: int, count: int = 3, size: int = 10) -> None:
-    log.append(rows(lsn, count, size), SCHEMAS, first=Cursor(lsn, 0), high=Cursor(lsn, count))
-
-
-def no_space_for(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on files with ``suffix`` cannot be opened."""
-    real = os.open
-
-    def refuse(path: Path, flags: int, mode: int = 0o777) -> int:
-        if str(path).endswith(suffix):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(path, flags, mode)
-
-    monkeypatch.setattr(os, "open", refuse)
-
-
-def lsns(directory: Path) -> list[int]:
-    view = LogView(directory)
-    frames = view.frames(view.first_batch(), view.next_batch())
-    return [frame.raw.column("commit_lsn")[0].as_py() for frame in frames]
+from cdc.log.writer import LogWriter, SegmentLimits
+from tests.unit.log.batches import KEEP_ALL, SCHEMAS, lsns, manifest_of, rows, sealed_log
+from tests.unit.log.batches import append as append
 
 
 def test_what_was_appended_is_read_back_with_its_schemas(tmp_path: Path) -> None:
@@ -86,13 +42,13 @@ def test_a_reader_sees_a_batch_as_soon_as_it_is_appended(tmp_path: Path) -> None
 
 
 def test_segments_roll_and_a_cursor_is_found_across_them(tmp_path: Path) -> None:
-    log = LogWriter(tmp_path, segment_bytes=5_000)
+    log = LogWriter(tmp_path, limits=SegmentLimits(bytes=5_000))
     for lsn in range(10, 60):
         append(log, lsn, size=200)
     log.close()
     view = LogView(tmp_path)
-    assert len(list_segments(tmp_path)) > 3
-    assert [view.seek(Cursor(lsn, 0)) for lsn in (10, 34, 59)] == [0, 24, 49]
+    assert len(manifest_of(tmp_path).segments) > 3
+    assert [view.seek(Cursor(lsn, 0)) for lsn in range(10, 60)] == list(range(50))
     assert view.seek(Cursor(34, 2)) == 24
     assert view.seek(Cursor(34, 3)) == 25, "the high watermark is exclusive"
     assert view.seek(ORIGIN) == 0
@@ -102,19 +58,27 @@ def test_segments_roll_and_a_cursor_is_found_across_them(tmp_path: Path) -> None
 def test_an_empty_log_starts_at_batch_zero(tmp_path: Path) -> None:
     view = LogView(tmp_path / "none")
     assert (view.first_batch(), view.next_batch(), view.seek(Cursor(5, 5))) == (0, 0, 0)
+    assert (view.history(), view.floors()) == (0, (ORIGIN, ORIGIN))
+
+
+def test_a_view_opened_before_there_was_a_log_reads_the_first_there_is(tmp_path: Path) -> None:
+    view = LogView(tmp_path, history=LogView(tmp_path).history())
+    log = LogWriter(tmp_path)
+    append(log, 10)
+    assert view.history() == log.manifest.history > 0
+    assert len(list(view.frames(0, view.next_batch()))) == 1
+    log.close()
 
 
 def test_a_reopened_log_goes_on_where_it_ended(tmp_path: Path) -> None:
-    log = LogWriter(tmp_path, segment_bytes=3_000)
-    for lsn in range(10, 20):
-        append(log, lsn, size=200)
-    end, following = log.end, log.next_batch
+    log = sealed_log(tmp_path)
+    end, following, history = log.end, log.next_batch, log.manifest.history
     log.close()
-    log = LogWriter(tmp_path, segment_bytes=3_000)
-    assert (log.end, log.next_batch) == (end, following)
-    append(log, 20)
+    log = LogWriter(tmp_path)
+    assert (log.end, log.next_batch, log.manifest.history) == (end, following, history)
+    append(log, 40)
     log.close()
-    assert lsns(tmp_path) == list(range(10, 21))
+    assert lsns(tmp_path) == list(range(10, 41))
 
 
 def test_a_batch_below_the_end_is_refused(tmp_path: Path) -> None:
@@ -122,21 +86,8 @@ def test_a_batch_below_the_end_is_refused(tmp_path: Path) -> None:
     append(log, 20)
     with pytest.raises(ProtocolError, match="cannot follow"):
         append(log, 10)
-    log.close()
-
-
-def test_trimming_keeps_what_is_not_settled(tmp_path: Path) -> None:
-    log = LogWriter(tmp_path, segment_bytes=3_000)
-    for lsn in range(10, 40):
-        append(log, lsn, size=200)
-    before = log.size_bytes
-    assert log.trim(Cursor(25, 0)) > 0
-    assert log.size_bytes < before
-    assert lsns(tmp_path)[-15:] == list(range(25, 40))
-    view = LogView(tmp_path)
-    assert 0 < view.first_batch() <= view.seek(Cursor(25, 0))
-    with pytest.raises(GapError, match="not all in the log"):
-        view.entries(0, 5)
+    with pytest.raises(ProtocolError, match="cannot follow"):
+        log.append(rows(30, 1), SCHEMAS, first=Cursor(30, 1), high=Cursor(30, 0))
     log.close()
 
 
@@ -148,185 +99,53 @@ def test_a_second_writer_is_kept_out(tmp_path: Path) -> None:
     LogWriter(tmp_path).close()
 
 
-def test_a_full_disk_leaves_what_was_whole_and_goes_on_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = LogWriter(tmp_path)
-    append(log, 10)
-    real = os.writev
-
-    def half(handle: int, parts: list[memoryview]) -> int:
-        if not half_written:
-            half_written.append(True)
-            return real(handle, [parts[0][:10]])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    half_written: list[bool] = []
-    monkeypatch.setattr(os, "writev", half)
-    with pytest.raises(TransientError, match="No space left"):
-        append(log, 20)
-    monkeypatch.setattr(os, "writev", real)
-    append(log, 20)
-    log.close()
-    assert lsns(tmp_path) == [10, 20]
-
-
-def test_a_flipped_bit_in_a_sealed_segment_is_reported_not_skipped(tmp_path: Path) -> None:
-    log = LogWriter(tmp_path, segment_bytes=1_000)
-    for lsn in range(10, 15):
-        append(log, lsn, size=400)
-    log.close()
-    path = data_path(tmp_path, 0)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 0x10
-    path.write_bytes(data)
-    with pytest.raises(CorruptionError, match="does not match its checksum"):
-        lsns(tmp_path)
-
-
-def sealed_log(directory: Path) -> None:
-    log = LogWriter(directory, segment_bytes=1_000)
-    for lsn in range(10, 15):
-        append(log, lsn, size=400)
-    log.close()
-
-
-@pytest.mark.parametrize("index", [None, b"", b"\0" * 64, b"\0" * 30])
-def test_a_sealed_segment_without_its_index_is_read_all_the_same(
-    tmp_path: Path, index: bytes | None
-) -> None:
-    sealed_log(tmp_path)
-    index_path(tmp_path, 0).unlink()
-    if index is not None:
-        index_path(tmp_path, 0).write_bytes(index)
-    LogWriter(tmp_path).close()
-    assert lsns(tmp_path) == list(range(10, 15))
-
-
-def test_a_damaged_sealed_segment_is_reported_and_left_as_it_is(tmp_path: Path) -> None:
-    sealed_log(tmp_path)
-    data = bytearray(data_path(tmp_path, 0).read_bytes())
-    data[200] ^= 1
-    data_path(tmp_path, 0).write_bytes(data)
-    index_path(tmp_path, 0).unlink()
-    with pytest.raises(CorruptionError, match="is damaged at byte 0"):
-        LogWriter(tmp_path)
-    assert data_path(tmp_path, 0).read_bytes() == data
-
-
-def test_a_roll_on_a_full_disk_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = LogWriter(tmp_path, segment_bytes=1_000)
-    append(log, 10, size=1_000)
-    no_space_for(".seg", monkeypatch)
-    for _ in range(2):
-        with pytest.raises(TransientError, match="No space left"):
-            append(log, 20)
-    monkeypatch.undo()
-    append(log, 20)
-    append(log, 30)
+@pytest.mark.parametrize(
+    "limits", [SegmentLimits(rows=6), SegmentLimits(bytes=3_000), SegmentLimits(age_s=0.0)]
+)
+def test_a_segment_is_sealed_by_rows_bytes_or_age(tmp_path: Path, limits: SegmentLimits) -> None:
+    log = LogWriter(tmp_path, limits=limits)
+    for lsn in (10, 20, 30):
+        append(log, lsn, size=600)
+    assert log.manifest.segments
+    assert log.active.first_batch == log.manifest.next_batch
     log.close()
     assert lsns(tmp_path) == [10, 20, 30]
 
 
-def test_what_a_failed_write_left_is_cut_before_the_next_or_there_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = LogWriter(tmp_path)
+def test_an_old_segment_is_sealed_without_a_new_batch(tmp_path: Path) -> None:
+    log = LogWriter(tmp_path, limits=SegmentLimits(age_s=0.0))
     append(log, 10)
-    with data_path(tmp_path, 0).open("ab") as file:
-        file.write(b"half a frame")
-
-    def refuse(_handle: int, _size: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "ftruncate", refuse)
-        with pytest.raises(TransientError, match="Input/output"):
-            append(log, 20)
-    append(log, 20)
-    log.close()
-    assert lsns(tmp_path) == [10, 20]
-
-
-def test_failed_rolls_leave_no_descriptor_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = LogWriter(tmp_path, segment_bytes=1_000)
-    append(log, 10, size=1_000)
-    before = len(os.listdir("/proc/self/fd"))
-    no_space_for(".idx", monkeypatch)
-    for _ in range(5):
-        with pytest.raises(TransientError):
-            append(log, 20)
-    monkeypatch.undo()
-    assert len(os.listdir("/proc/self/fd")) == before
+    log.retain(ORIGIN, KEEP_ALL)
+    assert [segment.batches for segment in log.manifest.segments] == [1]
+    log.retain(ORIGIN, KEEP_ALL)
+    assert len(log.manifest.segments) == 1, "an empty segment is not sealed"
     log.close()
 
 
-def test_what_an_earlier_process_left_unsynced_is_synced_before_it_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = LogWriter(tmp_path)
+def test_the_manifest_says_what_a_segment_holds(tmp_path: Path) -> None:
+    log = LogWriter(tmp_path, term=4)
     append(log, 10)
-    os.close(log._lock)
-    synced: list[int] = []
-    monkeypatch.setattr(os, "fdatasync", lambda handle: synced.append(os.fstat(handle).st_size))
-    again = LogWriter(tmp_path)
-    assert again.end == Cursor(10, 3)
-    assert synced[0] == data_path(tmp_path, 0).stat().st_size
+    log.append(
+        pa.RecordBatch.from_pylist([], schema=RAW_SCHEMA),
+        {},
+        first=Cursor(15, 0),
+        high=Cursor(15, 0),
+    )
+    append(log, 20, count=5)
+    active = log.active
+    log.close()
+    LogWriter(tmp_path, term=5).close()
+    (sealed,) = manifest_of(tmp_path).segments
+    assert (sealed.first_batch, sealed.batches, sealed.rows) == (0, 3, 8)
+    assert (sealed.first, sealed.high) == (Cursor(10, 0), Cursor(20, 5))
+    assert (sealed.commit_from_us, sealed.commit_to_us) == (10_000, 20_004)
+    assert (sealed.term, sealed.place) == (4, "")
+    assert (active.rows, active.bytes, active.index_xxh3) == (8, sealed.bytes, sealed.index_xxh3)
 
 
-@pytest.fixture(scope="module")
-def three_batches() -> bytes:
-    with tempfile.TemporaryDirectory() as directory:
-        log = LogWriter(Path(directory))
-        for lsn in (10, 20, 30):
-            append(log, lsn)
-        log.close()
-        return data_path(Path(directory), 0).read_bytes()
-
-
-def reopened(data: bytes, index: bytes | None = None) -> list[int]:
-    """What a writer, and then a reader, make of a segment with these bytes."""
-    directory = Path(tempfile.mkdtemp())
-    try:
-        data_path(directory, 0).write_bytes(data)
-        if index is not None:
-            index_path(directory, 0).write_bytes(index)
-        log = LogWriter(directory)
-        append(log, 40)
-        log.close()
-        return lsns(directory)
-    finally:
-        shutil.rmtree(directory)
-
-
-@settings(max_examples=150, deadline=None)
-@given(cut=st.floats(0, 1))
-def test_a_torn_tail_is_cut_at_the_last_whole_batch(three_batches: bytes, cut: float) -> None:
-    kept = int(cut * len(three_batches))
-    whole = kept * 3 // len(three_batches)
-    assert reopened(three_batches[:kept]) == [*[10, 20, 30][:whole], 40]
-
-
-@settings(max_examples=150, deadline=None)
-@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_flipped_bit_in_the_active_segment_cuts_from_the_damaged_batch_on(
-    three_batches: bytes, place: float, bit: int
-) -> None:
-    data = bytearray(three_batches)
-    at = int(place * len(data))
-    data[at] ^= 1 << bit
-    damaged = at * 3 // len(data)
-    found = reopened(bytes(data))
-    # The reserved bytes of a header are the only ones that may differ without harm.
-    if found != [10, 20, 30, 40]:
-        assert found == [*[10, 20, 30][:damaged], 40]
-    else:
-        assert 4 <= at % (len(data) // 3) < 8
-
-
-def test_an_index_that_ran_ahead_of_its_data_is_made_anew(three_batches: bytes) -> None:
-    assert reopened(three_batches[: len(three_batches) // 2], index=b"\0" * 192) == [10, 40]
+def test_a_directory_is_opened_by_name(tmp_path: Path) -> None:
+    log = sealed_log(tmp_path)
+    reader = open_log(str(tmp_path), history=log.manifest.history)
+    assert reader.next_batch() == 30
+    reader.close()
+    log.close()

@@ -68,10 +68,10 @@ def test_a_truncate_takes_a_number_for_each_of_its_tables() -> None:
     ]  # fmt: skip
 
 
-def test_a_message_outside_transactions_is_placed_by_its_own_lsn() -> None:
-    loose = pgoutput.logical_message("note", b"x", transactional=False, lsn=150)
+def test_a_message_outside_transactions_stands_before_the_commit_that_its_record_touches() -> None:
+    loose = pgoutput.logical_message("note", b"x", transactional=False, lsn=200)
     sealed = Sealer().seal(wire(ITEM, *transaction(100, row()), loose, *transaction(200, row())))
-    assert cursors(sealed) == [(100, 0, "I", 1), (150, 0, "M", 0), (200, 0, "I", 1)]
+    assert cursors(sealed) == [(100, 0, "I", 1), (199, 0, "M", 0), (200, 0, "I", 1)]
     assert sealed is not None
     assert sealed.raw.to_pylist()[1]["commit_ts"] == POSTGRES_EPOCH_US + 5
 
@@ -139,7 +139,7 @@ def test_however_the_stream_is_cut_the_cursors_are_the_same(
         ([b""], "empty"),
         ([b"B123"], "shorter than its kind"),
         ([ITEM, pgoutput.begin(1, 0, 0), b"I\0"], "shorter than its kind"),
-        ([ITEM, pgoutput.begin(1, 0, 0), b"T" + struct.pack(">IB", 3, 0)], "shorter than its kind"),
+        ([ITEM, pgoutput.begin(1, 0, 0), b"T" + struct.pack(">IB", 3, 0)], "tables it counts"),
         ([pgoutput.begin(1, 0, 0), row(7)], "never described"),
     ],
 )

@@ -41,6 +41,19 @@ def test_a_log_that_ends_before_the_streams_position_is_an_error_not_a_wait(
     append(log, 10)
     log.close()
     reader = LogStreamReader.for_lane(tmp_path, tmp_path)
-    assert reader.latestOffset({"batch": 0}, ReadMaxRows(10)) == {"batch": 1}
+    history = log.manifest.history
+    start = {"batch": 0, "history": history}
+    assert reader.latestOffset(start, ReadMaxRows(10)) == {"batch": 1, "history": history}
     with pytest.raises(GapError, match="ends at batch 1, before batch 5"):
-        reader.latestOffset({"batch": 5}, ReadMaxRows(10))
+        reader.latestOffset({"batch": 5, "history": history}, ReadMaxRows(10))
+
+
+def test_an_offset_of_another_history_of_the_log_is_refused(tmp_path: Path) -> None:
+    log = LogWriter(tmp_path)
+    append(log, 10)
+    start = {"batch": 1, "history": log.manifest.history}
+    log.restart_at(Cursor(20, 0))
+    append(log, 20)
+    log.close()
+    with pytest.raises(GapError, match="start again from a cursor"):
+        LogStreamReader.for_lane(tmp_path, tmp_path).latestOffset(start, ReadMaxRows(10))

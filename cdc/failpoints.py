@@ -1,0 +1,49 @@
+"""Dying on purpose, at a named step, so that tests can see what a crash there leaves behind.
+
+``WALBROOK_FAILPOINT=appended`` kills the process (SIGKILL: no clean-up, no flush) when it first
+reaches that step, ``appended:3`` when it does so for the third time. Unarmed, a step costs one
+comparison. The names are those of docs/guarantees.md.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Final, Literal
+
+from cdc.errors import ConfigError
+
+Step = Literal["received", "appended", "synced", "stored", "confirmed", "settled"]
+
+STEPS: Final[tuple[Step, ...]] = (
+    "received",  # messages came off the wire, none of them is in the log
+    "appended",  # a batch is in the log, perhaps only in the page cache
+    "synced",  # the log is on disk up to here, Postgres does not know it yet
+    "stored",  # the reader's row in Postgres says so
+    "confirmed",  # the slot was told what it may forget
+    "settled",  # a micro-batch is settled
+)
+VARIABLE: Final = "WALBROOK_FAILPOINT"
+
+
+def _armed(setting: str) -> tuple[str, int]:
+    name, _, count = setting.partition(":")
+    if setting and (name not in STEPS or not (count or "1").isdigit()):
+        raise ConfigError(
+            f"{VARIABLE} names no step: {setting}",
+            fix=f"use one of {', '.join(STEPS)}, with :N for the N-th time, or unset it",
+        )
+    return name, int(count or 1)
+
+
+_step, _left = _armed(os.environ.get(VARIABLE, ""))
+
+
+def reached(step: Step) -> None:
+    """Die here if this step is armed and its time has come."""
+    global _left
+    if step != _step:
+        return
+    _left -= 1
+    if _left <= 0:
+        os.kill(os.getpid(), signal.SIGKILL)

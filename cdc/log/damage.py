@@ -1,0 +1,24 @@
+"""A note from whoever reads the log to whoever writes it: something there does not read back.
+
+Readers do not write into the log. One that meets a damaged frame leaves this note; the writer's
+process takes it, looks at everything that is not settled, and fetches again what it can.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_NOTE = "damaged"
+
+
+def report_damage(directory: Path) -> None:
+    (directory / _NOTE).touch()
+
+
+def take_damage_report(directory: Path) -> bool:
+    """Whether damage was reported since this was last asked."""
+    try:
+        (directory / _NOTE).unlink()
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,0 +1,77 @@
+"""Who may call the log's server, and how many at once.
+
+A call without the token of the run is refused before anything else is looked at, in a time that
+says nothing of the token; the token stands in no error and no log line.
+"""
+
+from __future__ import annotations
+
+import hmac
+import socket
+import threading
+from contextlib import suppress
+
+import pyarrow.flight as flight
+
+from cdc.errors import OperatorError, TransientError
+from cdc.log.flight_wire import BUSY, TOKEN_VARIABLE, pack_error
+
+_TOKEN_LENGTH_MIN = 16
+
+
+class Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Refuses calls without the token, then those beyond the bound."""
+
+    def __init__(self, token: str, calls: int) -> None:
+        _check_token(token)
+        self._expected = f"Bearer {token}".encode()
+        self._calls = threading.BoundedSemaphore(calls)
+
+    def start_call(self, _info: flight.CallInfo, headers: dict[str, list[str]]) -> _Call:
+        given = headers.get("authorization", [])
+        if len(given) != 1 or not hmac.compare_digest(given[0].encode(), self._expected):
+            raise flight.FlightUnauthenticatedError("the token is missing or not this run's")
+        if not self._calls.acquire(blocking=False):
+            error = busy("too many calls at once")
+            raise flight.FlightUnavailableError(error.what, pack_error(error))
+        return _Call(self._calls)
+
+
+class _Call(flight.ServerMiddleware):  # type: ignore[misc]
+    """One admitted call; its place is free again when it has ended."""
+
+    def __init__(self, calls: threading.BoundedSemaphore) -> None:
+        self._calls = calls
+
+    def call_completed(self, _exception: Exception | None) -> None:
+        self._calls.release()
+
+
+def busy(what: str) -> TransientError:
+    return TransientError(what, fix="it is asked again by itself", kind=BUSY)
+
+
+def require_free(host: str, port: int) -> None:
+    """gRPC would share a port with another server in silence, and calls would go to either."""
+    with suppress(socket.gaierror):
+        family, kind, protocol, _name, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(address)
+            except OSError as error:
+                raise TransientError(
+                    f"the log server cannot listen on {host}:{port}: {error.strerror}",
+                    fix="stop what listens there, or set log.flight.port to a free port",
+                ) from None
+
+
+def _check_token(token: str) -> None:
+    if len(token) < _TOKEN_LENGTH_MIN or not token.isascii() or not token.isprintable():
+        raise OperatorError(
+            "the log server has no token, or one that anybody could guess",
+            fix=f"set {TOKEN_VARIABLE} to a random text of at least {_TOKEN_LENGTH_MIN} printable "
+            "ASCII characters",
+        )

@@ -1,0 +1,134 @@
+"""Segments as readers open them: mapped from the log's directory, or by ranges from the tier."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+import xxhash
+
+from cdc.errors import CorruptionError, TransientError
+from cdc.log.manifest import SegmentInfo
+from cdc.log.segment import (
+    DATA,
+    ENTRY_BYTES,
+    INDEX,
+    Index,
+    data_path,
+    index_path,
+    map_file,
+    parse_index,
+)
+from cdc.log.tier import Folder
+
+_INDEXES_MAX = 64
+_INDEX_BYTES_MAX = 64 << 20
+
+
+class SegmentData(Protocol):
+    """The bytes of one segment; a read beyond its end gives fewer."""
+
+    def read(self, offset: int, size: int) -> pa.Buffer: ...
+
+    def close(self) -> None: ...
+
+
+def open_data(directory: Path, name: str, place: str) -> SegmentData:
+    """Open a segment's data where it lies; FileNotFoundError if it is not there any more."""
+    if place:
+        with _reaching(place):
+            return _Ranged(place, folder_at(place).open(name + DATA))
+    return _Mapped(map_file(data_path(directory, name)))
+
+
+@contextmanager
+def _reaching(place: str) -> Iterator[None]:
+    """What is not there is not there; anything else about the tier may pass by itself."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        raise TransientError(
+            f"the log's tier at {place} cannot be read: {error}",
+            fix="check log.tier.url and that its host can be reached",
+            kind="tier",
+        ) from error
+
+
+@lru_cache(maxsize=8)
+def folder_at(place: str) -> Folder:
+    """The tier's folder; connections to remote ones are worth keeping."""
+    return Folder(place)
+
+
+class SealedIndexes:
+    """Indexes of sealed segments, checked once against the manifest; the last few are kept."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._kept: OrderedDict[tuple[str, int], Index] = OrderedDict()
+        self._bytes = 0
+
+    def of(self, segment: SegmentInfo) -> Index:
+        """FileNotFoundError if it is not there any more; CorruptionError if it is damaged."""
+        key = (segment.name, segment.index_xxh3)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        index = self._read(segment)
+        self._kept[key] = index
+        self._bytes += index.nbytes
+        while len(self._kept) > _INDEXES_MAX or (
+            self._bytes > _INDEX_BYTES_MAX and len(self._kept) > 1
+        ):
+            self._bytes -= self._kept.popitem(last=False)[1].nbytes
+        return index
+
+    def _read(self, segment: SegmentInfo) -> Index:
+        size = segment.batches * ENTRY_BYTES
+        if segment.place:
+            with _reaching(segment.place):
+                data = folder_at(segment.place).read(segment.name + INDEX, size)
+        else:
+            with index_path(self._directory, segment.name).open("rb") as file:
+                data = file.read(size)
+        if xxhash.xxh3_64_intdigest(data) != segment.index_xxh3:
+            raise CorruptionError(
+                f"the index of segment {segment.name} does not match its checksum",
+                fix="restart the service: an index in its own directory is made anew",
+                kind="log_damaged",
+            )
+        return parse_index(data)
+
+
+class _Mapped:
+    def __init__(self, data: pa.Buffer) -> None:
+        self._data = data
+
+    def read(self, offset: int, size: int) -> pa.Buffer:
+        start = min(max(offset, 0), self._data.size)
+        return self._data.slice(start, max(0, min(size, self._data.size - start)))
+
+    def close(self) -> None:
+        """The mapping ends with the last buffer over it."""
+
+
+class _Ranged:
+    def __init__(self, place: str, file: pa.NativeFile) -> None:
+        self._place = place
+        self._file = file
+
+    def read(self, offset: int, size: int) -> pa.Buffer:
+        with _reaching(self._place):
+            start = min(max(offset, 0), self._file.size())
+            left = self._file.size() - start
+            return pa.py_buffer(self._file.read_at(max(0, min(size, left)), start))
+
+    def close(self) -> None:
+        self._file.close()

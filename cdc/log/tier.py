@@ -1,0 +1,105 @@
+"""A second place for sealed segments: a folder of another filesystem, local or remote.
+
+What must always hold: a segment counts as moved only after its copy was read back and matched; it
+is never changed there afterwards. Each log has a folder of its own below the tier's URL, because
+what the log does not know of in that folder is removed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import xxhash
+
+from cdc.errors import TransientError
+from cdc.log.manifest import sync_directory
+
+_CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Tier:
+    """Where sealed segments go, and how many bytes of them stay in the log's directory."""
+
+    url: str  # a URL that Arrow knows (file://, s3://, gs://, …) or a plain directory
+    hot_bytes: int = 4 << 30
+
+    def place_of(self, directory: Path) -> str:
+        """The folder of the log in ``directory``: its name below the URL."""
+        if "://" not in self.url:
+            return str(Path(self.url).absolute() / directory.name)
+        parts = urlsplit(self.url)
+        return parts._replace(path=f"{parts.path.rstrip('/')}/{directory.name}").geturl()
+
+
+class Folder:
+    """One folder of the tier: whole files go in, ranges come out."""
+
+    def __init__(self, place: str) -> None:
+        try:
+            if "://" in place:
+                self._files, self._path = pafs.FileSystem.from_uri(place)
+            else:
+                self._files, self._path = pafs.LocalFileSystem(), place
+        except (OSError, pa.ArrowException) as error:
+            raise TransientError(
+                f"the log's tier at {place} cannot be opened: {error}",
+                fix="check log.tier.url and that its host can be reached",
+                kind="tier",
+            ) from error
+        self._local = isinstance(self._files, pafs.LocalFileSystem)
+
+    def put(self, file_name: str, chunks: Iterator[pa.Buffer]) -> None:
+        """Write a file, synced where that is possible, and read it back; a mismatch is an error."""
+        path = f"{self._path}/{file_name}"
+        writing = f"{path}.tmp" if self._local else path
+        self._files.create_dir(self._path, recursive=True)
+        written = xxhash.xxh3_64()
+        with self._files.open_output_stream(writing) as stream:
+            for chunk in chunks:
+                stream.write(chunk)
+                written.update(chunk)
+        if self._local:
+            # It takes its name only whole and on disk; elsewhere closing is what makes a file.
+            with open(writing, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(writing, path)
+            sync_directory(Path(self._path))
+        found = xxhash.xxh3_64()
+        with self._files.open_input_stream(path) as stream:
+            while data := stream.read(_CHUNK_BYTES):
+                found.update(data)
+        if found.digest() != written.digest():
+            raise OSError(f"the copy at {path} does not match what was written")
+
+    def open(self, file_name: str) -> pa.NativeFile:
+        """Open for reading by ranges; FileNotFoundError if it is not there."""
+        return self._files.open_input_file(f"{self._path}/{file_name}")
+
+    def read(self, file_name: str, size: int) -> bytes:
+        """The first ``size`` bytes of a file."""
+        with self.open(file_name) as file:
+            data: bytes = file.read(size)
+        return data
+
+    def names(self) -> list[str]:
+        found = self._files.get_file_info(pafs.FileSelector(self._path, allow_not_found=True))
+        return sorted(file.base_name for file in found if file.is_file)
+
+    def delete(self, file_name: str) -> None:
+        """Remove a file; one that is not there needs no removing."""
+        path = f"{self._path}/{file_name}"
+        if self._files.get_file_info(path).type != pafs.FileType.NotFound:
+            self._files.delete_file(path)
+
+
+def chunks_of(buffer: pa.Buffer) -> Iterator[pa.Buffer]:
+    """The buffer in pieces, so that copying one can be stopped."""
+    for start in range(0, buffer.size, _CHUNK_BYTES):
+        yield buffer.slice(start, min(_CHUNK_BYTES, buffer.size - start))

@@ -1,0 +1,114 @@
+"""Giving the rows of a transaction their cursors, once it is known where and whether it committed.
+
+What must always hold: the numbers are those of the surviving rows in order, as if nothing else had
+ever been sent; memory is bounded by one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from cdc.cursor import Cursor
+from cdc.decode.raw import RAW_SCHEMA
+from cdc.decode.relation import parse_relation
+from cdc.replication.relations import KeyOf, Schema, keyed
+from cdc.replication.seal import Sealed, at_or_above, sealed_of
+from cdc.replication.spill_file import SpilledRows
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A commit: whose, where, when, and which subtransactions are no part of it."""
+
+    xid: int
+    commit_lsn: int
+    commit_ts: int
+    aborted: frozenset[int]
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """How large a batch may get before it is handed on."""
+
+    rows: int = 16_384
+    bytes: int = 4 << 20
+
+
+@dataclass
+class Publisher:
+    """The rows of one committed transaction, numbered in order."""
+
+    outcome: Outcome
+    resume: Cursor
+    key_of: KeyOf
+    _next_idx: int = 0
+    _schemas: dict[int, Schema] = field(default_factory=dict)  # by the bare message's hash
+
+    def batches(self, spilled: Iterable[SpilledRows], limits: BatchLimits) -> Iterator[Sealed]:
+        """Everything that is not below ``resume``, in batches within ``limits``.
+
+        Only a frame that is itself larger makes a larger batch.
+        """
+        held: list[pa.RecordBatch] = []
+        rows = size = 0
+        for raw in filter(None, map(self._numbered, spilled)):
+            if held and (rows + raw.num_rows > limits.rows or size + raw.nbytes > limits.bytes):
+                yield self._sealed(held)
+                held, rows, size = [], 0, 0
+            held.append(raw)
+            rows += raw.num_rows
+            size += raw.nbytes
+        if held:
+            yield self._sealed(held)
+
+    def _numbered(self, spilled: SpilledRows) -> pa.RecordBatch | None:
+        """A frame's surviving rows with their cursors; None if none of them is for the log."""
+        rows, outcome = spilled.rows, self.outcome
+        alive = ~np.isin(rows.column("xid").to_numpy(), list(outcome.aborted))
+        idx = self._next_idx + np.cumsum(alive) - alive
+        self._next_idx += int(alive.sum())
+        hidden = rows.column("hidden").to_numpy(zero_copy_only=False)
+        lsn = np.full(len(alive), outcome.commit_lsn)
+        keep = alive & ~hidden & at_or_above(self.resume, lsn, idx)
+        count = int(keep.sum())
+        if not count:
+            return None
+        if count < len(keep):
+            rows = rows.filter(pa.array(keep))
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array(lsn[keep]),
+                pa.array(idx[keep]),
+                pa.array(np.full(count, outcome.commit_ts)),
+                pa.array(np.full(count, outcome.xid)),
+                rows.column("kind"),
+                rows.column("relation"),
+                self._schema_ids(rows.column("schema_id"), spilled.schemas),
+                rows.column("payload"),
+            ],
+            schema=RAW_SCHEMA,
+        )
+
+    def _schema_ids(self, bare: pa.Array, messages: Mapping[int, bytes]) -> pa.Array:
+        """The ids of the schemas with their keys; here the catalog is asked."""
+        found, inverse = np.unique(bare.to_numpy(), return_inverse=True)
+        ids = np.zeros(len(found), dtype=np.uint64)
+        for at, bare_id in enumerate(found.tolist()):
+            if bare_id == 0:
+                continue
+            if bare_id not in self._schemas:
+                message = messages[bare_id]
+                self._schemas[bare_id] = keyed(message, parse_relation(message), self.key_of)
+            ids[at] = self._schemas[bare_id].schema_id
+        return pa.array(ids[inverse])
+
+    def _sealed(self, held: list[pa.RecordBatch]) -> Sealed:
+        raw = held[0]
+        if len(held) > 1:
+            raw = pa.Table.from_batches(held).combine_chunks().to_batches()[0]
+        schemas = {schema.schema_id: schema.message for schema in self._schemas.values()}
+        return sealed_of(raw, schemas)

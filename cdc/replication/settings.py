@@ -1,0 +1,69 @@
+"""What a reader needs to know, and how the configuration says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cdc.config import Config
+from cdc.log.writer import Durability, Retention, SegmentLimits, Tier
+from cdc.replication.options import StreamOptions
+from cdc.replication.publish import BatchLimits
+
+_BATCH: Final = BatchLimits()
+_SEGMENTS: Final = SegmentLimits()
+_RETENTION: Final = Retention(settled_s=86_400, settled_bytes=4 << 30, bytes_max=16 << 30)
+_STREAM: Final = StreamOptions()
+
+
+@dataclass(frozen=True)
+class ReaderSettings:
+    """What a reader needs to know of its source and its log; ``term`` is this start."""
+
+    source: str
+    term: int
+    dsn: str
+    slot: str
+    publication: str
+    state_dsn: str
+    log_directory: Path
+    durability: Durability = "disk"
+    batch: BatchLimits = _BATCH
+    linger_ms: int = 10
+    segments: SegmentLimits = _SEGMENTS
+    retention: Retention = _RETENTION
+    tier: Tier | None = None
+    stream: StreamOptions = _STREAM
+    spill_bytes_max: int = 8 << 30
+    heartbeat_s: float = 10.0
+    primary_dsn: str | None = None
+    idle_s: float = 10.0
+    silence_s: float = 30.0  # a server that answers nothing for this long is gone
+
+
+def settings_of(config: Config, source: str, term: int) -> ReaderSettings:
+    """What the configuration says of one source and its log, for one start of the service."""
+    database, log = config.database(source), config.log
+    return ReaderSettings(
+        source=database.name,
+        term=term,
+        dsn=database.dsn(),
+        slot=database.slot.name,
+        publication=database.publication.name,
+        state_dsn=config.state_dsn(),
+        log_directory=log.directory / database.name,
+        durability=log.durability,
+        batch=BatchLimits(log.batch_rows, log.batch_bytes),
+        linger_ms=log.linger_ms,
+        segments=SegmentLimits(log.segment_bytes, log.segment_rows, log.segment_age_s),
+        retention=Retention(log.retain_s, log.retain_bytes, log.max_bytes, log.on_full),
+        tier=Tier(log.tier.url, log.tier.hot_bytes) if log.tier else None,
+        stream=StreamOptions(
+            database.stream_transactions, database.slot.two_phase, database.origin
+        ),
+        # Rows that wait for their commit share the disk with the log.
+        spill_bytes_max=log.max_bytes // 2,
+        heartbeat_s=database.heartbeat_s,
+        primary_dsn=database.primary_dsn(),
+    )

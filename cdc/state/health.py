@@ -1,0 +1,86 @@
+"""What is wrong, as rows of ``walbrook.health_events``: opened, kept fresh, resolved.
+
+Whoever reports tells all that is wrong from where it stands, and what it no longer tells is
+resolved: the reader reports for the source (no consumer), a lane for each of its consumers. What
+must always hold: at most one event of a kind is open for a source and consumer, and only the
+latest start of the service (its term) writes any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from cdc.connection import Connection
+from cdc.state.fence import FENCE, fenced
+
+Severity = Literal["warning", "error"]
+
+# Most of the time nothing changes; reading alone then keeps an idle source free of our writes.
+_OPEN = """
+SELECT kind, severity, what, fix, seen_at < clock_timestamp() - interval '10 seconds'
+  FROM walbrook.health_events
+ WHERE source = %s AND consumer IS NOT DISTINCT FROM %s AND resolved_at IS NULL
+"""
+_OPEN_OR_TOUCH = """
+INSERT INTO walbrook.health_events (source, consumer, kind, severity, what, fix)
+VALUES (%s, %s, %s, %s, %s, %s)
+    ON CONFLICT (source, coalesce(consumer, ''), kind) WHERE resolved_at IS NULL
+    DO UPDATE SET severity = excluded.severity, what = excluded.what, fix = excluded.fix,
+                  seen_at = clock_timestamp()
+"""
+_RESOLVE = """
+UPDATE walbrook.health_events SET resolved_at = clock_timestamp()
+ WHERE source = %s AND consumer IS NOT DISTINCT FROM %s AND resolved_at IS NULL
+   AND kind = ANY (%s::text[])
+"""
+# A condition that comes and goes must not fill the database.
+_FORGET = """
+DELETE FROM walbrook.health_events WHERE id IN (
+    SELECT id FROM walbrook.health_events
+     WHERE source = %s AND resolved_at IS NOT NULL ORDER BY id DESC OFFSET 1000)
+"""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Something that is wrong now: its short name, how bad, what, and what to do."""
+
+    kind: str
+    severity: Severity
+    what: str
+    fix: str = ""
+
+
+def report_conditions(
+    connection: Connection,
+    source: str,
+    term: int,
+    conditions: Iterable[Condition],
+    consumer: str | None = None,
+) -> None:
+    """Make the open events of this source and consumer equal to ``conditions``.
+
+    Of two conditions of one kind the first counts. Raises the fenced error if the term is not
+    the latest any more; while nothing changes nothing is written.
+    """
+    told: dict[str, Condition] = {}
+    for condition in conditions:
+        told.setdefault(condition.kind, condition)
+    rows = connection.execute(_OPEN, (source, consumer)).fetchall()
+    fresh = {Condition(*row[:4]) for row in rows if not row[4]}  # type: ignore[arg-type]
+    news = [condition for condition in told.values() if condition not in fresh]
+    gone = [str(row[0]) for row in rows if row[0] not in told]
+    if not news and not gone:
+        return
+    with connection.transaction():
+        if connection.execute(FENCE, (source, term)).fetchone() is None:
+            raise fenced(source)
+        for c in news:
+            connection.execute(
+                _OPEN_OR_TOUCH, (source, consumer, c.kind, c.severity, c.what, c.fix)
+            )
+        if gone:
+            connection.execute(_RESOLVE, (source, consumer, gone))
+            connection.execute(_FORGET, (source,))

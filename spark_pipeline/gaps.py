@@ -1,0 +1,70 @@
+"""Telling a consumer's sink of a gap: one message, in its place between what came and what comes.
+
+It has the action ``gap``, whatever actions the consumer asks for, and says from where to where
+nothing will come, and why.
+"""
+
+from __future__ import annotations
+
+import orjson
+import pyarrow as pa
+import structlog
+
+from cdc.change import CHANGE_SCHEMA
+from cdc.connection import Connection
+from cdc.errors import TransientError
+from cdc.log.view import LogReader
+from cdc.state.gaps import Gap, gap_told, skip_evicted, untold_gaps
+from spark_pipeline.delivery import Share, send
+
+_logger = structlog.get_logger("walbrook.lane")
+
+
+def pass_gaps(
+    state: Connection, view: LogReader, *, source: str, term: int, shares: dict[str, Share]
+) -> None:
+    """Let everyone pass what the log dropped on purpose, and tell their sinks.
+
+    ``shares`` says of each consumer what a delivery needs to know.
+    """
+    _earliest, evicted = view.floors()
+    skip_evicted(state, source=source, term=term, evicted=evicted)
+    for gap in untold_gaps(state, source):
+        share = shares.get(gap.consumer)
+        if share is None:
+            continue  # not configured any more; told if it comes back
+        _logger.warning(
+            "lane.gap",
+            consumer=gap.consumer,
+            start=str(gap.start),
+            end=str(gap.end),
+            why=gap.reason,
+        )
+        delivery = send(share, gap_change(gap))
+        if delivery.error is not None:
+            raise TransientError(
+                f"consumer {gap.consumer} cannot be told of its gap from {gap.start} to "
+                f"{gap.end}: {delivery.error}"
+            ) from delivery.error
+        gap_told(state, gap)
+
+
+def gap_change(gap: Gap) -> pa.RecordBatch:
+    """The gap as one row of CHANGE_SCHEMA."""
+    record = {"from": str(gap.start), "to": str(gap.end), "reason": gap.reason}
+    return pa.RecordBatch.from_pylist(
+        [
+            {
+                "commit_lsn": gap.cursor.lsn,
+                "commit_idx": gap.cursor.idx,
+                "commit_timestamp": gap.noted_at,
+                "xid": 0,
+                "table_schema": "",
+                "table_name": "",
+                "action": "gap",
+                "record": orjson.dumps(record).decode(),
+                "record_pks": "[]",
+            }
+        ],
+        schema=CHANGE_SCHEMA,
+    )

@@ -1,0 +1,85 @@
+"""``/health`` and ``/metrics`` over a state database with something to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from cdc.config import Http
+from cdc.service.http import HttpServer
+from cdc.state.health import Condition, report_conditions
+from cdc.state.migrate import migrate
+from tests.fix_postgres import Database
+
+_SOURCE = """
+INSERT INTO walbrook.sources
+       (name, slot, publication, system_identifier, restart_lsn, term, state, log_bytes,
+        slot_safe_bytes, heartbeat_at)
+VALUES ('shop', 's', 'p', '1', '0/64', 1, 'streaming', 4096, 1000,
+        clock_timestamp() - interval '5 seconds')
+"""
+
+
+class OneProcess:
+    def processes(self) -> dict[str, bool]:
+        return {"reader shop": True}
+
+
+@pytest.fixture
+def client(database: Database) -> Iterator[httpx.Client]:
+    with database.connect() as connection:
+        migrate(connection)
+        connection.execute(_SOURCE)
+    with (
+        HttpServer(Http(port=0), database.dsn, OneProcess()) as server,
+        httpx.Client(base_url=f"http://127.0.0.1:{server.port}") as ours,
+    ):
+        yield ours
+
+
+def tell(database: Database, *conditions: Condition) -> None:
+    with database.connect() as connection:
+        report_conditions(connection, "shop", 1, conditions)
+
+
+def test_a_warning_is_listed_and_leaves_the_service_well(
+    client: httpx.Client, database: Database
+) -> None:
+    assert client.get("/health").json()["warnings"] == []
+    tell(database, Condition("slot_at_risk", "warning", "the slot is at risk", "give it room"))
+    answer = client.get("/health")
+    assert answer.status_code == 200
+    body = answer.json()
+    assert body["status"] == "ok"
+    assert body["warnings"] == ["shop: the slot is at risk"]
+    assert body["complaints"] == []
+    (event,) = body["events"]
+    assert (event["kind"], event["fix"]) == ("slot_at_risk", "give it room")
+
+
+def test_an_error_is_a_complaint_until_it_is_resolved(
+    client: httpx.Client, database: Database
+) -> None:
+    tell(database, Condition("slot_lost", "error", "the slot is lost", "create it"))
+    answer = client.get("/health")
+    assert answer.status_code == 503
+    assert answer.json()["complaints"] == ["shop: the slot is lost"]
+    tell(database)
+    assert client.get("/health").status_code == 200
+
+
+def test_metrics_count_open_events_and_show_log_slot_and_heartbeat(
+    client: httpx.Client, database: Database
+) -> None:
+    tell(database, Condition("slot_at_risk", "warning", "the slot is at risk"))
+    lines = client.get("/metrics").text.splitlines()
+    risk = 'walbrook_health_events{kind="slot_at_risk",severity="warning",source="shop"} 1.0'
+    assert risk in lines
+    assert 'walbrook_source_log_bytes{source="shop"} 4096.0' in lines
+    assert 'walbrook_source_slot_safe_bytes{source="shop"} 1000.0' in lines
+    (age,) = [line for line in lines if line.startswith("walbrook_source_heartbeat_age_seconds{")]
+    assert 5 <= float(age.split()[-1]) < 60
+    database.execute("UPDATE walbrook.sources SET slot_safe_bytes = NULL")
+    assert "source_slot_safe_bytes{" not in client.get("/metrics").text

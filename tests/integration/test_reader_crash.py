@@ -1,0 +1,160 @@
+"""A reader that is killed at each of its steps, watched by a probe that trusts nobody.
+
+The probe asserts all the while that the slot was never told more than what is safe: with ``fsync``
+what is on disk, with ``disk`` what is on disk and settled.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from cdc.cursor import parse_lsn
+from cdc.errors import CorruptionError
+from cdc.log.sync import read_durable
+from tests.fix_postgres import Database
+from tests.reader_process import ReaderProcess
+from tests.slot_source import SlotSource, make_slot_source
+from tests.waiting import until
+
+Durability = Literal["disk", "fsync"]
+
+# Syncs take half a second, and the slot is told of what is not synced: the probe must see it.
+CONFIRMS_BEFORE_SYNC = """
+import os, sys, time
+from cdc.replication.__main__ import main
+from cdc.replication.keep import LogKeeper
+sync = os.fdatasync
+os.fdatasync = lambda handle: (time.sleep(0.5), sync(handle))
+LogKeeper.safe = lambda self, restart: self.log.end
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def shop(database: Database, tmp_path: Path) -> SlotSource:
+    database.execute("CREATE TABLE item (id int PRIMARY KEY, name text)")
+    return make_slot_source(database, tmp_path / "shop")
+
+
+@contextmanager
+def probing(shop: SlotSource, durability: Durability) -> Iterator[list[str]]:
+    """Compare the slot with the log and the restart cursor, again and again; lists violations."""
+    violations: list[str] = []
+    done = threading.Event()
+    start = shop.confirmed_lsn()
+
+    def look() -> None:
+        with shop.database.connect() as connection:
+            while not done.is_set():
+                # What is safe only grows: read after what was told, it excuses nothing.
+                told = connection.execute(
+                    "SELECT confirmed_flush_lsn::text FROM pg_replication_slots "
+                    "WHERE slot_name = %s",
+                    (shop.settings.slot,),
+                ).fetchone()
+                settled = connection.execute(
+                    "SELECT restart_lsn::text FROM walbrook.sources"
+                ).fetchone()
+                assert told is not None
+                assert settled is not None
+                try:
+                    durable = read_durable(shop.settings.log_directory).lsn
+                except CorruptionError:
+                    continue  # read while it was written
+                safe = durable if durability == "fsync" else min(durable, parse_lsn(settled[0]))
+                if parse_lsn(told[0]) > max(start, safe):
+                    violations.append(f"told {told[0]}, safe {safe:X}, settled {settled[0]}")
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield violations
+    finally:
+        done.set()
+        thread.join()
+
+
+@contextmanager
+def writing(shop: SlotSource) -> Iterator[None]:
+    """Transactions of three rows, one after another, until the end of the block."""
+    done = threading.Event()
+
+    def write() -> None:
+        with shop.database.connect() as connection:
+            while not done.is_set():
+                connection.execute(
+                    "INSERT INTO item SELECT last + g, 'x' FROM generate_series(1, 3) g, "
+                    "(SELECT coalesce(max(id), 0) AS last FROM item) item"
+                )
+                time.sleep(0.01)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def everything_once(shop: SlotSource) -> None:
+    """All rows of the table are in the log, once, in order, without a hole in their numbers."""
+    ((count,),) = shop.database.execute("SELECT count(*) FROM item")
+    found = shop.until_logged(count)
+    assert len(found) == count
+    cursors = [cursor for cursor, _ in found]
+    assert cursors == sorted(set(cursors))
+    assert [cursor.idx for cursor in cursors] == [0, 1, 2] * (count // 3)
+
+
+@pytest.mark.parametrize(
+    ("step", "durability"),
+    [
+        ("received:3", "fsync"),
+        ("appended:3", "fsync"),
+        ("synced:3", "fsync"),
+        ("stored:3", "fsync"),
+        ("confirmed:3", "fsync"),
+        ("appended:3", "disk"),
+        ("synced:2", "disk"),
+        ("confirmed:3", "disk"),
+    ],
+)
+def test_a_reader_killed_at_a_step_loses_and_repeats_nothing(
+    shop: SlotSource, step: str, durability: Durability
+) -> None:
+    log = {"durability": durability}
+    with probing(shop, durability) as violations, ExitStack() as running:
+        with writing(shop):
+            with ReaderProcess(shop, failpoint=step, log=log) as reader:
+                assert reader.until_dead() == -signal.SIGKILL, reader.output()
+            before = shop.view.next_batch()
+            running.enter_context(ReaderProcess(shop, log=log))
+            until("a new batch", lambda: shop.view.next_batch() > before)
+        everything_once(shop)
+        end = shop.settle_all()
+        until("the slot to follow", lambda: shop.confirmed_lsn() >= end.lsn)
+    assert not violations, violations[:3]
+
+
+def test_the_probe_catches_a_reader_that_confirms_before_it_syncs(shop: SlotSource) -> None:
+    with (
+        probing(shop, "fsync") as violations,
+        writing(shop),
+        ReaderProcess(shop, program=CONFIRMS_BEFORE_SYNC, log={"durability": "fsync"}),
+    ):
+        until("the probe to see it", lambda: violations)
+
+
+def test_an_unknown_failpoint_is_refused(shop: SlotSource) -> None:
+    with ReaderProcess(shop, failpoint="someday") as reader:
+        assert reader.until_dead() != 0
+        assert "WALBROOK_FAILPOINT names no step" in reader.output()

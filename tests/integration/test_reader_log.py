@@ -1,0 +1,227 @@
+"""The reader and its log over time: what is kept, given up, damaged, lost, taken over."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import orjson
+import pytest
+
+from cdc.cursor import Cursor
+from cdc.decode import decode_changes
+from cdc.errors import CorruptionError, GapError, OperatorError
+from cdc.log.damage import report_damage
+from cdc.log.writer import Retention, SegmentLimits
+from cdc.replication.publish import BatchLimits
+from cdc.state.positions import register_source
+from tests.fix_postgres import Database
+from tests.slot_source import SlotSource, make_slot_source
+from tests.waiting import until
+
+SMALL = {"segments": SegmentLimits(rows=100), "batch": BatchLimits(rows=50), "heartbeat_s": 0}
+
+
+def keeping(**changes: object) -> Retention:
+    kept: dict[str, object] = {"settled_s": 3600, "settled_bytes": 1 << 30, "bytes_max": 1 << 30}
+    return Retention(**{**kept, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def shop(database: Database, tmp_path: Path) -> SlotSource:
+    database.execute("CREATE TABLE item (id serial PRIMARY KEY, name text)")
+    return make_slot_source(database, tmp_path / "shop")
+
+
+def insert(shop: SlotSource, rows: int) -> None:
+    for _ in range(rows // 50):
+        shop.database.execute(
+            "INSERT INTO item (name) SELECT repeat('x', 100) FROM generate_series(1, 50)"
+        )
+
+
+def source_row(shop: SlotSource, columns: str) -> tuple[object, ...]:
+    (row,) = shop.database.execute(f"SELECT {columns} FROM walbrook.sources")
+    return row
+
+
+def health(shop: SlotSource) -> list[str]:
+    return [row[0] for row in shop.database.execute("SELECT kind FROM walbrook.health")]
+
+
+def damage(shop: SlotSource, number: int) -> None:
+    """Flip a byte in the middle of the segment with this number."""
+    path = sorted(shop.settings.log_directory.glob("*.seg"))[number]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_segments_and_floors_are_rows(shop: SlotSource) -> None:
+    with shop.reading(**SMALL):
+        insert(shop, 250)
+        shop.until_logged(250)
+        rows = until("all of it in SQL", lambda: segments(shop, 250))
+    assert [tier for tier, _, _ in rows] == ["hot", "hot", "active"]
+    assert {location for _, _, location in rows} == {str(shop.settings.log_directory)}
+    log_bytes, earliest = source_row(shop, "log_bytes, earliest_lsn = restart_lsn")
+    assert log_bytes == sum(p.stat().st_size for p in shop.settings.log_directory.glob("*.seg"))
+    assert earliest
+
+
+def segments(shop: SlotSource, count: int) -> list[tuple[str, int, str]]:
+    """The rows of ``walbrook.log_segments``, once they speak of ``count`` changes."""
+    rows = shop.database.execute(
+        "SELECT tier, rows, location FROM walbrook.log_segments ORDER BY first_batch"
+    )
+    return rows if sum(row[1] for row in rows) == count else []
+
+
+def test_settled_segments_stay_for_a_while_and_then_go(shop: SlotSource) -> None:
+    with shop.reading(**SMALL, retention=keeping()):
+        insert(shop, 300)
+        shop.until_logged(300)
+        shop.settle_all()
+        confirmed = shop.confirmed_lsn()
+        until("the slot to follow", lambda: shop.confirmed_lsn() > confirmed)
+    assert shop.view.first_batch() == 0
+    with shop.reading(**SMALL, retention=keeping(settled_bytes=0)):
+        until("the settled ones to go", lambda: shop.view.first_batch() > 0)
+
+
+def test_what_a_consumer_that_was_moved_back_still_needs_is_kept(shop: SlotSource) -> None:
+    with shop.reading(**SMALL, retention=keeping()):
+        insert(shop, 300)
+        found = shop.until_logged(300)
+        shop.settle_all()
+        back = found[150][0]
+        shop.database.execute(
+            f"UPDATE walbrook.consumers SET cursor_lsn = '0/0'::pg_lsn + {back.lsn}, cursor_idx = 0"
+        )
+    with shop.reading(**SMALL, retention=keeping(settled_bytes=0)):
+        until("those before to go", lambda: shop.view.first_batch() > 0)
+        until("the floor in SQL", lambda: source_row(shop, "earliest_lsn > '0/0'")[0])
+    assert found[150] in shop.messages()
+    assert found[50] not in shop.messages()
+
+
+def test_a_full_log_that_may_evict_gives_up_the_oldest_and_says_so(shop: SlotSource) -> None:
+    with shop.reading(**SMALL, retention=keeping(bytes_max=40_000, on_full="evict")):
+        insert(shop, 600)
+        until("eviction", lambda: source_row(shop, "evicted_lsn > restart_lsn")[0])
+        until("the last row", lambda: last_id(shop) == 600)
+        assert source_row(shop, "state") == ("streaming",)
+    assert shop.view.floors()[1] > Cursor(0, 0)
+
+
+def last_id(shop: SlotSource) -> int:
+    """The key of the last row in the log; keys are numbered as they were written."""
+    for number in reversed(range(shop.view.first_batch(), shop.view.next_batch())):
+        (frame,) = shop.view.frames(number, number + 1)
+        if frame.raw.num_rows:
+            (*_, last) = decode_changes(frame.raw, frame.schemas).column("record_pks")
+            return int(orjson.loads(last.as_py())[0])
+    return 0
+
+
+def test_a_full_log_that_pauses_is_a_health_event_until_there_is_room(shop: SlotSource) -> None:
+    with shop.reading(**SMALL, retention=keeping(bytes_max=40_000)):
+        insert(shop, 600)
+        until("the event", lambda: health(shop) == ["log_full"])
+
+        def well_again() -> bool:
+            shop.settle_all()
+            return health(shop) == [] and last_id(shop) == 600
+
+        until("room", well_again)
+
+
+def test_what_is_damaged_and_not_settled_is_read_again_from_the_slot(shop: SlotSource) -> None:
+    with shop.reading(**SMALL):
+        insert(shop, 300)
+        before = shop.until_logged(300)
+    damage(shop, 1)
+    with pytest.raises(CorruptionError):
+        shop.messages()
+    history = shop.view.history()
+    with shop.reading(**SMALL):
+        until("the log to be cut", lambda: shop.view.history() > history)
+        assert shop.until_logged(300) == before
+
+
+def test_damage_that_a_reader_of_the_log_met_is_mended_while_running(shop: SlotSource) -> None:
+    with shop.reading(**SMALL):
+        insert(shop, 300)
+        before = shop.until_logged(300)
+        history = shop.view.history()
+        damage(shop, 1)
+        report_damage(shop.settings.log_directory)
+        until("the log to be cut", lambda: shop.view.history() > history)
+        assert shop.until_logged(300) == before
+
+
+def test_damage_that_the_slot_cannot_mend_stops_the_reader(shop: SlotSource) -> None:
+    with shop.reading(**SMALL, durability="fsync"):
+        insert(shop, 300)
+        end = shop.until_logged(300)[-1][0]
+        until("the slot to follow the log", lambda: shop.confirmed_lsn() == end.lsn)
+    damage(shop, 1)
+    with pytest.raises(CorruptionError, match="are lost here"), shop.reading(**SMALL):
+        until("the reader to say so", lambda: health(shop) == ["log_damaged"])
+
+
+def test_a_lost_log_is_read_again_from_the_slot(shop: SlotSource) -> None:
+    with shop.reading(**SMALL):
+        insert(shop, 100)
+        before = shop.until_logged(100)
+    shutil.rmtree(shop.settings.log_directory)
+    with shop.reading(**SMALL):
+        assert shop.until_logged(100) == before
+
+
+def test_a_lost_log_that_the_slot_has_forgotten_is_a_gap(shop: SlotSource) -> None:
+    with shop.reading(**SMALL, durability="fsync"):
+        insert(shop, 100)
+        end = shop.until_logged(100)[-1][0]
+        until("the slot to follow the log", lambda: shop.confirmed_lsn() == end.lsn)
+    shutil.rmtree(shop.settings.log_directory)
+    with pytest.raises(GapError, match="the changes between are gone"), shop.reading(**SMALL):
+        until("the reader to say so", lambda: health(shop) == ["slot_ahead"])
+
+
+def test_in_memory_only_what_is_settled_is_confirmed(shop: SlotSource) -> None:
+    start = shop.confirmed_lsn()
+    with shop.reading(**SMALL, durability="memory", idle_s=3600):
+        insert(shop, 100)
+        shop.until_logged(100)
+        seen = source_row(shop, "seen_at")[0]
+        until("another report", lambda: source_row(shop, "seen_at")[0] != seen)
+        assert shop.confirmed_lsn() == start
+        end = shop.settle_all()
+        until("the slot to follow", lambda: shop.confirmed_lsn() == end.lsn)
+
+
+def test_a_reader_that_was_replaced_writes_nothing_more(shop: SlotSource) -> None:
+    reading = shop.reading(**SMALL)
+    reading.__enter__()
+    insert(shop, 100)
+    shop.until_logged(100)
+    with shop.database.connect() as connection:
+        register_source(
+            connection,
+            name="shop",
+            slot=shop.settings.slot,
+            publication="pub",
+            system_identifier=str(source_row(shop, "system_identifier")[0]),
+            slot_lsn=0,
+            consumers=["all"],
+        )
+    until("the reader to let go", lambda: slot_is_free(shop))
+    before = source_row(shop, "state, seen_at, log_lsn")
+    with pytest.raises(OperatorError, match="taken over"):
+        reading.__exit__(None, None, None)
+    assert source_row(shop, "state, seen_at, log_lsn") == before
+
+
+def slot_is_free(shop: SlotSource) -> bool:
+    return shop.database.execute("SELECT 1 FROM pg_replication_slots WHERE active") == []

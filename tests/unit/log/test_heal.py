@@ -1,0 +1,147 @@
+"""Damage among what is not settled: cut and fetched again where the source still has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc.cursor import ORIGIN, Cursor
+from cdc.errors import CorruptionError, GapError
+from cdc.log.view import LogView
+from cdc.log.writer import LogWriter
+from tests.unit.log.batches import (
+    active_data,
+    active_index,
+    append,
+    flip,
+    lsns,
+    sealed_data,
+    sealed_index,
+    sealed_log,
+)
+
+
+def last_of_first_segment(log: LogWriter) -> Cursor:
+    return log.manifest.segments[0].high
+
+
+def test_an_undamaged_log_needs_no_healing(tmp_path: Path) -> None:
+    log = sealed_log(tmp_path)
+    history = log.manifest.history
+    assert log.heal(ORIGIN, ORIGIN) is None
+    log.close()
+    assert lsns(tmp_path, history) == list(range(10, 40))
+
+
+def test_damage_is_cut_where_the_source_can_send_it_again(tmp_path: Path) -> None:
+    log = sealed_log(tmp_path)
+    view = LogView(tmp_path)
+    second = log.manifest.segments[1]
+    history, end = log.manifest.history, last_of_first_segment(log)
+    assert view.history() == history
+    flip(sealed_data(tmp_path, 1), 100)
+    assert log.heal(end, end) == end
+    assert (log.end, log.next_batch) == (end, second.first_batch)
+    assert log.durable_end == end
+    assert log.manifest.history == history + 1
+    with pytest.raises(GapError, match="was cut"):
+        view.entries(0, 1)
+    for lsn in range(end.lsn + 1, 60):
+        append(log, lsn)
+    log.close()
+    LogWriter(tmp_path).close()
+    assert lsns(tmp_path, history + 1) == list(range(10, 60))
+
+
+@pytest.mark.parametrize("position", [0, 1, 3])
+def test_what_stands_before_the_damage_in_its_segment_stays(tmp_path: Path, position: int) -> None:
+    log = sealed_log(tmp_path)
+    segment = log.manifest.segments[position]
+    flip(sealed_data(tmp_path, position), segment.bytes - 10)
+    again_from = log.heal(ORIGIN, ORIGIN)
+    assert again_from == Cursor(segment.high.lsn - 1, 3)
+    assert lsns(tmp_path) == list(range(10, segment.high.lsn))
+    append(log, 50)
+    log.close()
+    LogWriter(tmp_path).close()
+    assert lsns(tmp_path) == [*range(10, segment.high.lsn), 50]
+
+
+def test_damage_in_the_active_segment_is_cut(tmp_path: Path) -> None:
+    log = LogWriter(tmp_path)
+    for lsn in (10, 20, 30):
+        append(log, lsn)
+    flip(active_data(tmp_path), active_data(tmp_path).stat().st_size // 2)
+    assert log.heal(ORIGIN, ORIGIN) == Cursor(10, 3)
+    append(log, 20)
+    log.close()
+    assert lsns(tmp_path) == [10, 20]
+
+
+def test_damage_in_the_first_batch_of_all_empties_the_log(tmp_path: Path) -> None:
+    log = LogWriter(tmp_path)
+    append(log, 10)
+    flip(active_data(tmp_path), 100)
+    assert log.heal(ORIGIN, ORIGIN) == ORIGIN
+    append(log, 10)
+    log.close()
+    assert lsns(tmp_path) == [10]
+
+
+def test_what_the_source_no_longer_has_is_corruption(tmp_path: Path) -> None:
+    log = sealed_log(tmp_path)
+    history = log.manifest.history
+    flip(sealed_data(tmp_path, 1), 100)
+    with pytest.raises(CorruptionError, match="the source has them only from"):
+        log.heal(ORIGIN, Cursor(38, 0))
+    assert (log.manifest.history, log.next_batch) == (history, 30), "nothing was cut"
+    log.close()
+
+
+def test_settled_damage_is_left_alone(tmp_path: Path) -> None:
+    log = sealed_log(tmp_path)
+    flip(sealed_data(tmp_path, 0), 100)
+    assert log.heal(last_of_first_segment(log), ORIGIN) is None
+    assert log.next_batch == 30
+    log.close()
+
+
+def test_damage_below_a_cursor_within_its_batch_gives_up_the_settled_past(tmp_path: Path) -> None:
+    log = sealed_log(tmp_path)
+    flip(sealed_data(tmp_path, 1), 100)
+    second = log.manifest.segments[1].first
+    restart = Cursor(second.lsn, 2)
+    following = log.next_batch
+    assert log.heal(restart, restart) == restart
+    assert (log.end, log.manifest.earliest, log.next_batch) == (restart, restart, following)
+    log.close()
+
+
+def test_a_damaged_index_is_made_anew(tmp_path: Path) -> None:
+    log = sealed_log(tmp_path)
+    history = log.manifest.history
+    flip(sealed_index(tmp_path, 1), 20)
+    flip(active_index(tmp_path), 20)
+    with pytest.raises(CorruptionError, match="index"):
+        lsns(tmp_path)
+    assert log.heal(ORIGIN, ORIGIN) is None
+    append(log, 40)
+    log.close()
+    assert lsns(tmp_path, history) == list(range(10, 41))
+
+
+def test_a_log_can_begin_again_at_a_cursor(tmp_path: Path) -> None:
+    log = sealed_log(tmp_path)
+    history = log.manifest.history
+    log.restart_at(Cursor(100, 0))
+    assert (log.end, log.durable_end, log.next_batch) == (Cursor(100, 0), Cursor(100, 0), 30)
+    assert log.manifest.history == history + 1
+    assert LogView(tmp_path).floors()[0] == Cursor(100, 0)
+    assert lsns(tmp_path) == []
+    log.close()
+    log = LogWriter(tmp_path)
+    assert (log.end, log.next_batch) == (Cursor(100, 0), 30)
+    append(log, 100)
+    log.close()
+    assert lsns(tmp_path, history + 1) == [100]

@@ -1,0 +1,395 @@
+"""Transactions in pieces: published at their commit, with the cursors of the same ones whole."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import struct
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdc.cursor import ORIGIN, Cursor
+from cdc.decode.relation import Relation, parse_relation
+from cdc.errors import CorruptionError, GapError, OperatorError, ProtocolError, TransientError
+from cdc.replication.intake import Intake
+from cdc.replication.publish import BatchLimits
+from cdc.replication.seal import Sealed, Sealer
+from cdc.replication.spill import NotStreamableError, Spill
+from tests import pgoutput
+from tests.unit.replication.streamed_history import Row, Server, Transaction, histories
+
+ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True)])
+
+
+def wire(*messages: bytes) -> list[bytes]:
+    header = struct.pack(">cQQq", b"w", 0, 0, 5)
+    return [header + message for message in messages]
+
+
+def row(value: object = 1) -> bytes:
+    return pgoutput.insert(1, [str(value)])
+
+
+def block(xid: int, *messages: bytes, first: bool = True, sub: int | None = None) -> list[bytes]:
+    inside = [pgoutput.streamed(sub or xid, message) for message in messages]
+    return [pgoutput.stream_start(xid, first=first), *inside, pgoutput.stream_stop()]
+
+
+def rows(batches: Iterable[Sealed]) -> list[Row]:
+    found = []
+    for batch in batches:
+        for r in batch.raw.to_pylist():
+            schema = batch.schemas[r["schema_id"]] if r["schema_id"] else b""
+            found.append(
+                Row(
+                    r["commit_lsn"], r["commit_idx"], r["xid"], r["commit_ts"],
+                    chr(r["kind"]), r["relation"], schema, r["payload"],
+                )
+            )  # fmt: skip
+    return found
+
+
+def take(intake: Intake, *messages: bytes) -> list[Row]:
+    return rows(intake.take(wire(*messages)))
+
+
+@pytest.fixture
+def spill(tmp_path: Path) -> Spill:
+    return Spill(tmp_path / "log" / "spill")
+
+
+@pytest.fixture
+def intake(spill: Spill) -> Intake:
+    return Intake(Sealer(), spill)
+
+
+def interleaved(data: st.DataObject, history: Sequence[Transaction]) -> Server:
+    """The history sent by a server, its transactions' steps in any order between each other."""
+    server = Server()
+    left = {number: server.pieces(number, one) for number, one in enumerate(history)}
+    while left:
+        number = data.draw(st.sampled_from(sorted(left)))
+        server.send(number, history[number], left[number].pop(0))
+        if not left[number]:
+            del left[number]
+    return server
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), history=histories)
+def test_however_it_is_sent_and_cut_the_log_is_that_of_whole_transactions(
+    data: st.DataObject, history: list[Transaction]
+) -> None:
+    server = interleaved(data, history)
+    cuts = data.draw(st.lists(st.integers(0, len(server.messages)), max_size=6))
+    resume = data.draw(st.sampled_from([ORIGIN, *(Cursor(r.lsn, r.idx) for r in server.rows)]))
+    bounds = sorted({0, len(server.messages), *cuts})
+    with tempfile.TemporaryDirectory() as directory:
+        spill = Spill(Path(directory) / "spill")
+        intake = Intake(Sealer(resume=resume), spill, BatchLimits(rows=3))
+        found = [
+            found
+            for start, end in itertools.pairwise(bounds)
+            for found in take(intake, *server.messages[start:end])
+        ]
+        assert found == [r for r in server.rows if Cursor(r.lsn, r.idx) >= resume]
+        assert spill.transactions == 0
+
+
+def test_a_stream_flows_into_the_spill_before_its_commit(intake: Intake, spill: Spill) -> None:
+    assert take(intake, *block(7, ITEM, *(row(n) for n in range(50)))) == []
+    before = spill.size_bytes
+    assert take(intake, *block(7, *(row(n) for n in range(50)), first=False)) == []
+    assert spill.size_bytes > before > 0
+    found = take(intake, pgoutput.stream_commit(7, 500, 508, 99))
+    assert [(r.lsn, r.idx, r.xid, r.commit_ts) for r in found] == [
+        (500, n, 7, 99) for n in range(100)
+    ]
+    assert spill.size_bytes == 0
+
+
+def test_a_whole_transaction_between_blocks_comes_out_before_the_streamed_one(
+    intake: Intake,
+) -> None:
+    whole = [pgoutput.begin(300, 0, 8), ITEM, row(2), pgoutput.commit(300, 308, 0)]
+    found = take(
+        intake,
+        *block(7, ITEM, row(1)), *whole, *block(7, row(3), first=False),
+        pgoutput.stream_commit(7, 500, 508, 0),
+    )  # fmt: skip
+    assert [(r.lsn, r.idx, r.payload) for r in found] == [
+        (300, 0, row(2)), (500, 0, row(1)), (500, 1, row(3)),
+    ]  # fmt: skip
+
+
+def test_a_large_transaction_comes_out_in_bounded_batches(spill: Spill) -> None:
+    intake = Intake(Sealer(), spill, BatchLimits(rows=10))
+    for at in range(20):
+        take(intake, *block(7, ITEM, *(row(n) for n in range(4)), first=at == 0))
+    batches = list(intake.take(wire(pgoutput.stream_commit(7, 500, 508, 0))))
+    assert [batch.raw.num_rows for batch in batches] == [8] * 10
+    assert batches[3].first == Cursor(500, 24)
+    assert batches[3].high == Cursor(500, 32)
+
+
+def test_what_a_stream_announced_holds_for_the_connection_after_its_commit(intake: Intake) -> None:
+    wider = pgoutput.relation(1, "public", "item", [("id", 23, True), ("b", 25)])
+    whole = [pgoutput.begin(600, 0, 8), row(), pgoutput.commit(600, 608, 0)]
+    take(intake, *block(7, wider, row()))
+    with pytest.raises(ProtocolError, match="never described"):
+        take(intake, *whole)
+    take(intake, pgoutput.stream_commit(7, 500, 508, 0))
+    assert [r.schema for r in take(intake, *whole)] == [wider]
+
+
+def test_what_the_connection_was_told_later_is_not_undone_by_a_commit(intake: Intake) -> None:
+    wider = pgoutput.relation(1, "public", "item", [("id", 23, True), ("b", 25)])
+
+    def whole(lsn: int, *messages: bytes) -> list[bytes]:
+        return [pgoutput.begin(lsn, 0, 8), *messages, pgoutput.commit(lsn, lsn + 8, 0)]
+
+    take(intake, *block(7, ITEM, row()), *whole(300, wider, row()))
+    take(intake, pgoutput.stream_commit(7, 500, 508, 0))
+    assert [r.schema for r in take(intake, *whole(600, row()))] == [wider]
+
+
+def test_what_a_rolled_back_savepoint_announced_does_not_hold_after_the_commit(
+    intake: Intake,
+) -> None:
+    wider = pgoutput.relation(1, "public", "item", [("id", 23, True), ("b", 25)])
+    take(intake, pgoutput.begin(300, 0, 8), ITEM, row(), pgoutput.commit(300, 308, 0))
+    take(intake, *block(7, wider, row(), sub=9), pgoutput.stream_abort(7, 9))
+    take(intake, pgoutput.stream_commit(7, 500, 508, 0))
+    found = take(intake, pgoutput.begin(600, 0, 8), row(), pgoutput.commit(600, 608, 0))
+    assert [r.schema for r in found] == [ITEM]
+
+
+def test_what_a_rolled_back_stream_announced_is_forgotten(intake: Intake) -> None:
+    wider = pgoutput.relation(1, "public", "item", [("id", 23, True), ("b", 25)])
+    take(intake, pgoutput.begin(300, 0, 8), ITEM, row(), pgoutput.commit(300, 308, 0))
+    take(intake, *block(7, wider, row()), pgoutput.stream_abort(7, 7))
+    found = take(intake, pgoutput.begin(600, 0, 8), row(), pgoutput.commit(600, 608, 0))
+    assert [r.schema for r in found] == [ITEM]
+
+
+def test_the_catalog_is_asked_for_a_key_only_after_the_commit(spill: Spill) -> None:
+    asked: list[str] = []
+
+    def key_of(relation: Relation) -> list[str]:
+        asked.append(relation.name)
+        return ["b", "id"]
+
+    table = pgoutput.relation(1, "public", "item", [("id", 23, True), ("b", 25)])
+    intake = Intake(Sealer(key_of=key_of), spill)
+    take(intake, *block(7, table, row()))
+    take(intake, pgoutput.begin_prepare(200, 8, "g"), table, row(), pgoutput.prepare(200, 8, "g"))
+    assert asked == []
+    (streamed,) = take(intake, pgoutput.stream_commit(7, 500, 508, 0))
+    (prepared,) = take(intake, pgoutput.commit_prepared(600, 0, 8, "g"))
+    assert asked == ["item", "item"]
+    assert parse_relation(streamed.schema).key == (1, 0)
+    assert prepared.schema == streamed.schema
+
+
+def test_a_message_in_a_stream_with_a_rolled_back_savepoint_is_in_doubt(intake: Intake) -> None:
+    take(intake, *block(7, ITEM, pgoutput.logical_message("note", b""), row()))
+    with pytest.raises(NotStreamableError, match="do not say") as caught:
+        take(intake, pgoutput.stream_abort(7, 8))
+    assert caught.value.kind == "message_in_doubt"
+
+
+def consume(steps: Iterable[object]) -> None:
+    for _ in steps:
+        pass
+
+
+def test_a_full_spill_asks_for_the_transaction_to_come_whole(tmp_path: Path) -> None:
+    spill = Spill(tmp_path / "spill", bytes_max=20_000)
+    intake = Intake(Sealer(), spill)
+    blocks = [block(7, ITEM, row("x" * 1000), first=at == 0) for at in range(100)]
+    with pytest.raises(NotStreamableError, match="allowed") as caught:
+        consume(take(intake, *one) for one in blocks)
+    assert caught.value.kind == "spill_full"
+    assert 10_000 < spill.size_bytes <= 20_000
+
+
+def test_a_spill_full_of_prepared_transactions_is_for_the_operator(tmp_path: Path) -> None:
+    intake = Intake(Sealer(), Spill(tmp_path / "spill", bytes_max=20_000))
+    with pytest.raises(OperatorError, match="pg_prepared_xacts"):
+        consume(prepare(intake, "x" * 1000, xid=xid) for xid in range(1, 100))
+
+
+def prepare(intake: Intake, value: object = 1, *, xid: int = 8) -> list[Row]:
+    begin, end = pgoutput.begin_prepare(200, xid, "g"), pgoutput.prepare(200, xid, "g")
+    return take(intake, begin, ITEM, row(value), end)
+
+
+def test_a_prepared_transaction_survives_a_restart(tmp_path: Path) -> None:
+    prepare(Intake(Sealer(), Spill(tmp_path)), "kept")
+    again = Intake(Sealer(), Spill(tmp_path))
+    found = take(again, pgoutput.commit_prepared(600, 77, 8, "g"))
+    assert [(r.lsn, r.idx, r.xid, r.commit_ts, r.payload) for r in found] == [
+        (600, 0, 8, 77, row("kept"))
+    ]
+
+
+def test_rolled_back_savepoints_of_a_prepared_stream_stay_left_out_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    intake = Intake(Sealer(), Spill(tmp_path))
+    take(intake, *block(7, ITEM, row("a")), *block(7, ITEM, row("b"), first=False, sub=8))
+    take(intake, pgoutput.stream_abort(7, 8), pgoutput.stream_prepare(200, 7, "g"))
+    found = take(Intake(Sealer(), Spill(tmp_path)), pgoutput.commit_prepared(600, 0, 7, "g"))
+    assert [r.payload for r in found] == [row("a")]
+
+
+def test_streamed_rows_do_not_survive_a_restart(tmp_path: Path) -> None:
+    intake = Intake(Sealer(), Spill(tmp_path))
+    take(intake, *block(7, ITEM, row()))
+    assert list(tmp_path.iterdir())
+    Spill(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_prepare_that_is_sent_again_replaces_the_first(tmp_path: Path) -> None:
+    prepare(Intake(Sealer(), Spill(tmp_path)))
+    intake = Intake(Sealer(), Spill(tmp_path))
+    prepare(intake)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert len(take(intake, pgoutput.commit_prepared(600, 0, 8, "g"))) == 1
+
+
+def test_a_prepared_transaction_is_kept_until_its_commit_is_confirmed(tmp_path: Path) -> None:
+    spill = Spill(tmp_path)
+    intake = Intake(Sealer(), spill)
+    prepare(intake)
+    take(intake, pgoutput.commit_prepared(600, 0, 8, "g"))
+    # The log lost its end in a crash, and the source sends the commit alone.
+    spill = Spill(tmp_path)
+    intake = Intake(Sealer(resume=Cursor(600, 0)), spill)
+    assert len(take(intake, pgoutput.commit_prepared(600, 0, 8, "g"))) == 1
+    spill.settled(600)
+    assert spill.size_bytes > 0
+    spill.settled(601)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_commit_that_was_settled_before_may_come_again_without_rows(spill: Spill) -> None:
+    intake = Intake(Sealer(resume=Cursor(700, 0)), spill)
+    assert take(intake, pgoutput.commit_prepared(600, 0, 8, "g")) == []
+
+
+def test_a_commit_of_rows_that_are_not_here_is_a_gap(intake: Intake) -> None:
+    with pytest.raises(GapError, match="'g' is committed at 0/258") as caught:
+        take(intake, pgoutput.commit_prepared(600, 0, 8, "g"))
+    assert caught.value.kind == "prepared_missing"
+
+
+def test_a_rollback_of_a_prepared_transaction_leaves_nothing(tmp_path: Path) -> None:
+    intake = Intake(Sealer(), Spill(tmp_path))
+    prepare(intake)
+    assert take(intake, pgoutput.rollback_prepared(200, 300, 8, "g")) == []
+    assert list(tmp_path.iterdir()) == []
+    assert take(intake, pgoutput.rollback_prepared(200, 300, 8, "g")) == []
+
+
+def test_a_block_that_a_batch_cuts_keeps_the_position_in_place(intake: Intake) -> None:
+    start, *rest = block(7, ITEM, row())
+    take(intake, start, rest[0])
+    assert intake.in_transaction
+    take(intake, *rest[1:])
+    assert not intake.in_transaction
+
+
+def test_a_heartbeat_takes_a_number_and_is_told_but_not_logged(intake: Intake) -> None:
+    beat = pgoutput.logical_message("walbrook.heartbeat", b"17")
+    alike = pgoutput.logical_message("walbrook.heartbeats", b"18")
+    found = take(
+        intake, ITEM, pgoutput.begin(300, 0, 8), beat, alike, row(), pgoutput.commit(300, 308, 0)
+    )
+    assert [(r.idx, r.kind) for r in found] == [(1, "M"), (2, "I")]
+    assert intake.heartbeat == b"17"
+    loose = pgoutput.logical_message("walbrook.heartbeat", b"19", transactional=False, lsn=400)
+    assert take(intake, loose) == []
+    assert intake.heartbeat == b"19"
+    take(intake, pgoutput.begin(500, 0, 8), row(), pgoutput.commit(500, 508, 0))
+    assert intake.heartbeat is None
+
+
+def test_a_truncate_of_many_tables_takes_memory_by_table_not_by_its_square(intake: Intake) -> None:
+    oids = list(range(1, 20_001))
+    known = [pgoutput.relation(oid, "public", f"t{oid}", [("id", 23, True)]) for oid in oids]
+    take(intake, *known)
+    (sealed,) = intake.take(
+        wire(pgoutput.begin(300, 0, 8), pgoutput.truncate(oids), pgoutput.commit(300, 308, 0))
+    )
+    assert sealed.raw.num_rows == len(oids)
+    assert sealed.raw.column("payload").nbytes < 100 * len(oids)
+    assert sealed.raw.column("payload")[4].as_py() == pgoutput.truncate([5])
+
+
+def test_damaged_spilled_rows_are_reported(tmp_path: Path) -> None:
+    prepare(Intake(Sealer(), Spill(tmp_path)))
+    (path,) = tmp_path.glob("*.rows")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptionError, match="do not match their checksum"):
+        take(Intake(Sealer(), Spill(tmp_path)), pgoutput.commit_prepared(600, 0, 8, "g"))
+
+
+def test_prepared_rows_that_someone_removed_are_reported(tmp_path: Path) -> None:
+    prepare(Intake(Sealer(), Spill(tmp_path)))
+    for path in tmp_path.glob("*.rows"):
+        path.unlink()
+    with pytest.raises(CorruptionError, match="do not match their checksum"):
+        take(Intake(Sealer(), Spill(tmp_path)), pgoutput.commit_prepared(600, 0, 8, "g"))
+
+
+def test_a_damaged_note_of_a_prepared_transaction_is_reported_at_the_start(tmp_path: Path) -> None:
+    prepare(Intake(Sealer(), Spill(tmp_path)))
+    (note,) = tmp_path.glob("*.prepared")
+    note.write_text(note.read_text().replace("200", "201"))
+    with pytest.raises(CorruptionError, match="does not match its checksum"):
+        Spill(tmp_path)
+
+
+def test_a_prepare_that_cannot_be_put_on_disk_is_not_taken(tmp_path: Path) -> None:
+    intake = Intake(Sealer(), Spill(tmp_path / "spill"))
+    take(intake, pgoutput.begin_prepare(200, 8, "g"), ITEM, row())
+    shutil.rmtree(tmp_path / "spill")
+    with pytest.raises(TransientError, match="cannot be written"):
+        take(intake, pgoutput.prepare(200, 8, "g"))
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ([pgoutput.stream_stop()], "nest or end twice"),
+        ([pgoutput.stream_start(7, first=True)] * 2, "nest or end twice"),
+        ([pgoutput.stream_start(7, first=True), b"P"], "ends as another kind"),
+        ([pgoutput.stream_start(7, first=True), pgoutput.begin(1, 0, 1)], "inside another"),
+        ([pgoutput.begin(1, 0, 1), *block(7, ITEM)], "inside a whole one"),
+        (block(7, ITEM, first=False), "goes on"),
+        (block(7, ITEM) * 2, "begins again"),
+        ([pgoutput.stream_commit(7, 1, 1, 0)], "without having begun"),
+        ([pgoutput.stream_prepare(1, 7, "g")], "without having begun"),
+        ([pgoutput.stream_commit(7, 1, 1, 0)[:-1]], "kind b'c' has"),
+        ([pgoutput.stream_commit(7, 2**63, 1, 0)], "no server reaches"),
+        ([pgoutput.commit_prepared(1, 0, 7, "g")[:-1]], "does not end with a name"),
+        ([pgoutput.commit_prepared(1, 0, 0, "g")], "no xid"),
+        ([pgoutput.stream_start(7, first=True), b"I\0\0"], "shorter than its kind"),
+        (block(7, ITEM, row()[:4]), "shorter than its kind"),
+        (block(7, pgoutput.logical_message("a", b"", transactional=False)), "stands inside one"),
+    ],
+)
+def test_pieces_that_make_no_sense_are_a_protocol_error(
+    intake: Intake, messages: list[bytes], says: str
+) -> None:
+    with pytest.raises(ProtocolError, match=says):
+        take(intake, *messages)
