@@ -26,7 +26,7 @@ RAW_SCHEMA = pa.schema(
         pa.field("payload", pa.binary(), nullable=False),  # the message, from its kind byte on
     ]
 )
-"""One row a change. A TRUNCATE of several tables is one row a table, each with the payload."""
+"""One row a change. A TRUNCATE of several tables is one row a table, each a message of its own."""
 
 SCHEMAS_KEY = b"walbrook.schemas"
 """Where the encoded schemas stand in the metadata of a frame's Arrow schema."""

@@ -13,6 +13,7 @@ import fcntl
 import os
 import time
 import uuid
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,8 +65,13 @@ def take_lock(directory: Path, timeout_s: float) -> int:
             time.sleep(0.05)
 
 
-def recover(directory: Path, term: int, place: str | None) -> tuple[Manifest, Scan | None]:
-    """The log as it stands from now on, and what its active segment holds, if anything."""
+def recover(
+    directory: Path, term: int, place: str | None, *, to_heal: bool
+) -> tuple[Manifest, Scan | None]:
+    """The log as it stands from now on, and what its active segment holds, if anything.
+
+    With ``to_heal`` a damaged sealed segment is left for ``LogWriter.heal`` to find.
+    """
     manifest, made_anew = read_manifest(directory), False
     if manifest is None:
         manifest = rebuild(directory, place)
@@ -76,7 +82,8 @@ def recover(directory: Path, term: int, place: str | None) -> tuple[Manifest, Sc
         raise fenced(directory, manifest.term, term)
     for segment in manifest.segments:
         if not segment.place:
-            check_sealed(directory, segment)
+            with suppress(CorruptionError) if to_heal else nullcontext():
+                check_sealed(directory, segment)
     manifest, active = _recover_active(directory, manifest, term, made_anew)
     swap_manifest(directory, manifest)
     sync_directory(directory)

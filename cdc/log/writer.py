@@ -68,7 +68,9 @@ class LogWriter:
         limits: SegmentLimits = _LIMITS,
         tier: Tier | None = None,
         lock_timeout_s: float = 10.0,
+        to_heal: bool = False,
     ) -> None:
+        """With ``to_heal`` the caller calls ``heal`` before anything else."""
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._limits = limits
@@ -78,7 +80,7 @@ class LogWriter:
         self._active: ActiveSegment | None = None
         try:
             with self._writing():
-                self._manifest, found = recover(directory, term, place)
+                self._manifest, found = recover(directory, term, place, to_heal=to_heal)
                 self._stamp = stamp_of(directory)
                 self._active = ActiveSegment(directory, self._manifest, found)
                 self.end = self._active.high

@@ -25,6 +25,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import ProtocolError
 from cdc.replication.publish import BatchLimits, Outcome, Publisher
 from cdc.replication.seal import Sealed, Sealer
@@ -52,10 +53,19 @@ _FIX: Final = "reconnect; if it stays, set stream_transactions to false and repo
 class Intake:
     """What one connection sends, as batches for the log."""
 
-    def __init__(self, sealer: Sealer, spill: Spill, limits: BatchLimits = _DEFAULTS) -> None:
+    def __init__(
+        self,
+        sealer: Sealer,
+        spill: Spill,
+        limits: BatchLimits = _DEFAULTS,
+        *,
+        settled: Cursor = ORIGIN,
+    ) -> None:
+        """Below ``settled`` nobody needs anything any more."""
         self._sealer = sealer
         self._spill = spill
         self._limits = limits
+        self._settled = settled
         self._block: Block | None = None
         spill.forget_waiting()
 
@@ -65,14 +75,14 @@ class Intake:
         return self._sealer.in_transaction or self._block is not None
 
     @property
-    def heartbeat(self) -> bytes | None:
-        """The content of the last heartbeat of our own among the messages taken last."""
-        return self._sealer.heartbeat
+    def heartbeats(self) -> list[bytes]:
+        """The contents of the heartbeats, anybody's, among the messages taken last."""
+        return self._sealer.heartbeats
 
     def take(self, messages: Sequence[bytes]) -> Iterator[Sealed]:
         """The batches that ``messages`` complete, bounded, in cursor order."""
         wire = Wire.join(messages)
-        self._sealer.heartbeat = None
+        self._sealer.heartbeats = []
         if self._block is None and not CONTROLS[wire.kind].any():
             sealed = self._sealer.seal_wire(wire)
             if sealed is not None:
@@ -196,8 +206,8 @@ class Intake:
     def _prepared_committed(self, end: PreparedCommitted) -> Iterator[Sealed]:
         found = self._spill.prepared(end.xid, end.gid)
         if found is None:
-            if end.commit_lsn < self._sealer.resume.lsn:
-                return  # published and settled before this connection
+            if end.commit_lsn < max(self._sealer.resume, self._settled).lsn:
+                return  # published before this connection, or given up by everyone
             raise self._spill.missing(end.gid, end.commit_lsn)
         aborted, frames = found
         yield from self._publish(Outcome(end.xid, end.commit_lsn, end.commit_ts, aborted), frames)

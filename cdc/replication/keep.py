@@ -53,7 +53,7 @@ class LogKeeper:
         """
         if self.log.needs_reopen:
             self.log.close()
-            self.log = self._open()
+            self.log, self._to_verify = self._open(), True
         if self._to_verify:
             healed = self.log.heal(restart, Cursor(confirmed_lsn, 0))
             if healed is not None:
@@ -147,6 +147,7 @@ class LogKeeper:
             durability=self._durability,
             limits=self._limits,
             tier=self._tier,
+            to_heal=True,
         )
 
 

@@ -131,7 +131,12 @@ class SlotReader:
             )
             try:
                 self._begun(resume)
-                intake = Intake(Sealer(resume, control.key_of), self._spill, settings.batch)
+                intake = Intake(
+                    Sealer(resume, control.key_of),
+                    self._spill,
+                    settings.batch,
+                    settled=self._state.restart,
+                )
                 self._read(stream, intake)
             finally:
                 stream.close()
@@ -200,8 +205,8 @@ class SlotReader:
             if not self._append(stream, sealed):
                 break
             anything = True
-        if intake.heartbeat is not None:
-            self._watch.returned(intake.heartbeat)
+        for heartbeat in intake.heartbeats:
+            self._watch.returned(heartbeat)
         return anything
 
     def _append(self, stream: ReplicationStream, sealed: Sealed) -> bool:

@@ -52,7 +52,7 @@ class Sealer:
 
     resume: Cursor = ORIGIN  # what is below was taken by an earlier connection
     key_of: KeyOf = no_key
-    heartbeat: bytes | None = None  # the content of the last one in the batch sealed last
+    heartbeats: list[bytes] = field(default_factory=list)  # contents, of the batch sealed last
     relations: Relations = field(default_factory=Relations)
     received: int = 0  # messages in the batches before this one
     _open: _Open = field(default_factory=_Open)
@@ -69,7 +69,7 @@ class Sealer:
                 "the server sends a transaction in pieces, which nobody asked for",
                 fix="read this slot through an Intake",
             )
-        self.heartbeat = None
+        self.heartbeats = []
         sealed = self.seal_wire(wire)
         self.received += len(wire)
         return sealed
@@ -107,7 +107,7 @@ class Sealer:
         beats = wire.heartbeats()
         if len(beats):
             found[beats] = True
-            self.heartbeat = wire.heartbeat_content(int(beats[-1]))
+            self.heartbeats += [wire.heartbeat_content(int(beat)) for beat in beats]
         return found
 
     def _number(self, wire: Wire) -> _Cursors:

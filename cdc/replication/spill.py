@@ -166,8 +166,8 @@ class Spill:
             f"the prepared transaction '{gid}' is committed at {at}, and its rows, which the "
             f"source sent once, at PREPARE, are not in {self._directory}",
             fix="put back the spill folder of the log directory that was in use at PREPARE; or, to "
-            "go on without these rows, set restart_lsn in walbrook.sources and cursor_lsn in "
-            f"walbrook.consumers beyond {at}",
+            "go on without these rows, stop the service and call "
+            f"SELECT walbrook.accept_gap(source, '{format_lsn(commit_lsn + 1)}')",
             kind="prepared_missing",
         )
 

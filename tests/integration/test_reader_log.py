@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import orjson
 import pytest
@@ -49,12 +50,18 @@ def health(shop: SlotSource) -> list[str]:
     return [row[0] for row in shop.database.execute("SELECT kind FROM walbrook.health")]
 
 
-def damage(shop: SlotSource, number: int) -> None:
-    """Flip a byte in the middle of the segment with this number."""
+Harm = Literal["flip", "cut", "remove"]
+
+
+def damage(shop: SlotSource, number: int, harm: Harm = "flip") -> None:
+    """Harm the segment with this number: a byte in its middle, its tail, or all of it."""
     path = sorted(shop.settings.log_directory.glob("*.seg"))[number]
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    if harm == "remove":
+        path.unlink()
+    else:
+        path.write_bytes(data if harm == "flip" else data[: len(data) // 2])
 
 
 def test_segments_and_floors_are_rows(shop: SlotSource) -> None:
@@ -136,12 +143,15 @@ def test_a_full_log_that_pauses_is_a_health_event_until_there_is_room(shop: Slot
         until("room", well_again)
 
 
-def test_what_is_damaged_and_not_settled_is_read_again_from_the_slot(shop: SlotSource) -> None:
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
+def test_what_is_damaged_and_not_settled_is_read_again_from_the_slot(
+    shop: SlotSource, harm: Harm
+) -> None:
     with shop.reading(**SMALL):
         insert(shop, 300)
         before = shop.until_logged(300)
-    damage(shop, 1)
-    with pytest.raises(CorruptionError):
+    damage(shop, 1, harm)
+    with pytest.raises((CorruptionError, GapError)):
         shop.messages()
     history = shop.view.history()
     with shop.reading(**SMALL):

@@ -19,11 +19,11 @@ def test_the_columns_are_those_of_the_schema() -> None:
 
 def test_every_action_is_explained() -> None:
     table = PAGE[PAGE.index("| action |") : PAGE.index("A sink takes")]
-    assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == ACTIONS
+    assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == (*ACTIONS, "gap")
 
 
 def test_the_examples_are_json() -> None:
     examples = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     for example in examples:
         assert isinstance(json.loads(example), dict)

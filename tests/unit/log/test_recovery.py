@@ -254,9 +254,9 @@ def test_a_manifest_made_anew_takes_nothing_from_before_a_cut(tmp_path: Path) ->
     flip(sealed_data(tmp_path, 1), 100)
     assert log.heal(ORIGIN, ORIGIN) is not None
     first = log.next_batch
-    # Larger ones, so that segments begin elsewhere than those that are left over.
+    # Smaller ones, so that segments begin elsewhere than those that are left over.
     for lsn in range(50, 50 + len(list_segments(left_over)) * 3):
-        append(log, lsn, size=350)
+        append(log, lsn, size=1)
     expected = lsns(tmp_path)
     assert expected == [*range(10, 10 + first), *range(50, expected[-1] + 1)]
     log.close()

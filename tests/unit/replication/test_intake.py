@@ -290,6 +290,11 @@ def test_a_commit_of_rows_that_are_not_here_is_a_gap(intake: Intake) -> None:
     assert caught.value.kind == "prepared_missing"
 
 
+def test_rows_that_everyone_has_given_up_are_no_gap(spill: Spill) -> None:
+    intake = Intake(Sealer(), spill, settled=Cursor(601, 0))
+    assert take(intake, pgoutput.commit_prepared(600, 0, 8, "g")) == []
+
+
 def test_a_rollback_of_a_prepared_transaction_leaves_nothing(tmp_path: Path) -> None:
     intake = Intake(Sealer(), Spill(tmp_path))
     prepare(intake)
@@ -313,12 +318,14 @@ def test_a_heartbeat_takes_a_number_and_is_told_but_not_logged(intake: Intake) -
         intake, ITEM, pgoutput.begin(300, 0, 8), beat, alike, row(), pgoutput.commit(300, 308, 0)
     )
     assert [(r.idx, r.kind) for r in found] == [(1, "M"), (2, "I")]
-    assert intake.heartbeat == b"17"
+    assert intake.heartbeats == [b"17"]
     loose = pgoutput.logical_message("walbrook.heartbeat", b"19", transactional=False, lsn=400)
     assert take(intake, loose) == []
-    assert intake.heartbeat == b"19"
+    assert intake.heartbeats == [b"19"]
     take(intake, pgoutput.begin(500, 0, 8), row(), pgoutput.commit(500, 508, 0))
-    assert intake.heartbeat is None
+    assert intake.heartbeats == []
+    take(intake, loose, loose)
+    assert intake.heartbeats == [b"19", b"19"], "one of another reader must not hide ours"
 
 
 def test_a_truncate_of_many_tables_takes_memory_by_table_not_by_its_square(intake: Intake) -> None:
