@@ -19,7 +19,7 @@ _KINDS = {
     "boolean": "i % 2 = 0",
     "jsonb": "jsonb_build_object('sku', 'A-' || i % 977, 'count', i % 9)",
     "date": "date '2026-01-01' + (i % 365)::integer",
-    "bigint": "i * 1000003",
+    "bigint": "i::bigint * 1000003",
 }
 _FILL = """
 CREATE PROCEDURE fill_ten_tables(first bigint, last bigint) LANGUAGE plpgsql AS $$
