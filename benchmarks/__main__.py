@@ -19,7 +19,7 @@ from pathlib import Path
 
 import orjson
 
-from benchmarks import decode, latency, pipeline, read
+from benchmarks import decode, large, latency, pipeline, read
 from benchmarks.sizes import Sizes, progress
 from cdc.config import Service
 from cdc.errors import WalbrookError
@@ -31,6 +31,7 @@ _RESULTS = _ROOT / "benchmarks" / "results"
 BENCHMARKS: dict[str, Callable[[Sizes], dict[str, object]]] = {
     "decode": lambda _sizes: decode.run(),
     "read": read.run,
+    "large": large.run,
     "pipeline": pipeline.run,
     "latency": latency.run,
 }

@@ -8,31 +8,19 @@ that can be read from the log.
 
 from __future__ import annotations
 
-import shutil
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import psutil
 import pyarrow.compute as pc
 
-from benchmarks.processes import ProcessMeter
+from benchmarks.reader import measured_reader
 from benchmarks.recvlogical import receive
-from benchmarks.service import write_config
 from benchmarks.sizes import Sizes, progress
 from benchmarks.source import Load, Source, open_source
 from benchmarks.ten_tables import create_ten_tables, load_ten_tables
-from benchmarks.watched import WatchedProgram
-from cdc.config import load as load_config
-from cdc.errors import TransientError
-from cdc.log.view import LogView
-from cdc.service.start import prepare
-
-_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -136,45 +124,16 @@ def _figures(sizes: Sizes, one: Rounds, ten: Rounds) -> dict[str, object]:
 
 
 def _read(directory: Path, source: Source, load: Load, slot: str, durability: str) -> Reading:
-    path = write_config(
-        directory,
-        source,
-        name=slot,
-        slot=slot,
-        durability=durability,
-        publication=load.publication,
+    with measured_reader(
+        directory, source, slot, publication=load.publication, durability=durability
+    ) as reader:
+        ended_at = reader.wait_for_rows(load.rows)
+        frame = next(reader.view.frames(0, 1))
+        row_bytes = pc.mean(pc.binary_length(frame.raw.column("payload"))).as_py()
+    figures = reader.meter.figures()["reader"]
+    return Reading(
+        rows_per_s=load.rows / (ended_at - reader.program.begun_at),
+        cpu_us_per_message=figures["cpu_s"] * 1e6 / load.rows,
+        peak_rss_mb=figures["peak_rss_mb"],
+        row_bytes=row_bytes,
     )
-    term = prepare(load_config(path))[slot]
-    view = LogView(directory / "log" / slot)
-    command = [sys.executable, "-m", "cdc.replication", str(path), slot, f"--term={term}"]
-    try:
-        with WatchedProgram(command, begins="reader.streaming") as program:
-            program.wait_begun()
-            reader = psutil.Process(program.process.pid)
-            with ProcessMeter(lambda: [("reader", reader)]) as meter:
-                ended_at = _wait_for_rows(view, load.rows, program)
-        figures = meter.figures()["reader"]
-        frame = next(view.frames(0, 1))
-        return Reading(
-            rows_per_s=load.rows / (ended_at - program.begun_at),
-            cpu_us_per_message=figures["cpu_s"] * 1e6 / load.rows,
-            peak_rss_mb=figures["peak_rss_mb"],
-            row_bytes=pc.mean(pc.binary_length(frame.raw.column("payload"))).as_py(),
-        )
-    finally:
-        view.close()
-        shutil.rmtree(directory)
-
-
-def _wait_for_rows(view: LogView, rows: int, program: WatchedProgram) -> float:
-    """When the log held that many rows, by ``perf_counter``."""
-    deadline = time.perf_counter() + _TIMEOUT_S
-    seen = found = 0
-    while found < rows:
-        end = view.wait(seen, timeout_s=1.0)
-        found += int(view.entries(seen, end)["rows"].sum())
-        seen = end
-        program.require_running()
-        if time.perf_counter() > deadline:
-            raise TransientError(f"the reader wrote {found} of {rows} rows in {_TIMEOUT_S:g} s")
-    return time.perf_counter()

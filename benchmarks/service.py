@@ -34,6 +34,7 @@ def write_config(
     destination: Mapping[str, object] | None = None,
     durability: str = "disk",
     publication: str = PUBLICATION,
+    database: Mapping[str, object] | None = None,
 ) -> Path:
     """A configuration file whose source, and sink if there is one, are called ``name``."""
     directory.mkdir(parents=True)
@@ -44,6 +45,7 @@ def write_config(
                 "url": source.postgres.url,
                 "slot": {"name": slot, "create_if_not_exists": True},
                 "publication": {"name": publication},
+                **(database or {}),
             }
         ],
         "sinks": [] if destination is None else [{"name": name, "destination": destination}],

@@ -120,9 +120,9 @@ class Database(Section):
     publication: Publication = Field(description="The publication to read.")
 
     stream_transactions: Flag = Field(
-        default=False,
+        default=True,
         description="Receive large transactions while they are still open. They wait in the log "
-        "directory and are delivered once committed.",
+        "directory, in at most half of log.max_bytes beside it, and are delivered once committed.",
     )
     origin: Literal["any", "none"] = Field(
         default="any",

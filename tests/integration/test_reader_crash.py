@@ -6,6 +6,7 @@ what is on disk, with ``disk`` what is on disk and settled.
 
 from __future__ import annotations
 
+import random
 import signal
 import threading
 import time
@@ -14,10 +15,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
 
+import orjson
 import pytest
 
 from cdc.cursor import parse_lsn
+from cdc.decode import decode_changes
 from cdc.errors import CorruptionError
+from cdc.log.frame import Frame
 from cdc.log.sync import read_durable
 from tests.fix_postgres import Database
 from tests.reader_process import ReaderProcess
@@ -158,3 +162,58 @@ def test_an_unknown_failpoint_is_refused(shop: SlotSource) -> None:
     with ReaderProcess(shop, failpoint="someday") as reader:
         assert reader.until_dead() != 0
         assert "WALBROOK_FAILPOINT names no step" in reader.output()
+
+
+def large_transactions(shop: SlotSource, first: int, count: int) -> None:
+    """Transactions of 4,000 rows, each with a savepoint that is rolled back in its middle."""
+    insert = "INSERT INTO item SELECT i, 'x' FROM generate_series(%s::int, %s::int) i"
+    with shop.database.connect() as connection:
+        for start in range(first, first + count * 10_000, 10_000):
+            with connection.transaction():
+                connection.execute(insert, (start, start + 1_999))
+                with connection.transaction(force_rollback=True):
+                    connection.execute(insert, (start + 5_000, start + 6_999))
+                connection.execute(insert, (start + 2_000, start + 3_999))
+
+
+def test_transactions_that_come_in_pieces_survive_kills(shop: SlotSource) -> None:
+    seed = random.SystemRandom().randrange(1 << 30)
+    rng = random.Random(seed)
+    print(f"seed {seed}")
+    # The least there is: everything larger is streamed, in pieces of this size.
+    shop.database.execute(
+        f"ALTER DATABASE {shop.database.name} SET logical_decoding_work_mem = '64kB'"
+    )
+    database = {"stream_transactions": True}
+    writers = [
+        threading.Thread(target=large_transactions, args=(shop, first, 25))
+        for first in (1, 1_000_001)
+    ]
+    for writer in writers:
+        writer.start()
+    for _ in range(4):
+        with ReaderProcess(shop, database=database) as reader:
+            until_count(shop, shop.count() + rng.randrange(1, 20_000))
+            reader.process.kill()
+            reader.until_dead()
+    for writer in writers:
+        writer.join()
+    with ReaderProcess(shop, database=database):
+        found = shop.until_logged(200_000)
+    ((pieces,),) = shop.database.execute("SELECT stream_txns FROM pg_stat_replication_slots")
+    assert pieces > 0, "nothing was streamed"
+    cursors = [cursor for cursor, _ in found]
+    assert cursors == sorted(set(cursors)), seed
+    assert [cursor.idx for cursor in cursors] == list(range(4_000)) * 50, seed
+    keys = [key for frame in shop.view.frames(0, shop.view.next_batch()) for key in keys_of(frame)]
+    expected = shop.database.execute("SELECT id::text FROM item")
+    assert sorted(keys) == sorted(key for (key,) in expected), seed
+
+
+def until_count(shop: SlotSource, count: int) -> None:
+    until(f"{count} changes", lambda: shop.count() >= count)
+
+
+def keys_of(frame: Frame) -> list[str]:
+    changes = decode_changes(frame.raw, frame.schemas)
+    return [orjson.loads(pks)[0] for pks in changes.column("record_pks").to_pylist()]
