@@ -12,8 +12,8 @@ import structlog
 
 from cdc.change import CHANGE_SCHEMA
 from cdc.connection import Connection
+from cdc.cursor import Cursor
 from cdc.errors import TransientError
-from cdc.log.view import LogReader
 from cdc.state.gaps import Gap, gap_told, skip_evicted, untold_gaps
 from spark_pipeline.delivery import Share, send
 
@@ -21,13 +21,12 @@ _logger = structlog.get_logger("walbrook.lane")
 
 
 def pass_gaps(
-    state: Connection, view: LogReader, *, source: str, term: int, shares: dict[str, Share]
+    state: Connection, evicted: Cursor, *, source: str, term: int, shares: dict[str, Share]
 ) -> None:
-    """Let everyone pass what the log dropped on purpose, and tell their sinks.
+    """Let everyone pass what the log dropped on purpose below ``evicted``, and tell their sinks.
 
     ``shares`` says of each consumer what a delivery needs to know.
     """
-    _earliest, evicted = view.floors()
     skip_evicted(state, source=source, term=term, evicted=evicted)
     for gap in untold_gaps(state, source):
         share = shares.get(gap.consumer)
@@ -46,7 +45,7 @@ def pass_gaps(
                 f"consumer {gap.consumer} cannot be told of its gap from {gap.start} to "
                 f"{gap.end}: {delivery.error}"
             ) from delivery.error
-        gap_told(state, gap)
+        gap_told(state, gap, term)
 
 
 def gap_change(gap: Gap) -> pa.RecordBatch:

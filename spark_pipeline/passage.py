@@ -35,6 +35,8 @@ from spark_pipeline.gaps import pass_gaps
 from spark_pipeline.plan import DRIVER_WORK_MAX, DriverPlan, Plan, SparkPlan
 from spark_pipeline.reorder import Reorder
 
+_STARTS_MAX = 10
+
 
 @dataclass(frozen=True)
 class LaneSettings:
@@ -86,18 +88,35 @@ class Passage:
         self.failure: WalbrookError | None = None
         self.failed = threading.Event()
         self.history = view.history()
-        pass_gaps(
-            state,
-            view,
-            source=settings.source,
-            term=settings.term,
-            shares={consumer.name: self._share(consumer) for consumer in settings.consumers},
-        )
-        check_nobody_left_behind(state, settings.source, view.floors()[0])
-        self._cursors = consumer_cursors(state, settings.source)
-        lowest = min([restart_cursor(state, settings.source), *self._cursors.values()])
-        self._reorder = Reorder(view.seek(lowest))
+        self._cursors: dict[str, Cursor] = {}
+        self._reorder = Reorder(self._first_batch(view))
         self.next_batch = self._reorder.next_batch
+
+    def _first_batch(self, view: LogReader) -> int:
+        """Where the log must be read from, once everyone has passed what it gave up.
+
+        Telling sinks of a gap takes time, in which the log may give up more: then once more.
+        """
+        settings, state = self._settings, self._state
+        shares = {consumer.name: self._share(consumer) for consumer in settings.consumers}
+        for _ in range(_STARTS_MAX):
+            earliest, evicted = floors = view.floors()
+            pass_gaps(state, evicted, source=settings.source, term=settings.term, shares=shares)
+            check_nobody_left_behind(state, settings.source, earliest)
+            self._cursors = consumer_cursors(state, settings.source)
+            first = view.seek(
+                min([restart_cursor(state, settings.source), *self._cursors.values()])
+            )
+            if view.floors() == floors:
+                break
+        else:
+            raise TransientError("the log gives up changes faster than its gaps can be told")
+        if inactive := sorted(set(shares) - set(self._cursors)):
+            raise TransientError(
+                f"consumers {', '.join(inactive)} are not active in walbrook.consumers",
+                fix="set active to true there, or take their sinks out of the configuration",
+            )
+        return first
 
     def take(self, markers: DataFrame, _batch_id: int) -> None:
         """One micro-batch, called by Spark.

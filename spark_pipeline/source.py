@@ -116,10 +116,9 @@ class LogStreamReader(DataSourceStreamReader):
         return cls(_DEFAULTS | given)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        view = self._log(None)
+        view = self._log(int(self._starting_history) if self._starting_history else None)
         if self._starting_batch:
-            history = int(self._starting_history or view.history())
-            return {"batch": int(self._starting_batch), "history": history}
+            return {"batch": int(self._starting_batch), "history": view.history()}
         return {"batch": self._starting(view), "history": view.history()}
 
     def _starting(self, view: LogReader) -> int:

@@ -30,7 +30,7 @@ class PlainReader:
         self._stop = StopSignal()
 
     def look(self) -> Identity:
-        control = SlotControl(self.dsn, self.slot)
+        control = SlotControl(self.dsn, self.slot, "pub")
         try:
             identity = control.look(self.recorded)
             control.check(identity, self.resume)
@@ -42,7 +42,7 @@ class PlainReader:
         self, what: str, done: Callable[[], object], *, watch: SourceWatch | None = None
     ) -> Identity:
         """Check and stream until ``done``; whole transactions are confirmed at the end."""
-        control = SlotControl(self.dsn, self.slot)
+        control = SlotControl(self.dsn, self.slot, "pub")
         try:
             identity = control.look(self.recorded)
             control.check(identity, self.resume)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import unquote, urlsplit
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
@@ -23,12 +25,29 @@ from cdc.config.settings import Positive, PositiveSize
 # A batch is one Arrow batch, and the JSON of its rows must fit into columns of 2 GiB.
 BatchSize = Annotated[PositiveSize, Field(le=2**30)]
 
+_KEYS_IN_USER = ("s3", "gs", "gcs")
+
 
 def _place(value: object, info: ValidationInfo) -> str:
     """A URL stays as it is; anything else is a directory."""
-    if isinstance(value, str) and "://" in value:
-        return value
-    return str(resolve(value, info))
+    if not isinstance(value, str) or "://" not in value:
+        return str(resolve(value, info))
+    parts = urlsplit(value)
+    user, at, _host = parts.netloc.rpartition("@")
+    # A user alone is no secret: with some systems it names the container.
+    if at and (":" in user or parts.scheme in _KEYS_IN_USER):
+        raise wrong(
+            "has credentials in it, which would stand in the manifest and in errors; leave them "
+            "out: that system takes them from the environment or its profile"
+        )
+    return value
+
+
+def _folder(url: str) -> Path | None:
+    """The tier's directory, if it is one of this machine."""
+    if url.startswith("file:"):
+        return Path(os.path.realpath(unquote(urlsplit(url).path)))
+    return None if "://" in url else Path(os.path.realpath(url))
 
 
 class Tier(Section):
@@ -115,4 +134,16 @@ class Log(Section):
     def _room_for_segments(self) -> Self:
         if self.max_bytes < 4 * self.segment_bytes:
             raise wrong("max_bytes is less than 4 × segment_bytes; raise it or lower the other")
+        return self
+
+    @model_validator(mode="after")
+    def _tier_elsewhere(self) -> Self:
+        folder = None if self.tier is None else _folder(self.tier.url)
+        own = Path(os.path.realpath(self.directory))
+        if folder is not None and (folder == own or own in folder.parents):
+            raise wrong(
+                "lies in log.directory, where the log would remove its own segments; choose a "
+                "place outside of it",
+                within=("tier", "url"),
+            )
         return self

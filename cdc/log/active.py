@@ -75,18 +75,36 @@ class ActiveSegment:
     def write(self, marker: Marker, header: bytes, body: pa.Buffer, commits: pa.Array) -> None:
         """Append frame, then entry: from then on readers see it."""
         entry = pack_index([index_entry(marker, self.bytes)])
-        _cut(self._data, self.bytes)
-        _cut(self._index, self._batches * ENTRY_BYTES)
-        _write_all(self._data, [memoryview(header), memoryview(body)])
-        _write_all(self._index, [memoryview(entry)])
+        widest = widened(self._commits, commit_range(commits))
+        self._cut()
+        try:
+            _write_all(self._data, [memoryview(header), memoryview(body)])
+            _write_all(self._index, [memoryview(entry)])
+        except OSError:
+            # A part of a frame takes room that a full disk needs; the next write cuts it else.
+            with suppress(OSError):
+                self._cut()
+            raise
         if not self._batches:
             self._first, self._since = marker.first, time.time()
         self._digest.update(entry)
-        self._commits = widened(self._commits, commit_range(commits))
+        self._commits = widest
         self.bytes += marker.frame_bytes
         self._batches += 1
         self._rows += marker.rows
         self._high = marker.high
+
+    def index_is_whole(self, path: Path) -> bool:
+        """Whether the index in ``path`` still says what was written to it."""
+        try:
+            found = path.read_bytes()
+        except FileNotFoundError:
+            return False
+        return xxhash.xxh3_64_intdigest(found) == self._digest.intdigest()
+
+    def _cut(self) -> None:
+        _cut(self._data, self.bytes)
+        _cut(self._index, self._batches * ENTRY_BYTES)
 
     def info(self, sealed_at: float | None = None) -> SegmentInfo:
         """What the manifest will say of it once it is sealed."""

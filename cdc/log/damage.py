@@ -6,19 +6,22 @@ process takes it, looks at everything that is not settled, and fetches again wha
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 _NOTE = "damaged"
 
 
 def report_damage(directory: Path) -> None:
-    (directory / _NOTE).touch()
+    """Leave the note; where that cannot be done, whoever meets the damage next does."""
+    with suppress(OSError):
+        (directory / _NOTE).touch()
 
 
 def take_damage_report(directory: Path) -> bool:
     """Whether damage was reported since this was last asked."""
     try:
         (directory / _NOTE).unlink()
-    except FileNotFoundError:
+    except OSError:
         return False
     return True

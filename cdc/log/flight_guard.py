@@ -13,27 +13,32 @@ from contextlib import suppress
 
 import pyarrow.flight as flight
 
-from cdc.errors import OperatorError, TransientError
+from cdc.errors import OperatorError, ProtocolError, TransientError
 from cdc.log.flight_wire import BUSY, TOKEN_VARIABLE, pack_error
 
 _TOKEN_LENGTH_MIN = 16
+_METHODS = (flight.FlightMethod.DO_GET, flight.FlightMethod.DO_ACTION)
 
 
 class Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses calls without the token, then those beyond the bound."""
+    """Refuses calls without the token, then those not of this server, then too many at once."""
 
     def __init__(self, token: str, calls: int) -> None:
         _check_token(token)
         self._expected = f"Bearer {token}".encode()
         self._calls = threading.BoundedSemaphore(calls)
 
-    def start_call(self, _info: flight.CallInfo, headers: dict[str, list[str]]) -> _Call:
+    def start_call(self, info: flight.CallInfo, headers: dict[str, list[str]]) -> _Call:
         given = headers.get("authorization", [])
         if len(given) != 1 or not hmac.compare_digest(given[0].encode(), self._expected):
             raise flight.FlightUnauthenticatedError("the token is missing or not this run's")
+        if info.method not in _METHODS:
+            # Before Flight answers them itself, with a traceback.
+            error = unknown(info.method.name.lower())
+            raise flight.FlightServerError(error.what, pack_error(error))
         if not self._calls.acquire(blocking=False):
-            error = busy("too many calls at once")
-            raise flight.FlightUnavailableError(error.what, pack_error(error))
+            full = busy("too many calls at once")
+            raise flight.FlightUnavailableError(full.what, pack_error(full))
         return _Call(self._calls)
 
 
@@ -49,6 +54,13 @@ class _Call(flight.ServerMiddleware):  # type: ignore[misc]
 
 def busy(what: str) -> TransientError:
     return TransientError(what, fix="it is asked again by itself", kind=BUSY)
+
+
+def unknown(call: str) -> ProtocolError:
+    return ProtocolError(
+        f"the log server knows no call '{call}'",
+        fix="run the same version of Walbrook on both sides",
+    )
 
 
 def require_free(host: str, port: int) -> None:

@@ -30,8 +30,15 @@ from cdc.errors import (
     WalbrookError,
 )
 from cdc.log.damage import report_damage
-from cdc.log.flight_guard import Guard, busy, require_free
-from cdc.log.flight_wire import FRAME_SCHEMA, WAIT_S_MAX, Request, pack_error, read_request
+from cdc.log.flight_guard import Guard, busy, require_free, unknown
+from cdc.log.flight_wire import (
+    FRAME_SCHEMA,
+    WAIT_S_MAX,
+    Request,
+    pack_error,
+    read_request,
+    shortened,
+)
 from cdc.log.view import LogView
 from cdc.log.view_pool import ViewPool
 
@@ -106,10 +113,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]
         with _answering():
             answer = answers.get(action.type)
             if answer is None:
-                raise ProtocolError(
-                    f"the log server knows no call '{action.type}'",
-                    fix="run the same version of Walbrook on both sides",
-                )
+                raise unknown(action.type)
             request = read_request(action.body.to_pybytes() if action.body else b"")
             yield from answer(request)
 
@@ -231,7 +235,7 @@ def _answering() -> Iterator[None]:
 
 
 def _sent(error: WalbrookError) -> flight.FlightServerError:
-    return flight.FlightServerError(error.what, pack_error(error))
+    return flight.FlightServerError(shortened(error.what), pack_error(error))
 
 
 def _row(frame: pa.Buffer) -> pa.RecordBatch:

@@ -32,8 +32,8 @@ BUSY = "log_server_busy"
 WAIT_S_MAX = 5.0
 """The longest that one call may wait for a batch; the client asks again."""
 
-# An error travels in a header of the response, of which gRPC takes about 8 KiB.
-_ERROR_TEXT_MAX = 1500
+# An error travels in headers of the response, of which gRPC takes about 8 KiB, twice and escaped.
+_ERROR_BYTES_MAX = 700
 
 Arguments = dict[str, int | float]
 
@@ -48,7 +48,7 @@ class Request:
 
     def integer(self, name: str) -> int:
         value = self.arguments.get(name)
-        if not isinstance(value, int):
+        if not isinstance(value, int) or isinstance(value, bool):
             raise _malformed(f"{name} is missing or no whole number")
         return value
 
@@ -98,11 +98,16 @@ def pack_error(error: WalbrookError) -> bytes:
     return orjson.dumps(
         {
             "type": type(error).__name__,
-            "what": error.what[:_ERROR_TEXT_MAX],
-            "fix": error.fix[:_ERROR_TEXT_MAX],
+            "what": shortened(error.what),
+            "fix": shortened(error.fix),
             "kind": error.kind,
         }
     )
+
+
+def shortened(text: str) -> str:
+    """As much of ``text`` as a header may carry of it, in bytes."""
+    return text.encode(errors="replace")[:_ERROR_BYTES_MAX].decode(errors="ignore")
 
 
 def read_error(packed: bytes) -> WalbrookError | None:

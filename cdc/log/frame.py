@@ -24,6 +24,13 @@ _PREFIX = struct.Struct("<4sIQ")
 _MARKER = struct.Struct("<QQQQqQq")
 HEADER_BYTES = _PREFIX.size + _MARKER.size
 
+LOST_FIX = (
+    "restore the segment from a copy; or remove the source's log directory: what the slot still "
+    "has is then read again, and what was confirmed to it (with log.durability fsync all that was "
+    "synced, else only what was delivered) is gone, so resynchronize consumers that lack it"
+)
+"""What to do about frames that cannot be had again from anywhere here."""
+
 
 @dataclass(frozen=True)
 class Marker:
@@ -85,14 +92,25 @@ def read_marker(buffer: pa.Buffer, offset: int) -> Marker | None:
     )
 
 
+def find_whole(buffer: pa.Buffer, start: int, batch_idx: int) -> int | None:
+    """Where, beyond ``start``, a whole frame of a batch above ``batch_idx`` begins, if any does."""
+    data = memoryview(buffer)[start:].tobytes()
+    at = data.find(_MAGIC, 1)
+    while at >= 0:
+        marker = read_marker(buffer, start + at)
+        if marker is not None and marker.batch_idx > batch_idx:
+            return start + at
+        at = data.find(_MAGIC, at + 1)
+    return None
+
+
 def read_frame(buffer: pa.Buffer, offset: int, *, where: str) -> Frame:
     """The frame at ``offset``; anything but a whole frame is corruption, named by ``where``."""
     marker = read_marker(buffer, offset)
     if marker is None:
         raise CorruptionError(
             f"the frame at byte {offset} of {where} does not match its checksum",
-            fix="restore the segment from a copy, or drop the log directory to read again from "
-            "the slot, which still holds everything above the restart cursor",
+            fix=LOST_FIX,
         )
     return open_frame(buffer, offset, marker)
 

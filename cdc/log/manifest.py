@@ -10,21 +10,28 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 
 import orjson
-import pyarrow as pa
 import xxhash
 
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import CorruptionError
+from cdc.log.files import give_up_spare, write_synced
 
 FILE_NAME = "manifest.json"
 _OPENING, _CLOSING = b'{"xxh3":"%016x","manifest":', b"}\n"
 _OPENING_BYTES = len(_OPENING % 0)
+# A segment is a line, so that those who know it already need not parse it again.
+_SEGMENTS, _BETWEEN, _END = b',"segments":[\n', b",\n", b"\n]}"
 # A clock tick: files changed twice within one may look unchanged.
 _RACY_NS = 50_000_000
+
+
+_Line = bytes
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,14 @@ class SegmentInfo:
     def name(self) -> str:
         return segment_name(self.first_batch, self.term, self.history)
 
+    @cached_property
+    def line(self) -> _Line:
+        """As the manifest says it: the fields in their order."""
+        return orjson.dumps([getattr(self, field) for field in _FIELDS], default=tuple)
+
+
+_FIELDS = tuple(field.name for field in fields(SegmentInfo))
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -64,6 +79,7 @@ class Manifest:
     evicted: Cursor = ORIGIN  # below this, unsettled changes were given up
     start_batch: int = 0  # the first batch, while there are no segments
     boot: str = ""  # the machine's boot in which it is being written; empty once closed well
+    log_id: str = ""  # made with the first manifest; tells whose a folder of the tier is
     segments: tuple[SegmentInfo, ...] = ()
 
     @property
@@ -84,6 +100,24 @@ class Manifest:
     def active_name(self) -> str:
         return segment_name(self.next_batch, self.term, self.history)
 
+    @property
+    def begun(self) -> SegmentInfo:
+        """The active segment before its first batch."""
+        return SegmentInfo(
+            first_batch=self.next_batch,
+            batches=0,
+            rows=0,
+            bytes=0,
+            first=self.end,
+            high=self.end,
+            commit_from_us=0,
+            commit_to_us=0,
+            sealed_at=0.0,
+            term=self.term,
+            history=self.history,
+            index_xxh3=0,
+        )
+
 
 def segment_name(first_batch: int, term: int, history: int) -> str:
     """The files' name without suffix; no two segments with different content ever share one."""
@@ -96,28 +130,47 @@ def new_history() -> int:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    body = orjson.dumps(manifest, default=tuple)  # a cursor is written as a pair
+    head = {
+        "term": manifest.term,
+        "history": manifest.history,
+        "earliest": tuple(manifest.earliest),
+        "evicted": tuple(manifest.evicted),
+        "start_batch": manifest.start_batch,
+        "boot": manifest.boot,
+        "log_id": manifest.log_id,
+    }
+    lines = _BETWEEN.join([segment.line for segment in manifest.segments])
+    body = orjson.dumps(head)[:-1] + _SEGMENTS + lines + _END
     return _OPENING % xxhash.xxh3_64_intdigest(body) + body + _CLOSING
 
 
-def decode_manifest(data: bytes) -> Manifest:
-    """Read what ``encode_manifest`` wrote; any other bytes are a CorruptionError."""
+def decode_manifest(data: bytes, known: Mapping[bytes, SegmentInfo] | None = None) -> Manifest:
+    """Read what ``encode_manifest`` wrote; any other bytes are a CorruptionError.
+
+    Segments that are ``known`` by their line are taken as they are.
+    """
     body = data[_OPENING_BYTES : -len(_CLOSING)]
     if data != _OPENING % xxhash.xxh3_64_intdigest(body) + body + _CLOSING:
         raise CorruptionError(
             f"the log's {FILE_NAME} does not match its checksum",
             fix="stop the service and remove it: it is made anew from the segments",
         )
-    fields = orjson.loads(body)
-    segments = tuple(
-        SegmentInfo(
-            **{**segment, "first": Cursor(*segment["first"]), "high": Cursor(*segment["high"])}
-        )
-        for segment in fields.pop("segments")
-    )
+    head, _, lines = body.partition(_SEGMENTS)
+    values = orjson.loads(head + b"}")
     for floor in ("earliest", "evicted"):
-        fields[floor] = Cursor(*fields[floor])
-    return Manifest(**fields, segments=segments)
+        values[floor] = Cursor(*values[floor])
+    known = known or {}
+    found = lines[: -len(_END)].split(_BETWEEN) if len(lines) > len(_END) else []
+    return Manifest(**values, segments=tuple([known.get(one) or _segment(one) for one in found]))
+
+
+def _segment(line: bytes) -> SegmentInfo:
+    values = dict(zip(_FIELDS, orjson.loads(line), strict=True))
+    values["first"], values["high"] = Cursor(*values["first"]), Cursor(*values["high"])
+    # Checked by the manifest's checksum; a frozen dataclass sets its fields ten times slower.
+    segment = object.__new__(SegmentInfo)
+    vars(segment).update(values, line=line)
+    return segment
 
 
 def read_manifest(directory: Path) -> Manifest | None:
@@ -132,21 +185,39 @@ class ManifestFile:
     """A reader's view of the manifest: read again only when the file changed."""
 
     def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE_NAME
         self._directory = directory
         self._stamp: tuple[int, int, int] | None = None
+        self._data = b""
         self._manifest = Manifest()
+        self._known: dict[bytes, SegmentInfo] = {}
 
     def read(self) -> Manifest:
         """The current manifest; an empty one while there is no log."""
         read_at = time.time_ns()
         stamp = stamp_of(self._directory)
-        if stamp is None:
-            self._stamp, self._manifest = None, Manifest()
-        elif stamp != self._stamp:
-            self._manifest = read_manifest(self._directory) or Manifest()
+        if stamp is None or stamp != self._stamp:
+            self._load()
             # A file this young may be replaced by one that looks the same: look again next time.
-            self._stamp = stamp if read_at - stamp[1] > _RACY_NS else None
+            racy = stamp is None or read_at - stamp[1] <= _RACY_NS
+            self._stamp = None if racy else stamp
         return self._manifest
+
+    def read_anew(self) -> Manifest:
+        """The current manifest, whatever the file looks like from outside."""
+        self._stamp = None
+        return self.read()
+
+    def _load(self) -> None:
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            self._data, self._manifest, self._known = b"", Manifest(), {}
+            return
+        if data != self._data:
+            self._manifest = decode_manifest(data, self._known)
+            self._data = data
+            self._known = {segment.line: segment for segment in self._manifest.segments}
 
 
 def stamp_of(directory: Path) -> tuple[int, int, int] | None:
@@ -160,22 +231,10 @@ def stamp_of(directory: Path) -> tuple[int, int, int] | None:
 
 def swap_manifest(directory: Path, manifest: Manifest) -> None:
     """Replace the manifest; the caller syncs the directory before it relies on it."""
-    write_synced(directory / FILE_NAME, encode_manifest(manifest))
-
-
-def write_synced(path: Path, data: bytes | pa.Buffer) -> None:
-    """Put a whole file on disk beside ``path``, then let it take its place."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    path, data = directory / FILE_NAME, encode_manifest(manifest)
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        write_synced(path, data)
+    except OSError as error:
+        if not give_up_spare(directory, error):
+            raise
+        write_synced(path, data)

@@ -1,64 +1,93 @@
 """Moving sealed segments to the tier, in a thread.
 
 What must always hold: one copy at a time; the files in the log's directory stay until the writer,
-in its own thread, has switched the manifest to the copy. A failure is kept in ``problem`` and tried
-again with growing pauses. Whatever lies in the log's folder of the tier and is in no manifest (a
-copy that was interrupted before the switch, a removal that was) goes at the next open.
+in its own thread, has switched the manifest to the copy. Nothing is believed or removed in a folder
+that belongs to another log. What fails is tried again with growing pauses and keeps nothing else
+waiting; damaged segments are not moved but reported. Whatever lies in the log's folder of the tier
+and is in no manifest (a copy interrupted before the switch, a removal that was) goes at the next
+open.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-import xxhash
 
-from cdc.errors import CorruptionError, WalbrookError
-from cdc.log.manifest import SegmentInfo, segment_name
-from cdc.log.segment import (
-    DATA,
-    ENTRY_BYTES,
-    INDEX,
-    TEMPORARY,
-    data_path,
-    index_path,
-    map_file,
-    parse_name,
-    scan,
-)
-from cdc.log.tier import Folder, chunks_of
+from cdc.cursor import ORIGIN
+from cdc.errors import OperatorError, WalbrookError
+from cdc.log.damage import report_damage
+from cdc.log.files import TEMPORARY
+from cdc.log.manifest import Manifest, SegmentInfo, read_manifest, segment_name
+from cdc.log.segment import DATA, INDEX, parse_name
+from cdc.log.stored import folder_at
+from cdc.log.tier import chunks_of
+from cdc.log.whole import examine, read_data
 
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 1.0, 60.0
 _PATIENCE_S = 10.0  # how long closing waits for a filesystem that does not answer
+_JOBS_MAX = 10_000  # removals beyond it are left to the next open
+
+
+@dataclass
+class _Job:
+    """Something to be done in the tier; ``problem`` says why it was not, the last time."""
+
+    run: Callable[[], None]
+    due_at: float = 0.0
+    pause_s: float = 0.0
+    problem: str | None = None
 
 
 class Mover:
     """Copies and removes segments in the tier; the writer asks and collects."""
 
-    def __init__(self, directory: Path, place: str | None, known: Iterable[SegmentInfo]) -> None:
+    def __init__(self, directory: Path, place: str | None, log_id: str) -> None:
         self._directory = directory
         self._place = place
+        self._log_id = log_id
         self._changed = threading.Condition()
-        self._jobs: deque[Callable[[], None]] = deque()
-        self._folders: dict[str, Folder] = {}
+        self._jobs: deque[_Job] = deque()
         self._copying: SegmentInfo | None = None
         self._copied: SegmentInfo | None = None
-        self._stopping = False
+        self._damaged: dict[SegmentInfo, str] = {}
+        self._claimed = self._stopping = False
         self._thread: threading.Thread | None = None
-        self.problem: str | None = None
+        self._refusal: OperatorError | None = None
         if place is not None:
-            names = {segment.name for segment in known if segment.place == place}
-            self._ask(partial(self._sweep, place, names))
+            self._ask(self._sweep)
 
     @property
     def idle(self) -> bool:
         """Whether another copy may be asked for."""
         return self._place is not None and self._copying is None
+
+    @property
+    def problem(self) -> str | None:
+        """Why something is not done in the tier at the moment."""
+        with self._changed:
+            problems = [job.problem for job in self._jobs if job.problem is not None]
+            return next(iter([*problems, *self._damaged.values()]), None)
+
+    def check(self) -> None:
+        """Raise what only a person can change: the folder is another log's."""
+        if self._refusal is not None:
+            raise self._refusal
+
+    def movable(self, segments: Collection[SegmentInfo]) -> SegmentInfo | None:
+        """The first that may be copied: damaged ones stay, for as long as they are the same."""
+        with self._changed:
+            if self._damaged:
+                self._damaged = {
+                    one: self._damaged[one] for one in segments if one in self._damaged
+                }
+            return next((one for one in segments if one not in self._damaged), None)
 
     def copy(self, segment: SegmentInfo) -> None:
         """Copy a segment to the tier; ``collect`` says when it is there."""
@@ -66,18 +95,22 @@ class Mover:
         self._ask(partial(self._copy, segment))
 
     def collect(self) -> tuple[SegmentInfo, SegmentInfo] | None:
-        """The segment whose copy is finished, as it was and as it is now; each only once."""
+        """The segment whose copy is finished, as it was and as it is now, until it is ``done``."""
         with self._changed:
-            copied, self._copied = self._copied, None
-        if copied is None or self._copying is None:
-            return None
-        asked, self._copying = self._copying, None
-        return asked, copied
+            if self._copied is None or self._copying is None:
+                return None
+            return self._copying, self._copied
+
+    def done(self) -> None:
+        """What was collected is in the manifest, or not wanted any more."""
+        with self._changed:
+            self._copying = self._copied = None
 
     def remove(self, segments: Iterable[SegmentInfo]) -> None:
         """Remove segments from the tier; nobody must find them in a manifest any more."""
         for segment in segments:
-            self._ask(partial(self._remove, segment))
+            if len(self._jobs) < _JOBS_MAX:
+                self._ask(partial(self._remove, segment))
 
     def close(self) -> None:
         with self._changed:
@@ -86,61 +119,87 @@ class Mover:
         if self._thread is not None:
             self._thread.join(_PATIENCE_S)
 
-    def _ask(self, job: Callable[[], None]) -> None:
+    def _ask(self, run: Callable[[], None]) -> None:
         with self._changed:
-            self._jobs.append(job)
+            self._jobs.append(_Job(run))
             self._changed.notify()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="log-tier", daemon=True)
             self._thread.start()
 
     def _run(self) -> None:
-        backoff_s = _BACKOFF_FIRST_S
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._stopping or self._jobs)
-                if self._stopping:
-                    return
-                job = self._jobs[0]
+        while (job := self._next()) is not None:
             try:
-                job()
+                job.run()
             except _StoppedError:
                 return
             except (OSError, pa.ArrowException, WalbrookError) as error:
-                self.problem = f"the log's tier: {error}"
+                if isinstance(error, OperatorError):
+                    self._refusal = error
                 with self._changed:
-                    self._changed.wait_for(lambda: self._stopping, backoff_s)
-                backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+                    job.problem = f"the log's tier: {error}"
+                    job.pause_s = min(job.pause_s * 2 or _BACKOFF_FIRST_S, _BACKOFF_MAX_S)
+                    job.due_at = time.monotonic() + job.pause_s
+                    self._jobs.rotate(-1)
             else:
-                self.problem, backoff_s = None, _BACKOFF_FIRST_S
                 with self._changed:
                     self._jobs.popleft()
 
+    def _next(self) -> _Job | None:
+        """The first job that is due, now at the head; None once it is time to stop."""
+        with self._changed:
+            while not self._stopping:
+                now = time.monotonic()
+                for _ in range(len(self._jobs)):
+                    if self._jobs[0].due_at <= now:
+                        return self._jobs[0]
+                    self._jobs.rotate(-1)
+                soonest = min((job.due_at for job in self._jobs), default=None)
+                self._changed.wait(None if soonest is None else max(0.0, soonest - now))
+            return None
+
     def _copy(self, segment: SegmentInfo) -> None:
         assert self._place is not None
-        moved = replace(segment, place=self._place)
-        try:
-            data = map_file(data_path(self._directory, segment.name)).slice(0, segment.bytes)
-            index = map_file(index_path(self._directory, segment.name))
-        except FileNotFoundError:
-            # It was removed meanwhile; the writer sees that it is not in the manifest any more.
-            pass
-        else:
-            index = index.slice(0, segment.batches * ENTRY_BYTES)
-            _check(segment, data, index)
-            folder = self._folder(self._place)
-            folder.put(segment.name + DATA, self._stoppable(data))
-            folder.put(segment.name + INDEX, self._stoppable(index))
+        found = examine(self._directory, segment, ORIGIN)
+        if not found.whole:
+            self._give_up(segment)
+            return
+        self._claim()
+        folder = folder_at(self._place)
+        data = read_data(self._directory, segment)
+        if data.size != segment.bytes:
+            self._give_up(segment)
+            return
+        folder.put(segment.name + DATA, self._stoppable(data))
+        folder.put(segment.name + INDEX, self._stoppable(pa.py_buffer(found.index)))
         with self._changed:
-            self._copied = moved
+            self._copied = replace(segment, place=self._place)
+
+    def _give_up(self, segment: SegmentInfo) -> None:
+        """Nothing was copied: the segment is damaged, or else it was removed meanwhile."""
+        damaged = segment in self._manifest().segments
+        with self._changed:
+            self._copying = None
+            if damaged:
+                self._damaged[segment] = (
+                    f"the sealed segment {segment.name} is damaged and was not moved to the tier"
+                )
+        if damaged:
+            report_damage(self._directory)
 
     def _remove(self, segment: SegmentInfo) -> None:
-        folder = self._folder(segment.place)
+        folder = folder_at(segment.place)
         for suffix in (INDEX, DATA):
             folder.delete(segment.name + suffix)
 
-    def _sweep(self, place: str, names: set[str]) -> None:
-        folder = self._folder(place)
+    def _sweep(self) -> None:
+        assert self._place is not None
+        self._claim()
+        folder = folder_at(self._place)
+        # Whatever way its place was written: what the manifest calls cold may lie here.
+        names = {segment.name for segment in self._manifest().segments if segment.place}
+        with self._changed:
+            names |= {one.name for one in (self._copying,) if one is not None}
         for file_name in folder.names():
             segment = parse_name(file_name.removesuffix(TEMPORARY))
             if segment is None:
@@ -148,10 +207,21 @@ class Mover:
             if segment_name(*segment) not in names or file_name.endswith(TEMPORARY):
                 folder.delete(file_name)
 
-    def _folder(self, place: str) -> Folder:
-        if place not in self._folders:
-            self._folders[place] = Folder(place)
-        return self._folders[place]
+    def _claim(self) -> None:
+        if self._claimed:
+            return
+        assert self._place is not None
+        cold = (one for one in self._manifest().segments if one.place == self._place)
+        known = next((one.name + DATA for one in cold), None)
+        folder_at(self._place).claim(self._log_id, known)
+        self._claimed, self._refusal = True, None
+
+    def _manifest(self) -> Manifest:
+        """As it is now, whatever the writer is about to do."""
+        manifest = read_manifest(self._directory)
+        if manifest is None:
+            raise OSError("the log's manifest is missing")
+        return manifest
 
     def _stoppable(self, buffer: pa.Buffer) -> Iterator[pa.Buffer]:
         for chunk in chunks_of(buffer):
@@ -162,13 +232,3 @@ class Mover:
 
 class _StoppedError(Exception):
     """The log is being closed in the middle of a copy."""
-
-
-def _check(segment: SegmentInfo, data: pa.Buffer, index: pa.Buffer) -> None:
-    """What is damaged is not moved: here it may still be mended from its other half."""
-    whole = scan(data, segment.first_batch, batches=segment.batches)
-    if whole.end != segment.bytes or xxhash.xxh3_64_intdigest(index) != segment.index_xxh3:
-        raise CorruptionError(
-            f"the sealed segment {segment.name} is damaged and was not moved to the tier",
-            fix="open the log again: an index is made anew, damaged data is reported",
-        )

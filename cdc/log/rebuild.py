@@ -1,27 +1,42 @@
 """A manifest that was lost, made anew from the segments.
 
 What must always hold: frames are taken only where they follow each other without a hole; of two
-files for the same batches the one begun later counts. What nobody can know any more (what was
-evicted, how many histories there were) is not guessed: the caller begins a new history.
+files for the same batches the one begun later counts. Floors come from the file that was kept for
+this; without it the log begins at its first batch, which is never too low. How many histories there
+were nobody can know: the caller begins a new one.
 """
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
 
-from cdc.cursor import ORIGIN, Cursor
+from cdc.cursor import ORIGIN
 from cdc.errors import CorruptionError
+from cdc.log.floors import Floors
+from cdc.log.frame import LOST_FIX
 from cdc.log.manifest import Manifest, SegmentInfo, segment_name
-from cdc.log.segment import DATA, data_path, info_of, list_segments, map_file, parse_name, scan
-from cdc.log.tier import Folder
+from cdc.log.segment import (
+    DATA,
+    Scan,
+    data_path,
+    info_of,
+    list_segments,
+    map_file,
+    parse_name,
+    scan,
+)
+from cdc.log.stored import folder_at, reaching
+from cdc.log.tier import another_owner
 
 
-def rebuild(directory: Path, place: str | None) -> Manifest | None:
+def rebuild(directory: Path, place: str | None, floors: Floors | None) -> Manifest | None:
     """The manifest that fits the files here and in the tier's ``place``; None without any."""
-    places = _found(directory, place)
+    places = _found(directory, place, floors)
     chain = _chain(list(places))
     if not chain:
         return None
@@ -32,28 +47,37 @@ def rebuild(directory: Path, place: str | None) -> Manifest | None:
     if places[chain[-1]]:
         # The tier holds only sealed segments: a new active one follows.
         segments.append(_sealed(directory, places[chain[-1]], chain[-1], None))
-    return Manifest(
-        term=term,
-        history=history,
-        earliest=_earliest(directory, chain[0], segments),
-        start_batch=first_batch,
-        segments=tuple(segments),
+    active = _active(directory, chain[-1]) if not places[chain[-1]] else Scan([], 0, 0, (0, 0))
+    found = Manifest(term=term, history=history, start_batch=first_batch, segments=tuple(segments))
+    if floors is None:
+        first = segments[0].first if segments else active.first
+        return replace(found, earliest=first or ORIGIN)
+    # What lies below the floor was let go before its files were.
+    kept = tuple(segment for segment in segments if segment.high > floors.earliest)
+    if not kept and active.entries and active.high <= floors.earliest:
+        found = replace(found, start_batch=first_batch + len(active.entries))
+    elif not kept and segments:
+        found = replace(found, start_batch=segments[-1].next_batch)
+    return replace(
+        found,
+        segments=kept,
+        earliest=floors.earliest,
+        evicted=floors.evicted,
+        log_id=floors.log_id,
     )
 
 
-def _earliest(directory: Path, name: tuple[int, int, int], segments: list[SegmentInfo]) -> Cursor:
-    """Batch 0 means that nothing was ever removed; else the log is complete from its start on."""
-    if segments or not name[0]:
-        return segments[0].first if name[0] else ORIGIN
-    found = scan(map_file(data_path(directory, segment_name(*name))), name[0], batches=1)
-    return Cursor(*found.entries[0][4:6]) if found.entries else ORIGIN
+def _active(directory: Path, name: tuple[int, int, int]) -> Scan:
+    return scan(map_file(data_path(directory, segment_name(*name))), name[0])
 
 
-def _found(directory: Path, place: str | None) -> dict[tuple[int, int, int], str]:
+def _found(
+    directory: Path, place: str | None, floors: Floors | None
+) -> dict[tuple[int, int, int], str]:
     """Where each segment lies; the log's own directory before the tier."""
     places: dict[tuple[int, int, int], str] = {}
     if place is not None:
-        for file_name in Folder(place).names():
+        for file_name in _cold(place, "" if floors is None else floors.log_id):
             name = parse_name(file_name)
             if name is not None and file_name.endswith(DATA):
                 places[name] = place
@@ -62,6 +86,16 @@ def _found(directory: Path, place: str | None) -> dict[tuple[int, int, int], str
         if name is not None:
             places[name] = ""
     return places
+
+
+def _cold(place: str, log_id: str) -> list[str]:
+    """The files in the tier's folder, which must not be another log's."""
+    with reaching(place):
+        folder = folder_at(place)
+        owner = folder.owner()
+        if owner not in (None, log_id):
+            raise another_owner(place, owner or "")
+        return folder.names()
 
 
 def _chain(names: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
@@ -83,8 +117,10 @@ def _sealed(
     path = data_path(directory, segment_name(*name))
     batches = None if following is None else following - first_batch
     if place:
-        with Folder(place).open(path.name) as file:
-            data, at = pa.py_buffer(file.read()), 0.0
+        with reaching(place):
+            folder = folder_at(place)
+            data = pa.py_buffer(folder.read(path.name))
+            at = folder.modified_at(path.name) or time.time()
     else:
         data, at = map_file(path), path.stat().st_mtime
     found = scan(data, first_batch, batches=batches)
@@ -92,8 +128,7 @@ def _sealed(
         raise CorruptionError(
             f"the segment {path.name} is damaged at byte {found.end} of {data.size}, or one "
             "behind it is missing",
-            fix="restore it from a copy, or remove the source's log directory to read "
-            "again from the slot, which still holds everything above the restart cursor",
+            fix=LOST_FIX,
             kind="log_damaged",
         )
     return info_of(found, first_batch, term=term, history=history, at=at, place=place)

@@ -1,10 +1,11 @@
 """What opening a log for writing does, before anything is appended.
 
 What must always hold: a sealed segment is never cut: it is whole, or it is reported. The active
-one is cut behind its last whole frame; if readers could have seen what was cut, the history goes
-up in the same manifest swap. Unless the log was closed well, what is left of the active segment is
-written afresh, because what an earlier process failed to sync may be only in memory. Files that no
-manifest names are removed.
+one is cut behind its last whole frame, unless more of it was synced: then it is reported, or left
+as it is for ``LogWriter.heal``. If readers could have seen what was cut, the history goes up in the
+same manifest swap; if it was more than a torn tail, the file is kept aside. Unless the log was
+closed well, what is left of the active segment is written afresh, because what an earlier process
+failed to sync may be only in memory. Files that no manifest names are removed.
 """
 
 from __future__ import annotations
@@ -13,14 +14,19 @@ import fcntl
 import os
 import time
 import uuid
-from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import xxhash
+import pyarrow as pa
+import structlog
 
 from cdc.cursor import ORIGIN, Cursor
-from cdc.errors import CorruptionError, OperatorError, TransientError
+from cdc.errors import CorruptionError, TransientError
+from cdc.log.files import TEMPORARY, keep_aside, sync_directory, write_synced
+from cdc.log.floors import keep_floors, new_log_id, read_floors
+from cdc.log.found import Found, find_active
+from cdc.log.frame import LOST_FIX, find_whole
+from cdc.log.heal import mend_index
 from cdc.log.manifest import (
     Manifest,
     SegmentInfo,
@@ -28,23 +34,24 @@ from cdc.log.manifest import (
     read_manifest,
     segment_name,
     swap_manifest,
-    sync_directory,
-    write_synced,
 )
+from cdc.log.own import fenced
 from cdc.log.rebuild import rebuild
-from cdc.log.segment import (
-    ENTRY_BYTES,
-    TEMPORARY,
-    Scan,
-    data_path,
-    index_length,
-    index_path,
-    info_of,
-    map_file,
-    parse_name,
-    scan,
-)
+from cdc.log.segment import Scan, data_path, index_path, info_of, parse_name
 from cdc.log.sync import read_durable
+from cdc.log.whole import examine
+
+_logger = structlog.get_logger("walbrook.log")
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """The log as it stands from now on."""
+
+    manifest: Manifest
+    active: Scan | None = None  # what the active segment holds, if anything
+    lost: Cursor | None = None  # up to where the log was on disk, if it now ends before
+    aside: str | None = None  # what was kept aside, and why
 
 
 def take_lock(directory: Path, timeout_s: float) -> int:
@@ -65,60 +72,46 @@ def take_lock(directory: Path, timeout_s: float) -> int:
             time.sleep(0.05)
 
 
-def recover(
-    directory: Path, term: int, place: str | None, *, to_heal: bool
-) -> tuple[Manifest, Scan | None]:
-    """The log as it stands from now on, and what its active segment holds, if anything.
+def recover(directory: Path, term: int, place: str | None, *, to_heal: bool) -> Recovered:
+    """Bring the log into the state in which it can be written.
 
-    With ``to_heal`` a damaged sealed segment is left for ``LogWriter.heal`` to find.
+    With ``to_heal`` damage in what was on disk is left for ``LogWriter.heal`` to decide about.
     """
-    manifest, made_anew = read_manifest(directory), False
+    manifest, floors, made_anew = read_manifest(directory), read_floors(directory), False
     if manifest is None:
-        manifest = rebuild(directory, place)
+        if floors is not None and floors.term > term:
+            raise fenced(directory, floors.term, term)
+        manifest = rebuild(directory, place, floors)
         made_anew = manifest is not None
     if manifest is None:
         manifest = Manifest(term=term, history=new_history())
+        if floors is not None:
+            manifest = replace(manifest, earliest=floors.earliest, evicted=floors.evicted)
     if manifest.term > term:
         raise fenced(directory, manifest.term, term)
+    if not manifest.log_id:
+        manifest = replace(manifest, log_id=floors.log_id if floors else new_log_id())
     for segment in manifest.segments:
         if not segment.place:
-            with suppress(CorruptionError) if to_heal else nullcontext():
-                check_sealed(directory, segment)
-    manifest, active = _recover_active(directory, manifest, term, made_anew)
-    swap_manifest(directory, manifest)
+            found = examine(directory, segment, None)
+            if found.whole and not found.index_stored:
+                mend_index(directory, found)
+            elif not to_heal:
+                found.require_whole()
+    recovered = _recover_active(directory, manifest, term, made_anew, to_heal=to_heal)
+    keep_floors(directory, recovered.manifest)
+    swap_manifest(directory, recovered.manifest)
     sync_directory(directory)
-    remove_orphans(directory, manifest)
-    return manifest, active
+    remove_orphans(directory, recovered.manifest)
+    return recovered
 
 
-def fenced(directory: Path, other: int, own: int) -> OperatorError:
-    return OperatorError(
-        f"the log in {directory} is written by term {other}; this is term {own}",
-        fix="stop this service: a newer one has taken over",
-        kind="fenced",
+def ended_early(directory: Path, durable: Cursor, end: Cursor) -> CorruptionError:
+    return CorruptionError(
+        f"the log in {directory} was on disk up to {durable}, and reads back only up to {end}",
+        fix=LOST_FIX,
+        kind="log_damaged",
     )
-
-
-def check_sealed(directory: Path, segment: SegmentInfo) -> bool:
-    """Compare a sealed segment's files with what is known of it; make its index anew if it must.
-
-    Says whether it had to.
-    """
-    path = data_path(directory, segment.name)
-    size = path.stat().st_size if path.exists() else 0
-    if size >= segment.bytes and _index_matches(directory, segment):
-        return False
-    found = scan(map_file(path), segment.first_batch, batches=segment.batches) if size else None
-    if found is None or xxhash.xxh3_64_intdigest(found.index) != segment.index_xxh3:
-        whole = 0 if found is None else found.end
-        raise CorruptionError(
-            f"the sealed segment {path} is damaged at byte {whole} of {segment.bytes}",
-            fix="restore it from a copy, or remove the source's log directory to read "
-            "again from the slot, which still holds everything above the restart cursor",
-            kind="log_damaged",
-        )
-    write_synced(index_path(directory, segment.name), found.index)
-    return True
 
 
 def remove_orphans(directory: Path, manifest: Manifest) -> None:
@@ -132,52 +125,78 @@ def remove_orphans(directory: Path, manifest: Manifest) -> None:
             (directory / file_name).unlink(missing_ok=True)
 
 
-def _index_matches(directory: Path, segment: SegmentInfo) -> bool:
-    try:
-        with index_path(directory, segment.name).open("rb") as file:
-            data = file.read(segment.batches * ENTRY_BYTES)
-    except FileNotFoundError:
-        return False
-    return xxhash.xxh3_64_intdigest(data) == segment.index_xxh3
-
-
 def _recover_active(
-    directory: Path, manifest: Manifest, term: int, made_anew: bool
-) -> tuple[Manifest, Scan | None]:
-    name, first_batch = manifest.active_name, manifest.next_batch
-    data, index = data_path(directory, name), index_path(directory, name)
-    found = scan(map_file(data), first_batch) if data.exists() else Scan([], 0, 0, (0, 0))
-    end = found.high if found.entries else manifest.end
-    boot = _boot()
-    cut = index_length(index) > len(found.entries) or _durable(directory) > end
-    # After a crash of the machine nobody knows what readers had seen beyond the last sync.
-    crashed = manifest.boot not in ("", boot)
-    history = manifest.history
+    directory: Path, manifest: Manifest, term: int, made_anew: bool, *, to_heal: bool
+) -> Recovered:
+    found = find_active(directory, manifest)
+    durable = _durable(directory)
+    if durable > found.end:
+        if not to_heal:
+            raise ended_early(directory, durable, found.end)
+        return _left_to_heal(directory, manifest, term, made_anew, found, durable)
+    hidden = find_whole(found.data, found.scan.end, found.next_batch) is not None
+    cut = hidden or found.indexed > len(found.scan.entries)
+    history = _history(manifest, made_anew, cut=cut)
+    aside = None
+    if hidden:
+        aside = (
+            f"{found.where}; whole batches stood behind it that were not synced: the file is kept "
+            f"as {keep_aside(found.data_path).name}"
+        )
+        _logger.warning("log.damaged", directory=str(directory), what=aside)
+    kept_well = not manifest.boot and history == manifest.history and found.is_exact
+    if found.scan.entries and not kept_well:
+        fresh = segment_name(manifest.next_batch, manifest.term, history)
+        _write(directory, fresh, found.data.slice(0, found.scan.end), found.scan.index)
+    now = replace(manifest, term=term, history=history, boot=_boot())
+    if term == manifest.term or not found.scan.entries:
+        return Recovered(now, found.scan if found.scan.entries else None, aside=aside)
+    sealed = _sealed(found.scan, manifest, history)
+    return Recovered(replace(now, segments=(*manifest.segments, sealed)), aside=aside)
+
+
+def _left_to_heal(
+    directory: Path,
+    manifest: Manifest,
+    term: int,
+    made_anew: bool,
+    found: Found,
+    durable: Cursor,
+) -> Recovered:
+    """Seal the segment as its index describes it, damage and all; nothing of it is cut."""
+    known = found.described(durable)
+    history = _history(manifest, made_anew, cut=found.indexed > len(known.entries))
+    segments = manifest.segments
+    if known.entries:
+        if manifest.boot or not found.is_exact:
+            _write(directory, manifest.active_name, found.data, known.index)
+        segments = (*segments, _sealed(known, manifest, manifest.history))
+    elif found.data.size:
+        # Nothing is known of what was in it: a segment of another name begins.
+        keep_aside(found.data_path)
+        history = max(history, manifest.history + 1)
+    now = replace(manifest, term=term, history=history, boot=_boot(), segments=segments)
+    _logger.warning("log.damaged", directory=str(directory), what=found.where)
+    return Recovered(now, lost=durable if durable > now.end else None)
+
+
+def _sealed(found: Scan, manifest: Manifest, history: int) -> SegmentInfo:
+    return info_of(found, manifest.next_batch, term=manifest.term, history=history, at=time.time())
+
+
+def _write(directory: Path, name: str, data: pa.Buffer, index: bytes) -> None:
+    """Afresh: syncing the old file again would say nothing of a sync that failed before."""
+    write_synced(data_path(directory, name), data)
+    write_synced(index_path(directory, name), index)
+    sync_directory(directory)
+
+
+def _history(manifest: Manifest, made_anew: bool, *, cut: bool) -> int:
     if made_anew:
-        history = max(history + 1, new_history())
-    elif cut or crashed:
-        history += 1
-    kept_well = not manifest.boot and history == manifest.history and _is(data, index, found)
-    if found.entries and not kept_well:
-        fresh = segment_name(first_batch, manifest.term, history)
-        write_synced(data_path(directory, fresh), map_file(data).slice(0, found.end))
-        write_synced(index_path(directory, fresh), found.index)
-        sync_directory(directory)
-    now = replace(manifest, term=term, history=history, boot=boot)
-    if term == manifest.term or not found.entries:
-        return now, found if found.entries else None
-    sealed = info_of(found, first_batch, term=manifest.term, history=history, at=time.time())
-    return replace(now, segments=(*manifest.segments, sealed)), None
-
-
-def _is(data: Path, index: Path, found: Scan) -> bool:
-    """Whether the files hold what was found, and nothing else."""
-    return (
-        data.exists()
-        and index.exists()
-        and data.stat().st_size == found.end
-        and index.read_bytes() == found.index
-    )
+        return max(manifest.history + 1, new_history())
+    # After a crash of the machine nobody knows what readers had seen beyond the last sync.
+    crashed = manifest.boot not in ("", _boot())
+    return manifest.history + (cut or crashed)
 
 
 def _durable(directory: Path) -> Cursor:

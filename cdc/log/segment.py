@@ -38,7 +38,7 @@ INDEX_DTYPE = np.dtype(
 Index = npt.NDArray[np.void]
 ENTRY_BYTES = INDEX_DTYPE.itemsize
 
-DATA, INDEX, TEMPORARY = ".seg", ".idx", ".tmp"
+DATA, INDEX = ".seg", ".idx"
 _NAME = re.compile(r"(\d{20})-(\d+)-(\d+)")
 _NO_RANGE = (0, 0)
 
@@ -105,9 +105,11 @@ def read_entries(path: Path, start: int, stop: int) -> Index:
     except FileNotFoundError:
         return parse_index(b"")
     try:
-        return parse_index(
-            os.pread(handle, max(0, stop - start) * ENTRY_BYTES, start * ENTRY_BYTES)
-        )
+        start = max(0, start)
+        stop = min(stop, os.fstat(handle).st_size // ENTRY_BYTES)
+        if start >= stop:
+            return parse_index(b"")
+        return parse_index(os.pread(handle, (stop - start) * ENTRY_BYTES, start * ENTRY_BYTES))
     finally:
         os.close(handle)
 
@@ -153,6 +155,10 @@ class Scan:
         return pack_index(self.entries)
 
     @property
+    def first(self) -> Cursor | None:
+        return Cursor(*self.entries[0][4:6]) if self.entries else None
+
+    @property
     def high(self) -> Cursor:
         return Cursor(*self.entries[-1][6:8])
 
@@ -183,10 +189,11 @@ def scan(
     first_batch: int,
     *,
     batches: int | None = None,
+    start: int = 0,
 ) -> Scan:
     """Read frames up to the first that is not whole or not next, or ``batches`` of them."""
     entries: list[tuple[int, ...]] = []
-    offset = rows = 0
+    offset, rows = start, 0
     commits = _NO_RANGE
     while batches is None or len(entries) < batches:
         marker = read_marker(data, offset)

@@ -41,13 +41,13 @@ class SegmentData(Protocol):
 def open_data(directory: Path, name: str, place: str) -> SegmentData:
     """Open a segment's data where it lies; FileNotFoundError if it is not there any more."""
     if place:
-        with _reaching(place):
+        with reaching(place):
             return _Ranged(place, folder_at(place).open(name + DATA))
     return _Mapped(map_file(data_path(directory, name)))
 
 
 @contextmanager
-def _reaching(place: str) -> Iterator[None]:
+def reaching(place: str) -> Iterator[None]:
     """What is not there is not there; anything else about the tier may pass by itself."""
     try:
         yield
@@ -65,6 +65,35 @@ def _reaching(place: str) -> Iterator[None]:
 def folder_at(place: str) -> Folder:
     """The tier's folder; connections to remote ones are worth keeping."""
     return Folder(place)
+
+
+def read_index(directory: Path, segment: SegmentInfo) -> bytes:
+    """The index of a sealed segment, no more of it than the manifest says; FileNotFoundError."""
+    size = segment.batches * ENTRY_BYTES
+    if segment.place:
+        with reaching(segment.place):
+            return folder_at(segment.place).read(segment.name + INDEX, size)
+    with index_path(directory, segment.name).open("rb") as file:
+        return file.read(size)
+
+
+def index_matches(segment: SegmentInfo, index: bytes) -> bool:
+    """Whether these are the entries that the manifest speaks of."""
+    return xxhash.xxh3_64_intdigest(index) == segment.index_xxh3
+
+
+def require_reachable(place: str) -> None:
+    """A file is missing in ``place``: raise if all of it is, as when nothing is mounted there."""
+    if not place:
+        return
+    with reaching(place):
+        there = folder_at(place).owner() is not None
+    if not there:
+        raise TransientError(
+            f"the log's tier at {place} is not there: neither segments nor the file of its owner",
+            fix="see that what log.tier.url names is mounted and can be reached",
+            kind="tier",
+        )
 
 
 class SealedIndexes:
@@ -91,17 +120,12 @@ class SealedIndexes:
         return index
 
     def _read(self, segment: SegmentInfo) -> Index:
-        size = segment.batches * ENTRY_BYTES
-        if segment.place:
-            with _reaching(segment.place):
-                data = folder_at(segment.place).read(segment.name + INDEX, size)
-        else:
-            with index_path(self._directory, segment.name).open("rb") as file:
-                data = file.read(size)
-        if xxhash.xxh3_64_intdigest(data) != segment.index_xxh3:
+        data = read_index(self._directory, segment)
+        if not index_matches(segment, data):
             raise CorruptionError(
                 f"the index of segment {segment.name} does not match its checksum",
-                fix="restart the service: an index in its own directory is made anew",
+                fix="nothing if this passes: the service makes indexes anew from their segments; "
+                "else restart it",
                 kind="log_damaged",
             )
         return parse_index(data)
@@ -125,7 +149,7 @@ class _Ranged:
         self._file = file
 
     def read(self, offset: int, size: int) -> pa.Buffer:
-        with _reaching(self._place):
+        with reaching(self._place):
             start = min(max(offset, 0), self._file.size())
             left = self._file.size() - start
             return pa.py_buffer(self._file.read_at(max(0, min(size, left)), start))

@@ -19,12 +19,13 @@ import xxhash
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import CorruptionError, TransientError
 from cdc.failpoints import reached
-from cdc.log.manifest import sync_directory
+from cdc.log.files import sync_directory
 
 Durability = Literal["memory", "disk", "fsync"]
 
 FILE_NAME = "durable"
 _CURSOR, _CHECK = struct.Struct("<qq"), struct.Struct("<Q")
+_BYTES = _CURSOR.size + _CHECK.size
 _DISK_INTERVAL_S = 1.0
 _DISK_BYTES = 16 << 20  # not all at once when the segment is sealed
 
@@ -52,7 +53,10 @@ def _packed(fields: bytes) -> bytes:
 class Syncer:
     """Syncs the active segment: at once (``fsync``), about each second (``disk``), or never."""
 
-    def __init__(self, directory: Path, durability: Durability, end: Cursor) -> None:
+    def __init__(
+        self, directory: Path, durability: Durability, end: Cursor, lost: Cursor | None = None
+    ) -> None:
+        """All up to ``end`` is on disk; if more was, up to ``lost``, that is not forgotten."""
         self._directory = directory
         self._wait_s = 0.0 if durability == "fsync" else _DISK_INTERVAL_S
         self._changed = threading.Condition()
@@ -69,8 +73,13 @@ class Syncer:
             directory / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode=0o644
         )
         self._thread: threading.Thread | None = None
-        self._publish(end)
-        os.ftruncate(self._handle, _CURSOR.size + _CHECK.size)
+        try:
+            self._publish(lost or end)
+            if os.fstat(self._handle).st_size > _BYTES:
+                os.ftruncate(self._handle, _BYTES)
+        except OSError:
+            os.close(self._handle)
+            raise
         if durability != "memory":
             self._thread = threading.Thread(target=self._run, name="log-sync", daemon=True)
             self._thread.start()
@@ -114,6 +123,12 @@ class Syncer:
         """Sync now, in the caller's thread; a failure is a TransientError, now and ever after."""
         self._sync()
         self.check()
+
+    def lower(self, end: Cursor) -> None:
+        """The log is about to be cut: what is gone must not be missed after a crash."""
+        with self._syncing:
+            self._publish(end)
+            os.fsync(self._handle)
 
     def restart(self, end: Cursor) -> None:
         """The log was cut or emptied: all that is left is on disk and ends at ``end``."""

@@ -11,16 +11,18 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 import xxhash
 
-from cdc.errors import TransientError
-from cdc.log.manifest import sync_directory
+from cdc.errors import OperatorError, TransientError
+from cdc.log.files import TEMPORARY, make_directory, sync_directory
 
 _CHUNK_BYTES = 4 << 20
+# Beside the folder, which holds segments and nothing else.
+_OWNER = ".owner"
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,19 @@ class Tier:
             return str(Path(self.url).absolute() / directory.name)
         parts = urlsplit(self.url)
         return parts._replace(path=f"{parts.path.rstrip('/')}/{directory.name}").geturl()
+
+    def require_elsewhere(self, directory: Path) -> None:
+        """What the log does not know of in its folder is removed: that must not be the log."""
+        place = self.place_of(directory)
+        local = urlsplit(place).path if place.startswith("file:") else place
+        if "://" in local:
+            return
+        folder, own = Path(unquote(local)).resolve(), directory.resolve()
+        if folder == own or own in folder.parents:
+            raise OperatorError(
+                f"the tier's folder {folder} lies in the log's own directory",
+                fix="set log.tier.url to a place outside log.directory",
+            )
 
 
 class Folder:
@@ -57,9 +72,51 @@ class Folder:
 
     def put(self, file_name: str, chunks: Iterator[pa.Buffer]) -> None:
         """Write a file, synced where that is possible, and read it back; a mismatch is an error."""
-        path = f"{self._path}/{file_name}"
-        writing = f"{path}.tmp" if self._local else path
-        self._files.create_dir(self._path, recursive=True)
+        self._put(f"{self._path}/{file_name}", chunks)
+
+    def claim(self, log_id: str, known: str | None) -> None:
+        """Say whose folder this is, before anything in it is believed or removed.
+
+        ``known`` is a file that lies here if this is the place that the log means.
+        """
+        owner = self.owner()
+        if owner == log_id:
+            return
+        if owner is not None:
+            raise another_owner(self._path, owner)
+        if known is not None and not self._exists(f"{self._path}/{known}"):
+            raise OSError(f"{self._path} holds nothing of what was moved there: is it mounted?")
+        self._put(f"{self._path}{_OWNER}", iter([pa.py_buffer(log_id.encode())]))
+
+    def owner(self) -> str | None:
+        """The log whose folder this is; None while nobody has said so."""
+        path = f"{self._path}{_OWNER}"
+        if not self._exists(path):
+            return None
+        with self._files.open_input_stream(path) as stream:
+            owner: str = stream.read().decode()
+        return owner
+
+    def size(self, file_name: str) -> int:
+        with self.open(file_name) as file:
+            size: int = file.size()
+        return size
+
+    def modified_at(self, file_name: str) -> float | None:
+        """When a file was written, in unix seconds, where the filesystem knows it."""
+        found = self._files.get_file_info(f"{self._path}/{file_name}").mtime_ns
+        return None if found is None else found / 1e9
+
+    def _exists(self, path: str) -> bool:
+        found: bool = self._files.get_file_info(path).type != pafs.FileType.NotFound
+        return found
+
+    def _put(self, path: str, chunks: Iterator[pa.Buffer]) -> None:
+        writing = f"{path}{TEMPORARY}" if self._local else path
+        if self._local:
+            make_directory(Path(path).parent)
+        else:
+            self._files.create_dir(os.path.dirname(path), recursive=True)
         written = xxhash.xxh3_64()
         with self._files.open_output_stream(writing) as stream:
             for chunk in chunks:
@@ -70,7 +127,7 @@ class Folder:
             with open(writing, "rb") as file:
                 os.fsync(file.fileno())
             os.replace(writing, path)
-            sync_directory(Path(self._path))
+            sync_directory(Path(path).parent)
         found = xxhash.xxh3_64()
         with self._files.open_input_stream(path) as stream:
             while data := stream.read(_CHUNK_BYTES):
@@ -82,8 +139,8 @@ class Folder:
         """Open for reading by ranges; FileNotFoundError if it is not there."""
         return self._files.open_input_file(f"{self._path}/{file_name}")
 
-    def read(self, file_name: str, size: int) -> bytes:
-        """The first ``size`` bytes of a file."""
+    def read(self, file_name: str, size: int | None = None) -> bytes:
+        """A file, or its first ``size`` bytes."""
         with self.open(file_name) as file:
             data: bytes = file.read(size)
         return data
@@ -95,8 +152,17 @@ class Folder:
     def delete(self, file_name: str) -> None:
         """Remove a file; one that is not there needs no removing."""
         path = f"{self._path}/{file_name}"
-        if self._files.get_file_info(path).type != pafs.FileType.NotFound:
+        if self._exists(path):
             self._files.delete_file(path)
+
+
+def another_owner(place: str, owner: str) -> OperatorError:
+    return OperatorError(
+        f"the tier's folder {place} belongs to another log ({owner})",
+        fix="give each service a log.tier.url of its own; if that folder is this log's and its "
+        f"directory was lost, remove the file {place}{_OWNER}",
+        kind="tier_owner",
+    )
 
 
 def chunks_of(buffer: pa.Buffer) -> Iterator[pa.Buffer]:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 
 from cdc.cursor import Cursor
 from cdc.errors import CorruptionError, WalbrookError
@@ -25,7 +24,6 @@ from cdc.log.manifest import FILE_NAME as MANIFEST
 from cdc.log.manifest import Manifest, SegmentInfo, read_manifest
 from cdc.log.segment import (
     DATA,
-    ENTRY_BYTES,
     INDEX,
     data_path,
     index_entry,
@@ -35,7 +33,7 @@ from cdc.log.segment import (
     parse_name,
     scan,
 )
-from cdc.log.stored import SegmentData, folder_at, open_data
+from cdc.log.stored import SegmentData, index_matches, open_data, read_index
 from cdc.log.sync import FILE_NAME as DURABLE
 from cdc.log.sync import read_durable
 
@@ -103,7 +101,10 @@ class Verification:
                 yield stored
                 continue
             with closing(stored.data):
-                yield from self._segment(stored, progress)
+                try:
+                    yield from self._segment(stored, progress)
+                except (OSError, pa.ArrowException, WalbrookError) as error:
+                    yield Damage(stored.name + DATA, f"it cannot be read further: {error}")
 
     def summary(self) -> str:
         """What was looked at, in a line."""
@@ -154,7 +155,7 @@ class Verification:
     def _load(self, info: SegmentInfo) -> _Stored | Damage | None:
         """A sealed segment from where it lies now; None if it was removed meanwhile."""
         try:
-            index = _read_index(self._directory, info)
+            index = read_index(self._directory, info)
             data = open_data(self._directory, info.name, info.place)
         except FileNotFoundError as error:
             current = self._now(info.name)
@@ -234,22 +235,13 @@ class _CutOffError(Exception):
     """A file ends before its index says."""
 
 
-def _read_index(directory: Path, info: SegmentInfo) -> bytes:
-    """The index of a sealed segment, no more of it than the manifest says."""
-    size = info.batches * ENTRY_BYTES
-    if info.place:
-        return folder_at(info.place).read(info.name + INDEX, size)
-    with index_path(directory, info.name).open("rb") as file:
-        return file.read(size)
-
-
 def _entries(stored: _Stored) -> tuple[Sequence[Entry], list[Damage]]:
     """The entries to go by; where the index is damaged, those that the frames themselves give."""
     entries: list[Entry] = parse_index(stored.index).tolist()
     info = stored.info
     if info is None:
         return entries, []
-    if len(entries) == info.batches and xxhash.xxh3_64_intdigest(stored.index) == info.index_xxh3:
+    if index_matches(info, stored.index):
         return entries, []
     data = stored.data.read(0, info.bytes)
     found = scan(data, stored.first_batch, batches=info.batches).entries

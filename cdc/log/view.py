@@ -12,7 +12,6 @@ from __future__ import annotations
 import bisect
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -37,6 +36,8 @@ from cdc.log.stored import SealedIndexes, SegmentData, open_data
 from cdc.log.wake import Waker
 
 _EMPTY = np.empty(0, dtype=INDEX_DTYPE)
+# How often the log may change under one look.
+_LOOKS_MAX = 20
 _Found = TypeVar("_Found")
 
 
@@ -60,6 +61,10 @@ class LogReader(Protocol):
     def frames(self, start: int, end: int) -> Iterator[Frame]: ...
 
     def close(self) -> None: ...
+
+
+class _NotListedError(Exception):
+    """Neither the manifest nor the active index has it."""
 
 
 class LogView:
@@ -168,20 +173,28 @@ class LogView:
 
     def _looked_up(self, look: Callable[[Manifest], _Found], what: str) -> _Found:
         """What ``look`` finds; a segment that was moved or trimmed meanwhile is looked up again."""
-        with suppress(FileNotFoundError):
-            return look(self._manifest())
-        try:
-            return look(self._manifest_anew())
-        except FileNotFoundError:
-            raise GapError(
-                f"{what} not all in the log at {self._directory}",
-                fix="start again from the restart cursor; if this was it, the log was removed "
-                "while changes in it were still unsettled",
-                kind="log_gap",
-            ) from None
+        manifest, missing = self._manifest(), ""
+        for _ in range(_LOOKS_MAX):
+            try:
+                return look(manifest)
+            except _NotListedError:
+                missing = ""
+            except FileNotFoundError as error:
+                missing = str(error) or "it was not found"
+            looked_in, manifest = manifest, self._manifest_anew()
+            if manifest == looked_in:
+                break
+        if missing:
+            raise self._damaged(f"{what} in the manifest, but a file is missing ({missing}): it")
+        raise GapError(
+            f"{what} not all in the log at {self._directory}",
+            fix="start again from the restart cursor; if this was it, the log was removed "
+            "while changes in it were still unsettled",
+            kind="log_gap",
+        )
 
     def _manifest_anew(self) -> Manifest:
-        self._file = ManifestFile(self._directory)
+        self._file.read_anew()
         return self._manifest()
 
     def _seek(self, cursor: Cursor, manifest: Manifest) -> int:
@@ -200,7 +213,7 @@ class LogView:
         def high(at: int) -> Cursor:
             entry = read_entries(path, at, at + 1)
             if not len(entry):
-                raise FileNotFoundError
+                raise _NotListedError
             return high_of(entry[0])
 
         return manifest.next_batch + bisect.bisect_right(
@@ -220,13 +233,13 @@ class LogView:
                 manifest.segments, start, key=lambda segment: segment.first_batch
             )
             if not position:
-                raise FileNotFoundError
+                raise _NotListedError
             segment = manifest.segments[position - 1]
             part = self._indexes.of(segment)[
                 start - segment.first_batch : end - segment.first_batch
             ]
         if not len(part):
-            raise FileNotFoundError
+            raise _NotListedError
         if not np.array_equal(part["batch_idx"], np.arange(start, start + len(part))):
             raise self._damaged(f"the index entries of batches {start} to {start + len(part)}")
         return segment, part

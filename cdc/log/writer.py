@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,20 +21,15 @@ from pathlib import Path
 import pyarrow as pa
 
 from cdc.cursor import Cursor
-from cdc.errors import CorruptionError, ProtocolError, TransientError
+from cdc.errors import ProtocolError, TransientError
 from cdc.log.active import ActiveSegment
+from cdc.log.files import make_directory
 from cdc.log.frame import Marker, encode_frame
-from cdc.log.heal import find_damage
-from cdc.log.manifest import (
-    Manifest,
-    SegmentInfo,
-    read_manifest,
-    stamp_of,
-    swap_manifest,
-    sync_directory,
-)
+from cdc.log.heal import Findings, look_through, mend_index
+from cdc.log.manifest import Manifest, SegmentInfo
 from cdc.log.mover import Mover
-from cdc.log.recovery import check_sealed, fenced, recover, remove_orphans, take_lock
+from cdc.log.own import OwnManifest, UnsureError
+from cdc.log.recovery import ended_early, recover, remove_orphans, take_lock
 from cdc.log.retention import Retention as Retention
 from cdc.log.retention import RetentionResult as RetentionResult
 from cdc.log.retention import decide
@@ -71,28 +66,33 @@ class LogWriter:
         to_heal: bool = False,
     ) -> None:
         """With ``to_heal`` the caller calls ``heal`` before anything else."""
-        directory.mkdir(parents=True, exist_ok=True)
+        if tier is not None:
+            tier.require_elsewhere(directory)
         self._directory = directory
         self._limits = limits
         self._tier = tier
         place = tier.place_of(directory) if tier else None
-        self._lock = take_lock(directory, lock_timeout_s)
+        with self._writing():
+            make_directory(directory)
+            self._lock = take_lock(directory, lock_timeout_s)
         self._active: ActiveSegment | None = None
         try:
             with self._writing():
-                self._manifest, found = recover(directory, term, place, to_heal=to_heal)
-                self._stamp = stamp_of(directory)
-                self._active = ActiveSegment(directory, self._manifest, found)
+                found = recover(directory, term, place, to_heal=to_heal)
+                self._own = OwnManifest(directory, found.manifest)
+                self._lost, self._aside = found.lost, found.aside
+                self._damaged: dict[SegmentInfo, str] = {}
+                self._active = ActiveSegment(directory, found.manifest, found.active)
                 self.end = self._active.high
-                self.next_batch = self._manifest.next_batch + self._active.batches
-                self._syncer = Syncer(directory, durability, self.end)
+                self.next_batch = found.manifest.next_batch + self._active.batches
+                self._syncer = Syncer(directory, durability, self.end, found.lost)
         except BaseException:
             if self._active is not None:
                 self._active.close()
             os.close(self._lock)
             raise
         self._syncer.attach(*self._active.files)
-        self._mover = Mover(directory, place, self._manifest.segments)
+        self._mover = Mover(directory, place, found.manifest.log_id)
 
     @property
     def durable_end(self) -> Cursor:
@@ -106,33 +106,26 @@ class LogWriter:
 
     @property
     def manifest(self) -> Manifest:
-        return self._manifest
+        return self._own.current
 
     @property
     def active(self) -> SegmentInfo:
         """What the active segment holds so far; without batches until its first is appended."""
-        if self._active is not None:
-            return self._active.info()
-        manifest = self._manifest
-        return SegmentInfo(
-            first_batch=manifest.next_batch,
-            batches=0,
-            rows=0,
-            bytes=0,
-            first=manifest.end,
-            high=manifest.end,
-            commit_from_us=0,
-            commit_to_us=0,
-            sealed_at=0.0,
-            term=manifest.term,
-            history=manifest.history,
-            index_xxh3=0,
-        )
+        return self.manifest.begun if self._active is None else self._active.info()
 
     @property
     def size_bytes(self) -> int:
         """Bytes in all segments, wherever they lie, the active one included."""
-        return sum(segment.bytes for segment in self._manifest.segments) + self._active_bytes
+        return self._own.bytes + self._active_bytes
+
+    @property
+    def damage(self) -> str | None:
+        """What does not read back, or was kept aside, though nothing waits for it."""
+        if self._damaged:
+            left = set(self.manifest.segments)
+            self._damaged = {one: text for one, text in self._damaged.items() if one in left}
+        found = [*([self._aside] if self._aside else []), *self._damaged.values()]
+        return "; ".join(found) or None
 
     @property
     def tier_problem(self) -> str | None:
@@ -144,6 +137,8 @@ class LogWriter:
     ) -> Marker:
         """Write one batch and publish it to readers."""
         self._syncer.check()
+        if self._lost is not None:
+            raise ended_early(self._directory, self._lost, self.end)
         if not self.end <= first <= high:
             raise ProtocolError(
                 f"a batch from {first} to {high} cannot follow the log's end {self.end}",
@@ -165,6 +160,7 @@ class LogWriter:
         """Let go of what need not be kept, and of what cannot be; move segments to the tier."""
         self._syncer.check()
         with self._writing():
+            self._mover.check()
             self._require_own_manifest()
             if self._active is not None and self._active.age_s() >= self._limits.age_s:
                 self._seal()
@@ -177,6 +173,7 @@ class LogWriter:
                 result = self._decide(settled, retention)
             self._drop(result)
             self._move_next()
+            self._own.keep_spare()
         return result
 
     def restart_at(self, cursor: Cursor) -> None:
@@ -186,8 +183,8 @@ class LogWriter:
             self._require_own_manifest()
             self._cut_to(
                 replace(
-                    self._manifest,
-                    history=self._manifest.history + 1,
+                    self.manifest,
+                    history=self.manifest.history + 1,
                     earliest=cursor,
                     start_batch=self.next_batch,
                     segments=(),
@@ -201,37 +198,23 @@ class LogWriter:
         from where, or None if nothing was damaged.
         """
         self._syncer.flush()
-        segments = self._manifest.segments
-        if self._active is not None and self._active.batches:
-            segments = (*segments, self._active.info(time.time()))
         with self._writing():
-            damage = find_damage(self._directory, segments, unsettled_from)
-            if damage is None:
-                self._mend_indexes(segments)
-                return None
-            end = damage.kept[-1].high if damage.kept else self._manifest.earliest
-            again_from = max(end, unsettled_from)
-            if again_from < refetchable_from:
-                raise CorruptionError(
-                    f"{damage.where} is damaged: changes from {again_from} on are lost here, and "
-                    f"the source has them only from {refetchable_from} on",
-                    fix="restore the segment from a copy, or resynchronize the consumers",
-                    kind="log_damaged",
-                )
-            if again_from > end:
-                # The settled changes between would be a hole, so the settled past goes as well.
-                self.restart_at(again_from)
-                return again_from
             self._require_own_manifest()
-            self._cut_to(
-                replace(
-                    self._manifest,
-                    history=self._manifest.history + 1,
-                    start_batch=self._manifest.first_batch,
-                    segments=damage.kept,
-                )
-            )
-        return again_from
+            active = self._active
+            path = index_path(self._directory, self.manifest.active_name)
+            if active is not None and active.batches and not active.index_is_whole(path):
+                # It is open under its old inode: sealed, it can be made anew.
+                self._seal()
+            segments = self.manifest.segments
+            if self._active is not None and self._active.batches:
+                segments = (*segments, self._active.info(time.time()))
+            found = look_through(self._directory, segments, unsettled_from)
+            for one in found.to_mend:
+                mend_index(self._directory, one)
+            self._damaged = {one.segment: one.what for one in found.settled}
+            if found.cut is None and self._lost is None:
+                return None
+            return self._cut_damage(found, unsettled_from, refetchable_from)
 
     def close(self) -> None:
         """Sync and let go; what was appended stays readable."""
@@ -241,8 +224,8 @@ class LogWriter:
             with self._writing():
                 if not self._syncer.failed:
                     self._syncer.flush()
-                    if stamp_of(self._directory) == self._stamp:
-                        self._swap(replace(self._manifest, boot=""))
+                    if self._own.is_own:
+                        self._swap(replace(self.manifest, boot=""))
         finally:
             self._mover.close()
             self._syncer.close()
@@ -266,7 +249,7 @@ class LogWriter:
 
     def _begin(self) -> ActiveSegment:
         """Open the files of the segment that the manifest says comes next."""
-        self._active = ActiveSegment(self._directory, self._manifest)
+        self._active = ActiveSegment(self._directory, self.manifest)
         self._syncer.attach(*self._active.files)
         return self._active
 
@@ -277,7 +260,7 @@ class LogWriter:
             return
         self._syncer.flush()
         sealed = active.info(time.time())
-        self._swap(replace(self._manifest, segments=(*self._manifest.segments, sealed)))
+        self._swap(replace(self.manifest, segments=(*self.manifest.segments, sealed)))
         self._let_go()
 
     def _let_go(self) -> None:
@@ -286,11 +269,33 @@ class LogWriter:
             self._active.close()
             self._active = None
 
+    def _cut_damage(
+        self, found: Findings, unsettled_from: Cursor, refetchable_from: Cursor
+    ) -> Cursor:
+        end = found.kept[-1].high if found.kept else self.manifest.earliest
+        again_from = max(end, unsettled_from)
+        found.require_refetchable(end, again_from, refetchable_from)
+        if again_from > end:
+            # The settled changes between would be a hole, so the settled past goes as well.
+            self.restart_at(again_from)
+            return again_from
+        self._cut_to(
+            replace(
+                self.manifest,
+                history=self.manifest.history + 1,
+                start_batch=self.manifest.first_batch,
+                segments=found.kept,
+            )
+        )
+        return again_from
+
     def _cut_to(self, manifest: Manifest) -> None:
         """Swap to a shorter log: files of the new history, which no reader has seen."""
         gone = self._cold_beyond(manifest)
+        self._syncer.lower(manifest.end)
         self._swap(manifest)
         self._let_go()
+        self._lost = None
         self.next_batch, self.end = manifest.next_batch, manifest.end
         self._syncer.restart(self.end)
         remove_orphans(self._directory, manifest)
@@ -298,30 +303,22 @@ class LogWriter:
 
     def _cold_beyond(self, manifest: Manifest) -> list[SegmentInfo]:
         kept = {segment.name for segment in manifest.segments}
-        return [one for one in self._manifest.segments if one.place and one.name not in kept]
-
-    def _mend_indexes(self, segments: Sequence[SegmentInfo]) -> None:
-        """Make indexes anew that differ from their frames, which are whole."""
-        for segment in segments:
-            mended = not segment.place and check_sealed(self._directory, segment)
-            if mended and segment.next_batch > self._manifest.next_batch:
-                # The active index is open under its old inode: the new one ends here.
-                self._seal()
+        return [one for one in self.manifest.segments if one.place and one.name not in kept]
 
     def _decide(self, settled: Cursor, retention: Retention) -> RetentionResult:
-        return decide(self._manifest.segments, self._active_bytes, settled, time.time(), retention)
+        return decide(self.manifest.segments, self._active_bytes, settled, time.time(), retention)
 
     def _drop(self, result: RetentionResult) -> None:
         count = result.removed + result.evicted
         if not count:
             return
-        gone, kept = self._manifest.segments[:count], self._manifest.segments[count:]
+        gone, kept = self.manifest.segments[:count], self.manifest.segments[count:]
         floor = gone[-1].high
         self._swap(
             replace(
-                self._manifest,
+                self.manifest,
                 earliest=floor,
-                evicted=floor if result.evicted else self._manifest.evicted,
+                evicted=floor if result.evicted else self.manifest.evicted,
                 start_batch=gone[-1].next_batch,
                 segments=kept,
             )
@@ -335,24 +332,23 @@ class LogWriter:
         if moved is None:
             return
         asked, copy = moved
-        if asked not in self._manifest.segments:
+        if asked not in self.manifest.segments:
+            self._mover.done()
             self._mover.remove([copy])
             return
-        segments = tuple(copy if one == asked else one for one in self._manifest.segments)
-        try:
-            self._swap(replace(self._manifest, segments=segments))
-        except OSError:
-            self._mover.copy(asked)
-            raise
+        segments = tuple(copy if one == asked else one for one in self.manifest.segments)
+        self._swap(replace(self.manifest, segments=segments))
+        self._mover.done()
         self._unlink([asked])
 
     def _move_next(self) -> None:
         """Ask for a copy of the oldest segment here, while those here are too many."""
         if self._tier is None or not self._mover.idle:
             return
-        hot = [segment for segment in self._manifest.segments if not segment.place]
-        if hot and sum(segment.bytes for segment in hot) > self._tier.hot_bytes:
-            self._mover.copy(hot[0])
+        hot = [segment for segment in self.manifest.segments if not segment.place]
+        movable = self._mover.movable(hot)
+        if movable is not None and sum(one.bytes for one in hot) > self._tier.hot_bytes:
+            self._mover.copy(movable)
 
     def _unlink(self, segments: Iterable[SegmentInfo]) -> None:
         for segment in segments:
@@ -362,30 +358,19 @@ class LogWriter:
                     path(self._directory, segment.name).unlink(missing_ok=True)
 
     def _swap(self, manifest: Manifest) -> None:
-        self._require_own_manifest()
-        self._put(manifest)
+        with self._sure():
+            self._own.swap(manifest)
 
     def _require_own_manifest(self) -> None:
         """Refuse to go on once a newer term has written the manifest."""
-        if stamp_of(self._directory) == self._stamp:
-            return
-        try:
-            found = read_manifest(self._directory)
-        except CorruptionError:
-            found = None
-        if found is not None and found.term >= self._manifest.term:
-            raise fenced(self._directory, found.term, self._manifest.term)
-        # Removed, or written by an older term that woke between its check and its swap.
-        self._put(self._manifest)
+        with self._sure():
+            self._own.require()
 
-    def _put(self, manifest: Manifest) -> None:
-        swap_manifest(self._directory, manifest)
-        self._manifest = manifest
+    @contextmanager
+    def _sure(self) -> Iterator[None]:
         try:
-            self._stamp = stamp_of(self._directory)
-            sync_directory(self._directory)
-        except OSError as error:
-            # It has taken its place, but nobody can say whether it keeps it.
+            yield
+        except UnsureError as error:
             self._syncer.fail(error)
             self._syncer.check()
 
@@ -398,4 +383,5 @@ class LogWriter:
             raise TransientError(
                 f"the log in {self._directory} cannot be written: {error.strerror or error}",
                 fix="free space on that disk; reading goes on by itself",
+                kind="log_unwritable",
             ) from error

@@ -13,6 +13,7 @@ from cdc.config import load
 from cdc.errors import WalbrookError, exit_status
 from cdc.replication.reader import SlotReader
 from cdc.replication.settings import settings_of
+from cdc.replication.state_link import tell_failed_start
 from cdc.replication.stop import StopSignal
 from cdc.service.logs import configure_logs
 
@@ -29,12 +30,22 @@ def main() -> int:
     stop = StopSignal()
     stop.on_signals()
     stop.on_parent_death()
+    settings = settings_of(config, arguments.source, arguments.term)
     try:
-        SlotReader(settings_of(config, arguments.source, arguments.term), stop).run()
+        reader = SlotReader(settings, stop)
     except WalbrookError as error:
-        print(f"walbrook: {error}", file=sys.stderr)
-        return exit_status(error)
+        tell_failed_start(settings.state_dsn, settings.source, settings.term, error)
+        return _ended(error)
+    try:
+        reader.run()
+    except WalbrookError as error:
+        return _ended(error)
     return 0
+
+
+def _ended(error: WalbrookError) -> int:
+    print(f"walbrook: {error}", file=sys.stderr)
+    return exit_status(error)
 
 
 if __name__ == "__main__":

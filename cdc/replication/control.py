@@ -2,7 +2,7 @@
 
 The lock is a session advisory lock, so that of two readers of one slot the second waits and says
 why. Before anything is read, ``look`` and ``check`` ask whether server, history and slot are those
-that were read before; ``same_server`` asks it again of the connection that streams. What must
+that were read before; ``check_again`` asks it of the connection that streams. What must
 always hold: no answer is waited for longer than a bound.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -34,6 +35,7 @@ _ANSWER_S = 15.0  # a little above the server's own bound on a statement
 
 _LOCK = "SELECT pg_try_advisory_lock(hashtextextended('walbrook.slot.' || %s, 0))"
 _STARTED_AT = "SELECT extract(epoch FROM pg_postmaster_start_time())::text"
+_PUBLICATION = "SELECT 1 FROM pg_publication WHERE pubname = %s"
 
 # The index that identifies a row: the one named as replica identity, or else the primary key.
 _KEY = """
@@ -61,15 +63,23 @@ _FIXES = {
 class SlotControl:
     """The ordinary connection to the source: lock first, then look at the slot."""
 
-    def __init__(self, dsn: str, slot: str) -> None:
+    def __init__(self, dsn: str, slot: str, publication: str) -> None:
         self._dsn = dsn
         self._slot = slot
+        self._publication = publication
         with _answering():
             self._connection = connect(dsn, name=f"{slot}:lock", statement_s=10)
-            with deadline(self._connection, _ANSWER_S):
-                row = self._connection.execute(_LOCK, (slot,)).fetchone()
-        if row is None or not row[0]:
+        try:
+            self._lock()
+        except BaseException:
             self._connection.close()
+            raise
+
+    def _lock(self) -> None:
+        slot = self._slot
+        with _answering(), deadline(self._connection, _ANSWER_S):
+            row = self._connection.execute(_LOCK, (slot,)).fetchone()
+        if row is None or not row[0]:
             raise TransientError(
                 f"another service reads slot {slot}",
                 fix="stop the other one; this one goes on by itself once the slot is free",
@@ -82,12 +92,16 @@ class SlotControl:
             server = identify(replication)
             check_cluster(server, recorded)
             row = replication.execute(READ_SLOT, (self._slot,)).fetchone()
+            published = replication.execute(_PUBLICATION, (self._publication,)).fetchone()
             fork = find_fork(replication, server, recorded)
             self._check_same(server.started_at)
         slot = None if row is None else slot_row(self._slot, row[0], row[2])
+        usable = _usable(self._slot, slot, server)
+        if published is None:
+            raise publication_missing(self._publication)
         return Identity(
             server=server,
-            slot=_usable(self._slot, slot, server),
+            slot=usable,
             failed_over_from=None if fork is None else recorded.timeline,
             fork_lsn=fork,
         )
@@ -96,16 +110,23 @@ class SlotControl:
         """Refuse a position from which going on would skip or mix up changes."""
         check_resume(identity, resume)
 
-    def same_server(self, replication: psycopg.Connection[Any], identity: Identity) -> None:
+    def check_again(
+        self, replication: psycopg.Connection[Any], identity: Identity, resume: Cursor
+    ) -> None:
         """Whether the connection that will stream leads to the server that was looked at.
 
-        Behind one address a failover can happen between two connections.
+        Behind one address a failover can happen between two connections; and the last words of an
+        earlier reader may have moved the slot since.
         """
+        seen = identity.server
         with _answering(), deadline(replication, _ANSWER_S):
             server = identify(replication)
-        seen = identity.server
-        if (server.started_at, server.timeline) != (seen.started_at, seen.timeline):
-            raise _another_server()
+            if (server.started_at, server.timeline) != (seen.started_at, seen.timeline):
+                raise _another_server()
+            simple = psycopg.ClientCursor(replication)
+            row = simple.execute(READ_SLOT, (self._slot,)).fetchone()
+        slot = None if row is None else slot_row(self._slot, row[0], row[2])
+        check_resume(replace(identity, slot=_usable(self._slot, slot, server)), resume)
 
     def key_of(self, relation: Relation) -> list[str]:
         """The columns of a table's key in key order, as the catalog has it now."""
@@ -162,6 +183,15 @@ def _usable(name: str, slot: SlotRow | None, server: Server) -> SlotRow:
     if fault is not None:
         raise SourceError(fault.what, fix=_FIXES[fault.kind], kind=fault.kind)
     return slot
+
+
+def publication_missing(name: str) -> SourceError:
+    return SourceError(
+        f"the publication {name} does not exist; what is committed without it never comes through "
+        "the slot",
+        fix="create it again as it was; changes committed meanwhile are lost to all sinks",
+        kind="publication_missing",
+    )
 
 
 def _another_server() -> TransientError:

@@ -69,18 +69,6 @@ class Identity:
         return self.server.timeline
 
     @property
-    def server_version(self) -> int:
-        return self.server.version
-
-    @property
-    def in_recovery(self) -> bool:
-        return self.server.in_recovery
-
-    @property
-    def two_phase(self) -> bool:
-        return self.slot.two_phase
-
-    @property
     def confirmed(self) -> int:
         """The LSN below which the slot gives nothing any more."""
         return self.slot.confirmed_lsn

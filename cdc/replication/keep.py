@@ -46,16 +46,17 @@ class LogKeeper:
         self.full = False
         self.log = self._open()
 
-    def resume(self, restart: Cursor, confirmed_lsn: int) -> Cursor:
+    def resume(self, restart: Cursor, lowest: Cursor, confirmed_lsn: int) -> Cursor:
         """From where to read: the log's end, unless it is behind what the slot still has.
 
+        ``lowest`` is where the last consumer stands, which may have been moved back;
         ``confirmed_lsn`` is where the slot stands: it gives nothing below.
         """
         if self.log.needs_reopen:
             self.log.close()
             self.log, self._to_verify = self._open(), True
         if self._to_verify:
-            healed = self.log.heal(restart, Cursor(confirmed_lsn, 0))
+            healed = self.log.heal(lowest, Cursor(confirmed_lsn, 0))
             if healed is not None:
                 _logger.warning("reader.log_damaged", read_again_from=str(healed))
             self._to_verify = False
@@ -99,7 +100,7 @@ class LogKeeper:
     def safe(self, restart: Cursor) -> Cursor:
         """Up to where Postgres may forget; ``restart`` is up to where everyone is served."""
         if self._durability == "memory":
-            return restart
+            return min(restart, self.log.end)
         durable = self.log.durable_end
         return durable if self._durability == "fsync" else min(restart, durable)
 
@@ -113,6 +114,15 @@ class LogKeeper:
                     f"the log has reached log.max_bytes ({self._retention.bytes_max} bytes) of "
                     "undelivered changes; reading waits, and the source keeps its WAL",
                     "find the consumer that is behind (walbrook status), or raise log.max_bytes",
+                )
+            )
+        if self.log.damage is not None:
+            found.append(
+                Condition(
+                    "log_damaged_past",
+                    "warning",
+                    f"something in the log does not read back: {self.log.damage}",
+                    "nothing that anyone waits for is missing; walbrook log verify lists it all",
                 )
             )
         if self.log.tier_problem is not None:
@@ -133,7 +143,7 @@ class LogKeeper:
             rows = tuple(_row(s, s.place or here, s.sealed_at) for s in manifest.segments)
             self._shown = (manifest, rows)
         active = self.log.active
-        if active is None or not active.batches:
+        if not active.batches:
             return self._shown[1]
         return (*self._shown[1], _row(active, here, 0.0, active=True))
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 
 import psycopg
 import pyarrow as pa
@@ -35,7 +37,7 @@ from cdc.replication.seal import Sealed, Sealer
 from cdc.replication.settings import ReaderSettings
 from cdc.replication.source_watch import SourceWatch
 from cdc.replication.spill import NotStreamableError, Spill
-from cdc.replication.state_link import News, StateLink
+from cdc.replication.state_link import News, StateLink, condition_of
 from cdc.replication.stop import StopSignal
 from cdc.replication.stream import ReplicationStream
 from cdc.state.health import Condition
@@ -45,8 +47,13 @@ _logger = structlog.get_logger("walbrook.reader")
 
 _FEEDBACK_S = 1.0
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 10.0
+_PINGS, _PINGS_S = 10, 1.0
 _NO_ROWS = pa.RecordBatch.from_pylist([], schema=RAW_SCHEMA)
 _SPILL = "spill"
+
+
+class _GivenUpError(Exception):
+    """Reading ends here, in the middle of something: what is not in the log is sent again."""
 
 
 class SlotReader:
@@ -70,11 +77,14 @@ class SlotReader:
         self._watch = SourceWatch(
             settings.dsn,
             settings.slot,
+            settings.publication,
             heartbeat_s=settings.heartbeat_s,
             primary_dsn=settings.primary_dsn,
         )
         self._head_lsn = 0
         self._timeline: int | None = None
+        # Why there is no stream; told until there is one again.
+        self._trouble: Exception | None = None
         self._wanted = settings.stream
         self._backoff_s = _BACKOFF_FIRST_S
         self._next_feedback = 0.0
@@ -91,9 +101,11 @@ class SlotReader:
                     self._wanted = StreamOptions(False, self._wanted.two_phase, self._wanted.origin)
                 except (TransientError, psycopg.OperationalError) as error:
                     self._disconnected(error)
-            self._report("stopped", None)
+            self._trouble = None
+            self._report("stopped")
         except WalbrookError as error:
-            self._report("stopped", str(error), [_condition(error)])
+            self._trouble = error
+            self._report("stopped")
             raise
         finally:
             self._watch.close()
@@ -101,22 +113,24 @@ class SlotReader:
             self._keeper.close()
 
     def _disconnected(self, error: Exception) -> None:
-        what = str(error).strip()
-        _logger.warning("reader.disconnected", error=what)
-        self._report("disconnected", what, [_condition(error)])
+        self._trouble = error
+        _logger.warning("reader.disconnected", error=str(error).strip())
+        self._report("disconnected")
         # Many readers of one server must not come back at the same moment.
         self._stop.wait(self._backoff_s * random.uniform(0.5, 1.0))
         self._backoff_s = min(self._backoff_s * 2, _BACKOFF_MAX_S)
 
     def _connect_and_read(self) -> None:
-        self._report("connecting", None)
+        self._report("connecting")
         settings = self._settings
         position = self._state.position()
-        control = SlotControl(settings.dsn, settings.slot)
+        control = SlotControl(settings.dsn, settings.slot, settings.publication)
         try:
             known = max(position.timeline or 0, self._timeline or 0) or None
             identity = control.look(Recorded(position.system_identifier, known))
-            resume = self._keeper.resume(self._state.restart, identity.confirmed)
+            resume = self._keeper.resume(
+                self._state.restart, min(position.lowest, self._state.lowest), identity.confirmed
+            )
             control.check(identity, resume)
             if identity.timeline != position.timeline:
                 self._record(identity)
@@ -127,7 +141,7 @@ class SlotReader:
                 publication=settings.publication,
                 start_lsn=resume.lsn,
                 options=wanted,
-                check=lambda connection: control.same_server(connection, identity),
+                check=lambda connection: control.check_again(connection, identity, resume),
             )
             try:
                 self._begun(resume)
@@ -137,7 +151,8 @@ class SlotReader:
                     settings.batch,
                     settled=self._state.restart,
                 )
-                self._read(stream, intake)
+                with suppress(_GivenUpError):
+                    self._read(stream, intake)
             finally:
                 stream.close()
         finally:
@@ -169,6 +184,7 @@ class SlotReader:
         settings = self._settings
         batch = Collector(settings.batch, settings.linger_ms / 1000)
         idle_since = time.monotonic()
+        pings: deque[float] = deque(maxlen=_PINGS)
         while not self._stop.requested and not self._keeper.suspect:
             now = time.monotonic()
             if now >= self._next_feedback:
@@ -183,14 +199,23 @@ class SlotReader:
             if keepalive is not None:
                 if keepalive.reply_requested:
                     self._next_feedback = 0.0
+                    pings.append(now)
+                    _require_patience(pings)
                 idle = batch.empty and not intake.in_transaction
                 if idle and now - idle_since >= settings.idle_s:
-                    self._advance_idle(keepalive)
+                    self._advance_idle(stream, keepalive)
                     idle_since = now
             elif not taken:
+                self._require_a_voice(stream)
                 stream.wait(batch.patience_s(now, self._next_feedback), self._stop.descriptor)
-        if not batch.empty:
+        if self._stop.requested and not batch.empty:
             self._take(stream, intake, batch.hand_over())
+
+    def _require_a_voice(self, stream: ReplicationStream) -> None:
+        """A server that says nothing, though asked for a keepalive, is gone."""
+        silent_s = time.monotonic() - stream.received_at
+        if silent_s > self._settings.silence_s:
+            raise TransientError(f"the server has been silent for {silent_s:.0f} s", kind="silent")
 
     def _take(self, stream: ReplicationStream, intake: Intake, messages: list[bytes]) -> bool:
         """Put what the messages complete into the log; says whether there was anything.
@@ -202,71 +227,73 @@ class SlotReader:
         for sealed in intake.take(messages):
             if time.monotonic() >= self._next_feedback:
                 self._feedback(stream)
-            if not self._append(stream, sealed):
-                break
+            self._append(stream, sealed)
             anything = True
         for heartbeat in intake.heartbeats:
             self._watch.returned(heartbeat)
+        # Nobody listened to the server meanwhile.
+        stream.received_at = time.monotonic()
         return anything
 
-    def _append(self, stream: ReplicationStream, sealed: Sealed) -> bool:
-        """Put a batch into the log; while there is no room, hold it and read nothing more.
-
-        Says whether it went in: a stop may come first. Nothing is lost then: it was not confirmed,
-        so the source sends it again.
-        """
+    def _append(self, stream: ReplicationStream, sealed: Sealed) -> None:
+        """Put a batch into the log; while there is no room, hold it and read nothing more."""
         while self._keeper.at_limit():
             self._tend()
             if not self._keeper.full:
                 break
-            self._feedback(stream, "paused", "the log has reached log.max_bytes")
-            if self._stop.wait(_FEEDBACK_S / 4):
-                return False
+            self._hold(stream, "the log has reached log.max_bytes", _FEEDBACK_S / 4)
         while True:
             try:
                 self._keeper.append(sealed)
                 self._backoff_s = _BACKOFF_FIRST_S
                 reached("appended")
-                return True
+                return
             except TransientError as error:
                 if self._keeper.log.needs_reopen:
                     raise
                 _logger.warning("reader.paused", error=str(error))
-                self._feedback(stream, "paused", str(error), [_condition(error)])
-                if self._stop.wait(_FEEDBACK_S):
-                    return False
+                self._hold(stream, str(error), _FEEDBACK_S, [condition_of(error)])
 
-    def _advance_idle(self, keepalive: Keepalive) -> None:
+    def _hold(
+        self,
+        stream: ReplicationStream,
+        why: str,
+        seconds: float,
+        conditions: Iterable[Condition] = (),
+    ) -> None:
+        """Wait with a batch in hand, and say so; a stop or damage in the log ends the wait."""
+        self._feedback(stream, "paused", why, conditions)
+        if self._stop.wait(seconds) or self._keeper.suspect:
+            raise _GivenUpError
+
+    def _advance_idle(self, stream: ReplicationStream, keepalive: Keepalive) -> None:
         """Nothing for us below the server's position: let the cursors say so."""
         position = Cursor(keepalive.end_lsn, 0)
         if position > max(self._keeper.end, self._state.restart):
-            self._keeper.append(Sealed(_NO_ROWS, {}, position, position))
-            self._backoff_s = _BACKOFF_FIRST_S
+            self._append(stream, Sealed(_NO_ROWS, {}, position, position))
 
     def _feedback(
         self,
         stream: ReplicationStream,
         state: ReaderState = "streaming",
-        error: str | None = None,
+        why: str | None = None,
         conditions: Iterable[Condition] = (),
     ) -> None:
         """Tell the server and the state database where we are; keep the log within its bounds."""
         self._state.require_ours()
+        self._trouble = None
         self._head_lsn = max(self._head_lsn, stream.server_lsn)
-        silent_s = time.monotonic() - stream.received_at
-        if silent_s > self._settings.silence_s and state == "streaming":
-            raise TransientError(f"the server has been silent for {silent_s:.0f} s", kind="silent")
         safe = self._keeper.safe(self._state.restart)
         stream.confirm(
             received_lsn=self._keeper.end.lsn,
             confirmed_lsn=safe.lsn,
-            reply_requested=silent_s > self._settings.silence_s / 3,
+            reply_requested=time.monotonic() - stream.received_at > self._settings.silence_s / 3,
         )
         reached("confirmed")
         self._spill.settled(safe.lsn)
         self._tend()
         self._next_feedback = time.monotonic() + _FEEDBACK_S
-        self._report(state, error or self._state.problem, conditions)
+        self._report(state, why or self._state.problem, conditions)
 
     def _tend(self) -> None:
         try:
@@ -277,15 +304,17 @@ class SlotReader:
             _logger.warning("reader.log_not_tended", error=str(error))
 
     def _report(
-        self, state: ReaderState, error: str | None, conditions: Iterable[Condition] = ()
+        self, state: ReaderState, why: str | None = None, conditions: Iterable[Condition] = ()
     ) -> None:
+        if self._trouble is not None:
+            why, conditions = str(self._trouble).strip(), [condition_of(self._trouble)]
         keeper = self._keeper
         manifest = keeper.log.manifest
         self._state.tell(
             News(
                 ReaderReport(
                     state=state,
-                    error=error,
+                    error=why,
                     head_lsn=self._head_lsn,
                     log_end=keeper.end,
                     durable_end=keeper.log.durable_end,
@@ -305,10 +334,13 @@ class SlotReader:
         )
 
 
-def _condition(error: Exception) -> Condition:
-    """What an error is as a health event: of its own kind, or of the kind of its class."""
-    if not isinstance(error, WalbrookError):
-        return Condition("disconnected", "error", str(error).strip())
-    passing = isinstance(error, TransientError)
-    kind = error.kind or ("disconnected" if passing else "reader_stopped")
-    return Condition(kind, "error", error.what, error.fix)
+def _require_patience(pings: deque[float]) -> None:
+    """Let go of a server that wants to shut down.
+
+    It waits until all that it sent is confirmed, which may take until a sink is back, and asks
+    again as fast as it is answered. A server that means to stay asks twice a minute.
+    """
+    if len(pings) == _PINGS and pings[-1] - pings[0] < _PINGS_S:
+        raise TransientError(
+            "the server is shutting down and waits for us to let go", kind="source_stopping"
+        )

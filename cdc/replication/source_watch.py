@@ -35,6 +35,7 @@ _EMIT = "SELECT pg_logical_emit_message(false, %s, %s)::text"
 # From 17 on it can ask for a flush; before, an idle server may keep it back for some seconds.
 _EMIT_FLUSHED = "SELECT pg_logical_emit_message(false, %s, %s, true)::text"
 _FLUSH_FROM = 170_000
+_PUBLICATION = "SELECT oid FROM pg_publication WHERE pubname = %s"
 _WHERE = """
 SELECT system_identifier::text, current_database()::text, pg_is_in_recovery()
   FROM pg_control_system()
@@ -47,16 +48,25 @@ class _Seen:
 
     slot: SlotRow | None = None
     refusal: Condition | None = None
+    publication: Condition | None = None
 
 
 class SourceWatch:
     """Sends heartbeats and looks at the slot until closed; everything else is asked of it."""
 
     def __init__(
-        self, dsn: str, slot: str, *, heartbeat_s: float, primary_dsn: str | None = None
+        self,
+        dsn: str,
+        slot: str,
+        publication: str,
+        *,
+        heartbeat_s: float,
+        primary_dsn: str | None = None,
     ) -> None:
         """``heartbeat_s`` 0 sends none; ``primary_dsn`` is where they go if not to the source."""
         self._slot = slot
+        self._publication = publication
+        self._published: object = None  # the publication's oid when it was first seen
         self._heartbeat_s = heartbeat_s
         self._source = _Link(dsn, f"{slot}:watch")
         self._primary = _Link(primary_dsn, f"{slot}:heartbeat") if primary_dsn else None
@@ -81,7 +91,7 @@ class SourceWatch:
     def conditions(self, *, reading: bool = True) -> list[Condition]:
         """What is wrong; while the reader is not reading, heartbeats are not late."""
         seen = self._seen
-        found = [seen.refusal, _slot_condition(seen.slot)]
+        found = [seen.refusal, seen.publication, _slot_condition(seen.slot)]
         if reading:
             found.append(self._ledger.late(time.monotonic()))
         return [condition for condition in found if condition is not None]
@@ -107,16 +117,26 @@ class SourceWatch:
         pace_s = min(self._heartbeat_s or _SLOT_PACE_S, _SLOT_PACE_S)
         next_heartbeat = time.monotonic()
         while not self._closing.is_set():
-            slot, refusal = self._look_at_slot(), self._seen.refusal
-            if self._heartbeat_s and time.monotonic() >= next_heartbeat:
+            beat = bool(self._heartbeat_s) and time.monotonic() >= next_heartbeat
+            if beat:
                 next_heartbeat = time.monotonic() + self._heartbeat_s
-                refusal = self._beat()
-                if refusal is not None and refusal != self._seen.refusal:
-                    _logger.warning("watch.heartbeat_refused", error=refusal.what)
-            self._seen = _Seen(slot, refusal)
+            try:
+                self._look(beat)
+            except Exception:
+                # Whatever it was, a watch that has ended without a word would be worse.
+                _logger.exception("watch.failed")
             self._closing.wait(pace_s)
         for link in self._links():
             link.drop()
+
+    def _look(self, beat: bool) -> None:
+        slot, refusal = self._look_at_slot(), self._seen.refusal
+        publication = self._look_at_publication()
+        if beat:
+            refusal = self._beat()
+            if refusal is not None and refusal != self._seen.refusal:
+                _logger.warning("watch.heartbeat_refused", error=refusal.what)
+        self._seen = _Seen(slot, refusal, publication)
 
     def _look_at_slot(self) -> SlotRow | None:
         """The slot's row; while the source does not answer, the last one stays."""
@@ -126,6 +146,33 @@ class SourceWatch:
             self._source.drop()
             return self._seen.slot
         return None if row is None else slot_row(self._slot, row[0], row[2])  # type: ignore[arg-type]
+
+    def _look_at_publication(self) -> Condition | None:
+        """From Postgres 18 on a stream goes on without its publication, and without its changes."""
+        try:
+            row = self._source.ask(_PUBLICATION, (self._publication,))
+        except psycopg.Error:
+            self._source.drop()
+            return self._seen.publication
+        if row is None:
+            return Condition(
+                "publication_missing",
+                "error",
+                f"the publication {self._publication} does not exist: what is committed now never "
+                "comes through the slot",
+                "create it again as it was; changes committed meanwhile are lost to all sinks",
+            )
+        if self._published is None:
+            self._published = row[0]
+        if row[0] == self._published:
+            return None
+        return Condition(
+            "publication_replaced",
+            "error",
+            f"the publication {self._publication} was dropped and created again while it was read: "
+            "what was committed between is lost to all sinks",
+            "bring the sinks up to date by other means; the event ends with the next start",
+        )
 
     def _beat(self) -> Condition | None:
         """Write one heartbeat; the answer says why that was refused."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -223,9 +223,10 @@ class Spill:
         self._prepared[note.xid, note.gid] = note
 
     def _remove_note(self, key: tuple[int, str]) -> None:
-        note = self._prepared.pop(key)
-        self._note_path(*key).unlink(missing_ok=True)
-        self._file_of(note).remove()
+        # The note goes first, and what cannot be removed now is removed another time.
+        with suppress(OSError):
+            self._note_path(*key).unlink(missing_ok=True)
+            self._file_of(self._prepared.pop(key)).remove()
 
     def _note_path(self, xid: int, gid: str) -> Path:
         return self._directory / f"{xid}-{_checksum(gid)}{_NOTE}"

@@ -16,7 +16,7 @@ import structlog
 
 from cdc.connection import Connection, connect
 from cdc.cursor import ORIGIN
-from cdc.errors import OperatorError, TransientError, WalbrookError
+from cdc.errors import OperatorError, ProtocolError, TransientError, WalbrookError
 from cdc.failpoints import reached
 from cdc.state.health import Condition, report_conditions
 from cdc.state.positions import SourcePosition, source_position
@@ -24,6 +24,7 @@ from cdc.state.reader_state import (
     ReaderReport,
     SegmentRow,
     SourceSight,
+    report_failed_start,
     report_reader,
     report_segments,
 )
@@ -109,6 +110,11 @@ class StateLink:
                     _logger.warning("reader.state_unreachable", error=str(error).strip())
                 self.problem = f"the state database does not answer: {error}".strip()
                 self._disconnect()
+            except Exception as error:
+                # Without this thread nothing is confirmed and nobody is fenced: end the reader.
+                _logger.exception("reader.state_link_failed")
+                self._fenced = ProtocolError(f"the link to the state database failed: {error!r}")
+                self._known.set()
             if closing or self._fenced is not None:
                 self._disconnect()
                 return
@@ -151,3 +157,22 @@ def _urgent(news: News) -> object:
 def _settled(news: News) -> News:
     """What was said, without what moves by itself on an idle source."""
     return replace(news, report=replace(news.report, head_lsn=0, sight=SourceSight()))
+
+
+def condition_of(error: Exception) -> Condition:
+    """What an error is as a health event: of its own kind, or of the kind of its class."""
+    if not isinstance(error, WalbrookError):
+        return Condition("disconnected", "error", str(error).strip())
+    passing = isinstance(error, TransientError)
+    kind = error.kind or ("disconnected" if passing else "reader_stopped")
+    return Condition(kind, "error", error.what, error.fix)
+
+
+def tell_failed_start(dsn: str, source: str, term: int, error: WalbrookError) -> None:
+    """Say in SQL why a reader did not come up; it has no link that could."""
+    try:
+        with connect(dsn, name=f"{source}:state", statement_s=5) as connection:
+            report_failed_start(connection, source, term, str(error))
+            report_conditions(connection, source, term, [condition_of(error)])
+    except (psycopg.Error, WalbrookError) as problem:
+        _logger.warning("reader.state_unreachable", error=str(problem).strip())

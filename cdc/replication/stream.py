@@ -97,7 +97,7 @@ class ReplicationStream:
                 raise TransientError(f"the replication stream broke: {error}".strip()) from error
             if size <= 0:
                 if size < 0:
-                    raise TransientError("the server ended the replication stream")
+                    raise self._ended()
                 break
             message = bytes(view)
             if message[0] == XLOG_DATA:
@@ -119,8 +119,8 @@ class ReplicationStream:
             self.received_at = time.monotonic()
         return taken, None
 
-    def wait(self, timeout_s: float, also: int) -> bool:
-        """Sleep until the server or the descriptor ``also`` has something; True for ``also``."""
+    def wait(self, timeout_s: float, also: int) -> None:
+        """Sleep until the server or the descriptor ``also`` has something."""
         self._poll.register(also, select.POLLIN)
         try:
             ready = dict(self._poll.poll(max(0.0, timeout_s) * 1000))
@@ -131,7 +131,6 @@ class ReplicationStream:
                 self._pgconn.consume_input()
             except psycopg.OperationalError as error:
                 raise TransientError(f"the replication stream broke: {error}".strip()) from error
-        return also in ready
 
     def confirm(self, *, received_lsn: int, confirmed_lsn: int, reply_requested: bool) -> None:
         """Tell the server where we are; it may forget what lies below ``confirmed_lsn``."""
@@ -182,6 +181,15 @@ class ReplicationStream:
         if result is None or result.status != pq.ExecStatus.COPY_BOTH:
             message = result.get_error_message() if result else "no answer"
             raise TransientError(f"replication from slot {slot} did not start: {message}".strip())
+
+    def _ended(self) -> TransientError:
+        """The server ended the stream; what it says of that is its next answer."""
+        try:
+            result = self._answer(time.monotonic() + _SEND_TIMEOUT_S)
+        except (psycopg.OperationalError, TransientError):
+            result = None
+        reason = result.get_error_message().strip() if result else ""
+        return TransientError(f"the server ended the replication stream: {reason or 'no reason'}")
 
     def _answer(self, deadline: float) -> PGresult | None:
         """What the server says to a command; asked for only once it is there.

@@ -23,10 +23,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from cdc.config import load
 from cdc.cursor import ORIGIN, Cursor, parse_lsn
 from cdc.errors import OperatorError
+from cdc.log.manifest import read_manifest
 from cdc.log.verify import Verification
 from cdc.log.view import LogView
 from cdc.service.log_changes import ChangePrinter, Choice
-from cdc.service.log_listing import describe_log, show_log
+from cdc.service.log_listing import describe_log, no_manifest, show_log
 
 log_app = typer.Typer(help="Look into the change log of a source.", no_args_is_help=True)
 
@@ -127,6 +128,8 @@ def log_cat(
         frozenset(_qualified(name) for name in table or ()),
         frozenset(action or ()),
     )
+    if read_manifest(directory) is None:
+        raise no_manifest(directory)
     with closing(LogView(directory)) as log:
         earliest, _evicted = log.floors()
         if ORIGIN < choice.start < earliest:

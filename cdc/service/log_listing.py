@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypedDict
@@ -14,7 +15,6 @@ from cdc.cursor import Cursor
 from cdc.errors import CorruptionError, OperatorError
 from cdc.log.manifest import Manifest, SegmentInfo, read_manifest, stamp_of
 from cdc.log.segment import (
-    Scan,
     data_path,
     high_of,
     index_length,
@@ -73,10 +73,7 @@ def describe_log(source: str, directory: Path) -> Listing:
         if stamp_of(directory) == before:
             break
     if manifest is None:
-        raise OperatorError(
-            f"the log in {directory} has no manifest",
-            fix="start the service: it makes the manifest, from the segments if there are any",
-        )
+        raise no_manifest(directory)
     segments = [_described(info, sealed=True) for info in manifest.segments]
     segments.append(_described(active, sealed=False))
     return Listing(
@@ -92,6 +89,13 @@ def describe_log(source: str, directory: Path) -> Listing:
         rows=sum(segment["rows"] for segment in segments),
         bytes=sum(segment["bytes"] for segment in segments),
         segments=segments,
+    )
+
+
+def no_manifest(directory: Path) -> OperatorError:
+    return OperatorError(
+        f"the log in {directory} has no manifest",
+        fix="start the service: it makes the manifest, from the segments if there are any",
     )
 
 
@@ -131,29 +135,25 @@ def show_log(log: Listing, console: Console) -> None:
 
 def _active(directory: Path, manifest: Manifest) -> SegmentInfo:
     """The active segment as far as its index goes."""
-    name, first_batch = manifest.active_name, manifest.next_batch
-    batches = index_length(index_path(directory, name))
-    entries = read_entries(index_path(directory, name), 0, batches)
+    begun, path = manifest.begun, index_path(directory, manifest.active_name)
+    # Counted once: it may be sealed and trimmed between two looks.
+    entries = read_entries(path, 0, index_length(path))
+    if not len(entries):
+        return begun
     try:
-        found = scan(map_file(data_path(directory, name)), first_batch, batches=batches)
+        data = map_file(data_path(directory, manifest.active_name))
+        commits = scan(data, begun.first_batch, batches=len(entries)).commits
     except FileNotFoundError:
-        # Nothing was appended since the last segment was sealed.
-        found = Scan([], 0, 0, (0, 0))
-    return SegmentInfo(
-        first_batch=first_batch,
+        commits = (0, 0)
+    return replace(
+        begun,
         batches=len(entries),
         rows=int(entries["rows"].sum()),
         bytes=int(entries["bytes"].sum()),
-        first=Cursor(*map(int, entries[["first_lsn", "first_idx"]][0]))
-        if batches
-        else manifest.end,
-        high=high_of(entries[-1]) if batches else manifest.end,
-        commit_from_us=found.commits[0],
-        commit_to_us=found.commits[1],
-        sealed_at=0.0,
-        term=manifest.term,
-        history=manifest.history,
-        index_xxh3=0,
+        first=Cursor(*map(int, entries[["first_lsn", "first_idx"]][0])),
+        high=high_of(entries[-1]),
+        commit_from_us=commits[0],
+        commit_to_us=commits[1],
     )
 
 

@@ -12,6 +12,7 @@ import structlog
 from cdc.config import Config, Database
 from cdc.connection import Connection, connect
 from cdc.errors import OperatorError, SourceError
+from cdc.replication.control import publication_missing
 from cdc.replication.preflight import SourceIdentity, prepare_source
 from cdc.state.migrate import Migration, migrate
 from cdc.state.positions import is_registered, register_source
@@ -19,6 +20,7 @@ from cdc.state.positions import is_registered, register_source
 _logger = structlog.get_logger("walbrook.start")
 
 _SLOT = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s"
+_PUBLICATION = "SELECT 1 FROM pg_publication WHERE pubname = %s"
 
 
 def reach(dsn: str, what: str) -> Connection:
@@ -58,6 +60,13 @@ def _check_slot_is_there(source: Connection, database: Database) -> None:
         )
 
 
+def _check_publication_is_there(source: Connection, database: Database) -> None:
+    """Nor is a publication: what was committed without it never came through the slot."""
+    name = database.publication.name
+    if source.execute(_PUBLICATION, (name,)).fetchone() is None:
+        raise publication_missing(name)
+
+
 def _prepare(config: Config, database: Database) -> int:
     sinks = [sink for sink in config.sinks_of(database.name) if sink.status == "active"]
     wanted = sorted({table for sink in sinks for table in sink.source.include_tables or ()})
@@ -67,6 +76,7 @@ def _prepare(config: Config, database: Database) -> int:
     with reach(database.dsn(), f"database {database.name}") as source:
         if known:
             _check_slot_is_there(source, database)
+            _check_publication_is_there(source, database)
         identity: SourceIdentity = prepare_source(
             source,
             database,

@@ -15,12 +15,15 @@ from cdc.state.fence import FENCE, fenced
 from cdc.state.positions import move_restart
 
 _NOTE = """
-INSERT INTO walbrook.gaps (source, consumer, from_lsn, from_idx, to_lsn, to_idx, reason)
+INSERT INTO walbrook.gaps AS g (source, consumer, from_lsn, from_idx, to_lsn, to_idx, reason)
 SELECT source, name, cursor_lsn, cursor_idx, %(lsn)s::pg_lsn, %(idx)s, 'evicted'
   FROM walbrook.consumers
  WHERE source = %(source)s AND active
    AND (cursor_lsn, cursor_idx) < (%(lsn)s::pg_lsn, %(idx)s)
-    ON CONFLICT DO NOTHING
+    ON CONFLICT (source, consumer, from_lsn, from_idx)
+    DO UPDATE SET to_lsn = excluded.to_lsn, to_idx = excluded.to_idx, reason = excluded.reason,
+                  noted_at = excluded.noted_at, told_at = NULL
+     WHERE (g.to_lsn, g.to_idx) < (excluded.to_lsn, excluded.to_idx)
 """
 _SKIP = """
 UPDATE walbrook.consumers SET cursor_lsn = %(lsn)s::pg_lsn, cursor_idx = %(idx)s,
@@ -32,7 +35,10 @@ _UNTOLD = """
 SELECT id, consumer, from_lsn::text, from_idx, to_lsn::text, to_idx, reason, noted_at
   FROM walbrook.gaps WHERE source = %s AND told_at IS NULL ORDER BY to_lsn, to_idx, id
 """
-_TOLD = "UPDATE walbrook.gaps SET told_at = clock_timestamp() WHERE id = %s"
+_TOLD = """
+UPDATE walbrook.gaps g SET told_at = clock_timestamp() FROM walbrook.sources s
+ WHERE g.id = %s AND s.name = g.source AND s.term = %s
+"""
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,6 @@ def untold_gaps(connection: Connection, source: str) -> list[Gap]:
     ]
 
 
-def gap_told(connection: Connection, gap: Gap) -> None:
+def gap_told(connection: Connection, gap: Gap, term: int) -> None:
     """The consumer's sink has it."""
-    connection.execute(_TOLD, (gap.id,))
+    connection.execute(_TOLD, (gap.id, term))

@@ -1,7 +1,7 @@
 """What is wrong, as rows of ``walbrook.health_events``: opened, kept fresh, resolved.
 
 Whoever reports tells all that is wrong from where it stands, and what it no longer tells is
-resolved: the reader reports for the source (no consumer), a lane for each of its consumers. What
+resolved. The reader reports for the source; what concerns one consumer names it. What
 must always hold: at most one event of a kind is open for a source and consumer, and only the
 latest start of the service (its term) writes any.
 """

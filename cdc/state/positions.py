@@ -37,14 +37,14 @@ SELECT s.name, unnest(%s::text[]), s.restart_lsn, s.restart_idx
     ON CONFLICT (source, name) DO NOTHING
 """
 _SET_ACTIVE = "UPDATE walbrook.consumers SET active = name = ANY (%s::text[]) WHERE source = %s"
-# What the log dropped on purpose is recorded as a gap and passed; anything else is refused.
 _LEFT_BEHIND = """
 SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx, floor.lsn || ':' || floor.idx
   FROM walbrook.consumers c JOIN walbrook.sources s ON s.name = c.source,
        LATERAL (SELECT coalesce(%(lsn)s::pg_lsn, s.earliest_lsn, s.restart_lsn) AS lsn,
                        coalesce(%(idx)s, s.earliest_idx, s.restart_idx) AS idx) floor
  WHERE c.source = %(source)s AND c.active AND (c.cursor_lsn, c.cursor_idx) < (floor.lsn, floor.idx)
-   AND ((c.cursor_lsn, c.cursor_idx) < (s.evicted_lsn, s.evicted_idx)) IS NOT TRUE
+   AND (%(lsn)s::pg_lsn IS NOT NULL
+        OR ((c.cursor_lsn, c.cursor_idx) < (s.evicted_lsn, s.evicted_idx)) IS NOT TRUE)
 """
 _READ_RESTART = "SELECT restart_lsn::text, restart_idx FROM walbrook.sources WHERE name = %s"
 _READ_POSITION = """
@@ -234,7 +234,8 @@ def _check_same_source(name: str, recorded: str, found: str) -> None:
 def check_nobody_left_behind(connection: Connection, source: str, earliest: Cursor | None) -> None:
     """Refuse a consumer below what the log still holds: what it needs next is gone.
 
-    ``earliest`` is what the log itself says; without it, what its reader last reported.
+    ``earliest`` is what the log itself says, once evicted changes were passed; without it, what
+    its reader last reported, and who stands below what was evicted will pass that.
     """
     floor = (None, None) if earliest is None else (format_lsn(earliest.lsn), earliest.idx)
     row = connection.execute(

@@ -41,6 +41,11 @@ UPDATE walbrook.sources
 _RECORD_TIMELINE = """
 UPDATE walbrook.sources SET timeline = %s WHERE name = %s AND term = %s
 """
+_FAILED_START = """
+UPDATE walbrook.sources SET state = 'stopped', state_since = clock_timestamp(), last_error = %s,
+       seen_at = clock_timestamp()
+ WHERE name = %s AND term = %s
+"""
 _PUT_SEGMENTS = """
 INSERT INTO walbrook.log_segments AS s
        (source, first_batch, batches, rows, bytes, first_lsn, first_idx, high_lsn, high_idx,
@@ -133,6 +138,12 @@ def report_reader(connection: Connection, source: str, term: int, report: Reader
         },
     )
     if written.rowcount != 1:
+        raise fenced(source)
+
+
+def report_failed_start(connection: Connection, source: str, term: int, error: str) -> None:
+    """A reader that did not come up says why; of its log it knows nothing."""
+    if connection.execute(_FAILED_START, (error, source, term)).rowcount != 1:
         raise fenced(source)
 
 

@@ -36,7 +36,7 @@ def slot(database: Database) -> str:
 
 
 def ordinary(dsn: str, slot: str) -> None:
-    SlotControl(dsn, slot).close()
+    SlotControl(dsn, slot, "pub").close()
 
 
 def replication(dsn: str, slot: str) -> None:

@@ -297,7 +297,7 @@ def test_a_standby_is_read_with_heartbeats_through_its_primary(standing: Pair) -
     slot = wanted.slot.name
     reader = PlainReader(standing.standby.dsn, slot, standing.recorded, at=made.slot_confirmed_lsn)
     watch = SourceWatch(
-        standing.standby.dsn, slot, heartbeat_s=0.2, primary_dsn=standing.primary.dsn
+        standing.standby.dsn, slot, "pub", heartbeat_s=0.2, primary_dsn=standing.primary.dsn
     )
     with closing(watch):
         standing.insert(1)
@@ -306,7 +306,7 @@ def test_a_standby_is_read_with_heartbeats_through_its_primary(standing: Pair) -
             lambda: reader.inserts and watch.sight().heartbeat_at,
             watch=watch,
         )
-        assert identity.in_recovery
+        assert identity.server.in_recovery
         assert watch.conditions() == []
 
 
@@ -326,7 +326,7 @@ def test_a_standby_that_has_not_replayed_to_our_cursor_is_waited_for(standing: P
 
 def test_a_standby_without_a_primary_url_tells_that_it_takes_no_heartbeats(standing: Pair) -> None:
     standing.until_replayed()
-    with closing(SourceWatch(standing.standby.dsn, "none", heartbeat_s=0.2)) as watch:
+    with closing(SourceWatch(standing.standby.dsn, "none", "pub", heartbeat_s=0.2)) as watch:
         (condition,) = until("the watch to say so", watch.conditions)
     assert condition.kind == "heartbeat_refused"
     assert "primary_url" in condition.fix

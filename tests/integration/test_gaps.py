@@ -26,9 +26,12 @@ from cdc.state.positions import (
     restart_cursor,
 )
 from spark_pipeline.delivery import Origin, Share
+from spark_pipeline.exchange import Exchange
 from spark_pipeline.gaps import pass_gaps
+from spark_pipeline.passage import LaneSettings, Passage
 from tests.fix_postgres import Database
 
+KEEP_LITTLE = Retention(settled_s=0, settled_bytes=0, bytes_max=2_000, on_full="evict")
 CONFIG = """
 databases:
   - name: shop
@@ -65,14 +68,17 @@ def register(connection: Connection, consumers: list[str]) -> int:
 def evicted_log(directory: Path) -> LogView:
     """A log that had batches at 10, 20, … 60 (hexadecimal) and kept the last one."""
     log = LogWriter(directory, limits=SegmentLimits(rows=1))
+    fill(log)
+    assert log.retain(ORIGIN, KEEP_LITTLE).evicted == 5
+    log.close()
+    return LogView(directory)
+
+
+def fill(log: LogWriter) -> None:
     for lsn in range(0x10, 0x70, 0x10):
         row = dict.fromkeys(RAW_SCHEMA.names, 0) | {"commit_lsn": lsn, "payload": b"x" * 100}
         batch = pa.RecordBatch.from_pylist([row], schema=RAW_SCHEMA)
         log.append(batch, {}, first=Cursor(lsn, 0), high=Cursor(lsn, 1))
-    keep_little = Retention(settled_s=0, settled_bytes=0, bytes_max=2_000, on_full="evict")
-    assert log.retain(ORIGIN, keep_little).evicted == 5
-    log.close()
-    return LogView(directory)
 
 
 def shares(path: Path) -> dict[str, Share]:
@@ -91,7 +97,7 @@ def test_a_consumer_behind_the_evicted_floor_passes_it_and_its_sink_is_told(
     view = evicted_log(tmp_path / "log")
     _, evicted = view.floors()
     for _ in range(2):
-        pass_gaps(state, view, source="shop", term=1, shares=shares(tmp_path / "lines"))
+        pass_gaps(state, view.floors()[1], source="shop", term=1, shares=shares(tmp_path / "lines"))
     assert consumer_cursors(state, "shop") == {"lines": evicted, "ahead": Cursor(0x60, 0)}
     assert restart_cursor(state, "shop") == evicted
     (message,) = told(tmp_path / "lines")
@@ -108,16 +114,25 @@ def test_a_gap_that_was_noted_but_not_told_is_told_at_the_next_start(
     view = evicted_log(tmp_path / "log")
     skip_evicted(state, source="shop", term=1, evicted=view.floors()[1])
     assert len(untold_gaps(state, "shop")) == 1
-    pass_gaps(state, view, source="shop", term=1, shares=shares(tmp_path / "lines"))
+    pass_gaps(state, view.floors()[1], source="shop", term=1, shares=shares(tmp_path / "lines"))
     assert untold_gaps(state, "shop") == []
     assert len(told(tmp_path / "lines")) == 1
+
+
+def test_a_gap_that_grows_is_told_again(state: Connection, tmp_path: Path) -> None:
+    for end in (Cursor(0x20, 1), Cursor(0x30, 1)):
+        state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/10', cursor_idx = 0")
+        pass_gaps(state, end, source="shop", term=1, shares=shares(tmp_path / "lines"))
+        assert consumer_cursors(state, "shop")["lines"] == end
+    ends = [message["record"] for message in told(tmp_path / "lines")]
+    assert [end["to"] for end in ends if isinstance(end, dict)] == ["0/20:1", "0/30:1"]
 
 
 def test_a_gap_whose_sink_fails_stays_untold(state: Connection, tmp_path: Path) -> None:
     view = evicted_log(tmp_path / "log")
     (tmp_path / "lines").write_text("a file where the sink wants a folder")
     with pytest.raises(TransientError, match="cannot be told of its gap from 0/10:0"):
-        pass_gaps(state, view, source="shop", term=1, shares=shares(tmp_path / "lines"))
+        pass_gaps(state, view.floors()[1], source="shop", term=1, shares=shares(tmp_path / "lines"))
     assert len(untold_gaps(state, "shop")) == 1
 
 
@@ -125,7 +140,7 @@ def test_an_earlier_start_of_the_service_moves_nobody(state: Connection, tmp_pat
     view = evicted_log(tmp_path / "log")
     register(state, ["lines", "ahead"])
     with pytest.raises(OperatorError, match="taken over"):
-        pass_gaps(state, view, source="shop", term=1, shares={})
+        pass_gaps(state, view.floors()[1], source="shop", term=1, shares={})
     assert consumer_cursors(state, "shop")["lines"] == Cursor(0x10, 0)
 
 
@@ -142,11 +157,7 @@ def test_an_operator_can_accept_what_a_lost_slot_took(state: Connection, tmp_pat
     assert rows == [("lines", "0/10", "0/50", "accepted")]
     assert restart_cursor(state, "shop") == Cursor(0x50, 0)
     assert consumer_cursors(state, "shop") == {"lines": Cursor(0x50, 0), "ahead": Cursor(0x60, 0)}
-    log = LogWriter(tmp_path / "log")
-    pass_gaps(
-        state, LogView(tmp_path / "log"), source="shop", term=1, shares=shares(tmp_path / "lines")
-    )
-    log.close()
+    pass_gaps(state, ORIGIN, source="shop", term=1, shares=shares(tmp_path / "lines"))
     assert [message["action"] for message in told(tmp_path / "lines")] == ["gap"]
 
 
@@ -157,3 +168,36 @@ def test_an_operator_can_accept_what_a_lost_slot_took(state: Connection, tmp_pat
 def test_accepting_what_is_no_gap_is_refused(state: Connection, call: str, says: str) -> None:
     with pytest.raises(psycopg.errors.RaiseException, match=says):
         state.execute(f"SELECT walbrook.accept_gap({call})".encode())
+
+
+def test_what_is_evicted_while_a_lane_starts_is_a_gap_too(
+    state: Connection, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = LogWriter(tmp_path / "log", limits=SegmentLimits(rows=1))
+    fill(log)
+
+    def slow_telling(*arguments: object, **named: object) -> None:
+        pass_gaps(*arguments, **named)  # type: ignore[arg-type]
+        log.retain(ORIGIN, KEEP_LITTLE)
+
+    monkeypatch.setattr("spark_pipeline.passage.pass_gaps", slow_telling)
+    register(state, ["lines"])
+    lines = shares(tmp_path / "lines")["lines"]
+    settings = LaneSettings(
+        source="shop",
+        term=2,
+        origin=lines.origin,
+        consumers=[lines.consumer],
+        state_dsn=database.dsn,
+        log_directory=tmp_path / "log",
+        checkpoint_directory=tmp_path,
+        micro_batch_rows=1000,
+        micro_batch_bytes=1 << 20,
+    )
+    exchange = Exchange.create(tmp_path / "exchange")
+    passage = Passage(settings, state, LogView(tmp_path / "log"), exchange, str(tmp_path))
+    exchange.remove()
+    assert passage.next_batch == 5
+    assert [message["action"] for message in told(tmp_path / "lines")] == ["gap"]
+    assert consumer_cursors(state, "shop") == {"lines": log.manifest.evicted}
+    log.close()

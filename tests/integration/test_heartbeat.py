@@ -49,7 +49,7 @@ def reader(database: Database) -> PlainReader:
 
 @pytest.fixture
 def watch(reader: PlainReader) -> Iterator[SourceWatch]:
-    with closing(SourceWatch(reader.dsn, reader.slot, heartbeat_s=BEAT_S)) as ours:
+    with closing(SourceWatch(reader.dsn, reader.slot, "pub", heartbeat_s=BEAT_S)) as ours:
         yield ours
 
 
@@ -76,7 +76,7 @@ def test_a_role_that_may_only_replicate_can_send_and_receive(
     database.execute(f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD 'secret'")
     try:
         reader.dsn = make_conninfo(database.dsn, user=role, password="secret")
-        with closing(SourceWatch(reader.dsn, reader.slot, heartbeat_s=BEAT_S)) as ours:
+        with closing(SourceWatch(reader.dsn, reader.slot, "pub", heartbeat_s=BEAT_S)) as ours:
             reader.read("a heartbeat", lambda: came_back(ours), watch=ours)
             assert ours.conditions() == []
     finally:
@@ -86,8 +86,8 @@ def test_a_role_that_may_only_replicate_can_send_and_receive(
 def test_heartbeats_of_another_reader_of_the_database_do_not_count(
     reader: PlainReader,
 ) -> None:
-    silent = SourceWatch(reader.dsn, reader.slot, heartbeat_s=0)
-    other = SourceWatch(reader.dsn, "another_slot", heartbeat_s=BEAT_S)
+    silent = SourceWatch(reader.dsn, reader.slot, "pub", heartbeat_s=0)
+    other = SourceWatch(reader.dsn, "another_slot", "pub", heartbeat_s=BEAT_S)
     with closing(silent), closing(other):
         reader.read(
             "three heartbeats of the other", lambda: len(reader.heartbeats) >= 3, watch=silent
@@ -115,7 +115,7 @@ def test_a_primary_that_is_another_database_is_refused(
     with (
         fresh_database(postgres_server.dsn) as other,
         closing(
-            SourceWatch(reader.dsn, reader.slot, heartbeat_s=BEAT_S, primary_dsn=other.dsn)
+            SourceWatch(reader.dsn, reader.slot, "pub", heartbeat_s=BEAT_S, primary_dsn=other.dsn)
         ) as ours,
     ):
         (condition,) = until("the watch to say so", ours.conditions)
@@ -132,7 +132,7 @@ def test_a_role_that_may_not_send_is_told_what_to_grant(
     database.execute(f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD 'secret'")
     dsn = make_conninfo(database.dsn, user=role, password="secret")
     try:
-        with closing(SourceWatch(dsn, reader.slot, heartbeat_s=BEAT_S)) as ours:
+        with closing(SourceWatch(dsn, reader.slot, "pub", heartbeat_s=BEAT_S)) as ours:
             (condition,) = until("the watch to say so", ours.conditions)
             assert "permission denied" in condition.what
             assert "pg_logical_emit_message" in condition.fix
@@ -155,7 +155,7 @@ def _signatures(database: Database) -> list[str]:
 def test_the_watch_outlives_cut_connections(reader: PlainReader) -> None:
     with (
         Proxy(reader.dsn) as proxy,
-        closing(SourceWatch(proxy.dsn(reader.dsn), reader.slot, heartbeat_s=BEAT_S)) as ours,
+        closing(SourceWatch(proxy.dsn(reader.dsn), reader.slot, "pub", heartbeat_s=BEAT_S)) as ours,
     ):
         reader.read("a heartbeat", lambda: came_back(ours), watch=ours)
         first = ours.sight().heartbeat_at
@@ -173,7 +173,7 @@ def test_the_watch_is_closed_within_two_seconds_whatever_the_server_does(
     reader: PlainReader,
 ) -> None:
     with Proxy(reader.dsn) as proxy:
-        ours = SourceWatch(proxy.dsn(reader.dsn), reader.slot, heartbeat_s=BEAT_S)
+        ours = SourceWatch(proxy.dsn(reader.dsn), reader.slot, "pub", heartbeat_s=BEAT_S)
         until("the watch to see the slot", lambda: ours.sight().slot_wal_status)
         proxy.freeze()
         begun = time.monotonic()
@@ -199,10 +199,11 @@ def fill_a_segment(connection: psycopg.Connection[tuple[object, ...]]) -> None:
 def test_a_slot_is_warned_about_before_it_is_lost_and_refused_after(
     tight: EmbeddedPostgres,
 ) -> None:
+    execute(tight.dsn, "CREATE PUBLICATION pub")
     reader = make_reader(tight.dsn, "tight")
     assert reader.look().confirmed
     with (
-        closing(SourceWatch(tight.dsn, "tight", heartbeat_s=BEAT_S)) as ours,
+        closing(SourceWatch(tight.dsn, "tight", "pub", heartbeat_s=BEAT_S)) as ours,
         psycopg.connect(tight.dsn, autocommit=True) as connection,
     ):
         until("the watch to see the slot", lambda: ours.sight().slot_safe_bytes)

@@ -12,13 +12,14 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from cdc.cursor import Cursor
+from cdc.cursor import Cursor, format_lsn
 from cdc.decode.relation import Relation
 from cdc.errors import GapError, SourceError, TransientError
 from cdc.replication.control import SlotControl
 from cdc.replication.identity import Identity, Recorded
 from tests.fix_postgres import Database, PostgresServer, fresh_database
 from tests.proxy import Proxy
+from tests.waiting import until
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,11 @@ class Source:
     recorded: Recorded
 
     def look(self, recorded: Recorded | None = None) -> Identity:
-        with closing(SlotControl(self.dsn, self.slot)) as control:
+        with closing(SlotControl(self.dsn, self.slot, "pub")) as control:
             return control.look(recorded or self.recorded)
 
     def check(self, resume: Cursor) -> None:
-        with closing(SlotControl(self.dsn, self.slot)) as control:
+        with closing(SlotControl(self.dsn, self.slot, "pub")) as control:
             control.check(control.look(self.recorded), resume)
 
     def refusal(self, recorded: Recorded | None = None) -> SourceError:
@@ -59,6 +60,7 @@ def replicator(postgres_server: PostgresServer) -> Iterator[str]:
 @pytest.fixture
 def source(database: Database, replicator: str) -> Source:
     slot = f"slot_{database.name}"
+    database.execute("CREATE PUBLICATION pub FOR ALL TABLES")
     database.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
     ((identifier,),) = database.execute("SELECT system_identifier FROM pg_control_system()")
     dsn = make_conninfo(database.dsn, user=replicator, password="secret")
@@ -71,9 +73,9 @@ def test_the_server_that_was_recorded_is_known_again(source: Source) -> None:
         source.recorded.system_identifier,
         1,
     )
-    assert not identity.in_recovery
-    assert not identity.two_phase
-    assert identity.server_version >= 140_000
+    assert not identity.server.in_recovery
+    assert not identity.slot.two_phase
+    assert identity.server.version >= 140_000
     ((confirmed,),) = source.database.execute(
         "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots "
         f"WHERE slot_name = '{source.slot}'"
@@ -135,21 +137,43 @@ def test_wal_that_ends_before_our_cursor_is_an_older_history(source: Source) -> 
 
 def test_of_two_readers_the_second_is_told_why_it_waits(source: Source) -> None:
     with (
-        closing(SlotControl(source.dsn, source.slot)),
+        closing(SlotControl(source.dsn, source.slot, "pub")),
         pytest.raises(TransientError, match="another service reads slot") as caught,
     ):
-        SlotControl(source.dsn, source.slot)
+        SlotControl(source.dsn, source.slot, "pub")
     assert caught.value.kind == "slot_busy"
 
 
+def test_a_publication_that_is_gone_is_refused(source: Source) -> None:
+    source.database.execute("DROP PUBLICATION pub")
+    assert source.refusal().kind == "publication_missing"
+
+
+def test_a_slot_that_moved_since_it_was_looked_at_is_refused(source: Source) -> None:
+    with closing(SlotControl(source.dsn, source.slot, "pub")) as control:
+        identity = control.look(source.recorded)
+        resume = Cursor(identity.confirmed, 0)
+        source.database.execute("CREATE TABLE moved ()")
+        advance = f"pg_replication_slot_advance('{source.slot}', pg_current_wal_lsn())"
+        moved = f"SELECT 1 FROM {advance} WHERE end_lsn > '{format_lsn(resume.lsn)}'"
+        until("the slot to move", lambda: source.database.execute(moved))
+        with (
+            closing(
+                psycopg.connect(source.dsn, replication="database", autocommit=True)
+            ) as replication,
+            pytest.raises(GapError, match="the changes between are gone"),
+        ):
+            control.check_again(replication, identity, resume)
+
+
 def test_a_stream_from_the_server_that_was_looked_at_is_told_from_another(source: Source) -> None:
-    with closing(SlotControl(source.dsn, source.slot)) as control:
+    with closing(SlotControl(source.dsn, source.slot, "pub")) as control:
         identity = control.look(source.recorded)
         with closing(
             psycopg.connect(source.dsn, replication="database", autocommit=True)
         ) as replication:
             replication.execute("SET TimeZone = 'Asia/Tokyo'")
-            control.same_server(replication, identity)
+            control.check_again(replication, identity, Cursor(identity.confirmed, 0))
 
 
 def test_a_frozen_connection_is_given_up_within_a_bound(
@@ -158,7 +182,9 @@ def test_a_frozen_connection_is_given_up_within_a_bound(
     monkeypatch.setattr("cdc.replication.control._ANSWER_S", 0.5)
     with (
         Proxy(source.dsn) as proxy,
-        closing(SlotControl(proxy.dsn(source.dsn, sslmode="disable"), source.slot)) as control,
+        closing(
+            SlotControl(proxy.dsn(source.dsn, sslmode="disable"), source.slot, "pub")
+        ) as control,
     ):
         control.look(source.recorded)
         proxy.freeze()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -11,12 +13,17 @@ import pytest
 
 from cdc.cursor import Cursor
 from cdc.decode import decode_changes
-from cdc.errors import CorruptionError, GapError, OperatorError
+from cdc.errors import CorruptionError, GapError, OperatorError, SourceError
 from cdc.log.damage import report_damage
 from cdc.log.writer import Retention, SegmentLimits
+from cdc.replication.keep import LogKeeper
+from cdc.replication.options import StreamOptions
 from cdc.replication.publish import BatchLimits
+from cdc.replication.seal import Sealed
 from cdc.state.positions import register_source
 from tests.fix_postgres import Database
+from tests.proxy import Proxy
+from tests.reader_process import ReaderProcess
 from tests.slot_source import SlotSource, make_slot_source
 from tests.waiting import until
 
@@ -235,3 +242,98 @@ def test_a_reader_that_was_replaced_writes_nothing_more(shop: SlotSource) -> Non
 
 def slot_is_free(shop: SlotSource) -> bool:
     return shop.database.execute("SELECT 1 FROM pg_replication_slots WHERE active") == []
+
+
+def test_a_log_that_is_full_and_damaged_is_mended(shop: SlotSource) -> None:
+    with shop.reading(**SMALL, retention=keeping(bytes_max=40_000)):
+        insert(shop, 600)
+        until("the pause", lambda: health(shop) == ["log_full"])
+        history = shop.view.history()
+        damage(shop, 1)
+        report_damage(shop.settings.log_directory)
+        until("the log to be cut", lambda: shop.view.history() > history)
+
+        def all_of_it() -> bool:
+            shop.settle_all()
+            return last_id(shop) == 600
+
+        until("all of it", all_of_it)
+
+
+def test_a_reader_that_cannot_open_its_log_says_so_in_sql(shop: SlotSource) -> None:
+    shop.settings.log_directory.mkdir()
+    (shop.settings.log_directory / "manifest.json").write_text("not a manifest")
+    with ReaderProcess(shop) as reader:
+        assert reader.until_dead() == 78
+    assert health(shop) == ["reader_stopped"]
+    assert "does not match its checksum" in str(source_row(shop, "last_error")[0])
+
+
+def test_what_keeps_the_source_away_is_told_until_it_is_back(shop: SlotSource) -> None:
+    with Proxy(shop.database.dsn) as proxy, shop.reading(dsn=proxy.dsn(shop.database.dsn)):
+        insert(shop, 50)
+        shop.until_logged(50)
+        proxy.freeze()
+        proxy.cut()
+        until("the event", lambda: health(shop) == ["disconnected"])
+        ((since, error),) = shop.database.execute(
+            "SELECT h.since, s.last_error FROM walbrook.health h, walbrook.sources s"
+        )
+        assert error
+        until("another attempt", lambda: source_row(shop, "state") == ("connecting",))
+        rows = shop.database.execute("SELECT kind, since FROM walbrook.health")
+        assert rows == [("disconnected", since)]
+        proxy.thaw()
+        until("it to end", lambda: health(shop) == [])
+
+
+def test_a_publication_that_is_dropped_while_it_is_read_is_an_event(shop: SlotSource) -> None:
+    with suppress(SourceError), shop.reading(heartbeat_s=0.2):
+        insert(shop, 50)
+        shop.until_logged(50)
+        shop.database.execute("DROP PUBLICATION pub")
+        until("the event", lambda: "publication_missing" in health(shop))
+        shop.database.execute("CREATE PUBLICATION pub FOR TABLES IN SCHEMA public")
+        until("its end", lambda: "publication_missing" not in health(shop))
+        assert health(shop) == ["publication_replaced"]
+
+
+def test_a_transaction_that_takes_long_to_publish_is_not_taken_for_silence(
+    shop: SlotSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.database.execute(
+        f"ALTER DATABASE {shop.database.name} SET logical_decoding_work_mem = '64kB'"
+    )
+    append = LogKeeper.append
+
+    def slowly(keeper: LogKeeper, sealed: Sealed) -> None:
+        if sealed.raw.num_rows:
+            time.sleep(0.1)
+        append(keeper, sealed)
+
+    monkeypatch.setattr(LogKeeper, "append", slowly)
+    with shop.reading(
+        stream=StreamOptions(stream_transactions=True),
+        batch=BatchLimits(rows=500),
+        silence_s=1.0,
+        heartbeat_s=0,
+    ):
+        shop.database.execute(
+            "INSERT INTO item (name) SELECT repeat('x', 100) FROM generate_series(1, 15000)"
+        )
+        shop.until_logged(15_000)
+    events = shop.database.execute("SELECT kind, what FROM walbrook.health_events")
+    assert events == []
+
+
+def test_a_batch_that_a_stop_keeps_out_of_the_log_is_sent_again(shop: SlotSource) -> None:
+    everything = keeping(bytes_max=1)
+    with shop.reading(heartbeat_s=0):
+        insert(shop, 50)
+        shop.until_logged(50)
+    for number in range(1, 4):
+        with shop.reading(retention=everything, linger_ms=0, idle_s=0, heartbeat_s=0):
+            insert(shop, 50)
+            until("the pause", lambda: source_row(shop, "state") == ("paused",))
+        with shop.reading(heartbeat_s=0):
+            assert len(shop.until_logged(50 + 50 * number)) == 50 + 50 * number

@@ -34,6 +34,23 @@ def test_a_tier_is_a_url_or_a_directory_beside_the_file() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("url", ["var/log", "var/log/cold", "{}/var/log", "file://{}/var/x/../log"])
+def test_a_tier_lies_outside_the_log(url: str) -> None:
+    found = refusal(databases() + f"log: {{tier: {{url: {url.format(BASE)}}}}}")
+    assert "log.tier.url: lies in log.directory" in found
+
+
+@pytest.mark.parametrize("user", ["key:secret", "key", ":secret"])
+def test_a_tier_has_no_credentials_in_its_url(user: str) -> None:
+    found = refusal(databases() + f"log: {{tier: {{url: 's3://{user}@bucket/cold'}}}}")
+    assert "log.tier.url: has credentials in it" in found
+    assert "secret" not in found
+    url = "abfs://container@account.dfs.core.windows.net/cold"
+    tier = read(databases() + f"log: {{tier: {{url: '{url}'}}}}").log.tier
+    assert tier is not None
+    assert tier.url == url
+
+
 def test_a_certificate_of_the_log_server_needs_its_key() -> None:
     found = refusal(databases() + "log: {flight: {certificate: a.pem}}")
     assert "log.flight: certificate and private_key go together" in found

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from cdc.cursor import ORIGIN, Cursor
-from cdc.errors import CorruptionError, GapError
+from cdc.errors import CorruptionError, GapError, TransientError
+from cdc.log import own
+from cdc.log.manifest import Manifest
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
 from tests.unit.log.batches import (
+    KEEP_NONE,
     active_data,
     active_index,
     append,
@@ -105,6 +109,56 @@ def test_settled_damage_is_left_alone(tmp_path: Path) -> None:
     assert log.heal(last_of_first_segment(log), ORIGIN) is None
     assert log.next_batch == 30
     log.close()
+
+
+def test_settled_damage_is_told_and_stops_nothing(tmp_path: Path) -> None:
+    sealed_log(tmp_path).close()
+    sealed_data(tmp_path, 0).unlink()
+    sealed_index(tmp_path, 1).unlink()
+    log = LogWriter(tmp_path, to_heal=True)
+    assert log.damage is None
+    assert log.heal(log.manifest.segments[1].high, log.end) is None
+    assert f"{log.manifest.segments[0].name}.seg is damaged" in (log.damage or "")
+    assert len(list(LogView(tmp_path).frames(2, 30))) == 28, "the index beside it was mended"
+    with pytest.raises(CorruptionError):
+        lsns(tmp_path)
+    log.retain(log.manifest.segments[0].high, KEEP_NONE)
+    assert log.damage is None, "it is gone"
+    log.close()
+
+
+def test_a_settled_frame_in_a_segment_with_unsettled_ones_is_left_alone(tmp_path: Path) -> None:
+    log = sealed_log(tmp_path)
+    segment = log.manifest.segments[1]
+    flip(sealed_data(tmp_path, 1), 200)
+    assert log.heal(Cursor(segment.high.lsn, 0), log.end) is None
+    assert log.next_batch == 30
+    flip(sealed_data(tmp_path, 1), segment.bytes - 10)
+    assert log.heal(Cursor(segment.high.lsn, 0), ORIGIN) == Cursor(segment.high.lsn, 0)
+    log.close()
+
+
+def test_an_active_index_is_made_anew_only_once_it_is_sealed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = LogWriter(tmp_path)
+    append(log, 10)
+    append(log, 20)
+    flip(active_index(tmp_path), 70)
+
+    def refuse(_directory: Path, _manifest: Manifest) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(own, "swap_manifest", refuse)
+        with pytest.raises(TransientError, match="No space left"):
+            log.heal(ORIGIN, ORIGIN)
+    append(log, 30)
+    assert LogView(tmp_path).next_batch() == 3, "what is appended is seen"
+    assert log.heal(ORIGIN, ORIGIN) is None
+    append(log, 40)
+    log.close()
+    assert lsns(tmp_path) == [10, 20, 30, 40]
 
 
 def test_damage_below_a_cursor_within_its_batch_gives_up_the_settled_past(tmp_path: Path) -> None:

@@ -100,10 +100,12 @@ class LogUnderDamage(RuleBasedStateMachine):
             damaged[at] ^= 1 << bit
         path.write_bytes(damaged)
         self.term += newer
+        synced = read_durable(self.directory) if path.name != "durable" else ORIGIN
         try:
             self.log = self.opened()
         except CorruptionError:
-            assert path.name == FILE_NAME or (path.suffix == ".seg" and not is_active)
+            assert path.name == FILE_NAME or path.suffix == ".seg"
+            assert not is_active or synced > Cursor(self.expected[0], 0), "only what was on disk"
             path.write_bytes(original)
             self.log = self.opened()
             return

@@ -11,13 +11,12 @@ import pyarrow as pa
 import pytest
 
 from cdc.cursor import ORIGIN, Cursor
-from cdc.errors import CorruptionError, GapError
-from cdc.log import recovery
+from cdc.errors import CorruptionError, GapError, OperatorError
+from cdc.log import found, recovery, whole
 from cdc.log.manifest import FILE_NAME, swap_manifest
 from cdc.log.segment import list_segments, map_file
-from cdc.log.sync import read_durable
 from cdc.log.view import LogView
-from cdc.log.writer import LogWriter
+from cdc.log.writer import LogWriter, Retention
 from tests.unit.log.batches import (
     KEEP_NONE,
     active_data,
@@ -108,18 +107,6 @@ def test_an_index_that_ran_ahead_of_its_data_is_cut_in_a_new_history(tmp_path: P
     assert lsns(tmp_path, history + 1) == [10, 40]
 
 
-def test_synced_batches_that_are_gone_with_their_entries_end_the_history(tmp_path: Path) -> None:
-    log = three_batches(tmp_path)
-    history = log.manifest.history
-    log.close()
-    assert read_durable(tmp_path) == Cursor(30, 3)
-    os.truncate(active_data(tmp_path), active_data(tmp_path).stat().st_size // 3)
-    os.truncate(active_index(tmp_path), 64)
-    log = LogWriter(tmp_path)
-    assert (log.manifest.history, log.end) == (history + 1, Cursor(10, 3))
-    log.close()
-
-
 def test_after_a_crash_of_the_machine_readers_begin_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +183,8 @@ def test_sealed_data_is_not_read_on_open(tmp_path: Path, monkeypatch: pytest.Mon
         mapped.append(path)
         return map_file(path)
 
-    monkeypatch.setattr(recovery, "map_file", noted)
+    for module in (found, whole):
+        monkeypatch.setattr(module, "map_file", noted)
     LogWriter(tmp_path).close()
     assert set(mapped) == {active_data(tmp_path)}
 
@@ -224,18 +212,55 @@ def test_a_damaged_manifest_is_reported_and_made_anew_once_removed(tmp_path: Pat
 def test_a_manifest_made_anew_begins_where_the_log_was_trimmed(tmp_path: Path) -> None:
     log = sealed_log(tmp_path)
     log.retain(Cursor(25, 0), KEEP_NONE)
-    first_batch = log.manifest.first_batch
+    first_batch, earliest = log.manifest.first_batch, log.manifest.earliest
+    assert earliest < log.manifest.segments[0].first
     log.close()
     (tmp_path / FILE_NAME).unlink()
     log = LogWriter(tmp_path)
-    assert log.manifest.first_batch == first_batch
-    assert log.manifest.earliest == log.manifest.segments[0].first
+    assert (log.manifest.first_batch, log.manifest.earliest) == (first_batch, earliest)
     log.retain(log.end, KEEP_NONE)
     assert not log.manifest.segments
+    earliest = log.manifest.earliest
     log.close()
     (tmp_path / FILE_NAME).unlink()
     log = LogWriter(tmp_path)
-    assert log.manifest.earliest == log.active.first == Cursor(lsns(tmp_path)[0], 0)
+    assert log.manifest.earliest == earliest < log.active.first == Cursor(lsns(tmp_path)[0], 0)
+    log.close()
+
+
+def test_without_its_floors_a_manifest_made_anew_begins_at_its_first_batch(tmp_path: Path) -> None:
+    log = sealed_log(tmp_path)
+    log.retain(Cursor(25, 0), KEEP_NONE)
+    first = log.manifest.segments[0].first
+    log.close()
+    for name in (FILE_NAME, "floors"):
+        (tmp_path / name).unlink()
+    log = LogWriter(tmp_path)
+    assert log.manifest.earliest == first
+    log.close()
+
+
+def test_floors_survive_a_lost_manifest(tmp_path: Path) -> None:
+    log = LogWriter(tmp_path, term=3)
+    log.restart_at(Cursor(100, 0))
+    append(log, 200)
+    log_id = log.manifest.log_id
+    log.close()
+    LogWriter(tmp_path, term=9).close()
+    (tmp_path / FILE_NAME).unlink()
+    with pytest.raises(OperatorError, match="term 9; this is term 3"):
+        LogWriter(tmp_path, term=3)
+    log = LogWriter(tmp_path, term=9)
+    assert log.manifest.earliest == Cursor(100, 0)
+    assert log.manifest.log_id == log_id
+    evict = Retention(settled_s=1e9, settled_bytes=0, bytes_max=1, on_full="evict")
+    assert log.retain(ORIGIN, evict).evicted
+    floor = Cursor(200, 3)
+    assert log.manifest.evicted == floor
+    log.close()
+    (tmp_path / FILE_NAME).unlink()
+    log = LogWriter(tmp_path, term=9)
+    assert (log.manifest.earliest, log.manifest.evicted, log.end) == (floor, floor, floor)
     log.close()
 
 

@@ -6,9 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,47 +29,9 @@ from tests.unit.log.batches import (
     flip,
     lsns,
     manifest_of,
-    sealed_data,
     sealed_log,
 )
-
-ALL = list(range(10, 40))
-
-
-@pytest.fixture(params=["directory", "url"])
-def tier(tmp_path: Path, request: pytest.FixtureRequest) -> Tier:
-    cold = tmp_path / "cold"
-    return Tier(str(cold) if request.param == "directory" else f"file://{cold}", hot_bytes=3_000)
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "shop"
-
-
-@pytest.fixture
-def cold(tmp_path: Path) -> Path:
-    return tmp_path / "cold" / "shop"
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.005)
-
-
-def moved(log: LogWriter) -> int:
-    log.retain(ORIGIN, KEEP_ALL)
-    return sum(bool(segment.place) for segment in log.manifest.segments)
-
-
-def hot_bytes(log: LogWriter) -> int:
-    return sum(segment.bytes for segment in log.manifest.segments if not segment.place)
-
-
-def move_all(log: LogWriter) -> None:
-    until(lambda: moved(log) > 0 and hot_bytes(log) <= 3_000)
+from tests.unit.log.tiers import ALL, move_all, moved, until
 
 
 def test_segments_beyond_the_limit_move_and_are_read_as_before(
@@ -228,13 +189,33 @@ def test_a_copy_that_does_not_match_is_not_switched_to(
     assert lsns(directory) == ALL
 
 
-def test_a_damaged_segment_is_not_moved(directory: Path, cold: Path, tier: Tier) -> None:
+def test_every_directory_that_was_made_is_synced_in_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[str] = set()
+    real = os.fsync
+
+    def note(handle: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{handle}"))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", note)
+    log = sealed_log(tmp_path / "a" / "b" / "shop", tier=Tier(str(tmp_path / "c"), hot_bytes=3_000))
+    move_all(log)
+    log.close()
+    assert {str(tmp_path / one) for one in (".", "a", "a/b", "c")} <= synced
+
+
+def test_segments_of_the_tier_keep_their_age_when_the_manifest_is_made_anew(
+    directory: Path, tier: Tier
+) -> None:
     log = sealed_log(directory, tier=tier)
-    flip(sealed_data(directory), 100)
-    log.retain(ORIGIN, KEEP_ALL)
-    until(lambda: "was not moved" in (log.tier_problem or ""))
-    assert moved(log) == 0
-    assert not cold.exists()
+    move_all(log)
+    log.close()
+    (directory / FILE_NAME).unlink()
+    log = LogWriter(directory, tier=tier)
+    assert all(abs(one.sealed_at - time.time()) < 60 for one in log.manifest.segments)
+    assert log.retain(log.end, replace(KEEP_ALL, settled_s=300)).removed == 0
     log.close()
 
 
