@@ -35,7 +35,7 @@ check: $(READY) ## Lint, formatting and types
 
 .PHONY: test
 test: $(READY) ## All tests, on real servers; ARGS= goes to pytest
-	@$(WITH_JAVA) $(BIN)/pytest $(ARGS)
+	@$(WITH_JAVA) $(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
 .PHONY: chaos
 chaos: $(READY) ## The tests that take minutes; ARGS= goes to pytest

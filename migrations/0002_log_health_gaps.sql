@@ -2,6 +2,7 @@
 
 ALTER TABLE walbrook.sources
     ADD COLUMN timeline        integer,
+    ADD COLUMN publication_oid bigint,
     ADD COLUMN durable_lsn     pg_lsn,
     ADD COLUMN durable_idx     bigint,
     ADD COLUMN earliest_lsn    pg_lsn,
@@ -15,6 +16,7 @@ ALTER TABLE walbrook.sources
     ADD COLUMN slot_safe_bytes bigint;
 
 COMMENT ON COLUMN walbrook.sources.timeline IS 'The timeline that was last read; a higher one is a failover.';
+COMMENT ON COLUMN walbrook.sources.publication_oid IS 'Of the publication that is read; another one of that name was made after a gap.';
 COMMENT ON COLUMN walbrook.sources.durable_lsn IS 'With durable_idx: everything below is in the change log and on disk.';
 COMMENT ON COLUMN walbrook.sources.earliest_lsn IS 'With earliest_idx: the first cursor that the change log can still give.';
 COMMENT ON COLUMN walbrook.sources.evicted_lsn IS 'With evicted_idx: below it, unsettled changes were dropped on purpose (on_full: evict).';
@@ -137,7 +139,8 @@ BEGIN
        SET cursor_lsn = accept_gap.lsn, cursor_idx = 0, moved_at = clock_timestamp()
      WHERE c.source = accept_gap.source AND c.active AND c.cursor_lsn < accept_gap.lsn;
     UPDATE walbrook.sources s
-       SET restart_lsn = accept_gap.lsn, restart_idx = 0, restart_at = clock_timestamp()
+       SET restart_lsn = accept_gap.lsn, restart_idx = 0, restart_at = clock_timestamp(),
+           publication_oid = NULL, last_error = 'the gap is accepted; start the service'
      WHERE s.name = accept_gap.source;
 END
 $$;

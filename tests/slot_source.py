@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cdc.cursor import Cursor, parse_lsn
+from cdc.errors import GapError
 from cdc.log.view import LogView
 from cdc.replication.reader import SlotReader
 from cdc.replication.settings import ReaderSettings
@@ -89,9 +90,12 @@ class SlotSource:
         return parse_lsn(str(rows[0][0]))
 
     def count(self) -> int:
-        """How many changes the log holds."""
+        """How many changes the log holds; none while it is being begun anew."""
         view = self.view
-        return int(view.entries(view.first_batch(), view.next_batch())["rows"].sum())
+        try:
+            return int(view.entries(view.first_batch(), view.next_batch())["rows"].sum())
+        except GapError:
+            return 0
 
 
 def make_slot_source(

@@ -27,7 +27,8 @@ HEADER_BYTES = _PREFIX.size + _MARKER.size
 LOST_FIX = (
     "restore the segment from a copy; or remove the source's log directory: what the slot still "
     "has is then read again, and what was confirmed to it (with log.durability fsync all that was "
-    "synced, else only what was delivered) is gone, so resynchronize consumers that lack it"
+    "synced, else only what was delivered) is gone: bring consumers that lack it up to date by "
+    "other means"
 )
 """What to do about frames that cannot be had again from anywhere here."""
 

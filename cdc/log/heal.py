@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from cdc.cursor import Cursor
+from cdc.cursor import Cursor, format_lsn
 from cdc.errors import CorruptionError, TransientError
 from cdc.log.files import write_synced
 from cdc.log.manifest import SegmentInfo
@@ -43,7 +43,8 @@ class Findings:
         raise CorruptionError(
             f"{where}: changes from {again_from} on are lost here, and "
             f"the source has them only from {has_from} on",
-            fix="restore the segment from a copy, or resynchronize the consumers",
+            fix="restore the file from a copy; or, with the service stopped, let them go: SELECT "
+            f"walbrook.accept_gap(source, '{format_lsn(has_from.lsn)}')",
             kind="log_damaged",
         )
 

@@ -184,7 +184,8 @@ class LogWriter:
             self._cut_to(
                 replace(
                     self.manifest,
-                    history=self.manifest.history + 1,
+                    # Numbers that nobody can have seen need no new history.
+                    history=self.manifest.history + bool(self.next_batch),
                     earliest=cursor,
                     start_batch=self.next_batch,
                     segments=(),

@@ -16,9 +16,9 @@ from typing import Any
 import psycopg
 
 from cdc.connection import LIVENESS, connect, with_options
-from cdc.cursor import Cursor
+from cdc.cursor import Cursor, format_lsn
 from cdc.decode.relation import Relation
-from cdc.errors import SourceError, TransientError
+from cdc.errors import GapError, SourceError, TransientError
 from cdc.replication.deadline import deadline
 from cdc.replication.identity import (
     Identity,
@@ -35,7 +35,7 @@ _ANSWER_S = 15.0  # a little above the server's own bound on a statement
 
 _LOCK = "SELECT pg_try_advisory_lock(hashtextextended('walbrook.slot.' || %s, 0))"
 _STARTED_AT = "SELECT extract(epoch FROM pg_postmaster_start_time())::text"
-_PUBLICATION = "SELECT 1 FROM pg_publication WHERE pubname = %s"
+_PUBLICATION = "SELECT oid FROM pg_publication WHERE pubname = %s"
 
 # The index that identifies a row: the one named as replica identity, or else the primary key.
 _KEY = """
@@ -99,9 +99,20 @@ class SlotControl:
         usable = _usable(self._slot, slot, server)
         if published is None:
             raise publication_missing(self._publication)
+        if recorded.publication_oid not in (None, published[0]):
+            raise GapError(
+                f"the publication {self._publication} was dropped and created again: what was "
+                "committed between never comes through the slot",
+                fix="stop the service and accept the gap up to now: SELECT walbrook.accept_gap("
+                f"'{recorded.source}', '{format_lsn(server.end_lsn)}'), then bring the sinks up to "
+                "date by other means",
+                kind="publication_replaced",
+            )
         return Identity(
             server=server,
             slot=usable,
+            publication_oid=int(published[0]),
+            source=recorded.source,
             failed_over_from=None if fork is None else recorded.timeline,
             fork_lsn=fork,
         )

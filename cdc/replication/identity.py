@@ -36,6 +36,8 @@ class Recorded:
 
     system_identifier: str
     timeline: int | None
+    publication_oid: int | None = None
+    source: str = "source"  # its name, for what a person is told to do
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Identity:
 
     server: Server
     slot: SlotRow
+    publication_oid: int
+    source: str
     failed_over_from: int | None  # the recorded timeline, if the server is on a later one
     fork_lsn: int | None  # where that timeline ended in this server's history
 
@@ -170,7 +174,7 @@ def check_resume(identity: Identity, resume: Cursor) -> None:
             f"slot {slot.name} stands at {confirmed}, beyond {resume}, the first change we "
             "still need: the changes between are gone from the source",
             fix="if that is accepted, stop the service and call "
-            f"SELECT walbrook.accept_gap(source, '{confirmed}')",
+            f"SELECT walbrook.accept_gap('{identity.source}', '{confirmed}')",
             kind="slot_ahead",
         )
 

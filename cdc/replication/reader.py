@@ -41,7 +41,7 @@ from cdc.replication.state_link import News, StateLink, condition_of
 from cdc.replication.stop import StopSignal
 from cdc.replication.stream import ReplicationStream
 from cdc.state.health import Condition
-from cdc.state.reader_state import ReaderReport, ReaderState, record_timeline
+from cdc.state.reader_state import ReaderReport, ReaderState, record_identity
 
 _logger = structlog.get_logger("walbrook.reader")
 
@@ -127,12 +127,17 @@ class SlotReader:
         control = SlotControl(settings.dsn, settings.slot, settings.publication)
         try:
             known = max(position.timeline or 0, self._timeline or 0) or None
-            identity = control.look(Recorded(position.system_identifier, known))
+            identity = control.look(
+                Recorded(
+                    position.system_identifier, known, position.publication_oid, settings.source
+                )
+            )
             resume = self._keeper.resume(
                 self._state.restart, min(position.lowest, self._state.lowest), identity.confirmed
             )
             control.check(identity, resume)
-            if identity.timeline != position.timeline:
+            found = (identity.timeline, identity.publication_oid)
+            if found != (position.timeline, position.publication_oid):
                 self._record(identity)
             wanted, self._wanted = self._wanted, settings.stream
             stream = ReplicationStream(
@@ -159,7 +164,7 @@ class SlotReader:
             control.close()
 
     def _record(self, identity: Identity) -> None:
-        """Note the timeline before anything of it is read.
+        """Note the timeline and the publication before anything of them is read.
 
         What was read of a new timeline would lie beyond the fork, as seen from the old one.
         """
@@ -172,7 +177,13 @@ class SlotReader:
                 before=identity.failed_over_from,
             )
         with connect(settings.state_dsn, name=f"{settings.source}:state", statement_s=5) as state:
-            record_timeline(state, settings.source, settings.term, identity.timeline)
+            record_identity(
+                state,
+                settings.source,
+                settings.term,
+                timeline=identity.timeline,
+                publication_oid=identity.publication_oid,
+            )
         self._timeline = identity.timeline
 
     def _begun(self, resume: Cursor) -> None:
@@ -189,6 +200,7 @@ class SlotReader:
             now = time.monotonic()
             if now >= self._next_feedback:
                 self._feedback(stream)
+                self._watch.require_publication()
                 if batch.empty:
                     self._watch.check(stream.server_lsn)
             taken, keepalive = batch.fill(stream, now)

@@ -17,6 +17,7 @@ import structlog
 
 from cdc.connection import Connection, connect
 from cdc.cursor import parse_lsn
+from cdc.errors import TransientError
 from cdc.replication.deadline import Shutter, deadline
 from cdc.replication.heartbeat import Heartbeat, HeartbeatLedger
 from cdc.replication.slot_row import READ_SLOT, SlotRow, slot_row
@@ -87,6 +88,11 @@ class SourceWatch:
     def check(self, server_lsn: int) -> None:
         """Raises TransientError if the server has sent past a heartbeat that never came."""
         self._ledger.check(server_lsn, time.monotonic())
+
+    def require_publication(self) -> None:
+        """Raises TransientError if it is gone or another one: connecting anew decides what then."""
+        if (condition := self._seen.publication) is not None:
+            raise TransientError(condition.what, fix=condition.fix, kind=condition.kind)
 
     def conditions(self, *, reading: bool = True) -> list[Condition]:
         """What is wrong; while the reader is not reading, heartbeats are not late."""
@@ -171,7 +177,8 @@ class SourceWatch:
             "error",
             f"the publication {self._publication} was dropped and created again while it was read: "
             "what was committed between is lost to all sinks",
-            "bring the sinks up to date by other means; the event ends with the next start",
+            "accept the gap as the source's last_error says, and bring the sinks up to date by "
+            "other means",
         )
 
     def _beat(self) -> Condition | None:

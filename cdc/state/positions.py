@@ -48,7 +48,8 @@ SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx, floor.lsn || ':' || floor.id
 """
 _READ_RESTART = "SELECT restart_lsn::text, restart_idx FROM walbrook.sources WHERE name = %s"
 _READ_POSITION = """
-SELECT s.restart_lsn::text, s.restart_idx, low.lsn::text, low.idx, s.system_identifier, s.timeline
+SELECT s.restart_lsn::text, s.restart_idx, low.lsn::text, low.idx, s.system_identifier, s.timeline,
+       s.publication_oid
   FROM walbrook.sources s
   LEFT JOIN LATERAL (
        SELECT cursor_lsn AS lsn, cursor_idx AS idx FROM walbrook.consumers c
@@ -64,7 +65,9 @@ UPDATE walbrook.sources SET lane_error = NULL WHERE name = %s AND term = %s RETU
 _LANE_ERROR = "UPDATE walbrook.sources SET lane_error = %s WHERE name = %s AND term = %s"
 _SETTLE_CONSUMER = """
 UPDATE walbrook.consumers
-   SET cursor_lsn = %(lsn)s::pg_lsn, cursor_idx = %(idx)s, moved_at = clock_timestamp(),
+   SET cursor_lsn = %(lsn)s::pg_lsn, cursor_idx = %(idx)s,
+       moved_at = CASE WHEN (cursor_lsn, cursor_idx) = (%(lsn)s::pg_lsn, %(idx)s) THEN moved_at
+                       ELSE clock_timestamp() END,
        settled_commit = coalesce(%(commit)s, settled_commit),
        delivered = delivered + %(delivered)s, absorbed = absorbed + %(absorbed)s,
        last_error = %(error)s,
@@ -147,6 +150,7 @@ class SourcePosition:
     lowest: Cursor  # of the active consumers: one that was moved back stands below the restart
     system_identifier: str
     timeline: int | None
+    publication_oid: int | None
 
 
 def source_position(connection: Connection, source: str) -> SourcePosition:
@@ -156,8 +160,8 @@ def source_position(connection: Connection, source: str) -> SourcePosition:
         raise _no_row(source)
     restart = Cursor(parse_lsn(str(row[0])), int(str(row[1])))
     lowest = restart if row[2] is None else Cursor(parse_lsn(str(row[2])), int(str(row[3])))
-    timeline = None if row[5] is None else int(str(row[5]))
-    return SourcePosition(restart, min(restart, lowest), str(row[4]), timeline)
+    timeline, publication = (None if value is None else int(str(value)) for value in row[5:])
+    return SourcePosition(restart, min(restart, lowest), str(row[4]), timeline, publication)
 
 
 def consumer_cursors(connection: Connection, source: str) -> dict[str, Cursor]:

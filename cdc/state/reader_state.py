@@ -38,8 +38,8 @@ UPDATE walbrook.sources
        seen_at = clock_timestamp()
  WHERE name = %(source)s AND term = %(term)s
 """
-_RECORD_TIMELINE = """
-UPDATE walbrook.sources SET timeline = %s WHERE name = %s AND term = %s
+_RECORD_IDENTITY = """
+UPDATE walbrook.sources SET timeline = %s, publication_oid = %s WHERE name = %s AND term = %s
 """
 _FAILED_START = """
 UPDATE walbrook.sources SET state = 'stopped', state_since = clock_timestamp(), last_error = %s,
@@ -147,12 +147,15 @@ def report_failed_start(connection: Connection, source: str, term: int, error: s
         raise fenced(source)
 
 
-def record_timeline(connection: Connection, source: str, term: int, timeline: int) -> None:
-    """Note the timeline before anything of it is read.
+def record_identity(
+    connection: Connection, source: str, term: int, *, timeline: int, publication_oid: int
+) -> None:
+    """Note whose history and which publication is read, before anything of it is.
 
     Were it noted later, a crash in between would leave a log that seems to lie beyond the fork.
     """
-    if connection.execute(_RECORD_TIMELINE, (timeline, source, term)).rowcount != 1:
+    place = (timeline, publication_oid, source, term)
+    if connection.execute(_RECORD_IDENTITY, place).rowcount != 1:
         raise fenced(source)
 
 

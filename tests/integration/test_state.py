@@ -27,7 +27,7 @@ from cdc.state.reader_state import (
     ReaderReport,
     SegmentRow,
     SourceSight,
-    record_timeline,
+    record_identity,
     report_reader,
     report_segments,
 )
@@ -298,7 +298,7 @@ def test_an_earlier_start_of_the_service_may_report_nothing(
         lambda: report_reader(state, "shop", stale, report()),
         lambda: report_conditions(state, "shop", stale, [condition]),
         lambda: report_segments(state, "shop", stale, [segment(0)]),
-        lambda: record_timeline(state, "shop", stale, 2),
+        lambda: record_identity(state, "shop", stale, timeline=2, publication_oid=1),
     ]
     for attempt in attempts:
         with pytest.raises(OperatorError, match="has taken over") as caught:

@@ -96,6 +96,7 @@ class Server:
     rows: list[Row] = field(default_factory=list)
     _described: dict[int, int] = field(default_factory=dict)  # to the connection: oid → version
     _in_stream: dict[int, dict[int, int]] = field(default_factory=dict)  # the same, by xid
+    _defined: dict[int, int] = field(default_factory=dict)  # the version that was used last
     _payloads: int = 0
     _lsn: int = 1000
 
@@ -206,12 +207,20 @@ class Server:
         oids = {"insert": [item.oid], "truncate": [item.oid, OWN_OID], "own": [OWN_OID]}
         for oid in oids.get(item.kind, []):
             wanted = 1 if oid == OWN_OID else version
+            self._define(oid, wanted)
             if known.get(oid) != wanted:
                 known[oid] = wanted
                 message = relation(oid, wanted)
                 self.messages.append(
                     message if subxid is None else pgoutput.streamed(subxid, message)
                 )
+
+    def _define(self, oid: int, version: int) -> None:
+        """A table that has changed must be described again, to everyone: all caches forget it."""
+        if self._defined.setdefault(oid, version) != version:
+            self._defined[oid] = version
+            for cache in (self._described, *self._in_stream.values()):
+                cache.pop(oid, None)
 
     def _payload(self, item: Item) -> bytes:
         self._payloads += 1

@@ -63,9 +63,22 @@ def test_another_cluster_and_an_older_timeline_are_refused() -> None:
     assert older.value.kind == "older_timeline"
 
 
+def identity_of(
+    found: Server, *, failed_over_from: int | None = None, fork_lsn: int | None = None
+) -> Identity:
+    return Identity(
+        found,
+        SLOT,
+        publication_oid=1,
+        source="shop",
+        failed_over_from=failed_over_from,
+        fork_lsn=fork_lsn,
+    )
+
+
 @pytest.mark.parametrize("resume", [Cursor(500, 1), Cursor(501, 0)])
 def test_what_was_read_beyond_the_fork_is_refused(resume: Cursor) -> None:
-    identity = Identity(server(2), SLOT, failed_over_from=1, fork_lsn=500)
+    identity = identity_of(server(2), failed_over_from=1, fork_lsn=500)
     check_resume(identity, Cursor(500, 0))
     check_resume(identity, Cursor(499, 9))
     error = refusal(identity, resume)
@@ -73,15 +86,15 @@ def test_what_was_read_beyond_the_fork_is_refused(resume: Cursor) -> None:
 
 
 def test_wal_that_ends_before_our_cursor_is_an_older_history_or_a_standby_behind() -> None:
-    error = refusal(Identity(server(end_lsn=200), SLOT, None, None), Cursor(201, 0))
+    error = refusal(identity_of(server(end_lsn=200)), Cursor(201, 0))
     assert (type(error), error.kind) == (GapError, "older_history")
-    standby = Identity(server(end_lsn=200, in_recovery=True), SLOT, None, None)
+    standby = identity_of(server(end_lsn=200, in_recovery=True))
     error = refusal(standby, Cursor(201, 0))
     assert (type(error), error.kind) == (TransientError, "standby_behind")
 
 
 def test_a_slot_beyond_our_cursor_is_a_gap() -> None:
-    identity = Identity(server(), SLOT, None, None)
+    identity = identity_of(server())
     check_resume(identity, Cursor(100, 0))
     assert refusal(identity, Cursor(99, 5)).kind == "slot_ahead"
 
