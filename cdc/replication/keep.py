@@ -46,11 +46,12 @@ class LogKeeper:
         self.full = False
         self.log = self._open()
 
-    def resume(self, restart: Cursor, lowest: Cursor, confirmed_lsn: int) -> Cursor:
+    def resume(self, restart: Cursor, lowest: Cursor, confirmed_lsn: int, *, anew: bool) -> Cursor:
         """From where to read: the log's end, unless it is behind what the slot still has.
 
         ``lowest`` is where the last consumer stands, which may have been moved back;
-        ``confirmed_lsn`` is where the slot stands: it gives nothing below.
+        ``confirmed_lsn`` is where the slot stands: it gives nothing below. With ``anew`` what lies
+        between was given up, and the source may not even be able to send it.
         """
         if self.log.needs_reopen:
             self.log.close()
@@ -61,7 +62,7 @@ class LogKeeper:
                 _logger.warning("reader.log_damaged", read_again_from=str(healed))
             self._to_verify = False
         end = self.log.end
-        if end >= restart or (end != ORIGIN and confirmed_lsn <= end.lsn):
+        if end >= restart or (not anew and end != ORIGIN and confirmed_lsn <= end.lsn):
             return end
         if end != ORIGIN:
             _logger.warning("reader.log_restarted", log_end=str(end), at=str(restart))

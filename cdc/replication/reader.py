@@ -133,7 +133,11 @@ class SlotReader:
                 )
             )
             resume = self._keeper.resume(
-                self._state.restart, min(position.lowest, self._state.lowest), identity.confirmed
+                self._state.restart,
+                min(position.lowest, self._state.lowest),
+                identity.confirmed,
+                # Accepting a gap forgets the publication; so does nothing else.
+                anew=position.publication_oid is None,
             )
             control.check(identity, resume)
             found = (identity.timeline, identity.publication_oid)

@@ -54,11 +54,11 @@ def test_a_half_open_connection_is_noticed_and_taken_up_again(
 
 
 def test_an_idle_source_is_not_taken_for_a_silent_one(shop: SlotSource) -> None:
-    with shop.reading(silence_s=1.0, heartbeat_s=0, idle_s=3600):
+    with shop.reading(silence_s=2.5, heartbeat_s=0, idle_s=3600):
         insert(shop)
         shop.until_logged(1)
         quiet_since = time.monotonic()
-        until("three times the bound", lambda: time.monotonic() - quiet_since > 3)
+        until("twice the bound", lambda: time.monotonic() - quiet_since > 5)
         insert(shop)
         shop.until_logged(2)
     assert events(shop) == []
