@@ -34,6 +34,19 @@ def insert(shop: SlotSource) -> None:
     shop.database.execute("INSERT INTO item DEFAULT VALUES")
 
 
+def feedback_at(shop: SlotSource) -> object:
+    rows = shop.database.execute(
+        "SELECT reply_time FROM pg_stat_replication "
+        f"WHERE application_name = 'walbrook:{shop.settings.slot}'"
+    )
+    return rows[0][0] if rows else None
+
+
+def until_feedback(shop: SlotSource) -> None:
+    before = feedback_at(shop)
+    until("another round of feedback", lambda: feedback_at(shop) != before)
+
+
 def events(shop: SlotSource) -> list[str]:
     return [row[0] for row in shop.database.execute("SELECT kind FROM walbrook.health_events")]
 
@@ -76,7 +89,8 @@ def test_without_its_state_database_reading_goes_on_and_nothing_is_confirmed(
             insert(shop)
             shop.until_logged(number)
         end = shop.settle_all()
-        time.sleep(2.5)  # two rounds of feedback
+        until_feedback(shop)
+        until_feedback(shop)
         assert shop.confirmed_lsn() < end.lsn, "it cannot know of the settlement"
         proxy.thaw()
         until("the slot to follow", lambda: shop.confirmed_lsn() >= end.lsn)

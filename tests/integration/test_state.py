@@ -204,6 +204,19 @@ def test_another_cluster_under_the_same_name_is_refused(
         register(state, "a", system="2")
 
 
+def test_a_settlement_that_moves_nothing_is_no_movement(
+    state: psycopg.Connection[tuple[Any, ...]],
+) -> None:
+    term = register(state, "a")
+    moved = "SELECT moved_at FROM walbrook.consumers"
+    before = state.execute(moved).fetchone()
+    failed = Settlement(START, START, error="the sink is down")
+    settle(state, source="shop", term=term, read_to=START, consumers={"a": failed})
+    assert state.execute(moved).fetchone() == before
+    settled(state, term, Cursor(200, 0), a=Cursor(200, 0))
+    assert state.execute(moved).fetchone() != before
+
+
 def test_the_view_shows_cursor_lag_and_when_it_moved(
     state: psycopg.Connection[tuple[Any, ...]],
 ) -> None:
