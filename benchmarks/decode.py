@@ -16,13 +16,13 @@ import pyarrow as pa
 import xxhash
 
 from benchmarks import row_decoder
-from cdc.decode import decode_changes
-from cdc.decode.columns import offsets_of
-from cdc.decode.plan import plan_for
-from cdc.decode.raw import RAW_SCHEMA
-from cdc.decode.rows import read_rows
-from cdc.decode.shapes.sequin import messages, shape
-from cdc.decode.tuples import Payloads
+from cdc.decoding import decode_changes
+from cdc.decoding.columns import offsets_of
+from cdc.decoding.plan import plan_for
+from cdc.decoding.raw import RAW_SCHEMA
+from cdc.decoding.rows import read_rows
+from cdc.decoding.shapes.sequin import messages, shape
+from cdc.decoding.tuples import Payloads
 from tests import pgoutput
 
 ROWS = 200_000

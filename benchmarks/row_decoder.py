@@ -1,7 +1,7 @@
 """A decoder that reads one row at a time: plain, obvious, and the yardstick for the columnar one.
 
 It makes a Python object of every value and writes JSON with orjson. For what it knows (scalars;
-arrays stay text) it gives the same bytes as ``cdc.decode``, so tests hold one against the other.
+arrays stay text) it gives the same bytes as ``cdc.decoding``, so tests hold one against the other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import orjson
 import pyarrow as pa
 
 from cdc.change import CHANGE_SCHEMA
-from cdc.decode.relation import Relation, parse_relation
+from cdc.decoding.relation import Relation, parse_relation
 
 _INTEGERS = {20, 21, 23, 26}
 _NUMBERS = {700, 701, 1700}
@@ -65,7 +65,7 @@ def decode_row(payload: bytes, schema: bytes | None) -> RowChange:
 
 
 def decode_frame(raw: pa.RecordBatch, schemas: Mapping[int, bytes]) -> pa.RecordBatch:
-    """What ``cdc.decode.decode_changes`` does, row by row."""
+    """What ``cdc.decoding.decode_changes`` does, row by row."""
     payloads = raw.column("payload").to_pylist()
     schema_ids = raw.column("schema_id").to_pylist()
     rows = [
@@ -80,6 +80,7 @@ def decode_frame(raw: pa.RecordBatch, schemas: Mapping[int, bytes]) -> pa.Record
             raw.column("commit_ts").cast(pa.timestamp("us", tz="UTC")),
             raw.column("xid"),
             *(pa.array(column, pa.string()) for column in decoded),
+            *[pa.nulls(len(rows), pa.string())] * 2,
         ],
         schema=CHANGE_SCHEMA,
     )

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from cdc.cursor import Cursor
 
-ACTIONS = ("insert", "update", "delete", "truncate", "message")
+ACTIONS = ("insert", "update", "delete", "truncate", "message", "schema_change")
 """What a consumer can ask for. A message of the action ``gap`` comes unasked."""
 
 CHANGE_SCHEMA = pa.schema(
@@ -27,13 +27,18 @@ CHANGE_SCHEMA = pa.schema(
         pa.field("table_name", pa.string(), nullable=False),
         pa.field("action", pa.string(), nullable=False),
         # JSON object: the row after the change; for a delete, what the source said of the old row.
-        pa.field("record", pa.string(), nullable=False),
+        # Null only where there is an error.
+        pa.field("record", pa.string()),
         # JSON object of the old values of changed columns; null except for updates.
         pa.field("changes", pa.string()),
         # JSON array of the primary key's values as text, in key order; with the table, the group.
         pa.field("record_pks", pa.string(), nullable=False),
         # JSON array of column names whose TOAST value the source did not send; null if none.
         pa.field("unchanged", pa.string()),
+        # JSON: what the transaction said of itself before this change; null if nothing.
+        pa.field("annotations", pa.string()),
+        # Why this change could not be decoded; null for all others. It names table and column.
+        pa.field("error", pa.string()),
     ]
 )
 """One row a change. Signed 64-bit numbers, because Spark has no others; an LSN fits."""

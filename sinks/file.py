@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from cdc.change import MessageBatch
 from cdc.cursor import ORIGIN
-from cdc.decode.shapes.sequin import messages
+from cdc.decoding.shapes.sequin import messages
 from cdc.errors import CorruptionError, WalbrookError
 from sinks.base import Delivery
 from sinks.columns import joined, pieces, prefix_at_or_below, text_bytes

@@ -18,7 +18,7 @@ import httpx
 import pyarrow as pa
 
 from cdc.change import MessageBatch
-from cdc.decode.shapes.sequin import messages
+from cdc.decoding.shapes.sequin import messages
 from cdc.errors import OperatorError, PoisonError, TransientError, WalbrookError
 from sinks.base import Delivery
 from sinks.columns import joined, pieces, text_bytes

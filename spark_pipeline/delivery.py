@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from cdc.change import MessageBatch
 from cdc.config import Sink as SinkConfig
 from cdc.cursor import Cursor
-from cdc.decode.shapes.sequin import shape
+from cdc.decoding.shapes.sequin import shape
 from cdc.errors import WalbrookError
 from sinks import Sink, open_sink
 from sinks.base import Delivery

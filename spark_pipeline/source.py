@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 
 from cdc.change import CHANGE_SCHEMA
 from cdc.cursor import Cursor
-from cdc.decode import decode_changes
+from cdc.decoding import decode_changes
 from cdc.errors import ConfigError, GapError
 from cdc.log.open import open_log
 from cdc.log.view import LogReader

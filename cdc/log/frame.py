@@ -15,7 +15,7 @@ import pyarrow as pa
 import xxhash
 
 from cdc.cursor import Cursor
-from cdc.decode.raw import RAW_SCHEMA, SCHEMAS_KEY, decode_schemas, encode_schemas
+from cdc.decoding.raw import RAW_SCHEMA, SCHEMAS_KEY, decode_schemas, encode_schemas
 from cdc.errors import CorruptionError
 
 _MAGIC = b"WBF1"

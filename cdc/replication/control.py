@@ -17,7 +17,7 @@ import psycopg
 
 from cdc.connection import LIVENESS, connect, with_options
 from cdc.cursor import Cursor, format_lsn
-from cdc.decode.relation import Relation
+from cdc.decoding.relation import Relation
 from cdc.errors import GapError, SourceError, TransientError
 from cdc.replication.deadline import deadline
 from cdc.replication.identity import (

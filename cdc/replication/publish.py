@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.cursor import Cursor
-from cdc.decode.raw import RAW_SCHEMA
-from cdc.decode.relation import parse_relation
+from cdc.decoding.raw import RAW_SCHEMA
+from cdc.decoding.relation import parse_relation
 from cdc.replication.relations import KeyOf, Schema, keyed
 from cdc.replication.seal import Sealed, at_or_above, sealed_of
 from cdc.replication.spill_file import SpilledRows

@@ -23,7 +23,7 @@ import structlog
 
 from cdc.connection import connect
 from cdc.cursor import Cursor
-from cdc.decode.raw import RAW_SCHEMA
+from cdc.decoding.raw import RAW_SCHEMA
 from cdc.errors import TransientError, WalbrookError
 from cdc.failpoints import reached
 from cdc.replication.collect import Collector

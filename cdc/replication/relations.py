@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import xxhash
 
-from cdc.decode.relation import Relation, parse_relation, with_key
+from cdc.decoding.relation import Relation, parse_relation, with_key
 from cdc.errors import ProtocolError
 from cdc.replication.wire import RELATION, Ints, Wire
 

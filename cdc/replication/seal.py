@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.cursor import ORIGIN, Cursor
-from cdc.decode.raw import RAW_SCHEMA
+from cdc.decoding.raw import RAW_SCHEMA
 from cdc.errors import ProtocolError
 from cdc.replication.relations import KeyOf, Relations, no_key
 from cdc.replication.wire import BEGIN, COMMIT, CONTROLS, ROWS, TRUNCATE, Ints, Mask, Wire

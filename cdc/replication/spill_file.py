@@ -17,7 +17,7 @@ from typing import BinaryIO
 import pyarrow as pa
 import xxhash
 
-from cdc.decode.raw import SCHEMAS_KEY, decode_schemas, encode_schemas
+from cdc.decoding.raw import SCHEMAS_KEY, decode_schemas, encode_schemas
 from cdc.errors import CorruptionError
 
 SPILL_SCHEMA = pa.schema(

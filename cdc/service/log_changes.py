@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from cdc.cursor import Cursor
-from cdc.decode import decode_changes
-from cdc.decode.relation import parse_relation
+from cdc.decoding import decode_changes
+from cdc.decoding.relation import parse_relation
 from cdc.errors import CorruptionError, PoisonError, ProtocolError
 from cdc.log.frame import Frame
 from cdc.log.view import LogReader

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from cdc.change import CHANGE_SCHEMA, MessageBatch
 from cdc.cursor import Cursor
-from cdc.decode.shapes.sequin import shape
+from cdc.decoding.shapes.sequin import shape
 
 CONSUMER = "orders"
 _NOON = 1_790_000_000_000_000  # microseconds; a transaction a minute
@@ -73,7 +73,7 @@ def batch_of(samples: Sequence[Sample], *, start: int = 0) -> MessageBatch:
         [orjson.dumps(sample.record).decode() for sample in samples],
         [orjson.dumps(s.changes).decode() if s.changes is not None else None for s in samples],
         [f'["{n}"]' for n in numbers],
-        [None] * len(samples),
+        *[[None] * len(samples)] * 3,
     ]
     changes = pa.RecordBatch.from_arrays(
         [pa.array(c, f.type) for c, f in zip(columns, CHANGE_SCHEMA, strict=True)],

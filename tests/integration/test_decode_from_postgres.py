@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from cdc.decode.relation import parse_relation
+from cdc.decoding.relation import parse_relation
 from tests.fix_postgres import Database
-from tests.unit.decode.frames import Frame
+from tests.unit.decoding.frames import Frame
 
 VALUES = {
     "bool": ("true", True),

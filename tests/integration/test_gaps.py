@@ -13,7 +13,7 @@ import pytest
 from cdc.config import loads
 from cdc.connection import Connection
 from cdc.cursor import ORIGIN, Cursor
-from cdc.decode.raw import RAW_SCHEMA
+from cdc.decoding.raw import RAW_SCHEMA
 from cdc.errors import OperatorError, TransientError
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter, Retention, SegmentLimits

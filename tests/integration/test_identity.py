@@ -13,7 +13,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from cdc.cursor import Cursor, format_lsn
-from cdc.decode.relation import Relation
+from cdc.decoding.relation import Relation
 from cdc.errors import GapError, SourceError, TransientError
 from cdc.replication.control import SlotControl
 from cdc.replication.identity import Identity, Recorded

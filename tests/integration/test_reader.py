@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc.cursor import Cursor
-from cdc.decode import decode_changes
+from cdc.decoding import decode_changes
 from cdc.errors import GapError, SourceError
 from cdc.log.writer import Retention, SegmentLimits
 from cdc.replication.publish import BatchLimits

@@ -19,7 +19,7 @@ import orjson
 import pytest
 
 from cdc.cursor import parse_lsn
-from cdc.decode import decode_changes
+from cdc.decoding import decode_changes
 from cdc.errors import CorruptionError
 from cdc.log.frame import Frame
 from cdc.log.sync import read_durable

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from cdc.cursor import Cursor
-from cdc.decode import decode_changes
+from cdc.decoding import decode_changes
 from cdc.errors import CorruptionError, GapError, OperatorError, SourceError
 from cdc.log.damage import report_damage
 from cdc.log.writer import Retention, SegmentLimits

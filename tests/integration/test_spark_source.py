@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from cdc.config import Spark
 from cdc.cursor import Cursor
-from cdc.decode.raw import RAW_SCHEMA
+from cdc.decoding.raw import RAW_SCHEMA
 from cdc.log.flight_server import LogServer
 from cdc.log.flight_wire import TOKEN_VARIABLE
 from cdc.log.writer import LogWriter, SegmentLimits

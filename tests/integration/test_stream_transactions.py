@@ -13,8 +13,8 @@ import psycopg
 import pytest
 
 from cdc.cursor import ORIGIN, Cursor, parse_lsn
-from cdc.decode import decode_changes
-from cdc.decode.relation import Relation
+from cdc.decoding import decode_changes
+from cdc.decoding.relation import Relation
 from cdc.errors import GapError
 from cdc.replication.intake import Intake
 from cdc.replication.options import StreamOptions

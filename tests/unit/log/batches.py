@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.cursor import Cursor
-from cdc.decode.raw import RAW_SCHEMA
+from cdc.decoding.raw import RAW_SCHEMA
 from cdc.log.manifest import Manifest, read_manifest
 from cdc.log.segment import data_path, index_path
 from cdc.log.view import LogView

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.cursor import ORIGIN, Cursor
-from cdc.decode.raw import RAW_SCHEMA
+from cdc.decoding.raw import RAW_SCHEMA
 from cdc.errors import ProtocolError, TransientError
 from cdc.log.open import open_log
 from cdc.log.view import LogView

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from cdc.cursor import Cursor
-from cdc.decode.raw import RAW_SCHEMA
+from cdc.decoding.raw import RAW_SCHEMA
 from cdc.log.writer import LogWriter
 
 SCHEMAS = {7: b"R-seven"}

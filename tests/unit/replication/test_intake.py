@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.cursor import ORIGIN, Cursor
-from cdc.decode.relation import Relation, parse_relation
+from cdc.decoding.relation import Relation, parse_relation
 from cdc.errors import CorruptionError, GapError, OperatorError, ProtocolError, TransientError
 from cdc.replication.intake import Intake
 from cdc.replication.publish import BatchLimits

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import xxhash
 
-from cdc.decode import decode_changes
-from cdc.decode.raw import RAW_SCHEMA
+from cdc.decoding import decode_changes
+from cdc.decoding.raw import RAW_SCHEMA
 from tests import pgoutput
 
 OID = 16400

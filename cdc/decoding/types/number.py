@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.decode.columns import PlacedError, bytes_of, first, offsets_of
-from cdc.decode.types.form import JsonColumn
+from cdc.decoding.columns import PlacedError, bytes_of, first, offsets_of
+from cdc.decoding.types.form import JsonColumn
 
 _INTEGER = "^-?(0|[1-9][0-9]*)$"
 _NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?(e[+-]?[0-9]+)?$"

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.decode.columns import Mask, PlacedError, Positions, TextColumn, first, nulls_of
-from cdc.decode.objects import Member, array_of, names_where, object_of
-from cdc.decode.plan import TablePlan
-from cdc.decode.tuples import Payloads, read_tuples
-from cdc.decode.types import Family, JsonColumn, text_json
+from cdc.decoding.columns import Mask, PlacedError, Positions, TextColumn, first, nulls_of
+from cdc.decoding.objects import Member, array_of, names_where, object_of
+from cdc.decoding.plan import TablePlan
+from cdc.decoding.tuples import Payloads, read_tuples
+from cdc.decoding.types import Family, JsonColumn, text_json
 
 _TAG = 5  # after the kind byte and the oid
 _NEW = ord("N")

@@ -6,12 +6,12 @@ extension's) is its text as a JSON string.
 
 from __future__ import annotations
 
-from cdc.decode.types.array import array_of
-from cdc.decode.types.boolean import boolean_json
-from cdc.decode.types.form import Family, JsonColumn
-from cdc.decode.types.json import embedded_json
-from cdc.decode.types.number import integer_json, number_json
-from cdc.decode.types.text import text_json
+from cdc.decoding.types.array import array_of
+from cdc.decoding.types.boolean import boolean_json
+from cdc.decoding.types.form import Family, JsonColumn
+from cdc.decoding.types.json import embedded_json
+from cdc.decoding.types.number import integer_json, number_json
+from cdc.decoding.types.text import text_json
 
 __all__ = ["Family", "JsonColumn", "family_of", "text_json"]
 

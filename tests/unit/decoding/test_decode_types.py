@@ -9,7 +9,7 @@ import pytest
 
 from cdc.errors import DecodeError
 from tests import pgoutput
-from tests.unit.decode.frames import OID, Frame, inserts, record_of, table
+from tests.unit.decoding.frames import OID, Frame, inserts, record_of, table
 
 BIG = "123456789012345678901234567890.123456789"
 

@@ -9,6 +9,6 @@ does I/O, and no step loops over rows except for values that only an exact slow 
 
 from __future__ import annotations
 
-from cdc.decode.changes import decode_changes
+from cdc.decoding.changes import decode_changes
 
 __all__ = ["decode_changes"]

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from cdc.decode.columns import PlacedError, bytes_of
-from cdc.decode.types.form import JsonColumn
+from cdc.decoding.columns import PlacedError, bytes_of
+from cdc.decoding.types.form import JsonColumn
 
 _QUOTE, _BACKSLASH = b'"\\'
 _SHORT = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}

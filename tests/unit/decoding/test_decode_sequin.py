@@ -7,11 +7,11 @@ import json
 import pyarrow as pa
 
 from cdc.change import MESSAGE_SCHEMA
-from cdc.decode import decode_changes
-from cdc.decode.shapes.sequin import messages, shape
+from cdc.decoding import decode_changes
+from cdc.decoding.shapes.sequin import messages, shape
 from tests import pgoutput
 from tests.pgoutput import UNCHANGED
-from tests.unit.decode.frames import COMMIT_LSN, OID, Frame
+from tests.unit.decoding.frames import COMMIT_LSN, OID, Frame
 
 RELATION = pgoutput.relation(
     OID, 'Bü"ro', "select", [("id", 23, True), ("doc", 3802), ("text", 25)]

@@ -15,14 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from cdc.change import CHANGE_SCHEMA
 from cdc.cursor import Cursor
-from cdc.decode.columns import Mask, PlacedError, Positions, first, offsets_of
-from cdc.decode.logical import decode_messages, decode_truncates
-from cdc.decode.plan import TablePlan, plan_for
-from cdc.decode.raw import RAW_SCHEMA
-from cdc.decode.rows import Decoded, decode_rows, read_rows
-from cdc.decode.tuples import Payloads
+from cdc.decoding.columns import Mask, PlacedError, Positions, first, offsets_of
+from cdc.decoding.format import PLAIN, Wanted
+from cdc.decoding.logical import decode_messages, decode_truncates
+from cdc.decoding.plan import TablePlan, plan_for
+from cdc.decoding.raw import RAW_SCHEMA
+from cdc.decoding.rows import Decoded, decode_rows, read_rows
+from cdc.decoding.tuples import Payloads
 from cdc.errors import DecodeError, ProtocolError
 
 _ACTIONS = {"I": "insert", "U": "update", "D": "delete", "T": "truncate", "M": "message"}
@@ -63,19 +63,29 @@ class _Part:
     decoded: Decoded
 
 
-def decode_changes(raw: pa.RecordBatch, schemas: Mapping[int, bytes]) -> pa.RecordBatch:
-    """RAW_SCHEMA rows as CHANGE_SCHEMA rows; ``schemas``: schema id → raw Relation message."""
+def decode_changes(
+    raw: pa.RecordBatch,
+    schemas: Mapping[int, bytes],
+    *,
+    annotations: pa.StringArray | None = None,
+    wanted: Wanted = PLAIN,
+) -> pa.RecordBatch:
+    """RAW_SCHEMA rows as rows of ``wanted.schema``.
+
+    ``schemas``: schema id → raw Relation message. ``annotations``: one a row, null for most.
+    """
     if not raw.schema.equals(RAW_SCHEMA, check_metadata=False):
         raise ProtocolError(
             f"decode was handed columns that are not those of a frame: {raw.schema.names}",
             fix="hand it a record batch of RAW_SCHEMA",
         )
     if not raw.num_rows:
-        return pa.RecordBatch.from_pylist([], CHANGE_SCHEMA)
+        return pa.RecordBatch.from_pylist([], wanted.schema)
     frame = _frame_of(raw)
     groups = list(_groups_of(frame, schemas))
     try:
-        return _put_together(frame, groups, [_decode_group(frame, group) for group in groups])
+        parts = [_decode_group(frame, group) for group in groups]
+        return _put_together(frame, groups, parts, annotations, wanted)
     except (pa.ArrowInvalid, pa.ArrowCapacityError) as fault:
         # An Arrow string column holds 2 GiB. Long names and escapes can make that of a small frame.
         raise DecodeError(
@@ -171,7 +181,13 @@ def _payloads_of(frame: _Frame, group: _Group) -> list[bytes]:
     return payloads
 
 
-def _put_together(frame: _Frame, groups: list[_Group], parts: list[_Part]) -> pa.RecordBatch:
+def _put_together(
+    frame: _Frame,
+    groups: list[_Group],
+    parts: list[_Part],
+    annotations: pa.StringArray | None,
+    wanted: Wanted,
+) -> pa.RecordBatch:
     raw = frame.raw
     counts = [len(group.rows) for group in groups]
     back: pa.Array | None = None
@@ -196,8 +212,11 @@ def _put_together(frame: _Frame, groups: list[_Group], parts: list[_Part]) -> pa
         )
     for field in fields(Decoded):
         columns[field.name] = in_order([getattr(part.decoded, field.name) for part in parts])
+    nothing = pa.nulls(raw.num_rows, pa.string())
+    columns["annotations"] = nothing if annotations is None else annotations
+    columns["error"] = nothing
     return pa.RecordBatch.from_arrays(
-        [columns[name] for name in CHANGE_SCHEMA.names], schema=CHANGE_SCHEMA
+        [columns[name] for name in wanted.schema.names], schema=wanted.schema
     )
 
 

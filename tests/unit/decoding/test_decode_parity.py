@@ -6,10 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import row_decoder
-from cdc.decode import decode_changes
+from cdc.decoding import decode_changes
 from tests import pgoutput
 from tests.pgoutput import UNCHANGED, Values
-from tests.unit.decode.frames import Frame
+from tests.unit.decoding.frames import Frame
 
 _TEXT = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=12)
 _INTEGER = st.integers(-(2**63), 2**63 - 1).map(str)

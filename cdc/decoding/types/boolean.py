@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.decode.columns import PlacedError, first
-from cdc.decode.types.form import JsonColumn
+from cdc.decoding.columns import PlacedError, first
+from cdc.decoding.types.form import JsonColumn
 
 _TEXTS = pa.array([b"f", b"t"], pa.binary())
 _JSON = pa.array(["false", "true"])

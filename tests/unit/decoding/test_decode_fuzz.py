@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from cdc.decode import decode_changes
+from cdc.decoding import decode_changes
 from cdc.errors import DecodeError
 from tests import pgoutput
 from tests.pgoutput import UNCHANGED
-from tests.unit.decode.frames import OID, Frame, table
+from tests.unit.decoding.frames import OID, Frame, table
 
 SEED = 20260101
 CASES = 20_000

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 
 from cdc.change import CHANGE_SCHEMA
-from cdc.decode import decode_changes
-from cdc.decode.raw import RAW_SCHEMA
+from cdc.decoding import decode_changes
+from cdc.decoding.raw import RAW_SCHEMA
 from cdc.errors import DecodeError, ProtocolError
 from tests import pgoutput
 from tests.pgoutput import UNCHANGED
-from tests.unit.decode.frames import COMMIT_LSN, OID, Frame, inserts, loads, table
+from tests.unit.decoding.frames import COMMIT_LSN, OID, Frame, inserts, loads, table
 
 THINGS = table(("id", 23, True), ("name", 25), ("body", 25))
 FULL = table(("id", 23, True), ("name", 25, True), ("body", 25, True), identity="f")
@@ -35,6 +35,8 @@ def test_an_insert_is_its_new_row() -> None:
         "changes": None,
         "record_pks": '["1"]',
         "unchanged": None,
+        "annotations": None,
+        "error": None,
     }
 
 

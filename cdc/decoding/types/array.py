@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from cdc.decode.columns import PlacedError
-from cdc.decode.types.form import Family, JsonColumn
-from cdc.decode.types.text import valid_utf8
+from cdc.decoding.columns import PlacedError
+from cdc.decoding.types.form import Family, JsonColumn
+from cdc.decoding.types.text import valid_utf8
 
 DIMENSIONS_MAX = 6
 """Postgres' own bound; it keeps a hostile value from nesting without end."""

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.decode.columns import Mask, gather, offsets_of, only_where
-from cdc.decode.types.form import JsonColumn
+from cdc.decoding.columns import Mask, gather, offsets_of, only_where
+from cdc.decoding.types.form import JsonColumn
 
 
 @dataclass(frozen=True)

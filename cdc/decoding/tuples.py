@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from cdc.decode.columns import (
+from cdc.decoding.columns import (
     Mask,
     PlacedError,
     Positions,

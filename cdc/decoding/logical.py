@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import orjson
 import pyarrow as pa
 
-from cdc.decode.columns import PlacedError
-from cdc.decode.rows import Decoded
+from cdc.decoding.columns import PlacedError
+from cdc.decoding.rows import Decoded
 
 _TRUNCATE = struct.Struct(">cIB")
 _MESSAGE = struct.Struct(">cBQ")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from cdc.decode.columns import PlacedError, first, nulls_of, offsets_of
-from cdc.decode.types.form import JsonColumn
-from cdc.decode.types.text import valid_utf8
+from cdc.decoding.columns import PlacedError, first, nulls_of, offsets_of
+from cdc.decoding.types.form import JsonColumn
+from cdc.decoding.types.text import valid_utf8
 
 
 def embedded_json(texts: pa.BinaryArray) -> JsonColumn:

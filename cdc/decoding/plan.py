@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import orjson
 
-from cdc.decode.relation import Relation, parse_relation
-from cdc.decode.types import Family, family_of
+from cdc.decoding.relation import Relation, parse_relation
+from cdc.decoding.types import Family, family_of
 
 _PLANS_MAX = 4096
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import MESSAGE_SCHEMA
-from cdc.decode.types import text_json
+from cdc.decoding.types import text_json
 
 
 def shape(
@@ -46,7 +46,8 @@ def shape(
         idx,
         '","record_pks":',
         changes.column("record_pks"),
-        ',"transaction_annotations":null',
+        ',"transaction_annotations":',
+        pc.fill_null(changes.column("annotations"), "null"),
         *_unchanged(changes.column("unchanged")),
         "," + source[1:],
         null="",

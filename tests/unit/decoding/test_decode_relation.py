@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.decode.raw import decode_schemas, encode_schemas
-from cdc.decode.relation import Column, Relation, parse_relation, with_key
+from cdc.decoding.raw import decode_schemas, encode_schemas
+from cdc.decoding.relation import Column, Relation, parse_relation, with_key
 from cdc.errors import DecodeError
 from tests import pgoutput
 

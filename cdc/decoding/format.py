@@ -1,0 +1,85 @@
+"""In which form values are written as JSON, and what else a lane asks of decode.
+
+Consumers of one source may want their values in different forms. A batch is decoded once, and
+``record``, ``changes`` and ``before`` are written once for each form that somebody wants; ``view``
+then shows a consumer its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import orjson
+import pyarrow as pa
+
+from cdc.change import CHANGE_SCHEMA
+
+Timestamps = Literal["iso8601", "unix_microsecond", "postgres"]
+Numbers = Literal["number", "string"]
+
+_IN_FORMS = ("record", "changes", "before")
+
+
+@dataclass(frozen=True)
+class ValueFormat:
+    """How a consumer wants values that have more than one good form in JSON."""
+
+    timestamps: Timestamps = "iso8601"
+    numbers: Numbers = "number"  # of int8 and numeric, which many JSON readers round
+
+
+DEFAULT_FORMAT = ValueFormat()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What decode is to write: the forms, the first under the plain names, and ``before`` or not.
+
+    ``before`` is the old row of an update as far as the source sent it, else null.
+    """
+
+    formats: tuple[ValueFormat, ...] = (DEFAULT_FORMAT,)
+    before: bool = False
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns that are written in every form."""
+        return _IN_FORMS if self.before else _IN_FORMS[:-1]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """CHANGE_SCHEMA with what is wanted beyond it behind its columns."""
+        extra = [pa.field("before", pa.string())] if self.before else []
+        for at in range(1, len(self.formats)):
+            extra += [pa.field(_name(name, at), pa.string()) for name in self.columns]
+        return pa.schema([*CHANGE_SCHEMA, *extra])
+
+    def view(self, changes: pa.RecordBatch, form: ValueFormat) -> pa.RecordBatch:
+        """``changes`` as decoded for this, with the values in ``form``: CHANGE_SCHEMA, and
+        ``before`` if it is wanted."""
+        at = self.formats.index(form)
+        names = [*CHANGE_SCHEMA.names, *(["before"] if self.before else [])]
+        chosen = [_name(name, at) if name in self.columns else name for name in names]
+        return pa.RecordBatch.from_arrays(
+            [changes.column(name) for name in chosen],
+            schema=pa.schema([changes.schema.field(name) for name in names]),
+        )
+
+    def to_text(self) -> str:
+        """For where only text can pass, such as the options of a Spark source."""
+        return orjson.dumps(asdict(self)).decode()
+
+    @classmethod
+    def from_text(cls, text: str) -> Wanted:
+        """What ``to_text`` wrote."""
+        read = orjson.loads(text)
+        return cls(tuple(ValueFormat(**form) for form in read["formats"]), read["before"])
+
+
+PLAIN = Wanted()
+"""The default form alone: CHANGE_SCHEMA."""
+
+
+def _name(name: str, at: int) -> str:
+    return f"{name}~{at}" if at else name
