@@ -21,6 +21,7 @@ from cdc.decoding.relation import Relation, parse_relation
 _INTEGERS = {20, 21, 23, 26}
 _NUMBERS = {700, 701, 1700}
 _JSON = {114, 3802}
+_TIMESTAMPTZ = 1184
 _ACTIONS = {"I": "insert", "U": "update", "D": "delete", "T": "truncate", "M": "message"}
 
 UNCHANGED = object()
@@ -143,6 +144,8 @@ def _json(type_oid: int, value: object) -> object:
         return orjson.Fragment(value)
     if type_oid in _NUMBERS:
         return value.decode() if value[-1:] in b"Ny" else orjson.Fragment(value)
+    if type_oid == _TIMESTAMPTZ and value.endswith(b"+00"):
+        return value[:-3].replace(b" ", b"T", 1).decode() + "Z"
     return value.decode()
 
 
