@@ -9,8 +9,9 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 import pyarrow as pa
@@ -85,6 +86,38 @@ def decode_frame(raw: pa.RecordBatch, schemas: Mapping[int, bytes]) -> pa.Record
         ],
         schema=CHANGE_SCHEMA,
     )
+
+
+def write_messages(
+    raw: pa.RecordBatch, schemas: Mapping[int, bytes], source: Mapping[str, object]
+) -> list[bytes]:
+    """Whole messages in the ``sequin`` shape, row by row; ``source`` ends every metadata."""
+    return [
+        _message(row, decode_row(row["payload"], schemas.get(row["schema_id"])), source)
+        for row in raw.to_pylist()
+    ]
+
+
+def _message(raw: Mapping[str, Any], row: RowChange, source: Mapping[str, object]) -> bytes:
+    committed = datetime.fromtimestamp(raw["commit_ts"] / 1e6, UTC)
+    message: dict[str, object] = {
+        "record": orjson.Fragment(row.record),
+        "changes": None if row.changes is None else orjson.Fragment(row.changes),
+        "action": row.action,
+        "metadata": {
+            "table_schema": row.table_schema,
+            "table_name": row.table_name,
+            "commit_timestamp": committed.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "commit_lsn": raw["commit_lsn"],
+            "commit_idx": raw["commit_idx"],
+            "xid": raw["xid"],
+            "idempotency_key": f"{raw['commit_lsn']}:{raw['commit_idx']}",
+            "record_pks": orjson.Fragment(row.record_pks),
+            "transaction_annotations": None,
+            **source,
+        },
+    }
+    return orjson.dumps(message)
 
 
 def _tuple(payload: bytes, at: int) -> tuple[Row, int]:
