@@ -20,6 +20,8 @@ LIVENESS: dict[str, Any] = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
+    # Whatever the database's own encoding is.
+    "client_encoding": "UTF8",
 }
 """Parameters for any connection, replication included."""
 

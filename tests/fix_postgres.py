@@ -117,13 +117,21 @@ def _server(version: Version) -> Iterator[PostgresServer]:
 
 
 @contextmanager
-def fresh_database(dsn: str) -> Iterator[Database]:
+def fresh_database(dsn: str, encoding: str | None = None) -> Iterator[Database]:
     """A database with a new name on the server at ``dsn``, dropped with its slots at the end."""
     name = f"test_{secrets.token_hex(6)}"
+    create = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
+    given: dict[str, str] = {}
+    if encoding is not None:
+        create += sql.SQL(" ENCODING {} TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'").format(
+            sql.Literal(encoding)
+        )
+        # Asked for UTF-8, a server without an encoding refuses what is none.
+        given = {"client_encoding": encoding if encoding == "SQL_ASCII" else "UTF8"}
     with psycopg.connect(dsn, autocommit=True) as admin:
-        admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        admin.execute(create)
     try:
-        yield Database(name, make_conninfo(dsn, dbname=name))
+        yield Database(name, make_conninfo(dsn, dbname=name, **given))
     finally:
         # Connect again: the test may have restarted the server.
         with psycopg.connect(dsn, autocommit=True) as admin:

@@ -60,7 +60,7 @@ SELECT t.oid::int8, t.typname, t.typtype::text,
 def ask_catalog(connection: psycopg.Connection[Any], relation: Relation) -> CatalogNote:
     """What the catalog says now of this table version."""
     table = {"oid": relation.oid, "identity": relation.replica_identity}
-    key = tuple(str(name) for (name,) in connection.execute(_KEY, table).fetchall())
+    key = tuple(_text(name) for (name,) in connection.execute(_KEY, table).fetchall())
     attnums, dimensions = _columns(connection, relation)
     custom = sorted({c.type_oid for c in relation.columns if not is_builtin(c.type_oid)})
     types = _types(connection, custom) if custom else {}
@@ -71,7 +71,7 @@ def _columns(
     connection: psycopg.Connection[Any], relation: Relation
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     rows = connection.execute(_COLUMNS, {"oid": relation.oid}).fetchall()
-    known = {str(name): (int(number), int(dimensions)) for name, number, dimensions in rows}
+    known = {_text(name): (int(number), int(dimensions)) for name, number, dimensions in rows}
     if not all(column.name in known for column in relation.columns):
         return (), ()
     found = [known[column.name] for column in relation.columns]
@@ -86,14 +86,19 @@ def _types(connection: psycopg.Connection[Any], wanted: list[int]) -> dict[int, 
             continue
         notes[oid] = TypeNote(
             oid=oid,
-            name=name,
-            kind=kind,
-            extension=extension,
+            name=_text(name),
+            kind=_text(kind),
+            extension=_text(extension),
             element=element,
-            delimiter=delimiter,
+            delimiter=_text(delimiter),
             base=base,
             typmod=typmod,
             dimensions=dimensions,
-            fields=tuple((str(n), int(t), int(m)) for n, t, m in fields),
+            fields=tuple((_text(n), int(t), int(m)) for n, t, m in fields),
         )
     return notes
+
+
+def _text(value: str | bytes) -> str:
+    """On a connection without an encoding psycopg gives names as bytes."""
+    return value if isinstance(value, str) else value.decode()

@@ -17,6 +17,7 @@ from psycopg.pq.abc import PGresult
 from cdc.connection import LIVENESS, with_options
 from cdc.cursor import format_lsn
 from cdc.errors import ProtocolError, TransientError
+from cdc.replication.deadline import deadline
 from cdc.replication.options import StreamOptions, plugin_options
 from cdc.replication.protocol import (
     KEEPALIVE,
@@ -76,6 +77,7 @@ class ReplicationStream:
         try:
             if check is not None:
                 check(self._connection)
+            self._take_bytes_as_they_are()
             self._start(slot, publication, start_lsn, options)
         except BaseException:
             self.close()
@@ -159,6 +161,16 @@ class ReplicationStream:
             if not both.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise TransientError("the server does not take feedback")
             self._pgconn.consume_input()
+
+    def _take_bytes_as_they_are(self) -> None:
+        """A database without an encoding may hold anything.
+
+        Asked for UTF-8, its server would check every text and end the stream at the first that is
+        none; decode can do better than that, and leave out only the row.
+        """
+        if self._pgconn.parameter_status(b"server_encoding") == b"SQL_ASCII":
+            with deadline(self._connection, _SEND_TIMEOUT_S):
+                self._connection.execute("SET client_encoding TO 'SQL_ASCII'")
 
     def _start(self, slot: str, publication: str, start_lsn: int, wanted: StreamOptions) -> None:
         options = plugin_options(self._pgconn.server_version, wanted)

@@ -1,0 +1,53 @@
+"""The reader and databases that are not in UTF-8: texts arrive, and bad ones harm nobody else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from cdc.decoding import decode_changes
+from tests.fix_postgres import Database, fresh_database, on_both_versions
+from tests.slot_source import SlotSource, make_slot_source
+
+pytestmark = on_both_versions
+
+
+def _records(source: SlotSource) -> list[str | None]:
+    view = source.view
+    frames = list(view.frames(view.first_batch(), view.next_batch()))
+    changes = [c for f in frames for c in decode_changes(f.raw, f.schemas).to_pylist()]
+    return [change["record"] for change in changes]
+
+
+@pytest.mark.parametrize(("encoding", "word"), [("LATIN1", "Grüße"), ("EUC_JP", "日本語")])
+def test_texts_in_another_encoding_are_read_as_utf8(
+    database: Database, tmp_path: Path, encoding: str, word: str
+) -> None:
+    with fresh_database(database.dsn, encoding) as other:
+        other.execute(f'CREATE TABLE item (id int PRIMARY KEY, "{word}" text)')
+        source = make_slot_source(other, tmp_path)
+        # As a user gives it: without a word about encodings.
+        plain = make_conninfo(database.dsn, dbname=other.name)
+        source.settings = replace(source.settings, dsn=plain, state_dsn=plain)
+        with source.reading():
+            other.execute(f"INSERT INTO item VALUES (1, '{word}')")
+            source.until_logged(1)
+        assert _records(source) == [f'{{"id":1,"{word}":"{word}"}}']
+
+
+def test_a_text_that_is_not_utf8_does_not_end_the_stream(
+    database: Database, tmp_path: Path
+) -> None:
+    with fresh_database(database.dsn, "SQL_ASCII") as other:
+        utf8 = replace(other, dsn=make_conninfo(other.dsn, client_encoding="UTF8"))
+        other.execute("CREATE TABLE item (id int PRIMARY KEY, name text)")
+        source = make_slot_source(utf8, tmp_path)
+        with source.reading():
+            other.execute("INSERT INTO item VALUES (1, 'a')")
+            other.execute("INSERT INTO item VALUES (2, convert_from('\\xff', 'SQL_ASCII'))")
+            other.execute("INSERT INTO item VALUES (3, 'b')")
+            source.until_logged(3)
+        assert _records(source) == ['{"id":1,"name":"a"}', None, '{"id":3,"name":"b"}']
