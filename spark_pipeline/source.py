@@ -26,6 +26,7 @@ from pyspark.sql.types import StructType
 from cdc.change import CHANGE_SCHEMA
 from cdc.cursor import Cursor
 from cdc.decoding import decode_changes
+from cdc.decoding.annotations import Run, annotations_of, carried_bytes, cut_runs, joined_runs
 from cdc.errors import ConfigError, GapError
 from cdc.log.open import open_log
 from cdc.log.view import LogReader
@@ -187,16 +188,19 @@ class LogStreamReader(DataSourceStreamReader):
         pieces: list[_Piece] = []
         raws: list[pa.RecordBatch] = []
         schemas: dict[int, bytes] = {}
+        annotations: list[Sequence[Run]] = []
         for piece, frame in zip(slices, frames, strict=True):
             raw = frame.raw.slice(piece.start, piece.stop - piece.start)
-            if raws and not _fits(raws, raw):
-                yield pieces, decode_changes(_joined(raws), schemas)
-                pieces, raws, schemas = [], [], {}
+            runs = tuple(cut_runs(frame.annotations, piece.start, piece.stop))
+            if raws and not _fits(raws, raw, [*annotations, runs]):
+                yield pieces, _decode(raws, schemas, annotations)
+                pieces, raws, schemas, annotations = [], [], {}, []
             commit_us = raw.column("commit_ts")[-1].as_py() if raw.num_rows else 0
             pieces.append(_Piece(piece, frame.marker.high, commit_us))
             raws.append(raw)
             schemas |= frame.schemas
-        yield pieces, decode_changes(_joined(raws), schemas)
+            annotations.append(runs)
+        yield pieces, _decode(raws, schemas, annotations)
 
     def _log(self, history: int | None) -> LogReader:
         """The log, in the history that offsets speak of; None takes the one it is in."""
@@ -237,13 +241,20 @@ def _markers(partition: LogPartition, pieces: list[_Piece], position: int) -> It
         offset += rows
 
 
-def _fits(raws: list[pa.RecordBatch], raw: pa.RecordBatch) -> bool:
+def _fits(
+    raws: list[pa.RecordBatch], raw: pa.RecordBatch, annotations: list[Sequence[Run]]
+) -> bool:
     """Whether a decode may take one more: bounded, because Arrow's text columns are."""
     rows = sum(one.num_rows for one in [*raws, raw])
-    size = sum(one.nbytes for one in [*raws, raw])
+    size = sum(one.nbytes for one in [*raws, raw]) + sum(map(carried_bytes, annotations))
     return bool(rows <= _ROWS_PER_DECODE_MAX and size <= _BYTES_PER_DECODE_MAX)
 
 
-def _joined(raws: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _decode(
+    raws: list[pa.RecordBatch], schemas: dict[int, bytes], annotations: list[Sequence[Run]]
+) -> pa.RecordBatch:
     bare = [raw.replace_schema_metadata(None) for raw in raws]
-    return bare[0] if len(bare) == 1 else pa.concat_batches(bare)
+    raw = bare[0] if len(bare) == 1 else pa.concat_batches(bare)
+    counts = [one.num_rows for one in raws]
+    runs = joined_runs(zip(annotations, counts, strict=True))
+    return decode_changes(raw, schemas, annotations=annotations_of(runs, raw.num_rows))

@@ -64,6 +64,17 @@ class SlotSource:
             found += [(Cursor(r["commit_lsn"], r["commit_idx"]), chr(r["kind"])) for r in rows]
         return found
 
+    def annotations(self) -> dict[Cursor, str]:
+        """What the changes in the log carry that carry anything."""
+        view = self.view
+        found: dict[Cursor, str] = {}
+        for frame in view.frames(view.first_batch(), view.next_batch()):
+            lsn, idx = frame.raw.column("commit_lsn"), frame.raw.column("commit_idx")
+            for start, stop, text in frame.annotations:
+                for row in range(start, stop):
+                    found[Cursor(lsn[row].as_py(), idx[row].as_py())] = text.decode()
+        return found
+
     def until_logged(self, count: int) -> list[tuple[Cursor, str]]:
         """The log's messages once there are ``count``."""
         until(f"{count} messages in the log", lambda: self.count() >= count)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import orjson
 import pyarrow as pa
@@ -59,12 +60,20 @@ def decode_messages(payloads: Sequence[bytes], wanted: Wanted) -> Decoded:
     return _without_tuples(records, wanted, faults)
 
 
-def _message_record(payload: bytes) -> str:
+@dataclass(frozen=True)
+class LogicalMessage:
+    """The parts of a message, as the source wrote them."""
+
+    flags: int  # 0 outside of transactions
+    prefix: bytes
+    content: bytes
+
+
+def parse_message(payload: bytes) -> LogicalMessage:
+    """Read one whole message; ValueError says what is wrong with it."""
     if len(payload) < _MESSAGE.size:
         raise ValueError("its message is cut off")
     _, flags, _ = _MESSAGE.unpack_from(payload)
-    if flags > 1:
-        raise ValueError(f"its flags {flags} are not known")
     stop = payload.find(b"\0", _MESSAGE.size)
     start = stop + 1 + _LENGTH.size
     if stop < 0 or start > len(payload):
@@ -72,13 +81,19 @@ def _message_record(payload: bytes) -> str:
     (length,) = _LENGTH.unpack_from(payload, stop + 1)
     if start + length != len(payload):
         raise ValueError(f"its content is not the {length} bytes long that it says")
-    record: dict[str, object] = {"prefix": payload[_MESSAGE.size : stop].decode()}
-    content = payload[start:]
+    return LogicalMessage(flags, payload[_MESSAGE.size : stop], payload[start:])
+
+
+def _message_record(payload: bytes) -> str:
+    message = parse_message(payload)
+    if message.flags > 1:
+        raise ValueError(f"its flags {message.flags} are not known")
+    record: dict[str, object] = {"prefix": message.prefix.decode()}
     try:
-        record["content"] = content.decode()
+        record["content"] = message.content.decode()
     except UnicodeDecodeError:
-        record["content_base64"] = base64.b64encode(content).decode()
-    record["transactional"] = flags == 1
+        record["content_base64"] = base64.b64encode(message.content).decode()
+    record["transactional"] = message.flags == 1
     return orjson.dumps(record).decode()
 
 

@@ -8,13 +8,19 @@ torn write and a flipped bit look the same: the frame is not whole.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import xxhash
 
 from cdc.cursor import Cursor
+from cdc.decoding.annotations import (
+    ANNOTATIONS_KEY,
+    Run,
+    decode_annotations,
+    encode_annotations,
+)
 from cdc.decoding.raw import RAW_SCHEMA, SCHEMAS_KEY, decode_schemas, encode_schemas
 from cdc.errors import CorruptionError
 
@@ -50,11 +56,15 @@ class Marker:
 
 @dataclass(frozen=True)
 class Frame:
-    """A batch read back: its marker, its raw messages, and the schemas they were written with."""
+    """A batch read back: its marker, its raw messages, and what was written beside them.
+
+    That is the schemas that the messages need, and which of them carry an annotation.
+    """
 
     marker: Marker
     raw: pa.RecordBatch
     schemas: Mapping[int, bytes]
+    annotations: Sequence[Run]
 
 
 def encode_frame(
@@ -64,12 +74,16 @@ def encode_frame(
     *,
     first: Cursor,
     high: Cursor,
+    annotations: Sequence[Run] = (),
 ) -> tuple[Marker, bytes, pa.Buffer]:
     """The frame as marker, header and body; the two last are written one after the other."""
-    schema = RAW_SCHEMA.with_metadata({SCHEMAS_KEY: encode_schemas(dict(schemas))})
+    metadata = {SCHEMAS_KEY: encode_schemas(dict(schemas))}
+    if annotations:
+        metadata[ANNOTATIONS_KEY] = encode_annotations(annotations)
+    schema = RAW_SCHEMA.with_metadata(metadata)
     out = pa.BufferOutputStream()
     with pa.ipc.new_stream(out, schema) as stream:
-        stream.write_batch(raw.replace_schema_metadata(schema.metadata))
+        stream.write_batch(raw.replace_schema_metadata(metadata))
     body = out.getvalue()
     marker = Marker(batch_idx, raw.num_rows, first, high, body.size)
     fields = _MARKER.pack(body.size, batch_idx, raw.num_rows, *first, *high)
@@ -121,7 +135,10 @@ def open_frame(buffer: pa.Buffer, offset: int, marker: Marker) -> Frame:
     body = buffer.slice(offset + HEADER_BYTES, marker.body_bytes)
     with pa.ipc.open_stream(body) as stream:
         raw = stream.read_next_batch()
-    return Frame(marker, raw, decode_schemas(raw.schema.metadata[SCHEMAS_KEY]))
+    metadata = raw.schema.metadata
+    said = metadata.get(ANNOTATIONS_KEY)
+    annotations = () if said is None else decode_annotations(said, raw.num_rows)
+    return Frame(marker, raw, decode_schemas(metadata[SCHEMAS_KEY]), annotations)
 
 
 def _checksum(fields: bytes, body: pa.Buffer) -> int:

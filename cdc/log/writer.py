@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from cdc.cursor import Cursor
+from cdc.decoding.annotations import Run
 from cdc.errors import ProtocolError, TransientError
 from cdc.log.active import ActiveSegment
 from cdc.log.files import make_directory
@@ -133,7 +134,13 @@ class LogWriter:
         return self._mover.problem
 
     def append(
-        self, raw: pa.RecordBatch, schemas: Mapping[int, bytes], *, first: Cursor, high: Cursor
+        self,
+        raw: pa.RecordBatch,
+        schemas: Mapping[int, bytes],
+        *,
+        first: Cursor,
+        high: Cursor,
+        annotations: Sequence[Run] = (),
     ) -> Marker:
         """Write one batch and publish it to readers."""
         self._syncer.check()
@@ -144,7 +151,9 @@ class LogWriter:
                 f"a batch from {first} to {high} cannot follow the log's end {self.end}",
                 fix="report this: the reader must skip what the log already holds",
             )
-        marker, header, body = encode_frame(self.next_batch, raw, schemas, first=first, high=high)
+        marker, header, body = encode_frame(
+            self.next_batch, raw, schemas, first=first, high=high, annotations=annotations
+        )
         with self._writing():
             self._require_own_manifest()
             if self._active is not None and self._due(self._active):

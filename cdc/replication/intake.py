@@ -83,13 +83,17 @@ class Intake:
         """The batches that ``messages`` complete, bounded, in cursor order."""
         wire = Wire.join(messages)
         self._sealer.heartbeats = []
+        for sealed in self._taken(wire):
+            yield from sealed.parts()
+        self._sealer.received += len(wire)
+
+    def _taken(self, wire: Wire) -> Iterator[Sealed]:
         if self._block is None and not CONTROLS[wire.kind].any():
             sealed = self._sealer.seal_wire(wire)
             if sealed is not None:
                 yield sealed
         else:
             yield from self._in_pieces(wire)
-        self._sealer.received += len(wire)
 
     def _in_pieces(self, wire: Wire) -> Iterator[Sealed]:
         blocks = find_blocks(wire, self._block, self._sealer.in_transaction)

@@ -70,7 +70,13 @@ class LogKeeper:
         return restart
 
     def append(self, sealed: Sealed) -> None:
-        self.log.append(sealed.raw, sealed.schemas, first=sealed.first, high=sealed.high)
+        self.log.append(
+            sealed.raw,
+            sealed.schemas,
+            first=sealed.first,
+            high=sealed.high,
+            annotations=sealed.annotations,
+        )
 
     def tend(self, lowest: Cursor) -> None:
         """Let go of what everyone below ``lowest`` has had; about once a second."""

@@ -6,15 +6,17 @@ ever been sent; memory is bounded by one batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
 from cdc.cursor import Cursor
+from cdc.decoding.annotations import Run, joined_runs
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.decoding.relation import parse_relation
+from cdc.replication.annotations import Listener, Refused
 from cdc.replication.relations import CatalogOf, Schema, noted
 from cdc.replication.seal import Sealed, at_or_above, sealed_of
 from cdc.replication.spill_file import SpilledRows
@@ -46,6 +48,7 @@ class Publisher:
     resume: Cursor
     catalog_of: CatalogOf
     _next_idx: int = 0
+    _listener: Listener = field(default_factory=Listener)
     _schemas: dict[int, Schema] = field(default_factory=dict)  # by the bare message's hash
 
     def batches(self, spilled: Iterable[SpilledRows], limits: BatchLimits) -> Iterator[Sealed]:
@@ -53,24 +56,28 @@ class Publisher:
 
         Only a frame that is itself larger makes a larger batch.
         """
-        held: list[pa.RecordBatch] = []
+        held: list[_Numbered] = []
         rows = size = 0
-        for raw in filter(None, map(self._numbered, spilled)):
+        for numbered in filter(None, map(self._numbered, spilled)):
+            raw = numbered.raw
             if held and (rows + raw.num_rows > limits.rows or size + raw.nbytes > limits.bytes):
                 yield self._sealed(held)
                 held, rows, size = [], 0, 0
-            held.append(raw)
+            held.append(numbered)
             rows += raw.num_rows
             size += raw.nbytes
         if held:
             yield self._sealed(held)
 
-    def _numbered(self, spilled: SpilledRows) -> pa.RecordBatch | None:
+    def _numbered(self, spilled: SpilledRows) -> _Numbered | None:
         """A frame's surviving rows with their cursors; None if none of them is for the log."""
         rows, outcome = spilled.rows, self.outcome
         alive = ~np.isin(rows.column("xid").to_numpy(), list(outcome.aborted))
         idx = self._next_idx + np.cumsum(alive) - alive
         self._next_idx += int(alive.sum())
+        heard = self._listener.hear_rows(
+            rows.column("kind"), rows.column("payload"), np.flatnonzero(alive)
+        )
         hidden = rows.column("hidden").to_numpy(zero_copy_only=False)
         lsn = np.full(len(alive), outcome.commit_lsn)
         keep = alive & ~hidden & at_or_above(self.resume, lsn, idx)
@@ -79,10 +86,11 @@ class Publisher:
             return None
         if count < len(keep):
             rows = rows.filter(pa.array(keep))
-        return pa.RecordBatch.from_arrays(
+        kept, lsn, idx = np.flatnonzero(keep), lsn[keep], idx[keep]
+        raw = pa.RecordBatch.from_arrays(
             [
-                pa.array(lsn[keep]),
-                pa.array(idx[keep]),
+                pa.array(lsn),
+                pa.array(idx),
                 pa.array(np.full(count, outcome.commit_ts)),
                 pa.array(np.full(count, outcome.xid)),
                 rows.column("kind"),
@@ -92,6 +100,7 @@ class Publisher:
             ],
             schema=RAW_SCHEMA,
         )
+        return _Numbered(raw, heard.runs(kept), heard.refusals(kept, lsn, idx))
 
     def _schema_ids(self, bare: pa.Array, messages: Mapping[int, bytes]) -> pa.Array:
         """The ids of the schemas as the log keeps them; here the catalog is asked."""
@@ -106,9 +115,20 @@ class Publisher:
             ids[at] = self._schemas[bare_id].schema_id
         return pa.array(ids[inverse])
 
-    def _sealed(self, held: list[pa.RecordBatch]) -> Sealed:
-        raw = held[0]
+    def _sealed(self, held: list[_Numbered]) -> Sealed:
+        raw = held[0].raw
         if len(held) > 1:
-            raw = pa.Table.from_batches(held).combine_chunks().to_batches()[0]
+            raw = pa.Table.from_batches([one.raw for one in held]).combine_chunks().to_batches()[0]
         schemas = {schema.schema_id: schema.message for schema in self._schemas.values()}
-        return sealed_of(raw, schemas)
+        runs = joined_runs([(one.runs, one.raw.num_rows) for one in held])
+        refused = [refused for one in held for refused in one.refused]
+        return sealed_of(raw, schemas, runs, refused)
+
+
+@dataclass(frozen=True)
+class _Numbered:
+    """What is for the log of one frame of the spill."""
+
+    raw: pa.RecordBatch
+    runs: Sequence[Run]
+    refused: Sequence[Refused]

@@ -244,12 +244,25 @@ class SlotReader:
             if time.monotonic() >= self._next_feedback:
                 self._feedback(stream)
             self._append(stream, sealed)
+            self._tell_refused(sealed)
             anything = True
         for heartbeat in intake.heartbeats:
             self._watch.returned(heartbeat)
         # Nobody listened to the server meanwhile.
         stream.received_at = time.monotonic()
         return anything
+
+    def _tell_refused(self, sealed: Sealed) -> None:
+        """One line a batch, never with the content: that is its writer's business."""
+        if sealed.refused:
+            first = sealed.refused[0]
+            _logger.warning(
+                "reader.annotation_refused",
+                source=self._settings.source,
+                cursor=str(first.cursor),
+                why=first.why,
+                count=len(sealed.refused),
+            )
 
     def _append(self, stream: ReplicationStream, sealed: Sealed) -> None:
         """Put a batch into the log; while there is no room, hold it and read nothing more."""

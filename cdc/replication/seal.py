@@ -11,18 +11,24 @@ Here are the transactions that come whole; ``intake`` has those that come in pie
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.cursor import ORIGIN, Cursor
+from cdc.decoding.annotations import Run, carried_bytes, cut_runs
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.errors import ProtocolError
+from cdc.replication.annotations import Listener, Refused
 from cdc.replication.relations import CatalogOf, Relations, no_catalog
 from cdc.replication.wire import BEGIN, COMMIT, CONTROLS, ROWS, TRUNCATE, Ints, Mask, Wire
+
+_CARRIED_BYTES_MAX: Final = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,29 @@ class Sealed:
     schemas: Mapping[int, bytes]
     first: Cursor
     high: Cursor
+    annotations: Sequence[Run] = ()  # which of its rows carry one
+    refused: Sequence[Refused] = ()  # those of its rows that should have been one
+
+    def parts(self) -> Iterator[Sealed]:
+        """The same rows in batches whose texts, once a row has its own, stay within bounds.
+
+        A text is here once, but each change that carries it is as much longer for everyone behind.
+        """
+        if carried_bytes(self.annotations) <= _CARRIED_BYTES_MAX:
+            yield self
+            return
+        size = np.zeros(self.raw.num_rows, dtype=np.int64)
+        for run in self.annotations:
+            size[run.start : run.stop] = len(run.text)
+        part = (np.cumsum(size) - size) // _CARRIED_BYTES_MAX
+        cuts = (np.flatnonzero(np.diff(part)) + 1).tolist()
+        for start, stop in itertools.pairwise([0, *cuts, self.raw.num_rows]):
+            yield sealed_of(
+                self.raw.slice(start, stop - start),
+                self.schemas,
+                tuple(cut_runs(self.annotations, start, stop)),
+                self.refused if start == 0 else (),
+            )
 
 
 @dataclass
@@ -56,6 +85,7 @@ class Sealer:
     relations: Relations = field(default_factory=Relations)
     received: int = 0  # messages in the batches before this one
     _open: _Open = field(default_factory=_Open)
+    _listener: Listener = field(default_factory=Listener)
 
     @property
     def in_transaction(self) -> bool:
@@ -77,6 +107,7 @@ class Sealer:
     def seal_wire(self, wire: Wire) -> Sealed | None:
         """The same for messages that were joined already, all of transactions that come whole."""
         cursors = self._number(wire)
+        heard = self._listener.hear_wire(wire)
         # A truncate of several tables is one change a table, each with a cursor of its own.
         row, nth = wire.rows()
         lsn, idx = cursors.lsn[row], cursors.idx[row] + nth
@@ -100,7 +131,7 @@ class Sealer:
             ],
             schema=RAW_SCHEMA,
         )
-        return sealed_of(raw, schemas)
+        return sealed_of(raw, schemas, heard.runs(row), heard.refusals(row, lsn, idx))
 
     def _heartbeats(self, wire: Wire) -> Mask:
         found = np.zeros(len(wire), dtype=bool)
@@ -166,7 +197,12 @@ def at_or_above(resume: Cursor, lsn: Ints, idx: Ints) -> Mask:
     return found
 
 
-def sealed_of(raw: pa.RecordBatch, schemas: Mapping[int, bytes]) -> Sealed:
+def sealed_of(
+    raw: pa.RecordBatch,
+    schemas: Mapping[int, bytes],
+    annotations: Sequence[Run],
+    refused: Sequence[Refused],
+) -> Sealed:
     """A batch of RAW_SCHEMA with its bounds, and of ``schemas`` those that its rows need."""
     used = set(np.unique(raw.column("schema_id").to_numpy()).tolist())
     lsn, idx = raw.column("commit_lsn"), raw.column("commit_idx")
@@ -175,6 +211,8 @@ def sealed_of(raw: pa.RecordBatch, schemas: Mapping[int, bytes]) -> Sealed:
         {key: message for key, message in schemas.items() if key in used},
         Cursor(lsn[0].as_py(), idx[0].as_py()),
         Cursor(lsn[-1].as_py(), idx[-1].as_py() + 1),
+        annotations,
+        refused,
     )
 
 

@@ -43,8 +43,10 @@ HEARTBEAT_PREFIX: Final = "walbrook.heartbeat"
 """Logical messages with this prefix are our own: counted, never logged."""
 
 _HEARTBEAT: Final = np.frombuffer(HEARTBEAT_PREFIX.encode() + b"\0", dtype=np.uint8)
-_PREFIX_AT: Final = 10  # kind, flags, LSN
-_CONTENT_AT: Final = _PREFIX_AT + len(_HEARTBEAT) + 4
+MESSAGE_PREFIX_AT: Final = 10
+"""Where a logical message has its prefix: behind kind, flags and LSN."""
+
+_CONTENT_AT: Final = MESSAGE_PREFIX_AT + len(_HEARTBEAT) + 4
 
 
 class Wire:
@@ -166,7 +168,9 @@ class Wire:
         """Logical messages that are heartbeats of our own."""
         at = np.flatnonzero(self.kind == MESSAGE)
         at = at[self._end[at] - self._body[at] >= _CONTENT_AT]
-        prefix = self._bytes[self._body[at][:, None] + np.arange(_PREFIX_AT, _CONTENT_AT - 4)]
+        prefix = self._bytes[
+            self._body[at][:, None] + np.arange(MESSAGE_PREFIX_AT, _CONTENT_AT - 4)
+        ]
         ours: Ints = at[(prefix == _HEARTBEAT).all(axis=1)]
         return ours
 
@@ -175,6 +179,16 @@ class Wire:
         if int(self._int32(np.array([position]), _CONTENT_AT - 4)[0]) != len(content):
             raise ProtocolError("a heartbeat is not as long as it says", fix="reconnect")
         return content
+
+    def messages_with(self, heads: Sequence[bytes]) -> Ints:
+        """Logical messages whose prefix begins with one of ``heads``, each of eight bytes."""
+        at = np.flatnonzero(self.kind == MESSAGE)
+        if not len(at):
+            return at
+        at = at[self._end[at] - self._body[at] >= MESSAGE_PREFIX_AT + 8]
+        wanted = [int.from_bytes(head) for head in heads]
+        found: Ints = at[np.isin(self._int64(at, MESSAGE_PREFIX_AT), wanted)]
+        return found
 
     def _spans(self, row: Ints) -> pa.Array:
         # Taken together, starts and ends are the offsets of an array in which every other value

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from cdc.cursor import Cursor
 from cdc.decoding import decode_changes
+from cdc.decoding.annotations import annotations_of
 from cdc.decoding.relation import parse_relation
 from cdc.errors import CorruptionError, PoisonError, ProtocolError
 from cdc.log.frame import Frame
@@ -70,15 +71,15 @@ class ChangePrinter:
             if self.choice.end is not None and frame.marker.first >= self.choice.end:
                 return None
             chosen = choose(frame, self.choice)
-            return raw_lines(chosen) if self.raw else change_lines(chosen, frame)
+            return raw_lines(frame, chosen) if self.raw else change_lines(frame, chosen)
         except (CorruptionError, PoisonError, ProtocolError) as error:
             self.damaged += 1
             self.complain(f"batch {batch}: {error}")
             return []
 
 
-def choose(frame: Frame, choice: Choice) -> pa.RecordBatch:
-    """The raw rows of ``frame`` that were asked for."""
+def choose(frame: Frame, choice: Choice) -> pa.BooleanArray:
+    """Which rows of ``frame`` were asked for."""
     raw = frame.raw
     lsn, idx = raw.column("commit_lsn").to_numpy(), raw.column("commit_idx").to_numpy()
     keep = _at_or_above(lsn, idx, choice.start)
@@ -94,12 +95,17 @@ def choose(frame: Frame, choice: Choice) -> pa.RecordBatch:
             if str(parse_relation(message)) in choice.tables
         ]
         keep &= np.isin(raw.column("schema_id").to_numpy(), np.array(wanted, dtype=np.uint64))
-    return raw if keep.all() else raw.filter(pa.array(keep))
+    return pa.array(keep)
 
 
-def change_lines(raw: pa.RecordBatch, frame: Frame) -> list[bytes]:
+def change_lines(frame: Frame, chosen: pa.BooleanArray) -> list[bytes]:
     """Decoded changes; values keep the text they were decoded to."""
-    changes = decode_changes(raw, frame.schemas)
+    annotations = annotations_of(frame.annotations, frame.raw.num_rows)
+    changes = decode_changes(
+        frame.raw.filter(chosen),
+        frame.schemas,
+        annotations=None if annotations is None else annotations.filter(chosen),
+    )
     columns = changes.to_pydict()
     stamps = pc.strftime(changes.column("commit_timestamp"), "%Y-%m-%dT%H:%M:%SZ").to_pylist()
     return [
@@ -114,14 +120,16 @@ def change_lines(raw: pa.RecordBatch, frame: Frame) -> list[bytes]:
                 "changes": _json(columns["changes"][row]),
                 "pks": _json(columns["record_pks"][row]),
                 "unchanged": _json(columns["unchanged"][row]),
+                **_annotations(columns["annotations"][row]),
             }
         )
         for row in range(changes.num_rows)
     ]
 
 
-def raw_lines(raw: pa.RecordBatch) -> list[bytes]:
+def raw_lines(frame: Frame, chosen: pa.BooleanArray) -> list[bytes]:
     """Messages as the source sent them, payload in hexadecimal."""
+    raw = frame.raw.filter(chosen)
     columns = raw.to_pydict()
     return [
         _line(
@@ -151,6 +159,10 @@ def _table(schema: str, name: str) -> str | None:
 
 def _json(text: str | None) -> orjson.Fragment | None:
     return None if text is None else orjson.Fragment(text)
+
+
+def _annotations(text: str | None) -> dict[str, orjson.Fragment]:
+    return {} if text is None else {"annotations": orjson.Fragment(text)}
 
 
 def _line(fields: dict[str, object]) -> bytes:

@@ -19,10 +19,11 @@ from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.replication.seal import Sealer
 from spark_pipeline.session import open_session
 from tests import pgoutput
+from tests.unit.replication.annotated import set_annotation
 from tests.unit.replication.test_seal import transaction, wire
 
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
-TRANSACTIONS, ROWS = 40, 250
+TRANSACTIONS, ROWS, ANNOTATED = 40, 250, 100
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +48,25 @@ def spark(token: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log of 40 transactions of 250 inserts and a batch without rows, in several segments."""
+    """A log of 40 transactions of 250 rows and a batch without any, in several segments.
+
+    One row of each transaction is the message that annotates those behind it.
+    """
     directory = tmp_path_factory.mktemp("log")
     writer, sealer = LogWriter(directory, limits=SegmentLimits(bytes=100_000)), Sealer()
     sealer.seal(wire(ITEM, *transaction(1)))
     for number in range(1, TRANSACTIONS + 1):
         rows = [pgoutput.insert(1, [str(number * 1000 + i), "n"]) for i in range(ROWS)]
+        rows[ANNOTATED] = set_annotation(b'{"number":%d}' % number)
         sealed = sealer.seal(wire(*transaction(number * 100, *rows)))
         assert sealed is not None
-        writer.append(sealed.raw, sealed.schemas, first=sealed.first, high=sealed.high)
+        writer.append(
+            sealed.raw,
+            sealed.schemas,
+            first=sealed.first,
+            high=sealed.high,
+            annotations=sealed.annotations,
+        )
     end = Cursor(TRANSACTIONS * 100 + 50, 0)
     writer.append(pa.RecordBatch.from_pylist([], schema=RAW_SCHEMA), {}, first=end, high=end)
     writer.close()
@@ -107,6 +118,9 @@ def test_every_change_is_read_once_with_its_columns(
     assert (first.table_schema, first.table_name, first.action) == ("public", "item", "insert")
     assert first.record == '{"id":1000,"name":"n"}'
     assert (first.record_pks, first.xid) == ('["1000"]', 101)
+    for row in rows:
+        said = f'{{"number":{row.commit_lsn // 100}}}' if row.commit_idx > ANNOTATED else None
+        assert row.annotations == said
 
 
 @pytest.mark.timeout(240)

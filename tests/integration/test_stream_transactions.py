@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from cdc.replication.stream import ReplicationStream
 from cdc.service.embedded import EmbeddedPostgres, Version
 from tests.fix_postgres import Database, fresh_database
 from tests.slot_source import SlotSource, make_slot_source
+from tests.unit.replication.annotated import SET, carried
 from tests.waiting import until
 
 STREAMED = StreamOptions(stream_transactions=True)
@@ -108,11 +110,11 @@ class Reading:
         ]
 
     def raw(self) -> list[dict[str, object]]:
-        """What stands in the log, with each row's schema instead of its id."""
+        """What stands in the log, with each row's schema instead of its id, and its annotation."""
         return [
-            {**row, "schema_id": batch.schemas.get(row["schema_id"])}
+            {**row, "schema_id": batch.schemas.get(row["schema_id"]), "annotation": text}
             for batch in self.batches
-            for row in batch.raw.to_pylist()
+            for row, text in zip(batch.raw.to_pylist(), carried(batch), strict=True)
         ]
 
 
@@ -147,6 +149,10 @@ def fill(connection: psycopg.Connection[tuple[object, ...]], first: int, last: i
         "INSERT INTO item SELECT i, repeat('x', 100) FROM generate_series(%s::int, %s::int) i",
         [first, last],
     )
+
+
+def annotate(connection: psycopg.Connection[tuple[object, ...]], text: str) -> None:
+    connection.execute("SELECT pg_logical_emit_message(true, %s, %s)", [SET, text])
 
 
 def ids(changes: list[dict[str, object]]) -> list[int]:
@@ -262,13 +268,16 @@ def work(shop: Database) -> None:
         fill(one, 30_001, 31_000)
         one.execute("SELECT pg_logical_emit_message(true, 'note', 'kept')")
         one.execute("SELECT pg_logical_emit_message(true, 'walbrook.heartbeat', '1')")
+        annotate(one, '{"user": "ann"}')
         one.execute("TRUNCATE item, other")
         fill(one, 1, 2000)
         one.execute("ALTER TABLE item ADD COLUMN extra int DEFAULT 7")
+        annotate(one, "not JSON")
         fill(one, 40_001, 41_000)
         one.execute("COMMIT")
         for first, how in ((50_001, "COMMIT"), (60_001, "ROLLBACK"), (70_001, "COMMIT")):
             one.execute("BEGIN")
+            annotate(one, f"{first}")
             fill(one, first, first + (1500 if first < 70_000 else 10))
             one.execute(f"PREPARE TRANSACTION 'g{first}'")
             fill(other, first + 5000, first + 5000)
@@ -288,6 +297,8 @@ def test_in_pieces_and_whole_give_the_same_log(shop: Database, tmp_path: Path) -
             # Without the marks, whose time is when they were sent.
             logs[name] = [row for row in reader.raw() if row["xid"]]
     assert len(logs["whole"]) > 11_000
+    carrying = Counter(row["annotation"] for row in logs["whole"] if row["annotation"])
+    assert carrying == {b'{"user": "ann"}': 2 + 2000, b"50001": 1501, b"70001": 11}
     assert logs["streamed"] == logs["whole"]
     assert logs["two_phase"] == logs["whole"]
     assert (tmp_path / "streamed" / "spill").exists()
@@ -429,12 +440,14 @@ def test_the_reader_spills_what_is_open_and_logs_what_is_committed(source: SlotS
 def test_a_restart_in_the_middle_of_publishing_goes_on_where_it_was(source: SlotSource) -> None:
     with source.reading(stream=STREAMED, batch=BatchLimits(rows=50)):
         with source.database.connect() as writer, writer.transaction():
-            fill(writer, 1, 5000)
+            annotate(writer, "1")
+            fill(writer, 1, 4999)
         source.until_logged(100)
     partly = len(source.messages())
     with source.reading(stream=STREAMED):
         found = source.until_logged(5000)
     assert [cursor.idx for cursor, _ in found] == list(range(5000)), f"stopped after {partly}"
+    assert list(source.annotations().values()) == ["1"] * 4999
 
 
 def test_what_does_not_fit_into_the_spill_is_read_whole(source: SlotSource) -> None:

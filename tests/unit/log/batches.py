@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.cursor import Cursor
+from cdc.decoding.annotations import Run
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.log.manifest import Manifest, read_manifest
 from cdc.log.segment import data_path, index_path
@@ -41,16 +42,34 @@ def rows(lsn: int, count: int, size: int = 10) -> pa.RecordBatch:
 
 
 def append(log: LogWriter, lsn: int, count: int = 3, size: int = 10) -> None:
-    log.append(rows(lsn, count, size), SCHEMAS, first=Cursor(lsn, 0), high=Cursor(lsn, count))
+    log.append(
+        rows(lsn, count, size),
+        SCHEMAS,
+        first=Cursor(lsn, 0),
+        high=Cursor(lsn, count),
+        annotations=runs(lsn, count),
+    )
+
+
+def runs(lsn: int, count: int) -> tuple[Run, ...]:
+    """All rows but the first carry one."""
+    return (Run(1, count, b"%d" % lsn),) if count > 1 else ()
 
 
 def lsns(directory: Path, history: int | None = None) -> list[int]:
-    """The commit LSN of every readable batch, in order, after checking that none is skipped."""
+    """The commit LSN of every readable batch, in order.
+
+    None may be skipped, and each must have what ``append`` put beside its rows.
+    """
     view = LogView(directory, history=history)
     frames = list(view.frames(view.first_batch(), view.next_batch()))
     numbers = [frame.marker.batch_idx for frame in frames]
     assert numbers == list(range(view.first_batch(), view.next_batch()))
-    return [frame.raw.column("commit_lsn")[0].as_py() for frame in frames]
+    found = [frame.raw.column("commit_lsn")[0].as_py() for frame in frames]
+    for lsn, frame in zip(found, frames, strict=True):
+        assert frame.schemas == SCHEMAS
+        assert frame.annotations == runs(lsn, frame.raw.num_rows)
+    return found
 
 
 def sealed_log(directory: Path, *, tier: Tier | None = None) -> LogWriter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from cdc.cursor import Cursor
+from cdc.decoding.annotations import Run
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.log.writer import LogWriter
 
@@ -31,4 +32,10 @@ def rows(lsn: int, size: int = 10, count: int = 3) -> pa.RecordBatch:
 def append(log: LogWriter, *lsns: int, size: int = 10) -> None:
     """One batch an LSN."""
     for lsn in lsns:
-        log.append(rows(lsn, size), SCHEMAS, first=Cursor(lsn, 0), high=Cursor(lsn, 3))
+        log.append(
+            rows(lsn, size),
+            SCHEMAS,
+            first=Cursor(lsn, 0),
+            high=Cursor(lsn, 3),
+            annotations=(Run(1, 3, b"%d" % lsn),),
+        )

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cdc.cursor import ORIGIN, Cursor
+from cdc.decoding.annotations import Run
 from cdc.errors import CorruptionError, GapError
 from cdc.log.retention import Retention
 from cdc.log.tier import Tier
@@ -25,7 +26,7 @@ KEEP_ALL = Retention(settled_s=1e9, settled_bytes=1 << 40, bytes_max=1 << 40, on
 KEEP_NOTHING = Retention(settled_s=0, settled_bytes=0, bytes_max=1 << 40, on_full="pause")
 
 
-def test_what_was_appended_is_read_with_marker_rows_and_schemas(
+def test_what_was_appended_is_read_with_all_that_stands_beside_its_rows(
     writer: LogWriter, log_reader: LogReader
 ) -> None:
     append(writer, 10, 20, 30)
@@ -33,6 +34,7 @@ def test_what_was_appended_is_read_with_marker_rows_and_schemas(
     assert [frame.marker.batch_idx for frame in frames] == [1, 2]
     assert frames[0].raw.equals(rows(20))
     assert frames[0].schemas == SCHEMAS
+    assert frames[0].annotations == (Run(1, 3, b"20"),)
     assert frames[1].marker.high == Cursor(30, 3)
     assert list(log_reader.frames(3, 3)) == []
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tests import pgoutput
 
 How = Literal["whole", "streamed", "prepared", "streamed_prepared"]
-Kind = Literal["insert", "truncate", "message", "heartbeat", "own"]
+Kind = Literal["insert", "truncate", "message", "heartbeat", "own", "set", "refused", "clear"]
+SPOKEN = ("message", "heartbeat", "set", "refused", "clear")
 OWN_OID = 9
 
 
@@ -36,6 +37,7 @@ class Row(NamedTuple):
     relation: int
     schema: bytes
     payload: bytes
+    annotation: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class Transaction:
 _items = st.builds(
     Item,
     st.integers(0, 2),
-    st.sampled_from(["insert", "insert", "insert", "truncate", "message", "heartbeat", "own"]),
+    st.sampled_from(["insert"] * 4 + ["set"] * 2 + ["truncate", "own", "refused", "clear"])
+    | st.sampled_from(["insert", "message", "heartbeat"]),
     st.integers(1, 2),
 )
 
@@ -71,8 +74,7 @@ def _transactions(draw: st.DrawFn) -> Transaction:
     aborted = draw(st.frozensets(st.sampled_from([1, 2]))) if pieces else frozenset()
     if aborted:
         # Postgres does not say of which subtransaction a message is; another test has that case.
-        spoken = ("message", "heartbeat")
-        blocks = [tuple(item for item in block if item.kind not in spoken) for block in blocks]
+        blocks = [tuple(item for item in block if item.kind not in SPOKEN) for block in blocks]
     committed = how == "whole" or draw(st.booleans())
     return Transaction(how, tuple(blocks), aborted, committed, draw(st.integers(1, 2)))
 
@@ -98,6 +100,7 @@ class Server:
     _in_stream: dict[int, dict[int, int]] = field(default_factory=dict)  # the same, by xid
     _defined: dict[int, int] = field(default_factory=dict)  # the version that was used last
     _payloads: int = 0
+    _texts: dict[bytes, bytes] = field(default_factory=dict)  # by the message that set them
     _lsn: int = 1000
 
     def pieces(self, number: int, transaction: Transaction) -> list[tuple[str, object]]:
@@ -160,7 +163,7 @@ class Server:
                 continue
             self._describe(known, item, transaction.version, xid + item.sub)
             payload = self._payload(item)
-            spoken = item.kind in ("message", "heartbeat")
+            spoken = item.kind in SPOKEN
             self.messages.append(pgoutput.streamed(xid if spoken else xid + item.sub, payload))
             sent.append((item, payload, relation(item.oid, transaction.version)))
         self._remember(xid, sent)
@@ -184,21 +187,24 @@ class Server:
         self._count(xid, transaction.aborted, lsn)
 
     def _count(self, xid: int, aborted: frozenset[int], lsn: int) -> None:
-        idx = 0
+        idx, said = 0, None
+
+        def row(kind: str, oid: int, schema: bytes, payload: bytes, text: bytes | None) -> None:
+            self.rows.append(Row(lsn, idx, xid, lsn * 10, kind, oid, schema, payload, text))
+
         for item, payload, schema in self._contents.pop(xid, []):
             if item.sub in aborted:
                 continue
             if item.kind == "truncate":
-                for oid in (item.oid, OWN_OID):
-                    if oid != OWN_OID:
-                        one = pgoutput.truncate([oid])
-                        self.rows.append(Row(lsn, idx, xid, lsn * 10, "T", oid, schema, one))
-                    idx += 1
-                continue
-            if item.kind == "insert":
-                self.rows.append(Row(lsn, idx, xid, lsn * 10, "I", item.oid, schema, payload))
+                row("T", item.oid, schema, pgoutput.truncate([item.oid]), said)
+                idx += 1  # our own table, truncated with it, takes a number too
+            elif item.kind == "insert":
+                row("I", item.oid, schema, payload, said)
             elif item.kind == "message":
-                self.rows.append(Row(lsn, idx, xid, lsn * 10, "M", 0, b"", payload))
+                row("M", 0, b"", payload, said)
+            elif item.kind in ("set", "refused", "clear"):
+                row("M", 0, b"", payload, None)
+                said = self._texts.get(payload)
             idx += 1
 
     def _describe(
@@ -228,6 +234,17 @@ class Server:
             return pgoutput.truncate([item.oid, OWN_OID])
         if item.kind == "message":
             return pgoutput.logical_message("note", str(self._payloads).encode())
+        product = "walbrook" if item.oid == 1 else "sequin"
+        verb = f"{product}:transaction_annotations"
+        if item.kind == "set":
+            text = b'{"n":%d}' % self._payloads
+            payload = pgoutput.logical_message(f"{verb}.set", text)
+            self._texts[payload] = text
+            return payload
+        if item.kind == "refused":
+            return pgoutput.logical_message(f"{verb}.set", b"{")
+        if item.kind == "clear":
+            return pgoutput.logical_message(f"{verb}.clear", b"")
         if item.kind == "heartbeat":
             return pgoutput.logical_message("walbrook.heartbeat", b"beat")
         return pgoutput.insert(OWN_OID if item.kind == "own" else item.oid, [str(self._payloads)])

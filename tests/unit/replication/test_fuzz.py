@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from cdc.decoding.annotations import decode_annotations, encode_annotations
 from cdc.errors import DecodeError, GapError, ProtocolError
 from cdc.replication.intake import Intake
 from cdc.replication.protocol import parse_keepalive
 from cdc.replication.seal import Sealer
 from cdc.replication.spill import NotStreamableError, Spill
 from tests import pgoutput
+from tests.unit.replication.annotated import set_annotation
 
 BROKEN_MESSAGES = 100_000
 MEMORY_MAX_BYTES = 256 << 20
@@ -32,6 +34,9 @@ CHANGES = [
     pgoutput.delete(1, key=["1", None]),
     pgoutput.truncate([1, 2], cascade=True),
     pgoutput.logical_message("note", b"hello"),
+    set_annotation(b'{"user": 7}'),
+    ROW,
+    pgoutput.logical_message("sequin:transaction_annotations.clear", b""),
 ]
 BEAT = pgoutput.logical_message("walbrook.heartbeat", b"1", transactional=False, lsn=90)
 
@@ -135,6 +140,9 @@ def test_broken_messages_give_typed_errors_or_batches_in_bounded_memory(
                 batches += 1
                 assert sealed.raw.num_rows <= 100, f"seed {seed}"
                 assert sealed.raw.nbytes <= 64 * sum(map(len, messages)), f"seed {seed}"
+                encoded = encode_annotations(sealed.annotations)
+                read_back = decode_annotations(encoded, sealed.raw.num_rows)
+                assert read_back == tuple(sealed.annotations), f"seed {seed}"
         except (ProtocolError, DecodeError, GapError, NotStreamableError):
             refused += 1
         except Exception as error:

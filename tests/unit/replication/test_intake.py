@@ -22,6 +22,7 @@ from cdc.replication.publish import BatchLimits
 from cdc.replication.seal import Sealed, Sealer
 from cdc.replication.spill import NotStreamableError, Spill
 from tests import pgoutput
+from tests.unit.replication.annotated import carried
 from tests.unit.replication.streamed_history import Row, Server, Transaction, histories
 
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True)])
@@ -44,12 +45,12 @@ def block(xid: int, *messages: bytes, first: bool = True, sub: int | None = None
 def rows(batches: Iterable[Sealed]) -> list[Row]:
     found = []
     for batch in batches:
-        for r in batch.raw.to_pylist():
+        for r, annotation in zip(batch.raw.to_pylist(), carried(batch), strict=True):
             schema = batch.schemas[r["schema_id"]] if r["schema_id"] else b""
             found.append(
                 Row(
                     r["commit_lsn"], r["commit_idx"], r["xid"], r["commit_ts"],
-                    chr(r["kind"]), r["relation"], schema, r["payload"],
+                    chr(r["kind"]), r["relation"], schema, r["payload"], annotation,
                 )
             )  # fmt: skip
     return found

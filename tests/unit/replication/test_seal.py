@@ -15,6 +15,7 @@ from cdc.errors import DecodeError, ProtocolError
 from cdc.replication.protocol import POSTGRES_EPOCH_US
 from cdc.replication.seal import Sealed, Sealer
 from tests import pgoutput
+from tests.unit.replication.annotated import carried, set_annotation
 
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True)])
 PART = pgoutput.relation(2, "public", "part", [("id", 23, True)])
@@ -28,6 +29,10 @@ def wire(*messages: bytes, lsn: int = 0) -> list[bytes]:
 
 def transaction(lsn: int, *messages: bytes) -> list[bytes]:
     return [pgoutput.begin(lsn, lsn * 1000, lsn + 1), *messages, pgoutput.commit(lsn, lsn + 8, 0)]
+
+
+def texts(*batches: Sealed | None) -> list[bytes | None]:
+    return [text for batch in batches if batch is not None for text in carried(batch)]
 
 
 def cursors(*batches: Sealed | None) -> list[tuple[int, int, str, int]]:
@@ -121,15 +126,16 @@ def test_a_sealer_knows_whether_it_is_inside_a_transaction() -> None:
 def test_however_the_stream_is_cut_the_cursors_are_the_same(
     sizes: Sequence[int], cuts: Sequence[int]
 ) -> None:
-    kinds = [row(), pgoutput.truncate([1, 2]), pgoutput.logical_message("n", b""), row(9)]
+    kinds = [row(), pgoutput.truncate([1, 2]), set_annotation(b"1"), row(9)]
     messages = [ITEM, PART, OWN]
     for number, size in enumerate(sizes, start=1):
         messages += transaction(100 * number, *(kinds[i % 4] for i in range(size)))
-    whole = cursors(Sealer().seal(wire(*messages)))
+    whole = Sealer().seal(wire(*messages))
     sealer = Sealer()
     bounds = sorted({0, len(messages), *(cut for cut in cuts if cut < len(messages))})
     pieces = [sealer.seal(wire(*messages[start:end])) for start, end in itertools.pairwise(bounds)]
-    assert cursors(*pieces) == whole
+    assert cursors(*pieces) == cursors(whole)
+    assert texts(*pieces) == texts(whole)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from cdc.replication.seal import Sealer
 from cdc.service.log_commands import log_app
 from cdc.service.log_listing import describe_log
 from tests import pgoutput
+from tests.unit.replication.annotated import clear_annotation, set_annotation
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
@@ -53,7 +54,13 @@ class Shop:
         header = struct.pack(">cQQq", b"w", lsn, lsn, 0)
         sealed = self.sealer.seal([header + message for message in transaction])
         assert sealed is not None
-        self.writer.append(sealed.raw, sealed.schemas, first=sealed.first, high=sealed.high)
+        self.writer.append(
+            sealed.raw,
+            sealed.schemas,
+            first=sealed.first,
+            high=sealed.high,
+            annotations=sealed.annotations,
+        )
 
     def orders(self, *lsns: int) -> None:
         """One insert and one update of an order a transaction."""
@@ -319,6 +326,30 @@ def test_cat_prints_messages_as_they_came(shop: Shop) -> None:
     raw = shop.changes("--raw", "--table", "public.items")[0]
     assert (raw["kind"], raw["relation"]) == ("I", ITEMS)
     assert bytes.fromhex(str(raw["payload"])) == pgoutput.insert(ITEMS, ["9007199254740993"])
+
+
+def test_cat_shows_annotations_where_there_are_any_whatever_is_chosen(shop: Shop) -> None:
+    shop.commit(
+        20,
+        pgoutput.insert(ITEMS, ["1"]),
+        set_annotation(b'{"n": 12345678901234567890.10}'),
+        pgoutput.insert(ORDERS, ["2", "new", "1"]),
+        pgoutput.insert(ITEMS, ["3"]),
+        clear_annotation(),
+        pgoutput.insert(ITEMS, ["4"]),
+    )
+
+    def shown(*arguments: str) -> dict[object, bool]:
+        changes = shop.changes("--from", "0/14", *arguments)
+        return {change["cursor"]: "annotations" in change for change in changes}
+
+    assert shown("-a", "insert") == {
+        "0/14:0": False, "0/14:2": True, "0/14:3": True, "0/14:5": False,
+    }  # fmt: skip
+    assert shown("-t", "public.items") == {"0/14:0": False, "0/14:3": True, "0/14:5": False}
+    assert shown("-a", "message") == {"0/14:1": False, "0/14:4": False}
+    printed = shop.run("cat", "--from", "0/14:3", "--limit", "1").stdout
+    assert '"annotations":{"n": 12345678901234567890.10}' in printed, "no digit is lost"
 
 
 def test_cat_goes_on_behind_a_batch_that_cannot_be_read(shop: Shop) -> None:
