@@ -21,7 +21,7 @@ from cdc.decoding.columns import offsets_of
 from cdc.decoding.plan import plan_for
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.decoding.rows import read_rows
-from cdc.decoding.shapes.sequin import messages, shape
+from cdc.decoding.shapes import Context, ShapeName, shape_for
 from cdc.decoding.tuples import Payloads
 from tests import pgoutput
 
@@ -93,15 +93,10 @@ def _columns(frame: pa.RecordBatch) -> None:
     read_rows(plan_for(RELATION), payloads, bounds[:-1], bounds[1:], kind="I", tag="N")
 
 
-def _messages(frame: pa.RecordBatch) -> None:
-    shaped = shape(
-        decode_changes(frame, SCHEMAS),
-        consumer="orders",
-        database_name="main",
-        hostname="localhost",
-        database="shop",
-    )
-    messages(shaped)
+def _messages(frame: pa.RecordBatch, shape_name: ShapeName = "sequin") -> None:
+    context = Context("orders", "main", "localhost", "shop", now_ns=0)
+    shape = shape_for(shape_name, context)
+    shape.messages(shape.rows(decode_changes(frame, SCHEMAS)))
 
 
 def _rows_per_s(step: Callable[[pa.RecordBatch], object], data: list[pa.RecordBatch]) -> int:
@@ -130,6 +125,7 @@ def run() -> dict[str, object]:
         "rows_per_s_arrow": _rows_per_s(_columns, data),
         "rows_per_s_changes": changes,
         "rows_per_s_messages": _rows_per_s(_messages, data),
+        "rows_per_s_debezium": _rows_per_s(lambda frame: _messages(frame, "debezium"), data),
         "baseline_rows_per_s": baseline,
         "speedup": round(changes / baseline, 1),
     }
