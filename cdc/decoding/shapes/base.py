@@ -13,7 +13,9 @@ from typing import ClassVar, Literal, Protocol
 
 import pyarrow as pa
 
+from cdc.change import MESSAGE_SCHEMA
 from cdc.decoding.format import DEFAULT_FORMAT, ValueFormat
+from cdc.errors import DecodeError
 from cdc.version import VERSION
 
 ShapeName = Literal["sequin", "debezium", "record"]
@@ -60,3 +62,14 @@ class Shape(Protocol):
         ``metadata`` is always one of them: by it a sink knows its own entries.
         """
         ...
+
+
+def message_rows(changes: pa.RecordBatch) -> pa.RecordBatch:
+    """MESSAGE_SCHEMA of changes that are all sound.
+
+    One with an error has no record: made a message, it would be lost without a word.
+    """
+    error = changes.column("error")
+    if error.null_count < len(error):
+        raise DecodeError(error.drop_null()[0].as_py())
+    return changes.select(MESSAGE_SCHEMA.names)

@@ -16,10 +16,10 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import MESSAGE_SCHEMA
-from cdc.decoding.shapes.base import Context, Parts
+from cdc.decoding.shapes.base import Context, Parts, message_rows
 from cdc.decoding.shapes.metadata import METADATA_BYTES, metadata
-from cdc.decoding.shapes.text import for_each_value, inside_quotes, join, member
+from cdc.decoding.shapes.text import for_each_value, join, member
+from cdc.decoding.types.text import escape
 
 _OPS = {"insert": "c", "update": "u", "delete": "d", "truncate": "t", "message": "m"}
 _OF_ROWS = pa.array(["insert", "update", "delete", "truncate"])
@@ -35,7 +35,7 @@ class DebeziumShape:
     entry_parts: ClassVar[Parts] = Parts((*_COLUMNS, "record_pks"), 40 + METADATA_BYTES)
 
     def rows(self, changes: pa.RecordBatch) -> pa.RecordBatch:
-        plain = changes.select(MESSAGE_SCHEMA.names)
+        plain = message_rows(changes)
         action, record = changes.column("action"), changes.column("record")
         nothing = pa.nulls(changes.num_rows, pa.string())
         before = changes.column("before") if "before" in changes.schema.names else nothing
@@ -91,9 +91,9 @@ def _source(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
         '\\",\\"',
         idx,
         '\\"]","schema":"',
-        inside_quotes(changes.column("table_schema")),
+        escape(changes.column("table_schema")),
         '","table":"',
-        inside_quotes(changes.column("table_name")),
+        escape(changes.column("table_name")),
         '","txId":',
         changes.column("xid").cast(pa.string()),
         ',"lsn":',

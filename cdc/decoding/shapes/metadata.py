@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.decoding.shapes.base import Context
-from cdc.decoding.shapes.text import for_each_value, inside_quotes, join, member
+from cdc.decoding.shapes.text import for_each_value, join, member
+from cdc.decoding.types.text import escape
 
 METADATA_BYTES = 450
 """About what it takes; names and keys are short."""
@@ -23,9 +24,9 @@ def metadata(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
     idx = changes.column("commit_idx").cast(pa.string())
     return join(
         '{"table_schema":"',
-        inside_quotes(changes.column("table_schema")),
+        escape(changes.column("table_schema")),
         '","table_name":"',
-        inside_quotes(changes.column("table_name")),
+        escape(changes.column("table_name")),
         '","commit_timestamp":',
         _commit_timestamp(changes.column("commit_timestamp"), context),
         ',"commit_lsn":',

@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from cdc.change import MESSAGE_SCHEMA
-from cdc.decoding.shapes.base import Context, Parts
+from cdc.decoding.shapes.base import Context, Parts, message_rows
 from cdc.decoding.shapes.metadata import METADATA_BYTES, metadata
 
 
@@ -21,7 +20,7 @@ class RecordShape:
     entry_parts: ClassVar[Parts] = Parts(("record", "record_pks"), METADATA_BYTES)
 
     def rows(self, changes: pa.RecordBatch) -> pa.RecordBatch:
-        return changes.select(MESSAGE_SCHEMA.names)
+        return message_rows(changes)
 
     def messages(self, rows: pa.RecordBatch) -> pa.StringArray:
         return rows.column("record")

@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from cdc.change import MESSAGE_SCHEMA
-from cdc.decoding.shapes.base import Context, Parts
+from cdc.decoding.shapes.base import Context, Parts, message_rows
 from cdc.decoding.shapes.metadata import metadata
 from cdc.decoding.shapes.text import join
 
@@ -22,7 +21,7 @@ class SequinShape:
     entry_parts: ClassVar[Parts] = message_parts
 
     def rows(self, changes: pa.RecordBatch) -> pa.RecordBatch:
-        plain = changes.select(MESSAGE_SCHEMA.names)
+        plain = message_rows(changes)
         return plain.append_column("metadata", metadata(plain, self.context))
 
     def messages(self, rows: pa.RecordBatch) -> pa.StringArray:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.decoding.types import text_json
-
 
 def join(*pieces: str | pa.StringArray, null: str = "") -> pa.StringArray:
     """Columns and constants, row by row; ``null`` stands where a column has none."""
@@ -20,11 +18,6 @@ def member(key: str, values: pa.StringArray) -> tuple[pa.StringArray, ...]:
     if values.null_count == len(values):
         return ()
     return (pc.binary_join_element_wise(f',"{key}":', values, ""),)
-
-
-def inside_quotes(texts: pa.StringArray) -> pa.StringArray:
-    """Texts as they stand inside the quotes of a JSON string."""
-    return text_json(texts.view(pa.binary())).values
 
 
 def for_each_value(column: pa.Array, write: Callable[[pa.Array], pa.StringArray]) -> pa.StringArray:

@@ -12,6 +12,7 @@ import pytest
 from cdc.change import CHANGE_SCHEMA, MESSAGE_SCHEMA
 from cdc.config import Sink
 from cdc.decoding.shapes import SHAPES, Context, ShapeName, shape_for
+from cdc.errors import DecodeError
 from cdc.version import VERSION
 from tests.unit.decoding.changes_of_every_kind import changes_of_every_kind
 
@@ -127,3 +128,15 @@ def test_rows_begin_with_the_columns_that_every_message_has(name: ShapeName) -> 
     assert rows.schema.names[: len(MESSAGE_SCHEMA)] == MESSAGE_SCHEMA.names
     assert rows.select(MESSAGE_SCHEMA.names).equals(changes.select(MESSAGE_SCHEMA.names))
     assert "error" not in rows.schema.names
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_change_that_has_an_error_is_refused_and_not_sent_without_its_record(
+    name: ShapeName,
+) -> None:
+    changes = changes_of_every_kind()
+    errors = pa.array([None] * 3 + ["column x is bad"] + [None] * 10)
+    at = changes.schema.get_field_index("error")
+    bad = changes.set_column(at, "error", errors)
+    with pytest.raises(DecodeError, match="column x is bad"):
+        shape_for(name, CONTEXT).rows(bad)
