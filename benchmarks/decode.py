@@ -1,135 +1,129 @@
-"""How many rows a second one core decodes, against a row-by-row decoder.
+"""How many rows a second one core decodes, and in how much memory, against a row-by-row decoder.
 
-Inserts of 8 columns and about 160 bytes, in frames of 20,000 rows. ``python -m benchmarks.decode``
-prints the result as JSON on its last line.
+Four recordings of a real server's pgoutput (``recordings``), each measured by a process of its own
+on one core: to typed Arrow columns, and to whole messages in the ``sequin`` shape.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from statistics import median
 
-import numpy as np
 import orjson
+import psutil
 import pyarrow as pa
-import xxhash
 
 from benchmarks import row_decoder
+from benchmarks.recordings import loads, read_recording, record
+from benchmarks.sizes import progress
 from cdc.decoding import decode_changes
-from cdc.decoding.columns import offsets_of
-from cdc.decoding.plan import plan_for
-from cdc.decoding.raw import RAW_SCHEMA
-from cdc.decoding.rows import read_rows
-from cdc.decoding.shapes import Context, ShapeName, shape_for
-from cdc.decoding.tuples import Payloads
-from tests import pgoutput
+from cdc.decoding.shapes import Context, shape_for
+from cdc.decoding.typed import decode_tables
+from cdc.service.embedded import EmbeddedPostgres
 
-ROWS = 200_000
-FRAME_ROWS = 20_000
-BASELINE_ROWS = 40_000
-OID = 16400
-RELATION = pgoutput.relation(
-    OID,
-    "public",
-    "orders",
-    [
-        ("id", 20, True),
-        ("customer_id", 20),
-        ("status", 25),
-        ("amount", 1700),
-        ("paid", 16),
-        ("created_at", 1184),
-        ("document", 3802),
-        ("note", 25),
-    ],
-)
-SCHEMA_ID = xxhash.xxh3_64_intdigest(RELATION)
-SCHEMAS = {SCHEMA_ID: RELATION}
+_BASELINE_FRAMES = 2
+_SOURCE = {
+    "database_name": "main",
+    "consumer": {"name": "orders"},
+    "database": {"name": "main", "database": "shop", "hostname": "localhost"},
+}
+Frames = list[pa.RecordBatch]
+Step = Callable[[pa.RecordBatch], object]
 
 
-def frames(rows: int) -> list[pa.RecordBatch]:
-    """Synthetic frames of inserts, 100 a transaction."""
-    return [_frame(first, min(FRAME_ROWS, rows - first)) for first in range(0, rows, FRAME_ROWS)]
+def run() -> dict[str, object]:
+    """Record, then measure each recording; the figures of ``orders`` also stand for the whole."""
+    figures: dict[str, dict[str, object]] = {}
+    with tempfile.TemporaryDirectory(prefix="walbrook-decode-") as directory:
+        with EmbeddedPostgres(Path(directory) / "postgres", fast=True) as postgres:
+            for name, load in loads().items():
+                progress(f"recording {name}")
+                record(postgres.dsn, load, Path(directory) / f"{name}.arrow")
+        for name in loads():
+            progress(f"decoding {name}")
+            figures[name] = _in_its_own_process(Path(directory) / f"{name}.arrow")
+    return {**figures["orders"], "recordings": figures}
 
 
-def _frame(first: int, count: int) -> pa.RecordBatch:
-    numbers = np.arange(first, first + count)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array((numbers // 100 + 1) * 65536),
-            pa.array(numbers % 100),
-            pa.array(1_760_000_000_000_000 + numbers // 100 * 1371),
-            pa.array(numbers // 100 + 1000),
-            pa.array(np.full(count, ord("I"), np.uint8)),
-            pa.array(np.full(count, OID, np.uint32)),
-            pa.array(np.full(count, SCHEMA_ID, np.uint64)),
-            pa.array([_insert(number) for number in numbers.tolist()], pa.binary()),
-        ],
-        schema=RAW_SCHEMA,
-    )
+def _in_its_own_process(path: Path) -> dict[str, object]:
+    command = [sys.executable, "-m", "benchmarks.decode", str(path)]
+    answer = subprocess.run(command, check=True, capture_output=True, timeout=600).stdout
+    figures: dict[str, object] = orjson.loads(answer)
+    return figures
 
 
-def _insert(number: int) -> bytes:
-    return pgoutput.insert(
-        OID,
-        [
-            str(number),
-            str(number * 7919 % 100_003),
-            ("new", "packed", "sent", "returned")[number % 4],
-            f"{number % 5000}.{number % 100:02}",
-            "tf"[number % 2],
-            f"2026-01-{number % 28 + 1:02} 12:30:45.{number % 1_000_000:06}+00",
-            f'{{"sku": "A-{number % 977}", "count": {number % 9}}}',
-            f"left at the door of number {number % 131}",
-        ],
-    )
+def measure(path: Path) -> dict[str, object]:
+    """Medians of 3 on one core."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    frames, schemas = read_recording(path)
+    rows = sum(frame.num_rows for frame in frames)
+    size = sum(frame.column("payload").nbytes for frame in frames)
+
+    def arrow(frame: pa.RecordBatch) -> object:
+        return list(decode_tables(frame, schemas))
+
+    def whole_messages(frame: pa.RecordBatch) -> object:
+        return _messages(frame, schemas)
+
+    def baseline(frame: pa.RecordBatch) -> object:
+        return row_decoder.write_messages(frame, schemas, _SOURCE)
+
+    figures: dict[str, object] = {
+        "rows": rows,
+        "bytes_per_row": round(size / rows),
+        "memory_of_input_arrow": _memory(arrow, frames, size),
+        "memory_of_input_messages": _memory(whole_messages, frames, size),
+    }
+    to_messages = _rows_per_s(whole_messages, frames)
+    by_row = _rows_per_s(baseline, frames[:_BASELINE_FRAMES])
+    return figures | {
+        "rows_per_s_arrow": _rows_per_s(arrow, frames),
+        "rows_per_s_changes": _rows_per_s(lambda frame: decode_changes(frame, schemas), frames),
+        "rows_per_s_messages": to_messages,
+        "baseline_rows_per_s": by_row,
+        "speedup": round(to_messages / by_row, 1),
+    }
 
 
-def _columns(frame: pa.RecordBatch) -> None:
-    payload = frame.column("payload")
-    bounds = offsets_of(payload).astype(np.int64)
-    payloads = Payloads(payload.buffers()[2])
-    read_rows(plan_for(RELATION), payloads, bounds[:-1], bounds[1:], kind="I", tag="N")
+def _messages(frame: pa.RecordBatch, schemas: Mapping[int, bytes]) -> pa.StringArray:
+    shape = shape_for("sequin", Context("orders", "main", "localhost", "shop", now_ns=0))
+    return shape.messages(shape.rows(decode_changes(frame, schemas)))
 
 
-def _messages(frame: pa.RecordBatch, shape_name: ShapeName = "sequin") -> None:
-    context = Context("orders", "main", "localhost", "shop", now_ns=0)
-    shape = shape_for(shape_name, context)
-    shape.messages(shape.rows(decode_changes(frame, SCHEMAS)))
-
-
-def _rows_per_s(step: Callable[[pa.RecordBatch], object], data: list[pa.RecordBatch]) -> int:
-    rows: int = sum(frame.num_rows for frame in data)
-    step(data[0])
+def _rows_per_s(step: Step, frames: Frames) -> int:
+    rows: int = sum(frame.num_rows for frame in frames)
+    step(frames[0])
     rates: list[float] = []
     for _ in range(3):
         start = time.perf_counter()
-        for frame in data:
+        for frame in frames:
             step(frame)
         rates.append(rows / (time.perf_counter() - start))
     return round(median(rates))
 
 
-def run() -> dict[str, object]:
-    """Measure each stage; medians of 3."""
-    data = frames(ROWS)
-    changes = _rows_per_s(lambda frame: decode_changes(frame, SCHEMAS), data)
-    baseline = _rows_per_s(
-        lambda frame: row_decoder.decode_frame(frame, SCHEMAS), data[: BASELINE_ROWS // FRAME_ROWS]
-    )
-    payload_bytes = sum(frame.column("payload").nbytes for frame in data)
-    return {
-        "rows": ROWS,
-        "bytes_per_row": round(payload_bytes / ROWS),
-        "rows_per_s_arrow": _rows_per_s(_columns, data),
-        "rows_per_s_changes": changes,
-        "rows_per_s_messages": _rows_per_s(_messages, data),
-        "rows_per_s_debezium": _rows_per_s(lambda frame: _messages(frame, "debezium"), data),
-        "baseline_rows_per_s": baseline,
-        "speedup": round(changes / baseline, 1),
-    }
+def _memory(step: Step, frames: Frames, size: int) -> float:
+    """The most memory that decoding took beyond what was there, as a multiple of the input."""
+    process = psutil.Process()
+    step(frames[0].slice(0, 10))  # what is loaded once is not the decoder's
+    before = int(process.memory_info().rss)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
+    for frame in frames:
+        step(frame)
+    return round(max(0, _peak_rss() - before) / size, 2)
+
+
+def _peak_rss() -> int:
+    status = Path("/proc/self/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
 
 
 if __name__ == "__main__":
-    print(orjson.dumps(run()).decode())
+    print(orjson.dumps(measure(Path(sys.argv[1]))).decode())

@@ -9,8 +9,9 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 import pyarrow as pa
@@ -21,6 +22,7 @@ from cdc.decoding.relation import Relation, parse_relation
 _INTEGERS = {20, 21, 23, 26}
 _NUMBERS = {700, 701, 1700}
 _JSON = {114, 3802}
+_TIMESTAMPTZ = 1184
 _ACTIONS = {"I": "insert", "U": "update", "D": "delete", "T": "truncate", "M": "message"}
 
 UNCHANGED = object()
@@ -86,6 +88,38 @@ def decode_frame(raw: pa.RecordBatch, schemas: Mapping[int, bytes]) -> pa.Record
     )
 
 
+def write_messages(
+    raw: pa.RecordBatch, schemas: Mapping[int, bytes], source: Mapping[str, object]
+) -> list[bytes]:
+    """Whole messages in the ``sequin`` shape, row by row; ``source`` ends every metadata."""
+    return [
+        _message(row, decode_row(row["payload"], schemas.get(row["schema_id"])), source)
+        for row in raw.to_pylist()
+    ]
+
+
+def _message(raw: Mapping[str, Any], row: RowChange, source: Mapping[str, object]) -> bytes:
+    committed = datetime.fromtimestamp(raw["commit_ts"] / 1e6, UTC)
+    message: dict[str, object] = {
+        "record": orjson.Fragment(row.record),
+        "changes": None if row.changes is None else orjson.Fragment(row.changes),
+        "action": row.action,
+        "metadata": {
+            "table_schema": row.table_schema,
+            "table_name": row.table_name,
+            "commit_timestamp": committed.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "commit_lsn": raw["commit_lsn"],
+            "commit_idx": raw["commit_idx"],
+            "xid": raw["xid"],
+            "idempotency_key": f"{raw['commit_lsn']}:{raw['commit_idx']}",
+            "record_pks": orjson.Fragment(row.record_pks),
+            "transaction_annotations": None,
+            **source,
+        },
+    }
+    return orjson.dumps(message)
+
+
 def _tuple(payload: bytes, at: int) -> tuple[Row, int]:
     (count,) = struct.unpack_from(">H", payload, at)
     at += 2
@@ -143,6 +177,8 @@ def _json(type_oid: int, value: object) -> object:
         return orjson.Fragment(value)
     if type_oid in _NUMBERS:
         return value.decode() if value[-1:] in b"Ny" else orjson.Fragment(value)
+    if type_oid == _TIMESTAMPTZ and value.endswith(b"+00"):
+        return value[:-3].replace(b" ", b"T", 1).decode() + "Z"
     return value.decode()
 
 

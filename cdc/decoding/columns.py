@@ -6,10 +6,12 @@ offset 0 of their buffers, so that a mask can be laid over them without a copy.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from cdc.errors import DecodeError
@@ -21,13 +23,30 @@ _EVENS = pa.array(np.arange(0, 1 << 17, 2, dtype=np.int32))  # for most frames, 
 
 
 class PlacedError(DecodeError):
-    """A fault in the row at ``position`` of its group; whoever knows the table and the cursors
+    """The message at ``position`` of its group is broken; whoever knows the table and the cursors
     turns it into a DecodeError that names them, so it never leaves this room."""
 
     def __init__(self, position: int, what: str, column: str | None = None) -> None:
         super().__init__(what)
         self.position = position
         self.column = column
+
+
+class BadValuesError(DecodeError):
+    """Values of a column that its type cannot have: the position of each, and what is wrong.
+
+    The messages are sound, so only the rows that hold them suffer.
+    """
+
+    def __init__(self, faults: Mapping[int, str]) -> None:
+        super().__init__("a column holds values that its type cannot have")
+        self.faults = faults
+
+
+def refuse_values(bad: Mask, what: str) -> None:
+    """Raise if any value is bad."""
+    if bad.any():
+        raise BadValuesError(dict.fromkeys(np.flatnonzero(bad).tolist(), what))
 
 
 @dataclass(frozen=True)
@@ -59,6 +78,13 @@ def _evens(count: int) -> pa.Array:
     if count <= len(_EVENS):
         return _EVENS.slice(0, count)
     return pa.array(np.arange(0, 2 * count, 2, dtype=np.int32))
+
+
+def without(values: pa.Array, positions: Iterable[int]) -> pa.Array:
+    """The same values, null also at these positions."""
+    keep = np.ones(len(values), bool)
+    keep[list(positions)] = False
+    return pc.if_else(pa.array(keep), values, pa.scalar(None, values.type))
 
 
 def only_where(values: pa.Array, present: Mask) -> pa.Array:

@@ -47,12 +47,16 @@ class Wanted:
         """The names of the columns that are written in every form."""
         return _IN_FORMS if self.before else _IN_FORMS[:-1]
 
+    def name(self, column: str, at: int) -> str:
+        """What ``column`` is called in the form at this place."""
+        return f"{column}~{at}" if at else column
+
     @property
     def schema(self) -> pa.Schema:
         """CHANGE_SCHEMA with what is wanted beyond it behind its columns."""
         extra = [pa.field("before", pa.string())] if self.before else []
         for at in range(1, len(self.formats)):
-            extra += [pa.field(_name(name, at), pa.string()) for name in self.columns]
+            extra += [pa.field(self.name(name, at), pa.string()) for name in self.columns]
         return pa.schema([*CHANGE_SCHEMA, *extra])
 
     def view(self, changes: pa.RecordBatch, form: ValueFormat) -> pa.RecordBatch:
@@ -60,7 +64,7 @@ class Wanted:
         ``before`` if it is wanted."""
         at = self.formats.index(form)
         names = [*CHANGE_SCHEMA.names, *(["before"] if self.before else [])]
-        chosen = [_name(name, at) if name in self.columns else name for name in names]
+        chosen = [self.name(name, at) if name in self.columns else name for name in names]
         return pa.RecordBatch.from_arrays(
             [changes.column(name) for name in chosen],
             schema=pa.schema([changes.schema.field(name) for name in names]),
@@ -79,7 +83,3 @@ class Wanted:
 
 PLAIN = Wanted()
 """The default form alone: CHANGE_SCHEMA."""
-
-
-def _name(name: str, at: int) -> str:
-    return f"{name}~{at}" if at else name

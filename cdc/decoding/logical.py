@@ -13,7 +13,8 @@ import orjson
 import pyarrow as pa
 
 from cdc.decoding.columns import PlacedError
-from cdc.decoding.rows import Decoded
+from cdc.decoding.format import Wanted
+from cdc.decoding.rows import Decoded, Faults
 
 _TRUNCATE = struct.Struct(">cIB")
 _MESSAGE = struct.Struct(">cBQ")
@@ -21,13 +22,13 @@ _LENGTH = struct.Struct(">I")
 _TRUNCATE_OPTIONS_MAX = 3  # CASCADE and RESTART IDENTITY
 
 
-def decode_truncates(payloads: Sequence[bytes], oid: int) -> Decoded:
+def decode_truncates(payloads: Sequence[bytes], oid: int, wanted: Wanted) -> Decoded:
     """Truncates of the table ``oid``: nothing is left to say but that it happened."""
     for position, payload in enumerate(payloads):
         fault = _truncate_fault(payload, oid)
         if fault:
             raise PlacedError(position, fault)
-    return _without_tuples(["{}"] * len(payloads))
+    return _without_tuples(["{}"] * len(payloads), wanted, Faults())
 
 
 def _truncate_fault(payload: bytes, oid: int) -> str:
@@ -42,15 +43,19 @@ def _truncate_fault(payload: bytes, oid: int) -> str:
     return "" if oid in tables else f"its message does not name the table {oid}"
 
 
-def decode_messages(payloads: Sequence[bytes]) -> Decoded:
+def decode_messages(payloads: Sequence[bytes], wanted: Wanted) -> Decoded:
     """What ``pg_logical_emit_message`` wrote: prefix, content, and if it was transactional."""
-    records = []
+    records: list[str | None] = []
+    faults = Faults()
     for position, payload in enumerate(payloads):
         try:
             records.append(_message_record(payload))
+        except UnicodeDecodeError as fault:
+            records.append(None)
+            faults.by_row[position] = ("prefix", f"this value is not UTF-8 ({fault.reason})")
         except ValueError as fault:
             raise PlacedError(position, str(fault)) from None
-    return _without_tuples(records)
+    return _without_tuples(records, wanted, faults)
 
 
 def _message_record(payload: bytes) -> str:
@@ -66,11 +71,7 @@ def _message_record(payload: bytes) -> str:
     (length,) = _LENGTH.unpack_from(payload, stop + 1)
     if start + length != len(payload):
         raise ValueError(f"its content is not the {length} bytes long that it says")
-    try:
-        prefix = payload[_MESSAGE.size : stop].decode()
-    except UnicodeDecodeError:
-        raise ValueError("its prefix is not UTF-8") from None
-    record: dict[str, object] = {"prefix": prefix}
+    record: dict[str, object] = {"prefix": payload[_MESSAGE.size : stop].decode()}
     content = payload[start:]
     try:
         record["content"] = content.decode()
@@ -80,6 +81,7 @@ def _message_record(payload: bytes) -> str:
     return orjson.dumps(record).decode()
 
 
-def _without_tuples(records: list[str]) -> Decoded:
-    nothing = pa.nulls(len(records), pa.string())
-    return Decoded(pa.array(records, pa.string()), nothing, pa.repeat("[]", len(records)), nothing)
+def _without_tuples(records: Sequence[str | None], wanted: Wanted, faults: Faults) -> Decoded:
+    column = pa.array(records, pa.string())
+    columns = {wanted.name("record", at): column for at in range(len(wanted.formats))}
+    return Decoded({**columns, "record_pks": pa.repeat("[]", len(records))}, faults)

@@ -57,10 +57,13 @@ def _dense(opening: str, members: Sequence[Member], closing: str, count: int) ->
     glue = opening
     for member in members:
         column = member.column
-        # Quotes belong to the constant text around a value, unless a null must do without them.
-        quote = '"' if column.quoted and not column.values.null_count else ""
-        pieces += (glue + member.key + quote, column.values if quote else column.bare())
-        glue = quote + ","
+        # What surrounds each value joins the constant text, unless a null must do without it.
+        if column.values.null_count:
+            pieces += (glue + member.key, column.whole())
+            glue = ","
+        else:
+            pieces += (glue + member.key + column.opening, column.values)
+            glue = column.closing + ","
     pieces.append(glue[:-1] + closing)
     return _join(pieces, null="null")
 
@@ -68,7 +71,7 @@ def _dense(opening: str, members: Sequence[Member], closing: str, count: int) ->
 def _sparse(members: Sequence[Member], count: int) -> pa.StringArray:
     pieces = []
     for member in members:
-        piece = _join(["," + member.key, member.column.bare()], null="null")
+        piece = _join(["," + member.key, member.column.whole()], null="null")
         pieces.append(piece if member.present is None else only_where(piece, member.present))
     return _without_first_comma("{", pieces, "}")
 

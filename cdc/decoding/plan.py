@@ -8,7 +8,7 @@ from functools import lru_cache
 import orjson
 
 from cdc.decoding.relation import Relation, parse_relation
-from cdc.decoding.types import Family, family_of
+from cdc.decoding.types import TypeForm, type_form
 
 _PLANS_MAX = 4096
 
@@ -20,7 +20,7 @@ class TablePlan:
     relation: Relation
     names: tuple[str, ...]
     json_names: tuple[str, ...]  # quoted and escaped
-    families: tuple[Family, ...]
+    types: tuple[TypeForm, ...]
     identity: tuple[int, ...]  # positions of the columns that an old key ('K') carries
 
 
@@ -33,6 +33,15 @@ def plan_for(message: bytes) -> TablePlan:
         relation,
         names,
         tuple(orjson.dumps(name).decode() for name in names),
-        tuple(family_of(column.type_oid) for column in relation.columns),
+        _types(relation),
         tuple(index for index, column in enumerate(relation.columns) if column.is_key),
+    )
+
+
+def _types(relation: Relation) -> tuple[TypeForm, ...]:
+    catalog = relation.catalog
+    dimensions = catalog.dimensions or (0,) * len(relation.columns)
+    return tuple(
+        type_form(column.type_oid, column.typmod, notes=catalog.types, dimensions=declared)
+        for column, declared in zip(relation.columns, dimensions, strict=True)
     )

@@ -1,8 +1,7 @@
 """The Relation message: which table, which columns, which of them identify a row.
 
-pgoutput says which columns are in the replica identity, not which make up the primary key or in
-which order. Where the reader has asked the catalog, the answer stands behind the message's last
-byte (``with_key``), and the two together are the schema that the log keeps.
+Where the reader has asked the catalog (``catalog``), the answer stands behind the message's last
+byte (``with_catalog``), and the two together are the schema that the log keeps.
 
 What must always hold: every byte of the message is accounted for. A message that is cut, has
 bytes left over or says something impossible is refused; nothing is guessed.
@@ -11,12 +10,12 @@ bytes left over or says something impossible is refused; nothing is guessed.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from cdc.decoding.catalog import CatalogNote, read_note, write_note
 from cdc.errors import DecodeError
 
-_KEY = b"K"
+_KEY, _CATALOG = b"K", b"C"
 
 IDENTITIES = "dnfi"
 """Replica identities as Postgres writes them: default, nothing, full, index."""
@@ -42,6 +41,12 @@ class Relation:
     replica_identity: str
     columns: tuple[Column, ...]
     key: tuple[int, ...]  # positions of the key's columns, in key order
+    catalog: CatalogNote = field(default_factory=CatalogNote)
+
+    @property
+    def attnums(self) -> tuple[int, ...] | None:
+        """The number that each column has kept since it was made, through every rename."""
+        return self.catalog.attnums or None
 
     def __str__(self) -> str:
         return f"{self.namespace}.{self.name}"
@@ -63,28 +68,35 @@ def parse_relation(message: bytes) -> Relation:
     if len({column.name for column in columns}) != len(columns):
         raise reader.broken("two of its columns have one name")
     key = _key(reader, columns)
+    catalog = _catalog(reader, columns)
     reader.end()
-    return Relation(oid, namespace, name, identity, columns, key)
+    return Relation(oid, namespace, name, identity, columns, key, catalog)
 
 
-def with_key(message: bytes, names: Sequence[str]) -> bytes:
-    """The message with its table's key noted behind it; without change if that cannot be.
+def with_catalog(message: bytes, note: CatalogNote) -> bytes:
+    """The message with what the catalog says of its table behind it.
 
     The catalog may be ahead of the message: a key with a column that the message does not have is
-    not this version's.
+    not this version's, and is left out.
     """
     positions = {column.name: at for at, column in enumerate(parse_relation(message).columns)}
-    if not names or not positions.keys() >= set(names):
-        return message
-    return message + struct.pack(f">cH{len(names)}H", _KEY, len(names), *map(positions.get, names))
+    key = note.key
+    if key and positions.keys() >= set(key):
+        message += struct.pack(f">cH{len(key)}H", _KEY, len(key), *map(positions.get, key))
+    rest = write_note(note)
+    return message + struct.pack(">cI", _CATALOG, len(rest)) + rest if rest else message
+
+
+def _catalog(reader: _Reader, columns: tuple[Column, ...]) -> CatalogNote:
+    if not reader.next_is(_CATALOG):
+        return CatalogNote()
+    return read_note(reader.take(reader.uint32("catalog's length"), "catalog"), len(columns))
 
 
 def _key(reader: _Reader, columns: tuple[Column, ...]) -> tuple[int, ...]:
     """The noted key, or else the columns of the replica identity."""
-    if reader.at_end:
+    if not reader.next_is(_KEY):
         return tuple(at for at, column in enumerate(columns) if column.is_key)
-    if reader.byte("key") != _KEY[0]:
-        raise reader.broken("something other than its key follows its last column")
     key = tuple(reader.uint16("key column") for _ in range(reader.uint16("key column count")))
     if not key or max(key) >= len(columns) or len(set(key)) != len(key):
         raise reader.broken(f"its key is the columns {key} of {len(columns)}")
@@ -106,7 +118,13 @@ class _Reader:
         self._message = message
         self._at = 0
 
-    def _take(self, size: int, field: str) -> bytes:
+    def next_is(self, mark: bytes) -> bool:
+        """Whether this byte comes next; then it is taken."""
+        found = self._message.startswith(mark, self._at)
+        self._at += found
+        return found
+
+    def take(self, size: int, field: str) -> bytes:
         taken = self._message[self._at : self._at + size]
         if len(taken) < size:
             raise self.broken(f"it ends within its {field}")
@@ -114,16 +132,16 @@ class _Reader:
         return taken
 
     def byte(self, field: str) -> int:
-        return self._take(1, field)[0]
+        return self.take(1, field)[0]
 
     def uint16(self, field: str) -> int:
-        return int.from_bytes(self._take(2, field), "big")
+        return int.from_bytes(self.take(2, field), "big")
 
     def uint32(self, field: str) -> int:
-        return int.from_bytes(self._take(4, field), "big")
+        return int.from_bytes(self.take(4, field), "big")
 
     def int32(self, field: str) -> int:
-        return int(struct.unpack(">i", self._take(4, field))[0])
+        return int(struct.unpack(">i", self.take(4, field))[0])
 
     def name(self, field: str, *, may_be_empty: bool = False) -> str:
         stop = self._message.find(b"\0", self._at)
@@ -137,10 +155,6 @@ class _Reader:
             return raw.decode()
         except UnicodeDecodeError:
             raise self.broken(f"its {field} {raw!r} is not UTF-8") from None
-
-    @property
-    def at_end(self) -> bool:
-        return self._at == len(self._message)
 
     def end(self) -> None:
         if self._at != len(self._message):

@@ -2,35 +2,68 @@
 
 The rows handed in are of one table version, one kind and one form (with or without an old tuple).
 What must always hold: an unchanged TOAST value is filled from the old row where the source sent
-one, and is otherwise left out and listed; it is never null and never made up.
+one, and is otherwise left out and listed; it is never null and never made up. A value that its type
+cannot have is the fault of its row alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.decoding.columns import Mask, PlacedError, Positions, TextColumn, first, nulls_of
+from cdc.decoding.columns import (
+    BadValuesError,
+    Mask,
+    PlacedError,
+    Positions,
+    TextColumn,
+    first,
+    nulls_of,
+    without,
+)
+from cdc.decoding.format import ValueFormat, Wanted
 from cdc.decoding.objects import Member, array_of, names_where, object_of
 from cdc.decoding.plan import TablePlan
 from cdc.decoding.tuples import Payloads, read_tuples
-from cdc.decoding.types import Family, JsonColumn, text_json
+from cdc.decoding.types import JsonColumn, text_json
 
 _TAG = 5  # after the kind byte and the oid
 _NEW = ord("N")
+_Result = TypeVar("_Result")
+
+
+@dataclass
+class Faults:
+    """The rows of a group that cannot be decoded: the first bad column of each, and why."""
+
+    by_row: dict[int, tuple[str, str]] = field(default_factory=dict)
+
+    def sound(
+        self, name: str, texts: pa.BinaryArray, of: Callable[[pa.BinaryArray], _Result]
+    ) -> _Result:
+        """What ``of`` makes of a column once the values are out that it refuses."""
+        while True:
+            try:
+                return of(texts)
+            except BadValuesError as bad:
+                for row, what in bad.faults.items():
+                    self.by_row.setdefault(row, (name, what))
+                texts = without(texts, bad.faults)
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """The columns of CHANGE_SCHEMA that depend on the tuples."""
+    """What a group's messages say, by column of the result, and its bad rows.
 
-    record: pa.StringArray
-    changes: pa.StringArray
-    record_pks: pa.StringArray
-    unchanged: pa.StringArray
+    A column that is not there is null in all of them.
+    """
+
+    columns: dict[str, pa.StringArray]
+    faults: Faults
 
 
 @dataclass(frozen=True)
@@ -40,11 +73,21 @@ class Tuples:
     old: list[TextColumn] | None
     new: list[TextColumn] | None
 
+    @property
+    def row(self) -> list[TextColumn]:
+        """The new tuple, or, of a delete, the old one."""
+        row = self.new if self.new is not None else self.old
+        assert row is not None  # every kind of row has one of them
+        return row
+
 
 def read_rows(
     plan: TablePlan, payloads: Payloads, starts: Positions, ends: Positions, *, kind: str, tag: str
 ) -> Tuples:
-    """Walk messages whose first tuple has this ``tag``: N is a new one, K and O are old ones."""
+    """Walk messages whose first tuple has this ``tag``: N is a new one, K and O are old ones.
+
+    What an update did not send again is taken from its old row, if that was sent.
+    """
     columns, at = read_tuples(payloads, starts + _TAG + 1, ends, plan.names)
     old = None if tag == "N" else columns
     new = columns if tag == "N" else None
@@ -52,43 +95,98 @@ def read_rows(
         _refuse(at >= ends, "its message ends before the new tuple")
         _refuse(payloads.bytes[at] != _NEW, "no new tuple follows its old one")
         new, at = read_tuples(payloads, at + 1, ends, plan.names)
+        if tag == "O":
+            new = [filled(column, before) for column, before in zip(new, old, strict=True)]
     _refuse(at != ends, "bytes follow its last tuple")
     return Tuples(old, new)
 
 
-def decode_rows(plan: TablePlan, tuples: Tuples, count: int, *, kind: str, tag: str) -> Decoded:
+def decode_rows(
+    plan: TablePlan, tuples: Tuples, count: int, wanted: Wanted, *, kind: str, tag: str
+) -> Decoded:
     """The JSON of rows that ``read_rows`` read."""
-    row = tuples.new if tuples.new is not None else tuples.old
-    assert row is not None  # every kind of row has one of them
-    old = tuples.old if kind == "U" else None
-    if old is not None and tag == "O":
-        row = [_filled(column, before) for column, before in zip(row, old, strict=True)]
-    json = [_json_of(*each) for each in zip(plan.families, row, plan.names, strict=True)]
-    record = object_of(
-        [
-            Member(f"{name}:", column, None if text.unchanged is None else ~text.unchanged)
-            for name, column, text in zip(plan.json_names, json, row, strict=True)
-        ],
-        count,
-    )
-    if kind != "U":
-        changes = pa.nulls(count, pa.string())
-    else:
-        compared = range(len(plan.names)) if tag == "O" else plan.identity
-        changes = _changes(plan, old, row, compared, count)
-    return Decoded(
-        record, changes, _keys(plan, json, row, old, count), _unchanged(plan, row, count)
-    )
+    rows = _Rows(plan, tuples.row, tuples.old if kind == "U" else None, count, tag == "O")
+    columns = {"record_pks": rows.keys(), "unchanged": rows.unchanged()}
+    for at, form in enumerate(wanted.formats):
+        columns[wanted.name("record", at)] = rows.record(form)
+        if kind == "U":
+            columns[wanted.name("changes", at)] = rows.changes(form)
+        if rows.old is not None and wanted.before:
+            columns[wanted.name("before", at)] = rows.before(form)
+    return Decoded(columns, rows.faults)
 
 
-def _json_of(family: Family, text: TextColumn, name: str) -> JsonColumn:
-    try:
-        return family(text.values)
-    except PlacedError as fault:
-        raise PlacedError(fault.position, fault.what, name) from None
+@dataclass
+class _Rows:
+    """The rows of a group while their JSON is written, ``old`` only for updates."""
+
+    plan: TablePlan
+    row: list[TextColumn]
+    old: list[TextColumn] | None
+    count: int
+    old_is_whole: bool
+    faults: Faults = field(default_factory=Faults)
+
+    def record(self, form: ValueFormat) -> pa.StringArray:
+        return self._object(self.row, form)
+
+    def before(self, form: ValueFormat) -> pa.StringArray:
+        """The old row of an update: all of it, or its key and nulls."""
+        assert self.old is not None
+        return self._object(self.old, form)
+
+    def changes(self, form: ValueFormat) -> pa.StringArray:
+        """The old values of those columns that differ, of all that the old tuple carries."""
+        if self.old is None:
+            return object_of([], self.count)
+        compared = range(len(self.row)) if self.old_is_whole else self.plan.identity
+        members = []
+        for at in compared:
+            differs = _differs(self.old[at], self.row[at])
+            if differs.any():
+                members.append(self._member(at, self.old[at], form, differs))
+        return object_of(members, self.count)
+
+    def keys(self) -> pa.StringArray:
+        """The key's values as JSON strings: of each the text that Postgres wrote."""
+        columns = []
+        for at in self.plan.relation.key:
+            column = self.row[at]
+            if self.old is not None:
+                column = filled(column, self.old[at])
+            columns.append(self.faults.sound(self.plan.names[at], column.values, text_json))
+        return array_of(columns, self.count)
+
+    def unchanged(self) -> pa.StringArray:
+        return names_where(
+            [
+                (name, text.unchanged)
+                for name, text in zip(self.plan.json_names, self.row, strict=True)
+                if text.unchanged is not None
+            ],
+            self.count,
+        )
+
+    def _object(self, columns: list[TextColumn], form: ValueFormat) -> pa.StringArray:
+        members = []
+        for at, column in enumerate(columns):
+            present = None if column.unchanged is None else ~column.unchanged
+            members.append(self._member(at, column, form, present))
+        return object_of(members, self.count)
+
+    def _member(
+        self, at: int, column: TextColumn, form: ValueFormat, present: Mask | None
+    ) -> Member:
+        plan = self.plan
+
+        def json(texts: pa.BinaryArray) -> JsonColumn:
+            return plan.types[at].json(texts, form)
+
+        value = self.faults.sound(plan.names[at], column.values, json)
+        return Member(f"{plan.json_names[at]}:", value, present)
 
 
-def _filled(column: TextColumn, before: TextColumn) -> TextColumn:
+def filled(column: TextColumn, before: TextColumn) -> TextColumn:
     """Take what the source did not send again from the old row."""
     if column.unchanged is None:
         return column
@@ -96,25 +194,6 @@ def _filled(column: TextColumn, before: TextColumn) -> TextColumn:
     if before.unchanged is None:
         return TextColumn(values)
     return TextColumn(values, column.unchanged & before.unchanged)
-
-
-def _changes(
-    plan: TablePlan,
-    old: list[TextColumn] | None,
-    row: list[TextColumn],
-    compared: Sequence[int],
-    count: int,
-) -> pa.StringArray:
-    """The old values of those of the ``compared`` columns that differ."""
-    if old is None:
-        return object_of([], count)
-    members = []
-    for index in compared:
-        differs = _differs(old[index], row[index])
-        if differs.any():
-            column = _json_of(plan.families[index], old[index], plan.names[index])
-            members.append(Member(f"{plan.json_names[index]}:", column, differs))
-    return object_of(members, count)
 
 
 def _differs(old: TextColumn, new: TextColumn) -> Mask:
@@ -127,36 +206,6 @@ def _differs(old: TextColumn, new: TextColumn) -> Mask:
         if side.unchanged is not None:
             differs = differs & ~side.unchanged
     return differs
-
-
-def _keys(
-    plan: TablePlan,
-    json: list[JsonColumn],
-    row: list[TextColumn],
-    old: list[TextColumn] | None,
-    count: int,
-) -> pa.StringArray:
-    """The key's values as JSON strings: of each the text that Postgres wrote."""
-    columns = []
-    for index in plan.relation.key:
-        column, text = json[index], row[index]
-        if text.unchanged is not None and old is not None:
-            column = _json_of(text_json, _filled(text, old[index]), plan.names[index])
-        elif not column.quoted:
-            column = _json_of(text_json, text, plan.names[index])
-        columns.append(column)
-    return array_of(columns, count)
-
-
-def _unchanged(plan: TablePlan, row: list[TextColumn], count: int) -> pa.StringArray:
-    return names_where(
-        [
-            (name, text.unchanged)
-            for name, text in zip(plan.json_names, row, strict=True)
-            if text.unchanged is not None
-        ],
-        count,
-    )
 
 
 def _refuse(bad: Mask, what: str) -> None:

@@ -17,8 +17,10 @@ import psycopg
 
 from cdc.connection import LIVENESS, connect, with_options
 from cdc.cursor import Cursor, format_lsn
+from cdc.decoding.catalog import CatalogNote
 from cdc.decoding.relation import Relation
 from cdc.errors import GapError, SourceError, TransientError
+from cdc.replication.catalog import ask_catalog
 from cdc.replication.deadline import deadline
 from cdc.replication.identity import (
     Identity,
@@ -36,16 +38,6 @@ _ANSWER_S = 15.0  # a little above the server's own bound on a statement
 _LOCK = "SELECT pg_try_advisory_lock(hashtextextended('walbrook.slot.' || %s, 0))"
 _STARTED_AT = "SELECT extract(epoch FROM pg_postmaster_start_time())::text"
 _PUBLICATION = "SELECT oid FROM pg_publication WHERE pubname = %s"
-
-# The index that identifies a row: the one named as replica identity, or else the primary key.
-_KEY = """
-SELECT a.attname
-  FROM pg_index i, unnest(i.indkey::int2[]) WITH ORDINALITY AS k (attnum, place)
-  JOIN pg_attribute a ON a.attnum = k.attnum
- WHERE i.indrelid = %(oid)s::oid AND a.attrelid = i.indrelid AND k.place <= i.indnkeyatts
-   AND CASE WHEN %(identity)s = 'i' THEN i.indisreplident ELSE i.indisprimary END
- ORDER BY k.place
-"""
 
 _RECREATE = (
     "create the slot again and accept the gap: SELECT walbrook.accept_gap(source, lsn) with its "
@@ -139,13 +131,10 @@ class SlotControl:
         slot = None if row is None else slot_row(self._slot, row[0], row[2])
         check_resume(replace(identity, slot=_usable(self._slot, slot, server)), resume)
 
-    def key_of(self, relation: Relation) -> list[str]:
-        """The columns of a table's key in key order, as the catalog has it now."""
+    def catalog_of(self, relation: Relation) -> CatalogNote:
+        """What the catalog says of a table now."""
         with _answering(), deadline(self._connection, _ANSWER_S):
-            rows = self._connection.execute(
-                _KEY, {"oid": relation.oid, "identity": relation.replica_identity}
-            ).fetchall()
-        return [str(name) for (name,) in rows]
+            return ask_catalog(self._connection, relation)
 
     def close(self) -> None:
         self._connection.close()

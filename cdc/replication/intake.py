@@ -7,7 +7,7 @@ counted, those of subtransactions that were rolled back are not.
 
 How the reader uses it, with one ``Spill`` for its lifetime and one ``Intake`` a connection::
 
-    intake = Intake(Sealer(resume, control.key_of), spill, BatchLimits(rows, bytes))
+    intake = Intake(Sealer(resume, control.catalog_of), spill, BatchLimits(rows, bytes))
     for sealed in intake.take(messages):      # to the end, or give up the connection
         log.append(…)                         # a large transaction is many batches:
                                               # send feedback between them when it is due
@@ -214,7 +214,7 @@ class Intake:
         self._spill.published(end.xid, end.gid, end.commit_lsn)
 
     def _publish(self, outcome: Outcome, frames: Iterable[SpilledRows]) -> Iterator[Sealed]:
-        publisher = Publisher(outcome, self._sealer.resume, self._sealer.key_of)
+        publisher = Publisher(outcome, self._sealer.resume, self._sealer.catalog_of)
         yield from publisher.batches(frames, self._limits)
 
     def _known(self, xid: int) -> Waiting:

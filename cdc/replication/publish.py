@@ -15,7 +15,7 @@ import pyarrow as pa
 from cdc.cursor import Cursor
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.decoding.relation import parse_relation
-from cdc.replication.relations import KeyOf, Schema, keyed
+from cdc.replication.relations import CatalogOf, Schema, noted
 from cdc.replication.seal import Sealed, at_or_above, sealed_of
 from cdc.replication.spill_file import SpilledRows
 
@@ -44,7 +44,7 @@ class Publisher:
 
     outcome: Outcome
     resume: Cursor
-    key_of: KeyOf
+    catalog_of: CatalogOf
     _next_idx: int = 0
     _schemas: dict[int, Schema] = field(default_factory=dict)  # by the bare message's hash
 
@@ -94,7 +94,7 @@ class Publisher:
         )
 
     def _schema_ids(self, bare: pa.Array, messages: Mapping[int, bytes]) -> pa.Array:
-        """The ids of the schemas with their keys; here the catalog is asked."""
+        """The ids of the schemas as the log keeps them; here the catalog is asked."""
         found, inverse = np.unique(bare.to_numpy(), return_inverse=True)
         ids = np.zeros(len(found), dtype=np.uint64)
         for at, bare_id in enumerate(found.tolist()):
@@ -102,7 +102,7 @@ class Publisher:
                 continue
             if bare_id not in self._schemas:
                 message = messages[bare_id]
-                self._schemas[bare_id] = keyed(message, parse_relation(message), self.key_of)
+                self._schemas[bare_id] = noted(message, parse_relation(message), self.catalog_of)
             ids[at] = self._schemas[bare_id].schema_id
         return pa.array(ids[inverse])
 

@@ -155,7 +155,7 @@ class SlotReader:
             try:
                 self._begun(resume)
                 intake = Intake(
-                    Sealer(resume, control.key_of),
+                    Sealer(resume, control.catalog_of),
                     self._spill,
                     settings.batch,
                     settled=self._state.restart,

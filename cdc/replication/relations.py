@@ -1,37 +1,38 @@
 """Tables as the server announced them, and the schema that the log keeps of each.
 
 A Relation message holds from where it was sent on: for the connection, or, inside a stream, for
-that transaction alone. What must always hold: the catalog is asked for a table's key only when a
+that transaction alone. What must always hold: the catalog is asked about a table only when a
 committed row needs it, because an ordinary connection cannot see a table before its transaction
 has ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
 
-from cdc.decoding.relation import Relation, parse_relation, with_key
+from cdc.decoding.catalog import CatalogNote
+from cdc.decoding.relation import Relation, parse_relation, with_catalog
 from cdc.errors import ProtocolError
 from cdc.replication.wire import RELATION, Ints, Wire
 
 OWN_SCHEMA = "walbrook"
 """Our own tables never enter the stream: settling a change would otherwise make a new one."""
 
-KeyOf = Callable[[Relation], Sequence[str]]
-"""Asks the source's catalog for the columns of a table's key."""
+CatalogOf = Callable[[Relation], CatalogNote]
+"""Asks the source's catalog about a table: its key, its columns' numbers, its types."""
 
 
-def no_key(_relation: Relation) -> Sequence[str]:
-    return ()
+def no_catalog(_relation: Relation) -> CatalogNote:
+    return CatalogNote()
 
 
 @dataclass(frozen=True)
 class Schema:
-    """What stands in the log: the message with the key behind it, and its hash."""
+    """What stands in the log: the message with the catalog's answer behind it, and its hash."""
 
     schema_id: int
     message: bytes
@@ -52,18 +53,18 @@ class Announced:
 
     @property
     def bare(self) -> Schema:
-        """The message as it came, without the key."""
+        """The message as it came."""
         return Schema(xxhash.xxh3_64_intdigest(self.message), self.message)
 
-    def schema(self, key_of: KeyOf) -> Schema:
-        """With the key; the catalog is asked once."""
+    def schema(self, catalog_of: CatalogOf) -> Schema:
+        """With what the catalog says; it is asked once."""
         if self._schema is None:
-            self._schema = keyed(self.message, self.relation, key_of)
+            self._schema = noted(self.message, self.relation, catalog_of)
         return self._schema
 
 
-def keyed(message: bytes, relation: Relation, key_of: KeyOf) -> Schema:
-    whole = with_key(message, key_of(relation))
+def noted(message: bytes, relation: Relation, catalog_of: CatalogOf) -> Schema:
+    whole = with_catalog(message, catalog_of(relation))
     return Schema(xxhash.xxh3_64_intdigest(whole), whole)
 
 

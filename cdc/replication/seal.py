@@ -21,7 +21,7 @@ import pyarrow as pa
 from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.errors import ProtocolError
-from cdc.replication.relations import KeyOf, Relations, no_key
+from cdc.replication.relations import CatalogOf, Relations, no_catalog
 from cdc.replication.wire import BEGIN, COMMIT, CONTROLS, ROWS, TRUNCATE, Ints, Mask, Wire
 
 
@@ -51,7 +51,7 @@ class Sealer:
     """Carries what one batch must know of those before it, for one connection."""
 
     resume: Cursor = ORIGIN  # what is below was taken by an earlier connection
-    key_of: KeyOf = no_key
+    catalog_of: CatalogOf = no_catalog
     heartbeats: list[bytes] = field(default_factory=list)  # contents, of the batch sealed last
     relations: Relations = field(default_factory=Relations)
     received: int = 0  # messages in the batches before this one
@@ -154,7 +154,7 @@ class Sealer:
             if known.own:
                 own[rows] = True
                 continue
-            schema = known.schema(self.key_of)
+            schema = known.schema(self.catalog_of)
             schema_id[rows] = schema.schema_id
             schemas[schema.schema_id] = schema.message
         return schema_id, own, schemas

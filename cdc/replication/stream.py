@@ -27,17 +27,17 @@ from cdc.replication.protocol import (
     status_update,
 )
 
-# What changes the text form of values is pinned, so that a row reads the same on every server.
-_SETTINGS = {
+PINNED = {
     "DateStyle": "ISO, MDY",
     "IntervalStyle": "postgres",
     "TimeZone": "UTC",
     "bytea_output": "hex",
     "extra_float_digits": "1",
     "lc_monetary": "C",
-    "wal_sender_timeout": "60s",
-    "statement_timeout": "0",
 }
+"""What changes the text form of values is pinned, so that a row reads the same on every server."""
+
+_SETTINGS = {**PINNED, "wal_sender_timeout": "60s", "statement_timeout": "0"}
 _SEND_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 30.0  # the server may first have to read what it saved of the slot
 _PLAIN = StreamOptions()

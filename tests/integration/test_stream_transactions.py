@@ -14,8 +14,10 @@ import pytest
 
 from cdc.cursor import ORIGIN, Cursor, parse_lsn
 from cdc.decoding import decode_changes
+from cdc.decoding.catalog import CatalogNote
 from cdc.decoding.relation import Relation
 from cdc.errors import GapError
+from cdc.replication.catalog import ask_catalog
 from cdc.replication.intake import Intake
 from cdc.replication.options import StreamOptions
 from cdc.replication.publish import BatchLimits
@@ -38,10 +40,6 @@ SETTINGS = {
     "max_prepared_transactions": "10",
     "max_replication_slots": "30",
 }
-PRIMARY_KEY = """
-SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid
- AND a.attnum = ANY (i.indkey) WHERE i.indrelid = %s AND i.indisprimary
-"""
 
 
 @pytest.fixture(scope="module", params=[16, 18])
@@ -130,15 +128,15 @@ def reading(
 ) -> Iterator[Reading]:
     catalog = database.connect()
 
-    def key_of(relation: Relation) -> list[str]:
-        return [str(name) for (name,) in catalog.execute(PRIMARY_KEY, [relation.oid]).fetchall()]
+    def catalog_of(relation: Relation) -> CatalogNote:
+        return ask_catalog(catalog, relation)
 
     stream = ReplicationStream(
         database.dsn, slot=slot, publication="pub", start_lsn=resume.lsn, options=options
     )
     try:
         spill = Spill(directory / "spill")
-        yield Reading(stream, Intake(Sealer(resume, key_of), spill), spill)
+        yield Reading(stream, Intake(Sealer(resume, catalog_of), spill), spill)
     finally:
         stream.close()
         catalog.close()

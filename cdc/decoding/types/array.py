@@ -1,159 +1,187 @@
-"""Arrays of any dimension: nested JSON arrays, each element in the form of its own type.
+"""Arrays of any dimension: nested JSON arrays, lists in Arrow, elements in the form of their type.
 
-The array format nests and quotes, so a value is read by itself, exactly: bounds, NULLs, quoted
-elements. The elements of a whole column then go through their type's family together.
-What must always hold: what ``array_out`` cannot have written is refused.
+Most columns hold flat arrays whose elements need no quotes: they are cut at the delimiters by one
+native call. Any other column is read value by value, exactly (``array_text``). Either way the
+elements of a whole column go through their own type together.
 """
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_right
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from cdc.decoding.columns import PlacedError
-from cdc.decoding.types.form import Family, JsonColumn
+from cdc.decoding.columns import (
+    BadValuesError,
+    bytes_of,
+    gather,
+    nulls_of,
+    offsets_of,
+    only_where,
+    refuse_values,
+)
+from cdc.decoding.format import ValueFormat
+from cdc.decoding.types.array_text import MalformedArrayError, read_array
+from cdc.decoding.types.form import JsonColumn, TypeForm
 from cdc.decoding.types.text import valid_utf8
 
-DIMENSIONS_MAX = 6
-"""Postgres' own bound; it keeps a hostile value from nesting without end."""
-
-_BOUNDS = re.compile(r"((?:\[[+-]?\d+:[+-]?\d+\])+)=")
-_BOUND = re.compile(r"\[([+-]?\d+):([+-]?\d+)\]")
-_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
-_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
-_BARE = {delimiter: re.compile(rf'[^{delimiter}{{}}"\\\s]+') for delimiter in ",;"}
+_SPACES = b" \t\n\v\f\r"
+_Result = TypeVar("_Result")
 
 
-def array_of(element: Family, delimiter: str = ",") -> Family:
-    """The family of arrays whose elements are of the family ``element``."""
+def array_of(element: TypeForm, delimiter: str = ",", dimensions: int = 1) -> TypeForm:
+    """Arrays of ``element``; ``dimensions`` as declared, which only Arrow must know beforehand."""
+    arrow, spark = element.arrow, element.spark
+    for _ in range(dimensions):
+        arrow, spark = pa.list_(arrow), f"array<{spark}>"
 
-    def array_json(texts: pa.BinaryArray) -> JsonColumn:
-        pieces = _Pieces()
-        for position, text in enumerate(valid_utf8(texts).to_pylist()):
-            if text is not None:
-                try:
-                    _Reader(text, delimiter, pieces).read()
-                except _MalformedError as fault:
-                    raise PlacedError(position, f"this array is malformed ({fault})") from None
-            pieces.stops.append(len(pieces.json))
-        pieces.fill(element)
-        return JsonColumn(pa.array(pieces.values(texts.is_valid().to_pylist()), pa.string()))
+    def json(texts: pa.BinaryArray, form: ValueFormat) -> JsonColumn:
+        arrays = _read(texts, delimiter)
+        elements = _of_elements(arrays, lambda them: element.json(them, form).whole())
+        return JsonColumn(arrays.as_json(elements))
 
-    return array_json
+    def typed(texts: pa.BinaryArray) -> pa.Array:
+        arrays = _read(texts, delimiter)
+        return arrays.as_lists(_of_elements(arrays, element.typed), dimensions)
 
-
-class _MalformedError(Exception):
-    pass
+    return TypeForm(arrow, spark, json, typed)
 
 
-@dataclass
-class _Pieces:
-    """The JSON of a column's arrays in pieces; elements are filled in at the end, all at once."""
+@dataclass(frozen=True)
+class _Arrays:
+    """A column of arrays: all elements in a row, and which of them each array has."""
 
-    json: list[str] = field(default_factory=list)
-    stops: list[int] = field(default_factory=list)  # in json, one a row
-    slots: list[int] = field(default_factory=list)  # in json, one an element
-    elements: list[str] = field(default_factory=list)
+    elements: pa.BinaryArray
+    bounds: NDArray[np.int64]  # of each array's elements; one more than there are arrays
+    null: NDArray[np.bool_]
+    lengths: list[tuple[int, ...]] | None  # by dimension; None: all of them flat
 
-    def fill(self, element: Family) -> None:
-        if not self.elements:
-            return
-        texts = pa.array([text.encode() for text in self.elements], pa.binary())
-        try:
-            filled = element(texts).bare().to_pylist()
-        except PlacedError as fault:
-            row = bisect_right(self.stops, self.slots[fault.position])
-            raise PlacedError(row, f"an element of this array is wrong: {fault.what}") from None
-        for slot, value in zip(self.slots, filled, strict=True):
-            self.json[slot] = value
-
-    def values(self, valid: list[bool]) -> list[str | None]:
-        starts = [0, *self.stops]
-        return [
-            "".join(self.json[start:stop]) if is_valid else None
-            for start, stop, is_valid in zip(starts, self.stops, valid, strict=False)
-        ]
-
-
-class _Reader:
-    """Reads one array value into pieces."""
-
-    def __init__(self, text: str, delimiter: str, pieces: _Pieces) -> None:
-        self._text = text
-        self._delimiter = delimiter
-        self._bare = _BARE[delimiter]
-        self._pieces = pieces
-        self._at = 0
-        self._lengths: dict[int, int] = {}  # by depth; all arrays of one depth are equally long
-        self._leaf_depth = 0
-
-    def read(self) -> None:
-        bounds = _BOUNDS.match(self._text)
-        if bounds:
-            self._at = bounds.end()
-        if not self._next_is("{"):
-            raise _MalformedError("it does not start with a brace")
-        if self._text[self._at :] == "{}" and not bounds:
-            self._at += 2
-            self._pieces.json.append("[]")
-            return
-        self._array(1)
-        if self._at != len(self._text):
-            raise _MalformedError("text follows its last brace")
-        if bounds:
-            self._check(bounds.group(1))
-
-    def _next_is(self, character: str) -> bool:
-        return self._text.startswith(character, self._at)
-
-    def _array(self, depth: int) -> None:
-        if depth > DIMENSIONS_MAX:
-            raise _MalformedError(f"it has more than {DIMENSIONS_MAX} dimensions")
-        json = self._pieces.json
-        json.append("[")
-        self._at += 1
-        count = 0
-        while True:
-            if self._next_is("{"):
-                self._array(depth + 1)
-            else:
-                self._element(depth)
-            count += 1
-            if self._next_is("}"):
-                break
-            if not self._next_is(self._delimiter):
-                raise _MalformedError(f"character {self._at + 1} is no delimiter")
-            self._at += 1
-            json.append(",")
-        self._at += 1
-        json.append("]")
-        if self._lengths.setdefault(depth, count) != count:
-            raise _MalformedError("its sub-arrays differ in length")
-
-    def _element(self, depth: int) -> None:
-        if self._leaf_depth not in (0, depth):
-            raise _MalformedError("its elements differ in depth")
-        self._leaf_depth = depth
-        quoted = _QUOTED.match(self._text, self._at)
-        match = quoted or self._bare.match(self._text, self._at)
-        if match is None:
-            raise _MalformedError(f"character {self._at + 1} starts no element")
-        self._at = match.end()
-        if quoted:
-            element = _ESCAPED.sub(r"\1", quoted.group(1))
+    def as_json(self, elements: pa.StringArray) -> pa.StringArray:
+        texts = pc.fill_null(elements, "null")
+        if self.lengths is None:
+            lists = pa.ListArray.from_arrays(pa.array(self.bounds, pa.int32()), texts)
+            arrays = pc.binary_join_element_wise("[", pc.binary_join(lists, ","), "]", "")
         else:
-            element = match.group()
-            if element.upper() == "NULL":
-                self._pieces.json.append("null")
-                return
-        self._pieces.slots.append(len(self._pieces.json))
-        self._pieces.elements.append(element)
-        self._pieces.json.append("")
+            flat = texts.to_pylist()
+            arrays = pa.array(
+                [
+                    _nested(flat[start:stop], lengths)
+                    for start, stop, lengths in zip(
+                        self.bounds[:-1], self.bounds[1:], self.lengths, strict=True
+                    )
+                ],
+                pa.string(),
+            )
+        return only_where(arrays, ~self.null) if self.null.any() else arrays
 
-    def _check(self, bounds: str) -> None:
-        lengths = [int(high) - int(low) + 1 for low, high in _BOUND.findall(bounds)]
-        if lengths != [self._lengths[depth] for depth in sorted(self._lengths)]:
-            raise _MalformedError("its bounds do not fit its elements")
+    def as_lists(self, elements: pa.Array, dimensions: int) -> pa.ListArray:
+        lengths = self.lengths
+        if lengths is None:
+            lengths = [(count,) if count else () for count in np.diff(self.bounds).tolist()]
+        other = np.array([len(one) not in (0, dimensions) for one in lengths], bool)
+        refuse_values(other, f"this array does not have the declared {dimensions} dimensions")
+        levels, inside = [], np.ones(len(lengths), np.int64)
+        for dimension in range(dimensions):
+            here = np.array([one[dimension] if one else 0 for one in lengths], np.int64)
+            levels.append(np.concatenate([[0], np.cumsum(np.repeat(here, inside))]))
+            inside = inside * here
+        for offsets in reversed(levels):
+            elements = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements)
+        return pc.if_else(pa.array(~self.null), elements, pa.scalar(None, elements.type))
+
+
+def _of_elements(arrays: _Arrays, of: Callable[[pa.BinaryArray], _Result]) -> _Result:
+    """What the element's type makes of all elements; a bad one is its array's fault."""
+    try:
+        return of(arrays.elements)
+    except BadValuesError as bad:
+        rows = np.searchsorted(arrays.bounds, list(bad.faults), side="right") - 1
+        raise BadValuesError(
+            {
+                row: f"an element of this array is wrong: {what}"
+                for row, what in zip(rows.tolist(), bad.faults.values(), strict=True)
+            }
+        ) from None
+
+
+def _read(texts: pa.BinaryArray, delimiter: str) -> _Arrays:
+    return _read_flat(texts, delimiter) or read_exactly(texts, delimiter)
+
+
+def _read_flat(texts: pa.BinaryArray, delimiter: str) -> _Arrays | None:
+    """Arrays of one dimension without quotes; None if the column has any other."""
+    data, offsets = bytes_of(texts), offsets_of(texts).astype(np.int64)
+    null = nulls_of(texts)
+    starts, stops = offsets[:-1][~null] - offsets[0], offsets[1:][~null] - offsets[0]
+    if not len(starts) or (stops - starts < 2).any():
+        return None
+    whole = data.tobytes()
+    if b'"' in whole or b"\\" in whole:
+        return None
+    opens, closes = data == ord("{"), data == ord("}")
+    if not (opens[starts].all() and closes[stops - 1].all()):
+        return None
+    if opens.sum() > len(starts) or closes.sum() > len(starts):
+        return None
+    if any(space in whole for space in map(bytes, zip(_SPACES, strict=True))):
+        return None  # array_out puts quotes around spaces
+    first = np.where(null, offsets[1:], offsets[:-1] + 1)
+    last = np.where(null, offsets[1:], offsets[1:] - 1)
+    inside = gather(texts.buffers()[2], first, last)
+    try:
+        strings = valid_utf8(inside)
+    except BadValuesError:
+        return None  # not every byte that looks like a delimiter is one
+    lists = pc.split_pattern(strings, delimiter)
+    empty = np.diff(offsets_of(inside)) == 0
+    if empty.any():
+        # Nothing between the braces is no element, where split sees an empty one.
+        lists = pc.if_else(pa.array(empty), pa.scalar([], lists.type), lists)
+    elements = lists.flatten()
+    if len(elements) and pc.min(pc.binary_length(elements)).as_py() == 0:
+        return None
+    bounds = np.concatenate([[0], np.cumsum(pc.list_value_length(lists).to_numpy())])
+    return _Arrays(_with_nulls(elements), bounds.astype(np.int64), null, None)
+
+
+def _with_nulls(elements: pa.StringArray) -> pa.BinaryArray:
+    named = pc.equal(pc.ascii_upper(elements), "NULL")
+    if pc.any(named, min_count=0).as_py():
+        elements = pc.if_else(named, pa.scalar(None, pa.string()), elements)
+    return elements.view(pa.binary())
+
+
+def read_exactly(texts: pa.BinaryArray, delimiter: str) -> _Arrays:
+    """Every array that Postgres can write, one value after another."""
+    elements: list[bytes | None] = []
+    stops: list[int] = []
+    lengths: list[tuple[int, ...]] = []
+    faults: dict[int, str] = {}
+    for position, text in enumerate(valid_utf8(texts).to_pylist()):
+        lengths.append(())
+        if text is not None:
+            try:
+                lengths[-1], found = read_array(text, delimiter)
+                elements += found
+            except MalformedArrayError as fault:
+                faults[position] = f"this array is malformed ({fault})"
+        stops.append(len(elements))
+    if faults:
+        raise BadValuesError(faults)
+    bounds = np.array([0, *stops], np.int64)
+    return _Arrays(pa.array(elements, pa.binary()), bounds, nulls_of(texts), lengths)
+
+
+def _nested(texts: list[str], lengths: tuple[int, ...]) -> str:
+    if not lengths:
+        return "[]"
+    for length in reversed(lengths):
+        texts = [
+            f"[{','.join(texts[start : start + length])}]" for start in range(0, len(texts), length)
+        ]
+    return texts[0]

@@ -1,8 +1,9 @@
-"""What a type family makes of a column: the JSON of each value.
+"""What a Postgres type is here: its Arrow type, its Spark type, and its JSON.
 
-A family is a function from a column's texts to its JSON. What must always hold: a null stays
-null, every other value becomes one JSON value, and a text that the type cannot have is refused
-with its position.
+Each type family has a module, and each type one ``TypeForm`` in it. Whatever a value becomes, it is
+made of the text that Postgres wrote, a whole column at a time. What must always hold: a null stays
+null, every other value becomes exactly one value, and texts that the type cannot have are refused
+together, each with its position.
 """
 
 from __future__ import annotations
@@ -13,19 +14,38 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.decoding.format import ValueFormat
+
 
 @dataclass(frozen=True)
 class JsonColumn:
-    """One JSON value a row; null where the row has no value."""
+    """One JSON value a row, null where the row has none.
+
+    What stands around every value alike, such as quotes, is kept apart: joining it with what
+    surrounds the column costs nothing.
+    """
 
     values: pa.StringArray
-    quoted: bool = False  # the values are the inside of JSON strings: quotes must be put around
+    opening: str = ""
+    closing: str = ""
 
-    def bare(self) -> pa.StringArray:
+    def whole(self) -> pa.StringArray:
         """The values as complete JSON, quotes and all; still null where they were."""
-        if not self.quoted:
+        if not self.opening and not self.closing:
             return self.values
-        return pc.binary_join_element_wise('"', self.values, '"', "")
+        return pc.binary_join_element_wise(self.opening, self.values, self.closing, "")
 
 
-Family = Callable[[pa.BinaryArray], JsonColumn]
+def quoted(values: pa.StringArray) -> JsonColumn:
+    """Values that are the inside of JSON strings."""
+    return JsonColumn(values, '"', '"')
+
+
+@dataclass(frozen=True)
+class TypeForm:
+    """A Postgres type: what its texts become."""
+
+    arrow: pa.DataType
+    spark: str  # in the words of Spark's DDL
+    json: Callable[[pa.BinaryArray, ValueFormat], JsonColumn]
+    typed: Callable[[pa.BinaryArray], pa.Array]

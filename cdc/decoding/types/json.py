@@ -1,7 +1,8 @@
 """json and jsonb: embedded as the source wrote them, spacing, duplicate keys and digits kept.
 
 Postgres has checked these texts, with limits of its own (depth, lone surrogates) that no other
-parser shares. So they are taken at its word; only an empty one is refused.
+parser shares. So they are taken at its word; only an empty one is refused. Arrow and Spark have no
+type for them that keeps every digit: there they are text.
 """
 
 from __future__ import annotations
@@ -9,16 +10,22 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from cdc.decoding.columns import PlacedError, first, nulls_of, offsets_of
-from cdc.decoding.types.form import JsonColumn
+from cdc.decoding.columns import nulls_of, offsets_of, refuse_values
+from cdc.decoding.format import ValueFormat
+from cdc.decoding.types.form import JsonColumn, TypeForm
 from cdc.decoding.types.text import valid_utf8
 
 
-def embedded_json(texts: pa.BinaryArray) -> JsonColumn:
+def _json(texts: pa.BinaryArray, _form: ValueFormat) -> JsonColumn:
     """The value itself. A JSON ``null`` is a value; only an SQL NULL is null."""
+    return JsonColumn(_typed(texts))
+
+
+def _typed(texts: pa.BinaryArray) -> pa.StringArray:
     empty = np.diff(offsets_of(texts)) == 0
     if empty.any():
-        empty &= ~nulls_of(texts)
-        if empty.any():
-            raise PlacedError(first(empty), "this JSON value is empty")
-    return JsonColumn(valid_utf8(texts))
+        refuse_values(empty & ~nulls_of(texts), "this JSON value is empty")
+    return valid_utf8(texts)
+
+
+JSON = TypeForm(pa.string(), "string", _json, _typed)

@@ -11,16 +11,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from cdc.decoding.columns import PlacedError, bytes_of
-from cdc.decoding.types.form import JsonColumn
+from cdc.decoding.columns import BadValuesError, bytes_of
+from cdc.decoding.format import ValueFormat
+from cdc.decoding.types.form import JsonColumn, TypeForm, quoted
 
 _QUOTE, _BACKSLASH = b'"\\'
 _SHORT = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 
 
-def text_json(texts: pa.BinaryArray) -> JsonColumn:
-    """Each text as the inside of a JSON string."""
-    return JsonColumn(escape(valid_utf8(texts)), quoted=True)
+def text_json(texts: pa.BinaryArray, _form: ValueFormat | None = None) -> JsonColumn:
+    """Each text as a JSON string."""
+    return quoted(escape(valid_utf8(texts)))
 
 
 def valid_utf8(texts: pa.BinaryArray) -> pa.StringArray:
@@ -28,13 +29,14 @@ def valid_utf8(texts: pa.BinaryArray) -> pa.StringArray:
     try:
         return texts.cast(pa.string())
     except pa.ArrowInvalid:
-        # Rare, so it may be slow: find the value to name.
-        for position, value in enumerate(texts):
+        # Rare, so it may be slow: find the values to name.
+        faults = {}
+        for position, value in enumerate(texts.to_pylist()):
             try:
-                (value.as_py() or b"").decode()
+                (value or b"").decode()
             except UnicodeDecodeError as fault:
-                raise PlacedError(position, f"this value is not UTF-8 ({fault.reason})") from None
-        raise
+                faults[position] = f"this value is not UTF-8 ({fault.reason})"
+        raise BadValuesError(faults) from None
 
 
 def escape(strings: pa.StringArray) -> pa.StringArray:
@@ -57,3 +59,10 @@ def _needs_escape(data: NDArray[np.uint8]) -> bool:
     # A minimum and two searches run at memory speed; comparing byte by byte does not.
     text = data.tobytes()
     return bool(data.min() < 0x20) or b'"' in text or b"\\" in text
+
+
+TEXT = TypeForm(pa.string(), "string", text_json, valid_utf8)
+"""text, varchar, char, name, citext, ltree, xml, uuid; time, timetz, interval; money; network
+addresses, bit strings, geometric types, ranges and multiranges, tsvector, enums; and whatever is
+not known here. None of them has a form that is both richer and exact everywhere: ``24:00:00`` is no
+time in Arrow, an interval of months and days no duration."""

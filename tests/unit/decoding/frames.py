@@ -56,6 +56,12 @@ class Frame:
         rows: list[dict[str, object]] = changes.to_pylist()
         return rows
 
+    def errors(self) -> list[str | None]:
+        """Of each row why it cannot be decoded; those that cannot have no record."""
+        rows = self.decode()
+        assert all((row["record"] is None) == (row["error"] is not None) for row in rows)
+        return [None if row["error"] is None else str(row["error"]) for row in rows]
+
 
 def table(*columns: pgoutput.ColumnSpec, identity: str = "d", oid: int = OID) -> bytes:
     """The Relation message of ``public.things``."""

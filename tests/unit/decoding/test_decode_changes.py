@@ -245,13 +245,19 @@ MESSAGE = pgoutput.logical_message("p", b"content")
         MESSAGE[:12],
         MESSAGE[:11],
         b"M\x07" + MESSAGE[2:],
-        MESSAGE.replace(b"p\0", b"\xff\0"),
     ],
 )
 def test_a_broken_logical_message_is_refused_with_its_cursor(payload: bytes) -> None:
     frame = Frame().add(MESSAGE).add(payload)
     with pytest.raises(DecodeError, match="16/100:1"):
         frame.decode()
+
+
+def test_a_prefix_that_is_not_utf8_is_the_fault_of_its_message_alone() -> None:
+    bad = MESSAGE.replace(b"p\0", b"\xff\0")
+    before, error, after = Frame().add(MESSAGE).add(bad).add(MESSAGE).errors()
+    assert (before, after) == (None, None)
+    assert "16/100:1, column 'prefix': this value is not UTF-8" in str(error)
 
 
 def test_a_row_whose_kind_column_differs_from_its_message_is_refused() -> None:

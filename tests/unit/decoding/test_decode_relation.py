@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.decoding.catalog import CatalogNote
 from cdc.decoding.raw import decode_schemas, encode_schemas
-from cdc.decoding.relation import Column, Relation, parse_relation, with_key
+from cdc.decoding.relation import Column, Relation, parse_relation, with_catalog
 from cdc.errors import DecodeError
 from tests import pgoutput
 
@@ -40,7 +41,7 @@ def test_a_cut_relation_is_refused_at_every_byte(length: int) -> None:
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        (MESSAGE + b"\0", "follows its last column"),
+        (MESSAGE + b"\0", "1 bytes follow its end"),
         (b"X" + MESSAGE[1:], "start with R"),
         (pgoutput.relation(1, "s", "t", [], identity="x"), "replica identity is 'x'"),
         (pgoutput.relation(1, "s", "t", [("a", 1), ("a", 2)]), "one name"),
@@ -77,13 +78,13 @@ def test_a_schema_given_twice_is_refused() -> None:
 
 def test_a_noted_key_is_read_back_in_its_order() -> None:
     message = pgoutput.relation(1, "public", "t", [("a", 23), ("b", 23), ("c", 25)], identity="f")
-    assert parse_relation(with_key(message, ["c", "a"])).key == (2, 0)
+    assert parse_relation(with_catalog(message, CatalogNote(("c", "a")))).key == (2, 0)
 
 
 def test_a_key_that_is_not_of_this_version_is_not_noted() -> None:
     message = pgoutput.relation(1, "public", "t", [("a", 23, True), ("b", 23)])
-    assert with_key(message, ["gone"]) == message
-    assert with_key(message, []) == message
+    assert with_catalog(message, CatalogNote(("gone",))) == message
+    assert with_catalog(message, CatalogNote()) == message
     assert parse_relation(message).key == (0,)
 
 

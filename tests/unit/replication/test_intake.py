@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.cursor import ORIGIN, Cursor
+from cdc.decoding.catalog import CatalogNote
 from cdc.decoding.relation import Relation, parse_relation
 from cdc.errors import CorruptionError, GapError, OperatorError, ProtocolError, TransientError
 from cdc.replication.intake import Intake
@@ -180,12 +181,12 @@ def test_what_a_rolled_back_stream_announced_is_forgotten(intake: Intake) -> Non
 def test_the_catalog_is_asked_for_a_key_only_after_the_commit(spill: Spill) -> None:
     asked: list[str] = []
 
-    def key_of(relation: Relation) -> list[str]:
+    def catalog_of(relation: Relation) -> CatalogNote:
         asked.append(relation.name)
-        return ["b", "id"]
+        return CatalogNote(("b", "id"))
 
     table = pgoutput.relation(1, "public", "item", [("id", 23, True), ("b", 25)])
-    intake = Intake(Sealer(key_of=key_of), spill)
+    intake = Intake(Sealer(catalog_of=catalog_of), spill)
     take(intake, *block(7, table, row()))
     take(intake, pgoutput.begin_prepare(200, 8, "g"), table, row(), pgoutput.prepare(200, 8, "g"))
     assert asked == []

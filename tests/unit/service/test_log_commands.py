@@ -18,6 +18,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from cdc.cursor import Cursor
+from cdc.decoding.catalog import CatalogNote
 from cdc.errors import OperatorError
 from cdc.log.retention import Retention
 from cdc.log.segment import index_path, read_entries
@@ -94,7 +95,7 @@ def configuration(folder: Path, *names: str) -> Path:
 def open_shop(folder: Path, tier: Tier | None = None) -> Shop:
     directory = folder / "log" / "shop"
     writer = LogWriter(directory, term=3, limits=SegmentLimits(bytes=5_000), tier=tier)
-    sealer = Sealer(key_of=lambda relation: ["id"])
+    sealer = Sealer(catalog_of=lambda _relation: CatalogNote(("id",)))
     shop = Shop(directory, configuration(folder, "shop"), writer, sealer)
     columns: list[pgoutput.ColumnSpec] = [("id", INT8, True), ("state", TEXT), ("total", NUMERIC)]
     shop.commit(

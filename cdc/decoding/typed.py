@@ -1,0 +1,144 @@
+"""A frame of raw rows to typed Arrow columns, one table version after another.
+
+Where ``changes`` gives one row a change with JSON in it, here every column of a table has its own
+Arrow type. What must always hold: as there, every row of a table is there in the frame's order, and
+one with a value that its Arrow type cannot hold says so in ``error`` and has no record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.decoding.columns import Mask, TextColumn
+from cdc.decoding.groups import (
+    ACTIONS,
+    Frame,
+    Group,
+    errors_of,
+    frame_of,
+    groups_of,
+    naming,
+    read_group,
+)
+from cdc.decoding.plan import TablePlan
+from cdc.decoding.relation import Relation
+from cdc.decoding.rows import Faults, Tuples
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """The inserts, updates and deletes of one table version, in order."""
+
+    relation: Relation
+    rows: pa.RecordBatch  # of ``table_schema(relation)``
+
+
+def table_schema(plan: TablePlan) -> pa.Schema:
+    """The columns of a table's typed rows.
+
+    ``record`` is the row after the change, or of a delete what the source said of the old one.
+    ``before`` is the old row of an update as far as it was sent. Columns whose value was not sent
+    are null in ``record`` and named in ``unchanged``.
+    """
+    row = table_type(plan)
+    return pa.schema(
+        [
+            pa.field("commit_lsn", pa.int64(), nullable=False),
+            pa.field("commit_idx", pa.int64(), nullable=False),
+            pa.field("commit_timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
+            pa.field("xid", pa.int64(), nullable=False),
+            pa.field("action", pa.string(), nullable=False),
+            pa.field("record", row),
+            pa.field("before", row),
+            pa.field("unchanged", pa.list_(pa.string())),
+            pa.field("error", pa.string()),
+        ]
+    )
+
+
+def table_type(plan: TablePlan) -> pa.StructType:
+    """A table's columns with their Arrow types."""
+    columns = zip(plan.names, plan.types, strict=True)
+    return pa.struct([pa.field(name, form.arrow) for name, form in columns])
+
+
+def decode_tables(raw: pa.RecordBatch, schemas: Mapping[int, bytes]) -> Iterator[TableRows]:
+    """The rows of RAW_SCHEMA by table version; truncates and logical messages have none."""
+    if not raw.num_rows:
+        return
+    frame = frame_of(raw)
+    tables: dict[int, list[Group]] = {}
+    for group in groups_of(frame, schemas):
+        if group.plan is not None and group.kind != "T":
+            tables.setdefault(group.schema_id, []).append(group)
+    for groups in tables.values():
+        plan = groups[0].plan
+        assert plan is not None
+        batch = pa.concat_batches([_decode_group(frame, group, plan) for group in groups])
+        if len(groups) > 1:
+            order = np.argsort(np.concatenate([group.rows for group in groups]), kind="stable")
+            batch = batch.take(pa.array(order))
+        yield TableRows(plan.relation, batch)
+
+
+def _decode_group(frame: Frame, group: Group, plan: TablePlan) -> pa.RecordBatch:
+    with naming(frame, group):
+        tuples = read_group(frame, group, plan)
+    faults, count = Faults(), len(group.rows)
+    schema = table_schema(plan)
+    row = schema.field("record").type
+    record = _struct(plan, tuples.row, faults, row)
+    before = pa.nulls(count, row)
+    if group.kind == "U" and tuples.old is not None:
+        before = _struct(plan, tuples.old, faults, row)
+    unchanged = _unchanged(plan, tuples, count)
+    if faults.by_row:
+        bad = np.zeros(count, bool)
+        bad[list(faults.by_row)] = True
+        record, before, unchanged = (_null_where(bad, one) for one in (record, before, unchanged))
+    take = pa.array(group.rows)
+    columns = {name: frame.raw.column(name).take(take) for name in ("commit_lsn", "commit_idx")}
+    columns["commit_timestamp"] = (
+        frame.raw.column("commit_ts").take(take).view(pa.timestamp("us", tz="UTC"))
+    )
+    columns["xid"] = frame.raw.column("xid").take(take)
+    columns["action"] = pa.repeat(ACTIONS[group.kind], count)
+    columns |= {"record": record, "before": before, "unchanged": unchanged}
+    columns["error"] = errors_of(frame, group, faults)
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def _struct(
+    plan: TablePlan, columns: list[TextColumn], faults: Faults, row: pa.StructType
+) -> pa.StructArray:
+    arrays = [
+        faults.sound(name, column.values, form.typed)
+        for name, column, form in zip(plan.names, columns, plan.types, strict=True)
+    ]
+    return pa.StructArray.from_arrays(arrays, fields=list(row))
+
+
+def _unchanged(plan: TablePlan, tuples: Tuples, count: int) -> pa.ListArray:
+    """The names of the columns that were not sent; null if there are none."""
+    found = [
+        (name, column.unchanged)
+        for name, column in zip(plan.names, tuples.row, strict=True)
+        if column.unchanged is not None
+    ]
+    if not found:
+        return pa.nulls(count, pa.list_(pa.string()))
+    masks = np.stack([mask for _, mask in found], axis=1)
+    names = np.array([name for name, _ in found], dtype=object)
+    offsets = np.concatenate([[0], np.cumsum(masks.sum(axis=1))])
+    values = pa.array(names[np.nonzero(masks)[1]], pa.string())
+    lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
+    return _null_where(np.logical_not(masks.any(axis=1)), lists)
+
+
+def _null_where(mask: Mask, values: pa.Array) -> pa.Array:
+    return pc.if_else(pa.array(mask), pa.scalar(None, values.type), values)
