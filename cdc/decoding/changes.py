@@ -27,6 +27,7 @@ from cdc.decoding.groups import (
     payloads_of,
     read_group,
 )
+from cdc.decoding.joins import repeated
 from cdc.decoding.logical import decode_messages, decode_truncates
 from cdc.decoding.rows import Decoded, decode_rows
 from cdc.errors import DecodeError
@@ -118,7 +119,7 @@ def _put_together(
         "xid": raw.column("xid"),
     }
     for name in ("table_schema", "table_name", "action"):
-        columns[name] = in_order([pa.repeat(getattr(part, name), part.count) for part in parts])
+        columns[name] = in_order([repeated(getattr(part, name), part.count) for part in parts])
     nothing = pa.nulls(raw.num_rows, pa.string())
     columns["annotations"] = nothing if annotations is None else annotations
     columns["error"] = error = in_order([part.error for part in parts])

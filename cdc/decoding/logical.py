@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from cdc.decoding.columns import PlacedError
 from cdc.decoding.format import Wanted
+from cdc.decoding.joins import repeated
 from cdc.decoding.rows import Decoded, Faults
 
 _TRUNCATE = struct.Struct(">cIB")
@@ -84,4 +85,4 @@ def _message_record(payload: bytes) -> str:
 def _without_tuples(records: Sequence[str | None], wanted: Wanted, faults: Faults) -> Decoded:
     column = pa.array(records, pa.string())
     columns = {wanted.name("record", at): column for at in range(len(wanted.formats))}
-    return Decoded({**columns, "record_pks": pa.repeat("[]", len(records))}, faults)
+    return Decoded({**columns, "record_pks": repeated("[]", len(records))}, faults)

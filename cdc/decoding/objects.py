@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from cdc.decoding.columns import Mask, gather, offsets_of, only_where
+from cdc.decoding.joins import joined, repeated
 from cdc.decoding.types.form import JsonColumn
 
 
@@ -42,7 +42,7 @@ def names_where(names: Sequence[tuple[str, Mask]], count: int) -> pa.StringArray
     """``["name",…]`` of the names that apply to a row, each JSON already; null where none does."""
     if not names:
         return pa.nulls(count, pa.string())
-    pieces = [only_where(pa.repeat("," + name, count), mask) for name, mask in names]
+    pieces = [only_where(repeated("," + name, count), mask) for name, mask in names]
     lists = _without_first_comma("[", pieces, "]")
     some = names[0][1].copy()
     for _, mask in names[1:]:
@@ -52,7 +52,7 @@ def names_where(names: Sequence[tuple[str, Mask]], count: int) -> pa.StringArray
 
 def _dense(opening: str, members: Sequence[Member], closing: str, count: int) -> pa.StringArray:
     if not members:
-        return pa.repeat(opening + closing, count)
+        return repeated(opening + closing, count)
     pieces: list[str | pa.StringArray] = []
     glue = opening
     for member in members:
@@ -65,13 +65,13 @@ def _dense(opening: str, members: Sequence[Member], closing: str, count: int) ->
             pieces += (glue + member.key + column.opening, column.values)
             glue = column.closing + ","
     pieces.append(glue[:-1] + closing)
-    return _join(pieces, null="null")
+    return joined(*pieces, null="null")
 
 
 def _sparse(members: Sequence[Member], count: int) -> pa.StringArray:
     pieces = []
     for member in members:
-        piece = _join(["," + member.key, member.column.whole()], null="null")
+        piece = joined("," + member.key, member.column.whole(), null="null")
         pieces.append(piece if member.present is None else only_where(piece, member.present))
     return _without_first_comma("{", pieces, "}")
 
@@ -79,12 +79,8 @@ def _sparse(members: Sequence[Member], count: int) -> pa.StringArray:
 def _without_first_comma(
     opening: str, pieces: Sequence[pa.StringArray], closing: str
 ) -> pa.StringArray:
-    body = _join(pieces, null="")
+    body = joined(*pieces, null="")
     bounds = offsets_of(body).astype(np.int64)
     starts = np.minimum(bounds[:-1] + 1, bounds[1:])
     rest = gather(body.buffers()[2], starts, bounds[1:]).view(pa.string())
-    return _join([opening, rest, closing], null="")
-
-
-def _join(pieces: Sequence[str | pa.StringArray], *, null: str) -> pa.StringArray:
-    return pc.binary_join_element_wise(*pieces, "", null_handling="replace", null_replacement=null)
+    return joined(opening, rest, closing, null="")

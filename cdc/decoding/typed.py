@@ -25,6 +25,7 @@ from cdc.decoding.groups import (
     naming,
     read_group,
 )
+from cdc.decoding.joins import repeated
 from cdc.decoding.plan import TablePlan
 from cdc.decoding.relation import Relation
 from cdc.decoding.rows import Faults, Tuples
@@ -107,7 +108,7 @@ def _decode_group(frame: Frame, group: Group, plan: TablePlan) -> pa.RecordBatch
         frame.raw.column("commit_ts").take(take).view(pa.timestamp("us", tz="UTC"))
     )
     columns["xid"] = frame.raw.column("xid").take(take)
-    columns["action"] = pa.repeat(ACTIONS[group.kind], count)
+    columns["action"] = repeated(ACTIONS[group.kind], count)
     columns |= {"record": record, "before": before, "unchanged": unchanged}
     columns["error"] = errors_of(frame, group, faults)
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)

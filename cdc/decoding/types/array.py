@@ -26,6 +26,7 @@ from cdc.decoding.columns import (
     refuse_values,
 )
 from cdc.decoding.format import ValueFormat
+from cdc.decoding.joins import constant, joined
 from cdc.decoding.types.array_text import MalformedArrayError, read_array
 from cdc.decoding.types.form import JsonColumn, TypeForm
 from cdc.decoding.types.text import valid_utf8
@@ -65,7 +66,7 @@ class _Arrays:
         texts = pc.fill_null(elements, "null")
         if self.lengths is None:
             lists = pa.ListArray.from_arrays(pa.array(self.bounds, pa.int32()), texts)
-            arrays = pc.binary_join_element_wise("[", pc.binary_join(lists, ","), "]", "")
+            arrays = joined("[", pc.binary_join(lists, constant(",")), "]")
         else:
             flat = texts.to_pylist()
             arrays = pa.array(
@@ -150,7 +151,7 @@ def _read_flat(texts: pa.BinaryArray, delimiter: str) -> _Arrays | None:
 
 
 def _with_nulls(elements: pa.StringArray) -> pa.BinaryArray:
-    named = pc.equal(pc.ascii_upper(elements), "NULL")
+    named = pc.equal(pc.ascii_upper(elements), constant("NULL"))
     if pc.any(named, min_count=0).as_py():
         elements = pc.if_else(named, pa.scalar(None, pa.string()), elements)
     return elements.view(pa.binary())

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from cdc.decoding.format import ValueFormat
+from cdc.decoding.joins import joined
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class JsonColumn:
         """The values as complete JSON, quotes and all; still null where they were."""
         if not self.opening and not self.closing:
             return self.values
-        return pc.binary_join_element_wise(self.opening, self.values, self.closing, "")
+        return joined(self.opening, self.values, self.closing)
 
 
 def quoted(values: pa.StringArray) -> JsonColumn:
