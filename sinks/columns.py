@@ -1,4 +1,4 @@
-"""Whole-column work that several sinks share: cutting a batch, skipping a prefix, joining text.
+"""Whole-column work that several sinks share: cutting a batch, skipping a prefix, taking its text.
 
 Nothing here loops over messages, and nothing builds a Python object per message.
 """
@@ -48,18 +48,6 @@ def prefix_at_or_below(rows: pa.RecordBatch, cursor: Cursor) -> int:
     lsn = rows.column("commit_lsn").to_numpy()
     idx = rows.column("commit_idx").to_numpy()
     return int(np.count_nonzero((lsn < cursor.lsn) | ((lsn == cursor.lsn) & (idx <= cursor.idx))))
-
-
-def joined(*parts: pa.Array | str) -> pa.StringArray:
-    """Columns and constants put together, message by message."""
-    merged: list[pa.Array | str] = []
-    for part in parts:
-        # Every piece costs time for every message, so neighbouring constants become one.
-        if isinstance(part, str) and merged and isinstance(merged[-1], str):
-            merged[-1] += part
-        else:
-            merged.append(part)
-    return pc.binary_join_element_wise(*merged, "")
 
 
 def text_bytes(column: pa.StringArray) -> pa.Buffer:

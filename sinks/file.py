@@ -19,9 +19,10 @@ import pyarrow.compute as pc
 
 from cdc.change import MessageBatch
 from cdc.cursor import ORIGIN
+from cdc.decoding.joins import joined
 from cdc.errors import CorruptionError, WalbrookError
 from sinks.base import Delivery
-from sinks.columns import joined, pieces, prefix_at_or_below, text_bytes
+from sinks.columns import pieces, prefix_at_or_below, text_bytes
 from sinks.directory import (
     disk_error,
     locked,

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import MessageBatch
-from sinks.columns import joined, text_bytes
+from cdc.decoding.joins import joined
+from sinks.columns import text_bytes
 
 ANSWER_BYTES_MAX = 64 << 20  # far beyond what any permitted request is answered with
 

@@ -17,9 +17,10 @@ from urllib.parse import quote
 import httpx
 
 from cdc.change import MessageBatch
+from cdc.decoding.joins import joined
 from cdc.errors import OperatorError, PoisonError, TransientError, WalbrookError
 from sinks.base import Delivery
-from sinks.columns import joined, pieces, text_bytes
+from sinks.columns import pieces, text_bytes
 from sinks.http_answers import Answer, meaning, wait_asked_for
 
 _REQUEST_BYTES_MAX = 8 << 20

@@ -16,9 +16,10 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.decoding.joins import joined
 from cdc.decoding.shapes.base import Context, Parts, message_rows
 from cdc.decoding.shapes.metadata import METADATA_BYTES, metadata
-from cdc.decoding.shapes.text import for_each_value, join, member
+from cdc.decoding.shapes.text import for_each_value, member
 from cdc.decoding.types.text import escape
 
 _OPS = {"insert": "c", "update": "u", "delete": "d", "truncate": "t", "message": "m"}
@@ -50,7 +51,7 @@ class DebeziumShape:
         return plain
 
     def messages(self, rows: pa.RecordBatch) -> pa.StringArray:
-        return join(
+        return joined(
             '{"before":',
             rows.column("before"),
             ',"after":',
@@ -83,7 +84,7 @@ def _source(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
         "snapshot": "false",
         "db": context.database,
     }
-    return join(
+    return joined(
         orjson.dumps(of_all).decode()[:-1],
         for_each_value(changes.column("commit_timestamp"), _commit_times),
         ',"sequence":"[\\"',
@@ -103,6 +104,7 @@ def _source(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
         *member("unchanged", changes.column("unchanged")),
         *member("transaction_annotations", changes.column("annotations")),
         "}",
+        null="",
     )
 
 
@@ -110,25 +112,27 @@ def _commit_times(times: pa.TimestampArray) -> pa.StringArray:
     us = times.view(pa.int64())
     ms = pc.divide(us, 1000).cast(pa.string())
     written = us.cast(pa.string())
-    return join(',"ts_ms":', ms, ',"ts_us":', written, ',"ts_ns":', written, "000")
+    return joined(',"ts_ms":', ms, ',"ts_us":', written, ',"ts_ns":', written, "000")
 
 
 def _tail(action: pa.StringArray, record: pa.StringArray, now_ns: int) -> pa.StringArray:
     """Everything behind ``source``; for what is no change of rows, with what it says."""
     end = f',"ts_ms":{now_ns // 1_000_000},"ts_us":{now_ns // 1000},"ts_ns":{now_ns}}}'
-
-    def op(actions: pa.StringArray) -> pa.StringArray:
-        ops = [_OPS.get(each, each) for each in actions.to_pylist()]
-        return pa.array([f',"transaction":null,"op":"{each}"' for each in ops], pa.string())
-
     of_rows = pc.is_in(action, _OF_ROWS)
     if of_rows.true_count == len(action):
-        return for_each_value(action, lambda each: join(op(each), end))
+        return for_each_value(action, lambda each: _ops(each, end))
     key = _where(of_rows, pa.nulls(len(action), pa.string()), action)
     is_message = pc.equal(action, "message")
     said = pc.replace_with_mask(record, is_message, _messages(record.filter(is_message)))
-    said = pc.binary_join_element_wise(',"', key, '":', said, "")  # null where there is no key
-    return join(for_each_value(action, op), said, end)
+    said = joined(',"', key, '":', said)  # null where there is no key
+    # As a column, since a constant of a join is kept for the next one and this is never the same.
+    ends = pa.repeat(end, len(action))
+    return joined(for_each_value(action, _ops), said, ends, null="")
+
+
+def _ops(actions: pa.StringArray, end: str = "") -> pa.StringArray:
+    ops = [_OPS.get(each, each) for each in actions.to_pylist()]
+    return pa.array([f',"transaction":null,"op":"{op}"{end}' for op in ops], pa.string())
 
 
 def _messages(records: pa.StringArray) -> pa.StringArray:

@@ -10,8 +10,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.decoding.joins import joined
 from cdc.decoding.shapes.base import Context
-from cdc.decoding.shapes.text import for_each_value, join, member
+from cdc.decoding.shapes.text import for_each_value, member
 from cdc.decoding.types.text import escape
 
 METADATA_BYTES = 450
@@ -22,7 +23,7 @@ def metadata(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
     """A JSON object for each change."""
     lsn = changes.column("commit_lsn").cast(pa.string())
     idx = changes.column("commit_idx").cast(pa.string())
-    return join(
+    return joined(
         '{"table_schema":"',
         escape(changes.column("table_schema")),
         '","table_name":"',
@@ -45,6 +46,7 @@ def metadata(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
         pc.fill_null(changes.column("annotations"), "null"),
         *member("unchanged", changes.column("unchanged")),
         _of_all(context),
+        null="",
     )
 
 
@@ -70,4 +72,4 @@ def _commit_timestamp(times: pa.TimestampArray, context: Context) -> pa.StringAr
 
 def _iso8601(times: pa.TimestampArray) -> pa.StringArray:
     local = times.cast(pa.timestamp("us")).cast(pa.string())
-    return pc.binary_join_element_wise('"', pc.replace_substring(local, " ", "T"), 'Z"', "")
+    return joined('"', pc.replace_substring(local, " ", "T"), 'Z"')

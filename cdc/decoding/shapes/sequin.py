@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import pyarrow as pa
 
+from cdc.decoding.joins import joined
 from cdc.decoding.shapes.base import Context, Parts, message_rows
 from cdc.decoding.shapes.metadata import metadata
-from cdc.decoding.shapes.text import join
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class SequinShape:
         return plain.append_column("metadata", metadata(plain, self.context))
 
     def messages(self, rows: pa.RecordBatch) -> pa.StringArray:
-        return join(
+        return joined(
             '{"record":',
             rows.column("record"),
             ',"changes":',

@@ -1,23 +1,19 @@
-"""Putting JSON together from columns and constants."""
+"""Pieces of JSON that several shapes are put together from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-
-def join(*pieces: str | pa.StringArray, null: str = "") -> pa.StringArray:
-    """Columns and constants, row by row; ``null`` stands where a column has none."""
-    return pc.binary_join_element_wise(*pieces, "", null_handling="replace", null_replacement=null)
+from cdc.decoding.joins import joined
 
 
 def member(key: str, values: pa.StringArray) -> tuple[pa.StringArray, ...]:
-    """``,"key":value`` for ``join``, where there is a value; no column at all if there is none."""
+    """``,"key":value`` to join, null where there is no value; no column at all if there is none."""
     if values.null_count == len(values):
         return ()
-    return (pc.binary_join_element_wise(f',"{key}":', values, ""),)
+    return (joined(f',"{key}":', values),)
 
 
 def for_each_value(column: pa.Array, write: Callable[[pa.Array], pa.StringArray]) -> pa.StringArray:
