@@ -23,7 +23,7 @@ from benchmarks import row_decoder
 from benchmarks.recordings import loads, read_recording, record
 from benchmarks.sizes import progress
 from cdc.decoding import decode_changes
-from cdc.decoding.shapes.sequin import messages, shape
+from cdc.decoding.shapes import Context, shape_for
 from cdc.decoding.typed import decode_tables
 from cdc.service.embedded import EmbeddedPostgres
 
@@ -92,16 +92,8 @@ def measure(path: Path) -> dict[str, object]:
 
 
 def _messages(frame: pa.RecordBatch, schemas: Mapping[int, bytes]) -> pa.StringArray:
-    changes = decode_changes(frame, schemas)
-    return messages(
-        shape(
-            changes,
-            consumer="orders",
-            database_name="main",
-            hostname="localhost",
-            database="shop",
-        )
-    )
+    shape = shape_for("sequin", Context("orders", "main", "localhost", "shop", now_ns=0))
+    return shape.messages(shape.rows(decode_changes(frame, schemas)))
 
 
 def _rows_per_s(step: Step, frames: Frames) -> int:

@@ -2,17 +2,21 @@
 
 Both are Arrow: one row a change, whole columns at a time. ``CHANGE_SCHEMA`` is what decode yields
 and what ``spark.readStream.format("walbrook")`` shows its users. A ``MessageBatch`` is the same
-rows, matched and shaped for one consumer, in cursor order.
+rows, matched for one consumer, in cursor order, together with the shape it wants them in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from cdc.cursor import Cursor
+
+if TYPE_CHECKING:
+    from cdc.decoding.shapes.base import Shape
 
 ACTIONS = ("insert", "update", "delete", "truncate", "message", "schema_change")
 """What a consumer can ask for. A message of the action ``gap`` comes unasked."""
@@ -43,18 +47,27 @@ CHANGE_SCHEMA = pa.schema(
 )
 """One row a change. Signed 64-bit numbers, because Spark has no others; an LSN fits."""
 
-MESSAGE_SCHEMA = CHANGE_SCHEMA.append(pa.field("metadata", pa.string(), nullable=False))
-"""A change shaped for one consumer: ``metadata`` is a JSON object."""
+MESSAGE_SCHEMA = CHANGE_SCHEMA.remove(CHANGE_SCHEMA.get_field_index("error"))
+"""What the rows of every message begin with: a change that has an error never becomes one."""
 
 
 @dataclass(frozen=True)
 class MessageBatch:
     """Messages of one consumer in cursor order, never empty."""
 
-    rows: pa.RecordBatch  # MESSAGE_SCHEMA
+    rows: pa.RecordBatch  # MESSAGE_SCHEMA, then the columns that the shape added
+    shape: Shape
 
     def __len__(self) -> int:
         return int(self.rows.num_rows)
+
+    def messages(self) -> pa.StringArray:
+        """The whole text of each message."""
+        return self.shape.messages(self.rows)
+
+    def fields(self) -> dict[str, pa.StringArray]:
+        """The messages as fields of an entry, in their order; null stands for JSON's null."""
+        return self.shape.fields(self.rows)
 
     def cursor(self, position: int) -> Cursor:
         """The cursor of the message at ``position``; negative counts from the end."""
@@ -65,7 +78,11 @@ class MessageBatch:
             self.rows.column("commit_idx")[position].as_py(),
         )
 
+    def slice(self, start: int, size: int | None = None) -> MessageBatch:
+        """At most ``size`` messages from ``start`` on; without a size, all the rest."""
+        return MessageBatch(self.rows.slice(start, size), self.shape)
+
     def slices(self, size: int) -> Iterator[MessageBatch]:
         """Cut into batches of at most ``size`` messages, in order."""
         for start in range(0, len(self), size):
-            yield MessageBatch(self.rows.slice(start, size))
+            yield self.slice(start, size)

@@ -1,4 +1,4 @@
-"""Whole-column work that several sinks share: cutting a batch, skipping a prefix, joining text.
+"""Whole-column work that several sinks share: cutting a batch, skipping a prefix, taking its text.
 
 Nothing here loops over messages, and nothing builds a Python object per message.
 """
@@ -12,35 +12,34 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.change import MessageBatch
 from cdc.cursor import Cursor
-
-_TEXT_COLUMNS = ("record", "changes", "metadata")
-_FIXED_BYTES = 64  # keys, punctuation and the action, roughly
+from cdc.decoding.shapes import Parts
 
 
-def message_bytes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """About how many bytes each message takes once it is text."""
-    total = np.full(rows.num_rows, _FIXED_BYTES, dtype=np.int64)
-    for name in _TEXT_COLUMNS:
+def message_bytes(rows: pa.RecordBatch, parts: Parts) -> npt.NDArray[np.int64]:
+    """About how many bytes each message takes once it is made of its ``parts``."""
+    total = np.full(rows.num_rows, parts.fixed_bytes, dtype=np.int64)
+    for name in parts.columns:
         lengths = pc.fill_null(pc.binary_length(rows.column(name)), 0)
         total += lengths.to_numpy(zero_copy_only=False)
     return total
 
 
 def pieces(
-    rows: pa.RecordBatch, *, messages_max: int, bytes_max: int
-) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Cut rows, in order, within both bounds; with each piece, about how many bytes it holds.
+    batch: MessageBatch, parts: Parts, *, messages_max: int, bytes_max: int
+) -> Iterator[tuple[MessageBatch, int]]:
+    """Cut a batch, in order, within both bounds; with each piece, about how many bytes it holds.
 
     A message larger than ``bytes_max`` comes as a piece of its own.
     """
-    ends = np.cumsum(message_bytes(rows))
+    ends = np.cumsum(message_bytes(batch.rows, parts))
     start, before = 0, 0
-    while start < rows.num_rows:
+    while start < len(batch):
         fits = int(np.searchsorted(ends, before + bytes_max, side="right"))
         end = max(start + 1, min(fits, start + messages_max))
         after = int(ends[end - 1])
-        yield rows.slice(start, end - start), after - before
+        yield batch.slice(start, end - start), after - before
         start, before = end, after
 
 
@@ -49,18 +48,6 @@ def prefix_at_or_below(rows: pa.RecordBatch, cursor: Cursor) -> int:
     lsn = rows.column("commit_lsn").to_numpy()
     idx = rows.column("commit_idx").to_numpy()
     return int(np.count_nonzero((lsn < cursor.lsn) | ((lsn == cursor.lsn) & (idx <= cursor.idx))))
-
-
-def joined(*parts: pa.Array | str) -> pa.StringArray:
-    """Columns and constants put together, message by message."""
-    merged: list[pa.Array | str] = []
-    for part in parts:
-        # Every piece costs time for every message, so neighbouring constants become one.
-        if isinstance(part, str) and merged and isinstance(merged[-1], str):
-            merged[-1] += part
-        else:
-            merged.append(part)
-    return pc.binary_join_element_wise(*merged, "")
 
 
 def text_bytes(column: pa.StringArray) -> pa.Buffer:

@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 
 from cdc.change import MessageBatch
 from cdc.cursor import ORIGIN
-from cdc.decoding.shapes.sequin import messages
+from cdc.decoding.joins import joined
 from cdc.errors import CorruptionError, WalbrookError
 from sinks.base import Delivery
-from sinks.columns import joined, pieces, prefix_at_or_below, text_bytes
+from sinks.columns import pieces, prefix_at_or_below, text_bytes
 from sinks.directory import (
     disk_error,
     locked,
@@ -54,12 +54,15 @@ class FileSink:
             with locked(self._directory / ".lock", wait_s=self._lock_wait_s):
                 position = self._recover()
                 settled = absorbed = prefix_at_or_below(batch.rows, position.cursor)
-                rest = batch.rows.slice(absorbed)
-                for rows, _ in pieces(
-                    rest, messages_max=rest.num_rows, bytes_max=_APPEND_BYTES_MAX
+                rest = batch.slice(absorbed)
+                for piece, _ in pieces(
+                    rest,
+                    batch.shape.message_parts,
+                    messages_max=len(rest),
+                    bytes_max=_APPEND_BYTES_MAX,
                 ):
-                    position = self._append(position, rows)
-                    settled += rows.num_rows
+                    position = self._append(position, piece)
+                    settled += len(piece)
         except OSError as error:
             return Delivery(settled, absorbed, disk_error(self._directory, error))
         except WalbrookError as error:
@@ -69,9 +72,8 @@ class FileSink:
     def close(self) -> None:
         """Nothing stays open between deliveries."""
 
-    def _append(self, position: Position, rows: pa.RecordBatch) -> Position:
-        lines = memoryview(_lines(rows))
-        piece = MessageBatch(rows)
+    def _append(self, position: Position, piece: MessageBatch) -> Position:
+        lines = memoryview(_lines(piece))
         file, start = position.files[0] if position.files else "", position.file_bytes
         if not file or start >= self._rotate_bytes or not (self._directory / file).exists():
             file, start = f"changes-{cursor_name(piece.cursor(0))}.jsonl", 0
@@ -118,11 +120,11 @@ def _cut(path: Path, committed_bytes: int) -> None:
         os.truncate(path, committed_bytes)
 
 
-def _lines(rows: pa.RecordBatch) -> pa.Buffer:
-    shaped = messages(rows)
+def _lines(batch: MessageBatch) -> pa.Buffer:
+    shaped = batch.messages()
     lines = text_bytes(joined(shaped, "\n"))
     octets = np.frombuffer(lines, dtype=np.uint8)
-    if np.count_nonzero(octets == _LF) == rows.num_rows and not np.any(octets == _CR):
+    if np.count_nonzero(octets == _LF) == len(batch) and not np.any(octets == _CR):
         return lines
     # A json column keeps its own spacing, line breaks included; outside of strings they are
     # only spacing, and inside strings JSON has none.

@@ -20,8 +20,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from cdc.change import CHANGE_SCHEMA, MessageBatch
+from cdc.change import MESSAGE_SCHEMA, MessageBatch
 from cdc.cursor import ORIGIN
+from cdc.decoding.shapes import Parts
 from cdc.errors import WalbrookError
 from sinks.base import Delivery
 from sinks.columns import pieces, prefix_at_or_below
@@ -36,6 +37,7 @@ from sinks.directory import (
 from sinks.position import Position, PositionFile, cursor_name
 
 _COMMIT_BYTES_MAX = 128 << 20
+_PARTS = Parts(("record", "changes", "record_pks", "unchanged", "annotations"), 64)
 _FOLDER_CHARS_MAX = 200  # file systems stop at 255 bytes
 
 
@@ -69,12 +71,12 @@ class ParquetSink:
                 settled = absorbed = prefix_at_or_below(
                     batch.rows, position.cursor if position else ORIGIN
                 )
-                rest = batch.rows.slice(absorbed)
-                for rows, _ in pieces(
-                    rest, messages_max=rest.num_rows, bytes_max=_COMMIT_BYTES_MAX
+                rest = batch.slice(absorbed)
+                for piece, _ in pieces(
+                    rest, _PARTS, messages_max=len(rest), bytes_max=_COMMIT_BYTES_MAX
                 ):
-                    self._commit(rows)
-                    settled += rows.num_rows
+                    self._commit(piece)
+                    settled += len(piece)
         except OSError as error:
             return Delivery(settled, absorbed, disk_error(self._root, error))
         except WalbrookError as error:
@@ -84,22 +86,22 @@ class ParquetSink:
     def close(self) -> None:
         """Nothing stays open between deliveries."""
 
-    def _commit(self, rows: pa.RecordBatch) -> None:
+    def _commit(self, batch: MessageBatch) -> None:
         files = []
-        for folder, part in _partitions(rows, self._partition_by):
-            ends = MessageBatch(part)
+        for folder, part in _partitions(batch.rows, self._partition_by):
+            ends = MessageBatch(part, batch.shape)
             name = f"{cursor_name(ends.cursor(0))}_{cursor_name(ends.cursor(-1))}.parquet"
             path = f"{folder}/{name}" if folder else name
             write_synced(self._staging / _staged_name(path), self._encoded(part))
             files.append(path)
         sync_directory(self._staging)
-        position = Position(MessageBatch(rows).cursor(-1), tuple(files))
+        position = Position(batch.cursor(-1), tuple(files))
         self._position.commit(position)
         self._place(position)
 
     def _encoded(self, part: pa.RecordBatch) -> memoryview:
         # As in every hive-style table, a partition's own column stands in the path alone.
-        names = [name for name in CHANGE_SCHEMA.names if name not in self._partition_by]
+        names = [name for name in MESSAGE_SCHEMA.names if name not in self._partition_by]
         out = pa.BufferOutputStream()
         pq.write_table(pa.table(part.select(names)), out, compression=self._compression)
         return memoryview(out.getvalue())

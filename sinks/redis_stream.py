@@ -112,7 +112,7 @@ class RedisStreamSink:
         try:
             self._connect()
             self._refuse_stranger()
-            requests = self._requests(batch.rows)
+            requests = self._requests(batch)
             request = next(requests, None)
             while request is not None:
                 if isinstance(request, PoisonError):
@@ -186,17 +186,20 @@ class RedisStreamSink:
 
         return read_outcome(receive, messages)
 
-    def _requests(self, rows: pa.RecordBatch) -> Iterator[_Request | PoisonError]:
-        position = 0
-        for piece, size in pieces(rows, messages_max=self._messages_max, bytes_max=_REQUEST_BYTES):
+    def _requests(self, batch: MessageBatch) -> Iterator[_Request | PoisonError]:
+        for piece, size in pieces(
+            batch,
+            batch.shape.entry_parts,
+            messages_max=self._messages_max,
+            bytes_max=_REQUEST_BYTES,
+        ):
             if size > _MESSAGE_BYTES_MAX:
                 yield PoisonError(
-                    f"the message at {MessageBatch(rows).cursor(position)} has {size} bytes, "
+                    f"the message at {piece.cursor(0)} has {size} bytes, "
                     f"more than the {_MESSAGE_BYTES_MAX} that are sent to Redis",
                     fix="it blocks the consumer; to go on without it, take its table from the sink",
                 )
-            yield piece.num_rows, encode(self._key, piece)
-            position += piece.num_rows
+            yield len(piece), encode(self._key, piece)
 
 
 def _names_its_entry(metadata: bytes, entry_id: bytes, consumer: str) -> bool:

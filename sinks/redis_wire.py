@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.columns import joined, text_bytes
+from cdc.change import MessageBatch
+from cdc.decoding.joins import joined
+from sinks.columns import text_bytes
 
 ANSWER_BYTES_MAX = 64 << 20  # far beyond what any permitted request is answered with
 
@@ -35,28 +37,25 @@ class Outcome:
     torn: bool = False  # whether later ones were taken all the same
 
 
-def encode(key: bytes, rows: pa.RecordBatch) -> list[bytes | pa.Buffer]:
-    """One transaction that adds all rows, built a column at a time."""
-    ids = joined(_text(rows, "commit_lsn"), "-", _text(rows, "commit_idx"))
-    changes = rows.column("changes")
-    changes_value: tuple[pa.Array | str, ...] = ("$4\r\nnull\r\n",)
-    if changes.null_count < len(changes):
-        changes_value = _bulk(pc.fill_null(changes, "null"))
+def encode(key: bytes, batch: MessageBatch) -> list[bytes | pa.Buffer]:
+    """One transaction that adds all messages, built a column at a time."""
+    ids = joined(_text(batch.rows, "commit_lsn"), "-", _text(batch.rows, "commit_idx"))
+    fields = batch.fields()
     commands = joined(
-        f"*11\r\n$4\r\nXADD\r\n${len(key)}\r\n{key.decode()}\r\n",
+        f"*{3 + 2 * len(fields)}\r\n$4\r\nXADD\r\n${len(key)}\r\n{key.decode()}\r\n",
         *_bulk(ids),
-        "$6\r\nrecord\r\n",
-        *_bulk(rows.column("record")),
-        "$7\r\nchanges\r\n",
-        *changes_value,
-        "$6\r\naction\r\n",
-        *_bulk(rows.column("action")),
-        "$8\r\nmetadata\r\n",
-        *_bulk(rows.column("metadata")),
+        *(part for name, values in fields.items() for part in _field(name, values)),
     )
     texts = text_bytes(commands)
     parts = [texts[at : at + _SEND_BYTES] for at in range(0, len(texts), _SEND_BYTES)]
     return [_BEGIN, *parts, _END]
+
+
+def _field(name: str, values: pa.StringArray) -> tuple[pa.Array | str, ...]:
+    named = f"${len(name)}\r\n{name}\r\n"
+    if values.null_count == len(values):
+        return (named, "$4\r\nnull\r\n")
+    return (named, *_bulk(pc.fill_null(values, "null") if values.null_count else values))
 
 
 def _bulk(column: pa.Array) -> tuple[pa.Array | str, ...]:

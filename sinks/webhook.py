@@ -15,13 +15,12 @@ from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
 import httpx
-import pyarrow as pa
 
 from cdc.change import MessageBatch
-from cdc.decoding.shapes.sequin import messages
+from cdc.decoding.joins import joined
 from cdc.errors import OperatorError, PoisonError, TransientError, WalbrookError
 from sinks.base import Delivery
-from sinks.columns import joined, pieces, text_bytes
+from sinks.columns import pieces, text_bytes
 from sinks.http_answers import Answer, meaning, wait_asked_for
 
 _REQUEST_BYTES_MAX = 8 << 20
@@ -67,10 +66,13 @@ class WebhookSink:
     def deliver(self, batch: MessageBatch) -> Delivery:
         """Send the messages in order, up to the first request that is not answered with 2xx."""
         settled = 0
-        for rows, _ in pieces(
-            batch.rows, messages_max=self._messages_max, bytes_max=_REQUEST_BYTES_MAX
+        for piece, _ in pieces(
+            batch,
+            batch.shape.message_parts,
+            messages_max=self._messages_max,
+            bytes_max=_REQUEST_BYTES_MAX,
         ):
-            accepted, error = self._send_isolating(rows)
+            accepted, error = self._send_isolating(piece)
             settled += accepted
             if error is not None:
                 return Delivery(settled, error=error)
@@ -80,25 +82,24 @@ class WebhookSink:
         """Close the connection."""
         self._client.close()
 
-    def _send_isolating(self, rows: pa.RecordBatch) -> tuple[int, WalbrookError | None]:
+    def _send_isolating(self, batch: MessageBatch) -> tuple[int, WalbrookError | None]:
         """Send; a request refused for its content is halved until the message alone is found."""
-        accepted, waiting = 0, [rows]
+        accepted, waiting = 0, [batch]
         while waiting:
             part = waiting.pop()
             error = self._send(part)
             if error is None:
-                accepted += part.num_rows
-            elif isinstance(error, PoisonError) and part.num_rows > 1:
-                half = part.num_rows // 2
+                accepted += len(part)
+            elif isinstance(error, PoisonError) and len(part) > 1:
+                half = len(part) // 2
                 waiting += [part.slice(half), part.slice(0, half)]
             else:
                 return accepted, error
         return accepted, None
 
-    def _send(self, rows: pa.RecordBatch) -> WalbrookError | None:
-        body = self._body(rows)
-        ends = MessageBatch(rows)
-        key = f"{self._consumer}:{ends.cursor(0)}-{ends.cursor(-1)}"
+    def _send(self, batch: MessageBatch) -> WalbrookError | None:
+        body = self._body(batch)
+        key = f"{self._consumer}:{batch.cursor(0)}-{batch.cursor(-1)}"
         for attempt in range(self._max_retries + 1):
             answer, error = self._attempt(body, key)
             if not isinstance(error, TransientError) or attempt == self._max_retries:
@@ -132,8 +133,8 @@ class WebhookSink:
                 pass  # the status has said what became of the request; the body only explains it
             return Answer(response.status_code, response.headers.get("Retry-After", ""), excerpt)
 
-    def _body(self, rows: pa.RecordBatch) -> bytes:
-        shaped = messages(rows)
+    def _body(self, batch: MessageBatch) -> bytes:
+        shaped = batch.messages()
         if not self._batch:
             return bytes(memoryview(text_bytes(joined(shaped))))
         listed = memoryview(text_bytes(joined(shaped, ",")))

@@ -8,6 +8,7 @@ failure ends its share; what was settled before it stays settled.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,11 +19,13 @@ import pyarrow.compute as pc
 from cdc.change import MessageBatch
 from cdc.config import Sink as SinkConfig
 from cdc.cursor import Cursor
-from cdc.decoding.shapes.sequin import shape
+from cdc.decoding.format import PLAIN, Wanted
+from cdc.decoding.shapes import Context, shape_for
 from cdc.errors import WalbrookError
 from sinks import Sink, open_sink
 from sinks.base import Delivery
 from spark_pipeline.exchange import SliceMarker, pick_up
+from spark_pipeline.forms import form_of, view_of
 from spark_pipeline.matching import Match
 
 _DELIVERY_ROWS = 10_000
@@ -48,6 +51,7 @@ class Share:
     start: Cursor  # below it everything is settled for this consumer
     end: Cursor  # the micro-batch's high watermark
     slices: list[SliceMarker]
+    wanted: Wanted = PLAIN  # what decode was asked for when it made the slices
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,8 @@ def _messages(share: Share) -> Iterator[MessageBatch]:
     pending: list[pa.RecordBatch] = []
     rows = size = 0
     for changes in pick_up(share.slices):
-        mine = match.select(_from(changes, share.start))
+        view = view_of(changes, share.wanted, share.consumer)
+        mine = match.select(_from(view, share.start))
         for start in range(0, mine.num_rows, _DELIVERY_ROWS):
             piece = mine.slice(start, _DELIVERY_ROWS)
             if pending and (
@@ -129,15 +134,16 @@ def _from(changes: pa.RecordBatch, start: Cursor) -> pa.RecordBatch:
 
 def _shaped(pieces: list[pa.RecordBatch], share: Share) -> MessageBatch:
     whole = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
-    return MessageBatch(
-        shape(
-            whole,
-            consumer=share.consumer.name,
-            database_name=share.origin.name,
-            hostname=share.origin.hostname,
-            database=share.origin.database,
-        )
+    context = Context(
+        consumer=share.consumer.name,
+        database_name=share.origin.name,
+        hostname=share.origin.hostname,
+        database=share.origin.database,
+        now_ns=time.time_ns(),
+        format=form_of(share.consumer),
     )
+    shape = shape_for(share.consumer.shape, context)
+    return MessageBatch(shape.rows(whole), shape)
 
 
 def _sink(share: Share) -> Sink:

@@ -18,7 +18,6 @@ import orjson
 import pyarrow as pa
 import xxhash
 
-from cdc.change import CHANGE_SCHEMA
 from cdc.cursor import Cursor
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -158,10 +157,10 @@ def note_planned(directory: Path, planned: PlannedRange) -> None:
     temporary.replace(directory / _PLANNED)
 
 
-def leave(directory: Path, batches: Iterator[pa.RecordBatch]) -> Path:
+def leave(directory: Path, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Path:
     """Write decoded slices to a new file of the exchange."""
     path = directory / f"{uuid.uuid4().hex}.arrow"
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, CHANGE_SCHEMA) as writer:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
     return path

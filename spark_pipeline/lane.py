@@ -142,6 +142,7 @@ class Lane:
             .option("maxRows", settings.micro_batch_rows)
             .option("maxBytes", settings.micro_batch_bytes)
             .option("partitions", parallelism)
+            .option("wanted", settings.wanted.to_text())
             .load()
             .writeStream.queryName(f"lane-{settings.source}")
             .option("checkpointLocation", str(checkpoint))

@@ -20,6 +20,7 @@ from cdc.config import Config, Database
 from cdc.config import Sink as SinkConfig
 from cdc.connection import Connection
 from cdc.cursor import ORIGIN, Cursor
+from cdc.decoding.format import Wanted
 from cdc.errors import CorruptionError, TransientError, WalbrookError
 from cdc.log.view import LogReader
 from cdc.state.positions import (
@@ -31,6 +32,7 @@ from cdc.state.positions import (
 )
 from spark_pipeline.delivery import Origin, Outcome, Share
 from spark_pipeline.exchange import Exchange, SliceMarker
+from spark_pipeline.forms import wanted_by
 from spark_pipeline.gaps import pass_gaps
 from spark_pipeline.plan import DRIVER_WORK_MAX, DriverPlan, Plan, SparkPlan
 from spark_pipeline.reorder import Reorder
@@ -51,6 +53,11 @@ class LaneSettings:
     checkpoint_directory: Path
     micro_batch_rows: int
     micro_batch_bytes: int
+
+    @property
+    def wanted(self) -> Wanted:
+        """What decode is asked for, so that every consumer finds its own in it."""
+        return wanted_by(self.consumers)
 
     @classmethod
     def of(cls, config: Config, database: Database, term: int) -> LaneSettings:
@@ -172,8 +179,13 @@ class Passage:
         """The cheapest plan for the size: a few rows are not worth a Spark job."""
         planned = self._exchange.planned()
         if planned.rows * max(1, len(self._settings.consumers)) <= DRIVER_WORK_MAX:
-            directory = self._exchange.directory
-            return DriverPlan(self._settings.log_directory, directory, planned, self.history)
+            return DriverPlan(
+                self._settings.log_directory,
+                self._exchange.directory,
+                planned,
+                self.history,
+                self._settings.wanted,
+            )
         return SparkPlan(frame)
 
     def _share(
@@ -183,7 +195,10 @@ class Passage:
         end: Cursor = ORIGIN,
         slices: Sequence[SliceMarker] = (),
     ) -> Share:
-        return Share(consumer, self._settings.origin, self._run, start, end, list(slices))
+        settings = self._settings
+        return Share(
+            consumer, settings.origin, self._run, start, end, list(slices), settings.wanted
+        )
 
 
 def _as_of(slices: list[SliceMarker]) -> datetime:

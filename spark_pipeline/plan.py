@@ -13,6 +13,7 @@ from typing import Protocol
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from cdc.decoding.format import Wanted
 from spark_pipeline.delivery import Outcome, Share, deliver
 from spark_pipeline.exchange import PlannedRange, SliceMarker, markers_from_arrow
 from spark_pipeline.source import LogStreamReader
@@ -49,8 +50,10 @@ class SparkPlan:
 class DriverPlan:
     """Decode in this process, deliver each consumer's share in a thread."""
 
-    def __init__(self, log: Path, exchange: Path, planned: PlannedRange, history: int) -> None:
-        self._reader = LogStreamReader.for_lane(log, exchange)
+    def __init__(
+        self, log: Path, exchange: Path, planned: PlannedRange, history: int, wanted: Wanted
+    ) -> None:
+        self._reader = LogStreamReader.for_lane(log, exchange, wanted)
         self._planned = planned
         self._history = history
 

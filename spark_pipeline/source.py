@@ -2,7 +2,8 @@
 
 Offsets are batch numbers of the log, within one history of it. With the option ``exchange`` (the
 product's own lanes) a partition leaves its decoded slices in that directory and yields their
-markers; without it (anyone's own Spark job) it yields the decoded rows.
+markers; without it (anyone's own Spark job) it yields the decoded rows. ``wanted`` says in which
+forms values are written; without it there is one, the default.
 
 ``path`` is a log's directory or, where the log is served over the network, its address. Spark runs
 the constructor in two processes, so it does no I/O; every range that was handed out can be read
@@ -23,10 +24,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
 
-from cdc.change import CHANGE_SCHEMA
 from cdc.cursor import Cursor
 from cdc.decoding import decode_changes
 from cdc.decoding.annotations import Run, annotations_of, carried_bytes, cut_runs, joined_runs
+from cdc.decoding.format import PLAIN, Wanted
 from cdc.errors import ConfigError, GapError
 from cdc.log.open import open_log
 from cdc.log.view import LogReader
@@ -54,6 +55,7 @@ _DEFAULTS = {
     "maxrows": "200000",
     "maxbytes": str(128 << 20),
     "partitions": "2",
+    "wanted": PLAIN.to_text(),
 }
 
 
@@ -69,7 +71,9 @@ class WalbrookDataSource(DataSource):
         return "walbrook"
 
     def schema(self) -> StructType:
-        return from_arrow_schema(MARKER_SCHEMA if self._given.get("exchange") else CHANGE_SCHEMA)
+        if self._given.get("exchange"):
+            return from_arrow_schema(MARKER_SCHEMA)
+        return from_arrow_schema(Wanted.from_text((_DEFAULTS | self._given)["wanted"]).schema)
 
     def streamReader(self, schema: StructType) -> LogStreamReader:  # noqa: N802
         unknown = set(self._given) - set(_DEFAULTS)
@@ -108,13 +112,14 @@ class LogStreamReader(DataSourceStreamReader):
         self._rows_max = int(options["maxrows"])
         self._bytes_max = int(options["maxbytes"])
         self._partitions = int(options["partitions"])
+        self._wanted = Wanted.from_text(options["wanted"])
         self._view: LogReader | None = None
 
     @classmethod
-    def for_lane(cls, log: Path, exchange: Path) -> LogStreamReader:
+    def for_lane(cls, log: Path, exchange: Path, wanted: Wanted = PLAIN) -> LogStreamReader:
         """A reader for use outside Spark: one partition, decoded slices by reference."""
         given = {"path": str(log), "exchange": str(exchange), "partitions": "1"}
-        return cls(_DEFAULTS | given)
+        return cls(_DEFAULTS | given | {"wanted": wanted.to_text()})
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         view = self._log(int(self._starting_history) if self._starting_history else None)
@@ -174,7 +179,7 @@ class LogStreamReader(DataSourceStreamReader):
                 markers.extend(_markers(partition, pieces, position))
                 yield changes
 
-        path = str(leave(Path(self._exchange), batches()))
+        path = str(leave(Path(self._exchange), batches(), self._wanted.schema))
         yield markers_to_arrow([replace(marker, path=path) for marker in markers])
 
     def _decoded(self, partition: LogPartition) -> Iterator[tuple[list[_Piece], pa.RecordBatch]]:
@@ -193,14 +198,27 @@ class LogStreamReader(DataSourceStreamReader):
             raw = frame.raw.slice(piece.start, piece.stop - piece.start)
             runs = tuple(cut_runs(frame.annotations, piece.start, piece.stop))
             if raws and not _fits(raws, raw, [*annotations, runs]):
-                yield pieces, _decode(raws, schemas, annotations)
+                yield pieces, self._decode(raws, schemas, annotations)
                 pieces, raws, schemas, annotations = [], [], {}, []
             commit_us = raw.column("commit_ts")[-1].as_py() if raw.num_rows else 0
             pieces.append(_Piece(piece, frame.marker.high, commit_us))
             raws.append(raw)
             schemas |= frame.schemas
             annotations.append(runs)
-        yield pieces, _decode(raws, schemas, annotations)
+        yield pieces, self._decode(raws, schemas, annotations)
+
+    def _decode(
+        self,
+        raws: list[pa.RecordBatch],
+        schemas: dict[int, bytes],
+        annotations: list[Sequence[Run]],
+    ) -> pa.RecordBatch:
+        bare = [raw.replace_schema_metadata(None) for raw in raws]
+        raw = bare[0] if len(bare) == 1 else pa.concat_batches(bare)
+        counts = [one.num_rows for one in raws]
+        runs = joined_runs(zip(annotations, counts, strict=True))
+        texts = annotations_of(runs, raw.num_rows)
+        return decode_changes(raw, schemas, annotations=texts, wanted=self._wanted)
 
     def _log(self, history: int | None) -> LogReader:
         """The log, in the history that offsets speak of; None takes the one it is in."""
@@ -248,13 +266,3 @@ def _fits(
     rows = sum(one.num_rows for one in [*raws, raw])
     size = sum(one.nbytes for one in [*raws, raw]) + sum(map(carried_bytes, annotations))
     return bool(rows <= _ROWS_PER_DECODE_MAX and size <= _BYTES_PER_DECODE_MAX)
-
-
-def _decode(
-    raws: list[pa.RecordBatch], schemas: dict[int, bytes], annotations: list[Sequence[Run]]
-) -> pa.RecordBatch:
-    bare = [raw.replace_schema_metadata(None) for raw in raws]
-    raw = bare[0] if len(bare) == 1 else pa.concat_batches(bare)
-    counts = [one.num_rows for one in raws]
-    runs = joined_runs(zip(annotations, counts, strict=True))
-    return decode_changes(raw, schemas, annotations=annotations_of(runs, raw.num_rows))

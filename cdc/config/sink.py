@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from cdc.config.destination import Destination, WebhookDestination
+from cdc.config.destination import Destination, ParquetDestination, WebhookDestination
 from cdc.config.scalars import Integer, Name, Section, Table, Text, wrong
 
 Action = Literal["insert", "update", "delete", "truncate", "message"]
@@ -71,6 +71,22 @@ class Sink(Section):
     routing: NoExpression = Field(
         default="none", description="Where each message goes; only none in this version."
     )
+    shape: Literal["sequin", "debezium", "record"] = Field(
+        default="sequin",
+        description="What a message looks like: sequin (record, changes, action, metadata), "
+        "debezium (before, after, source, op) or record (the bare row). parquet writes columns and "
+        "takes no other than sequin.",
+    )
+    timestamp_format: Literal["iso8601", "unix_microsecond", "postgres"] = Field(
+        default="iso8601",
+        description="How timestamps are written: 2026-01-02T01:04:05.6Z, as a whole number of "
+        "microseconds since 1970, or in the server's own text.",
+    )
+    number_format: Literal["number", "string"] = Field(
+        default="number",
+        description="How bigint and numeric are written, alone and in arrays: as JSON numbers with "
+        "every digit, or as strings for readers that would round them.",
+    )
     batch_size: Annotated[Integer, Field(ge=1, le=10_000)] | None = Field(
         default=None,
         description="Most messages delivered at once; if not given, 10000 for file and parquet, "
@@ -83,6 +99,15 @@ class Sink(Section):
         single = isinstance(self.destination, WebhookDestination) and not self.destination.batch
         if single and self.effective_batch_size > 1:
             raise wrong("batch_size above 1 is impossible with batch: false; change one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _shape_is_possible(self) -> Self:
+        if isinstance(self.destination, ParquetDestination) and self.shape != "sequin":
+            raise wrong(
+                "parquet writes columns, not messages, so there is nothing to shape; leave it out",
+                within=("shape",),
+            )
         return self
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol, cast
@@ -11,13 +11,15 @@ import orjson
 import pyarrow.dataset
 import redis
 
-from cdc.cursor import Cursor
+from cdc.change import MessageBatch
+from cdc.cursor import ORIGIN, Cursor
+from cdc.decoding.shapes import ShapeName
 from sinks.base import Sink
 from sinks.file import FileSink
 from sinks.parquet import ParquetSink
 from sinks.redis_stream import RedisStreamSink
 from sinks.webhook import WebhookSink
-from tests.conformance.messages import CONSUMER, Held, held
+from tests.conformance.messages import CONSUMER, Held, Sample, batch, batch_of, expected, held
 from tests.fix_http import Endpoint
 
 
@@ -29,13 +31,32 @@ class Harness(Protocol):
     def open(self) -> Sink: ...
     def held(self) -> list[Held]: ...
     def outage(self) -> AbstractContextManager[None]: ...
+    def batch(self, start: int, end: int) -> MessageBatch: ...
+    def batch_of(self, samples: Sequence[Sample]) -> MessageBatch: ...
+    def expected(self, samples: Sequence[Sample], *, start: int = 0) -> list[Held]: ...
 
 
-class FileHarness:
+class Shaped:
+    """The messages of the suite in the shape that the destination is handed."""
+
+    shape: ShapeName = "sequin"
+
+    def batch(self, start: int, end: int) -> MessageBatch:
+        return batch(start, end, self.shape)
+
+    def batch_of(self, samples: Sequence[Sample]) -> MessageBatch:
+        return batch_of(samples, shape=self.shape)
+
+    def expected(self, samples: Sequence[Sample], *, start: int = 0) -> list[Held]:
+        return expected(samples, start=start, shape=self.shape)
+
+
+class FileHarness(Shaped):
     absorbs = True
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, shape: ShapeName = "sequin") -> None:
         self.directory = directory / "out"
+        self.shape = shape
 
     def open(self) -> Sink:
         return FileSink(self.directory / "changes", rotate_bytes=20_000)
@@ -43,7 +64,7 @@ class FileHarness:
     def held(self) -> list[Held]:
         files = sorted((self.directory / "changes").glob("changes-*.jsonl"))
         lines = [line for file in files for line in file.read_bytes().splitlines()]
-        return [held(orjson.loads(line)) for line in lines]
+        return [held(orjson.loads(line), self.shape) for line in lines]
 
     @contextmanager
     def outage(self) -> Iterator[None]:
@@ -51,7 +72,7 @@ class FileHarness:
             yield
 
 
-class ParquetHarness:
+class ParquetHarness(Shaped):
     absorbs = True
 
     def __init__(self, directory: Path) -> None:
@@ -75,7 +96,7 @@ class ParquetHarness:
             )
             for row in rows.to_pylist()
         ]
-        return sorted(found, key=lambda one: one.cursor)
+        return sorted(found, key=lambda one: one.cursor or ORIGIN)
 
     @contextmanager
     def outage(self) -> Iterator[None]:
@@ -83,12 +104,13 @@ class ParquetHarness:
             yield
 
 
-class RedisHarness:
+class RedisHarness(Shaped):
     absorbs = True
 
-    def __init__(self, url: str, client: redis.Redis) -> None:
+    def __init__(self, url: str, client: redis.Redis, shape: ShapeName = "sequin") -> None:
         self.url = url
         self.client = client
+        self.shape = shape
         self.key = f"walbrook.{CONSUMER}"
 
     def open(self) -> Sink:
@@ -97,7 +119,7 @@ class RedisHarness:
         )
 
     def held(self) -> list[Held]:
-        return [_entry(entry_id, fields) for entry_id, fields in self.entries()]
+        return [_entry(entry_id, fields, self.shape) for entry_id, fields in self.entries()]
 
     def entries(self) -> list[tuple[bytes, dict[bytes, bytes]]]:
         found = self.client.xrange(self.key)
@@ -112,11 +134,12 @@ class RedisHarness:
             self.client.config_set("maxmemory", "0")
 
 
-class WebhookHarness:
+class WebhookHarness(Shaped):
     absorbs = False
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, shape: ShapeName = "sequin") -> None:
         self.endpoint = endpoint
+        self.shape = shape
 
     def open(self) -> Sink:
         return WebhookSink(
@@ -129,7 +152,8 @@ class WebhookHarness:
         )
 
     def held(self) -> list[Held]:
-        return [held(message) for request in self.endpoint.accepted for message in request.messages]
+        requests = self.endpoint.accepted
+        return [held(message, self.shape) for each in requests for message in each.messages]
 
     @contextmanager
     def outage(self) -> Iterator[None]:
@@ -140,11 +164,20 @@ class WebhookHarness:
             self.endpoint.start()
 
 
-def _entry(entry_id: bytes, fields: dict[bytes, bytes]) -> Held:
-    assert list(fields) == [b"record", b"changes", b"action", b"metadata"]
+_FIELDS: dict[ShapeName, list[bytes]] = {
+    "sequin": [b"record", b"changes", b"action", b"metadata"],
+    "debezium": [b"value", b"metadata"],
+    "record": [b"record", b"action", b"metadata"],
+}
+
+
+def _entry(entry_id: bytes, fields: dict[bytes, bytes], shape: ShapeName) -> Held:
+    assert list(fields) == _FIELDS[shape]
     lsn, _, idx = entry_id.decode().partition("-")
     metadata = orjson.loads(fields[b"metadata"])
     assert (metadata["commit_lsn"], metadata["commit_idx"]) == (int(lsn), int(idx))
+    if shape != "sequin":
+        return held(orjson.loads(fields[b"value" if shape == "debezium" else b"record"]), shape)
     return Held(
         Cursor(int(lsn), int(idx)),
         fields[b"action"].decode(),

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 import pyarrow as pa
 
 from cdc.change import CHANGE_SCHEMA, MessageBatch
 from cdc.cursor import Cursor
-from cdc.decoding.shapes.sequin import shape
+from cdc.decoding.shapes import Context, ShapeName, shape_for
 
 CONSUMER = "orders"
 _NOON = 1_790_000_000_000_000  # microseconds; a transaction a minute
 _ROWS_A_TRANSACTION = 7
+_ACTIONS = {"c": "insert", "u": "update", "d": "delete"}
 
 
 @dataclass(frozen=True)
 class Held:
-    """One message as a destination holds it."""
+    """One message as a destination holds it, as far as its shape says."""
 
-    cursor: Cursor
-    action: str
+    cursor: Cursor | None
+    action: str | None
     record: object
-    changes: object
+    changes: object  # in the debezium shape, the whole row before an update
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ def numbered(start: int, end: int) -> list[Sample]:
     ]
 
 
-def batch_of(samples: Sequence[Sample], *, start: int = 0) -> MessageBatch:
+def batch_of(
+    samples: Sequence[Sample], *, start: int = 0, shape: ShapeName = "sequin"
+) -> MessageBatch:
     """The samples as a batch whose first message has the cursor of ``start``."""
     numbers = range(start, start + len(samples))
     cursors = [cursor_of(n) for n in numbers]
@@ -79,31 +83,57 @@ def batch_of(samples: Sequence[Sample], *, start: int = 0) -> MessageBatch:
         [pa.array(c, f.type) for c, f in zip(columns, CHANGE_SCHEMA, strict=True)],
         schema=CHANGE_SCHEMA,
     )
-    return MessageBatch(
-        shape(changes, consumer=CONSUMER, database_name="d", hostname="h", database="app")
-    )
+    if shape == "debezium":
+        rows = [_before(sample) for sample in samples]
+        texts = [None if row is None else orjson.dumps(row).decode() for row in rows]
+        changes = changes.append_column("before", pa.array(texts, pa.string()))
+    made = shape_for(shape, Context(CONSUMER, "d", "h", "app", now_ns=_NOON * 1000))
+    return MessageBatch(made.rows(changes), made)
 
 
-def batch(start: int, end: int) -> MessageBatch:
+def _before(sample: Sample) -> dict[str, object] | None:
+    return None if sample.changes is None else {**sample.record, **sample.changes}
+
+
+def batch(start: int, end: int, shape: ShapeName = "sequin") -> MessageBatch:
     """The messages numbered from ``start`` up to ``end``."""
-    return batch_of(numbered(start, end), start=start)
+    return batch_of(numbered(start, end), start=start, shape=shape)
 
 
-def expected(samples: Sequence[Sample], *, start: int = 0) -> list[Held]:
+def expected(
+    samples: Sequence[Sample], *, start: int = 0, shape: ShapeName = "sequin"
+) -> list[Held]:
     """What a destination holds once it was handed the samples."""
+    if shape == "record":
+        return [Held(None, None, sample.record, None) for sample in samples]
     return [
-        Held(cursor_of(start + at), sample.action, sample.record, sample.changes)
+        Held(
+            cursor_of(start + at),
+            sample.action,
+            sample.record,
+            _before(sample) if shape == "debezium" else sample.changes,
+        )
         for at, sample in enumerate(samples)
     ]
 
 
-def held(message: dict[str, object]) -> Held:
-    """A message in the default shape, as read back."""
+def held(message: dict[str, Any], shape: ShapeName = "sequin") -> Held:
+    """A message of this shape, as read back."""
+    if shape == "record":
+        return Held(None, None, message, None)
+    if shape == "debezium":
+        source, before, after = message["source"], message["before"], message["after"]
+        action = _ACTIONS[message["op"]]
+        return Held(
+            Cursor(source["lsn"], source["commit_idx"]),
+            action,
+            before if action == "delete" else after,
+            before if action == "update" else None,
+        )
     metadata = message["metadata"]
-    assert isinstance(metadata, dict)
     return Held(
         Cursor(metadata["commit_lsn"], metadata["commit_idx"]),
-        str(message["action"]),
+        message["action"],
         message["record"],
         message["changes"],
     )

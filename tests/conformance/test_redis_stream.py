@@ -8,7 +8,6 @@ import threading
 import pytest
 import redis
 
-from cdc.change import MessageBatch
 from cdc.errors import OperatorError, PoisonError, TransientError
 from cdc.service.embedded_redis import EmbeddedRedis
 from sinks import redis_stream
@@ -79,11 +78,11 @@ def test_memory_that_comes_and_goes_while_delivering_loses_nothing(
         sink = harness.open()
         squeezer = threading.Thread(target=squeeze)
         squeezer.start()
-        whole = batch(0, 5_000).rows
+        whole = batch(0, 5_000)
         settled = refused = 0
         try:
             while settled < 5_000:
-                delivery = sink.deliver(MessageBatch(whole.slice(settled)))
+                delivery = sink.deliver(whole.slice(settled))
                 assert delivery.absorbed == 0
                 settled += delivery.settled
                 refused += delivery.error is not None

@@ -1,4 +1,4 @@
-"""What every sink promises, asked of each on its real destination."""
+"""What every sink promises, asked of each on its real destination, in every shape it takes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdc.change import MessageBatch
+from cdc.decoding.shapes import SHAPES
 from sinks.base import Delivery, Sink
 from tests.conformance.harness import (
     FileHarness,
@@ -16,20 +17,23 @@ from tests.conformance.harness import (
     RedisHarness,
     WebhookHarness,
 )
-from tests.conformance.messages import Sample, batch, batch_of, expected, numbered
+from tests.conformance.messages import Sample, numbered
+
+_SHAPED = [(sink, shape) for sink in ("file", "redis_stream", "webhook") for shape in SHAPES]
 
 
-@pytest.fixture(params=["file", "parquet", "redis_stream", "webhook"])
+@pytest.fixture(params=[*_SHAPED, ("parquet", "sequin")], ids="-".join)
 def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
-    if request.param == "file":
-        return FileHarness(tmp_path)
-    if request.param == "parquet":
+    sink, shape = request.param
+    if sink == "file":
+        return FileHarness(tmp_path, shape)
+    if sink == "parquet":
         return ParquetHarness(tmp_path)
-    if request.param == "redis_stream":
+    if sink == "redis_stream":
         return RedisHarness(
-            request.getfixturevalue("redis_url"), request.getfixturevalue("redis_client")
+            request.getfixturevalue("redis_url"), request.getfixturevalue("redis_client"), shape
         )
-    return WebhookHarness(request.getfixturevalue("endpoint"))
+    return WebhookHarness(request.getfixturevalue("endpoint"), shape)
 
 
 def _deliver(sink: Sink, *batches: MessageBatch) -> None:
@@ -41,22 +45,22 @@ def _deliver(sink: Sink, *batches: MessageBatch) -> None:
 
 def test_messages_arrive_in_order_and_exactly(harness: Harness) -> None:
     sink = harness.open()
-    _deliver(sink, batch(0, 1), batch(1, 250), batch(250, 600))
+    _deliver(sink, harness.batch(0, 1), harness.batch(1, 250), harness.batch(250, 600))
     sink.close()
-    assert harness.held() == expected(numbered(0, 600))
+    assert harness.held() == harness.expected(numbered(0, 600))
 
 
 def test_a_replay_that_is_cut_differently_adds_only_what_is_missing(harness: Harness) -> None:
     sink = harness.open()
-    _deliver(sink, batch(0, 100), batch(100, 200))
-    replay = [sink.deliver(batch(50, 130)), sink.deliver(batch(130, 260))]
+    _deliver(sink, harness.batch(0, 100), harness.batch(100, 200))
+    replay = [sink.deliver(harness.batch(50, 130)), sink.deliver(harness.batch(130, 260))]
     sink.close()
     assert [one.settled for one in replay] == [80, 130]
     if harness.absorbs:
         assert [one.absorbed for one in replay] == [80, 70]
-        assert harness.held() == expected(numbered(0, 260))
+        assert harness.held() == harness.expected(numbered(0, 260))
     else:
-        assert harness.held() == expected([*numbered(0, 200)]) + expected(
+        assert harness.held() == harness.expected([*numbered(0, 200)]) + harness.expected(
             numbered(50, 260), start=50
         )
 
@@ -64,9 +68,9 @@ def test_a_replay_that_is_cut_differently_adds_only_what_is_missing(harness: Har
 def test_a_sink_that_is_opened_again_goes_on(harness: Harness) -> None:
     for start in (0, 40, 80):
         sink = harness.open()
-        _deliver(sink, batch(start, start + 40))
+        _deliver(sink, harness.batch(start, start + 40))
         sink.close()
-    assert harness.held() == expected(numbered(0, 120))
+    assert harness.held() == harness.expected(numbered(0, 120))
 
 
 def test_two_open_sinks_that_replay_the_same_range_neither_lose_nor_reorder(
@@ -77,7 +81,7 @@ def test_two_open_sinks_that_replay_the_same_range_neither_lose_nor_reorder(
     def replay(step: int) -> None:
         sink = harness.open()
         for start in range(0, 600, step):
-            deliveries.append(sink.deliver(batch(start, min(start + step, 600))))
+            deliveries.append(sink.deliver(harness.batch(start, min(start + step, 600))))
         sink.close()
 
     threads = [threading.Thread(target=replay, args=(step,)) for step in (35, 60)]
@@ -92,8 +96,8 @@ def test_two_open_sinks_that_replay_the_same_range_neither_lose_nor_reorder(
         assert sum(one.absorbed for one in deliveries) == 600
     else:
         assert len(held) == 1200
-        held = list({one.cursor: one for one in held}.values())  # first arrivals, in order
-    assert held == expected(numbered(0, 600))
+        held = list({str(one.record): one for one in held}.values())  # first arrivals, in order
+    assert held == harness.expected(numbered(0, 600))
 
 
 def test_two_open_sinks_that_take_turns_go_on_where_the_other_one_stopped(
@@ -101,19 +105,19 @@ def test_two_open_sinks_that_take_turns_go_on_where_the_other_one_stopped(
 ) -> None:
     # As the driver and a worker do; what the last of them sent was never settled.
     driver, worker = harness.open(), harness.open()
-    _deliver(driver, batch(0, 40))
-    _deliver(worker, batch(40, 300))
-    _deliver(driver, batch(300, 310))
-    _deliver(worker, batch(310, 450))
-    delivery = driver.deliver(batch(310, 600))
+    _deliver(driver, harness.batch(0, 40))
+    _deliver(worker, harness.batch(40, 300))
+    _deliver(driver, harness.batch(300, 310))
+    _deliver(worker, harness.batch(310, 450))
+    delivery = driver.deliver(harness.batch(310, 600))
     driver.close()
     worker.close()
     assert (delivery.error, delivery.settled) == (None, 290)
     if harness.absorbs:
         assert delivery.absorbed == 140
-        assert harness.held() == expected(numbered(0, 600))
+        assert harness.held() == harness.expected(numbered(0, 600))
     else:
-        assert harness.held() == expected(numbered(0, 450)) + expected(
+        assert harness.held() == harness.expected(numbered(0, 450)) + harness.expected(
             numbered(310, 600), start=310
         )
 
@@ -123,22 +127,22 @@ def test_an_unreachable_destination_settles_nothing_and_works_when_it_is_back(
 ) -> None:
     sink = harness.open()
     with harness.outage():
-        delivery = sink.deliver(batch(0, 150))
+        delivery = sink.deliver(harness.batch(0, 150))
     assert delivery.settled == 0
     assert delivery.error is not None
     assert delivery.error.fix
-    _deliver(sink, batch(0, 150))
+    _deliver(sink, harness.batch(0, 150))
     sink.close()
-    assert harness.held() == expected(numbered(0, 150))
+    assert harness.held() == harness.expected(numbered(0, 150))
 
 
 def test_a_message_of_5_mb_arrives_whole_between_small_ones(harness: Harness) -> None:
     samples = numbered(0, 9)
     samples[4] = Sample({"id": 4, "blob": "0123456789" * 500_000})
     sink = harness.open()
-    _deliver(sink, batch_of(samples))
+    _deliver(sink, harness.batch_of(samples))
     sink.close()
-    assert harness.held() == expected(samples)
+    assert harness.held() == harness.expected(samples)
 
 
 def test_every_character_arrives_exactly(harness: Harness) -> None:
@@ -155,13 +159,13 @@ def test_every_character_arrives_exactly(harness: Harness) -> None:
         for n, text in enumerate(hostile)
     ]
     sink = harness.open()
-    _deliver(sink, batch_of(samples))
+    _deliver(sink, harness.batch_of(samples))
     sink.close()
-    assert harness.held() == expected(samples)
+    assert harness.held() == harness.expected(samples)
 
 
 def test_a_batch_of_ten_thousand_arrives_in_order(harness: Harness) -> None:
     sink = harness.open()
-    _deliver(sink, batch(0, 10_000))
+    _deliver(sink, harness.batch(0, 10_000))
     sink.close()
-    assert harness.held() == expected(numbered(0, 10_000))
+    assert harness.held() == harness.expected(numbered(0, 10_000))

@@ -333,10 +333,11 @@ def test_data_that_an_operator_moved_away_is_not_missed(pattern: str, tmp_path: 
 
 
 def test_a_json_value_with_line_breaks_stays_on_one_line(tmp_path: Path) -> None:
-    rows = batch(0, 1).rows
+    one = batch(0, 1)
     spaced = pa.array(['{"id":0,\r\n "name":\n"row 0"}'])
+    rows = one.rows.set_column(7, one.rows.schema.field(7), spaced)
     harness = FileHarness(tmp_path)
-    harness.open().deliver(MessageBatch(rows.set_column(7, rows.schema.field(7), spaced)))
+    harness.open().deliver(MessageBatch(rows, one.shape))
     assert harness.held() == expected(numbered(0, 1))
 
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from cdc.decoding import decode_changes
 from cdc.decoding.annotations import annotations_of
-from cdc.decoding.shapes import sequin
+from cdc.decoding.shapes import Context, shape_for
 from cdc.replication.publish import BatchLimits
 from tests.fix_postgres import Database, on_both_versions
 from tests.slot_source import SlotSource, make_slot_source
@@ -61,8 +61,8 @@ def test_the_changes_behind_an_annotation_carry_it_to_the_message(shop: SlotSour
     for frame in shop.view.frames(0, shop.view.next_batch()):
         column = annotations_of(frame.annotations, frame.raw.num_rows)
         changes = decode_changes(frame.raw, frame.schemas, annotations=column)
-        shaped = sequin.shape(changes, consumer="c", database_name="d", hostname="h", database="d")
-        for metadata in map(json.loads, shaped.column("metadata").to_pylist()):
+        shape = shape_for("sequin", Context("c", "d", "h", "d", now_ns=0))
+        for metadata in map(json.loads, shape.rows(changes).column("metadata").to_pylist()):
             said.append((metadata["commit_lsn"] == lsn, metadata["transaction_annotations"]))
     ann = {"user": "ann"}
     assert said == [*((True, text) for text in (None, None, ann, ann, None, None)), (False, None)]

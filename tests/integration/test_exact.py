@@ -175,9 +175,9 @@ def _replayed(messages: list[Message]) -> dict[tuple[str, str], Any]:
 
 
 def _spelled(row: dict[str, Any]) -> dict[str, Any]:
-    """Times in one spelling: Postgres writes them differently as text and in jsonb."""
+    """Times in one spelling: Postgres' jsonb has an offset where messages have a Z."""
     at = row.get("at")
-    return row if at is None else row | {"at": at.replace("T", " ").replace("+00:00", "+00")}
+    return row if at is None else row | {"at": at.replace("+00:00", "Z")}
 
 
 def _jsonl(directory: Path) -> list[Message]:

@@ -1,1 +1,25 @@
-"""Message shapes: how a consumer sees a change. One module a shape, each by whole columns."""
+"""Message shapes: how a consumer sees a change. One module a shape, each by whole columns.
+
+``base`` is the seam: whatever a sink does with a message it does through a ``Shape``. A new form of
+message, a binary one included, is one more module here and one more name in ``SHAPES``.
+"""
+
+from __future__ import annotations
+
+from cdc.decoding.shapes.base import Context, Parts, Shape, ShapeName
+from cdc.decoding.shapes.debezium import DebeziumShape
+from cdc.decoding.shapes.record import RecordShape
+from cdc.decoding.shapes.sequin import SequinShape
+
+__all__ = ["SHAPES", "Context", "Parts", "Shape", "ShapeName", "shape_for"]
+
+SHAPES: dict[ShapeName, type[SequinShape | DebeziumShape | RecordShape]] = {
+    "sequin": SequinShape,
+    "debezium": DebeziumShape,
+    "record": RecordShape,
+}
+
+
+def shape_for(name: ShapeName, context: Context) -> Shape:
+    """The shape called ``name`` for one consumer."""
+    return SHAPES[name](context)

@@ -133,6 +133,37 @@ def test_expressions_are_refused_and_none_is_taken(key: str) -> None:
         assert f"sinks[0].{key}: expressions are not in this version; none is the only" in found
 
 
+def test_messages_have_the_default_shape_and_forms_unless_others_are_named() -> None:
+    plain = one(FILE)
+    assert (plain.shape, plain.timestamp_format) == ("sequin", "iso8601")
+    assert plain.number_format == "number"
+    other = one(
+        f"shape: debezium\ntimestamp_format: unix_microsecond\nnumber_format: string\n{FILE}"
+    )
+    assert (other.shape, other.timestamp_format) == ("debezium", "unix_microsecond")
+    assert other.number_format == "string"
+
+
+@pytest.mark.parametrize(
+    ("key", "choices"),
+    [
+        ("shape", "'sequin', 'debezium' or 'record'"),
+        ("timestamp_format", "'iso8601', 'unix_microsecond' or 'postgres'"),
+        ("number_format", "'number' or 'string'"),
+    ],
+)
+def test_what_is_no_shape_or_form_is_refused_with_those_there_are(key: str, choices: str) -> None:
+    assert f"sinks[0].{key}: should be {choices}" in refusal(sink(f"{key}: avro\n{FILE}"))
+
+
+@pytest.mark.parametrize("shape", ["debezium", "record"])
+def test_parquet_writes_columns_and_takes_no_shape_but_forms(shape: str) -> None:
+    lake = "timestamp_format: postgres\ndestination: {type: parquet, path: lake}"
+    assert one(f"shape: sequin\n{lake}").timestamp_format == "postgres"
+    found = refusal(sink(f"shape: {shape}\n{lake}"))
+    assert "sinks[0].shape: parquet writes columns, not messages" in found
+
+
 @pytest.mark.parametrize("size", ["0", "10001", "-1", "many"])
 def test_a_batch_size_is_1_to_10000(size: str) -> None:
     assert "sinks[0].batch_size: should be" in refusal(sink(f"batch_size: {size}\n{FILE}"))

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import json
 
-import pyarrow as pa
+import pytest
 
-from cdc.change import MESSAGE_SCHEMA
+from cdc.change import MESSAGE_SCHEMA, MessageBatch
 from cdc.decoding import decode_changes
-from cdc.decoding.shapes.sequin import messages, shape
+from cdc.decoding.format import DEFAULT_FORMAT, Timestamps, ValueFormat
+from cdc.decoding.shapes import Context, shape_for
 from tests import pgoutput
 from tests.pgoutput import UNCHANGED
-from tests.unit.decoding.frames import COMMIT_LSN, OID, Frame
+from tests.unit.decoding.frames import COMMIT_LSN, COMMIT_TS, OID, Frame
 
 RELATION = pgoutput.relation(
     OID, 'Bü"ro', "select", [("id", 23, True), ("doc", 3802), ("text", 25)]
 )
 
 
-def _shaped(frame: Frame) -> pa.RecordBatch:
-    return shape(
-        decode_changes(frame.batch(), frame.schemas),
-        consumer='my "sink"',
-        database_name="main",
-        hostname="db.local",
-        database="shop",
-    )
+def _shaped(frame: Frame, form: ValueFormat = DEFAULT_FORMAT) -> MessageBatch:
+    context = Context('my "sink"', "main", "db.local", "shop", now_ns=0, format=form)
+    shape = shape_for("sequin", context)
+    return MessageBatch(shape.rows(decode_changes(frame.batch(), frame.schemas)), shape)
 
 
-def _messages(frame: Frame) -> list[dict[str, object]]:
-    texts = messages(_shaped(frame))
+def _messages(frame: Frame, form: ValueFormat = DEFAULT_FORMAT) -> list[dict[str, object]]:
+    texts = _shaped(frame, form).messages()
     texts.validate(full=True)
     return [json.loads(text) for text in texts.to_pylist()]
 
@@ -59,6 +56,23 @@ def test_a_message_has_record_changes_action_and_metadata() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("timestamps", "written"),
+    [
+        ("iso8601", "2026-01-01T00:00:00.000001Z"),
+        ("postgres", "2026-01-01T00:00:00.000001Z"),
+        ("unix_microsecond", COMMIT_TS),
+    ],
+)
+def test_the_commit_time_is_a_number_where_timestamps_are(
+    timestamps: Timestamps, written: object
+) -> None:
+    frame = Frame().add(pgoutput.insert(OID, ["1", None, "x"]), RELATION)
+    (message,) = _messages(frame, ValueFormat(timestamps))
+    assert isinstance(message["metadata"], dict)
+    assert message["metadata"]["commit_timestamp"] == written
+
+
 def test_unchanged_is_there_only_for_rows_that_have_some() -> None:
     frame = Frame().add(pgoutput.update(OID, ["1", UNCHANGED, "x"]), RELATION)
     frame.add(pgoutput.update(OID, ["2", None, "x"]), RELATION)
@@ -70,14 +84,25 @@ def test_unchanged_is_there_only_for_rows_that_have_some() -> None:
     assert first["changes"] == {}
 
 
-def test_shaped_rows_have_the_message_schema_and_can_be_sliced() -> None:
+def test_shaped_rows_have_the_message_schema_first_and_can_be_sliced() -> None:
     frame = Frame()
     for number in range(9):
         frame.add(pgoutput.insert(OID, [str(number), None, "x"]), RELATION)
-    rows = _shaped(frame)
-    assert rows.schema == MESSAGE_SCHEMA
-    assert messages(rows.slice(4, 2)).to_pylist() == messages(rows).to_pylist()[4:6]
+    whole = _shaped(frame)
+    assert whole.rows.schema.names == [*MESSAGE_SCHEMA.names, "metadata"]
+    assert whole.slice(4, 2).messages().to_pylist() == whole.messages().to_pylist()[4:6]
+
+
+def test_a_batch_is_cut_with_its_shape() -> None:
+    frame = Frame()
+    for number in range(5):
+        frame.add(pgoutput.insert(OID, [str(number), None, "x"]), RELATION)
+    whole = _shaped(frame)
+    cut = list(whole.slices(2))
+    assert [len(piece) for piece in cut] == [2, 2, 1]
+    texts = [text for piece in cut for text in piece.messages().to_pylist()]
+    assert texts == whole.messages().to_pylist()
 
 
 def test_no_changes_shape_to_no_messages() -> None:
-    assert messages(_shaped(Frame())).to_pylist() == []
+    assert _shaped(Frame()).messages().to_pylist() == []

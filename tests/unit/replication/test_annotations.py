@@ -276,14 +276,14 @@ def test_frames_of_a_streamed_transaction_under_one_annotation_are_one_run(tmp_p
 
 def test_a_large_text_on_many_rows_makes_several_batches_of_the_same_rows(tmp_path: Path) -> None:
     large = b'"' + b"x" * (TEXT_BYTES_MAX - 2) + b'"'
-    messages = [row(), set_annotation(b"{"), set_annotation(large), *[row()] * 2000]
+    messages = [row(), set_annotation(b"{"), set_annotation(large), *[row()] * 16_000]
     sealed = Sealer().seal(wire(ITEM, *transaction(100, *messages)))
     batches = list(Intake(Sealer(), Spill(tmp_path)).take(wire(ITEM, *transaction(100, *messages))))
     assert sealed is not None
     assert len(batches) == 4
     assert all(carried_bytes(one.annotations) <= (32 << 20) + len(large) for one in batches)
     assert all(one.high == other.first for one, other in itertools.pairwise(batches))
-    assert [one.raw.num_rows for one in batches] == [3 + 512, 512, 512, 464]
+    assert [one.raw.num_rows for one in batches] == [3 + 4096, 4096, 4096, 3712]
     assert texts(batches) == texts([sealed])
     assert [len(one.refused) for one in batches] == [1, 0, 0, 0]
     assert all(one.schemas for one in batches)

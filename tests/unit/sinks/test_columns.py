@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
+import pyarrow.compute as pc
 import pytest
 
 from cdc.cursor import ORIGIN, Cursor
+from cdc.decoding.shapes import SHAPES, ShapeName
 from sinks.columns import message_bytes, pieces, prefix_at_or_below
 from sinks.position import cursor_name
 from tests.conformance.messages import Sample, batch, batch_of, cursor_of, numbered
 
 
 @pytest.mark.parametrize(("messages_max", "bytes_max"), [(1, 10**9), (7, 10**9), (50, 2_000)])
-def test_pieces_keep_order_and_both_bounds(messages_max: int, bytes_max: int) -> None:
-    rows = batch(0, 100).rows
-    cut = list(pieces(rows, messages_max=messages_max, bytes_max=bytes_max))
-    assert [row for piece, _ in cut for row in piece.to_pylist()] == rows.to_pylist()
-    assert all(piece.num_rows <= messages_max and size <= bytes_max for piece, size in cut)
-    assert sum(size for _, size in cut) == message_bytes(rows).sum()
+def test_pieces_keep_order_shape_and_both_bounds(messages_max: int, bytes_max: int) -> None:
+    whole = batch(0, 100)
+    parts = whole.shape.message_parts
+    cut = list(pieces(whole, parts, messages_max=messages_max, bytes_max=bytes_max))
+    assert [row for piece, _ in cut for row in piece.rows.to_pylist()] == whole.rows.to_pylist()
+    assert all(len(piece) <= messages_max and size <= bytes_max for piece, size in cut)
+    assert all(piece.shape is whole.shape for piece, _ in cut)
+    assert sum(size for _, size in cut) == message_bytes(whole.rows, parts).sum()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_size_of_a_message_is_told_from_what_is_sent(shape: ShapeName) -> None:
+    whole = batch(0, 300, shape)
+    sent = pc.sum(pc.binary_length(whole.messages())).as_py()
+    told = message_bytes(whole.rows, whole.shape.message_parts).sum()
+    assert sent == pytest.approx(told, rel=0.1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_size_of_an_entry_is_told_from_its_fields(shape: ShapeName) -> None:
+    whole = batch(0, 300, shape)
+    fields = whole.fields().values()
+    sent = sum(pc.sum(pc.binary_length(pc.fill_null(each, "null"))).as_py() for each in fields)
+    told = message_bytes(whole.rows, whole.shape.entry_parts).sum()
+    assert sent == pytest.approx(told, rel=0.25)
 
 
 def test_a_message_beyond_the_bound_is_a_piece_of_its_own() -> None:
     samples = numbered(0, 5)
     samples[2] = Sample({"blob": "x" * 5_000})
-    cut = list(pieces(batch_of(samples).rows, messages_max=100, bytes_max=4_000))
-    assert [piece.num_rows for piece, _ in cut] == [2, 1, 2]
+    whole = batch_of(samples)
+    parts = whole.shape.message_parts
+    cut = list(pieces(whole, parts, messages_max=100, bytes_max=4_000))
+    assert [len(piece) for piece, _ in cut] == [2, 1, 2]
     assert cut[1][1] > 5_000
 
 

@@ -49,8 +49,8 @@ def _parsed(data: bytes) -> list[list[bytes]]:
 
 
 def test_a_request_is_one_transaction_of_one_command_a_message() -> None:
-    rows = batch(0, 30).rows.slice(4, 20)
-    sent = b"".join(bytes(memoryview(part)) for part in encode("ključ".encode(), rows))
+    some = batch(0, 30).slice(4, 20)
+    sent = b"".join(bytes(memoryview(part)) for part in encode("ključ".encode(), some))
     begin, *adds, end = _parsed(sent)
     assert (begin, end) == ([b"MULTI"], [b"EXEC"])
     assert [[part.decode() for part in command] for command in adds] == [
@@ -59,7 +59,7 @@ def test_a_request_is_one_transaction_of_one_command_a_message() -> None:
             *("record", row["record"], "changes", row["changes"] or "null"),
             *("action", row["action"], "metadata", row["metadata"]),
         ]
-        for row in rows.to_pylist()
+        for row in some.rows.to_pylist()
     ]
 
 

@@ -107,7 +107,7 @@ def test_slices_left_in_the_exchange_are_picked_up_in_order_and_neighbours_as_on
     tmp_path: Path,
 ) -> None:
     first, second = changes(*ALL), changes(*ALL[:2])
-    path = str(leave(tmp_path, iter([first, second])))
+    path = str(leave(tmp_path, iter([first, second]), CHANGE_SCHEMA))
 
     def at(position: int, offset: int, rows: int) -> SliceMarker:
         return SliceMarker(0, 1, 0, 0, 1, rows, Cursor(1, 1), 9, path, position, offset)
@@ -119,7 +119,7 @@ def test_slices_left_in_the_exchange_are_picked_up_in_order_and_neighbours_as_on
 
 def test_an_exchange_removes_what_a_killed_run_left(tmp_path: Path) -> None:
     killed = Exchange.create(tmp_path / "scratch")
-    leave(killed.directory, iter([changes(*ALL)]))
+    leave(killed.directory, iter([changes(*ALL)]), CHANGE_SCHEMA)
     exchange = Exchange.create(tmp_path / "scratch")
     assert not killed.directory.exists()
     note_planned(exchange.directory, PlannedRange(3, 5, 7))

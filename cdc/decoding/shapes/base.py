@@ -1,0 +1,75 @@
+"""What every message shape is: the one seam between decoded changes and what sinks send.
+
+A shape works in two steps. ``rows`` runs once for a batch and adds the columns that are worth
+making once; ``messages`` and ``fields`` run on any slice of those rows, as often as a sink cuts
+them. What must always hold: a row is one message, in its place; the columns of MESSAGE_SCHEMA stay
+as they are; and nothing loops over the rows of tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+import pyarrow as pa
+
+from cdc.change import MESSAGE_SCHEMA
+from cdc.decoding.format import DEFAULT_FORMAT, ValueFormat
+from cdc.errors import DecodeError
+from cdc.version import VERSION
+
+ShapeName = Literal["sequin", "debezium", "record"]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a message says beyond its change: whose it is, where it comes from, when it was made."""
+
+    consumer: str
+    database_name: str  # in the configuration
+    hostname: str
+    database: str  # on the server
+    now_ns: int  # Unix nanoseconds
+    format: ValueFormat = DEFAULT_FORMAT
+    version: str = VERSION
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the text of a message is made of, to tell its size before it is made."""
+
+    columns: tuple[str, ...]
+    fixed_bytes: int  # about how many stand between them: keys, punctuation, what is short
+
+
+class Shape(Protocol):
+    """How one consumer sees changes."""
+
+    message_parts: ClassVar[Parts]  # of a whole message
+    entry_parts: ClassVar[Parts]  # of the fields of an entry
+
+    def rows(self, changes: pa.RecordBatch) -> pa.RecordBatch:
+        """CHANGE_SCHEMA rows, with ``before`` or not, as MESSAGE_SCHEMA and what is added here."""
+        ...
+
+    def messages(self, rows: pa.RecordBatch) -> pa.StringArray:
+        """The whole JSON of each row that ``rows`` gave; never null."""
+        ...
+
+    def fields(self, rows: pa.RecordBatch) -> dict[str, pa.StringArray]:
+        """The same for sinks whose entries have fields; null stands for JSON's null.
+
+        ``metadata`` is always one of them: by it a sink knows its own entries.
+        """
+        ...
+
+
+def message_rows(changes: pa.RecordBatch) -> pa.RecordBatch:
+    """MESSAGE_SCHEMA of changes that are all sound.
+
+    One with an error has no record: made a message, it would be lost without a word.
+    """
+    error = changes.column("error")
+    if error.null_count < len(error):
+        raise DecodeError(error.drop_null()[0].as_py())
+    return changes.select(MESSAGE_SCHEMA.names)

@@ -1,0 +1,152 @@
+"""The ``debezium`` shape: that product's envelope, as its JSON converter writes it without schemas.
+
+Names and meanings follow it, so its consumers work unchanged. What has no counterpart there is an
+addition: ``commit_idx``, ``unchanged`` and ``transaction_annotations`` in ``source``, and an action
+that it does not know (a gap, a change of a table) is its own ``op``, its record under that name.
+What must always hold: a value that the source did not send is left out, never a placeholder.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import ClassVar
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.decoding.joins import joined
+from cdc.decoding.shapes.base import Context, Parts, message_rows
+from cdc.decoding.shapes.metadata import METADATA_BYTES, metadata
+from cdc.decoding.shapes.text import for_each_value, member
+from cdc.decoding.types.text import escape
+
+_OPS = {"insert": "c", "update": "u", "delete": "d", "truncate": "t", "message": "m"}
+_OF_ROWS = pa.array(["insert", "update", "delete", "truncate"])
+_COLUMNS = ("before", "after", "source", "tail")
+
+
+@dataclass(frozen=True)
+class DebeziumShape:
+    """Adds the members of the envelope; ``tail`` is all that follows ``source``."""
+
+    context: Context
+    message_parts: ClassVar[Parts] = Parts(_COLUMNS, 40)
+    entry_parts: ClassVar[Parts] = Parts((*_COLUMNS, "record_pks"), 40 + METADATA_BYTES)
+
+    def rows(self, changes: pa.RecordBatch) -> pa.RecordBatch:
+        plain = message_rows(changes)
+        action, record = changes.column("action"), changes.column("record")
+        nothing = pa.nulls(changes.num_rows, pa.string())
+        before = changes.column("before") if "before" in changes.schema.names else nothing
+        made = (
+            _where(pc.equal(action, "delete"), record, before),
+            _where(pc.is_in(action, _OF_ROWS[:2]), record, nothing),
+            _source(changes, self.context),
+            _tail(action, record, self.context.now_ns),
+        )
+        for name, column in zip(_COLUMNS, made, strict=True):
+            plain = plain.append_column(name, column)
+        return plain
+
+    def messages(self, rows: pa.RecordBatch) -> pa.StringArray:
+        return joined(
+            '{"before":',
+            rows.column("before"),
+            ',"after":',
+            rows.column("after"),
+            ',"source":',
+            rows.column("source"),
+            rows.column("tail"),
+            null="null",
+        )
+
+    def fields(self, rows: pa.RecordBatch) -> dict[str, pa.StringArray]:
+        return {"value": self.messages(rows), "metadata": metadata(rows, self.context)}
+
+
+def _where(mask: pa.BooleanArray, chosen: pa.StringArray, other: pa.StringArray) -> pa.StringArray:
+    """``chosen`` where the mask says so; a copy only if it is neither for all nor for none."""
+    count = mask.true_count
+    if count in (0, len(mask)):
+        return chosen if count else other
+    return pc.if_else(mask, chosen, other)
+
+
+def _source(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
+    lsn = changes.column("commit_lsn").cast(pa.string())
+    idx = changes.column("commit_idx").cast(pa.string())
+    of_all = {
+        "version": context.version,
+        "connector": "postgresql",
+        "name": context.database_name,
+        "snapshot": "false",
+        "db": context.database,
+    }
+    return joined(
+        orjson.dumps(of_all).decode()[:-1],
+        for_each_value(changes.column("commit_timestamp"), _commit_times),
+        ',"sequence":"[\\"',
+        lsn,
+        '\\",\\"',
+        idx,
+        '\\"]","schema":"',
+        escape(changes.column("table_schema")),
+        '","table":"',
+        escape(changes.column("table_name")),
+        '","txId":',
+        changes.column("xid").cast(pa.string()),
+        ',"lsn":',
+        lsn,
+        ',"xmin":null,"commit_idx":',
+        idx,
+        *member("unchanged", changes.column("unchanged")),
+        *member("transaction_annotations", changes.column("annotations")),
+        "}",
+        null="",
+    )
+
+
+def _commit_times(times: pa.TimestampArray) -> pa.StringArray:
+    us = times.view(pa.int64())
+    ms = pc.divide(us, 1000).cast(pa.string())
+    written = us.cast(pa.string())
+    return joined(',"ts_ms":', ms, ',"ts_us":', written, ',"ts_ns":', written, "000")
+
+
+def _tail(action: pa.StringArray, record: pa.StringArray, now_ns: int) -> pa.StringArray:
+    """Everything behind ``source``; for what is no change of rows, with what it says."""
+    end = f',"ts_ms":{now_ns // 1_000_000},"ts_us":{now_ns // 1000},"ts_ns":{now_ns}}}'
+    of_rows = pc.is_in(action, _OF_ROWS)
+    if of_rows.true_count == len(action):
+        return for_each_value(action, lambda each: _ops(each, end))
+    key = _where(of_rows, pa.nulls(len(action), pa.string()), action)
+    is_message = pc.equal(action, "message")
+    said = pc.replace_with_mask(record, is_message, _messages(record.filter(is_message)))
+    said = joined(',"', key, '":', said)  # null where there is no key
+    # As a column, since a constant of a join is kept for the next one and this is never the same.
+    ends = pa.repeat(end, len(action))
+    return joined(for_each_value(action, _ops), said, ends, null="")
+
+
+def _ops(actions: pa.StringArray, end: str = "") -> pa.StringArray:
+    ops = [_OPS.get(each, each) for each in actions.to_pylist()]
+    return pa.array([f',"transaction":null,"op":"{op}"{end}' for op in ops], pa.string())
+
+
+def _messages(records: pa.StringArray) -> pa.StringArray:
+    """Logical messages, whose content is always base64 here: rare, so they are read one by one."""
+    written = []
+    for text in records.to_pylist():
+        record = orjson.loads(text)
+        content = record.get("content_base64")
+        if content is None:
+            content = base64.b64encode(record["content"].encode()).decode()
+        message = {
+            "transactional": record["transactional"],
+            "prefix": record["prefix"],
+            "content": content,
+        }
+        written.append(orjson.dumps(message).decode())
+    return pa.array(written, pa.string())

@@ -1,0 +1,75 @@
+"""The metadata of a message, which the ``sequin`` shape has within and others beside it.
+
+Names and forms follow that product, so its consumers work unchanged. The one addition is
+``unchanged``, there only when the source did not send a TOAST value.
+"""
+
+from __future__ import annotations
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.decoding.joins import joined
+from cdc.decoding.shapes.base import Context
+from cdc.decoding.shapes.text import for_each_value, member
+from cdc.decoding.types.text import escape
+
+METADATA_BYTES = 450
+"""About what it takes; names and keys are short."""
+
+
+def metadata(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
+    """A JSON object for each change."""
+    lsn = changes.column("commit_lsn").cast(pa.string())
+    idx = changes.column("commit_idx").cast(pa.string())
+    return joined(
+        '{"table_schema":"',
+        escape(changes.column("table_schema")),
+        '","table_name":"',
+        escape(changes.column("table_name")),
+        '","commit_timestamp":',
+        _commit_timestamp(changes.column("commit_timestamp"), context),
+        ',"commit_lsn":',
+        lsn,
+        ',"commit_idx":',
+        idx,
+        ',"xid":',
+        changes.column("xid").cast(pa.string()),
+        ',"idempotency_key":"',
+        lsn,
+        ":",
+        idx,
+        '","record_pks":',
+        changes.column("record_pks"),
+        ',"transaction_annotations":',
+        pc.fill_null(changes.column("annotations"), "null"),
+        *member("unchanged", changes.column("unchanged")),
+        _of_all(context),
+        null="",
+    )
+
+
+def _of_all(context: Context) -> str:
+    """The end of the object, the same for every message of a consumer."""
+    said = {
+        "database_name": context.database_name,
+        "consumer": {"name": context.consumer},
+        "database": {
+            "name": context.database_name,
+            "database": context.database,
+            "hostname": context.hostname,
+        },
+    }
+    return "," + orjson.dumps(said).decode()[1:]
+
+
+def _commit_timestamp(times: pa.TimestampArray, context: Context) -> pa.StringArray:
+    if context.format.timestamps == "unix_microsecond":
+        return for_each_value(times, lambda each: each.view(pa.int64()).cast(pa.string()))
+    return for_each_value(times, _iso8601)
+
+
+def _iso8601(times: pa.TimestampArray) -> pa.StringArray:
+    local = times.cast(pa.timestamp("us")).cast(pa.string())
+    return joined('"', pc.replace_substring(local, " ", "T"), 'Z"')

@@ -1,0 +1,33 @@
+"""The ``record`` shape: the bare row, for every action what ``record`` holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pyarrow as pa
+
+from cdc.decoding.shapes.base import Context, Parts, message_rows
+from cdc.decoding.shapes.metadata import METADATA_BYTES, metadata
+
+
+@dataclass(frozen=True)
+class RecordShape:
+    """Adds nothing. A message does not say its action or its table; an entry does."""
+
+    context: Context
+    message_parts: ClassVar[Parts] = Parts(("record",), 2)
+    entry_parts: ClassVar[Parts] = Parts(("record", "record_pks"), METADATA_BYTES)
+
+    def rows(self, changes: pa.RecordBatch) -> pa.RecordBatch:
+        return message_rows(changes)
+
+    def messages(self, rows: pa.RecordBatch) -> pa.StringArray:
+        return rows.column("record")
+
+    def fields(self, rows: pa.RecordBatch) -> dict[str, pa.StringArray]:
+        return {
+            "record": rows.column("record"),
+            "action": rows.column("action"),
+            "metadata": metadata(rows, self.context),
+        }
