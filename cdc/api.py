@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from cdc.change import CHANGE_SCHEMA
 from cdc.decoding import decode_changes
+from cdc.decoding.annotations import annotations_of
 from cdc.decoding.catalog import CatalogNote
 from cdc.decoding.format import DEFAULT_FORMAT, ValueFormat, Wanted
 from cdc.decoding.relation import Relation
@@ -39,9 +40,15 @@ class Decoded:
     @cached_property
     def changes(self) -> pa.RecordBatch:
         """One row a change, of all tables, with the rows as JSON: CHANGE_SCHEMA."""
-        if self.sealed is None:
+        sealed = self.sealed
+        if sealed is None:
             return pa.RecordBatch.from_pylist([], CHANGE_SCHEMA)
-        return decode_changes(self.sealed.raw, self.sealed.schemas, wanted=Wanted((self.form,)))
+        return decode_changes(
+            sealed.raw,
+            sealed.schemas,
+            annotations=annotations_of(sealed.annotations, sealed.raw.num_rows),
+            wanted=Wanted((self.form,)),
+        )
 
     @cached_property
     def tables(self) -> list[TableRows]:

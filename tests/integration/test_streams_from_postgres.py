@@ -104,6 +104,19 @@ def test_each_row_has_the_columns_its_table_had_when_it_was_written(database: Da
     assert [change["table_name"] for change in changes] == ["Sélect"] * 5 + ["select"]
 
 
+def test_an_annotation_comes_with_the_changes_behind_it(database: Database) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    emit = "SELECT pg_logical_emit_message(true, 'sequin:transaction_annotations.{}', '{}')"
+    with slot_decoder(database) as slot:
+        slot.run("BEGIN", "INSERT INTO t VALUES (1)", emit.format("set", '{"user": "ann"}'))
+        slot.run("INSERT INTO t VALUES (2), (3)", emit.format("clear", ""))
+        slot.run("INSERT INTO t VALUES (4)", "COMMIT", "INSERT INTO t VALUES (5)")
+        changes = [change for change in slot.changes() if change["action"] == "insert"]
+    assert [change["commit_idx"] for change in changes] == [0, 2, 3, 5, 0]
+    ann = '{"user": "ann"}'
+    assert [change["annotations"] for change in changes] == [None, ann, ann, None, None]
+
+
 def test_a_truncate_of_several_tables_is_one_change_for_each(database: Database) -> None:
     database.execute("CREATE TABLE a (id int PRIMARY KEY); "
                      "CREATE TABLE b (id int REFERENCES a); CREATE TABLE c (id int)")  # fmt: skip
