@@ -95,13 +95,12 @@ def send(share: Share, changes: pa.RecordBatch) -> Delivery:
 
 def _messages(share: Share) -> Iterator[MessageBatch]:
     """The consumer's messages in order, in batches of a size worth sending."""
-    match = Match.of(share.consumer)
     pending: list[pa.RecordBatch] = []
     rows = size = 0
     for changes in pick_up(share.slices):
-        mine = match.select(_from(changes, share.start))
-        for start in range(0, mine.num_rows, _DELIVERY_ROWS):
-            piece = mine.slice(start, _DELIVERY_ROWS)
+        messages = _decoded(mine(share, changes))
+        for start in range(0, messages.num_rows, _DELIVERY_ROWS):
+            piece = messages.slice(start, _DELIVERY_ROWS)
             if pending and (
                 rows + piece.num_rows > _DELIVERY_ROWS or size + piece.nbytes > _DELIVERY_BYTES
             ):
@@ -112,6 +111,17 @@ def _messages(share: Share) -> Iterator[MessageBatch]:
             size += piece.nbytes
     if pending:
         yield _shaped(pending, share)
+
+
+def mine(share: Share, changes: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows that the share's consumer takes and has not settled, in their order."""
+    return Match.of(share.consumer).select(_from(changes, share.start))
+
+
+def _decoded(changes: pa.RecordBatch) -> pa.RecordBatch:
+    """Without the rows that could not be decoded: they become dead letters when settling."""
+    errors = changes.column("error")
+    return changes if errors.null_count == len(errors) else changes.filter(errors.is_null())
 
 
 def _from(changes: pa.RecordBatch, start: Cursor) -> pa.RecordBatch:

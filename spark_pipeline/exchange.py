@@ -41,6 +41,7 @@ class SliceMarker:
     path: str
     position: int  # which record batch of the file
     offset: int  # and from which row of it
+    errors: int = 0  # how many of its rows could not be decoded
 
 
 MARKER_SCHEMA = pa.schema(
@@ -57,6 +58,7 @@ MARKER_SCHEMA = pa.schema(
         ("path", pa.string()),
         ("position", pa.int32()),
         ("offset", pa.int64()),
+        ("errors", pa.int64()),
     ]
 )
 
@@ -83,6 +85,7 @@ def markers_from_arrow(table: pa.Table) -> list[SliceMarker]:
             path=row["path"],
             position=row["position"],
             offset=row["offset"],
+            errors=row["errors"],
         )
         for row in table.to_pylist()
     ]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,7 +23,9 @@ from cdc.config import Sink as SinkConfig
 from cdc.connection import Connection
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import CorruptionError, TransientError, WalbrookError
+from cdc.log.open import open_log
 from cdc.log.view import LogReader
+from cdc.state.dead_letters import DeadLetter, report_dead_letters
 from cdc.state.positions import (
     Settlement,
     check_nobody_left_behind,
@@ -29,6 +33,7 @@ from cdc.state.positions import (
     restart_cursor,
     settle,
 )
+from spark_pipeline.dead import dead_letters
 from spark_pipeline.delivery import Origin, Outcome, Share
 from spark_pipeline.exchange import Exchange, SliceMarker
 from spark_pipeline.gaps import pass_gaps
@@ -36,6 +41,7 @@ from spark_pipeline.plan import DRIVER_WORK_MAX, DriverPlan, Plan, SparkPlan
 from spark_pipeline.reorder import Reorder
 
 _STARTS_MAX = 10
+_HEALTH_S = 5.0  # how often acknowledged dead letters are looked for
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,7 @@ class Passage:
         self.failed = threading.Event()
         self.history = view.history()
         self._cursors: dict[str, Cursor] = {}
+        self._reported = -_HEALTH_S  # monotonic
         self._reorder = Reorder(self._first_batch(view))
         self.next_batch = self._reorder.next_batch
 
@@ -137,28 +144,28 @@ class Passage:
         slices = self._reorder.micro_batch(plan.decode())
         end = slices[-1].high
         as_of = _as_of(slices)
-        outcomes = plan.deliver(
-            [
-                self._share(
-                    consumer,
-                    start=self._cursors[consumer.name],
-                    end=end,
-                    slices=[piece for piece in slices if piece.rows],
-                )
-                for consumer in self._settings.consumers
-                if self._cursors[consumer.name] < end
-            ]
-        )
+        shares = [
+            self._share(
+                consumer,
+                start=self._cursors[consumer.name],
+                end=end,
+                slices=[piece for piece in slices if piece.rows],
+            )
+            for consumer in self._settings.consumers
+            if self._cursors[consumer.name] < end
+        ]
+        outcomes = plan.deliver(shares)
         settle(
             self._state,
             source=self._settings.source,
             term=self._settings.term,
             read_to=end,
             consumers={
-                outcome.consumer: _settlement(outcome, self._cursors[outcome.consumer], as_of)
-                for outcome in outcomes
+                outcome.consumer: _settlement(outcome, share, as_of, self._dead(share, outcome))
+                for share, outcome in zip(shares, outcomes, strict=True)
             },
         )
+        self._report(any(piece.errors for piece in slices))
         self._exchange.clear()
         for outcome in outcomes:
             self._cursors[outcome.consumer] = outcome.cursor
@@ -167,6 +174,19 @@ class Passage:
                     f"consumer {outcome.consumer} stands at {outcome.cursor}: {outcome.error}"
                 ) from outcome.error
         self.next_batch = self._reorder.next_batch
+
+    def _dead(self, share: Share, outcome: Outcome) -> Iterator[DeadLetter]:
+        """What a consumer went on without; of most micro-batches nothing, and nothing is read."""
+        if any(piece.errors for piece in share.slices):
+            # The lane's own view is for another thread.
+            with closing(open_log(self._settings.log_directory, history=self.history)) as log:
+                yield from dead_letters(share, outcome.cursor, log)
+
+    def _report(self, news: bool) -> None:
+        """Tell of dead letters at once, of their end soon after an operator deleted them."""
+        if news or time.monotonic() - self._reported >= _HEALTH_S:
+            report_dead_letters(self._state, self._settings.source, self._settings.term)
+            self._reported = time.monotonic()
 
     def _plan(self, frame: DataFrame) -> Plan:
         """The cheapest plan for the size: a few rows are not worth a Spark job."""
@@ -194,15 +214,18 @@ def _as_of(slices: list[SliceMarker]) -> datetime:
     return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=committed_us)
 
 
-def _settlement(outcome: Outcome, since: Cursor, as_of: datetime) -> Settlement:
+def _settlement(
+    outcome: Outcome, share: Share, as_of: datetime, dead: Iterator[DeadLetter]
+) -> Settlement:
     failed = outcome.error is not None
     return Settlement(
-        since=since,
+        since=share.start,
         cursor=outcome.cursor,
         delivered=outcome.delivered,
         absorbed=outcome.absorbed,
         last_commit=outcome.last_commit if failed else as_of,
         error=str(outcome.error) if failed else None,
+        dead=dead,
     )
 
 

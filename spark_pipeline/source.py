@@ -170,7 +170,7 @@ class LogStreamReader(DataSourceStreamReader):
 
         def batches() -> Iterator[pa.RecordBatch]:
             for position, (pieces, changes) in enumerate(self._decoded(partition)):
-                markers.extend(_markers(partition, pieces, position))
+                markers.extend(_markers(partition, pieces, position, changes))
                 yield changes
 
         path = str(leave(Path(self._exchange), batches()))
@@ -217,8 +217,11 @@ class _Piece:
     commit_us: int
 
 
-def _markers(partition: LogPartition, pieces: list[_Piece], position: int) -> Iterator[SliceMarker]:
+def _markers(
+    partition: LogPartition, pieces: list[_Piece], position: int, changes: pa.RecordBatch
+) -> Iterator[SliceMarker]:
     offset = 0
+    errors = changes.column("error")
     for piece in pieces:
         rows = piece.slice.stop - piece.slice.start
         yield SliceMarker(
@@ -233,6 +236,7 @@ def _markers(partition: LogPartition, pieces: list[_Piece], position: int) -> It
             path="",
             position=position,
             offset=offset,
+            errors=rows - errors.slice(offset, rows).null_count,
         )
         offset += rows
 

@@ -122,8 +122,15 @@ def fresh_database(dsn: str) -> Iterator[Database]:
     name = f"test_{secrets.token_hex(6)}"
     with psycopg.connect(dsn, autocommit=True) as admin:
         admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    try:
+    with dropped_database(dsn, name):
         yield Database(name, make_conninfo(dsn, dbname=name))
+
+
+@contextmanager
+def dropped_database(dsn: str, name: str) -> Iterator[None]:
+    """The database ``name`` on the server at ``dsn`` is dropped with its slots at the end."""
+    try:
+        yield
     finally:
         # Connect again: the test may have restarted the server.
         with psycopg.connect(dsn, autocommit=True) as admin:

@@ -76,10 +76,19 @@ class ReplicationStream:
         try:
             if check is not None:
                 check(self._connection)
+            self._take_any_bytes()
             self._start(slot, publication, start_lsn, options)
         except BaseException:
             self.close()
             raise
+
+    def _take_any_bytes(self) -> None:
+        """A database without an encoding may hold text that is not UTF-8.
+
+        The server would end the stream at it, for ever; decode can say which row it is.
+        """
+        if self._pgconn.parameter_status(b"server_encoding") == b"SQL_ASCII":
+            self._connection.execute("SET client_encoding = SQL_ASCII")
 
     def drain(
         self, into: list[bytes], *, bytes_max: int, rows_max: int
