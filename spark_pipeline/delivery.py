@@ -22,6 +22,7 @@ from cdc.decoding.shapes.sequin import shape
 from cdc.errors import WalbrookError
 from sinks import Sink, open_sink
 from sinks.base import Delivery
+from sinks.columns import prefix_at_or_below
 from spark_pipeline.exchange import SliceMarker, pick_up
 from spark_pipeline.matching import Match
 
@@ -48,6 +49,7 @@ class Share:
     start: Cursor  # below it everything is settled for this consumer
     end: Cursor  # the micro-batch's high watermark
     slices: list[SliceMarker]
+    announcements: pa.RecordBatch | None = None  # CHANGE_SCHEMA, in order, for this range
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,7 @@ def _messages(share: Share) -> Iterator[MessageBatch]:
     """The consumer's messages in order, in batches of a size worth sending."""
     pending: list[pa.RecordBatch] = []
     rows = size = 0
-    for changes in pick_up(share.slices):
-        messages = _decoded(mine(share, changes))
+    for messages in _in_order(share):
         for start in range(0, messages.num_rows, _DELIVERY_ROWS):
             piece = messages.slice(start, _DELIVERY_ROWS)
             if pending and (
@@ -111,6 +112,25 @@ def _messages(share: Share) -> Iterator[MessageBatch]:
             size += piece.nbytes
     if pending:
         yield _shaped(pending, share)
+
+
+def _in_order(share: Share) -> Iterator[pa.RecordBatch]:
+    """The consumer's changes, and among them the announcements it takes, in cursor order."""
+    told = share.announcements
+    told = None if told is None else Match.of(share.consumer).select(told)
+    for changes in pick_up(share.slices):
+        messages = _decoded(mine(share, changes))
+        while told is not None and told.num_rows:
+            first = MessageBatch(told).cursor(0)
+            before = prefix_at_or_below(messages, first)
+            if before == messages.num_rows:
+                break
+            yield messages.slice(0, before)
+            yield told.slice(0, 1)
+            messages, told = messages.slice(before), told.slice(1)
+        yield messages
+    if told is not None:
+        yield told
 
 
 def mine(share: Share, changes: pa.RecordBatch) -> pa.RecordBatch:

@@ -42,6 +42,7 @@ class SliceMarker:
     position: int  # which record batch of the file
     offset: int  # and from which row of it
     errors: int = 0  # how many of its rows could not be decoded
+    versions: bytes = b""  # its passages from one table version to another, encoded
 
 
 MARKER_SCHEMA = pa.schema(
@@ -59,6 +60,7 @@ MARKER_SCHEMA = pa.schema(
         ("position", pa.int32()),
         ("offset", pa.int64()),
         ("errors", pa.int64()),
+        ("versions", pa.binary()),
     ]
 )
 
@@ -86,6 +88,7 @@ def markers_from_arrow(table: pa.Table) -> list[SliceMarker]:
             position=row["position"],
             offset=row["offset"],
             errors=row["errors"],
+            versions=bytes(row["versions"]),
         )
         for row in table.to_pylist()
     ]

@@ -33,12 +33,14 @@ from cdc.state.positions import (
     restart_cursor,
     settle,
 )
+from spark_pipeline.announce import BatchRows
 from spark_pipeline.dead import dead_letters
 from spark_pipeline.delivery import Origin, Outcome, Share
 from spark_pipeline.exchange import Exchange, SliceMarker
 from spark_pipeline.gaps import pass_gaps
 from spark_pipeline.plan import DRIVER_WORK_MAX, DriverPlan, Plan, SparkPlan
 from spark_pipeline.reorder import Reorder
+from spark_pipeline.versions import Versions
 
 _STARTS_MAX = 10
 _HEALTH_S = 5.0  # how often acknowledged dead letters are looked for
@@ -96,6 +98,7 @@ class Passage:
         self.history = view.history()
         self._cursors: dict[str, Cursor] = {}
         self._reported = -_HEALTH_S  # monotonic
+        self._versions = Versions({})
         self._reorder = Reorder(self._first_batch(view))
         self.next_batch = self._reorder.next_batch
 
@@ -111,9 +114,8 @@ class Passage:
             pass_gaps(state, evicted, source=settings.source, term=settings.term, shares=shares)
             check_nobody_left_behind(state, settings.source, earliest)
             self._cursors = consumer_cursors(state, settings.source)
-            first = view.seek(
-                min([restart_cursor(state, settings.source), *self._cursors.values()])
-            )
+            lowest = min([restart_cursor(state, settings.source), *self._cursors.values()])
+            first = view.seek(lowest)
             if view.floors() == floors:
                 break
         else:
@@ -123,6 +125,7 @@ class Passage:
                 f"consumers {', '.join(inactive)} are not active in walbrook.consumers",
                 fix="set active to true there, or take their sinks out of the configuration",
             )
+        self._versions = Versions.load(state, settings.source, lowest)
         return first
 
     def take(self, markers: DataFrame, _batch_id: int) -> None:
@@ -144,6 +147,7 @@ class Passage:
         slices = self._reorder.micro_batch(plan.decode())
         end = slices[-1].high
         as_of = _as_of(slices)
+        new = self._versions.pass_over(slices, self._cursors.values(), self._look)
         shares = [
             self._share(
                 consumer,
@@ -164,6 +168,7 @@ class Passage:
                 outcome.consumer: _settlement(outcome, share, as_of, self._dead(share, outcome))
                 for share, outcome in zip(shares, outcomes, strict=True)
             },
+            versions=new,
         )
         self._report(any(piece.errors for piece in slices))
         self._exchange.clear()
@@ -173,12 +178,18 @@ class Passage:
                 raise TransientError(
                     f"consumer {outcome.consumer} stands at {outcome.cursor}: {outcome.error}"
                 ) from outcome.error
+        self._versions.forget_below(min(self._cursors.values(), default=end))
         self.next_batch = self._reorder.next_batch
+
+    def _look(self, batch_idx: int) -> BatchRows:
+        """A batch of the log; the lane's own view is for another thread."""
+        with closing(open_log(self._settings.log_directory, history=self.history)) as log:
+            (rows,) = (BatchRows.of(frame) for frame in log.frames(batch_idx, batch_idx + 1))
+            return rows
 
     def _dead(self, share: Share, outcome: Outcome) -> Iterator[DeadLetter]:
         """What a consumer went on without; of most micro-batches nothing, and nothing is read."""
         if any(piece.errors for piece in share.slices):
-            # The lane's own view is for another thread.
             with closing(open_log(self._settings.log_directory, history=self.history)) as log:
                 yield from dead_letters(share, outcome.cursor, log)
 
@@ -203,7 +214,10 @@ class Passage:
         end: Cursor = ORIGIN,
         slices: Sequence[SliceMarker] = (),
     ) -> Share:
-        return Share(consumer, self._settings.origin, self._run, start, end, list(slices))
+        told = None
+        if "schema_change" in consumer.actions:
+            told = self._versions.between(start, end)
+        return Share(consumer, self._settings.origin, self._run, start, end, list(slices), told)
 
 
 def _as_of(slices: list[SliceMarker]) -> datetime:

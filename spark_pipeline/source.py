@@ -26,6 +26,7 @@ from pyspark.sql.types import StructType
 from cdc.change import CHANGE_SCHEMA
 from cdc.cursor import Cursor
 from cdc.decoding import decode_changes
+from cdc.decoding.versions import encode_transitions
 from cdc.errors import ConfigError, GapError
 from cdc.log.open import open_log
 from cdc.log.view import LogReader
@@ -193,7 +194,8 @@ class LogStreamReader(DataSourceStreamReader):
                 yield pieces, decode_changes(_joined(raws), schemas)
                 pieces, raws, schemas = [], [], {}
             commit_us = raw.column("commit_ts")[-1].as_py() if raw.num_rows else 0
-            pieces.append(_Piece(piece, frame.marker.high, commit_us))
+            versions = encode_transitions(raw)
+            pieces.append(_Piece(piece, frame.marker.high, commit_us, versions))
             raws.append(raw)
             schemas |= frame.schemas
         yield pieces, decode_changes(_joined(raws), schemas)
@@ -215,6 +217,7 @@ class _Piece:
     slice: Slice
     high: Cursor
     commit_us: int
+    versions: bytes
 
 
 def _markers(
@@ -237,6 +240,7 @@ def _markers(
             position=position,
             offset=offset,
             errors=rows - errors.slice(offset, rows).null_count,
+            versions=piece.versions,
         )
         offset += rows
 

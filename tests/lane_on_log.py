@@ -22,7 +22,7 @@ from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
 from cdc.replication.seal import Sealer
 from cdc.state.migrate import migrate
-from cdc.state.positions import register_source
+from cdc.state.positions import register_source, restart_cursor
 from spark_pipeline.delivery import Origin
 from spark_pipeline.exchange import Exchange, PlannedRange, note_planned
 from spark_pipeline.passage import LaneSettings, Passage
@@ -58,9 +58,20 @@ class LogLane:
 
     def write(self, *messages: bytes) -> None:
         """One batch of these messages; a transaction may go on in the next one."""
-        sealed = self._sealer.seal(wire(*messages))
-        assert sealed is not None
-        self.log.append(sealed.raw, sealed.schemas, first=sealed.first, high=sealed.high)
+        assert self.write_if_any(*messages)
+
+    def write_if_any(self, *messages: bytes) -> bool:
+        """The same, unless nothing of them is for the log."""
+        sealed = self._sealer.seal(wire(*messages)) if messages else None
+        if sealed is not None:
+            self.log.append(sealed.raw, sealed.schemas, first=sealed.first, high=sealed.high)
+        return sealed is not None
+
+    def begin_log_anew(self) -> None:
+        """Lose the log; what is above the restart cursor can be written again, in other pieces."""
+        restart = restart_cursor(self.state, SOURCE)
+        self.log.restart_at(restart)
+        self._sealer = Sealer(resume=restart)
 
     def idle(self, lsn: int) -> None:
         """A batch without rows: nothing was committed below ``lsn``."""

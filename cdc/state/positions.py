@@ -7,7 +7,7 @@ settle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -17,6 +17,7 @@ from cdc.errors import OperatorError, SourceError, TransientError
 from cdc.failpoints import reached
 from cdc.state.dead_letters import DeadLetter, bury
 from cdc.state.fence import fenced
+from cdc.state.schema_versions import NewVersion, record_versions
 
 _READ_SOURCE = """
 SELECT system_identifier, restart_lsn::text, restart_idx, slot
@@ -183,14 +184,19 @@ def settle(
     term: int,
     read_to: Cursor,
     consumers: Mapping[str, Settlement],
+    versions: Sequence[NewVersion] = (),
 ) -> None:
-    """Move the cursors of one micro-batch in one transaction; ``read_to`` is its end."""
+    """Move the cursors of one micro-batch in one transaction; ``read_to`` is its end.
+
+    ``versions`` are the table versions that it was the first to meet.
+    """
     with connection.transaction():
         # Many take seconds, in which the source's row need not be locked: that comes after them.
         dead = {
             consumer: bury(connection, source, consumer, settlement.dead)
             for consumer, settlement in consumers.items()
         }
+        record_versions(connection, source, versions)
         if connection.execute(_FENCE, (source, term)).fetchone() is None:
             raise fenced(source)
         for consumer, settlement in consumers.items():

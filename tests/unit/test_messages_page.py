@@ -24,6 +24,6 @@ def test_every_action_is_explained() -> None:
 
 def test_the_examples_are_json() -> None:
     examples = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
-    assert len(examples) == 4
+    assert len(examples) == 5
     for example in examples:
         assert isinstance(json.loads(example), dict)

@@ -63,3 +63,8 @@ _ARRAYS: dict[int, Family] = {
 def family_of(type_oid: int) -> Family:
     """How values of this type become JSON."""
     return _SCALARS.get(type_oid) or _ARRAYS.get(type_oid) or text_json
+
+
+def element_of_array(type_oid: int) -> int | None:
+    """The type of the elements of a built-in array type; None for every other type."""
+    return _ELEMENT_OF_ARRAY.get(type_oid)
