@@ -41,8 +41,9 @@ def with_options(dsn: str, settings: Mapping[str, str]) -> str:
     """The options of a connection: those its owner gave, and ours behind them.
 
     A connection that holds a lock may be idle for months; the server must not end it for that.
+    Text is UTF-8 whatever the database's encoding; without one (SQL_ASCII) it would be bytes here.
     """
     given = conninfo_to_dict(dsn).get("options")
-    ours = {"idle_session_timeout": "0", **settings}
+    ours = {"idle_session_timeout": "0", "client_encoding": "UTF8", **settings}
     spelled = [f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in ours.items()]
     return " ".join([str(given), *spelled] if given else spelled)

@@ -24,8 +24,9 @@ from cdc.decoding.shapes import Context, shape_for
 from cdc.errors import WalbrookError
 from sinks import Sink, open_sink
 from sinks.base import Delivery
+from sinks.columns import prefix_at_or_below
 from spark_pipeline.exchange import SliceMarker, pick_up
-from spark_pipeline.forms import form_of, view_of
+from spark_pipeline.forms import form_of, plain_view, view_of
 from spark_pipeline.matching import Match
 
 _DELIVERY_ROWS = 10_000
@@ -52,6 +53,7 @@ class Share:
     end: Cursor  # the micro-batch's high watermark
     slices: list[SliceMarker]
     wanted: Wanted = PLAIN  # what decode was asked for when it made the slices
+    announcements: pa.RecordBatch | None = None  # CHANGE_SCHEMA, in order, for this range
 
 
 @dataclass(frozen=True)
@@ -99,14 +101,11 @@ def send(share: Share, changes: pa.RecordBatch) -> Delivery:
 
 def _messages(share: Share) -> Iterator[MessageBatch]:
     """The consumer's messages in order, in batches of a size worth sending."""
-    match = Match.of(share.consumer)
     pending: list[pa.RecordBatch] = []
     rows = size = 0
-    for changes in pick_up(share.slices):
-        view = view_of(changes, share.wanted, share.consumer)
-        mine = match.select(_from(view, share.start))
-        for start in range(0, mine.num_rows, _DELIVERY_ROWS):
-            piece = mine.slice(start, _DELIVERY_ROWS)
+    for messages in _in_order(share):
+        for start in range(0, messages.num_rows, _DELIVERY_ROWS):
+            piece = messages.slice(start, _DELIVERY_ROWS)
             if pending and (
                 rows + piece.num_rows > _DELIVERY_ROWS or size + piece.nbytes > _DELIVERY_BYTES
             ):
@@ -119,17 +118,50 @@ def _messages(share: Share) -> Iterator[MessageBatch]:
         yield _shaped(pending, share)
 
 
+def _in_order(share: Share) -> Iterator[pa.RecordBatch]:
+    """The consumer's changes, and among them the announcements it takes, in cursor order."""
+    told = share.announcements
+    if told is not None:
+        told = plain_view(Match.of(share.consumer).select(told), share.consumer)
+    for changes in pick_up(share.slices):
+        messages = _decoded(mine(share, view_of(changes, share.wanted, share.consumer)))
+        while told is not None and told.num_rows:
+            before = prefix_at_or_below(messages, _first(told))
+            if before == messages.num_rows:
+                break
+            yield messages.slice(0, before)
+            yield told.slice(0, 1)
+            messages, told = messages.slice(before), told.slice(1)
+        yield messages
+    if told is not None:
+        yield told
+
+
+def mine(share: Share, changes: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows that the share's consumer takes and has not settled, in their order."""
+    return Match.of(share.consumer).select(_from(changes, share.start))
+
+
+def _decoded(changes: pa.RecordBatch) -> pa.RecordBatch:
+    """Without the rows that could not be decoded: they become dead letters when settling."""
+    errors = changes.column("error")
+    return changes if errors.null_count == len(errors) else changes.filter(errors.is_null())
+
+
 def _from(changes: pa.RecordBatch, start: Cursor) -> pa.RecordBatch:
     """The rows at or above ``start``; most often all of them."""
     if not changes.num_rows:
         return changes
-    first = (changes.column("commit_lsn")[0].as_py(), changes.column("commit_idx")[0].as_py())
-    if first >= start:
+    if _first(changes) >= start:
         return changes
     lsn, idx = changes.column("commit_lsn"), changes.column("commit_idx")
     above = pc.greater(lsn, start.lsn)
     within = pc.and_(pc.equal(lsn, start.lsn), pc.greater_equal(idx, start.idx))
     return changes.filter(pc.or_(above, within))
+
+
+def _first(changes: pa.RecordBatch) -> Cursor:
+    return Cursor(changes.column("commit_lsn")[0].as_py(), changes.column("commit_idx")[0].as_py())
 
 
 def _shaped(pieces: list[pa.RecordBatch], share: Share) -> MessageBatch:

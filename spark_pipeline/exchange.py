@@ -40,6 +40,8 @@ class SliceMarker:
     path: str
     position: int  # which record batch of the file
     offset: int  # and from which row of it
+    errors: int = 0  # how many of its rows could not be decoded
+    versions: bytes = b""  # its passages from one table version to another, encoded
 
 
 MARKER_SCHEMA = pa.schema(
@@ -56,6 +58,8 @@ MARKER_SCHEMA = pa.schema(
         ("path", pa.string()),
         ("position", pa.int32()),
         ("offset", pa.int64()),
+        ("errors", pa.int64()),
+        ("versions", pa.binary()),
     ]
 )
 
@@ -82,6 +86,8 @@ def markers_from_arrow(table: pa.Table) -> list[SliceMarker]:
             path=row["path"],
             position=row["position"],
             offset=row["offset"],
+            errors=row["errors"],
+            versions=bytes(row["versions"]),
         )
         for row in table.to_pylist()
     ]

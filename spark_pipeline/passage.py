@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,7 +24,9 @@ from cdc.connection import Connection
 from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.format import Wanted
 from cdc.errors import CorruptionError, TransientError, WalbrookError
+from cdc.log.open import open_log
 from cdc.log.view import LogReader
+from cdc.state.dead_letters import DeadLetter, report_dead_letters
 from cdc.state.positions import (
     Settlement,
     check_nobody_left_behind,
@@ -30,14 +34,18 @@ from cdc.state.positions import (
     restart_cursor,
     settle,
 )
+from spark_pipeline.announce import BatchRows
+from spark_pipeline.dead import dead_letters
 from spark_pipeline.delivery import Origin, Outcome, Share
 from spark_pipeline.exchange import Exchange, SliceMarker
 from spark_pipeline.forms import wanted_by
 from spark_pipeline.gaps import pass_gaps
 from spark_pipeline.plan import DRIVER_WORK_MAX, DriverPlan, Plan, SparkPlan
 from spark_pipeline.reorder import Reorder
+from spark_pipeline.versions import Versions
 
 _STARTS_MAX = 10
+_HEALTH_S = 5.0  # how often acknowledged dead letters are looked for
 
 
 @dataclass(frozen=True)
@@ -96,6 +104,8 @@ class Passage:
         self.failed = threading.Event()
         self.history = view.history()
         self._cursors: dict[str, Cursor] = {}
+        self._reported = -_HEALTH_S  # monotonic
+        self._versions = Versions({})
         self._reorder = Reorder(self._first_batch(view))
         self.next_batch = self._reorder.next_batch
 
@@ -111,9 +121,8 @@ class Passage:
             pass_gaps(state, evicted, source=settings.source, term=settings.term, shares=shares)
             check_nobody_left_behind(state, settings.source, earliest)
             self._cursors = consumer_cursors(state, settings.source)
-            first = view.seek(
-                min([restart_cursor(state, settings.source), *self._cursors.values()])
-            )
+            lowest = min([restart_cursor(state, settings.source), *self._cursors.values()])
+            first = view.seek(lowest)
             if view.floors() == floors:
                 break
         else:
@@ -123,6 +132,7 @@ class Passage:
                 f"consumers {', '.join(inactive)} are not active in walbrook.consumers",
                 fix="set active to true there, or take their sinks out of the configuration",
             )
+        self._versions = Versions.load(state, settings.source, lowest)
         return first
 
     def take(self, markers: DataFrame, _batch_id: int) -> None:
@@ -144,28 +154,30 @@ class Passage:
         slices = self._reorder.micro_batch(plan.decode())
         end = slices[-1].high
         as_of = _as_of(slices)
-        outcomes = plan.deliver(
-            [
-                self._share(
-                    consumer,
-                    start=self._cursors[consumer.name],
-                    end=end,
-                    slices=[piece for piece in slices if piece.rows],
-                )
-                for consumer in self._settings.consumers
-                if self._cursors[consumer.name] < end
-            ]
-        )
+        new = self._versions.pass_over(slices, self._cursors.values(), self._look)
+        shares = [
+            self._share(
+                consumer,
+                start=self._cursors[consumer.name],
+                end=end,
+                slices=[piece for piece in slices if piece.rows],
+            )
+            for consumer in self._settings.consumers
+            if self._cursors[consumer.name] < end
+        ]
+        outcomes = plan.deliver(shares)
         settle(
             self._state,
             source=self._settings.source,
             term=self._settings.term,
             read_to=end,
             consumers={
-                outcome.consumer: _settlement(outcome, self._cursors[outcome.consumer], as_of)
-                for outcome in outcomes
+                outcome.consumer: _settlement(outcome, share, as_of, self._dead(share, outcome))
+                for share, outcome in zip(shares, outcomes, strict=True)
             },
+            versions=new,
         )
+        self._report(any(piece.errors for piece in slices))
         self._exchange.clear()
         for outcome in outcomes:
             self._cursors[outcome.consumer] = outcome.cursor
@@ -173,7 +185,26 @@ class Passage:
                 raise TransientError(
                     f"consumer {outcome.consumer} stands at {outcome.cursor}: {outcome.error}"
                 ) from outcome.error
+        self._versions.forget_below(min(self._cursors.values(), default=end))
         self.next_batch = self._reorder.next_batch
+
+    def _look(self, batch_idx: int) -> BatchRows:
+        """A batch of the log; the lane's own view is for another thread."""
+        with closing(open_log(self._settings.log_directory, history=self.history)) as log:
+            (rows,) = (BatchRows.of(frame) for frame in log.frames(batch_idx, batch_idx + 1))
+            return rows
+
+    def _dead(self, share: Share, outcome: Outcome) -> Iterator[DeadLetter]:
+        """What a consumer went on without; of most micro-batches nothing, and nothing is read."""
+        if any(piece.errors for piece in share.slices):
+            with closing(open_log(self._settings.log_directory, history=self.history)) as log:
+                yield from dead_letters(share, outcome.cursor, log)
+
+    def _report(self, news: bool) -> None:
+        """Tell of dead letters at once, of their end soon after an operator deleted them."""
+        if news or time.monotonic() - self._reported >= _HEALTH_S:
+            report_dead_letters(self._state, self._settings.source, self._settings.term)
+            self._reported = time.monotonic()
 
     def _plan(self, frame: DataFrame) -> Plan:
         """The cheapest plan for the size: a few rows are not worth a Spark job."""
@@ -196,8 +227,11 @@ class Passage:
         slices: Sequence[SliceMarker] = (),
     ) -> Share:
         settings = self._settings
+        told = None
+        if "schema_change" in consumer.actions:
+            told = self._versions.between(start, end)
         return Share(
-            consumer, settings.origin, self._run, start, end, list(slices), settings.wanted
+            consumer, settings.origin, self._run, start, end, list(slices), settings.wanted, told
         )
 
 
@@ -209,15 +243,18 @@ def _as_of(slices: list[SliceMarker]) -> datetime:
     return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=committed_us)
 
 
-def _settlement(outcome: Outcome, since: Cursor, as_of: datetime) -> Settlement:
+def _settlement(
+    outcome: Outcome, share: Share, as_of: datetime, dead: Iterator[DeadLetter]
+) -> Settlement:
     failed = outcome.error is not None
     return Settlement(
-        since=since,
+        since=share.start,
         cursor=outcome.cursor,
         delivered=outcome.delivered,
         absorbed=outcome.absorbed,
         last_commit=outcome.last_commit if failed else as_of,
         error=str(outcome.error) if failed else None,
+        dead=dead,
     )
 
 

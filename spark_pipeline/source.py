@@ -28,6 +28,7 @@ from cdc.cursor import Cursor
 from cdc.decoding import decode_changes
 from cdc.decoding.annotations import Run, annotations_of, carried_bytes, cut_runs, joined_runs
 from cdc.decoding.format import PLAIN, Wanted
+from cdc.decoding.versions import encode_transitions
 from cdc.errors import ConfigError, GapError
 from cdc.log.open import open_log
 from cdc.log.view import LogReader
@@ -176,7 +177,7 @@ class LogStreamReader(DataSourceStreamReader):
 
         def batches() -> Iterator[pa.RecordBatch]:
             for position, (pieces, changes) in enumerate(self._decoded(partition)):
-                markers.extend(_markers(partition, pieces, position))
+                markers.extend(_markers(partition, pieces, position, changes))
                 yield changes
 
         path = str(leave(Path(self._exchange), batches(), self._wanted.schema))
@@ -201,7 +202,8 @@ class LogStreamReader(DataSourceStreamReader):
                 yield pieces, self._decode(raws, schemas, annotations)
                 pieces, raws, schemas, annotations = [], [], {}, []
             commit_us = raw.column("commit_ts")[-1].as_py() if raw.num_rows else 0
-            pieces.append(_Piece(piece, frame.marker.high, commit_us))
+            versions = encode_transitions(raw)
+            pieces.append(_Piece(piece, frame.marker.high, commit_us, versions))
             raws.append(raw)
             schemas |= frame.schemas
             annotations.append(runs)
@@ -237,10 +239,14 @@ class _Piece:
     slice: Slice
     high: Cursor
     commit_us: int
+    versions: bytes
 
 
-def _markers(partition: LogPartition, pieces: list[_Piece], position: int) -> Iterator[SliceMarker]:
+def _markers(
+    partition: LogPartition, pieces: list[_Piece], position: int, changes: pa.RecordBatch
+) -> Iterator[SliceMarker]:
     offset = 0
+    errors = changes.column("error")
     for piece in pieces:
         rows = piece.slice.stop - piece.slice.start
         yield SliceMarker(
@@ -255,6 +261,8 @@ def _markers(partition: LogPartition, pieces: list[_Piece], position: int) -> It
             path="",
             position=position,
             offset=offset,
+            errors=rows - errors.slice(offset, rows).null_count,
+            versions=piece.versions,
         )
         offset += rows
 

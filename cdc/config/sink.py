@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from cdc.config.destination import Destination, ParquetDestination, WebhookDestination
 from cdc.config.scalars import Integer, Name, Section, Table, Text, wrong
 
-Action = Literal["insert", "update", "delete", "truncate", "message"]
+Action = Literal["insert", "update", "delete", "truncate", "message", "schema_change"]
 
 
 def _no_expression(value: object) -> str:

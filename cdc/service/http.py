@@ -41,7 +41,7 @@ SELECT s.name AS source, s.state, s.state_since::text, s.last_error, s.lane_erro
 """
 _CONSUMERS = """
 SELECT c.source, c.name AS consumer, v.cursor, v.lag_bytes, v.lag_seconds, c.delivered,
-       c.absorbed, c.last_error, v.moved_at::text,
+       c.absorbed, c.dead, c.last_error, v.moved_at::text,
        (SELECT count(*) FROM walbrook.gaps g
          WHERE g.source = c.source AND g.consumer = c.name) AS gaps,
        v.lag_seconds > 0 AND v.moved_at < clock_timestamp() - make_interval(secs => %s) AS stuck
@@ -165,6 +165,7 @@ def _consumer_metrics(consumers: Rows) -> Iterator[Metric]:
     yield _gauge("consumer_lag_bytes", "WAL behind the cursor.", consumers, "lag_bytes")
     yield _gauge("consumer_lag_seconds", "Age of the state it has.", consumers, "lag_seconds")
     yield _counter("consumer_delivered", "Messages delivered.", consumers, "delivered")
+    yield _counter("consumer_dead_letters", "Changes it went on without, ever.", consumers, "dead")
     yield _counter("consumer_gaps", "Times changes were given up.", consumers, "gaps")
     yield _counter("consumer_absorbed", "Repeats that the sink had.", consumers, "absorbed")
     yield _flag(

@@ -29,7 +29,7 @@ SELECT source, consumer, severity, date_trunc('second', clock_timestamp() - sinc
 """
 _CONSUMERS = """
 SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx, v.lag_bytes, v.lag_seconds,
-       c.delivered, c.absorbed, c.moved_at, c.active, c.last_error
+       c.delivered, c.absorbed, c.moved_at, c.active, c.last_error, c.dead
   FROM walbrook.consumers c
   LEFT JOIN walbrook.cursors v ON v.source = c.source AND v.consumer = c.name
  WHERE c.source = %s ORDER BY c.active DESC, c.name
@@ -46,7 +46,7 @@ def status_tables(connection: psycopg.Connection[tuple[Any, ...]]) -> Group:
         sources.add_row(Text(name), state, since, Text(slot), cursor)
         errors += _error(f"reader {name}", reader) + _error(f"lane {name}", lane)
         parts += ("", *_log(name, log_bytes, earliest, evicted))
-        parts.append(_consumers(connection, name, errors))
+        parts += _consumers(connection, name, errors)
     errors += _events(connection)
     return Group(*parts, *[""][: len(errors)], *errors)
 
@@ -72,15 +72,16 @@ def _events(connection: psycopg.Connection[tuple[Any, ...]]) -> list[Text]:
 
 def _consumers(
     connection: psycopg.Connection[tuple[Any, ...]], source: str, errors: list[Text]
-) -> Table:
-    """The consumers of one source; what ails them is added to ``errors``."""
+) -> list[RenderableType]:
+    """The consumers of one source and who lacks what; what ails them is added to ``errors``."""
+    lacking: list[str] = []
     table = _table(
         f"Consumers of {source}",
         "~consumer", "cursor", ">lag", ">lag s", ">delivered", ">absorbed",
         "moved",
     )  # fmt: skip
     for row in connection.execute(_CONSUMERS, (source,)).fetchall():
-        name, cursor, lag_bytes, lag_s, delivered, absorbed, moved_at, active, error = row
+        name, cursor, lag_bytes, lag_s, delivered, absorbed, moved_at, active, error, dead = row
         table.add_row(
             Text(name),
             cursor,
@@ -92,7 +93,8 @@ def _consumers(
             style=None if active else "dim",
         )
         errors += _error(f"consumer {name}", error if active else None)
-    return table
+        lacking += [f"{name} {dead:,}"] if dead else []
+    return [table, Text(f"Dead letters: {', '.join(lacking)}")] if lacking else [table]
 
 
 def _table(title: str, *headings: str) -> Table:

@@ -7,7 +7,7 @@ settle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -15,7 +15,9 @@ from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn, parse_lsn
 from cdc.errors import OperatorError, SourceError, TransientError
 from cdc.failpoints import reached
+from cdc.state.dead_letters import DeadLetter, bury
 from cdc.state.fence import fenced
+from cdc.state.schema_versions import NewVersion, record_versions
 
 _READ_SOURCE = """
 SELECT system_identifier, restart_lsn::text, restart_idx, slot
@@ -70,6 +72,7 @@ UPDATE walbrook.consumers
                        ELSE clock_timestamp() END,
        settled_commit = coalesce(%(commit)s, settled_commit),
        delivered = delivered + %(delivered)s, absorbed = absorbed + %(absorbed)s,
+       dead = dead + %(dead)s,
        last_error = %(error)s,
        error_at = CASE WHEN %(error)s::text IS NULL THEN NULL ELSE clock_timestamp() END
  WHERE source = %(source)s AND name = %(consumer)s
@@ -91,7 +94,10 @@ UPDATE walbrook.sources s
 
 @dataclass(frozen=True)
 class Settlement:
-    """What one micro-batch did for one consumer: everything from ``since`` to ``cursor``."""
+    """What one micro-batch did for one consumer: everything from ``since`` to ``cursor``.
+
+    ``dead`` are the changes between the two that it goes on without; they are taken one by one.
+    """
 
     since: Cursor
     cursor: Cursor
@@ -99,6 +105,7 @@ class Settlement:
     absorbed: int = 0
     last_commit: datetime | None = None
     error: str | None = None
+    dead: Iterable[DeadLetter] = ()
 
 
 def register_source(
@@ -177,9 +184,19 @@ def settle(
     term: int,
     read_to: Cursor,
     consumers: Mapping[str, Settlement],
+    versions: Sequence[NewVersion] = (),
 ) -> None:
-    """Move the cursors of one micro-batch in one transaction; ``read_to`` is its end."""
+    """Move the cursors of one micro-batch in one transaction; ``read_to`` is its end.
+
+    ``versions`` are the table versions that it was the first to meet.
+    """
     with connection.transaction():
+        # Many take seconds, in which the source's row need not be locked: that comes after them.
+        dead = {
+            consumer: bury(connection, source, consumer, settlement.dead)
+            for consumer, settlement in consumers.items()
+        }
+        record_versions(connection, source, versions)
         if connection.execute(_FENCE, (source, term)).fetchone() is None:
             raise fenced(source)
         for consumer, settlement in consumers.items():
@@ -195,6 +212,7 @@ def settle(
                     "commit": settlement.last_commit,
                     "delivered": settlement.delivered,
                     "absorbed": settlement.absorbed,
+                    "dead": dead[consumer],
                     "error": settlement.error,
                 },
             )

@@ -70,6 +70,17 @@ def test_an_error_is_a_complaint_until_it_is_resolved(
     assert client.get("/health").status_code == 200
 
 
+def test_metrics_count_what_a_consumer_went_on_without(
+    client: httpx.Client, database: Database
+) -> None:
+    database.execute(
+        "INSERT INTO walbrook.consumers (source, name, cursor_lsn, dead) "
+        "VALUES ('shop', 'search', '0/64', 7)"
+    )
+    line = 'walbrook_consumer_dead_letters_total{consumer="search",source="shop"} 7.0'
+    assert line in client.get("/metrics").text.splitlines()
+
+
 def test_metrics_count_open_events_and_show_log_slot_and_heartbeat(
     client: httpx.Client, database: Database
 ) -> None:

@@ -25,6 +25,7 @@ VALUES ('shop', 'orders-to-the-search-index', '16/B374D848', 123456, 123456789, 
        ('shop', 'hook', '16/B374D848', 3, 7, 0, true, 'POST https://example.com/a/long/path/that/'
         'goes/on answered 503 Service Unavailable, and will be asked again in 30 s'),
        ('shop', 'gone', '16/A0000000', 0, 5, 0, false, 'an old error');
+UPDATE walbrook.consumers SET dead = 1204 WHERE name = 'hook';
 UPDATE walbrook.sources
    SET log_bytes = 3 << 20, earliest_lsn = '16/A0000000', earliest_idx = 7, evicted_lsn = '16/9',
        evicted_idx = 3
@@ -83,3 +84,7 @@ def test_open_health_events_stand_last_with_what_to_do(printed: str) -> None:
 def test_the_log_is_told_in_one_line(printed: str) -> None:
     (line,) = [line for line in printed.splitlines() if line.startswith("Log of")]
     assert line == "Log of shop: 3 MiB from 16/A0000000:7, evicted below 16/9:3"
+
+
+def test_who_went_on_without_something_is_named(printed: str) -> None:
+    assert "Dead letters: hook 1,204" in printed.splitlines()

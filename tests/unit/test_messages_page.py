@@ -41,6 +41,6 @@ def test_the_example_of_an_envelope_has_the_keys_of_one() -> None:
 
 def test_the_examples_are_json() -> None:
     examples = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
-    assert len(examples) == 7
+    assert len(examples) == 8
     for example in examples:
         assert isinstance(json.loads(example), dict)

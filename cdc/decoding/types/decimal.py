@@ -51,11 +51,16 @@ def numeric(typmod: int) -> TypeForm:
     return TypeForm(arrow, spark, _numeric_json, typed)
 
 
+def precision_and_scale(typmod: int) -> tuple[int, int]:
+    """As declared; the scale may be negative: eleven bits with a sign."""
+    packed = typmod - _HEADER
+    return packed >> 16 & 0xFFFF, (packed & 0x7FF ^ 0x400) - 0x400
+
+
 def _decimal(typmod: int) -> pa.Decimal128Type | None:
     if typmod < _HEADER:
         return None
-    packed = typmod - _HEADER
-    precision, scale = packed >> 16 & 0xFFFF, (packed & 0x7FF ^ 0x400) - 0x400
+    precision, scale = precision_and_scale(typmod)
     # A negative scale rounds before the point; one above the precision begins behind it.
     precision, scale = max(precision, scale, precision - scale), max(scale, 0)
     return pa.decimal128(precision, scale) if precision <= _PRECISION_MAX else None

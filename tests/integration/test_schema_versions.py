@@ -1,0 +1,312 @@
+"""Tables that change: told once, in their place, however the log is cut and whoever dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.cursor import Cursor
+from cdc.errors import TransientError
+from cdc.state.positions import consumer_cursors, settle
+from tests import pgoutput
+from tests.fix_postgres import Database
+from tests.lane_on_log import LogLane, arrived, cursors_of
+from tests.unit.replication.test_seal import transaction
+
+ID = ("id", 23, True)
+PART = pgoutput.relation(2, "public", "part", [ID])
+V1 = pgoutput.relation(1, "public", "item", [ID])
+V2 = pgoutput.relation(1, "public", "item", [ID, ("a", 25)])
+V3 = pgoutput.relation(1, "public", "item", [ID, ("b", 25)])
+V4 = pgoutput.relation(1, "public", "thing", [ID, ("b", 25)])
+ASKS: dict[str, object] = {"actions": ["insert", "schema_change"]}
+VERSIONS = """
+SELECT version, since_lsn::text, since_idx, announced_lsn::text, announced_idx
+  FROM walbrook.schema_versions WHERE relation = 1 ORDER BY version
+"""
+
+
+def part(number: int = 0) -> bytes:
+    return pgoutput.insert(2, [str(number)])
+
+
+def old(number: int) -> bytes:
+    return pgoutput.insert(1, [str(number)])
+
+
+def new(number: int) -> bytes:
+    return pgoutput.insert(1, [str(number), "x"])
+
+
+# Versions begin at a transaction's first row, behind rows of another table, and of their own.
+STREAM = [
+    *(V1, PART, *transaction(0x100, part(), old(1))),
+    *transaction(0x200, V2, new(2), part()),
+    *transaction(0x300, part(), part(), V3, new(3), new(4)),
+    *transaction(0x400, new(5), V4, new(6), part()),
+    *transaction(0x500, part(), new(7)),
+]
+ROWS = [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.fixture
+def lane_of(database: Database, tmp_path: Path) -> Iterator[Callable[..., LogLane]]:
+    """Lanes on one state database, one after another, each with nothing known."""
+    made: list[LogLane] = []
+    with database.connect() as state:
+
+        def make(**sinks: dict[str, object]) -> LogLane:
+            if made:
+                made[-1].close()
+                state.execute("DELETE FROM walbrook.sources")
+            made.append(LogLane(state, tmp_path / str(len(made)), **sinks))
+            return made[-1]
+
+        yield make
+    for lane in made[-1:]:
+        lane.close()
+
+
+def in_batches(lane: LogLane, messages: list[bytes], *cuts: int) -> None:
+    for start, end in pairwise([0, *cuts, len(messages)]):
+        lane.write_if_any(*messages[start:end])
+
+
+def run(lane: LogLane, size: int) -> None:
+    while lane.passage.next_batch < lane.log.next_batch:
+        lane.take(size)
+
+
+def check(messages: list[dict[str, Any]]) -> None:
+    """Every row and every change once, in order, each change between the right rows."""
+    cursors = cursors_of(messages)
+    assert all(one < other for one, other in pairwise(cursors)), cursors
+    items = [m for m in messages if m["metadata"]["table_name"] != "part"]
+    rows = [m for m in items if m["action"] == "insert"]
+    assert [row["record"]["id"] for row in rows] == ROWS
+    changes = [(m["record"]["version"], at) for at, m in enumerate(items) if m not in rows]
+    told = dict(changes)
+    assert [version for version, _ in changes] == [2, 3, 4]
+    first = {2: (2, 0x200), 3: (3, 0x300), 4: (6, 0x400)}  # row and transaction of its first row
+    for at, message in enumerate(items):
+        if message["action"] == "insert":
+            number, lsn = message["record"]["id"], message["metadata"]["commit_lsn"]
+            for version, (begins, transaction_lsn) in first.items():
+                if number < begins:
+                    assert at < told[version], (version, message)
+                elif lsn > transaction_lsn:
+                    assert at > told[version], (version, message)
+
+
+def test_each_change_is_told_before_its_transaction_or_behind_it(
+    lane_of: Callable[..., LogLane],
+) -> None:
+    lane = lane_of(all=ASKS, rows={"actions": ["insert"]}, parts={
+        **ASKS, "source": {"include_tables": ["public.part"]},
+    })  # fmt: skip
+    in_batches(lane, STREAM)
+    lane.idle(0x600)
+    lane.take()
+    messages = arrived(lane.directory / "all")
+    check(messages)
+    changes = [m for m in messages if m["action"] == "schema_change"]
+    assert cursors_of(changes) == [Cursor(0x1FF, 1), Cursor(0x2FF, 1), Cursor(0x401, 1)]
+    added, renamed, moved = (m["record"] for m in changes)
+    assert added["added"] == [{"name": "a", "type": "text"}]
+    assert renamed["renamed"] == [{"from": "a", "to": "b"}]
+    assert moved["renamed_table"]["to"] == {"schema": "public", "name": "thing"}
+    assert [m["metadata"]["table_name"] for m in changes] == ["item", "item", "thing"]
+    assert [m["changes"] for m in changes] == [None] * 3
+    assert [m["metadata"]["record_pks"] for m in changes] == [[]] * 3
+    for other in ("rows", "parts"):
+        actions = {m["action"] for m in arrived(lane.directory / other)}
+        assert actions == {"insert"}
+
+
+def test_every_version_is_a_row(lane_of: Callable[..., LogLane]) -> None:
+    lane = lane_of(all={})
+    in_batches(lane, STREAM)
+    lane.take()
+    assert lane.rows(VERSIONS) == [
+        (1, "0/100", 1, None, None),
+        (2, "0/200", 0, "0/1FF", 1),
+        (3, "0/300", 2, "0/2FF", 1),
+        (4, "0/400", 1, "0/401", 1),
+    ]
+    ((name, columns, key, identity, change, schema),) = lane.rows(
+        "SELECT table_name, columns, key, replica_identity, change, schema "
+        "FROM walbrook.schema_versions WHERE relation = 1 AND version = 3"
+    )
+    assert (name, key, identity, schema) == ("item", ["id"], "default", V3)
+    assert columns == [
+        {"name": "id", "type": "integer", "key": True},
+        {"name": "b", "type": "text", "key": False},
+    ]
+    assert change["version"] == 3
+    assert lane.rows("SELECT count(*) FROM walbrook.schema_versions WHERE relation = 2") == [(1,)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_the_log_may_be_cut_anywhere(lane_of: Callable[..., LogLane], size: int) -> None:
+    for cut in range(1, len(STREAM)):
+        lane = lane_of(all=ASKS)
+        in_batches(lane, STREAM, cut)
+        lane.idle(0x600)
+        run(lane, size)
+        check(arrived(lane.directory / "all"))
+
+
+@pytest.mark.parametrize("dies_at", [1, 2, 3, 4])
+def test_a_lane_that_dies_before_settling_tells_nothing_twice(
+    lane_of: Callable[..., LogLane], monkeypatch: pytest.MonkeyPatch, dies_at: int
+) -> None:
+    for cut in range(1, len(STREAM) - 4, 2):
+        lane = lane_of(all=ASKS, other=ASKS)
+        in_batches(lane, STREAM, cut, cut + 4)
+        lane.idle(0x600)
+        calls = iter(range(1, 100))
+
+        def dying(*arguments: Any, calls: Iterator[int] = calls, **named: Any) -> None:
+            if next(calls) == dies_at:
+                raise TransientError("died after delivery")
+            settle(*arguments, **named)
+
+        monkeypatch.setattr("spark_pipeline.passage.settle", dying)
+        # Whatever micro-batches the dead one took, the next one takes others.
+        sizes = (1, 2) if cut % 4 == 1 else (2, 1)
+        with suppress(TransientError):
+            run(lane, sizes[0])
+        lane.start()
+        run(lane, sizes[1])
+        for name in ("all", "other"):
+            check(arrived(lane.directory / name))
+
+
+def test_a_consumer_that_is_behind_is_told_when_it_gets_there(
+    lane_of: Callable[..., LogLane],
+) -> None:
+    lane = lane_of(stuck=ASKS, free=ASKS)
+    blocked = lane.directory / "stuck"
+    blocked.write_text("a file where the sink wants a folder")
+    in_batches(lane, STREAM, 10, 16)
+    lane.idle(0x600)
+    for _ in range(2):
+        with pytest.raises(TransientError, match="consumer stuck"):
+            lane.take()
+        lane.start()
+    check(arrived(lane.directory / "free"))
+    blocked.unlink()
+    run(lane, 1)
+    check(arrived(blocked))
+    assert len(lane.rows(VERSIONS)) == 4
+
+
+def test_one_moved_back_is_told_again_what_its_sink_absorbs(
+    lane_of: Callable[..., LogLane],
+) -> None:
+    lane = lane_of(all=ASKS)
+    in_batches(lane, STREAM, 9)
+    lane.idle(0x600)
+    run(lane, 1)
+    before = arrived(lane.directory / "all")
+    for lsn, idx in [
+        ("0/1FF", 2),
+        ("0/200", 0),
+        ("0/300", 2),
+        ("0/400", 2),
+        ("0/401", 1),
+        ("0/8", 0),
+    ]:
+        lane.state.execute(
+            "UPDATE walbrook.consumers SET cursor_lsn = %s, cursor_idx = %s", (lsn, idx)
+        )
+        lane.start()
+        run(lane, 1)
+    assert arrived(lane.directory / "all") == before
+    told = [m for m in before if m["action"] == "schema_change"]
+    assert len(told) == 3
+    assert len(lane.rows(VERSIONS)) == 4
+
+
+def test_an_idle_position_at_a_transactions_first_byte_hides_nothing(
+    lane_of: Callable[..., LogLane],
+) -> None:
+    lane = lane_of(all=ASKS)
+    cut = STREAM.index(V2) - 1
+    lane.write(*STREAM[:cut])
+    lane.idle(0x200)
+    run(lane, 1)
+    assert consumer_cursors(lane.state, "shop") == {"all": Cursor(0x200, 0)}
+    lane.write(*STREAM[cut:])
+    lane.idle(0x600)
+    run(lane, 1)
+    check(arrived(lane.directory / "all"))
+    # Once it is known it is told in the same micro-batch, not in the one that ends there.
+    lane.state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/100', cursor_idx = 0")
+    lane.start()
+    delivered = "SELECT delivered + absorbed FROM walbrook.consumers"
+    ((counted,),) = lane.rows(delivered)
+    run(lane, 1)
+    assert lane.rows(delivered) == [(2 * counted,)]
+
+
+def test_a_log_that_was_read_again_in_other_pieces_leaves_nobody_untold(
+    lane_of: Callable[..., LogLane],
+) -> None:
+    lane = lane_of(stuck=ASKS, ahead=ASKS)
+    blocked = lane.directory / "stuck"
+    blocked.write_text("a file where the sink wants a folder")
+    cut = STREAM.index(V3)  # within a transaction, before the rows of the new version
+    lane.write(*STREAM[:cut])
+    with pytest.raises(TransientError, match="consumer stuck"):
+        lane.take()
+    assert consumer_cursors(lane.state, "shop")["ahead"] == Cursor(0x300, 2)
+    blocked.unlink()
+    lane.begin_log_anew()
+    lane.write(*STREAM)
+    lane.idle(0x600)
+    lane.start()
+    lane.take()
+    for name in ("stuck", "ahead"):
+        check(arrived(lane.directory / name))
+    assert lane.rows(VERSIONS)[2] == (3, "0/300", 2, "0/301", 1)
+
+
+def test_announcements_of_one_transaction_have_places_of_their_own(
+    lane_of: Callable[..., LogLane],
+) -> None:
+    lane = lane_of(all=ASKS)
+    wide = pgoutput.relation(2, "public", "part", [ID, ("w", 25)])
+    lane.write(V1, PART, *transaction(0x100, part(), old(1)))
+    lane.write(*transaction(0x200, V2, new(2), wide, pgoutput.insert(2, ["1", "w"]), V3, new(3)))
+    lane.idle(0x300)
+    lane.take()
+    changes = [m for m in arrived(lane.directory / "all") if m["action"] == "schema_change"]
+    assert cursors_of(changes) == [Cursor(0x1FF, 1), Cursor(0x1FF, 2), Cursor(0x201, 1)]
+    tables = [(m["metadata"]["table_name"], m["record"]["version"]) for m in changes]
+    assert tables == [("item", 2), ("part", 2), ("item", 3)]
+
+
+def test_a_description_that_says_the_same_is_no_change(lane_of: Callable[..., LogLane]) -> None:
+    lane = lane_of(all=ASKS)
+    same = pgoutput.relation(1, "public", "item", [ID]) + b"K" + bytes([0, 1, 0, 0])
+    lane.write(V1, *transaction(0x100, old(1)))
+    lane.write(*transaction(0x200, same, old(2)), *transaction(0x300, V1, old(3)))
+    lane.idle(0x400)
+    lane.take()
+    assert [m["action"] for m in arrived(lane.directory / "all")] == ["insert"] * 3
+    assert len(lane.rows(VERSIONS)) == 1
+
+
+def test_a_start_that_was_replaced_records_none(lane_of: Callable[..., LogLane]) -> None:
+    lane = lane_of(all=ASKS)
+    lane.write(V1, *transaction(0x100, old(1)))
+    lane.state.execute("UPDATE walbrook.sources SET term = term + 1")
+    with pytest.raises(Exception, match="taken over"):
+        lane.take()
+    assert lane.rows(VERSIONS) == []
