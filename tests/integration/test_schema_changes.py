@@ -71,6 +71,12 @@ def test_each_row_has_its_version_and_each_change_is_told_once_through_kills(
     sinks: list[dict[str, object]] = [
         {"name": "files", "destination": {"type": "file", "path": "out"}, **asks},
         {
+            "name": "envelopes",
+            "shape": "debezium",
+            "destination": {"type": "file", "path": "envelopes"},
+            **asks,
+        },
+        {
             "name": "stream",
             "destination": {"type": "redis_stream", "url": redis_url, "stream_key": stream},
             **asks,
@@ -101,6 +107,8 @@ def test_each_row_has_its_version_and_each_change_is_told_once_through_kills(
     ]
     for messages in (arrived(tmp_path / "service" / "out"), in_redis):
         _check(messages)
+    ops = [message["op"] for message in arrived(tmp_path / "service" / "envelopes")]
+    assert (ops.count("c"), ops.count("schema_change")) == (12, 8)
     versions = database.execute(
         "SELECT version, table_name, change IS NULL, announced_lsn < since_lsn "
         "FROM walbrook.schema_versions WHERE table_name <> 'other' ORDER BY version"

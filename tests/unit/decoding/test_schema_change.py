@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from cdc.decoding.catalog import CatalogNote
+from cdc.decoding.catalog import CatalogNote, TypeNote
 from cdc.decoding.relation import Relation, parse_relation, with_catalog
 from cdc.decoding.schema_change import change_between, columns_of, same_table
 from tests import pgoutput
@@ -82,3 +84,36 @@ def test_versions_are_compared_by_what_they_describe() -> None:
 
 def test_a_type_that_is_not_built_in_is_called_by_its_number() -> None:
     assert columns_of(table(("mood", 16432)))[0]["type"] == "type 16432"
+
+
+def numbered(relation: Relation, *attnums: int) -> Relation:
+    return replace(relation, catalog=CatalogNote(attnums=attnums))
+
+
+def test_a_column_that_was_dropped_and_added_again_is_told_from_one_that_stayed() -> None:
+    before, after = table(ID, NOTE), table(ID, NOTE)
+    assert same_table(numbered(before, 1, 2), numbered(after, 1, 2))
+    assert not same_table(numbered(before, 1, 2), numbered(after, 1, 3))
+    change = change_between(numbered(before, 1, 2), numbered(after, 1, 3), 2)
+    assert change["dropped"] == change["added"] == [{"name": "note", "type": "text"}]
+
+
+def test_columns_that_swapped_their_names_were_renamed() -> None:
+    before, after = table(ID, ("a", 25), ("b", 25)), table(ID, ("b", 25), ("a", 25))
+    change = change_between(numbered(before, 1, 2, 3), numbered(after, 1, 2, 3), 2)
+    assert change["renamed"] == [{"from": "a", "to": "b"}, {"from": "b", "to": "a"}]
+    assert (change["added"], change["dropped"]) == ([], [])
+
+
+def test_a_version_that_the_catalog_did_not_number_is_compared_by_names() -> None:
+    assert same_table(table(ID, NOTE), numbered(table(ID, NOTE), 1, 7))
+
+
+def test_types_that_are_not_built_in_are_called_as_the_catalog_calls_them() -> None:
+    types = {
+        16500: TypeNote(16500, "mood", "e"),
+        16501: TypeNote(16501, "_mood", "b", element=16500),
+    }
+    relation = table(ID, ("m", 16500), ("ms", 16501), ("unknown", 16502))
+    described = columns_of(replace(relation, catalog=CatalogNote(types=types)))
+    assert [column["type"] for column in described] == ["integer", "mood", "mood[]", "type 16502"]
