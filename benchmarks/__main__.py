@@ -11,7 +11,6 @@ import os
 import platform
 import signal
 import sys
-import tomllib
 from collections.abc import Callable
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -24,6 +23,7 @@ from benchmarks.sizes import Sizes, progress
 from cdc.config import Service
 from cdc.errors import WalbrookError
 from cdc.service.logs import configure_logs
+from cdc.version import VERSION
 
 _ROOT = Path(__file__).resolve().parent.parent
 _RESULTS = _ROOT / "benchmarks" / "results"
@@ -56,7 +56,7 @@ def _result(name: str, sizes: Sizes) -> str:
     """Run a benchmark; its figures with where and when they were taken, stored and returned."""
     context = {
         "benchmark": name,
-        "walbrook": _version(),
+        "walbrook": VERSION,
         "python": platform.python_version(),
         "cpu_count": os.cpu_count(),
         "load_before": [round(load, 2) for load in os.getloadavg()],
@@ -66,11 +66,6 @@ def _result(name: str, sizes: Sizes) -> str:
     _RESULTS.mkdir(exist_ok=True)
     (_RESULTS / f"{name}.json").write_bytes(result + b"\n")
     return result.decode()
-
-
-def _version() -> str:
-    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
-    return str(project["version"])
 
 
 def _arguments() -> tuple[str | None, Sizes]:

@@ -34,6 +34,7 @@ _SOURCE = {
     "database": {"name": "main", "database": "shop", "hostname": "localhost"},
 }
 Frames = list[pa.RecordBatch]
+Schemas = Mapping[int, bytes]
 Step = Callable[[pa.RecordBatch], object]
 
 
@@ -47,43 +48,33 @@ def run() -> dict[str, object]:
                 record(postgres.dsn, load, Path(directory) / f"{name}.arrow")
         for name in loads():
             progress(f"decoding {name}")
-            figures[name] = _in_its_own_process(Path(directory) / f"{name}.arrow")
+            figures[name] = _measured(Path(directory) / f"{name}.arrow")
     return {**figures["orders"], "recordings": figures}
 
 
-def _in_its_own_process(path: Path) -> dict[str, object]:
-    command = [sys.executable, "-m", "benchmarks.decode", str(path)]
-    answer = subprocess.run(command, check=True, capture_output=True, timeout=600).stdout
-    figures: dict[str, object] = orjson.loads(answer)
+def _measured(path: Path) -> dict[str, object]:
+    """Every measure by a process of its own: what one leaves in memory is not the next one's."""
+    figures: dict[str, object] = {}
+    for measure in MEASURES:
+        command = [sys.executable, "-m", "benchmarks.decode", str(path), measure]
+        answer = subprocess.run(command, check=True, capture_output=True, timeout=600).stdout
+        figures |= orjson.loads(answer)
     return figures
 
 
-def measure(path: Path) -> dict[str, object]:
+def _speed(frames: Frames, schemas: Schemas) -> dict[str, object]:
     """Medians of 3 on one core."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    frames, schemas = read_recording(path)
     rows = sum(frame.num_rows for frame in frames)
-    size = sum(frame.column("payload").nbytes for frame in frames)
-
-    def arrow(frame: pa.RecordBatch) -> object:
-        return list(decode_tables(frame, schemas))
-
-    def whole_messages(frame: pa.RecordBatch) -> object:
-        return _messages(frame, schemas)
-
-    def baseline(frame: pa.RecordBatch) -> object:
-        return row_decoder.write_messages(frame, schemas, _SOURCE)
-
-    figures: dict[str, object] = {
+    to_messages = _rows_per_s(lambda frame: _messages(frame, schemas), frames)
+    by_row = _rows_per_s(
+        lambda frame: row_decoder.write_messages(frame, schemas, _SOURCE),
+        frames[:_BASELINE_FRAMES],
+    )
+    return {
         "rows": rows,
-        "bytes_per_row": round(size / rows),
-        "memory_of_input_arrow": _memory(arrow, frames, size),
-        "memory_of_input_messages": _memory(whole_messages, frames, size),
-    }
-    to_messages = _rows_per_s(whole_messages, frames)
-    by_row = _rows_per_s(baseline, frames[:_BASELINE_FRAMES])
-    return figures | {
-        "rows_per_s_arrow": _rows_per_s(arrow, frames),
+        "bytes_per_row": round(_bytes(frames) / rows),
+        "rows_per_s_arrow": _rows_per_s(lambda frame: _arrow(frame, schemas), frames),
         "rows_per_s_changes": _rows_per_s(lambda frame: decode_changes(frame, schemas), frames),
         "rows_per_s_messages": to_messages,
         "baseline_rows_per_s": by_row,
@@ -91,7 +82,32 @@ def measure(path: Path) -> dict[str, object]:
     }
 
 
-def _messages(frame: pa.RecordBatch, schemas: Mapping[int, bytes]) -> pa.StringArray:
+def _arrow_memory(frames: Frames, schemas: Schemas) -> dict[str, object]:
+    return {"memory_of_input_arrow": _memory(lambda frame: _arrow(frame, schemas), frames)}
+
+
+def _messages_memory(frames: Frames, schemas: Schemas) -> dict[str, object]:
+    return {"memory_of_input_messages": _memory(lambda frame: _messages(frame, schemas), frames)}
+
+
+def _memory_at_once(frames: Frames, schemas: Schemas) -> dict[str, object]:
+    whole = [pa.concat_batches(frames)]
+    return {"memory_at_once_arrow": _memory(lambda frame: _arrow(frame, schemas), whole)}
+
+
+MEASURES: dict[str, Callable[[Frames, Schemas], dict[str, object]]] = {
+    "speed": _speed,
+    "arrow_memory": _arrow_memory,
+    "messages_memory": _messages_memory,
+    "memory_at_once": _memory_at_once,
+}
+
+
+def _arrow(frame: pa.RecordBatch, schemas: Schemas) -> object:
+    return list(decode_tables(frame, schemas))
+
+
+def _messages(frame: pa.RecordBatch, schemas: Schemas) -> pa.StringArray:
     shape = shape_for("sequin", Context("orders", "main", "localhost", "shop", now_ns=0))
     return shape.messages(shape.rows(decode_changes(frame, schemas)))
 
@@ -108,15 +124,18 @@ def _rows_per_s(step: Step, frames: Frames) -> int:
     return round(median(rates))
 
 
-def _memory(step: Step, frames: Frames, size: int) -> float:
+def _memory(step: Step, frames: Frames) -> float:
     """The most memory that decoding took beyond what was there, as a multiple of the input."""
-    process = psutil.Process()
     step(frames[0].slice(0, 10))  # what is loaded once is not the decoder's
-    before = int(process.memory_info().rss)
+    before = int(psutil.Process().memory_info().rss)
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
     for frame in frames:
         step(frame)
-    return round(max(0, _peak_rss() - before) / size, 2)
+    return round(max(0, _peak_rss() - before) / _bytes(frames), 2)
+
+
+def _bytes(frames: Frames) -> int:
+    return sum(frame.column("payload").nbytes for frame in frames)
 
 
 def _peak_rss() -> int:
@@ -126,4 +145,4 @@ def _peak_rss() -> int:
 
 
 if __name__ == "__main__":
-    print(orjson.dumps(measure(Path(sys.argv[1]))).decode())
+    print(orjson.dumps(MEASURES[sys.argv[2]](*read_recording(Path(sys.argv[1])))).decode())
