@@ -20,8 +20,6 @@ LIVENESS: dict[str, Any] = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
-    # Whatever the database's own encoding is.
-    "client_encoding": "UTF8",
 }
 """Parameters for any connection, replication included."""
 
@@ -32,7 +30,14 @@ def connect(dsn: str, *, name: str, statement_s: int = 30) -> Connection:
         dsn,
         autocommit=True,
         application_name=f"walbrook:{name}",
-        options=with_options(dsn, {"statement_timeout": f"{statement_s}s"}),
+        options=with_options(
+            dsn,
+            {
+                "statement_timeout": f"{statement_s}s",
+                # A process that is frozen in a transaction must not hold up its successor.
+                "idle_in_transaction_session_timeout": "60s",
+            },
+        ),
         **LIVENESS,
     )
 

@@ -83,7 +83,9 @@ def deliver(share: Share) -> Outcome:
         absorbed += result.absorbed
         if result.settled:
             last = batch.cursor(result.settled - 1)
-            cursor = Cursor(last.lsn, last.idx + 1)
+            # An announcement may stand before a consumer that is at the very start of what it
+            # announces; having it is no reason to go back there.
+            cursor = max(share.start, Cursor(last.lsn, last.idx + 1))
             last_commit = batch.rows.column("commit_timestamp")[result.settled - 1].as_py()
         if result.error is not None:
             return Outcome(

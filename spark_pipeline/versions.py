@@ -68,7 +68,7 @@ class Versions:
     @classmethod
     def load(cls, state: Connection, source: str, lowest: Cursor) -> Versions:
         """As recorded; ``lowest`` is where the consumer stands that is furthest behind."""
-        return cls(latest_versions(state, source), announcements(state, source, reaches(lowest)))
+        return cls(latest_versions(state, source), announcements(state, source, _kept_from(lowest)))
 
     def pass_over(
         self, slices: Iterable[SliceMarker], standing: Collection[Cursor], look: Look
@@ -105,8 +105,9 @@ class Versions:
 
     def forget_below(self, lowest: Cursor) -> None:
         """Everyone has passed ``lowest``: what was told below it is told."""
-        if self._announced and self._announced[0].cursor < reaches(lowest):
-            del self._announced[: bisect_left(self._announced, reaches(lowest), key=_cursor)]
+        floor = _kept_from(lowest)
+        if self._announced and self._announced[0].cursor < floor:
+            del self._announced[: bisect_left(self._announced, floor, key=_cursor)]
 
     def _meet(
         self,
@@ -136,8 +137,15 @@ class Versions:
         return NewVersion(version, relation, schema, since, committed_at, told)
 
     def _free(self, lsn: int) -> Cursor:
-        """The next number at ``lsn`` that no announcement has."""
-        return Cursor(lsn, 1 + sum(told.cursor.lsn == lsn for told in self._announced))
+        """The next number at ``lsn`` that no announcement has ever had."""
+        return Cursor(
+            lsn, 1 + max((t.cursor.idx for t in self._announced if t.cursor.lsn == lsn), default=0)
+        )
+
+
+def _kept_from(lowest: Cursor) -> Cursor:
+    """Announcements are kept by whole transactions, so that no number is given twice."""
+    return Cursor(max(lowest.lsn - 2, 0), 0)
 
 
 def _cursor(told: Announcement) -> Cursor:

@@ -41,6 +41,7 @@ class Relation:
     replica_identity: str
     columns: tuple[Column, ...]
     key: tuple[int, ...]  # positions of the key's columns, in key order
+    key_noted: bool = False  # by the catalog; else it is the replica identity
     catalog: CatalogNote = field(default_factory=CatalogNote)
 
     @property
@@ -70,7 +71,10 @@ def parse_relation(message: bytes) -> Relation:
     key = _key(reader, columns)
     catalog = _catalog(reader, columns)
     reader.end()
-    return Relation(oid, namespace, name, identity, columns, key, catalog)
+    noted = key is not None
+    if key is None:
+        key = tuple(at for at, column in enumerate(columns) if column.is_key)
+    return Relation(oid, namespace, name, identity, columns, key, noted, catalog)
 
 
 def with_catalog(message: bytes, note: CatalogNote) -> bytes:
@@ -93,10 +97,9 @@ def _catalog(reader: _Reader, columns: tuple[Column, ...]) -> CatalogNote:
     return read_note(reader.take(reader.uint32("catalog's length"), "catalog"), len(columns))
 
 
-def _key(reader: _Reader, columns: tuple[Column, ...]) -> tuple[int, ...]:
-    """The noted key, or else the columns of the replica identity."""
+def _key(reader: _Reader, columns: tuple[Column, ...]) -> tuple[int, ...] | None:
     if not reader.next_is(_KEY):
-        return tuple(at for at, column in enumerate(columns) if column.is_key)
+        return None
     key = tuple(reader.uint16("key column") for _ in range(reader.uint16("key column count")))
     if not key or max(key) >= len(columns) or len(set(key)) != len(key):
         raise reader.broken(f"its key is the columns {key} of {len(columns)}")

@@ -6,6 +6,7 @@ of name, replica identity, columns and key are one version, whatever else came w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from cdc.decoding.column_diff import ColumnShape, diff_columns
@@ -44,13 +45,23 @@ def key_of(relation: Relation) -> list[str]:
     return [relation.columns[at].name for at in relation.key]
 
 
+def same_key(old: Relation, new: Relation, renamed: Mapping[str, str]) -> bool:
+    """Whether they have the same key, also if one of its columns has another name now.
+
+    A table that is gone when the catalog is asked has no noted key: then nobody can say.
+    """
+    if old.key_noted != new.key_noted:
+        return True
+    return [renamed.get(name, name) for name in key_of(old)] == key_of(new)
+
+
 def same_table(old: Relation, new: Relation) -> bool:
     """Whether both describe one version."""
     return (
         (old.namespace, old.name, old.replica_identity)
         == (new.namespace, new.name, new.replica_identity)
         and same_columns(old, new)
-        and key_of(old) == key_of(new)
+        and same_key(old, new, {})
     )
 
 
@@ -86,9 +97,7 @@ def change_between(old: Relation, new: Relation, version: int) -> dict[str, obje
             "from": IDENTITY_WORDS[old.replica_identity],
             "to": IDENTITY_WORDS[new.replica_identity],
         }
-    renamed = dict(diff.renamed)
-    # A key whose column has another name now is the same key.
-    if [renamed.get(name, name) for name in key_of(old)] != key_of(new):
+    if not same_key(old, new, dict(diff.renamed)):
         change["key"] = {"from": key_of(old), "to": key_of(new)}
     return change
 

@@ -15,18 +15,16 @@ from cdc.decoding.catalog import CatalogNote, TypeNote
 from cdc.decoding.relation import Relation
 from cdc.decoding.types.builtin import is_builtin
 
-# The index that identifies a row: the one named as replica identity, or else the primary key.
-_KEY = """
-SELECT a.attname
-  FROM pg_index i, unnest(i.indkey::int2[]) WITH ORDINALITY AS k (attnum, place)
-  JOIN pg_attribute a ON a.attnum = k.attnum
- WHERE i.indrelid = %(oid)s::oid AND a.attrelid = i.indrelid AND k.place <= i.indnkeyatts
-   AND CASE WHEN %(identity)s = 'i' THEN i.indisreplident ELSE i.indisprimary END
- ORDER BY k.place
-"""
+# With the place of each column in the index that identifies a row: the one named as replica
+# identity, or else the primary key.
 _COLUMNS = """
-SELECT attname, attnum, attndims FROM pg_attribute
- WHERE attrelid = %(oid)s::oid AND attnum > 0 AND NOT attisdropped
+SELECT a.attname, a.attnum, a.attndims,
+       (SELECT k.place
+          FROM pg_index i, unnest(i.indkey::int2[]) WITH ORDINALITY AS k (attnum, place)
+         WHERE i.indrelid = a.attrelid AND k.attnum = a.attnum AND k.place <= i.indnkeyatts
+           AND CASE WHEN %(identity)s = 'i' THEN i.indisreplident ELSE i.indisprimary END)
+  FROM pg_attribute a
+ WHERE a.attrelid = %(oid)s::oid AND a.attnum > 0 AND NOT a.attisdropped
 """
 # The types of the columns and whatever they are made of. UNION ends at types that were seen.
 _TYPES = """
@@ -60,22 +58,19 @@ SELECT t.oid::int8, t.typname, t.typtype::text,
 def ask_catalog(connection: psycopg.Connection[Any], relation: Relation) -> CatalogNote:
     """What the catalog says now of this table version."""
     table = {"oid": relation.oid, "identity": relation.replica_identity}
-    key = tuple(_text(name) for (name,) in connection.execute(_KEY, table).fetchall())
-    attnums, dimensions = _columns(connection, relation)
+    rows = connection.execute(_COLUMNS, table).fetchall()
+    places = {int(place): _text(name) for name, _, _, place in rows if place is not None}
+    known = {_text(name): (int(number), int(depth)) for name, number, depth, _ in rows}
+    found = [known[column.name] for column in relation.columns if column.name in known]
+    if len(found) < len(relation.columns):
+        found = []
     custom = sorted({c.type_oid for c in relation.columns if not is_builtin(c.type_oid)})
-    types = _types(connection, custom) if custom else {}
-    return CatalogNote(key, attnums, dimensions, types)
-
-
-def _columns(
-    connection: psycopg.Connection[Any], relation: Relation
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    rows = connection.execute(_COLUMNS, {"oid": relation.oid}).fetchall()
-    known = {_text(name): (int(number), int(dimensions)) for name, number, dimensions in rows}
-    if not all(column.name in known for column in relation.columns):
-        return (), ()
-    found = [known[column.name] for column in relation.columns]
-    return tuple(number for number, _ in found), tuple(dimensions for _, dimensions in found)
+    return CatalogNote(
+        key=tuple(places[place] for place in sorted(places)),
+        attnums=tuple(number for number, _ in found),
+        dimensions=tuple(depth for _, depth in found),
+        types=_types(connection, custom) if custom else {},
+    )
 
 
 def _types(connection: psycopg.Connection[Any], wanted: list[int]) -> dict[int, TypeNote]:

@@ -133,8 +133,14 @@ class SlotControl:
 
     def catalog_of(self, relation: Relation) -> CatalogNote:
         """What the catalog says of a table now."""
-        with _answering(), deadline(self._connection, _ANSWER_S):
-            return ask_catalog(self._connection, relation)
+        try:
+            with _answering(), deadline(self._connection, _ANSWER_S):
+                return ask_catalog(self._connection, relation)
+        except psycopg.Error as error:
+            raise TransientError(
+                f"the source's catalog cannot be asked about {relation}: {error}".strip(),
+                kind="catalog",
+            ) from error
 
     def close(self) -> None:
         self._connection.close()

@@ -26,7 +26,7 @@ INSERT INTO walbrook.dead_letters
 SELECT %(source)s, %(consumer)s, d.*
   FROM unnest(%(lsn)s::pg_lsn[], %(idx)s::bigint[], %(committed)s::timestamptz[],
               %(table_schema)s::text[], %(table_name)s::text[], %(action)s::text[],
-              %(kind)s::text[], %(error)s::text[], %(payload)s::bytea[], %(schema)s::bytea[]) d
+              %(kind)s::text[], %(error)s::text[], %(payload)b::bytea[], %(schema)b::bytea[]) d
     ON CONFLICT (source, consumer, commit_lsn, commit_idx) DO NOTHING
 """
 # Consumers that have any, and those that have an open event about it, which may be over.

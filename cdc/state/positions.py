@@ -191,7 +191,7 @@ def settle(
     ``versions`` are the table versions that it was the first to meet.
     """
     with connection.transaction():
-        # Many take seconds, in which the source's row need not be locked: that comes after them.
+        # Many take seconds, in which cursors need not be locked for others: that comes after them.
         dead = {
             consumer: bury(connection, source, consumer, settlement.dead)
             for consumer, settlement in consumers.items()
