@@ -130,7 +130,7 @@ def _read_plain(texts: pa.BinaryArray, count: int) -> tuple[list[pa.BinaryArray]
 
 def read_exactly(texts: pa.BinaryArray, count: int) -> tuple[list[pa.BinaryArray], Mask]:
     """Every composite that ``record_out`` can write, one value after another."""
-    rows: list[list[bytes | None]] = []
+    columns: list[list[bytes | None]] = [[] for _ in range(count)]
     faults: dict[int, str] = {}
     other = np.zeros(len(texts), bool)
     absent: list[bytes | None] = [None] * count
@@ -140,10 +140,12 @@ def read_exactly(texts: pa.BinaryArray, count: int) -> tuple[list[pa.BinaryArray
             faults[position] = "this composite value is malformed"
         elif len(row) != count:
             other[position] = True
-        rows.append(row if row is not None and len(row) == count else absent)
+        whole = row if row is not None and len(row) == count else absent
+        for column, field in zip(columns, whole, strict=True):
+            column.append(field)
     if faults:
         raise BadValuesError(faults)
-    return [pa.array(column, pa.binary()) for column in zip(*rows, strict=True)], other
+    return [pa.array(column, pa.binary()) for column in columns], other
 
 
 def _fields(text: str) -> list[bytes | None] | None:
