@@ -51,4 +51,3 @@ def as_values(value: Json) -> Json:
     if isinstance(value, list):
         return [as_values(member) for member in value]
     return value
-

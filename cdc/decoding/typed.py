@@ -92,10 +92,10 @@ def _decode_group(frame: Frame, group: Group, plan: TablePlan) -> pa.RecordBatch
     faults, count = Faults(), len(group.rows)
     schema = table_schema(plan)
     row = schema.field("record").type
-    record = _struct(plan, tuples.row, faults, row)
+    record = _struct(plan, tuples.row, faults, row, count)
     before = pa.nulls(count, row)
     if group.kind == "U" and tuples.old is not None:
-        before = _struct(plan, tuples.old, faults, row)
+        before = _struct(plan, tuples.old, faults, row, count)
     unchanged = _unchanged(plan, tuples, count)
     if faults.by_row:
         bad = np.zeros(count, bool)
@@ -114,8 +114,10 @@ def _decode_group(frame: Frame, group: Group, plan: TablePlan) -> pa.RecordBatch
 
 
 def _struct(
-    plan: TablePlan, columns: list[TextColumn], faults: Faults, row: pa.StructType
+    plan: TablePlan, columns: list[TextColumn], faults: Faults, row: pa.StructType, count: int
 ) -> pa.StructArray:
+    if not columns:
+        return pa.array([{}] * count, row)  # of no arrays Arrow could not tell how many rows
     arrays = [
         faults.sound(name, column.values, form.typed)
         for name, column, form in zip(plan.names, columns, plan.types, strict=True)

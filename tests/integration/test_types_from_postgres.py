@@ -12,9 +12,9 @@ vector, halfvec         a string                an array of numbers
 int2vector, oidvector   an array                their text
 ======================  ======================  ===========================================
 
-NaN and the infinities are strings in both; bytea, money, intervals, ranges, geometric types, network
-addresses, bit strings, text search and xml are their texts in both. ``to_jsonb`` alone forgets
-the sign of a float's -0, and the spacing and the repeated keys of json; here they are kept.
+NaN and the infinities are strings in both; bytea, money, intervals, ranges, geometric types,
+network addresses, bit strings, text search and xml are their texts in both. ``to_jsonb`` alone
+forgets the sign of a float's -0, and the spacing and the repeated keys of json; here they stay.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from tests.integration.types_source import (
     filled_in,
     make_table,
     open_slot,
-    plain,
     read_slot,
     rows_of,
     usable,
     write_rows,
 )
+from tests.unit.decoding.columns_of import plain
 
 GROUPS = {
     "numbers": NUMBERS,
@@ -110,7 +110,9 @@ def test_a_value_that_its_arrow_type_cannot_hold_is_exact_in_json_and_an_error_w
         for name, case in tables.items():
             assert not _json_differences(connection, name, case, rows[name], decoded.changes)
         for table in decoded.tables:
-            errors = table.rows.column("error").to_pylist()[: len(tables[table.relation.name].beyond)]
+            errors = table.rows.column("error").to_pylist()[
+                : len(tables[table.relation.name].beyond)
+            ]
             assert all("column 'v': " in str(error) for error in errors)
             assert table.rows.column("error")[-1].as_py() is None
 

@@ -24,11 +24,11 @@ from tests.integration.type_values_custom import CUSTOM, SETUP, VECTORS
 from tests.integration.types_source import (
     as_the_reader,
     open_slot,
-    plain,
     read_messages,
     read_slot,
     usable,
 )
+from tests.unit.decoding.columns_of import plain
 
 pytestmark = on_both_versions
 
@@ -75,8 +75,10 @@ def test_a_row_of_all_types_is_exact_in_updates_and_deletes(database: Database) 
     assert len(differing) > len(columns) // 2
     assert [name for name, _ in changes.members] == differing
     assert all(changes[name] == before[name] for name in differing)
-    assert empty["record"] == empty_delete["record"] == json.dumps(
-        dict.fromkeys(columns), separators=(",", ":")
+    assert (
+        empty["record"]
+        == empty_delete["record"]
+        == json.dumps(dict.fromkeys(columns), separators=(",", ":"))
     )
 
     copies, rows = (table.rows for table in decoded.tables)

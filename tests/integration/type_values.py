@@ -53,9 +53,9 @@ class Case:
     needs: str = ""  # an extension
 
 
-def text(type_: str, *values: str, **more: str) -> Case:
+def text(type_: str, *values: str, delimiter: str = ",", needs: str = "") -> Case:
     """A type that is its text."""
-    return Case(type_, values, **more)
+    return Case(type_, values, delimiter=delimiter, needs=needs)
 
 
 def exact_float(number: str) -> object:
@@ -126,7 +126,12 @@ TEXTS = [
     text(
         "text",
         *("plain", "", " ", "null", "NULL", 'he said "no"', "back\\slash", "a,b;c", "{}", "(,)"),
-        *("".join(map(chr, range(1, 0x20))), "\x7f\x80\u2028\u2029\ufeff", "😀 e\u0301 𝒳", "\\u0041"),
+        *(
+            "".join(map(chr, range(1, 0x20))),
+            "\x7f\x80\u2028\u2029\ufeff",
+            "😀 e\u0301 𝒳",
+            "\\u0041",
+        ),
         *("'", "\\\\", '\\"', '""', "\ufffd\uffff\U0010ffff", "x" * 10_000, "\n", "[1:2]={1,2}"),
     ),
     text("varchar(5)", "ab", "", "üüüüü", "a b  "),
@@ -172,7 +177,12 @@ TIMES = [
         python=int,
     ),
     _timestamp("timestamp", *_MOMENTS),
-    _timestamp("timestamptz", *_MOMENTS, "2026-06-30 12:00:00.5+05:30", "1883-11-18 12:00:00.000001-04:56:02"),
+    _timestamp(
+        "timestamptz",
+        *_MOMENTS,
+        "2026-06-30 12:00:00.5+05:30",
+        "1883-11-18 12:00:00.000001-04:56:02",
+    ),
     _timestamp("timestamp(0)", *_ROUNDED),
     _timestamp("timestamptz(3)", *_ROUNDED),
     text("time", "00:00:00", "24:00:00", "23:59:59.999999", "12:00"),

@@ -40,7 +40,6 @@ _DEEP = (
 )
 
 
-
 def _pairs(said: str) -> object:
     """hstore as its cast to json has it; a map is the list of its pairs."""
     return sorted(parse(said).members)
@@ -88,8 +87,7 @@ CUSTOM = [
         "moment",
         ("2026-01-01 00:00:00.1239+00", "infinity"),
         zulu,
-        "CASE WHEN isfinite(v) THEN trunc(extract(epoch FROM v) * 1000000) "
-        f"ELSE {2**63 - 1} END",
+        f"CASE WHEN isfinite(v) THEN trunc(extract(epoch FROM v) * 1000000) ELSE {2**63 - 1} END",
         int,
     ),
     text("base_type", "anything", 'q"\\', ""),
@@ -104,7 +102,12 @@ CUSTOM = [
     Case("single", ("()", '("")', "(x)", '("(,)")'), sql="to_json(v)::text", python=_values),
     Case("deep", (_DEEP, "(,,,,,,,,)"), _deep_json, "to_json(v)::text", _deep_typed),
     Case("tags", ("{}", "{a,NULL}", '{"a,b","","NULL"}'), sql="to_json(v)::text", python=_values),
-    Case("grid", ("{}", "{{1,2},{3,NULL}}", "[0:0][2:2]={{1}}"), sql="to_json(v)::text", python=_values),
+    Case(
+        "grid",
+        ("{}", "{{1,2},{3,NULL}}", "[0:0][2:2]={{1}}"),
+        sql="to_json(v)::text",
+        python=_values,
+    ),
 ]
 
 

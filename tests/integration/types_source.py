@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-import pyarrow as pa
 from psycopg import sql
 
 import cdc
@@ -94,7 +93,7 @@ def rows_of(case: Case, values: Sequence[str]) -> list[Column]:
     rows.append(Column("list", "{}", []))
     rows += [Column("list", array([at]), [at]) for at in places]
     last = len(values) - 1
-    square = [[0, None], [last, 0]]
+    square: list[list[int | None]] = [[0, None], [last, 0]]
     inner = case.delimiter.join(array(row) for row in square)
     rows.append(Column("square", "{" + inner + "}", square))
     rows.append(Column("square", "[0:1][3:4]={" + inner + "}", square))
@@ -132,23 +131,6 @@ def write_rows(connection: Connection, name: str, rows: Sequence[Column]) -> Non
                 )
             )
         connection.execute(f"INSERT INTO {name} (v) VALUES (NULL)".encode())
-
-
-def plain(value: pa.Scalar) -> Any:
-    """A typed value as Python compares it exactly; moments are their numbers."""
-    if not value.is_valid:
-        return None
-    if isinstance(value, pa.MapScalar):
-        return sorted(value.as_py())
-    if isinstance(value, pa.ListScalar):
-        return [plain(one) for one in value.values]
-    if isinstance(value, pa.StructScalar):
-        return {name: plain(one) for name, one in value.items()}
-    if isinstance(value, pa.TimestampScalar | pa.Date32Scalar):
-        return value.value
-    if isinstance(value, pa.FloatScalar | pa.DoubleScalar):
-        return repr(value.as_py())
-    return value.as_py()
 
 
 def filled_in(of: Any, values: Sequence[Any]) -> Any:
