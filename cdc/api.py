@@ -69,7 +69,9 @@ class Decoder:
 
     def decode(self, messages: Iterable[bytes]) -> Decoded:
         """The next messages of the stream, in the order and form that pgoutput wrote them."""
-        return Decoded(self._sealer.seal([_ENVELOPE + message for message in messages]), self.form)
+        enveloped = [_ENVELOPE + message for message in messages]
+        # A piece may be empty: a slot that has nothing new is read like any other.
+        return Decoded(self._sealer.seal(enveloped) if enveloped else None, self.form)
 
 
 def decode(

@@ -20,6 +20,7 @@ from cdc.decoding.groups import (
     Frame,
     Group,
     errors_of,
+    fitting,
     frame_of,
     groups_of,
     naming,
@@ -79,10 +80,11 @@ def decode_tables(raw: pa.RecordBatch, schemas: Mapping[int, bytes]) -> Iterator
     for groups in tables.values():
         plan = groups[0].plan
         assert plan is not None
-        batch = pa.concat_batches([_decode_group(frame, group, plan) for group in groups])
-        if len(groups) > 1:
-            order = np.argsort(np.concatenate([group.rows for group in groups]), kind="stable")
-            batch = batch.take(pa.array(order))
+        with fitting(raw.num_rows, "typed columns"):
+            batch = pa.concat_batches([_decode_group(frame, group, plan) for group in groups])
+            if len(groups) > 1:
+                order = np.argsort(np.concatenate([group.rows for group in groups]), kind="stable")
+                batch = batch.take(pa.array(order))
         yield TableRows(plan.relation, batch)
 
 

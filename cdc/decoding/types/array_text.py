@@ -17,7 +17,8 @@ a type of somebody's own that has no meaning in an array already."""
 
 _BOUNDS = re.compile(r"((?:\[[+-]?\d+:[+-]?\d+\])+)=")
 _BOUND = re.compile(r"\[([+-]?\d+):([+-]?\d+)\]")
-_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+# Possessive: what cannot match otherwise needs no memory of how it might.
+_QUOTED = re.compile(r'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 

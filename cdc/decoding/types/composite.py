@@ -30,7 +30,8 @@ from cdc.decoding.objects import Member, object_of
 from cdc.decoding.types.form import JsonColumn, TypeForm
 from cdc.decoding.types.text import text_json, valid_utf8
 
-_FIELD = re.compile(r'"((?:[^"\\]|""|\\\\)*)"|([^,()"\\ \t\n\v\f\r]*)')
+# Possessive: what cannot match otherwise needs no memory of how it might.
+_FIELD = re.compile(r'"((?:[^"\\]++|""|\\\\)*+)"|([^,()"\\ \t\n\v\f\r]*)')
 _DOUBLED = re.compile(r'""|\\\\')
 _OTHER = "this value has more or fewer fields than its type"
 

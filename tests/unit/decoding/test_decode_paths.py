@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cdc.decoding.columns import BadValuesError
+from cdc.decoding.format import ValueFormat
 from cdc.decoding.types import array as arrays
 from cdc.decoding.types import composite
-from tests.unit.decoding.columns_of import column, cut_out, outcomes
+from tests.unit.decoding.columns_of import column, cut_out, json_of, outcomes
 from tests.unit.decoding.models import MODELS
 
 EXAMPLES = settings(
@@ -151,9 +152,6 @@ def test_a_typed_column_refuses_what_its_type_cannot_hold_and_nothing_else(
 
 
 def test_a_timestamp_beyond_64_bits_is_exact_in_unix_microseconds() -> None:
-    from cdc.decoding.format import ValueFormat
-    from tests.unit.decoding.columns_of import json_of
-
     texts = ["294276-12-31 23:59:59.999999+00", None, "infinity", "2026-01-01 00:00:00+00"]
     unix = ValueFormat("unix_microsecond")
     assert json_of(MODELS["timestamptz"].form, column(texts), unix) == [
