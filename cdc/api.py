@@ -80,7 +80,11 @@ def decode(
     catalog: CatalogOf = no_catalog,
     form: ValueFormat = DEFAULT_FORMAT,
 ) -> Decoded:
-    """Decode pgoutput messages: from a Begin or a Relation on, in order, protocol 1."""
+    """Decode pgoutput messages: from a Begin or a Relation on, in order, protocol 1.
+
+    Read them with ``client_encoding`` UTF8, ``DateStyle`` ISO and ``bytea_output`` hex, and with
+    ``TimeZone`` UTC if timestamps are to say Z.
+    """
     return Decoder(catalog, form).decode(messages)
 
 

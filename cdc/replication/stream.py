@@ -64,6 +64,8 @@ class ReplicationStream:
                 autocommit=True,
                 options=with_options(dsn, _SETTINGS),
                 application_name=f"walbrook:{slot}",
+                # Whatever the database's own encoding, and whatever the environment says.
+                client_encoding="UTF8",
                 **LIVENESS,
             )
         except psycopg.OperationalError as error:

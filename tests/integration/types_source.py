@@ -34,7 +34,9 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 def as_the_reader(database: Database) -> Iterator[Connection]:
     """A connection with the settings that the reader pins."""
     options = with_options(database.dsn, stream._SETTINGS)
-    with psycopg.connect(database.dsn, autocommit=True, options=options) as connection:
+    with psycopg.connect(
+        database.dsn, autocommit=True, options=options, client_encoding="UTF8"
+    ) as connection:
         yield connection
 
 
