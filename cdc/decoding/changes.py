@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.decoding.columns import constant
 from cdc.decoding.format import PLAIN, Wanted
 from cdc.decoding.groups import (
     ACTIONS,
@@ -112,7 +113,9 @@ def _put_together(
         "xid": raw.column("xid"),
     }
     for name in ("table_schema", "table_name", "action"):
-        columns[name] = in_order([pa.repeat(getattr(part, name), part.count) for part in parts])
+        columns[name] = in_order(
+            [pa.repeat(constant(getattr(part, name)), part.count) for part in parts]
+        )
     nothing = pa.nulls(raw.num_rows, pa.string())
     columns["annotations"] = nothing if annotations is None else annotations
     columns["error"] = error = in_order([part.error for part in parts])

@@ -50,6 +50,12 @@ def refuse_values(bad: Mask, what: str) -> None:
         raise BadValuesError(dict.fromkeys(np.flatnonzero(bad).tolist(), what))
 
 
+def constant(value: str) -> pa.StringScalar:
+    """For Arrow's functions. Handed a plain str, Arrow works out its type anew at every call, and
+    looks on the disk for a module that may define one."""
+    return pa.scalar(value, pa.string())
+
+
 @dataclass(frozen=True)
 class TextColumn:
     """One column of a group's tuples, as the text that Postgres wrote."""

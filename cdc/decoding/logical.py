@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import orjson
 import pyarrow as pa
 
-from cdc.decoding.columns import PlacedError
+from cdc.decoding.columns import PlacedError, constant
 from cdc.decoding.format import Wanted
 from cdc.decoding.rows import Decoded, Faults
 
@@ -84,4 +84,4 @@ def _message_record(payload: bytes) -> str:
 def _without_tuples(records: Sequence[str | None], wanted: Wanted, faults: Faults) -> Decoded:
     column = pa.array(records, pa.string())
     columns = {wanted.name("record", at): column for at in range(len(wanted.formats))}
-    return Decoded({**columns, "record_pks": pa.repeat("[]", len(records))}, faults)
+    return Decoded({**columns, "record_pks": pa.repeat(constant("[]"), len(records))}, faults)

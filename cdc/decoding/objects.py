@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.decoding.columns import Mask, gather, offsets_of, only_where
+from cdc.decoding.columns import Mask, constant, gather, offsets_of, only_where
 from cdc.decoding.types.form import JsonColumn
 
 
@@ -42,7 +42,7 @@ def names_where(names: Sequence[tuple[str, Mask]], count: int) -> pa.StringArray
     """``["name",…]`` of the names that apply to a row, each JSON already; null where none does."""
     if not names:
         return pa.nulls(count, pa.string())
-    pieces = [only_where(pa.repeat("," + name, count), mask) for name, mask in names]
+    pieces = [only_where(pa.repeat(constant("," + name), count), mask) for name, mask in names]
     lists = _without_first_comma("[", pieces, "]")
     some = names[0][1].copy()
     for _, mask in names[1:]:
@@ -52,7 +52,7 @@ def names_where(names: Sequence[tuple[str, Mask]], count: int) -> pa.StringArray
 
 def _dense(opening: str, members: Sequence[Member], closing: str, count: int) -> pa.StringArray:
     if not members:
-        return pa.repeat(opening + closing, count)
+        return pa.repeat(constant(opening + closing), count)
     pieces: list[str | pa.StringArray] = []
     glue = opening
     for member in members:
@@ -87,4 +87,7 @@ def _without_first_comma(
 
 
 def _join(pieces: Sequence[str | pa.StringArray], *, null: str) -> pa.StringArray:
-    return pc.binary_join_element_wise(*pieces, "", null_handling="replace", null_replacement=null)
+    columns = [constant(piece) if isinstance(piece, str) else piece for piece in pieces]
+    return pc.binary_join_element_wise(
+        *columns, constant(""), null_handling="replace", null_replacement=null
+    )

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.decoding.columns import Mask, TextColumn
+from cdc.decoding.columns import Mask, TextColumn, constant
 from cdc.decoding.groups import (
     ACTIONS,
     Frame,
@@ -109,7 +109,7 @@ def _decode_group(frame: Frame, group: Group, plan: TablePlan) -> pa.RecordBatch
         frame.raw.column("commit_ts").take(take).view(pa.timestamp("us", tz="UTC"))
     )
     columns["xid"] = frame.raw.column("xid").take(take)
-    columns["action"] = pa.repeat(ACTIONS[group.kind], count)
+    columns["action"] = pa.repeat(constant(ACTIONS[group.kind]), count)
     columns |= {"record": record, "before": before, "unchanged": unchanged}
     columns["error"] = errors_of(frame, group, faults)
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import MESSAGE_SCHEMA
+from cdc.decoding.columns import constant
 from cdc.decoding.types import text_json
 
 
@@ -47,7 +48,7 @@ def shape(
         '","record_pks":',
         changes.column("record_pks"),
         ',"transaction_annotations":',
-        pc.fill_null(changes.column("annotations"), "null"),
+        pc.fill_null(changes.column("annotations"), constant("null")),
         *_unchanged(changes.column("unchanged")),
         "," + source[1:],
         null="",
@@ -72,7 +73,10 @@ def messages(rows: pa.RecordBatch) -> pa.StringArray:
 
 
 def _join(*pieces: str | pa.StringArray, null: str) -> pa.StringArray:
-    return pc.binary_join_element_wise(*pieces, "", null_handling="replace", null_replacement=null)
+    columns = [constant(piece) if isinstance(piece, str) else piece for piece in pieces]
+    return pc.binary_join_element_wise(
+        *columns, constant(""), null_handling="replace", null_replacement=null
+    )
 
 
 def _inside_quotes(names: pa.StringArray) -> pa.StringArray:
@@ -83,11 +87,11 @@ def _iso8601(times: pa.TimestampArray) -> pa.StringArray:
     # All rows of a transaction share one time: format each once.
     encoded = times.dictionary_encode()
     local = encoded.dictionary.cast(pa.timestamp("us")).cast(pa.string())
-    formatted = pc.binary_join_element_wise(pc.replace_substring(local, " ", "T"), "Z", "")
+    formatted = _join(pc.replace_substring(local, " ", "T"), "Z", null="")
     return formatted.take(encoded.indices)
 
 
 def _unchanged(names: pa.StringArray) -> tuple[pa.StringArray, ...]:
     if names.null_count == len(names):
         return ()
-    return (pc.binary_join_element_wise(',"unchanged":', names, ""),)
+    return (pc.binary_join_element_wise(constant(',"unchanged":'), names, constant("")),)

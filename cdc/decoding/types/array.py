@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from cdc.decoding.columns import (
     BadValuesError,
     bytes_of,
+    constant,
     gather,
     nulls_of,
     offsets_of,
@@ -62,10 +63,11 @@ class _Arrays:
     lengths: list[tuple[int, ...]] | None  # by dimension; None: all of them flat
 
     def as_json(self, elements: pa.StringArray) -> pa.StringArray:
-        texts = pc.fill_null(elements, "null")
+        texts = pc.fill_null(elements, constant("null"))
         if self.lengths is None:
             lists = pa.ListArray.from_arrays(pa.array(self.bounds, pa.int32()), texts)
-            arrays = pc.binary_join_element_wise("[", pc.binary_join(lists, ","), "]", "")
+            inside = pc.binary_join(lists, constant(","))
+            arrays = pc.binary_join_element_wise(constant("["), inside, constant("]"), constant(""))
         else:
             flat = texts.to_pylist()
             arrays = pa.array(
@@ -150,7 +152,7 @@ def _read_flat(texts: pa.BinaryArray, delimiter: str) -> _Arrays | None:
 
 
 def _with_nulls(elements: pa.StringArray) -> pa.BinaryArray:
-    named = pc.equal(pc.ascii_upper(elements), "NULL")
+    named = pc.equal(pc.ascii_upper(elements), constant("NULL"))
     if pc.any(named, min_count=0).as_py():
         elements = pc.if_else(named, pa.scalar(None, pa.string()), elements)
     return elements.view(pa.binary())

@@ -26,6 +26,10 @@ _ERA = r"(?P<bc> BC)?"
 DATE_TEXT = f"^{_DATE}{_ERA}$"
 TIMESTAMP_TEXT = f"^{_DATE}{_TIME}{_ERA}$"
 TIMESTAMPTZ_TEXT = f"^{_DATE}{_TIME}{_ZONE}{_ERA}$"
+_INFINITY, _BC, _WEST, _ZERO, _EMPTY = (
+    pa.scalar(word, pa.binary()) for word in (b"infinity", b" BC", b"-", b"0", b"")
+)
+_NONE = pa.scalar(0, pa.int32())
 INFINITE = pa.array([b"infinity", b"-infinity"], pa.binary())
 
 _MONTH_DAYS = np.array([0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
@@ -43,7 +47,7 @@ class Parts:
         self._infinite = pc.fill_null(pc.is_in(texts, value_set=INFINITE), False).to_numpy(
             zero_copy_only=False
         )
-        self._rising = pc.fill_null(pc.equal(texts, b"infinity"), False).to_numpy(
+        self._rising = pc.fill_null(pc.equal(texts, _INFINITY), False).to_numpy(
             zero_copy_only=False
         )
         self._null = nulls_of(texts)
@@ -61,7 +65,7 @@ class Parts:
         """Since 1970-01-01, by the proleptic Gregorian calendar."""
         year, month, day = self._number("year"), self._number("month"), self._number("day")
         wrong = year < 1
-        year = np.where(self._is("bc", b" BC"), 1 - year, year)
+        year = np.where(self._is("bc", _BC), 1 - year, year)
         leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
         length = _MONTH_DAYS[np.clip(month, 0, 12)] - ((month == 2) & ~leap)
         wrong |= (month < 1) | (month > 12) | (day < 1) | (day > length)
@@ -104,7 +108,7 @@ class Parts:
             hour, minute, second = (self._number(name) for name in names)
             wrong |= (hour > _ZONE_HOUR_MAX) | (minute > 59) | (second > 59)
             zone = hour * 3600 + minute * 60 + second
-            seconds -= np.where(self._is("sign", b"-"), -zone, zone)
+            seconds -= np.where(self._is("sign", _WEST), -zone, zone)
         refuse_values(wrong & self._finite, f"this value is no {self._what}")
         return seconds
 
@@ -119,18 +123,18 @@ class Parts:
 
     def _number(self, name: str) -> Numbers:
         texts = self._fields[name]
-        plain = pc.if_else(pc.equal(pc.binary_length(texts), 0), b"0", texts)
+        plain = pc.if_else(pc.equal(pc.binary_length(texts), _NONE), _ZERO, texts)
         numbers: Numbers = pc.fill_null(plain.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
         return numbers
 
-    def _is(self, name: str, text: bytes) -> Mask:
+    def _is(self, name: str, text: pa.BinaryScalar) -> Mask:
         found: Mask = pc.fill_null(pc.equal(self._fields[name], text), False).to_numpy(
             zero_copy_only=False
         )
         return found
 
     def _fraction(self) -> Numbers:
-        digits = pc.fill_null(self._fields["fraction"], b"").cast(pa.string())
+        digits = pc.fill_null(self._fields["fraction"], _EMPTY).cast(pa.string())
         padded = pc.utf8_rpad(digits, 6, "0")
         fraction: Numbers = padded.cast(pa.int64()).to_numpy(zero_copy_only=False)
         return fraction

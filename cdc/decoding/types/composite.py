@@ -35,6 +35,8 @@ _FIELD = re.compile(r'"((?:[^"\\]++|""|\\\\)*+)"|([^,()"\\ \t\n\v\f\r]*)')
 _DOUBLED = re.compile(r'""|\\\\')
 _OTHER = "this value has more or fewer fields than its type"
 
+_NONE = pa.scalar(0, pa.int32())
+
 _Result = TypeVar("_Result")
 Fields = Sequence[tuple[str, TypeForm]]
 
@@ -121,7 +123,7 @@ def _read_plain(texts: pa.BinaryArray, count: int) -> tuple[list[pa.BinaryArray]
     for at in range(count):
         column = cells.take(pa.array(np.arange(at, len(cells), count)))
         column = pc.if_else(
-            pc.equal(pc.binary_length(column), 0), pa.scalar(None, pa.string()), column
+            pc.equal(pc.binary_length(column), _NONE), pa.scalar(None, pa.string()), column
         )
         if null.any():
             column = column.take(pa.array(places, mask=null))

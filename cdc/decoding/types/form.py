@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.decoding.columns import constant
 from cdc.decoding.format import ValueFormat
 
 
@@ -33,7 +34,8 @@ class JsonColumn:
         """The values as complete JSON, quotes and all; still null where they were."""
         if not self.opening and not self.closing:
             return self.values
-        return pc.binary_join_element_wise(self.opening, self.values, self.closing, "")
+        around = (constant(self.opening), self.values, constant(self.closing), constant(""))
+        return pc.binary_join_element_wise(*around)
 
 
 def quoted(values: pa.StringArray) -> JsonColumn:
