@@ -77,6 +77,7 @@ class Decoder:
     def decode(self, messages: Iterable[bytes]) -> Decoded:
         """The next messages of the stream, in the order and form that pgoutput wrote them."""
         enveloped = [_ENVELOPE + message for message in messages]
+        # A piece may be empty: a slot that has nothing new is read like any other.
         return Decoded(self._sealer.seal(enveloped) if enveloped else None, self.form)
 
 
@@ -86,7 +87,11 @@ def decode(
     catalog: CatalogOf = no_catalog,
     form: ValueFormat = DEFAULT_FORMAT,
 ) -> Decoded:
-    """Decode pgoutput messages: from a Begin or a Relation on, in order, protocol 1."""
+    """Decode pgoutput messages: from a Begin or a Relation on, in order, protocol 1.
+
+    Read them with ``client_encoding`` UTF8, ``DateStyle`` ISO and ``bytea_output`` hex, and with
+    ``TimeZone`` UTC if timestamps are to say Z.
+    """
     return Decoder(catalog, form).decode(messages)
 
 

@@ -20,6 +20,8 @@ LIVENESS: dict[str, Any] = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
+    # Whatever the database's own encoding is, and whatever PGCLIENTENCODING says.
+    "client_encoding": "UTF8",
 }
 """Parameters for any connection, replication included."""
 
@@ -46,9 +48,8 @@ def with_options(dsn: str, settings: Mapping[str, str]) -> str:
     """The options of a connection: those its owner gave, and ours behind them.
 
     A connection that holds a lock may be idle for months; the server must not end it for that.
-    Text is UTF-8 whatever the database's encoding; without one (SQL_ASCII) it would be bytes here.
     """
     given = conninfo_to_dict(dsn).get("options")
-    ours = {"idle_session_timeout": "0", "client_encoding": "UTF8", **settings}
+    ours = {"idle_session_timeout": "0", **settings}
     spelled = [f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in ours.items()]
     return " ".join([str(given), *spelled] if given else spelled)

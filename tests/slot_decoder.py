@@ -1,4 +1,4 @@
-"""A slot that is read over SQL and decoded by ``cdc.Decoder``: what a server really says."""
+"""A slot that is read over SQL and decoded by ``cdc.decode``: what a server really says."""
 
 from __future__ import annotations
 
@@ -10,21 +10,48 @@ from typing import Any
 import psycopg
 
 import cdc
+from cdc.connection import with_options
 from cdc.replication.stream import PINNED
 from tests.fix_postgres import Database
 
+# Slots belong to the server, and a server that was given is shared: named as the database.
+_SLOT = "SELECT pg_create_logical_replication_slot(current_database(), 'pgoutput')"
 _READ = """
-SELECT data FROM pg_logical_slot_get_binary_changes(%s, NULL, NULL,
-       'proto_version', '1', 'publication_names', 'decoded', 'messages', 'true')
+SELECT data FROM pg_logical_slot_get_binary_changes(current_database(), NULL, NULL,
+       'proto_version', '1', 'publication_names', 'everything', 'messages', 'true')
 """
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+@contextmanager
+def as_the_reader(database: Database) -> Iterator[Connection]:
+    """A connection with the settings that the reader pins; only what is flushed can be read."""
+    options = with_options(database.dsn, {**PINNED, "synchronous_commit": "on"})
+    with psycopg.connect(database.dsn, autocommit=True, options=options) as connection:
+        yield connection
+
+
+def open_slot(connection: Connection, publication: str = "FOR ALL TABLES") -> None:
+    connection.execute(f"CREATE PUBLICATION everything {publication}".encode())
+    connection.execute(_SLOT)
+
+
+def read_messages(connection: Connection) -> list[bytes]:
+    """What was committed since, as pgoutput wrote it."""
+    return [data for (data,) in connection.execute(_READ, binary=True).fetchall()]
+
+
+def read_slot(connection: Connection) -> cdc.Decoded:
+    """The same decoded, with the catalog's word on types that are not built in."""
+    return cdc.decode(read_messages(connection), catalog=cdc.catalog_of(connection))
 
 
 @dataclass
 class SlotDecoder:
     """Executes SQL and decodes what it did; each ``decoded`` goes on where the last one ended."""
 
-    connection: psycopg.Connection[tuple[Any, ...]]
-    slot: str
+    connection: Connection
     decoder: cdc.Decoder
 
     def run(self, *statements: str) -> None:
@@ -32,8 +59,7 @@ class SlotDecoder:
             self.connection.execute(statement.encode())
 
     def decoded(self) -> cdc.Decoded:
-        rows = self.connection.cursor(binary=True).execute(_READ, [self.slot])
-        return self.decoder.decode([data for (data,) in rows])
+        return self.decoder.decode(read_messages(self.connection))
 
     def changes(self) -> list[dict[str, Any]]:
         changes = self.decoded().changes
@@ -44,18 +70,9 @@ class SlotDecoder:
 
 @contextmanager
 def slot_decoder(
-    database: Database,
-    *,
-    publication: str = "FOR ALL TABLES",
-    form: cdc.ValueFormat | None = None,
+    database: Database, *, publication: str = "FOR ALL TABLES"
 ) -> Iterator[SlotDecoder]:
-    """A publication and a slot of ``database``, and a session with the reader's own settings."""
-    with database.connect() as connection:
-        # Only what is flushed can be read from a slot.
-        for name, value in {**PINNED, "synchronous_commit": "on"}.items():
-            connection.execute("SELECT set_config(%s, %s, false)", (name, value))
-        connection.execute(f"CREATE PUBLICATION decoded {publication}".encode())
-        slot = f"decoded_{database.name}"[:63]
-        connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
-        decoder = cdc.Decoder(cdc.catalog_of(connection), form or cdc.ValueFormat())
-        yield SlotDecoder(connection, slot, decoder)
+    """A publication and a slot of ``database``."""
+    with as_the_reader(database) as connection:
+        open_slot(connection, publication)
+        yield SlotDecoder(connection, cdc.Decoder(cdc.catalog_of(connection)))

@@ -66,7 +66,7 @@ def read_note(data: bytes, columns: int) -> CatalogNote:
             dimensions=tuple(map(int, content.get("dimensions", ()))),
             types={one.oid: one for one in types},
         )
-    except (ValueError, TypeError, KeyError, AttributeError) as fault:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as fault:
         raise _broken(str(fault)) from None
     if any(len(one) not in (0, columns) for one in (note.attnums, note.dimensions)):
         raise _broken(f"it is not of {columns} columns")
@@ -87,7 +87,13 @@ def _written(note: TypeNote) -> dict[str, Any]:
 
 def _read(given: dict[str, Any]) -> TypeNote:
     fields = tuple((str(n), int(t), int(m)) for n, t, m in given.pop("fields", ()))
-    return TypeNote(**given, fields=fields)
+    if len({name for name, _, _ in fields}) != len(fields):
+        raise ValueError("two fields of a type have one name")
+    note = TypeNote(**given, fields=fields)
+    for name, value in vars(note).items():
+        if type(value) is not type(getattr(_PLAIN, name)):
+            raise TypeError(f"the {name} of a type is a {type(value).__name__}")
+    return note
 
 
 def _broken(why: str) -> DecodeError:

@@ -21,6 +21,7 @@ from cdc.decoding.groups import (
     Group,
     check_relation,
     errors_of,
+    fitting,
     frame_of,
     groups_of,
     naming,
@@ -30,7 +31,6 @@ from cdc.decoding.groups import (
 from cdc.decoding.joins import repeated
 from cdc.decoding.logical import decode_messages, decode_truncates
 from cdc.decoding.rows import Decoded, decode_rows
-from cdc.errors import DecodeError
 
 _NEVER_NULL = "record_pks"
 
@@ -62,15 +62,9 @@ def decode_changes(
         return pa.RecordBatch.from_pylist([], wanted.schema)
     frame = frame_of(raw)
     groups = list(groups_of(frame, schemas))
-    try:
+    with fitting(raw.num_rows, "JSON"):
         parts = [_decode_group(frame, group, wanted) for group in groups]
         return _put_together(frame, groups, parts, annotations, wanted)
-    except (pa.ArrowInvalid, pa.ArrowCapacityError) as fault:
-        # An Arrow string column holds 2 GiB. Long names and escapes can make that of a small frame.
-        raise DecodeError(
-            f"{raw.num_rows} changes do not fit into one Arrow batch as JSON: {fault}",
-            fix="decode fewer rows at once: lower the batch size of the source",
-        ) from fault
 
 
 def _decode_group(frame: Frame, group: Group, wanted: Wanted) -> _Part:

@@ -39,6 +39,7 @@ class BadValuesError(DecodeError):
     """
 
     def __init__(self, faults: Mapping[int, str]) -> None:
+        assert faults  # whoever takes the bad ones out and tries again would try for ever
         super().__init__("a column holds values that its type cannot have")
         self.faults = faults
 

@@ -148,6 +148,21 @@ def naming(frame: Frame, group: Group) -> Iterator[None]:
         raise _error(frame.raw, row, fault.what, group.plan, fault.column) from None
 
 
+@contextmanager
+def fitting(count: int, form: str) -> Iterator[None]:
+    """Turn what Arrow says of a column that would be too large into an error that says what to do.
+
+    A string column holds 2 GiB. Long names and escapes can make that of a small frame.
+    """
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowCapacityError) as fault:
+        raise DecodeError(
+            f"{count} changes do not fit into one Arrow batch as {form}: {fault}",
+            fix="decode fewer rows at once: lower the batch size of the source",
+        ) from fault
+
+
 def errors_of(frame: Frame, group: Group, faults: Faults) -> pa.StringArray:
     """For each row of the group why it cannot be decoded, null for those that can."""
     if not faults.by_row:

@@ -20,6 +20,7 @@ from cdc.decoding.groups import (
     Frame,
     Group,
     errors_of,
+    fitting,
     frame_of,
     groups_of,
     naming,
@@ -80,10 +81,11 @@ def decode_tables(raw: pa.RecordBatch, schemas: Mapping[int, bytes]) -> Iterator
     for groups in tables.values():
         plan = groups[0].plan
         assert plan is not None
-        batch = pa.concat_batches([_decode_group(frame, group, plan) for group in groups])
-        if len(groups) > 1:
-            order = np.argsort(np.concatenate([group.rows for group in groups]), kind="stable")
-            batch = batch.take(pa.array(order))
+        with fitting(raw.num_rows, "typed columns"):
+            batch = pa.concat_batches([_decode_group(frame, group, plan) for group in groups])
+            if len(groups) > 1:
+                order = np.argsort(np.concatenate([group.rows for group in groups]), kind="stable")
+                batch = batch.take(pa.array(order))
         yield TableRows(plan.relation, batch)
 
 
@@ -93,10 +95,10 @@ def _decode_group(frame: Frame, group: Group, plan: TablePlan) -> pa.RecordBatch
     faults, count = Faults(), len(group.rows)
     schema = table_schema(plan)
     row = schema.field("record").type
-    record = _struct(plan, tuples.row, faults, row)
+    record = _struct(plan, tuples.row, faults, row, count)
     before = pa.nulls(count, row)
     if group.kind == "U" and tuples.old is not None:
-        before = _struct(plan, tuples.old, faults, row)
+        before = _struct(plan, tuples.old, faults, row, count)
     unchanged = _unchanged(plan, tuples, count)
     if faults.by_row:
         bad = np.zeros(count, bool)
@@ -115,8 +117,10 @@ def _decode_group(frame: Frame, group: Group, plan: TablePlan) -> pa.RecordBatch
 
 
 def _struct(
-    plan: TablePlan, columns: list[TextColumn], faults: Faults, row: pa.StructType
+    plan: TablePlan, columns: list[TextColumn], faults: Faults, row: pa.StructType, count: int
 ) -> pa.StructArray:
+    if not columns:
+        return pa.array([{}] * count, row)  # of no arrays Arrow could not tell how many rows
     arrays = [
         faults.sound(name, column.values, form.typed)
         for name, column, form in zip(plan.names, columns, plan.types, strict=True)

@@ -65,6 +65,7 @@ class ReplicationStream:
                 autocommit=True,
                 options=with_options(dsn, _SETTINGS),
                 application_name=f"walbrook:{slot}",
+                # Whatever the database's own encoding, and whatever the environment says.
                 **LIVENESS,
             )
         except psycopg.OperationalError as error:

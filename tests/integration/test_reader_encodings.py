@@ -22,10 +22,15 @@ def _records(source: SlotSource) -> list[str | None]:
     return [change["record"] for change in changes]
 
 
-@pytest.mark.parametrize(("encoding", "word"), [("LATIN1", "Grüße"), ("EUC_JP", "日本語")])
+@pytest.mark.parametrize(
+    ("encoding", "word"),
+    # In Latin 1 the second has the bytes of an é in UTF-8: it would pass as that unnoticed.
+    [("LATIN1", "Grüße"), ("LATIN1", "Ã©"), ("EUC_JP", "日本語")],
+)
 def test_texts_in_another_encoding_are_read_as_utf8(
-    database: Database, tmp_path: Path, encoding: str, word: str
+    database: Database, tmp_path: Path, encoding: str, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
     with fresh_database(database.dsn, encoding) as other:
         other.execute(f'CREATE TABLE item (id int PRIMARY KEY, "{word}" text)')
         source = make_slot_source(other, tmp_path)

@@ -7,7 +7,7 @@ from cdc.connection import with_options
 
 def test_options_in_the_connection_string_are_kept() -> None:
     found = with_options("host=h options='-c role=reader'", {"statement_timeout": "5s"})
-    ours = "-c idle_session_timeout=0 -c client_encoding=UTF8 -c statement_timeout=5s"
+    ours = "-c idle_session_timeout=0 -c statement_timeout=5s"
     assert found == f"-c role=reader {ours}"
 
 

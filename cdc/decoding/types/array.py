@@ -63,7 +63,7 @@ class _Arrays:
     lengths: list[tuple[int, ...]] | None  # by dimension; None: all of them flat
 
     def as_json(self, elements: pa.StringArray) -> pa.StringArray:
-        texts = pc.fill_null(elements, "null")
+        texts = pc.fill_null(elements, constant("null"))
         if self.lengths is None:
             lists = pa.ListArray.from_arrays(pa.array(self.bounds, pa.int32()), texts)
             arrays = joined("[", pc.binary_join(lists, constant(",")), "]")

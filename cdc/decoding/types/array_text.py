@@ -6,18 +6,20 @@ What must always hold: what ``array_out`` cannot have written is refused.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 DIMENSIONS_MAX = 6
 """Postgres' own bound; it keeps a hostile value from nesting without end."""
 
-DELIMITERS = ",;"
-"""Of all types that Postgres or its usual extensions have."""
+DELIMITERS = frozenset("!#$%&'()*+,-./:;<=>?@[]^_`|~")
+"""What may stand between elements: a comma, for boxes a semicolon, and whatever else ASCII has for
+a type of somebody's own that has no meaning in an array already."""
 
 _BOUNDS = re.compile(r"((?:\[[+-]?\d+:[+-]?\d+\])+)=")
 _BOUND = re.compile(r"\[([+-]?\d+):([+-]?\d+)\]")
-_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+# Possessive: what cannot match otherwise needs no memory of how it might.
+_QUOTED = re.compile(r'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
-_BARE = {delimiter: re.compile(rf'[^{delimiter}{{}}"\\ \t\n\v\f\r]+') for delimiter in DELIMITERS}
 
 
 class MalformedArrayError(Exception):
@@ -32,13 +34,19 @@ def read_array(text: str, delimiter: str) -> tuple[tuple[int, ...], list[bytes |
     return lengths, reader.elements
 
 
+@lru_cache(maxsize=len(DELIMITERS))
+def _bare(delimiter: str) -> re.Pattern[str]:
+    """An element without quotes: ``array_out`` puts them around all that could be mistaken."""
+    return re.compile(rf'[^{re.escape(delimiter)}{{}}"\\ \t\n\v\f\r]+')
+
+
 class _Reader:
     """Reads one array value."""
 
     def __init__(self, text: str, delimiter: str) -> None:
         self._text = text
         self._delimiter = delimiter
-        self._bare = _BARE[delimiter]
+        self._bare = _bare(delimiter)
         self._at = 0
         self._leaf_depth = 0
         self.lengths: dict[int, int] = {}  # by depth; all arrays of one depth are equally long

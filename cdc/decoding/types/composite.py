@@ -30,9 +30,12 @@ from cdc.decoding.objects import Member, object_of
 from cdc.decoding.types.form import JsonColumn, TypeForm
 from cdc.decoding.types.text import text_json, valid_utf8
 
-_FIELD = re.compile(r'"((?:[^"\\]|""|\\\\)*)"|([^,()"\\ \t\n\v\f\r]*)')
+# Possessive: what cannot match otherwise needs no memory of how it might.
+_FIELD = re.compile(r'"((?:[^"\\]++|""|\\\\)*+)"|([^,()"\\ \t\n\v\f\r]*)')
 _DOUBLED = re.compile(r'""|\\\\')
 _OTHER = "this value has more or fewer fields than its type"
+
+_NONE = pa.scalar(0, pa.int32())
 
 _Result = TypeVar("_Result")
 Fields = Sequence[tuple[str, TypeForm]]
@@ -120,7 +123,7 @@ def _read_plain(texts: pa.BinaryArray, count: int) -> tuple[list[pa.BinaryArray]
     for at in range(count):
         column = cells.take(pa.array(np.arange(at, len(cells), count)))
         column = pc.if_else(
-            pc.equal(pc.binary_length(column), 0), pa.scalar(None, pa.string()), column
+            pc.equal(pc.binary_length(column), _NONE), pa.scalar(None, pa.string()), column
         )
         if null.any():
             column = column.take(pa.array(places, mask=null))
@@ -130,7 +133,7 @@ def _read_plain(texts: pa.BinaryArray, count: int) -> tuple[list[pa.BinaryArray]
 
 def read_exactly(texts: pa.BinaryArray, count: int) -> tuple[list[pa.BinaryArray], Mask]:
     """Every composite that ``record_out`` can write, one value after another."""
-    rows: list[list[bytes | None]] = []
+    columns: list[list[bytes | None]] = [[] for _ in range(count)]
     faults: dict[int, str] = {}
     other = np.zeros(len(texts), bool)
     absent: list[bytes | None] = [None] * count
@@ -140,10 +143,12 @@ def read_exactly(texts: pa.BinaryArray, count: int) -> tuple[list[pa.BinaryArray
             faults[position] = "this composite value is malformed"
         elif len(row) != count:
             other[position] = True
-        rows.append(row if row is not None and len(row) == count else absent)
+        whole = row if row is not None and len(row) == count else absent
+        for column, field in zip(columns, whole, strict=True):
+            column.append(field)
     if faults:
         raise BadValuesError(faults)
-    return [pa.array(column, pa.binary()) for column in zip(*rows, strict=True)], other
+    return [pa.array(column, pa.binary()) for column in columns], other
 
 
 def _fields(text: str) -> list[bytes | None] | None:

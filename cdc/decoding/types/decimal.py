@@ -27,8 +27,16 @@ def _float(arrow: pa.DataType, spark: str) -> TypeForm:
         return _number_json(texts)
 
     def typed(texts: pa.BinaryArray) -> pa.Array:
-        _finite(texts)
-        return texts.view(pa.string()).cast(arrow)
+        finite = _finite(texts)
+        numbers = texts.view(pa.string()).cast(arrow)
+        beyond = pc.is_inf(numbers)
+        if finite is not None:
+            beyond = pc.and_(beyond, finite)
+        if pc.any(beyond, min_count=0).as_py():
+            # Read as infinity, which is another value than the one that was written.
+            wrong = pc.fill_null(beyond, False).to_numpy(zero_copy_only=False)
+            refuse_values(wrong, "this value is beyond the range of its type")
+        return numbers
 
     return TypeForm(arrow, spark, json, typed)
 
@@ -41,9 +49,9 @@ def numeric(typmod: int) -> TypeForm:
         return TypeForm(pa.string(), "string", _numeric_json, _numeric_text)
 
     def typed(texts: pa.BinaryArray) -> pa.Array:
-        strings = texts.view(pa.string())
+        _finite(texts)  # Arrow reads more than Postgres writes: a plus sign, leading zeros
         try:
-            return strings.cast(arrow)
+            return texts.view(pa.string()).cast(arrow)
         except pa.ArrowInvalid:
             return _one_by_one(texts, arrow)
 
@@ -68,7 +76,6 @@ def _decimal(typmod: int) -> pa.Decimal128Type | None:
 
 def _one_by_one(texts: pa.BinaryArray, arrow: pa.Decimal128Type) -> pa.Array:
     """Say which values no decimal of this precision holds: NaN above all."""
-    _finite(texts)
     faults = {}
     for position, text in enumerate(texts.view(pa.string())):
         try:

@@ -12,7 +12,9 @@ from cdc.decoding.format import ValueFormat
 from cdc.decoding.types.form import JsonColumn, TypeForm
 from cdc.decoding.types.text import valid_utf8
 
-_PAIR = re.compile(r'"((?:[^"\\]|\\.)*)"=>(?:NULL|"((?:[^"\\]|\\.)*)")', re.DOTALL)
+# Possessive: what cannot match otherwise needs no memory of how it might.
+_QUOTED = r'"((?:[^"\\]++|\\.)*+)"'
+_PAIR = re.compile(f"{_QUOTED}=>(?:NULL|{_QUOTED})", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 Pairs = list[tuple[str, str | None]]

@@ -12,6 +12,7 @@ from cdc.decoding.types.form import JsonColumn, TypeForm, quoted
 
 _INTEGER = "^-?(0|[1-9][0-9]*)$"
 _ZERO, _NINE = b"09"
+_DIGITS_MAX = len(str(-(2**63)))
 
 
 def _integer(arrow: pa.DataType, spark: str, *, rounded: bool = False) -> TypeForm:
@@ -28,11 +29,9 @@ def _integer(arrow: pa.DataType, spark: str, *, rounded: bool = False) -> TypeFo
             return _beyond(texts)
 
     def _beyond(texts: pa.BinaryArray) -> pa.Array:
-        low, high = _BOUNDS[arrow]
-        refuse_values(
-            np.array([t is not None and not low <= int(t) <= high for t in texts.to_pylist()]),
-            "this value is beyond the range of its type",
-        )
+        bounds = _BOUNDS[arrow]
+        beyond = [text is not None and not _within(text, *bounds) for text in texts.to_pylist()]
+        refuse_values(np.array(beyond), "this value is beyond the range of its type")
         raise AssertionError("an integer within its range was refused")
 
     return TypeForm(arrow, spark, json, typed)
@@ -58,6 +57,11 @@ def _are_digits(texts: pa.BinaryArray) -> bool:
         return False
     leading_zero = (data[offsets[:-1] - offsets[0]] == _ZERO) & (lengths > 1)
     return not leading_zero.any()
+
+
+def _within(digits: bytes, low: int, high: int) -> bool:
+    # Python refuses to read integers of thousands of digits.
+    return len(digits) <= _DIGITS_MAX and low <= int(digits) <= high
 
 
 _BOUNDS = {

@@ -27,7 +27,7 @@ PAYLOADS = [
 ]
 
 
-def _damaged(payload: bytes, choice: random.Random) -> bytes:
+def damaged_message(payload: bytes, choice: random.Random) -> bytes:
     data = bytearray(payload)
     for _ in range(choice.randint(1, 3)):
         at = choice.randrange(len(data)) if data else 0
@@ -50,7 +50,7 @@ def test_a_damaged_message_is_refused_or_read_as_valid_json(part: int) -> None:
     for _ in range(CASES // 4):
         # Good neighbours on both sides: reading past the row's end would find sensible bytes.
         frame = Frame()
-        for payload in (PAYLOADS[0], _damaged(choice.choice(PAYLOADS), choice), PAYLOADS[1]):
+        for payload in (PAYLOADS[0], damaged_message(choice.choice(PAYLOADS), choice), PAYLOADS[1]):
             frame.add(payload, RELATION)
         try:
             changes = decode_changes(frame.batch().slice(1, 1), frame.schemas)
