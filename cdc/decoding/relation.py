@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from cdc.decoding.catalog import CatalogNote, read_note, write_note
 from cdc.errors import DecodeError
 
-_KEY, _CATALOG = b"K", b"C"
+_ENCODING, _KEY, _CATALOG = b"E", b"K", b"C"
 
 IDENTITIES = "dnfi"
 """Replica identities as Postgres writes them: default, nothing, full, index."""
@@ -43,6 +43,7 @@ class Relation:
     key: tuple[int, ...]  # positions of the key's columns, in key order
     key_noted: bool = False  # by the catalog; else it is the replica identity
     catalog: CatalogNote = field(default_factory=CatalogNote)
+    codec: str = ""  # of the texts in its rows, as Python calls it; UTF-8 if it is not said
 
     @property
     def attnums(self) -> tuple[int, ...] | None:
@@ -68,13 +69,28 @@ def parse_relation(message: bytes) -> Relation:
     columns = tuple(_column(reader) for _ in range(reader.uint16("column count")))
     if len({column.name for column in columns}) != len(columns):
         raise reader.broken("two of its columns have one name")
+    codec = reader.name("encoding") if reader.next_is(_ENCODING) else ""
     key = _key(reader, columns)
     catalog = _catalog(reader, columns)
     reader.end()
     noted = key is not None
     if key is None:
         key = tuple(at for at, column in enumerate(columns) if column.is_key)
-    return Relation(oid, namespace, name, identity, columns, key, noted, catalog)
+    return Relation(oid, namespace, name, identity, columns, key, noted, catalog, codec)
+
+
+def from_encoding(message: bytes, codec: str) -> bytes:
+    """A message in another encoding: its names in UTF-8, and a note about the texts of its rows."""
+    reader = _Reader(message, codec)
+    head = reader.take(5, "oid")
+    names = [reader.name("namespace", may_be_empty=True), reader.name("table name")]
+    parts = [head, *(name.encode() + b"\0" for name in names), reader.take(3, "column count")]
+    for _ in range(int.from_bytes(parts[-1][1:], "big")):
+        flags = reader.take(1, "column flags")
+        name = reader.name("column name")
+        parts += (flags, name.encode(), b"\0", reader.take(8, "type"))
+    reader.end()
+    return b"".join([*parts, _ENCODING, codec.encode(), b"\0"])
 
 
 def with_catalog(message: bytes, note: CatalogNote) -> bytes:
@@ -117,8 +133,9 @@ def _column(reader: _Reader) -> Column:
 class _Reader:
     """Takes the fields of a message one after another, never past its end."""
 
-    def __init__(self, message: bytes) -> None:
+    def __init__(self, message: bytes, codec: str = "utf-8") -> None:
         self._message = message
+        self._codec = codec
         self._at = 0
 
     def next_is(self, mark: bytes) -> bool:
@@ -155,9 +172,9 @@ class _Reader:
         if not raw and not may_be_empty:
             raise self.broken(f"its {field} is empty")
         try:
-            return raw.decode()
+            return raw.decode(self._codec)
         except UnicodeDecodeError:
-            raise self.broken(f"its {field} {raw!r} is not UTF-8") from None
+            raise self.broken(f"its {field} {raw!r} is not {self._codec.upper()}") from None
 
     def end(self) -> None:
         if self._at != len(self._message):

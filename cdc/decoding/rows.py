@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
@@ -30,6 +31,7 @@ from cdc.decoding.objects import Member, array_of, names_where, object_of
 from cdc.decoding.plan import TablePlan
 from cdc.decoding.tuples import Payloads, read_tuples
 from cdc.decoding.types import JsonColumn, text_json
+from cdc.decoding.types.text import from_codec
 
 _TAG = 5  # after the kind byte and the oid
 _NEW = ord("N")
@@ -78,6 +80,7 @@ class Tuples:
 
     old: list[TextColumn] | None
     new: list[TextColumn] | None
+    faults: Faults = field(default_factory=Faults)
 
     @property
     def row(self) -> list[TextColumn]:
@@ -94,24 +97,42 @@ def read_rows(
 
     What an update did not send again is taken from its old row, if that was sent.
     """
-    columns, at = read_tuples(payloads, starts + _TAG + 1, ends, plan.names)
+    faults = Faults()
+
+    def read(at: Positions) -> tuple[list[TextColumn], Positions]:
+        columns, at = read_tuples(payloads, at, ends, plan.names)
+        return _in_utf8(plan, columns, faults), at
+
+    columns, at = read(starts + _TAG + 1)
     old = None if tag == "N" else columns
     new = columns if tag == "N" else None
     if old is not None and kind == "U":
         _refuse(at >= ends, "its message ends before the new tuple")
         _refuse(payloads.bytes[at] != _NEW, "no new tuple follows its old one")
-        new, at = read_tuples(payloads, at + 1, ends, plan.names)
+        new, at = read(at + 1)
         if tag == "O":
             new = [filled(column, before) for column, before in zip(new, old, strict=True)]
     _refuse(at != ends, "bytes follow its last tuple")
-    return Tuples(old, new)
+    return Tuples(old, new, faults)
+
+
+def _in_utf8(plan: TablePlan, columns: list[TextColumn], faults: Faults) -> list[TextColumn]:
+    """The same in UTF-8, if they were taken as the database stores them."""
+    codec = plan.relation.codec
+    if not codec:
+        return columns
+    return [
+        TextColumn(faults.sound(name, one.values, partial(from_codec, codec=codec)), one.unchanged)
+        for name, one in zip(plan.names, columns, strict=True)
+    ]
 
 
 def decode_rows(
     plan: TablePlan, tuples: Tuples, count: int, wanted: Wanted, *, kind: str, tag: str
 ) -> Decoded:
     """The JSON of rows that ``read_rows`` read."""
-    rows = _Rows(plan, tuples.row, tuples.old if kind == "U" else None, count, tag == "O")
+    old = tuples.old if kind == "U" else None
+    rows = _Rows(plan, tuples.row, old, count, tag == "O", tuples.faults)
     columns = {"record_pks": rows.keys(), "unchanged": rows.unchanged()}
     for at, form in enumerate(wanted.formats):
         columns[wanted.name("record", at)] = rows.record(form)
@@ -131,7 +152,7 @@ class _Rows:
     old: list[TextColumn] | None
     count: int
     old_is_whole: bool
-    faults: Faults = field(default_factory=Faults)
+    faults: Faults
 
     def record(self, form: ValueFormat) -> pa.StringArray:
         return self._object(self.row, form)

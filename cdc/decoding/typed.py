@@ -92,7 +92,7 @@ def decode_tables(raw: pa.RecordBatch, schemas: Mapping[int, bytes]) -> Iterator
 def _decode_group(frame: Frame, group: Group, plan: TablePlan) -> pa.RecordBatch:
     with naming(frame, group):
         tuples = read_group(frame, group, plan)
-    faults, count = Faults(), len(group.rows)
+    faults, count = tuples.faults, len(group.rows)
     schema = table_schema(plan)
     row = schema.field("record").type
     record = _struct(plan, tuples.row, faults, row, count)

@@ -153,7 +153,9 @@ class Intake:
         schemas: dict[int, bytes] = {}
         # What a stream announces is its own until its commit; other blocks tell the connection.
         relations = waiting.relations if waiting.streamed else self._sealer.relations
-        for known, rows in relations.in_force(wire, row, relation, self._sealer.received):
+        for known, rows in relations.in_force(
+            wire, row, relation, self._sealer.received, self._sealer.codec
+        ):
             schema = known.bare
             schema_id[rows] = schema.schema_id
             hidden[rows] = known.own

@@ -39,7 +39,7 @@ from cdc.replication.source_watch import SourceWatch
 from cdc.replication.spill import NotStreamableError, Spill
 from cdc.replication.state_link import News, StateLink, condition_of
 from cdc.replication.stop import StopSignal
-from cdc.replication.stream import ReplicationStream
+from cdc.replication.stream import ReplicationStream, UntranslatableError
 from cdc.state.health import Condition
 from cdc.state.reader_state import ReaderReport, ReaderState, record_identity
 
@@ -86,6 +86,7 @@ class SlotReader:
         # Why there is no stream; told until there is one again.
         self._trouble: Exception | None = None
         self._wanted = settings.stream
+        self._as_stored = False  # whether the next connection takes texts as they are stored
         self._backoff_s = _BACKOFF_FIRST_S
         self._next_feedback = 0.0
 
@@ -95,6 +96,9 @@ class SlotReader:
             while not self._stop.requested:
                 try:
                     self._connect_and_read()
+                except UntranslatableError as error:
+                    _logger.warning("reader.untranslatable_text", error=str(error))
+                    self._as_stored = True
                 except NotStreamableError as error:
                     # The server sends it again, whole, once it is committed.
                     _logger.warning("reader.not_streamed", error=str(error))
@@ -144,6 +148,7 @@ class SlotReader:
             if found != (position.timeline, position.publication_oid):
                 self._record(identity)
             wanted, self._wanted = self._wanted, settings.stream
+            as_stored, self._as_stored = self._as_stored, False
             stream = ReplicationStream(
                 settings.dsn,
                 slot=settings.slot,
@@ -151,11 +156,12 @@ class SlotReader:
                 start_lsn=resume.lsn,
                 options=wanted,
                 check=lambda connection: control.check_again(connection, identity, resume),
+                as_stored=as_stored,
             )
             try:
                 self._begun(resume)
                 intake = Intake(
-                    Sealer(resume, control.catalog_of),
+                    Sealer(resume, control.catalog_of, stream.codec),
                     self._spill,
                     settings.batch,
                     settled=self._state.restart,

@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from cdc.decoding.catalog import CatalogNote
-from cdc.decoding.relation import Relation, parse_relation, with_catalog
+from cdc.decoding.relation import Relation, from_encoding, parse_relation, with_catalog
 from cdc.errors import ProtocolError
 from cdc.replication.wire import RELATION, Ints, Wire
 
@@ -75,11 +75,12 @@ class Relations:
     _by_oid: dict[int, Announced] = field(default_factory=dict)
 
     def in_force(
-        self, wire: Wire, row: Ints, relation: Ints, first: int
+        self, wire: Wire, row: Ints, relation: Ints, first: int, codec: str = ""
     ) -> Iterator[tuple[Announced, Ints]]:
         """For the rows of ``wire``: a table version, and which of them were sent under it.
 
-        ``first`` is the number of the batch's first message among the connection's.
+        ``first`` is the number of the batch's first message among the connection's; ``codec`` what
+        the connection's texts are in, if not in UTF-8.
         """
         announced = np.flatnonzero(wire.kind == RELATION)
         cuts = np.searchsorted(row, announced)
@@ -87,7 +88,7 @@ class Relations:
             [0, *cuts], [*cuts, len(row)], [None, *announced], strict=True
         ):
             if message is not None:
-                self._announce(wire.message(int(message)), first + int(wire.place[message]))
+                self._announce(wire.message(int(message)), first + int(wire.place[message]), codec)
             for rows in _by_value(relation[start:end]):
                 oid = int(relation[start + rows[0]])
                 if oid == 0:
@@ -110,7 +111,9 @@ class Relations:
             if announced.at > since and (known is None or known.at < announced.at):
                 self._by_oid[oid] = announced
 
-    def _announce(self, message: bytes, at: int) -> None:
+    def _announce(self, message: bytes, at: int, codec: str) -> None:
+        if codec:
+            message = from_encoding(message, codec)
         relation = parse_relation(message)
         self._by_oid[relation.oid] = Announced(message, relation, at)
 

@@ -81,6 +81,7 @@ class Sealer:
 
     resume: Cursor = ORIGIN  # what is below was taken by an earlier connection
     catalog_of: CatalogOf = no_catalog
+    codec: str = ""  # of the connection's texts, if they are not in UTF-8
     heartbeats: list[bytes] = field(default_factory=list)  # contents, of the batch sealed last
     relations: Relations = field(default_factory=Relations)
     received: int = 0  # messages in the batches before this one
@@ -181,7 +182,7 @@ class Sealer:
         schema_id = np.zeros(len(row), dtype=np.uint64)
         own = np.zeros(len(row), dtype=bool)
         schemas: dict[int, bytes] = {}
-        for known, rows in self.relations.in_force(wire, row, relation, self.received):
+        for known, rows in self.relations.in_force(wire, row, relation, self.received, self.codec):
             if known.own:
                 own[rows] = True
                 continue

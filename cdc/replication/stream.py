@@ -42,6 +42,11 @@ _SETTINGS = {**PINNED, "wal_sender_timeout": "60s", "statement_timeout": "0"}
 _SEND_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 30.0  # the server may first have to read what it saved of the slot
 _PLAIN = StreamOptions()
+_UNTRANSLATABLE = (b"22P05", b"22021")  # of one encoding, in another
+
+
+class UntranslatableError(TransientError):
+    """A text of the database has no form in UTF-8: reconnect and take texts as they are stored."""
 
 
 class ReplicationStream:
@@ -56,8 +61,14 @@ class ReplicationStream:
         start_lsn: int,
         options: StreamOptions = _PLAIN,
         check: Callable[[psycopg.Connection[tuple[object, ...]]], None] | None = None,
+        as_stored: bool = False,
     ) -> None:
-        """``check`` may look at who answers, over this connection, before anything is read."""
+        """``check`` may look at who answers, over this connection, before anything is read.
+
+        ``as_stored``: take texts in the database's own encoding, which is ``codec`` then.
+        """
+        self.codec = ""
+        self._translated = True  # by the server, to UTF-8
         try:
             self._connection = psycopg.connect(
                 dsn,
@@ -65,7 +76,6 @@ class ReplicationStream:
                 autocommit=True,
                 options=with_options(dsn, _SETTINGS),
                 application_name=f"walbrook:{slot}",
-                # Whatever the database's own encoding, and whatever the environment says.
                 **LIVENESS,
             )
         except psycopg.OperationalError as error:
@@ -78,7 +88,7 @@ class ReplicationStream:
         try:
             if check is not None:
                 check(self._connection)
-            self._take_bytes_as_they_are()
+            self._choose_encoding(as_stored)
             self._start(slot, publication, start_lsn, options)
         except BaseException:
             self.close()
@@ -163,15 +173,34 @@ class ReplicationStream:
                 raise TransientError("the server does not take feedback")
             self._pgconn.consume_input()
 
-    def _take_bytes_as_they_are(self) -> None:
+    def _choose_encoding(self, as_stored: bool) -> None:
         """A database without an encoding may hold anything.
 
         Asked for UTF-8, its server would check every text and end the stream at the first that is
         none; decode can do better than that, and leave out only the row.
         """
-        if self._pgconn.parameter_status(b"server_encoding") == b"SQL_ASCII":
-            with deadline(self._connection, _SEND_TIMEOUT_S):
-                self._connection.execute("SET client_encoding TO 'SQL_ASCII'")
+        own = (self._pgconn.parameter_status(b"server_encoding") or b"").decode()
+        if own == "UTF8" or not (as_stored or own == "SQL_ASCII"):
+            return
+        with deadline(self._connection, _SEND_TIMEOUT_S):
+            self._connection.execute(
+                sql.SQL("SET client_encoding TO {}").format(sql.Literal(own)).as_bytes()
+            )
+        self._translated = False
+        if own != "SQL_ASCII":
+            self.codec = self._codec(own)
+
+    def _codec(self, encoding: str) -> str:
+        try:
+            return self._connection.info.encoding
+        except psycopg.NotSupportedError:
+            raise TransientError(
+                f"the source holds text that neither its server nor we can turn from {encoding} "
+                "into UTF-8",
+                fix="have the WAL read past it: stop the service, move the slot on with "
+                "pg_replication_slot_advance, and accept the gap with walbrook.accept_gap",
+                kind="untranslatable_text",
+            ) from None
 
     def _start(self, slot: str, publication: str, start_lsn: int, wanted: StreamOptions) -> None:
         options = plugin_options(self._pgconn.server_version, wanted)
@@ -202,7 +231,11 @@ class ReplicationStream:
         except (psycopg.OperationalError, TransientError):
             result = None
         reason = result.get_error_message().strip() if result else ""
-        return TransientError(f"the server ended the replication stream: {reason or 'no reason'}")
+        what = f"the server ended the replication stream: {reason or 'no reason'}"
+        state = result.error_field(pq.DiagnosticField.SQLSTATE) if result else None
+        if self._translated and state in _UNTRANSLATABLE:
+            return UntranslatableError(what)
+        return TransientError(what)
 
     def _answer(self, deadline: float) -> PGresult | None:
         """What the server says to a command; asked for only once it is there.

@@ -9,6 +9,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from cdc.decoding import decode_changes
+from cdc.decoding.typed import decode_tables
 from tests.fix_postgres import Database, fresh_database, on_both_versions
 from tests.slot_source import SlotSource, make_slot_source
 
@@ -56,3 +57,32 @@ def test_a_text_that_is_not_utf8_does_not_end_the_stream(
             other.execute("INSERT INTO item VALUES (3, 'b')")
             source.until_logged(3)
         assert _records(source) == ['{"id":1,"name":"a"}', None, '{"id":3,"name":"b"}']
+
+
+def test_a_text_that_has_no_form_in_utf8_harms_only_its_row(
+    database: Database, tmp_path: Path
+) -> None:
+    with fresh_database(database.dsn, "WIN1252") as other:
+        other.execute('CREATE TABLE "Stück" (id int PRIMARY KEY, "größe" text)')
+        source = make_slot_source(other, tmp_path)
+        with source.reading():
+            other.execute("""INSERT INTO "Stück" VALUES (1, 'weiß €')""")
+            # A byte that this encoding leaves undefined; Postgres stores it all the same.
+            other.execute("""INSERT INTO "Stück" VALUES (2, convert_from('\\x81', 'WIN1252'))""")
+            other.execute("""INSERT INTO "Stück" VALUES (3, 'heiß €')""")
+            source.until_logged(3)
+        view = source.view
+        frames = list(view.frames(view.first_batch(), view.next_batch()))
+        changes = [c for f in frames for c in decode_changes(f.raw, f.schemas).to_pylist()]
+        typed = [
+            row
+            for f in frames
+            for t in decode_tables(f.raw, f.schemas)
+            for row in t.rows.to_pylist()
+        ]
+    assert [change["record"] for change in changes] == [
+        '{"id":1,"größe":"weiß €"}', None, '{"id":3,"größe":"heiß €"}',
+    ]  # fmt: skip
+    assert "of table public.Stück, column 'größe': this value is not CP1252" in changes[1]["error"]
+    assert [change["record_pks"] for change in changes] == ['["1"]', '["2"]', '["3"]']
+    assert [row["record"] and row["record"]["größe"] for row in typed] == ["weiß €", None, "heiß €"]

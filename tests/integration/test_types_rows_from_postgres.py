@@ -133,6 +133,21 @@ def test_a_composite_that_has_grown_is_its_text_in_json_and_an_error_when_typed(
     assert "more or fewer fields" in str(typed.rows.column("error")[0])
 
 
+def test_a_composite_whose_field_became_another_type_is_its_text(database: Database) -> None:
+    with as_the_reader(database) as connection:
+        connection.execute("CREATE TYPE part AS (a text, b int); CREATE TABLE parts (v part[])")
+        open_slot(connection)
+        decoder = cdc.Decoder(cdc.catalog_of(connection))
+        connection.execute("INSERT INTO parts VALUES ('{\"(x,1)\"}')")
+        decoder.decode(read_messages(connection))
+        connection.execute("ALTER TYPE part DROP ATTRIBUTE b, ADD ATTRIBUTE c text")
+        connection.execute('INSERT INTO parts VALUES (\'{"(x,AB)","(y,2)"}\')')
+        messages = [m for m in read_messages(connection) if m[:1] != b"R"]
+        (change,) = decoder.decode(messages).changes.to_pylist()
+    assert change["error"] is None
+    assert json.loads(change["record"]) == {"v": ["(x,AB)", {"a": "y", "b": 2}]}
+
+
 def test_a_type_that_is_gone_is_its_text(database: Database) -> None:
     with as_the_reader(database) as connection:
         connection.execute("CREATE TYPE mood AS ENUM ('a,b'); CREATE TYPE pair AS (a int)")

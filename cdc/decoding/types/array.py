@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from cdc.decoding.columns import (
     BadValuesError,
-    bytes_of,
-    gather,
     nulls_of,
     offsets_of,
     only_where,
@@ -28,10 +26,10 @@ from cdc.decoding.columns import (
 from cdc.decoding.format import ValueFormat
 from cdc.decoding.joins import constant, joined
 from cdc.decoding.types.array_text import MalformedArrayError, read_array
+from cdc.decoding.types.brackets import plain_insides
 from cdc.decoding.types.form import JsonColumn, TypeForm
 from cdc.decoding.types.text import valid_utf8
 
-_SPACES = b" \t\n\v\f\r"
 _Result = TypeVar("_Result")
 
 
@@ -116,29 +114,10 @@ def _read(texts: pa.BinaryArray, delimiter: str) -> _Arrays:
 
 def _read_flat(texts: pa.BinaryArray, delimiter: str) -> _Arrays | None:
     """Arrays of one dimension without quotes; None if the column has any other."""
-    data, offsets = bytes_of(texts), offsets_of(texts).astype(np.int64)
-    null = nulls_of(texts)
-    starts, stops = offsets[:-1][~null] - offsets[0], offsets[1:][~null] - offsets[0]
-    if not len(starts) or (stops - starts < 2).any():
+    inside = plain_insides(texts, "{", "}")
+    if inside is None:
         return None
-    whole = data.tobytes()
-    if b'"' in whole or b"\\" in whole:
-        return None
-    opens, closes = data == ord("{"), data == ord("}")
-    if not (opens[starts].all() and closes[stops - 1].all()):
-        return None
-    if opens.sum() > len(starts) or closes.sum() > len(starts):
-        return None
-    if any(space in whole for space in map(bytes, zip(_SPACES, strict=True))):
-        return None  # array_out puts quotes around spaces
-    first = np.where(null, offsets[1:], offsets[:-1] + 1)
-    last = np.where(null, offsets[1:], offsets[1:] - 1)
-    inside = gather(texts.buffers()[2], first, last)
-    try:
-        strings = valid_utf8(inside)
-    except BadValuesError:
-        return None  # not every byte that looks like a delimiter is one
-    lists = pc.split_pattern(strings, delimiter)
+    lists = pc.split_pattern(inside, delimiter)
     empty = np.diff(offsets_of(inside)) == 0
     if empty.any():
         # Nothing between the braces is no element, where split sees an empty one.
@@ -147,7 +126,7 @@ def _read_flat(texts: pa.BinaryArray, delimiter: str) -> _Arrays | None:
     if len(elements) and pc.min(pc.binary_length(elements)).as_py() == 0:
         return None
     bounds = np.concatenate([[0], np.cumsum(pc.list_value_length(lists).to_numpy())])
-    return _Arrays(_with_nulls(elements), bounds.astype(np.int64), null, None)
+    return _Arrays(_with_nulls(elements), bounds.astype(np.int64), nulls_of(texts), None)
 
 
 def _with_nulls(elements: pa.StringArray) -> pa.BinaryArray:

@@ -1,8 +1,9 @@
 """Composite types: JSON objects, structs in Arrow, each field in the form of its own type.
 
 Where no value of a column has quotes or backslashes, the fields are cut out by native calls;
-otherwise value by value, exactly. A composite type can change under rows that were written before:
-a value with more or fewer fields than its type has now is its text in JSON, whole and exact.
+otherwise value by value, exactly. A composite type can change without a word to those who read its
+table: a value whose fields are not those that its type was said to have is its text in JSON, whole
+and exact.
 """
 
 from __future__ import annotations
@@ -16,17 +17,10 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.decoding.columns import (
-    BadValuesError,
-    Mask,
-    bytes_of,
-    gather,
-    nulls_of,
-    offsets_of,
-    refuse_values,
-)
+from cdc.decoding.columns import BadValuesError, Mask, nulls_of, refuse_values, without
 from cdc.decoding.format import ValueFormat
 from cdc.decoding.objects import Member, object_of
+from cdc.decoding.types.brackets import plain_insides
 from cdc.decoding.types.form import JsonColumn, TypeForm
 from cdc.decoding.types.text import text_json, valid_utf8
 
@@ -50,8 +44,8 @@ def composite_of(fields: Fields) -> TypeForm:
     def json(texts: pa.BinaryArray, form: ValueFormat) -> JsonColumn:
         columns, other = _read(texts, len(fields))
         members = [
-            Member(key, _of_field(name, column, _json_of(field, form)))
-            for key, (name, field), column in zip(keys, fields, columns, strict=True)
+            Member(key, _json_of(field, column, form, other))
+            for key, (_, field), column in zip(keys, fields, columns, strict=True)
         ]
         objects = object_of(members, len(texts))
         if other.any():
@@ -72,8 +66,14 @@ def composite_of(fields: Fields) -> TypeForm:
     return TypeForm(arrow, f"struct<{inside}>", json, typed)
 
 
-def _json_of(field: TypeForm, form: ValueFormat) -> Callable[[pa.BinaryArray], JsonColumn]:
-    return lambda column: field.json(column, form)
+def _json_of(field: TypeForm, column: pa.BinaryArray, form: ValueFormat, other: Mask) -> JsonColumn:
+    """The field's JSON; values that its type refuses are of another, and noted in ``other``."""
+    while True:
+        try:
+            return field.json(column, form)
+        except BadValuesError as bad:
+            other[list(bad.faults)] = True
+            column = without(column, bad.faults)
 
 
 def _of_field(
@@ -95,25 +95,10 @@ def _read(texts: pa.BinaryArray, count: int) -> tuple[list[pa.BinaryArray], Mask
 
 def _read_plain(texts: pa.BinaryArray, count: int) -> tuple[list[pa.BinaryArray], Mask] | None:
     """None if any value has quotes, or is not what it should be."""
-    data, offsets = bytes_of(texts), offsets_of(texts).astype(np.int64)
+    inside = plain_insides(texts, "(", ")")
+    if inside is None:
+        return None
     null = nulls_of(texts)
-    starts, stops = offsets[:-1][~null] - offsets[0], offsets[1:][~null] - offsets[0]
-    if not len(starts) or (stops - starts < 2).any():
-        return None
-    whole = data.tobytes()
-    if any(mark in whole for mark in (b'"', b"\\", b" ", b"\t", b"\n", b"\v", b"\f", b"\r")):
-        return None
-    opens, closes = data == ord("("), data == ord(")")
-    if not (opens[starts].all() and closes[stops - 1].all()):
-        return None
-    if opens.sum() > len(starts) or closes.sum() > len(starts):
-        return None
-    first = np.where(null, offsets[1:], offsets[:-1] + 1)
-    last = np.where(null, offsets[1:], offsets[1:] - 1)
-    try:
-        inside = valid_utf8(gather(texts.buffers()[2], first, last))
-    except BadValuesError:
-        return None
     lists = pc.split_pattern(pc.filter(inside, pa.array(~null)), ",")
     if (pc.list_value_length(lists).to_numpy() != count).any():
         return None

@@ -39,6 +39,24 @@ def valid_utf8(texts: pa.BinaryArray) -> pa.StringArray:
         raise BadValuesError(faults) from None
 
 
+def from_codec(texts: pa.BinaryArray, codec: str) -> pa.BinaryArray:
+    """Texts of another encoding in UTF-8; refused where one is not of that encoding either."""
+    data = bytes_of(texts)
+    if not len(data) or data.max() < 0x80:
+        return texts  # every encoding of a server has ASCII in it
+    values: list[bytes | None] = []
+    faults = {}
+    for position, value in enumerate(texts.to_pylist()):
+        try:
+            values.append(None if value is None else value.decode(codec).encode())
+        except UnicodeDecodeError as fault:
+            values.append(None)
+            faults[position] = f"this value is not {codec.upper()} ({fault.reason})"
+    if faults:
+        raise BadValuesError(faults)
+    return pa.array(values, pa.binary())
+
+
 def escape(strings: pa.StringArray) -> pa.StringArray:
     """Escape what JSON must have escaped: quotes, backslashes and control characters."""
     data = bytes_of(strings)

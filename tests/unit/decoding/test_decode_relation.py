@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.decoding.catalog import CatalogNote
 from cdc.decoding.raw import decode_schemas, encode_schemas
-from cdc.decoding.relation import Column, Relation, parse_relation, with_catalog
+from cdc.decoding.relation import (
+    Column,
+    Relation,
+    from_encoding,
+    parse_relation,
+    with_catalog,
+)
 from cdc.errors import DecodeError
 from tests import pgoutput
 
@@ -94,3 +102,21 @@ def test_a_key_that_is_not_of_this_version_is_not_noted() -> None:
 def test_a_broken_key_is_refused(annex: bytes) -> None:
     with pytest.raises(DecodeError):
         parse_relation(pgoutput.relation(1, "public", "t", [("a", 23), ("b", 23)]) + annex)
+
+
+def test_a_message_in_another_encoding_is_kept_with_its_names_in_utf8() -> None:
+    columns: list[pgoutput.ColumnSpec] = [("größe", 25, True), ("b", 23)]
+    plain = pgoutput.relation(7, "büro", "stück", columns)
+    names = ("größe", "büro", "stück")
+    stored = plain
+    for name in names:
+        stored = stored.replace(name.encode(), name.encode("cp1252"))
+    kept = with_catalog(from_encoding(stored, "cp1252"), CatalogNote(("größe",), (2, 1)))
+    relation = parse_relation(kept)
+    assert replace(relation, codec="") == parse_relation(
+        with_catalog(plain, CatalogNote(("größe",), (2, 1)))
+    )
+    assert relation.codec == "cp1252"
+    for length in range(len(stored)):
+        with pytest.raises(DecodeError):
+            from_encoding(stored[:length], "cp1252")

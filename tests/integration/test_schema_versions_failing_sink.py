@@ -1,0 +1,89 @@
+"""Tables that change while a sink fails between an announcement and the row that it announces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cdc.change import MessageBatch
+from cdc.cursor import Cursor
+from cdc.errors import TransientError
+from cdc.state.positions import consumer_cursors
+from sinks.base import Delivery
+from sinks.file import FileSink
+from tests import pgoutput
+from tests.fix_postgres import Database
+from tests.integration.test_schema_versions import ASKS, PART, V1, V2, new, old, part
+from tests.lane_on_log import LogLane, arrived, cursors_of
+from tests.unit.replication.test_seal import transaction
+
+PART_2 = pgoutput.relation(2, "public", "part", [("id", 23, True), ("p", 25)])
+
+
+@contextmanager
+def failing_after(messages: int) -> Iterator[None]:
+    """Every delivery takes so many messages and fails at the next."""
+    whole = FileSink.deliver
+
+    def deliver(self: FileSink, batch: MessageBatch) -> Delivery:
+        done = whole(self, batch.slice(0, messages))
+        if len(batch) <= messages:
+            return done
+        return Delivery(done.settled, done.absorbed, TransientError("the sink is down"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FileSink, "deliver", deliver)
+        yield
+
+
+def told(lane: LogLane) -> list[tuple[str, str]]:
+    found = arrived(lane.directory / "all")
+    cursors = cursors_of(found)
+    assert cursors == sorted(set(cursors))
+    return [(message["action"], message["metadata"]["table_name"]) for message in found]
+
+
+def test_a_cursor_does_not_go_back_over_an_announcement(database: Database, tmp_path: Path) -> None:
+    with database.connect() as state:
+        lane = LogLane(state, tmp_path, all=ASKS)
+        lane.write(V1, *transaction(0x100, old(1)))
+        # The commit of an open transaction is the next record: idle progress ends where it stands.
+        lane.idle(0x200)
+        lane.take()
+        lane.begin_log_anew()
+        lane.start()
+        lane.write(V2, *transaction(0x200, new(2)))
+        with failing_after(1), pytest.raises(TransientError, match="the sink is down"):
+            lane.take()
+        assert consumer_cursors(state, "shop") == {"all": Cursor(0x200, 0)}
+        lane.start()
+        lane.take()
+        assert told(lane) == [("insert", "item"), ("schema_change", "item"), ("insert", "item")]
+        lane.close()
+
+
+def test_a_place_is_never_given_twice_when_the_log_is_cut_anew(
+    database: Database, tmp_path: Path
+) -> None:
+    with database.connect() as state:
+        lane = LogLane(state, tmp_path, all=ASKS)
+        lane.write(V1, PART, *transaction(0x100, old(1), part()))
+        lane.take()
+        changing = transaction(0x200, V2, new(2), PART_2, pgoutput.insert(2, ["1", "x"]))
+        lane.write(*changing[:3])
+        with failing_after(1), pytest.raises(TransientError, match="the sink is down"):
+            lane.take()
+        lane.begin_log_anew()
+        lane.write(V1, PART, *changing)
+        lane.start()
+        lane.take()
+        assert told(lane)[2:] == [
+            ("schema_change", "item"),
+            ("schema_change", "part"),
+            ("insert", "item"),
+            ("insert", "part"),
+        ]
+        lane.close()
