@@ -3,7 +3,8 @@
 The server is, in this order: the one at ``WALBROOK_TEST_POSTGRES_URL``, a container if a Docker
 engine answers, or the embedded one. ``WALBROOK_TEST_POSTGRES_VERSION`` picks the major version of
 the last two (16 or 18). Every test that asks for ``database`` gets an empty one of its own; one
-marked ``on_both_versions`` runs on both.
+marked ``on_both_versions`` runs on both. Extensions that the embedded servers lack are tested on a
+server that the system has installed, if it has one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psycopg
 import pytest
@@ -61,6 +62,11 @@ class Database:
 
 DEFAULT_VERSION: Version = 16 if os.environ.get("WALBROOK_TEST_POSTGRES_VERSION") == "16" else 18
 
+INSTALLED = "installed"
+"""In place of a version: a server that the system has, with the extensions of contrib."""
+
+_SYSTEM_SERVERS = Path("/usr/lib/postgresql")
+
 on_both_versions = pytest.mark.parametrize(
     "database", [16, 18], indirect=True, ids="postgres_{}".format
 )
@@ -72,15 +78,37 @@ class PostgresServers:
 
     def __init__(self, running: ExitStack) -> None:
         self._running = running
-        self._servers: dict[int, PostgresServer] = {}
+        self._servers: dict[int | str, PostgresServer] = {}
 
-    def of(self, version: Version) -> PostgresServer:
+    def of(self, version: Version | Literal["installed"]) -> PostgresServer:
+        if isinstance(version, str):
+            return self._installed()
         if version not in self._servers:
             self._servers[version] = self._running.enter_context(_server(version))
         found = self._servers[version]
         if found.version != version != DEFAULT_VERSION:
             pytest.skip(f"the server that was given is version {found.version}")
         return found
+
+    def _installed(self) -> PostgresServer:
+        found = find_installed()
+        if found is None:
+            pytest.skip("the system has no Postgres with contrib's extensions")
+        version, _ = found
+        if INSTALLED not in self._servers:
+            self._servers[INSTALLED] = self._running.enter_context(_embedded(18, found))
+        assert self._servers[INSTALLED].version == version
+        return self._servers[INSTALLED]
+
+
+def find_installed() -> tuple[int, Path] | None:
+    """The newest server in Debian's places that has hstore: its major version and programs."""
+    for programs in sorted(_SYSTEM_SERVERS.glob("*/bin"), key=lambda one: one.parts, reverse=True):
+        version = programs.parent.name
+        share = Path("/usr/share/postgresql") / version / "extension"
+        if (programs / "postgres").exists() and (share / "hstore.control").exists():
+            return int(version), programs
+    return None
 
 
 @pytest.fixture(scope="session")
@@ -98,7 +126,7 @@ def postgres_server(postgres_servers: PostgresServers) -> PostgresServer:
 def database(
     request: pytest.FixtureRequest, postgres_servers: PostgresServers
 ) -> Iterator[Database]:
-    version: Version = getattr(request, "param", DEFAULT_VERSION)
+    version: Version | Literal["installed"] = getattr(request, "param", DEFAULT_VERSION)
     with fresh_database(postgres_servers.of(version).dsn) as made:
         yield made
 
@@ -172,7 +200,9 @@ def _given_server(url: str, bin_directory: Path) -> PostgresServer:
 
 
 @contextmanager
-def _embedded(version: Version) -> Iterator[PostgresServer]:
+def _embedded(
+    version: Version, installed: tuple[int, Path] | None = None
+) -> Iterator[PostgresServer]:
     # Not under pytest's own folder: that one is closed to the account the server runs as.
     directory = Path(tempfile.mkdtemp(prefix="walbrook-test-postgres-"))
     try:
@@ -181,8 +211,9 @@ def _embedded(version: Version) -> Iterator[PostgresServer]:
             version,
             fast=True,
             settings={"max_wal_senders": "30", "max_replication_slots": "30"},
+            installed=installed,
         ) as server:
-            yield PostgresServer(server.dsn, version, server.bin_directory, server.restart)
+            yield PostgresServer(server.dsn, server.version, server.bin_directory, server.restart)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -67,11 +67,14 @@ class EmbeddedPostgres:
         *,
         fast: bool = False,
         settings: Mapping[str, str] | None = None,
+        installed: tuple[int, Path] | None = None,
     ) -> None:
-        """``fast`` gives up crash safety; ``settings`` go to a new server's postgresql.conf."""
+        """``fast`` gives up crash safety; ``settings`` go to a new server's postgresql.conf.
+
+        ``installed``: another server than the wheel's, by its major version and its programs.
+        """
         self.directory = directory.resolve()
-        self.version = version
-        self.bin_directory = find_postgres(version)
+        self.version, self.bin_directory = installed or (version, find_postgres(version))
         self._data = self.directory / "data"
         self._log = self.directory / "postgres.log"
         self._password_file = self.directory / "password"
