@@ -76,7 +76,7 @@ class Decoder:
 
     def decode(self, messages: Iterable[bytes]) -> Decoded:
         """The next messages of the stream, in the order and form that pgoutput wrote them."""
-        enveloped = [_ENVELOPE + message for message in messages]
+        enveloped = [_ENVELOPE + _checked(message) for message in messages]
         # A piece may be empty: a slot that has nothing new is read like any other.
         return Decoded(self._sealer.seal(enveloped) if enveloped else None, self.form)
 
@@ -93,6 +93,12 @@ def decode(
     ``TimeZone`` UTC if timestamps are to say Z.
     """
     return Decoder(catalog, form).decode(messages)
+
+
+def _checked(message: object) -> bytes:
+    if not isinstance(message, bytes | bytearray | memoryview):
+        raise TypeError(f"a pgoutput message is bytes, not {type(message).__name__}")
+    return bytes(message)
 
 
 def catalog_of(connection: psycopg.Connection[Any]) -> CatalogOf:

@@ -8,12 +8,13 @@ then shows a consumer its own.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import orjson
 import pyarrow as pa
 
 from cdc.change import CHANGE_SCHEMA
+from cdc.errors import ConfigError
 
 Timestamps = Literal["iso8601", "unix_microsecond", "postgres"]
 Numbers = Literal["number", "string"]
@@ -27,6 +28,14 @@ class ValueFormat:
 
     timestamps: Timestamps = "iso8601"
     numbers: Numbers = "number"  # of int8 and numeric, which many JSON readers round
+
+    def __post_init__(self) -> None:
+        for given, known in ((self.timestamps, Timestamps), (self.numbers, Numbers)):
+            if given not in get_args(known):
+                raise ConfigError(
+                    f"there is no format {given!r} of values",
+                    fix=f"use one of {', '.join(get_args(known))}",
+                )
 
 
 DEFAULT_FORMAT = ValueFormat()

@@ -41,7 +41,7 @@ class Relation:
     replica_identity: str
     columns: tuple[Column, ...]
     key: tuple[int, ...]  # positions of the key's columns, in key order
-    key_noted: bool = False  # by the catalog; else it is the replica identity
+    key_noted: bool = False  # whether the catalog was asked; else nobody knows if there is a key
     catalog: CatalogNote = field(default_factory=CatalogNote)
     codec: str = ""  # of the texts in its rows, as Python calls it; UTF-8 if it is not said
 
@@ -73,7 +73,8 @@ def parse_relation(message: bytes) -> Relation:
     key = _key(reader, columns)
     catalog = _catalog(reader, columns)
     reader.end()
-    noted = key is not None
+    # A catalog that numbers the columns has the table: if it noted no key, there is none.
+    noted = key is not None or bool(catalog.attnums)
     if key is None:
         key = tuple(at for at, column in enumerate(columns) if column.is_key)
     return Relation(oid, namespace, name, identity, columns, key, noted, catalog, codec)
@@ -174,14 +175,19 @@ class _Reader:
         try:
             return raw.decode(self._codec)
         except UnicodeDecodeError:
-            raise self.broken(f"its {field} {raw!r} is not {self._codec.upper()}") from None
+            raise self.broken(
+                f"its {field} {raw!r} is not {self._codec.upper()}",
+                fix="rename it; then, the service being stopped, move the slot past what was "
+                "written under the old name with pg_replication_slot_advance, start, and accept "
+                "the gap as it is told then",
+            ) from None
 
     def end(self) -> None:
         if self._at != len(self._message):
             raise self.broken(f"{len(self._message) - self._at} bytes follow its end")
 
-    def broken(self, why: str) -> DecodeError:
+    def broken(self, why: str, fix: str = "") -> DecodeError:
         return DecodeError(
             f"A Relation message cannot be read: {why}",
-            fix="check that the source speaks pgoutput protocol 1 to 4 without streaming",
+            fix=fix or "check that the source speaks pgoutput protocol 1 to 4 without streaming",
         )

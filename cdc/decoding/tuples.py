@@ -111,5 +111,5 @@ def _refuse_kinds(kinds: NDArray[np.uint8], known: Mask, name: str) -> None:
     if known.all():
         return
     row = first(~known)
-    what = "binary, and only text can be read" if kinds[row] == _BINARY else "not known"
+    what = "binary: read the slot without that option" if kinds[row] == _BINARY else "not known"
     raise PlacedError(row, f"this value's kind {bytes([kinds[row]])!r} is {what}", name)

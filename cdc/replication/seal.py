@@ -158,6 +158,7 @@ class Sealer:
         weight[truncates] = wire.truncated(truncates)
         loose = wire.outside_transactions()
         weight[loose] = 0
+        self._require_transaction(wire, weight, is_begin)
         before = np.cumsum(weight) - weight
         tx_start = np.concatenate([[-carried.next_idx], before[begins]])
         cursors = _Cursors(tx_lsn[tx], before - tx_start[tx], tx_ts[tx], tx_xid[tx])
@@ -174,6 +175,17 @@ class Sealer:
             bool(is_begin[ends[-1]]) if len(ends) else carried.in_progress,
         )
         return cursors
+
+    def _require_transaction(self, wire: Wire, weight: Ints, is_begin: Mask) -> None:
+        """Every counted change stands between a Begin and its Commit: else it has no cursor."""
+        places = np.where(is_begin | (wire.kind == COMMIT), np.arange(len(wire)), -1)
+        last = np.maximum.accumulate(places)
+        inside = np.where(last < 0, self._open.in_progress, is_begin[last])
+        if (weight[~inside] > 0).any():
+            raise ProtocolError(
+                "a change stands outside of every transaction",
+                fix="read the stream from the Begin of a transaction on",
+            )
 
     def _schemas_of(
         self, wire: Wire, row: Ints, relation: Ints

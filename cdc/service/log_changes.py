@@ -118,9 +118,10 @@ def change_lines(frame: Frame, chosen: pa.BooleanArray) -> list[bytes]:
                 "action": columns["action"][row],
                 "record": _json(columns["record"][row]),
                 "changes": _json(columns["changes"][row]),
-                "pks": _json(columns["record_pks"][row]),
+                "record_pks": _json(columns["record_pks"][row]),
                 "unchanged": _json(columns["unchanged"][row]),
                 **_annotations(columns["annotations"][row]),
+                **({"error": columns["error"][row]} if columns["error"][row] else {}),
             }
         )
         for row in range(changes.num_rows)

@@ -94,7 +94,7 @@ def _consumers(
         )
         errors += _error(f"consumer {name}", error if active else None)
         lacking += [f"{name} {dead:,}"] if dead else []
-    return [table, Text(f"Dead letters: {', '.join(lacking)}")] if lacking else [table]
+    return [table, Text(f"Dead letters ever: {', '.join(lacking)}")] if lacking else [table]
 
 
 def _table(title: str, *headings: str) -> Table:

@@ -91,8 +91,8 @@ def _condition(consumer: str, count: int, first: str) -> Condition:
         "warning",
         f"{consumer} went on without {many} change{'s' if count > 1 else ''} that could not be "
         f"delivered; the first: {first}",
-        fix="look at walbrook.dead_letters, bring the destination up to date by other means, and "
-        "delete the rows",
+        fix="look at walbrook.dead_letters, correct the rows in the source or bring the "
+        "destination up to date by other means, and delete what is dealt with",
     )
 
 

@@ -87,4 +87,4 @@ def test_the_log_is_told_in_one_line(printed: str) -> None:
 
 
 def test_who_went_on_without_something_is_named(printed: str) -> None:
-    assert "Dead letters: hook 1,204" in printed.splitlines()
+    assert "Dead letters ever: hook 1,204" in printed.splitlines()

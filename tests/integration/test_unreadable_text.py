@@ -57,7 +57,7 @@ def test_text_that_is_not_utf8_is_a_dead_letter_and_everything_else_arrives(
     assert "name" in error
     assert cursor in error
     assert b"b\xff" in payload
-    assert "Dead letters: files 1" in status
+    assert "Dead letters ever: files 1" in status
     assert "walbrook.dead_letters" in status
     counts = ascii_database.execute(
         "SELECT name, delivered, dead FROM walbrook.consumers ORDER BY 1"

@@ -13,7 +13,7 @@ import cdc
 from cdc.change import CHANGE_SCHEMA
 from cdc.decoding.catalog import CatalogNote
 from cdc.decoding.relation import Relation
-from cdc.errors import DecodeError, ProtocolError, WalbrookError
+from cdc.errors import ConfigError, DecodeError, ProtocolError, WalbrookError
 from tests import pgoutput
 from tests.unit.decoding.columns_of import plain
 from tests.unit.decoding.everything import BARE, NOTE, ROWS
@@ -153,3 +153,22 @@ def test_there_is_nothing_else_to_import() -> None:
     )
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = cdc.nothing
+
+
+def test_a_change_outside_of_every_transaction_is_refused() -> None:
+    relation = pgoutput.relation(OID, "public", "things", [("id", 23, True)])
+    row = pgoutput.insert(OID, ["1"])
+    whole = [pgoutput.begin(100, 0, 7), relation, row, pgoutput.commit(100, 108, 0)]
+    for messages in (whole[1:], [*whole, row]):
+        with pytest.raises(ProtocolError, match="outside of every transaction"):
+            cdc.decode(messages)
+    decoder = cdc.Decoder()
+    decoder.decode(whole[:2])
+    assert decoder.decode(whole[2:]).changes.num_rows == 1
+
+
+def test_what_is_not_bytes_or_no_format_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="a pgoutput message is bytes, not int"):
+        cdc.decode(b"abc")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="there is no format 'nope' of values"):
+        cdc.ValueFormat(timestamps="nope")  # type: ignore[arg-type]

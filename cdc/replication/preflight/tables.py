@@ -212,6 +212,7 @@ def _unidentified(name: TableName) -> Problem:
     fix = statement("ALTER TABLE {table} REPLICA IDENTITY FULL;", table=name.identifier)
     return Problem(
         f"The published table {name} has no usable replica identity, "
-        "so Postgres refuses updates and deletes on it (a primary key would serve as well)",
+        "so Postgres refuses updates and deletes on it (REPLICA IDENTITY DEFAULT with a primary "
+        "key would serve as well)",
         fix,
     )

@@ -125,3 +125,16 @@ def test_types_that_are_not_built_in_are_called_as_the_catalog_calls_them() -> N
     relation = table(ID, ("m", 16500), ("ms", 16501), ("unknown", 16502))
     described = columns_of(replace(relation, catalog=CatalogNote(types=types)))
     assert [column["type"] for column in described] == ["integer", "mood", "mood[]", "type 16502"]
+
+
+@pytest.mark.parametrize(("before", "after"), [((), ("id",)), (("id",), ())])
+def test_a_key_that_came_or_went_is_a_change(
+    before: tuple[str, ...], after: tuple[str, ...]
+) -> None:
+    message = pgoutput.relation(1, "public", "item", [("id", 23), NOTE])
+    old, new = (
+        parse_relation(with_catalog(message, CatalogNote(key, (1, 2)))) for key in (before, after)
+    )
+    assert not same_table(old, new)
+    change = change_between(old, new, 2)
+    assert change["key"] == {"from": list(before), "to": list(after)}

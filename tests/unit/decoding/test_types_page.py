@@ -59,8 +59,7 @@ def _rows() -> list[list[str]]:
 def test_the_page_names_the_arrow_and_spark_type(start: str) -> None:
     (row,) = (row for row in _rows() if row[0].startswith(start))
     form = type_form(_TYPES[start], notes=_NOTES)
-    arrow = str(form.arrow).replace("item: ", "element: ")
-    assert [cell.strip("`") for cell in row[2:]] == [arrow, form.spark.strip("`")]
+    assert [cell.strip("`") for cell in row[2:]] == [str(form.arrow), form.spark.strip("`")]
 
 
 def test_the_page_names_the_type_of_a_numeric_with_a_precision() -> None:

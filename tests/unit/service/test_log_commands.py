@@ -291,10 +291,10 @@ def test_cat_prints_changes_as_they_were_decoded(shop: Shop) -> None:
         "action": "insert",
         "record": {"id": 9007199254740993},
         "changes": None,
-        "pks": ["9007199254740993"],
+        "record_pks": ["9007199254740993"],
         "unchanged": None,
     }
-    assert (deleted["action"], deleted["pks"]) == ("delete", ["7"])
+    assert (deleted["action"], deleted["record_pks"]) == ("delete", ["7"])
     assert (message["action"], message["table"]) == ("message", None)
     assert '"total":12345678901234567890.10' in shop.run("cat").stdout, "no digit is lost"
     assert (paid["cursor"], paid["unchanged"]) == ("0/14:1", ["total"])
