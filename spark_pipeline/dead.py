@@ -18,7 +18,7 @@ from cdc.cursor import Cursor
 from cdc.log.frame import Frame
 from cdc.log.view import LogReader
 from cdc.state.dead_letters import DeadLetter
-from sinks.columns import prefix_at_or_below
+from sinks.columns import prefix_below
 from spark_pipeline.delivery import Share, mine
 from spark_pipeline.exchange import SliceMarker, pick_up
 
@@ -48,7 +48,7 @@ def _of_batch(
 
 def _dead(share: Share, changes: pa.RecordBatch, start: int, reached: Cursor) -> pa.RecordBatch:
     """The rows of ``changes`` that are dead now, with their place in the frame."""
-    below = prefix_at_or_below(changes, Cursor(reached.lsn, reached.idx - 1))
+    below = prefix_below(changes, reached)
     placed = changes.append_column(_PLACE, pa.array(np.arange(start, start + changes.num_rows)))
     failed = placed.slice(0, below)
     return mine(share, failed.filter(failed.column("error").is_valid()))

@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -45,6 +46,7 @@ from spark_pipeline.reorder import Reorder
 from spark_pipeline.versions import Versions
 
 _STARTS_MAX = 10
+_THREADS_MAX = 8
 _HEALTH_S = 5.0  # how often acknowledged dead letters are looked for
 
 
@@ -165,7 +167,7 @@ class Passage:
             for consumer in self._settings.consumers
             if self._cursors[consumer.name] < end
         ]
-        outcomes = plan.deliver(shares)
+        outcomes = _deliver(plan, shares)
         settle(
             self._state,
             source=self._settings.source,
@@ -233,6 +235,17 @@ class Passage:
         return Share(
             consumer, settings.origin, self._run, start, end, list(slices), settings.wanted, told
         )
+
+
+def _deliver(plan: Plan, shares: list[Share]) -> list[Outcome]:
+    """Each share in a thread of its own: most of the time is spent waiting for destinations."""
+    try:
+        if len(shares) <= 1:
+            return [plan.deliver(share) for share in shares]
+        with ThreadPoolExecutor(min(_THREADS_MAX, len(shares))) as threads:
+            return list(threads.map(plan.deliver, shares))
+    finally:
+        plan.close()
 
 
 def _as_of(slices: list[SliceMarker]) -> datetime:
