@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import redirect_stderr
 from pathlib import Path
 
 from cdc.replication.stop import StopSignal
@@ -27,9 +28,12 @@ def run(stop: StopSignal) -> int:
     from cdc.config import load
     from cdc.errors import exit_status
     from cdc.service.logs import configure_logs
+    from spark_pipeline.cluster import executor_environment
+    from spark_pipeline.jvm import NoiseStream
     from spark_pipeline.lane import Lane, run_lanes
     from spark_pipeline.passage import LaneSettings
     from spark_pipeline.session import open_session
+    from spark_pipeline.told import told
 
     parser = argparse.ArgumentParser(prog="spark_pipeline")
     parser.add_argument("config", type=Path)
@@ -39,16 +43,17 @@ def run(stop: StopSignal) -> int:
     configure_logs(config.service)
     terms = dict(pair.rsplit("=", 1) for pair in arguments.term)
 
-    session = open_session(config.spark)
-    lanes = [
-        Lane(session, LaneSettings.of(config, database, int(terms[database.name])), stop)
-        for database in config.databases
-    ]
-    structlog.get_logger("walbrook.lane").info("lanes.started", sources=list(terms))
-    failures = run_lanes(lanes, config.service.drain_timeout_s, stop)
-    session.stop()
+    with redirect_stderr(NoiseStream()):
+        session = open_session(config.spark, executor_environment(config))
+        lanes = [
+            Lane(session, LaneSettings.of(config, database, int(terms[database.name])), stop)
+            for database in config.databases
+        ]
+        structlog.get_logger("walbrook.lane").info("lanes.started", sources=list(terms))
+        failures = run_lanes(lanes, config.service.drain_timeout_s, stop)
+        session.stop()
     for failure in failures:
-        print(f"walbrook: {failure}", file=sys.stderr)
+        print(f"walbrook: {told(failure)}", file=sys.stderr)
     return max((exit_status(failure) for failure in failures), default=0)
 
 

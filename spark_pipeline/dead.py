@@ -8,7 +8,7 @@ keeps the consumer from reaching is not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 
 import numpy as np
@@ -25,23 +25,37 @@ from spark_pipeline.exchange import SliceMarker, pick_up
 _PLACE = "place"  # of a row in its frame
 
 
-def dead_letters(share: Share, reached: Cursor, log: LogReader) -> Iterator[DeadLetter]:
+ChangesOf = Callable[[SliceMarker, int], Iterator[pa.RecordBatch]]
+"""The decoded changes of a slice, whose first row is this one of its batch."""
+
+
+def left_in_exchange(piece: SliceMarker, _start: int) -> Iterator[pa.RecordBatch]:
+    return pick_up([piece])
+
+
+def dead_letters(
+    share: Share, reached: Cursor, log: LogReader, changes_of: ChangesOf = left_in_exchange
+) -> Iterator[DeadLetter]:
     """The changes of ``share`` below ``reached`` that nothing can be made of, in order."""
     for batch_idx, batch in groupby(share.slices, key=lambda piece: piece.batch_idx):
         slices = list(batch)
         if not any(piece.errors for piece in slices):
             continue
         for frame in log.frames(batch_idx, batch_idx + 1):
-            yield from _of_batch(share, slices, reached, frame)
+            yield from _of_batch(share, slices, reached, frame, changes_of)
 
 
 def _of_batch(
-    share: Share, slices: list[SliceMarker], reached: Cursor, frame: Frame
+    share: Share,
+    slices: list[SliceMarker],
+    reached: Cursor,
+    frame: Frame,
+    changes_of: ChangesOf,
 ) -> Iterator[DeadLetter]:
     start = 0
     for piece in slices:
         if piece.errors:
-            for changes in pick_up([piece]):
+            for changes in changes_of(piece, start):
                 yield from _letters(_dead(share, changes, start, reached), frame)
         start += piece.rows
 

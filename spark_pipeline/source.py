@@ -2,10 +2,12 @@
 
 Offsets are batch numbers of the log, within one history of it. With the option ``exchange`` (the
 product's own lanes) a partition leaves its decoded slices in that directory and yields their
-markers; without it (anyone's own Spark job) it yields the decoded rows. ``wanted`` says in which
-forms values are written; without it there is one, the default.
+markers; without it (anyone's own Spark job) it yields the decoded rows; with ``markers`` (lanes on
+a cluster) it yields both. ``wanted`` says in which forms values are written; without it there is
+one, the default.
 
-``path`` is a log's directory or, where the log is served over the network, its address. Spark runs
+``path`` is a log's directory or, where the log is served over the network, its address;
+``executorPath`` is what partitions read in its place, from machines that cannot see it. Spark runs
 the constructor in two processes, so it does no I/O; every range that was handed out can be read
 again until its changes are settled.
 """
@@ -40,6 +42,7 @@ from spark_pipeline.exchange import (
     markers_to_arrow,
     note_planned,
 )
+from spark_pipeline.marked import marked, marked_schema
 from spark_pipeline.slicing import Slice, cut
 
 _LONG_POLL_S = 0.2
@@ -49,10 +52,12 @@ _BYTES_PER_DECODE_MAX = 32 << 20
 
 _DEFAULTS = {
     "path": "",
+    "executorpath": "",
     "startingbatch": "",
     "startinghistory": "",
     "startingcursor": "earliest",
     "exchange": "",
+    "markers": "false",
     "maxrows": "200000",
     "maxbytes": str(128 << 20),
     "partitions": "2",
@@ -72,9 +77,11 @@ class WalbrookDataSource(DataSource):
         return "walbrook"
 
     def schema(self) -> StructType:
-        if self._given.get("exchange"):
-            return from_arrow_schema(MARKER_SCHEMA)
-        return from_arrow_schema(Wanted.from_text((_DEFAULTS | self._given)["wanted"]).schema)
+        options = _DEFAULTS | self._given
+        rows = Wanted.from_text(options["wanted"]).schema
+        if options["markers"] == "true":
+            return from_arrow_schema(marked_schema(rows))
+        return from_arrow_schema(MARKER_SCHEMA if options["exchange"] else rows)
 
     def streamReader(self, schema: StructType) -> LogStreamReader:  # noqa: N802
         unknown = set(self._given) - set(_DEFAULTS)
@@ -106,7 +113,9 @@ class LogStreamReader(DataSourceStreamReader):
 
     def __init__(self, options: dict[str, str]) -> None:
         self._path = options["path"]
+        self._executor_path = options["executorpath"] or options["path"]
         self._exchange = options["exchange"]
+        self._marked = options["markers"] == "true"
         self._starting_batch = options["startingbatch"]
         self._starting_history = options["startinghistory"]
         self._starting_cursor = options["startingcursor"]
@@ -121,6 +130,11 @@ class LogStreamReader(DataSourceStreamReader):
         """A reader for use outside Spark: one partition, decoded slices by reference."""
         given = {"path": str(log), "exchange": str(exchange), "partitions": "1"}
         return cls(_DEFAULTS | given | {"wanted": wanted.to_text()})
+
+    @classmethod
+    def for_rows(cls, log: Path, wanted: Wanted) -> LogStreamReader:
+        """A reader for use outside Spark whose ``read`` yields decoded rows."""
+        return cls(_DEFAULTS | {"path": str(log), "wanted": wanted.to_text()})
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         view = self._log(int(self._starting_history) if self._starting_history else None)
@@ -170,6 +184,11 @@ class LogStreamReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogPartition)
+        if self._marked:
+            decoded = self._decoded(partition)
+            by_piece = ((_markers(partition, pieces, 0, rows), rows) for pieces, rows in decoded)
+            yield from marked(by_piece, self._wanted.schema)
+            return
         if not self._exchange:
             yield from (changes for _, changes in self._decoded(partition))
             return
@@ -189,7 +208,7 @@ class LogStreamReader(DataSourceStreamReader):
         A decode has a cost of its own, whatever its rows: small batches are joined for it.
         """
         slices = partition.slices
-        view = self._log(partition.history)
+        view = self._log(partition.history, self._executor_path)
         frames = view.frames(slices[0].batch_idx, slices[-1].batch_idx + 1)
         pieces: list[_Piece] = []
         raws: list[pa.RecordBatch] = []
@@ -222,10 +241,10 @@ class LogStreamReader(DataSourceStreamReader):
         texts = annotations_of(runs, raw.num_rows)
         return decode_changes(raw, schemas, annotations=texts, wanted=self._wanted)
 
-    def _log(self, history: int | None) -> LogReader:
+    def _log(self, history: int | None, where: str = "") -> LogReader:
         """The log, in the history that offsets speak of; None takes the one it is in."""
         if self._view is None:
-            self._view = open_log(self._path, history=history)
+            self._view = open_log(where or self._path, history=history)
         return self._view
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,0 +1,158 @@
+"""A large micro-batch on a cluster: rows go through Spark, because machines share no memory.
+
+Partitions decode what they fetch from the log's server; the rows stay where they were decoded
+(``persist``), and each consumer takes its own from there. What must always hold: a consumer whose
+sink keeps one order gets its rows as one sorted partition; one whose sink keeps order by group gets
+partitions that no group is divided among, each sorted; what is lost with an executor is read again
+from the log, so it is the same again.
+
+A file or a Parquet sink writes to a directory of the service's own host, where small micro-batches
+are written too: its share is decoded and delivered there.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial, reduce
+from operator import and_
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from cdc.config import Config, Database
+from cdc.config.destination import FileDestination, ParquetDestination
+from cdc.config.hosts import is_cluster
+from cdc.cursor import Cursor
+from cdc.decoding.format import Wanted
+from cdc.errors import WalbrookError
+from cdc.log.flight_wire import CA_VARIABLE, TOKEN_VARIABLE
+from spark_pipeline.delivery import Outcome, Share, combined, deliver_changes
+from spark_pipeline.exchange import SliceMarker
+from spark_pipeline.grouping import splits_by_group
+from spark_pipeline.marked import MARKER, markers_in
+from spark_pipeline.matching import Match
+from spark_pipeline.slicing import Slice
+from spark_pipeline.source import LogPartition, LogStreamReader
+
+__all__ = ["ClusterPlan", "cluster_options", "executor_environment", "is_cluster"]
+
+_ON_OUR_HOST = (FileDestination, ParquetDestination)
+
+
+def cluster_options(config: Config, database: Database) -> dict[str, str]:
+    """What a lane's query tells its source on a cluster, besides what it always does."""
+    flight = config.log.flight
+    scheme = "grpc+tls" if flight.certificate is not None else "grpc"
+    where = f"{scheme}://{flight.advertised}:{flight.port}/{database.name}"
+    return {"markers": "true", "executorPath": where}
+
+
+def executor_environment(config: Config) -> dict[str, str]:
+    """What executors need to read the log from its server."""
+    found = {
+        TOKEN_VARIABLE: os.environ.get(TOKEN_VARIABLE),
+        CA_VARIABLE: config.log.flight.ca_file,
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+class ClusterPlan:
+    """Decode in the source's partitions, deliver each consumer's share where there is room."""
+
+    def __init__(self, frame: DataFrame, log: Path, history: int, wanted: Wanted) -> None:
+        self._frame = frame.persist(StorageLevel.MEMORY_AND_DISK)
+        self._rows = LogRows(log, history, wanted)
+        self._wanted = wanted
+
+    def decode(self) -> list[SliceMarker]:
+        marker = f.col(MARKER)
+        return markers_in(self._frame.where(marker.isNotNull()).select(marker).toArrow())
+
+    def deliver(self, share: Share) -> Outcome:
+        """Blocks; several shares may be delivered at once, each from a thread of its own."""
+        if isinstance(share.consumer.destination, _ON_OUR_HOST):
+            return deliver_changes(share, self._rows.of(share.slices))
+        mine = self._frame.where(_takes(share)).select(*self._wanted.schema.names)
+        if share.announcements is None and splits_by_group(share.consumer):
+            parts = mine.sparkSession.sparkContext.defaultParallelism
+            divided = mine.repartition(parts, "table_schema", "table_name", "record_pks")
+        else:
+            divided = mine.coalesce(1)
+        ordered = divided.sortWithinPartitions("commit_lsn", "commit_idx")
+        task = partial(_deliver_part, replace(share, slices=[]))
+        told = ordered.mapInArrow(task, "outcome binary").toArrow().column("outcome")
+        outcomes = [pickle.loads(packed.as_buffer()) for packed in told]
+        for outcome in outcomes:
+            if isinstance(outcome, WalbrookError):
+                raise outcome
+        return combined(outcomes)
+
+    def changes_of(self, piece: SliceMarker, start: int) -> Iterator[pa.RecordBatch]:
+        """A slice, whose first row is row ``start`` of its batch, decoded again on this host."""
+        return self._rows.slices([Slice(piece.batch_idx, start, start + piece.rows, 0, 1)])
+
+    def close(self) -> None:
+        self._frame.unpersist()
+
+
+class LogRows:
+    """Decoded rows of a log on this host, for what is not done by executors."""
+
+    def __init__(self, log: Path, history: int, wanted: Wanted) -> None:
+        self._log, self._history, self._wanted = log, history, wanted
+
+    def of(self, markers: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
+        """The rows of the batches that ``markers`` name, in the log's order."""
+        batches = [piece.batch_idx for piece in markers]
+        if batches:
+            rows = dict.fromkeys(range(min(batches), max(batches) + 1), 0)
+            for piece in markers:
+                rows[piece.batch_idx] += piece.rows
+            yield from self.slices([Slice(at, 0, count, 0, 1) for at, count in rows.items()])
+
+    def slices(self, slices: list[Slice]) -> Iterator[pa.RecordBatch]:
+        """The rows of slices, one of each batch in a range."""
+        reader = LogStreamReader.for_rows(self._log, self._wanted)
+        first, last = slices[0].batch_idx, slices[-1].batch_idx + 1
+        return reader.read(LogPartition(first, last, self._history, slices))
+
+
+def _takes(share: Share) -> Column:
+    """What Spark can leave out for the share without decoding; ``deliver`` looks again."""
+    match = Match.of(share.consumer)
+    schema, table = f.col("table_schema"), f.concat_ws(".", "table_schema", "table_name")
+    tables = [~schema.isin(*match.exclude_schemas), ~table.isin(*match.exclude_tables)]
+    if match.include_schemas is not None:
+        tables.append(schema.isin(*match.include_schemas))
+    if match.include_tables is not None:
+        tables.append(table.isin(*match.include_tables))
+    action = f.col("action")
+    return (
+        f.col(MARKER).isNull()
+        & action.isin(*match.actions)
+        & _at_or_above(share.start)
+        & ((action == "message") | reduce(and_, tables))
+    )
+
+
+def _at_or_above(start: Cursor) -> Column:
+    lsn = f.col("commit_lsn")
+    return (lsn > start.lsn) | ((lsn == start.lsn) & (f.col("commit_idx") >= start.idx))
+
+
+def _deliver_part(share: Share, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """On an executor: one partition of a share. An error of ours comes back as itself."""
+    schema = share.wanted.schema
+    try:
+        outcome: Outcome | WalbrookError = deliver_changes(
+            share, (batch.cast(schema) for batch in batches)
+        )
+    except WalbrookError as error:
+        outcome = error
+    yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(outcome)])], ["outcome"])
