@@ -32,6 +32,7 @@ from cdc.cursor import Cursor
 from cdc.decoding.format import Wanted
 from cdc.errors import WalbrookError
 from cdc.log.flight_wire import CA_VARIABLE, TOKEN_VARIABLE
+from spark_pipeline.arrow_map import map_in_arrow
 from spark_pipeline.delivery import Outcome, Share, combined, deliver_changes
 from spark_pipeline.exchange import SliceMarker
 from spark_pipeline.grouping import splits_by_group
@@ -86,7 +87,7 @@ class ClusterPlan:
             divided = mine.coalesce(1)
         ordered = divided.sortWithinPartitions("commit_lsn", "commit_idx")
         task = partial(_deliver_part, replace(share, slices=[]))
-        told = ordered.mapInArrow(task, "outcome binary").toArrow().column("outcome")
+        told = map_in_arrow(ordered, task, "outcome binary").toArrow().column("outcome")
         outcomes = [pickle.loads(packed.as_buffer()) for packed in told]
         for outcome in outcomes:
             if isinstance(outcome, WalbrookError):

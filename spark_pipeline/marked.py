@@ -42,12 +42,12 @@ def markers_in(packed: pa.Table) -> list[SliceMarker]:
     return list(chain.from_iterable(map(_unpack, packed.column(0))))
 
 
-def _pack(markers: Sequence[SliceMarker]) -> pa.Buffer:
+def _pack(markers: Sequence[SliceMarker]) -> bytes:
     batch = markers_to_arrow(markers)
     stream = pa.BufferOutputStream()
     with pa.ipc.new_stream(stream, batch.schema) as writer:
         writer.write_batch(batch)
-    return stream.getvalue()
+    return bytes(stream.getvalue().to_pybytes())
 
 
 def _unpack(packed: pa.Scalar) -> list[SliceMarker]:
