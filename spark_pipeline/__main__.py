@@ -30,10 +30,10 @@ def run(stop: StopSignal) -> int:
     from cdc.service.logs import configure_logs
     from spark_pipeline.cluster import executor_environment
     from spark_pipeline.jvm import NoiseStream
-    from spark_pipeline.lane import Lane, run_lanes
-    from spark_pipeline.passage import LaneSettings
+    from spark_pipeline.lanes import SourceLanes, run_lanes
+    from spark_pipeline.poison import told
     from spark_pipeline.session import open_session
-    from spark_pipeline.told import told
+    from spark_pipeline.settings import LaneSettings
 
     parser = argparse.ArgumentParser(prog="spark_pipeline")
     parser.add_argument("config", type=Path)
@@ -46,7 +46,7 @@ def run(stop: StopSignal) -> int:
     with redirect_stderr(NoiseStream()):
         session = open_session(config.spark, executor_environment(config))
         lanes = [
-            Lane(session, LaneSettings.of(config, database, int(terms[database.name])), stop)
+            SourceLanes(session, LaneSettings.of(config, database, int(terms[database.name])), stop)
             for database in config.databases
         ]
         structlog.get_logger("walbrook.lane").info("lanes.started", sources=list(terms))

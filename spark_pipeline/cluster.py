@@ -66,10 +66,12 @@ def executor_environment(config: Config) -> dict[str, str]:
 class ClusterPlan:
     """Decode in the source's partitions, deliver each consumer's share where there is room."""
 
-    def __init__(self, frame: DataFrame, log: Path, history: int, wanted: Wanted) -> None:
+    def __init__(
+        self, frame: DataFrame, pool: str, log: Path, history: int, wanted: Wanted
+    ) -> None:
         self._frame = frame.persist(StorageLevel.MEMORY_AND_DISK)
-        self._rows = LogRows(log, history, wanted)
-        self._wanted = wanted
+        self._pool = pool
+        self._log, self._history, self._wanted = log, history, wanted
 
     def decode(self) -> list[SliceMarker]:
         marker = f.col(MARKER)
@@ -78,7 +80,9 @@ class ClusterPlan:
     def deliver(self, share: Share) -> Outcome:
         """Blocks; several shares may be delivered at once, each from a thread of its own."""
         if isinstance(share.consumer.destination, _ON_OUR_HOST):
-            return deliver_changes(share, self._rows.of(share.slices))
+            return deliver_changes(share, self.changes(share.slices))
+        # Each thread has its own; without one its jobs would wait behind those of other lanes.
+        self._frame.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self._pool)
         mine = self._frame.where(_takes(share)).select(*self._wanted.schema.names)
         if share.announcements is None and splits_by_group(share.consumer):
             parts = mine.sparkSession.sparkContext.defaultParallelism
@@ -94,34 +98,31 @@ class ClusterPlan:
                 raise outcome
         return combined(outcomes)
 
-    def changes_of(self, piece: SliceMarker, start: int) -> Iterator[pa.RecordBatch]:
-        """A slice, whose first row is row ``start`` of its batch, decoded again on this host."""
-        return self._rows.slices([Slice(piece.batch_idx, start, start + piece.rows, 0, 1)])
+    def changes(self, slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
+        """What was decoded of some slices, decoded again from the log on this host."""
+        reader = LogStreamReader.for_rows(self._log, self._wanted)
+        for run in _runs(slices):
+            first, last = run[0].batch_idx, run[-1].batch_idx + 1
+            yield from reader.read(LogPartition(first, last, self._history, run))
 
     def close(self) -> None:
         self._frame.unpersist()
 
 
-class LogRows:
-    """Decoded rows of a log on this host, for what is not done by executors."""
-
-    def __init__(self, log: Path, history: int, wanted: Wanted) -> None:
-        self._log, self._history, self._wanted = log, history, wanted
-
-    def of(self, markers: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
-        """The rows of the batches that ``markers`` name, in the log's order."""
-        batches = [piece.batch_idx for piece in markers]
-        if batches:
-            rows = dict.fromkeys(range(min(batches), max(batches) + 1), 0)
-            for piece in markers:
-                rows[piece.batch_idx] += piece.rows
-            yield from self.slices([Slice(at, 0, count, 0, 1) for at, count in rows.items()])
-
-    def slices(self, slices: list[Slice]) -> Iterator[pa.RecordBatch]:
-        """The rows of slices, one of each batch in a range."""
-        reader = LogStreamReader.for_rows(self._log, self._wanted)
-        first, last = slices[0].batch_idx, slices[-1].batch_idx + 1
-        return reader.read(LogPartition(first, last, self._history, slices))
+def _runs(markers: Sequence[SliceMarker]) -> Iterator[list[Slice]]:
+    """Ordered slices as the log is read: one of each batch, of batches that follow each other."""
+    run: list[Slice] = []
+    for marker in markers:
+        piece = Slice(marker.batch_idx, marker.offset, marker.offset + marker.rows, 0, 1)
+        if run and (run[-1].batch_idx, run[-1].stop) == (piece.batch_idx, piece.start):
+            run[-1] = replace(run[-1], stop=piece.stop)
+        elif run and run[-1].batch_idx + 1 != piece.batch_idx:
+            yield run
+            run = [piece]
+        else:
+            run.append(piece)
+    if run:
+        yield run
 
 
 def _takes(share: Share) -> Column:
@@ -138,13 +139,14 @@ def _takes(share: Share) -> Column:
         f.col(MARKER).isNull()
         & action.isin(*match.actions)
         & _at_or_above(share.start)
+        & ~_at_or_above(share.end)
         & ((action == "message") | reduce(and_, tables))
     )
 
 
-def _at_or_above(start: Cursor) -> Column:
+def _at_or_above(cursor: Cursor) -> Column:
     lsn = f.col("commit_lsn")
-    return (lsn > start.lsn) | ((lsn == start.lsn) & (f.col("commit_idx") >= start.idx))
+    return (lsn > cursor.lsn) | ((lsn == cursor.lsn) & (f.col("commit_idx") >= cursor.idx))
 
 
 def _deliver_part(share: Share, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""Finding the dead letters of a consumer's share: changes that could not be decoded.
+"""Finding the dead letters of a consumer's share: changes that could not be decoded or delivered.
 
 Delivery leaves them out; here the driver looks for them again, only in slices that have any, and
 takes the messages they came as from the log, a frame at a time. What must always hold: only what
@@ -8,33 +8,33 @@ keeps the consumer from reaching is not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
 
 from cdc.cursor import Cursor
+from cdc.decoding.groups import ACTIONS
+from cdc.decoding.relation import parse_relation
 from cdc.log.frame import Frame
 from cdc.log.view import LogReader
 from cdc.state.dead_letters import DeadLetter
 from sinks.columns import prefix_below
-from spark_pipeline.delivery import Share, mine
+from spark_pipeline.delivery import Poison, Share, mine
 from spark_pipeline.exchange import SliceMarker, pick_up
 
+_EPOCH = datetime.fromtimestamp(0, UTC)
 _PLACE = "place"  # of a row in its frame
 
 
-ChangesOf = Callable[[SliceMarker, int], Iterator[pa.RecordBatch]]
-"""The decoded changes of a slice, whose first row is this one of its batch."""
-
-
-def left_in_exchange(piece: SliceMarker, _start: int) -> Iterator[pa.RecordBatch]:
-    return pick_up([piece])
+ChangesOf = Callable[[Sequence[SliceMarker]], Iterator[pa.RecordBatch]]
+"""What was decoded of some slices."""
 
 
 def dead_letters(
-    share: Share, reached: Cursor, log: LogReader, changes_of: ChangesOf = left_in_exchange
+    share: Share, reached: Cursor, log: LogReader, changes_of: ChangesOf = pick_up
 ) -> Iterator[DeadLetter]:
     """The changes of ``share`` below ``reached`` that nothing can be made of, in order."""
     for batch_idx, batch in groupby(share.slices, key=lambda piece: piece.batch_idx):
@@ -43,6 +43,33 @@ def dead_letters(
             continue
         for frame in log.frames(batch_idx, batch_idx + 1):
             yield from _of_batch(share, slices, reached, frame, changes_of)
+
+
+def poisoned(poisons: Iterable[Poison], log: LogReader) -> Iterator[DeadLetter]:
+    """The changes on which delivery broke, as dead letters."""
+    for poison in poisons:
+        first = log.seek(poison.cursor)
+        for frame in log.frames(first, first + 1):
+            yield _poisoned(poison, frame)
+
+
+def _poisoned(poison: Poison, frame: Frame) -> DeadLetter:
+    lsn, idx = (frame.raw.column(name).to_numpy() for name in ("commit_lsn", "commit_idx"))
+    (places,) = np.nonzero((lsn == poison.cursor.lsn) & (idx == poison.cursor.idx))
+    row = frame.raw.slice(int(places[0]), 1).to_pylist()[0]
+    schema = frame.schemas.get(row["schema_id"])
+    relation = parse_relation(schema) if schema is not None else None
+    return DeadLetter(
+        cursor=poison.cursor,
+        committed_at=_EPOCH + timedelta(microseconds=row["commit_ts"]),
+        table_schema=relation.namespace if relation else "",
+        table_name=relation.name if relation else "",
+        action=ACTIONS[chr(row["kind"])],
+        kind="delivery",
+        error=poison.error,
+        payload=row["payload"],
+        schema=schema,
+    )
 
 
 def _of_batch(
@@ -55,7 +82,7 @@ def _of_batch(
     start = 0
     for piece in slices:
         if piece.errors:
-            for changes in changes_of(piece, start):
+            for changes in changes_of([piece]):
                 yield from _letters(_dead(share, changes, start, reached), frame)
         start += piece.rows
 

@@ -6,6 +6,7 @@ functions, the source's ``read`` and ``deliver``; order, matching and settling a
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +16,7 @@ from pyspark.sql import DataFrame
 
 from cdc.decoding.format import Wanted
 from spark_pipeline.delivery import Outcome, Share, combined, deliver
-from spark_pipeline.exchange import PlannedRange, SliceMarker, markers_from_arrow
+from spark_pipeline.exchange import PlannedRange, SliceMarker, markers_from_arrow, pick_up
 from spark_pipeline.grouping import splits_by_group
 from spark_pipeline.source import LogStreamReader
 
@@ -36,6 +37,10 @@ class Plan(Protocol):
         """Deliver one consumer's share; called from a thread of its own for each."""
         ...
 
+    def changes(self, slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
+        """What was decoded of some slices, here in the driver, in their order."""
+        ...
+
     def close(self) -> None:
         """Let go of what was decoded; called once, when every share has come to its end."""
         ...
@@ -47,8 +52,9 @@ class SparkPlan:
     A share is one task, or one a core where the consumer's order allows it.
     """
 
-    def __init__(self, frame: DataFrame) -> None:
+    def __init__(self, frame: DataFrame, pool: str) -> None:
         self._frame = frame
+        self._pool = pool
         self._context = frame.sparkSession.sparkContext
 
     def decode(self) -> list[SliceMarker]:
@@ -56,8 +62,13 @@ class SparkPlan:
 
     def deliver(self, share: Share) -> Outcome:
         parts = self._parts(share)
+        # Each thread has its own; without one its jobs would wait behind those of other lanes.
+        self._context.setLocalProperty("spark.scheduler.pool", self._pool)
         tasks = [replace(share, part=part, parts=parts) for part in range(parts)]
         return combined(self._context.parallelize(tasks, parts).map(deliver).collect())
+
+    def changes(self, slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
+        return pick_up(slices)
 
     def close(self) -> None:
         """The exchange is emptied by whoever owns it."""
@@ -91,6 +102,9 @@ class DriverPlan:
 
     def deliver(self, share: Share) -> Outcome:
         return deliver(share)
+
+    def changes(self, slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
+        return pick_up(slices)
 
     def close(self) -> None:
         """The exchange is emptied by whoever owns it."""

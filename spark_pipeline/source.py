@@ -185,9 +185,13 @@ class LogStreamReader(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogPartition)
         if self._marked:
-            decoded = self._decoded(partition)
-            by_piece = ((_markers(partition, pieces, 0, rows), rows) for pieces, rows in decoded)
-            yield from marked(by_piece, self._wanted.schema)
+            yield from marked(
+                (
+                    (_in_batches(_markers(partition, pieces, 0, changes), pieces), changes)
+                    for pieces, changes in self._decoded(partition)
+                ),
+                self._wanted.schema,
+            )
             return
         if not self._exchange:
             yield from (changes for _, changes in self._decoded(partition))
@@ -284,6 +288,12 @@ def _markers(
             versions=piece.versions,
         )
         offset += rows
+
+
+def _in_batches(markers: Iterator[SliceMarker], pieces: list[_Piece]) -> Iterator[SliceMarker]:
+    """Markers of slices that lie in no file: they say where in their batch they begin."""
+    for marker, piece in zip(markers, pieces, strict=True):
+        yield replace(marker, offset=piece.slice.start)
 
 
 def _fits(

@@ -28,9 +28,9 @@ from cdc.replication.seal import Sealer
 from spark_pipeline.cluster import ClusterPlan
 from spark_pipeline.delivery import Origin, Outcome, Share
 from spark_pipeline.exchange import SliceMarker
+from spark_pipeline.poison import told
 from spark_pipeline.reorder import Reorder
 from spark_pipeline.session import open_session
-from spark_pipeline.told import told
 from tests import pgoutput
 from tests.fix_http import Endpoint
 from tests.lane_on_log import arrived, cursors_of
@@ -115,7 +115,7 @@ def deliver_all(
 
     def take(frame: DataFrame, _batch: int) -> None:
         # Rows lie where executors left them; here they are thrown about as no executor would.
-        plan = ClusterPlan(frame.repartition(PARTITIONS), log, 0, PLAIN)
+        plan = ClusterPlan(frame.repartition(PARTITIONS), "shared", log, 0, PLAIN)
         try:
             slices = Reorder(0).micro_batch(plan.decode())
             between()
