@@ -25,7 +25,12 @@ from cdc.log.open import open_log
 from cdc.log.view import LogReader
 from cdc.state.dead_letters import report_dead_letters
 from cdc.state.lanes import LaneEpoch, Step, open_lane
-from cdc.state.positions import check_nobody_left_behind, consumer_cursors, restart_cursor
+from cdc.state.positions import (
+    consumer_cursors,
+    left_behind,
+    report_consumer,
+    restart_cursor,
+)
 from cdc.state.schema_versions import NewVersion
 from spark_pipeline.announce import BatchRows
 from spark_pipeline.delivery import Outcome, Share
@@ -92,16 +97,19 @@ class Passage:
             untold = pass_gaps(
                 state, evicted, source=settings.source, term=settings.term, shares=shares
             )
-            check_nobody_left_behind(state, settings.source, earliest)
+            lost = left_behind(state, settings.source, earliest)
             standing = consumer_cursors(state, settings.source)
-            serving = {n: standing[n] for n in shares if n in standing and n not in untold}
+            refused = {n: error for n, error in (untold | lost).items() if n in shares}
+            serving = {n: standing[n] for n in shares if n in standing and n not in refused}
             first = self._start(view, serving, standing)
             if view.floors() == floors:
                 break
         else:
             raise TransientError("the log gives up changes faster than its gaps can be told")
         self.members.admit(serving)
-        self.members.leave(Departure(name, "failed", error) for name, error in untold.items())
+        for name, error in refused.items():
+            report_consumer(state, settings.source, name, str(error))
+        self.members.leave(Departure(name, "failed", error) for name, error in refused.items())
         self.members.leave(Departure(name, "inactive") for name in shares if name not in standing)
         self._load_versions()
         return first

@@ -27,8 +27,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from cdc.cursor import Cursor
-from cdc.decoding import decode_changes
 from cdc.decoding.annotations import Run, annotations_of, carried_bytes, cut_runs, joined_runs
+from cdc.decoding.careful import decode_carefully
 from cdc.decoding.format import PLAIN, Wanted
 from cdc.decoding.versions import encode_transitions
 from cdc.errors import ConfigError, GapError
@@ -243,7 +243,7 @@ class LogStreamReader(DataSourceStreamReader):
         counts = [one.num_rows for one in raws]
         runs = joined_runs(zip(annotations, counts, strict=True))
         texts = annotations_of(runs, raw.num_rows)
-        return decode_changes(raw, schemas, annotations=texts, wanted=self._wanted)
+        return decode_carefully(raw, schemas, annotations=texts, wanted=self._wanted)
 
     def _log(self, history: int | None, where: str = "") -> LogReader:
         """The log, in the history that offsets speak of; None takes the one it is in."""
