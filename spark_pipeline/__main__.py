@@ -27,12 +27,12 @@ def run(stop: StopSignal) -> int:
 
     from cdc.config import load
     from cdc.errors import exit_status
-    from cdc.service.logs import configure_logs
+    from cdc.service.logs import configure_logs, log_end
     from spark_pipeline.cluster import executor_environment
     from spark_pipeline.jvm import NoiseStream
     from spark_pipeline.lanes import SourceLanes, run_lanes
     from spark_pipeline.poison import told
-    from spark_pipeline.session import open_session
+    from spark_pipeline.session import open_session, stop_session
     from spark_pipeline.settings import LaneSettings
 
     parser = argparse.ArgumentParser(prog="spark_pipeline")
@@ -51,9 +51,9 @@ def run(stop: StopSignal) -> int:
         ]
         structlog.get_logger("walbrook.lane").info("lanes.started", sources=list(terms))
         failures = run_lanes(lanes, config.service.drain_timeout_s, stop)
-        session.stop()
+        stop_session(session)
     for failure in failures:
-        print(f"walbrook: {told(failure)}", file=sys.stderr)
+        log_end("driver", told(failure))
     return max((exit_status(failure) for failure in failures), default=0)
 
 

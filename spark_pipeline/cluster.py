@@ -41,7 +41,7 @@ from spark_pipeline.matching import Match
 from spark_pipeline.slicing import Slice
 from spark_pipeline.source import LogPartition, LogStreamReader
 
-__all__ = ["ClusterPlan", "cluster_options", "executor_environment", "is_cluster"]
+__all__ = ["ClusterPlan", "cluster_options", "executor_environment", "is_cluster", "rows_of"]
 
 _ON_OUR_HOST = (FileDestination, ParquetDestination)
 
@@ -100,13 +100,20 @@ class ClusterPlan:
 
     def changes(self, slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
         """What was decoded of some slices, decoded again from the log on this host."""
-        reader = LogStreamReader.for_rows(self._log, self._wanted)
-        for run in _runs(slices):
-            first, last = run[0].batch_idx, run[-1].batch_idx + 1
-            yield from reader.read(LogPartition(first, last, self._history, run))
+        return rows_of(self._log, self._history, self._wanted, slices)
 
     def close(self) -> None:
         self._frame.unpersist()
+
+
+def rows_of(
+    log: Path, history: int, wanted: Wanted, slices: Sequence[SliceMarker]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of ordered slices that lie in no file, from a log on this host."""
+    reader = LogStreamReader.for_rows(log, wanted)
+    for run in _runs(slices):
+        first, last = run[0].batch_idx, run[-1].batch_idx + 1
+        yield from reader.read(LogPartition(first, last, history, run))
 
 
 def _runs(markers: Sequence[SliceMarker]) -> Iterator[list[Slice]]:

@@ -14,14 +14,18 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import structlog
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from cdc.config import Spark
 from cdc.config.hosts import is_cluster, is_on_this_host
 from cdc.errors import OperatorError
 from spark_pipeline.jvm import start_jvm
+from spark_pipeline.noise import said
 from spark_pipeline.source import WalbrookDataSource
 
+_logger = structlog.get_logger("walbrook.spark")
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 _HERE = Path(__file__).parent
 
@@ -66,6 +70,14 @@ def open_session(settings: Spark, environment: Mapping[str, str] | None = None) 
     _set_levels(session, settings)
     session.dataSource.register(WalbrookDataSource)
     return session
+
+
+def stop_session(session: SparkSession) -> None:
+    """Stop the session, if there is still a JVM to stop."""
+    try:
+        session.stop()
+    except (Py4JError, OSError) as error:
+        _logger.debug("spark.not_stopped", error=said(str(error)))
 
 
 def _own(settings: Spark, environment: Mapping[str, str]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from cdc.errors import OperatorError, WalbrookError, exit_status
 from cdc.log.flight_server import LogServer, Tls
 from cdc.log.flight_wire import TOKEN_VARIABLE
 from cdc.replication.stop import StopSignal
-from cdc.service.logs import configure_logs
+from cdc.service.logs import configure_logs, log_end
 
 _logger = structlog.get_logger("walbrook.log_server")
 
@@ -40,7 +40,7 @@ def main() -> int:
     try:
         server = _open(config)
     except WalbrookError as error:
-        print(f"walbrook: {error}", file=sys.stderr)
+        log_end("log server", error)
         return exit_status(error)
     while not stop.wait(_LOOK_S):
         pass

@@ -37,6 +37,13 @@ def configure_logs(settings: Service) -> None:
     logging.basicConfig(handlers=[_Relay()], level=logging.WARNING, force=True)
 
 
+def log_end(process: str, error: Exception) -> None:
+    """Say why a process of the service ends."""
+    structlog.get_logger("walbrook.service").error(
+        "service.ended", process=process, error=str(error).strip()
+    )
+
+
 class _Relay(logging.Handler):
     """A library's log record as one line of ours."""
 

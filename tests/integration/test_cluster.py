@@ -19,7 +19,7 @@ from tests.service import Service
 from tests.standalone import ROOT, StandaloneCluster, free_port
 from tests.waiting import until
 
-BULK = 60_000
+BULK = 25_000
 
 
 @pytest.fixture
