@@ -113,6 +113,7 @@ class LogStreamReader(DataSourceStreamReader):
         self._rows_max = int(options["maxrows"])
         self._bytes_max = int(options["maxbytes"])
         self._partitions = int(options["partitions"])
+        self._rows_per_partition = _ROWS_PER_PARTITION_MIN
         self._wanted = Wanted.from_text(options["wanted"])
         self._view: LogReader | None = None
 
@@ -165,7 +166,7 @@ class LogStreamReader(DataSourceStreamReader):
         rows = [int(count) for count in self._log(history).entries(first, last)["rows"]]
         if self._exchange:
             note_planned(Path(self._exchange), PlannedRange(first, last, sum(rows)))
-        wanted = min(self._partitions, max(1, sum(rows) // _ROWS_PER_PARTITION_MIN))
+        wanted = min(self._partitions, max(1, sum(rows) // self._rows_per_partition))
         return [LogPartition(first, last, history, slices) for slices in cut(first, rows, wanted)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
