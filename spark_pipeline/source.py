@@ -48,6 +48,7 @@ from spark_pipeline.reading import RangeReader
 from spark_pipeline.tables import check_schema, newest_schema
 
 _LONG_POLL_S = 0.2
+_now_s = time.monotonic
 
 
 class WalbrookDataSource(DataSource):
@@ -145,12 +146,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of what one micro-batch may take; waits a little when there is nothing."""
         offset = Offset.from_json(start)
-        self._admission.asked(offset.batch, time.monotonic())
+        self._admission.asked(offset.batch, _now_s())
         end = self._end(offset)
         if end <= offset.batch:
             return start
         taken, limited = self._fitting(offset, end, limit)
-        self._admission.handed_out(offset.batch + taken, time.monotonic(), limited=limited)
+        self._admission.handed_out(offset.batch + taken, _now_s(), limited=limited)
         return Offset(offset.batch + taken, offset.history).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

@@ -9,16 +9,13 @@ import pyarrow as pa
 import pytest
 
 from cdc.cursor import Cursor
-from cdc.log.writer import LogWriter
-from cdc.replication.intake import Intake
-from cdc.replication.seal import Sealer
-from cdc.replication.spill import Spill
 from spark_pipeline import reading
 from spark_pipeline.options import Options
 from spark_pipeline.reading import LogPartition, RangeReader
 from spark_pipeline.slicing import cut
 from tests.unit.replication.annotated import set_annotation
-from tests.unit.replication.test_seal import ITEM, row, transaction, wire
+from tests.unit.replication.test_seal import ITEM, row, transaction
+from tests.written_log import write
 
 
 def read(log: Path, partitions: int) -> Iterator[pa.RecordBatch]:
@@ -29,20 +26,6 @@ def read(log: Path, partitions: int) -> Iterator[pa.RecordBatch]:
     rows = [int(count) for count in view.entries(0, end)["rows"]]
     for slices in cut(0, rows, partitions):
         yield from reader.read(LogPartition(0, end, view.history(), slices))
-
-
-def write(log: Path, *batches: list[bytes]) -> None:
-    writer, intake = LogWriter(log), Intake(Sealer(), Spill(log / "spill"))
-    for messages in batches:
-        for sealed in intake.take(wire(*messages)):
-            writer.append(
-                sealed.raw,
-                sealed.schemas,
-                first=sealed.first,
-                high=sealed.high,
-                annotations=sealed.annotations,
-            )
-    writer.close()
 
 
 @pytest.mark.parametrize("partitions", range(1, 12))
