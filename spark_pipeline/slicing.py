@@ -35,6 +35,8 @@ def cut(
 
     With ``sizes``, their bytes, partitions are balanced by whichever of both is more work.
     """
+    if partitions == 1:
+        return [[Slice(batch, 0, count, 0, 1) for batch, count in enumerate(rows, first_batch)]]
     counts = np.asarray(rows, np.int64)
     ends = np.cumsum(counts)
     cuts = _cuts(counts, ends, _work(counts, sizes), partitions)
@@ -57,6 +59,8 @@ def cut(
 
 def partitions_for(rows: Sequence[int], sizes: Sequence[int], most: int) -> int:
     """How many partitions a range is worth, at most ``most``."""
+    if most == 1:
+        return 1
     return max(1, min(most, int(_work(np.asarray(rows, np.int64), sizes).sum())))
 
 

@@ -47,7 +47,7 @@ from spark_pipeline.places import Offset, ending, starting
 from spark_pipeline.reading import RangeReader
 from spark_pipeline.tables import check_schema, newest_schema
 
-_LONG_POLL_S = 0.2
+_LONG_POLL_S = 1.0  # a new batch ends it at once, and so does stop()
 _now_s = time.monotonic
 
 

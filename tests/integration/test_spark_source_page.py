@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from tests import pgoutput
@@ -163,8 +164,21 @@ def test_a_delta_table_follows_a_table(page: Page) -> None:
     assert copied() == after
 
 
-def test_a_row_that_cannot_be_read_stops_the_copy(page: Page) -> None:
-    row = pgoutput.insert(2, ["1", "n", "long", "no time"])
-    page.log.append(CUSTOMER, *committed(100, START_US, row))
-    with pytest.raises(Exception, match="cannot decode the change at 0/64:0"):
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            pgoutput.insert(2, ["1", "n", "long", "no time"]),
+            "cannot decode the change at 0/64:0",
+        ),
+        (
+            pgoutput.update(2, ["2", "n", UNCHANGED, SEEN], key=["1", None, None, None]),
+            "set REPLICA IDENTITY FULL",
+        ),
+    ],
+)
+def test_a_row_that_is_not_whole_stops_the_copy(page: Page, change: bytes, says: str) -> None:
+    page.log.append(CUSTOMER, *committed(100, START_US, change))
+    with pytest.raises(StreamingQueryException, match=says):
         page.run("A copy of a table in Delta Lake")
+    assert not (page.lake / "customer").exists()
