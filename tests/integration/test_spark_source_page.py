@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -76,6 +77,10 @@ class Page:
         names: dict[str, Any] = {}
         exec(program.replace('"/lake/', f'"{self.lake}/'), names)
         assert names["query"].exception() is None
+
+    def forget(self, kept_as: str) -> None:
+        """The next run begins with a new checkpoint."""
+        (self.lake / "_checkpoints").rename(self.lake / kept_as)
 
 
 @pytest.fixture
@@ -159,7 +164,15 @@ def test_a_delta_table_follows_a_table(page: Page) -> None:
     version = DeltaTable(page.lake / "customer").version()
     page.run("A copy of a table in Delta Lake")  # nothing new
     assert DeltaTable(page.lake / "customer").version() == version
-    (page.lake / "_checkpoints").rename(page.lake / "forgotten")
+
+    whole, page.log = page.log, WrittenLog(page.lake / "older log")
+    with closing(page.log):
+        commit(100, insert(1, "a"), insert(2, "b"))
+        page.forget("checkpoint of the whole log")
+        page.run("A copy of a table in Delta Lake")  # the first changes again
+    assert copied() == after | {2: ("b", "long", (100, 1))}
+    page.log = whole
+    page.forget("checkpoint of the older log")
     page.run("A copy of a table in Delta Lake")  # everything again
     assert copied() == after
 

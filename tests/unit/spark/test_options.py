@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from cdc.cursor import Cursor
 from cdc.errors import ConfigError
-from spark_pipeline.options import Options
+from spark_pipeline.options import _DEFAULTS, _OURS, Options
+
+PAGE = Path(__file__).parents[3] / "docs" / "spark.md"
 
 
 def test_names_are_known_in_any_case_and_values_are_read() -> None:
@@ -47,3 +52,12 @@ def test_what_cannot_be_used_is_refused_by_name(given: dict[str, str], says: str
     with pytest.raises(ConfigError) as refused:
         Options.read({"path": "/log/shop"} | given)
     assert says in str(refused.value)
+
+
+def test_the_page_has_every_option_with_its_default() -> None:
+    text = PAGE.read_text(encoding="utf-8").partition("## Two schemas")[0]
+    told = dict(re.findall(r"^\| `(\w+)` \| (?:([^|]+) )?\|", text, re.MULTILINE))
+    public = {name: value for name, value in _DEFAULTS.items() if name not in _OURS}
+    in_words = {"path": "required", "table": "", "partitions": "the cores of the driver's machine"}
+    assert told == {name: in_words.get(name, f"`{value}`") for name, value in public.items()}
+    assert all(f"`{name}`" in text for name in _OURS)
