@@ -134,6 +134,7 @@ class Lane:
             .option("startingHistory", passage.history)
             .option("maxRows", settings.micro_batch_rows)
             .option("maxBytes", settings.micro_batch_bytes)
+            .option("targetMs", settings.micro_batch_target_ms)
             .option("partitions", context.defaultParallelism)
             .option("wanted", settings.wanted.to_text())
             .load()
