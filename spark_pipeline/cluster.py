@@ -38,8 +38,9 @@ from spark_pipeline.exchange import SliceMarker
 from spark_pipeline.grouping import splits_by_group
 from spark_pipeline.marked import MARKER, markers_in
 from spark_pipeline.matching import Match
+from spark_pipeline.options import Options
+from spark_pipeline.reading import LogPartition, RangeReader
 from spark_pipeline.slicing import Slice
-from spark_pipeline.source import LogPartition, LogStreamReader
 
 __all__ = ["ClusterPlan", "cluster_options", "executor_environment", "is_cluster", "rows_of"]
 
@@ -110,10 +111,11 @@ def rows_of(
     log: Path, history: int, wanted: Wanted, slices: Sequence[SliceMarker]
 ) -> Iterator[pa.RecordBatch]:
     """The rows of ordered slices that lie in no file, from a log on this host."""
-    reader = LogStreamReader.for_rows(log, wanted)
+    reader = RangeReader(Options.read({"path": str(log), "wanted": wanted.to_text()}))
     for run in _runs(slices):
         first, last = run[0].batch_idx, run[-1].batch_idx + 1
         yield from reader.read(LogPartition(first, last, history, run))
+    reader.close()
 
 
 def _runs(markers: Sequence[SliceMarker]) -> Iterator[list[Slice]]:

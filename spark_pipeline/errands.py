@@ -20,7 +20,7 @@ from spark_pipeline.delivery import Outcome, Share, mine
 from spark_pipeline.exchange import SliceMarker
 from spark_pipeline.forms import view_of
 from spark_pipeline.plan import Plan
-from spark_pipeline.poison import deliver_carefully
+from spark_pipeline.poison import deliver_carefully, told
 
 _THREADS_MAX = 256
 
@@ -119,6 +119,8 @@ class Deliveries:
     def _run(self, errand: Errand) -> Outcome:
         try:
             return errand.run()
+        except Exception as error:
+            return Outcome(errand.consumer, errand.start, error=told(error))
         finally:
             with self._lock:
                 self._waiting_for.discard(errand.consumer)

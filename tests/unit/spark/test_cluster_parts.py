@@ -15,9 +15,10 @@ from cdc.replication.seal import Sealer
 from spark_pipeline.cluster import cluster_options, executor_environment, is_cluster, rows_of
 from spark_pipeline.exchange import Exchange, SliceMarker
 from spark_pipeline.marked import MARKER, marked, marked_schema, markers_in
+from spark_pipeline.reading import LogPartition
 from spark_pipeline.settings import LaneSettings
 from spark_pipeline.slicing import cut
-from spark_pipeline.source import LogPartition, WalbrookDataSource
+from spark_pipeline.source import WalbrookDataSource
 from tests import pgoutput
 from tests.unit.config.config_texts import databases, read
 from tests.unit.replication.test_seal import transaction, wire

@@ -60,6 +60,26 @@ def test_the_slow_one_goes_on_by_itself_while_the_others_are_done() -> None:
     deliveries.close()
 
 
+class Breaks(Waits):
+    """Nothing of it works, not even looking for what is wrong."""
+
+    def deliver(self, share: Share) -> Outcome:
+        raise ValueError("odd")
+
+    def changes(self, slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
+        raise RuntimeError("odder")
+
+
+def test_one_that_breaks_in_an_unforeseen_way_has_an_outcome_all_the_same() -> None:
+    deliveries = Deliveries(patience_s=1.0)
+    errands = [_errand("odd", Breaks(), 1, 2), _errand("fine", Waits(), 1, 2)]
+    outcomes = deliveries.run(errands, lambda *_late: None)
+    assert outcomes["odd"].cursor == Cursor(1, 0)
+    assert "odder" in str(outcomes["odd"].error)
+    assert outcomes["fine"].error is None
+    deliveries.close()
+
+
 def test_one_alone_is_waited_for_whatever_it_takes() -> None:
     plan, deliveries = Waits(), Deliveries(patience_s=0.0)
     threading.Timer(0.2, plan.go_on.set).start()

@@ -114,7 +114,7 @@ class SparkError(Exception):
         (TransientError("later"), False, "later"),
         (ConnectionResetError("gone"), False, "ConnectionResetError: gone"),
         (SparkError("Job 3 cancelled"), False, "SparkError: Job 3 cancelled"),
-        (SparkError("Python worker exited unexpectedly (crashed)"), True, "crashed"),
+        (SparkError("Python worker exited unexpectedly (crashed)"), True, "worker"),
         (
             SparkError(
                 "Job aborted.\nTraceback (most recent call last):\n  File \"x.py\", line 1, in f\n"
