@@ -21,8 +21,8 @@ from cdc.config.secrets import SecretText
 from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.format import PLAIN
 from cdc.errors import TransientError, WalbrookError
-from cdc.log.flight_server import LogServer
-from cdc.log.flight_wire import TOKEN_VARIABLE
+from cdc.log.flight_server import LogServer, Tls
+from cdc.log.flight_wire import CA_VARIABLE, TOKEN_VARIABLE
 from cdc.log.writer import LogWriter
 from cdc.replication.seal import Sealer
 from spark_pipeline.cluster import ClusterPlan
@@ -32,6 +32,7 @@ from spark_pipeline.poison import told
 from spark_pipeline.reorder import Reorder
 from spark_pipeline.session import open_session
 from tests import pgoutput
+from tests.certificates import Authority
 from tests.fix_http import Endpoint
 from tests.lane_on_log import arrived, cursors_of
 from tests.standalone import ROOT, StandaloneCluster, free_port
@@ -54,8 +55,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneClus
 
 
 @pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
 def spark(
-    cluster: StandaloneCluster, tmp_path_factory: pytest.TempPathFactory
+    cluster: StandaloneCluster, authority: Authority, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SparkSession]:
     settings = Spark(
         master=cluster.url,
@@ -65,7 +71,8 @@ def spark(
         ui_port=0,
         checkpoint_directory=tmp_path_factory.mktemp("spark"),
     )
-    session = open_session(settings, {TOKEN_VARIABLE: TOKEN, "PYTHONPATH": str(ROOT)})
+    trusted = {TOKEN_VARIABLE: TOKEN, CA_VARIABLE: str(authority.certificate)}
+    session = open_session(settings, trusted | {"PYTHONPATH": str(ROOT)})
 
     def registered() -> int:
         return int(session.sparkContext._jsc.sc().getExecutorMemoryStatus().size())
@@ -95,9 +102,11 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(log: Path) -> Iterator[str]:
-    server = LogServer({"shop": log}, token=TOKEN)
-    yield f"grpc://127.0.0.1:{server.port}/shop"
+def served(log: Path, authority: Authority) -> Iterator[str]:
+    certificate, key = authority.sign("DNS:localhost")
+    tls = Tls(certificate.read_bytes(), key.read_bytes())
+    server = LogServer({"shop": log}, token=TOKEN, tls=tls)
+    yield f"grpc+tls://localhost:{server.port}/shop"
     assert server.close(10)
 
 
