@@ -70,7 +70,7 @@ class SourceLanes:
         self._state: Connection | None = None
         self._looked = 0.0
         self._shown: tuple[dict[str, Standing], dict[str, list[str]]] = ({}, {})
-        self._told_slow = False
+        self._told_slow = True  # an earlier process may have told something
 
     def run(self, drain_timeout_s: float) -> None:
         """Until a stop, then drain; raises what only a person can mend."""

@@ -74,7 +74,7 @@ class Passage:
         self.ended = threading.Event()  # failed, or nobody is left to be served
         self.history = view.history()
         self.members = Members(post.left)
-        self._deliveries = Deliveries(settings.patience_s)
+        self._deliveries = Deliveries(settings.patience_s, self.ended)
         self._settler = Settler(settings.source, settings.term, self._open_log)
         self._reported = -_HEALTH_S  # monotonic
         self._progress: Progress | None = None
