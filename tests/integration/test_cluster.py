@@ -56,8 +56,8 @@ def test_a_lost_worker_loses_nothing_and_reorders_nothing(
     service.start()
     try:
         service.until_serving()
-        with Writers(database, seed=seed) as writers:
-            _until_settled_by_executors(service, cluster, first=1)
+        _until_settled_by_executors(service, cluster, first=1)
+        with Writers(database, seed=seed, threads=1) as writers:
             # Large micro-batches are under way when the machine goes.
             _insert(database, first=100_001)
             until("some of it", lambda: _length(redis_client, bulk) > BULK, 120)
@@ -88,6 +88,7 @@ def _on(cluster: StandaloneCluster, service: Service) -> None:
     config["log"]["flight"] = {"port": free_port()}
     config["spark"] |= {
         "master": cluster.url,
+        "patience_ms": 60_000,
         "executor_memory": "512m",
         "conf": {"spark.executorEnv.PYTHONPATH": str(ROOT)},
     }
