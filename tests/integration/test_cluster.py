@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
+import psutil
 import pytest
 import redis
 import yaml
@@ -102,12 +103,20 @@ def _insert(database: Database, first: int) -> None:
 
 
 def _until_settled_by_executors(service: Service, cluster: StandaloneCluster, first: int) -> None:
-    """The cluster must have done some of the work before any of it is lost."""
+    """The cluster must have done some of the work, over the network, before any of it is lost."""
     until("both executors", lambda: len(cluster.executors()) == 2, 120)
     _insert(service.database, first)
     service.until_settled()
     pythons = [child.name() for one in cluster.executors() for child in one.children(True)]
     assert any("python" in name for name in pythons), "no executor has run any Python"
+    config = yaml.safe_load(service.config.read_text())
+    assert _called(config["log"]["flight"]["port"]), "nobody has read the log from its server"
+
+
+def _called(port: int) -> bool:
+    """Whether somebody is or was connected to a port of ours in the last minute."""
+    calls = [one for one in psutil.net_connections("tcp") if one.status != psutil.CONN_LISTEN]
+    return any(port in (one.laddr.port, one.raddr.port) for one in calls if one.raddr)
 
 
 def _from_requests(endpoint: Endpoint) -> list[Arrival]:
