@@ -1,0 +1,178 @@
+"""Verdicts over many rows: decoded in Spark's Python workers, evaluated in its tasks.
+
+A table version is a DataFrame of its own, because its columns are; all of them are one job. What
+must always hold: the answer is the one that ``evaluate.verdicts`` gives. If the job fails, for a
+row that an expression fails on or for anything else, that is who is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+from pyspark.sql.udf import UserDefinedFunction
+from pyspark.util import PythonEvalType
+
+from cdc.config import Sink as SinkConfig
+from cdc.decoding.plan import plan_for
+from spark_pipeline.expressions.compiled import Expressions, bare_values
+from spark_pipeline.expressions.engine import Engine
+from spark_pipeline.expressions.evaluate import Judging, checked, verdicts
+from spark_pipeline.expressions.failures import Hunt
+from spark_pipeline.expressions.log_rows import Piece, raw_rows, schemas_of
+from spark_pipeline.expressions.seen import SeenRows, seen_rows, seen_schema, taken_schemas
+from spark_pipeline.expressions.verdicts import VERDICT_SCHEMA, empty, in_cursor_order
+
+if TYPE_CHECKING:
+    from spark_pipeline.delivery import Origin
+
+# What workers say of a row beside what expressions see; no expression can name these.
+_LSN, _IDX, _KEEP, _ERROR = "~lsn", "~idx", "~keep", "~error"
+_MESSAGE, _ROUTE, _LATE = "~message", "~route", "~late"  # of a row that passes
+_ASIDE: Final = [
+    pa.field(_LSN, pa.int64()),
+    pa.field(_IDX, pa.int64()),
+    pa.field(_KEEP, pa.bool_()),
+    pa.field(_ERROR, pa.string()),
+    pa.field(_MESSAGE, pa.string()),
+    pa.field(_ROUTE, pa.string()),
+    pa.field(_LATE, pa.string()),
+]
+_Decode = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+_PIECES: Final = pa.schema([(name, pa.int64()) for name in Piece._fields])
+
+
+def verdicts_on_executors(
+    spark: SparkSession,
+    consumer: SinkConfig,
+    origin: Origin,
+    log: str | Path,
+    history: int | None,
+    pieces: Sequence[Piece],
+) -> pa.RecordBatch:
+    """VERDICT_SCHEMA for these pieces of the log."""
+    expressions = Expressions.of(consumer)
+    if expressions is None:
+        raise ValueError(f"consumer {consumer.name} has no expressions")
+    taken = taken_schemas(consumer, schemas_of(log, history, pieces))
+    if not taken:
+        return empty()
+    engine = Engine.of(spark)
+    for message in taken.values():
+        expressions.check(spark, plan_for(message))
+    listed = pa.Table.from_pylist([piece._asdict() for piece in pieces], _PIECES)
+    slices = engine.session.createDataFrame(listed)
+    frames = [
+        _frame(slices, consumer, origin, str(log), history, schema_id, message, expressions)
+        for schema_id, message in taken.items()
+    ]
+    try:
+        answered = reduce(DataFrame.union, frames).toArrow()
+    except (PySparkException, Py4JJavaError):
+        return _one_by_one(spark, consumer, origin, log, history, pieces)
+    return checked(consumer, in_cursor_order(_as_verdicts(answered, expressions)))
+
+
+def _one_by_one(
+    spark: SparkSession,
+    consumer: SinkConfig,
+    origin: Origin,
+    log: str | Path,
+    history: int | None,
+    pieces: Sequence[Piece],
+) -> pa.RecordBatch:
+    hunt = Hunt(consumer.name)
+    parts = [
+        verdicts(spark, consumer, origin, rows, hunt) for rows in raw_rows(log, history, pieces)
+    ]
+    return in_cursor_order(pa.Table.from_batches(parts, VERDICT_SCHEMA))
+
+
+def _frame(
+    slices: DataFrame,
+    consumer: SinkConfig,
+    origin: Origin,
+    log: str,
+    history: int | None,
+    schema_id: int,
+    message: bytes,
+    expressions: Expressions,
+) -> DataFrame:
+    """One table version: its rows as workers decode them, and the answers to them."""
+    schema = from_arrow_schema(pa.schema([*seen_schema(plan_for(message)), *_ASIDE]))
+    written = to_arrow_schema(schema, timezone="UTC")
+
+    def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        pieces = [Piece(**row) for batch in batches for row in batch.to_pylist()]
+        asked = Expressions.of(consumer)
+        assert asked is not None
+        hunt = Hunt(consumer.name)
+        for rows in raw_rows(log, history, pieces):
+            for table in seen_rows(consumer, origin, rows, only=schema_id):
+                yield _aside(asked, table, hunt).cast(written)
+
+    return _mapped(slices, decode, schema).select(*_answers(expressions))
+
+
+def _mapped(frame: DataFrame, function: _Decode, schema: StructType) -> DataFrame:
+    """``mapInArrow`` without its import of pandas, which is asked for there and not used."""
+    udf = UserDefinedFunction(
+        function, returnType=schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF
+    )
+    called: Any = udf(*[frame[name] for name in frame.columns])
+    java: Any = frame._jdf
+    return DataFrame(java.mapInArrow(called._jc, False, None), frame.sparkSession)
+
+
+def _aside(expressions: Expressions, table: SeenRows, hunt: Hunt) -> pa.RecordBatch:
+    """Rows that expressions see, with what the operator's functions say of them.
+
+    Spark may yet find that a row does not pass: then what came after the filter does not count.
+    """
+    judging = Judging.begin(table)
+    judging.ask_functions(expressions, hunt, ("filter",))
+    early = judging.verdicts(table.cursors)
+    judging.errors = {}
+    judging.ask_functions(expressions, hunt, ("transform", "routing"))
+    late = judging.verdicts(table.cursors)
+    aside = [
+        *table.cursors.columns,
+        early.column("keep"),
+        early.column("error"),
+        *(late.column(name) for name in ("message", "route", "error")),
+    ]
+    schema = pa.schema([*table.rows.schema, *_ASIDE])
+    return pa.RecordBatch.from_arrays([*table.rows.columns, *aside], schema=schema)
+
+
+def _answers(expressions: Expressions) -> list[Column]:
+    """The columns of VERDICT_SCHEMA, asked of what the workers gave."""
+    chosen = expressions.columns(keep=sf.col(_KEEP))
+    sound = sf.col(_ERROR).isNull()
+    passes = sf.coalesce(sf.when(sound, chosen.get("filter", sf.col(_KEEP))), sf.lit(False))
+    goes = passes & sf.col(_LATE).isNull()
+    return [
+        sf.col(_LSN).alias("commit_lsn"),
+        sf.col(_IDX).alias("commit_idx"),
+        goes.alias("keep"),
+        sf.when(goes, chosen.get("transform", sf.col(_MESSAGE))).alias("message"),
+        sf.when(goes, chosen.get("routing", sf.col(_ROUTE))).alias("route"),
+        sf.coalesce(sf.col(_ERROR), sf.when(passes, sf.col(_LATE))).alias("error"),
+    ]
+
+
+def _as_verdicts(answered: pa.Table, expressions: Expressions) -> pa.Table:
+    if "transform" in expressions.sql:
+        at = answered.schema.get_field_index("message")
+        bare = [bare_values(chunk) for chunk in answered.column(at).chunks]
+        answered = answered.set_column(at, "message", pa.chunked_array(bare, pa.string()))
+    return answered.cast(VERDICT_SCHEMA)
