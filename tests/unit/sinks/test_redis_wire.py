@@ -50,7 +50,7 @@ def _parsed(data: bytes) -> list[list[bytes]]:
 
 def test_a_request_is_one_transaction_of_one_command_a_message() -> None:
     some = batch(0, 30).slice(4, 20)
-    sent = b"".join(bytes(memoryview(part)) for part in encode("ključ".encode(), some))
+    sent = b"".join(bytes(memoryview(part)) for part in encode("ključ", some))
     begin, *adds, end = _parsed(sent)
     assert (begin, end) == ([b"MULTI"], [b"EXEC"])
     assert [[part.decode() for part in command] for command in adds] == [
