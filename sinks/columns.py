@@ -62,6 +62,11 @@ def prefix_at_or_below(rows: pa.RecordBatch, cursor: Cursor) -> int:
     return int(np.count_nonzero((lsn < cursor.lsn) | ((lsn == cursor.lsn) & (idx <= cursor.idx))))
 
 
+def prefix_below(rows: pa.RecordBatch, cursor: Cursor) -> int:
+    """How many messages, from the first on, stand below ``cursor``."""
+    return prefix_at_or_below(rows, Cursor(cursor.lsn, cursor.idx - 1))
+
+
 def text_bytes(column: pa.StringArray) -> pa.Buffer:
     """The texts of a freshly computed column, one after another, without a copy."""
     count = len(column)

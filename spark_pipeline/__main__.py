@@ -27,9 +27,9 @@ def run(stop: StopSignal) -> int:
     from cdc.config import load
     from cdc.errors import exit_status
     from cdc.service.logs import configure_logs
-    from spark_pipeline.lane import Lane, run_lanes
-    from spark_pipeline.passage import LaneSettings
+    from spark_pipeline.lanes import SourceLanes, run_lanes
     from spark_pipeline.session import open_session
+    from spark_pipeline.settings import LaneSettings
 
     parser = argparse.ArgumentParser(prog="spark_pipeline")
     parser.add_argument("config", type=Path)
@@ -41,7 +41,7 @@ def run(stop: StopSignal) -> int:
 
     session = open_session(config.spark)
     lanes = [
-        Lane(session, LaneSettings.of(config, database, int(terms[database.name])), stop)
+        SourceLanes(session, LaneSettings.of(config, database, int(terms[database.name])), stop)
         for database in config.databases
     ]
     structlog.get_logger("walbrook.lane").info("lanes.started", sources=list(terms))

@@ -1,4 +1,4 @@
-"""Finding the dead letters of a consumer's share: changes that could not be decoded.
+"""Finding the dead letters of a consumer's share: changes that could not be decoded or delivered.
 
 Delivery leaves them out; here the driver looks for them again, only in slices that have any, and
 takes the messages they came as from the log, a frame at a time. What must always hold: only what
@@ -8,47 +8,88 @@ keeps the consumer from reaching is not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
 
 from cdc.cursor import Cursor
+from cdc.decoding.groups import ACTIONS
+from cdc.decoding.relation import parse_relation
 from cdc.log.frame import Frame
 from cdc.log.view import LogReader
 from cdc.state.dead_letters import DeadLetter
-from sinks.columns import prefix_at_or_below
-from spark_pipeline.delivery import Share, mine
+from sinks.columns import prefix_below
+from spark_pipeline.delivery import Poison, Share, mine
 from spark_pipeline.exchange import SliceMarker, pick_up
 
+_EPOCH = datetime.fromtimestamp(0, UTC)
 _PLACE = "place"  # of a row in its frame
 
 
-def dead_letters(share: Share, reached: Cursor, log: LogReader) -> Iterator[DeadLetter]:
+ChangesOf = Callable[[Sequence[SliceMarker]], Iterator[pa.RecordBatch]]
+"""What was decoded of some slices."""
+
+
+def dead_letters(
+    share: Share, reached: Cursor, log: LogReader, changes_of: ChangesOf = pick_up
+) -> Iterator[DeadLetter]:
     """The changes of ``share`` below ``reached`` that nothing can be made of, in order."""
     for batch_idx, batch in groupby(share.slices, key=lambda piece: piece.batch_idx):
         slices = list(batch)
         if not any(piece.errors for piece in slices):
             continue
         for frame in log.frames(batch_idx, batch_idx + 1):
-            yield from _of_batch(share, slices, reached, frame)
+            yield from _of_batch(share, slices, reached, frame, changes_of)
+
+
+def poisoned(poisons: Iterable[Poison], log: LogReader) -> Iterator[DeadLetter]:
+    """The changes on which delivery broke, as dead letters."""
+    for poison in poisons:
+        first = log.seek(poison.cursor)
+        for frame in log.frames(first, first + 1):
+            yield _poisoned(poison, frame)
+
+
+def _poisoned(poison: Poison, frame: Frame) -> DeadLetter:
+    lsn, idx = (frame.raw.column(name).to_numpy() for name in ("commit_lsn", "commit_idx"))
+    (places,) = np.nonzero((lsn == poison.cursor.lsn) & (idx == poison.cursor.idx))
+    row = frame.raw.slice(int(places[0]), 1).to_pylist()[0]
+    schema = frame.schemas.get(row["schema_id"])
+    relation = parse_relation(schema) if schema is not None else None
+    return DeadLetter(
+        cursor=poison.cursor,
+        committed_at=_EPOCH + timedelta(microseconds=row["commit_ts"]),
+        table_schema=relation.namespace if relation else "",
+        table_name=relation.name if relation else "",
+        action=ACTIONS[chr(row["kind"])],
+        kind="delivery",
+        error=poison.error,
+        payload=row["payload"],
+        schema=schema,
+    )
 
 
 def _of_batch(
-    share: Share, slices: list[SliceMarker], reached: Cursor, frame: Frame
+    share: Share,
+    slices: list[SliceMarker],
+    reached: Cursor,
+    frame: Frame,
+    changes_of: ChangesOf,
 ) -> Iterator[DeadLetter]:
     start = 0
     for piece in slices:
         if piece.errors:
-            for changes in pick_up([piece]):
+            for changes in changes_of([piece]):
                 yield from _letters(_dead(share, changes, start, reached), frame)
         start += piece.rows
 
 
 def _dead(share: Share, changes: pa.RecordBatch, start: int, reached: Cursor) -> pa.RecordBatch:
     """The rows of ``changes`` that are dead now, with their place in the frame."""
-    below = prefix_at_or_below(changes, Cursor(reached.lsn, reached.idx - 1))
+    below = prefix_below(changes, reached)
     placed = changes.append_column(_PLACE, pa.array(np.arange(start, start + changes.num_rows)))
     failed = placed.slice(0, below)
     return mine(share, failed.filter(failed.column("error").is_valid()))

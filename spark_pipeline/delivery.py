@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from cdc.change import MessageBatch
 from cdc.config import Sink as SinkConfig
@@ -24,9 +23,10 @@ from cdc.decoding.shapes import Context, shape_for
 from cdc.errors import WalbrookError
 from sinks import Sink, open_sink
 from sinks.base import Delivery
-from sinks.columns import prefix_at_or_below
+from sinks.columns import prefix_at_or_below, prefix_below
 from spark_pipeline.exchange import SliceMarker, pick_up
 from spark_pipeline.forms import form_of, plain_view, view_of
+from spark_pipeline.grouping import in_part
 from spark_pipeline.matching import Match
 
 _DELIVERY_ROWS = 10_000
@@ -44,16 +44,18 @@ class Origin:
 
 @dataclass(frozen=True)
 class Share:
-    """What one task delivers: the slices of a micro-batch, in order, for one consumer."""
+    """What one task delivers: of the slices of a micro-batch, in order, what one consumer lacks."""
 
     consumer: SinkConfig
     origin: Origin
     run: str  # sinks of an earlier run of the service are not reused
     start: Cursor  # below it everything is settled for this consumer
-    end: Cursor  # the micro-batch's high watermark
+    end: Cursor  # where the share ends, exclusive: most often the micro-batch's high watermark
     slices: list[SliceMarker]
     wanted: Wanted = PLAIN  # what decode was asked for when it made the slices
     announcements: pa.RecordBatch | None = None  # CHANGE_SCHEMA, in order, for this range
+    part: int = 0  # of ``parts`` by group, where several tasks share the work
+    parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,15 @@ class Outcome:
     absorbed: int = 0
     last_commit: datetime | None = None
     error: WalbrookError | None = None
+    dead: tuple[Poison, ...] = ()  # below ``cursor``; the consumer goes on without them
+
+
+@dataclass(frozen=True)
+class Poison:
+    """A message that cannot be delivered whatever is tried, and why."""
+
+    cursor: Cursor
+    error: str
 
 
 _open_sinks: dict[tuple[str, str, str], Sink] = {}
@@ -74,10 +85,15 @@ _opening = threading.Lock()
 
 def deliver(share: Share) -> Outcome:
     """Send a consumer everything of its share that it does not have yet."""
+    return deliver_changes(share, pick_up(share.slices))
+
+
+def deliver_changes(share: Share, changes: Iterable[pa.RecordBatch]) -> Outcome:
+    """The same of changes from anywhere: as decode wrote them, in cursor order."""
     sink = _sink(share)
     delivered = absorbed = 0
     cursor, last_commit = share.start, None
-    for batch in _messages(share):
+    for batch in _messages(share, changes):
         result = sink.deliver(batch)
         delivered += result.settled - result.absorbed
         absorbed += result.absorbed
@@ -101,11 +117,32 @@ def send(share: Share, changes: pa.RecordBatch) -> Delivery:
     return _sink(share).deliver(_shaped([changes], share))
 
 
-def _messages(share: Share) -> Iterator[MessageBatch]:
+def combined(outcomes: Sequence[Outcome]) -> Outcome:
+    """What the parts of one consumer's share came to, at least one of them.
+
+    A consumer has settled what all of its parts have. Beyond the lowest cursor some have delivered
+    more, which comes again: that is the price of going in parallel, paid only after a failure.
+    """
+    if len(outcomes) == 1:
+        return outcomes[0]
+    lowest = min(outcomes, key=lambda outcome: outcome.cursor)
+    failed = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
+    commits = [outcome.last_commit for outcome in outcomes if outcome.last_commit is not None]
+    return Outcome(
+        lowest.consumer,
+        lowest.cursor,
+        sum(outcome.delivered for outcome in outcomes),
+        sum(outcome.absorbed for outcome in outcomes),
+        (lowest.last_commit if failed else max(commits, default=None)),
+        failed,
+    )
+
+
+def _messages(share: Share, changes: Iterable[pa.RecordBatch]) -> Iterator[MessageBatch]:
     """The consumer's messages in order, in batches of a size worth sending."""
     pending: list[pa.RecordBatch] = []
     rows = size = 0
-    for messages in _in_order(share):
+    for messages in _in_order(share, changes):
         for start in range(0, messages.num_rows, _DELIVERY_ROWS):
             piece = messages.slice(start, _DELIVERY_ROWS)
             if pending and (
@@ -120,12 +157,12 @@ def _messages(share: Share) -> Iterator[MessageBatch]:
         yield _shaped(pending, share)
 
 
-def _in_order(share: Share) -> Iterator[pa.RecordBatch]:
+def _in_order(share: Share, decoded: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The consumer's changes, and among them the announcements it takes, in cursor order."""
     told = share.announcements
     if told is not None:
         told = plain_view(Match.of(share.consumer).select(told), share.consumer)
-    for changes in pick_up(share.slices):
+    for changes in decoded:
         messages = _decoded(mine(share, view_of(changes, share.wanted, share.consumer)))
         while told is not None and told.num_rows:
             before = prefix_at_or_below(messages, _first(told))
@@ -141,7 +178,8 @@ def _in_order(share: Share) -> Iterator[pa.RecordBatch]:
 
 def mine(share: Share, changes: pa.RecordBatch) -> pa.RecordBatch:
     """The rows that the share's consumer takes and has not settled, in their order."""
-    return Match.of(share.consumer).select(_from(changes, share.start))
+    rows = Match.of(share.consumer).select(_within(changes, share.start, share.end))
+    return rows if share.parts == 1 else rows.filter(in_part(rows, share.part, share.parts))
 
 
 def _decoded(changes: pa.RecordBatch) -> pa.RecordBatch:
@@ -150,16 +188,11 @@ def _decoded(changes: pa.RecordBatch) -> pa.RecordBatch:
     return changes if errors.null_count == len(errors) else changes.filter(errors.is_null())
 
 
-def _from(changes: pa.RecordBatch, start: Cursor) -> pa.RecordBatch:
-    """The rows at or above ``start``; most often all of them."""
-    if not changes.num_rows:
-        return changes
-    if _first(changes) >= start:
-        return changes
-    lsn, idx = changes.column("commit_lsn"), changes.column("commit_idx")
-    above = pc.greater(lsn, start.lsn)
-    within = pc.and_(pc.equal(lsn, start.lsn), pc.greater_equal(idx, start.idx))
-    return changes.filter(pc.or_(above, within))
+def _within(changes: pa.RecordBatch, start: Cursor, end: Cursor) -> pa.RecordBatch:
+    """The rows from ``start`` up to ``end``; most often all of them."""
+    below = prefix_below(changes, end)
+    first = prefix_below(changes, start)
+    return changes.slice(first, max(0, below - first))
 
 
 def _first(changes: pa.RecordBatch) -> Cursor:

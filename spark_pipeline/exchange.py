@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import threading
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ import pyarrow as pa
 import xxhash
 
 from cdc.cursor import Cursor
+from cdc.errors import TransientError
 
 _SHARED_MEMORY = Path("/dev/shm")
 _SHARED_MEMORY_FREE_MIN = 1 << 30
@@ -124,10 +127,12 @@ class PlannedRange:
 
 
 class Exchange:
-    """A directory for one lane; emptied after every micro-batch."""
+    """A directory for one lane; emptied after every micro-batch, but for what is held."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self._held: Counter[str] = Counter()
+        self._holding = threading.Lock()
 
     @classmethod
     def create(cls, scratch: Path) -> Exchange:
@@ -149,8 +154,24 @@ class Exchange:
 
     def clear(self) -> None:
         """Forget what a finished, or failed, micro-batch left."""
-        for path in self.directory.iterdir():
-            path.unlink(missing_ok=True)
+        with self._holding:
+            for path in self.directory.iterdir():
+                if str(path) not in self._held:
+                    path.unlink(missing_ok=True)
+
+    def hold(self, slices: Sequence[SliceMarker]) -> None:
+        """Somebody still reads these when their micro-batch has ended."""
+        with self._holding:
+            self._held.update({piece.path for piece in slices})
+
+    def release(self, slices: Sequence[SliceMarker]) -> None:
+        """Those who held these are done with them."""
+        with self._holding:
+            for path in {piece.path for piece in slices}:
+                self._held[path] -= 1
+                if self._held[path] <= 0:
+                    del self._held[path]
+                    Path(path).unlink(missing_ok=True)
 
     def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -178,9 +199,18 @@ def pick_up(markers: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
     for path, position, offset, rows in _runs(markers):
         reader = opened.get(path)
         if reader is None:
-            with pa.memory_map(path) as file:
-                reader = opened[path] = pa.ipc.open_file(file.read_buffer())
+            reader = opened[path] = _opened(path)
         yield reader.get_batch(position).slice(offset, rows)
+
+
+def _opened(path: str) -> pa.ipc.RecordBatchFileReader:
+    try:
+        with pa.memory_map(path) as file:
+            return pa.ipc.open_file(file.read_buffer())
+    except FileNotFoundError:
+        raise TransientError(
+            "what was decoded for a micro-batch is no longer there: its lane was given up"
+        ) from None
 
 
 def _runs(markers: Sequence[SliceMarker]) -> Iterator[tuple[str, int, int, int]]:

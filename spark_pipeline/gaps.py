@@ -13,7 +13,7 @@ import structlog
 from cdc.change import CHANGE_SCHEMA
 from cdc.connection import Connection
 from cdc.cursor import Cursor
-from cdc.errors import TransientError
+from cdc.errors import TransientError, WalbrookError
 from cdc.state.gaps import Gap, gap_told, gap_untold, skip_evicted, untold_gaps
 from spark_pipeline.delivery import Share, send
 
@@ -22,16 +22,18 @@ _logger = structlog.get_logger("walbrook.lane")
 
 def pass_gaps(
     state: Connection, evicted: Cursor, *, source: str, term: int, shares: dict[str, Share]
-) -> None:
+) -> dict[str, WalbrookError]:
     """Let everyone pass what the log dropped on purpose below ``evicted``, and tell their sinks.
 
-    ``shares`` says of each consumer what a delivery needs to know.
+    ``shares`` says of each consumer what a delivery needs to know; others are told by the lane
+    that serves them. The answer are those whose sink could not be told, and why.
     """
+    failed: dict[str, WalbrookError] = {}
     skip_evicted(state, source=source, term=term, evicted=evicted)
     for gap in untold_gaps(state, source):
         share = shares.get(gap.consumer)
-        if share is None:
-            continue  # not configured any more; told if it comes back
+        if share is None or gap.consumer in failed:
+            continue
         _logger.warning(
             "lane.gap",
             consumer=gap.consumer,
@@ -42,11 +44,12 @@ def pass_gaps(
         delivery = send(share, gap_change(gap))
         if delivery.error is not None:
             gap_untold(state, gap, str(delivery.error))
-            raise TransientError(
-                f"consumer {gap.consumer} cannot be told of its gap from {gap.start} to "
-                f"{gap.end}: {delivery.error}"
-            ) from delivery.error
-        gap_told(state, gap, term)
+            failed[gap.consumer] = TransientError(
+                f"it cannot be told of its gap from {gap.start} to {gap.end}: {delivery.error}"
+            )
+        else:
+            gap_told(state, gap, term)
+    return failed
 
 
 def gap_change(gap: Gap) -> pa.RecordBatch:

@@ -1,88 +1,49 @@
 """One query's way along the log: what is next, who has got how far, what went wrong.
 
-Spark calls ``take`` for each micro-batch: decode, restore order by markers, deliver each consumer's
-share, settle in one transaction. A consumer's cursor moves only over what its sink said is safe.
+``take`` is called for each micro-batch: decode, restore order by markers, deliver to each consumer,
+settle in one transaction. A consumer's cursor moves only over what its sink said is safe. One that
+fails, or takes much longer than the others, leaves the lane; nobody else waits for it.
 """
 
 from __future__ import annotations
 
-import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from dataclasses import replace
+from datetime import datetime
 
-from psycopg.conninfo import conninfo_to_dict
+import psycopg
 from pyspark.sql import DataFrame
 
-from cdc.config import Config, Database
 from cdc.config import Sink as SinkConfig
-from cdc.connection import Connection
+from cdc.connection import Connection, connect
 from cdc.cursor import ORIGIN, Cursor
-from cdc.decoding.format import Wanted
-from cdc.errors import CorruptionError, TransientError, WalbrookError
+from cdc.errors import TransientError, WalbrookError
 from cdc.log.open import open_log
 from cdc.log.view import LogReader
-from cdc.state.dead_letters import DeadLetter, report_dead_letters
-from cdc.state.positions import (
-    Settlement,
-    check_nobody_left_behind,
-    consumer_cursors,
-    restart_cursor,
-    settle,
-)
+from cdc.state.dead_letters import report_dead_letters
+from cdc.state.lanes import LaneEpoch, Step, open_lane
+from cdc.state.positions import check_nobody_left_behind, consumer_cursors, restart_cursor
+from cdc.state.schema_versions import NewVersion
 from spark_pipeline.announce import BatchRows
-from spark_pipeline.dead import dead_letters
-from spark_pipeline.delivery import Origin, Outcome, Share
-from spark_pipeline.exchange import Exchange, SliceMarker
-from spark_pipeline.forms import wanted_by
+from spark_pipeline.delivery import Outcome, Share
+from spark_pipeline.errands import Deliveries, Errand, Leg
+from spark_pipeline.exchange import Exchange, PlannedRange, SliceMarker
 from spark_pipeline.gaps import pass_gaps
+from spark_pipeline.members import Departure, Members
 from spark_pipeline.plan import DRIVER_WORK_MAX, DriverPlan, Plan, SparkPlan
+from spark_pipeline.poison import told
+from spark_pipeline.post import Post, Progress
 from spark_pipeline.reorder import Reorder
+from spark_pipeline.settings import LaneSettings
+from spark_pipeline.settling import Settler, as_of
 from spark_pipeline.versions import Versions
 
 _STARTS_MAX = 10
 _HEALTH_S = 5.0  # how often acknowledged dead letters are looked for
-
-
-@dataclass(frozen=True)
-class LaneSettings:
-    """What a lane needs to know; ``term`` is this start of the service."""
-
-    source: str
-    term: int
-    origin: Origin
-    consumers: list[SinkConfig]
-    state_dsn: str
-    log_directory: Path
-    checkpoint_directory: Path
-    micro_batch_rows: int
-    micro_batch_bytes: int
-
-    @property
-    def wanted(self) -> Wanted:
-        """What decode is asked for, so that every consumer finds its own in it."""
-        return wanted_by(self.consumers)
-
-    @classmethod
-    def of(cls, config: Config, database: Database, term: int) -> LaneSettings:
-        parameters = conninfo_to_dict(database.dsn())
-        return cls(
-            source=database.name,
-            term=term,
-            origin=Origin(
-                database.name, str(parameters.get("host", "")), str(parameters.get("dbname", ""))
-            ),
-            consumers=[s for s in config.sinks_of(database.name) if s.status == "active"],
-            state_dsn=config.state_dsn(),
-            log_directory=config.log.directory / database.name,
-            checkpoint_directory=config.spark.checkpoint_directory / database.name,
-            micro_batch_rows=config.spark.micro_batch_rows,
-            micro_batch_bytes=config.spark.micro_batch_bytes,
-        )
+_ATTEMPTS_IN_DRIVER = 3
 
 
 class Passage:
@@ -95,110 +56,251 @@ class Passage:
         view: LogReader,
         exchange: Exchange,
         run: str,
+        post: Post,
     ) -> None:
         self._settings = settings
         self._state = state
         self._exchange = exchange
         self._run = run
+        self._post = post
+        self._consumers = {consumer.name: consumer for consumer in settings.consumers}
         self.failure: WalbrookError | None = None
-        self.failed = threading.Event()
+        self.ended = threading.Event()  # failed, or nobody is left to be served
         self.history = view.history()
-        self._cursors: dict[str, Cursor] = {}
+        self.members = Members(post.left)
+        self._deliveries = Deliveries(settings.patience_s)
+        self._settler = Settler(settings.source, settings.term, self._open_log)
         self._reported = -_HEALTH_S  # monotonic
+        self._progress: Progress | None = None
+        self._taken = 0
         self._versions = Versions({})
+        self.lane: LaneEpoch = open_lane(
+            state, settings.source, settings.term, post.name, post.consumers
+        )
         self._reorder = Reorder(self._first_batch(view))
         self.next_batch = self._reorder.next_batch
 
     def _first_batch(self, view: LogReader) -> int:
-        """Where the log must be read from, once everyone has passed what it gave up.
+        """Where the log must be read from, once its members have passed what it gave up.
 
         Telling sinks of a gap takes time, in which the log may give up more: then once more.
         """
         settings, state = self._settings, self._state
-        shares = {consumer.name: self._share(consumer) for consumer in settings.consumers}
+        shares = {name: self._share(self._consumers[name]) for name in self._post.consumers}
         for _ in range(_STARTS_MAX):
             earliest, evicted = floors = view.floors()
-            pass_gaps(state, evicted, source=settings.source, term=settings.term, shares=shares)
+            untold = pass_gaps(
+                state, evicted, source=settings.source, term=settings.term, shares=shares
+            )
             check_nobody_left_behind(state, settings.source, earliest)
-            self._cursors = consumer_cursors(state, settings.source)
-            lowest = min([restart_cursor(state, settings.source), *self._cursors.values()])
-            first = view.seek(lowest)
+            standing = consumer_cursors(state, settings.source)
+            serving = {n: standing[n] for n in shares if n in standing and n not in untold}
+            first = self._start(view, serving, standing)
             if view.floors() == floors:
                 break
         else:
             raise TransientError("the log gives up changes faster than its gaps can be told")
-        if inactive := sorted(set(shares) - set(self._cursors)):
-            raise TransientError(
-                f"consumers {', '.join(inactive)} are not active in walbrook.consumers",
-                fix="set active to true there, or take their sinks out of the configuration",
-            )
-        self._versions = Versions.load(state, settings.source, lowest)
+        self.members.admit(serving)
+        self.members.leave(Departure(name, "failed", error) for name, error in untold.items())
+        self.members.leave(Departure(name, "inactive") for name in shares if name not in standing)
+        self._load_versions()
         return first
 
-    def take(self, markers: DataFrame, _batch_id: int) -> None:
-        """One micro-batch, called by Spark.
+    def _start(
+        self, view: LogReader, serving: dict[str, Cursor], standing: dict[str, Cursor]
+    ) -> int:
+        if serving:
+            return view.seek(min(serving.values()))
+        if standing:  # all are served elsewhere, and will join where this lane then is
+            return view.next_batch()
+        return view.seek(restart_cursor(self._state, self._settings.source))
+
+    def take(self, markers: DataFrame | None, _batch_id: int) -> None:
+        """One micro-batch, called by Spark, or with no DataFrame for one that is served here.
 
         Raising here would make Spark print pages and tell the lane only a text. So a failure is
         kept for the lane, which stops the query; until it has, nothing more is taken.
         """
-        if self.failure is not None:
+        if self.ended.is_set():
             return
         try:
-            self._take(markers)
+            self._take(markers, self._exchange.planned())
         except Exception as error:
-            self.failure = error if isinstance(error, WalbrookError) else told(error)
-            self.failed.set()
+            self.failure = told(error)
+            self.ended.set()
+        finally:
+            self._progress = None
+            self.members.end()
 
-    def _take(self, frame: DataFrame) -> None:
-        plan = self._plan(frame)
-        slices = self._reorder.micro_batch(plan.decode())
-        end = slices[-1].high
-        as_of = _as_of(slices)
-        new = self._versions.pass_over(slices, self._cursors.values(), self._look)
-        shares = [
-            self._share(
-                consumer,
-                start=self._cursors[consumer.name],
-                end=end,
-                slices=[piece for piece in slices if piece.rows],
+    def progress(self) -> Progress | None:
+        """What the micro-batch under way is at; None between two."""
+        at = self._progress
+        return at and replace(at, waiting_for=self._deliveries.waiting_for)
+
+    def give_up(self, why: str) -> None:
+        """Take nothing more; what the micro-batch under way still tries to settle is refused."""
+        self.failure = self.failure or TransientError(why)
+        self.ended.set()
+
+    def close(self) -> None:
+        self._deliveries.close()
+
+    def _take(self, frame: DataFrame | None, planned: PlannedRange) -> None:
+        started = time.monotonic()
+        self._at("decode", planned, started)
+        bridges = self._join(self.members.begin(), planned)
+        plan = self._plan(frame, planned)
+        use = _Use(plan)
+        try:
+            slices = self._reorder.micro_batch(plan.decode())
+            new = self._pass_over(slices)
+            errands = self._errands(plan, slices, bridges)
+            for errand in errands:
+                use.begin()
+                self._exchange.hold(errand.slices)
+            self._at("deliver", planned, started)
+            outcomes = self._deliver(errands, as_of(slices), use)
+            self._at("settle", planned, started)
+            took_s = time.monotonic() - started
+            step = Step(self.lane, self._taken, planned.rows, took_s * 1000)
+            moved = self._settler.settle(
+                self._state,
+                {e.consumer: (e, outcomes[e.consumer]) for e in errands if e.consumer in outcomes},
+                read_to=slices[-1].high,
+                as_of=as_of(slices),
+                versions=new,
+                step=step,
             )
-            for consumer in self._settings.consumers
-            if self._cursors[consumer.name] < end
-        ]
-        outcomes = plan.deliver(shares)
-        settle(
-            self._state,
-            source=self._settings.source,
-            term=self._settings.term,
-            read_to=end,
-            consumers={
-                outcome.consumer: _settlement(outcome, share, as_of, self._dead(share, outcome))
-                for share, outcome in zip(shares, outcomes, strict=True)
-            },
-            versions=new,
-        )
+        finally:
+            use.end()
+        self._taken += 1
+        self._settled(outcomes, moved)
         self._report(any(piece.errors for piece in slices))
+        for errand in errands:
+            if errand.consumer in outcomes:
+                self._exchange.release(errand.slices)
         self._exchange.clear()
-        for outcome in outcomes:
-            self._cursors[outcome.consumer] = outcome.cursor
-            if outcome.error is not None:
-                raise TransientError(
-                    f"consumer {outcome.consumer} stands at {outcome.cursor}: {outcome.error}"
-                ) from outcome.error
-        self._versions.forget_below(min(self._cursors.values(), default=end))
         self.next_batch = self._reorder.next_batch
+        self._end_if_caught_up(planned.rows, took_s)
+
+    def _deliver(self, errands: list[Errand], when: datetime, use: _Use) -> dict[str, Outcome]:
+        """The outcomes of those that ended in time; the others have left the lane."""
+        outcomes = self._deliveries.run(
+            errands, late=lambda errand, outcome: self._late(errand, outcome, when, use)
+        )
+        for errand in errands:
+            if errand.consumer in outcomes:
+                use.end()
+            else:
+                self.members.detach(errand.consumer)
+        return outcomes
+
+    def _settled(self, outcomes: dict[str, Outcome], moved: list[str]) -> None:
+        self.members.moved({name: outcome.cursor for name, outcome in outcomes.items()})
+        self.members.leave(Departure(name, "moved") for name in moved)
+        self.members.leave(
+            Departure(name, "failed", outcome.error)
+            for name, outcome in outcomes.items()
+            if outcome.error is not None and name not in moved
+        )
+        if cursors := self.members.cursors:
+            self._versions.forget_below(min(cursors.values()))
+
+    def _late(self, errand: Errand, outcome: Outcome, when: datetime, use: _Use) -> None:
+        """An errand that outlived its micro-batch has ended; its consumer has left."""
+        departure = Departure(errand.consumer, "failed" if outcome.error else "slow", outcome.error)
+        try:
+            with connect(self._settings.state_dsn, name=f"{self._settings.source}:late") as state:
+                results = {errand.consumer: (errand, outcome)}
+                if self._settler.settle(state, results, read_to=errand.end, as_of=when):
+                    departure = Departure(errand.consumer, "moved")
+        except (WalbrookError, psycopg.Error) as error:
+            departure = Departure(errand.consumer, "failed", told(error))
+        finally:
+            self._exchange.release(errand.slices)
+            use.end()
+            self.members.leave([departure])
+
+    def _end_if_caught_up(self, rows: int, took_s: float) -> None:
+        """Let the shared lane have those who are where it is, or almost."""
+        if not self._post.catches_up:
+            return
+        if time.monotonic() >= self._post.rejoin_after:
+            with closing(self._open_log()) as log:
+                left = int(log.entries(self.next_batch, log.next_batch())["rows"].sum())
+            pace_s = took_s / rows if rows else 0.0
+            near = left * pace_s <= self._settings.patience_s / 2
+            if near and left <= self._settings.micro_batch_rows:
+                self.members.leave(Departure(name, "caught_up") for name in self.members.cursors)
+        if not self.members.cursors:
+            self.ended.set()
+
+    def _join(self, invited: Sequence[str], planned: PlannedRange) -> dict[str, Leg]:
+        """Admit those who were invited; the answer is what they lack of what the lane has had."""
+        if not invited:
+            return {}
+        standing = consumer_cursors(self._state, self._settings.source)
+        bridges: dict[str, Leg] = {}
+        with closing(self._open_log()) as log:
+            for name in invited:
+                cursor = standing.get(name)
+                if cursor is None:
+                    self.members.leave([Departure(name, "inactive")])
+                    continue
+                first = log.seek(cursor)
+                if first < planned.start:
+                    rows = int(log.entries(first, planned.start)["rows"].sum())
+                    if rows > self._settings.micro_batch_rows:
+                        self.members.leave([Departure(name, "behind")])
+                        continue
+                    bridges[name] = self._bridge(name, cursor, first, planned.start)
+                self.members.admit({name: cursor})
+        self._load_versions()
+        return bridges
+
+    def _bridge(self, name: str, cursor: Cursor, first: int, end: int) -> Leg:
+        """What a consumer at ``cursor`` lacks of the batches ``[first, end)``, decoded here."""
+        plan = self._driver_plan(PlannedRange(first, end, 0))
+        slices = Reorder(first).micro_batch(plan.decode())
+        return Leg(self._share(self._consumers[name], cursor, slices), plan)
+
+    def _errands(
+        self, plan: Plan, slices: list[SliceMarker], bridges: dict[str, Leg]
+    ) -> list[Errand]:
+        """What each member lacks up to the end of ``slices``."""
+        errands: list[Errand] = []
+        for name, cursor in self.members.cursors.items():
+            legs: list[Leg] = []
+            if bridge := bridges.get(name):
+                legs.append(bridge)
+                cursor = bridge.share.end
+            if cursor < slices[-1].high:
+                legs.append(Leg(self._share(self._consumers[name], cursor, slices), plan))
+            if legs:
+                errands.append(
+                    Errand(name, tuple(replace(leg, share=self._told(leg.share)) for leg in legs))
+                )
+        return errands
+
+    def _pass_over(self, slices: list[SliceMarker]) -> list[NewVersion]:
+        """The table versions that these slices are the first to show."""
+        if not self._versions.knows(slices):
+            self._load_versions()  # another lane may have been here
+        if self._versions.knows(slices):
+            return []
+        standing = consumer_cursors(self._state, self._settings.source).values()
+        return self._versions.pass_over(slices, standing, self._look)
+
+    def _load_versions(self) -> None:
+        cursors = self.members.cursors.values()
+        lowest = min(cursors, default=restart_cursor(self._state, self._settings.source))
+        self._versions = Versions.load(self._state, self._settings.source, lowest)
 
     def _look(self, batch_idx: int) -> BatchRows:
         """A batch of the log; the lane's own view is for another thread."""
-        with closing(open_log(self._settings.log_directory, history=self.history)) as log:
+        with closing(self._open_log()) as log:
             (rows,) = (BatchRows.of(frame) for frame in log.frames(batch_idx, batch_idx + 1))
             return rows
-
-    def _dead(self, share: Share, outcome: Outcome) -> Iterator[DeadLetter]:
-        """What a consumer went on without; of most micro-batches nothing, and nothing is read."""
-        if any(piece.errors for piece in share.slices):
-            with closing(open_log(self._settings.log_directory, history=self.history)) as log:
-                yield from dead_letters(share, outcome.cursor, log)
 
     def _report(self, news: bool) -> None:
         """Tell of dead letters at once, of their end soon after an operator deleted them."""
@@ -206,67 +308,69 @@ class Passage:
             report_dead_letters(self._state, self._settings.source, self._settings.term)
             self._reported = time.monotonic()
 
-    def _plan(self, frame: DataFrame) -> Plan:
-        """The cheapest plan for the size: a few rows are not worth a Spark job."""
-        planned = self._exchange.planned()
-        if planned.rows * max(1, len(self._settings.consumers)) <= DRIVER_WORK_MAX:
-            return DriverPlan(
-                self._settings.log_directory,
-                self._exchange.directory,
-                planned,
-                self.history,
-                self._settings.wanted,
-            )
-        return SparkPlan(frame)
+    def _plan(self, frame: DataFrame | None, planned: PlannedRange) -> Plan:
+        """The cheapest plan for the size: a few rows are not worth a Spark job.
+
+        A lane that was started again and again in vain may hold something that ends this process;
+        a Python worker can be lost without harm.
+        """
+        small = planned.rows * max(1, len(self.members.cursors)) <= DRIVER_WORK_MAX
+        suspicious = self.lane.attempts > _ATTEMPTS_IN_DRIVER and not self._taken
+        if frame is None or (small and not suspicious):
+            return self._driver_plan(planned)
+        return SparkPlan(frame, self._post.pool)
+
+    def _driver_plan(self, planned: PlannedRange) -> DriverPlan:
+        return DriverPlan(
+            self._settings.log_directory,
+            self._exchange.directory,
+            planned,
+            self.history,
+            self._settings.wanted,
+        )
+
+    def _open_log(self) -> LogReader:
+        return open_log(self._settings.log_directory, history=self.history)
+
+    def _at(self, step: str, planned: PlannedRange, since: float) -> None:
+        self._progress = Progress(step, since, planned.rows, [])
+
+    def _told(self, share: Share) -> Share:
+        """With the announcements that stand in its range, if its consumer takes any."""
+        if "schema_change" not in share.consumer.actions:
+            return share
+        return replace(share, announcements=self._versions.between(share.start, share.end))
 
     def _share(
-        self,
-        consumer: SinkConfig,
-        start: Cursor = ORIGIN,
-        end: Cursor = ORIGIN,
-        slices: Sequence[SliceMarker] = (),
+        self, consumer: SinkConfig, start: Cursor = ORIGIN, slices: Sequence[SliceMarker] = ()
     ) -> Share:
-        settings = self._settings
-        told = None
-        if "schema_change" in consumer.actions:
-            told = self._versions.between(start, end)
+        """What a consumer that stands at ``start`` lacks of these slices."""
         return Share(
-            consumer, settings.origin, self._run, start, end, list(slices), settings.wanted, told
+            consumer,
+            self._settings.origin,
+            self._run,
+            start,
+            slices[-1].high if slices else ORIGIN,
+            [piece for piece in slices if piece.rows],
+            self._settings.wanted,
         )
 
 
-def _as_of(slices: list[SliceMarker]) -> datetime:
-    """Up to when a consumer has everything that was committed, once it has these slices."""
-    committed_us = max(piece.commit_us for piece in slices)
-    if not committed_us:  # only idle progress: nothing was committed for us until now
-        return datetime.now(UTC)
-    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=committed_us)
+class _Use:
+    """Closes a plan when all who use it are done; whoever makes it is the first."""
 
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._users = 1
+        self._lock = threading.Lock()
 
-def _settlement(
-    outcome: Outcome, share: Share, as_of: datetime, dead: Iterator[DeadLetter]
-) -> Settlement:
-    failed = outcome.error is not None
-    return Settlement(
-        since=share.start,
-        cursor=outcome.cursor,
-        delivered=outcome.delivered,
-        absorbed=outcome.absorbed,
-        last_commit=outcome.last_commit if failed else as_of,
-        error=str(outcome.error) if failed else None,
-        dead=dead,
-    )
+    def begin(self) -> None:
+        with self._lock:
+            self._users += 1
 
-
-def told(error: Exception) -> WalbrookError:
-    """An error that came through Spark: what our own code said in a worker, or its first line.
-
-    Only damage keeps its class: everything else is tried again all the same.
-    """
-    text = str(error).strip()
-    ours = re.findall(r"^cdc\.errors\.(\w+): (.+)$", text, re.MULTILINE)
-    if not ours:
-        first = next(iter(text.splitlines()), "")
-        return TransientError(f"{type(error).__name__}: {first}")
-    name, what = ours[-1]
-    return CorruptionError(what) if name == CorruptionError.__name__ else TransientError(what)
+    def end(self) -> None:
+        with self._lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            self._plan.close()

@@ -1,12 +1,13 @@
 """Where a micro-batch is worked on: on the executors, or, when it is small, in the driver.
 
-Starting Spark jobs costs tens of milliseconds, whatever they do. Both plans run the same two
+Starting Spark jobs costs tens of milliseconds, whatever they do. Every plan runs the same two
 functions, the source's ``read`` and ``deliver``; order, matching and settling are decided outside.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -14,41 +15,73 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from cdc.decoding.format import Wanted
-from spark_pipeline.delivery import Outcome, Share, deliver
-from spark_pipeline.exchange import PlannedRange, SliceMarker, markers_from_arrow
+from spark_pipeline.delivery import Outcome, Share, combined, deliver
+from spark_pipeline.exchange import PlannedRange, SliceMarker, markers_from_arrow, pick_up
+from spark_pipeline.grouping import splits_by_group
 from spark_pipeline.source import LogStreamReader
 
 DRIVER_WORK_MAX = 20_000
 """Rows times consumers up to which the driver is faster than two Spark jobs."""
 
-_THREADS_MAX = 8
+_ROWS_PER_PART_MIN = 2_000
 
 
 class Plan(Protocol):
     """How one micro-batch is decoded and delivered."""
 
-    def decode(self) -> list[SliceMarker]: ...
-    def deliver(self, shares: list[Share]) -> list[Outcome]: ...
+    def decode(self) -> list[SliceMarker]:
+        """Decode all of it; the markers come in any order."""
+        ...
+
+    def deliver(self, share: Share) -> Outcome:
+        """Deliver one consumer's share; called from a thread of its own for each."""
+        ...
+
+    def changes(self, slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
+        """What was decoded of some slices, here in the driver, in their order."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what was decoded; called once, when every share has come to its end."""
+        ...
 
 
 class SparkPlan:
-    """Decode in the source's partitions, deliver each consumer's share as a task."""
+    """Decode in the source's partitions, deliver each consumer's share as a job.
 
-    def __init__(self, frame: DataFrame) -> None:
+    A share is one task, or one a core where the consumer's order allows it.
+    """
+
+    def __init__(self, frame: DataFrame, pool: str) -> None:
         self._frame = frame
+        self._pool = pool
+        self._context = frame.sparkSession.sparkContext
 
     def decode(self) -> list[SliceMarker]:
         return markers_from_arrow(self._frame.toArrow())
 
-    def deliver(self, shares: list[Share]) -> list[Outcome]:
-        if not shares:
-            return []
-        context = self._frame.sparkSession.sparkContext
-        return list(context.parallelize(shares, len(shares)).map(deliver).collect())
+    def deliver(self, share: Share) -> Outcome:
+        parts = self._parts(share)
+        # Each thread has its own; without one its jobs would wait behind those of other lanes.
+        self._context.setLocalProperty("spark.scheduler.pool", self._pool)
+        tasks = [replace(share, part=part, parts=parts) for part in range(parts)]
+        return combined(self._context.parallelize(tasks, parts).map(deliver).collect())
+
+    def changes(self, slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
+        return pick_up(slices)
+
+    def close(self) -> None:
+        """The exchange is emptied by whoever owns it."""
+
+    def _parts(self, share: Share) -> int:
+        if share.announcements is not None or not splits_by_group(share.consumer):
+            return 1
+        rows = sum(piece.rows for piece in share.slices)
+        return max(1, min(self._context.defaultParallelism, rows // _ROWS_PER_PART_MIN))
 
 
 class DriverPlan:
-    """Decode in this process, deliver each consumer's share in a thread."""
+    """Decode and deliver in this process."""
 
     def __init__(
         self, log: Path, exchange: Path, planned: PlannedRange, history: int, wanted: Wanted
@@ -67,8 +100,11 @@ class DriverPlan:
         ]
         return markers_from_arrow(pa.Table.from_batches(batches))
 
-    def deliver(self, shares: list[Share]) -> list[Outcome]:
-        if len(shares) <= 1:
-            return [deliver(share) for share in shares]
-        with ThreadPoolExecutor(min(_THREADS_MAX, len(shares))) as threads:
-            return list(threads.map(deliver, shares))
+    def deliver(self, share: Share) -> Outcome:
+        return deliver(share)
+
+    def changes(self, slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
+        return pick_up(slices)
+
+    def close(self) -> None:
+        """The exchange is emptied by whoever owns it."""

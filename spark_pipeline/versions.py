@@ -1,7 +1,8 @@
 """The table versions that a lane passes: what is new, and which consumer must be told of it.
 
-The newest version of each table is loaded at the lane's start; the transitions of every micro-batch
-are held against it. What must always hold: what was recorded decides, whatever a log that was read
+The newest version of each table is loaded at the lane's start, and again when something is met that
+another lane may have recorded meanwhile; the transitions of every micro-batch are held against it.
+What must always hold: what was recorded decides, whatever a log that was read
 again says of rows at or below it; a version found here is told to nobody before a micro-batch whose
 settlement records it; every consumer is told of each change once, unless its sink fails.
 """
@@ -70,6 +71,21 @@ class Versions:
         """As recorded; ``lowest`` is where the consumer stands that is furthest behind."""
         return cls(latest_versions(state, source), announcements(state, source, _kept_from(lowest)))
 
+    def is_known(self, transition: Transition) -> bool:
+        """Whether it is to a version that was met before, or lies in the past of its table."""
+        table = self._tables.get(transition.relation)
+        return table is not None and (
+            transition.schema_id in table.ids or transition.cursor <= table.since
+        )
+
+    def knows(self, slices: Iterable[SliceMarker]) -> bool:
+        """Whether all transitions of these slices are known."""
+        return all(
+            self.is_known(transition)
+            for piece in slices
+            for transition in decode_transitions(piece.versions)
+        )
+
     def pass_over(
         self, slices: Iterable[SliceMarker], standing: Collection[Cursor], look: Look
     ) -> list[NewVersion]:
@@ -81,13 +97,11 @@ class Versions:
         seen: dict[int, BatchRows] = {}
         for piece in slices:
             for transition in decode_transitions(piece.versions):
-                table = self._tables.get(transition.relation)
-                if table is not None and (
-                    transition.schema_id in table.ids or transition.cursor <= table.since
-                ):
+                if self.is_known(transition):
                     continue
                 if piece.batch_idx not in seen:
                     seen = {piece.batch_idx: look(piece.batch_idx)}
+                table = self._tables.get(transition.relation)
                 new = self._meet(table, transition, seen[piece.batch_idx], standing)
                 found += [new] if new is not None else []
         return found

@@ -18,6 +18,7 @@ from cdc.config import FileDestination, Sink
 from cdc.connection import Connection
 from cdc.cursor import Cursor
 from cdc.decoding.raw import RAW_SCHEMA
+from cdc.errors import TransientError
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
 from cdc.replication.seal import Sealer
@@ -25,7 +26,10 @@ from cdc.state.migrate import migrate
 from cdc.state.positions import register_source, restart_cursor
 from spark_pipeline.delivery import Origin
 from spark_pipeline.exchange import Exchange, PlannedRange, note_planned
-from spark_pipeline.passage import LaneSettings, Passage
+from spark_pipeline.members import Departure
+from spark_pipeline.passage import Passage
+from spark_pipeline.post import Post
+from spark_pipeline.settings import LaneSettings
 from tests.unit.replication.test_seal import wire
 
 SOURCE = "shop"
@@ -105,7 +109,9 @@ class LogLane:
         self.exchange = Exchange.create(self.directory / "exchange")
         run = f"{self.directory} {self._starts}"
         view = LogView(self.directory / "log")
-        self.passage = Passage(self.settings, self.state, view, self.exchange, run)
+        self.departures: list[Departure] = []
+        post = Post(tuple(sink.name for sink in self.sinks), self.departures.append)
+        self.passage = Passage(self.settings, self.state, view, self.exchange, run, post)
 
     def take(self, batches: int | None = None) -> None:
         """One micro-batch of the next ``batches``, or of all that there are."""
@@ -117,6 +123,9 @@ class LogLane:
         self.passage.take(cast("DataFrame", None), 0)
         if self.passage.failure is not None:
             raise self.passage.failure
+        for departure in self.departures:
+            if departure.error is not None:
+                raise TransientError(f"consumer {departure.consumer} left: {departure.error}")
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         return self.state.execute(query.encode()).fetchall()

@@ -12,6 +12,7 @@ from cdc.config.scalars import Flag, Integer, LocalPath, Port, Section, Size, Te
 from cdc.config.secrets import SecretText
 
 TimeoutMs = Annotated[Integer, Field(ge=1, le=600_000)]
+Ordering = Literal["total", "group"]
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
@@ -59,6 +60,11 @@ class FileDestination(Section):
     def default_batch_size(self) -> int:
         return 10_000
 
+    @property
+    def ordering(self) -> Ordering:
+        """What order it needs: ``total`` for those that know by the last message what they have."""
+        return "total"
+
     def place(self, _consumer: str) -> tuple[object, ...] | None:
         """What no other sink may share with this one."""
         return ("directory", self.path)
@@ -85,6 +91,10 @@ class ParquetDestination(Section):
     @property
     def default_batch_size(self) -> int:
         return 10_000
+
+    @property
+    def ordering(self) -> Ordering:
+        return "total"
 
     def place(self, _consumer: str) -> tuple[object, ...] | None:
         return ("directory", self.path)
@@ -152,6 +162,10 @@ class RedisStreamDestination(Section):
     def default_batch_size(self) -> int:
         return 1000
 
+    @property
+    def ordering(self) -> Ordering:
+        return "total"
+
     def place(self, consumer: str) -> tuple[object, ...] | None:
         server = self.url.get_secret_value() if self.url else (self.host, self.port, self.database)
         return ("redis", server, self.stream_key or f"walbrook.{consumer}")
@@ -182,6 +196,10 @@ class WebhookDestination(Section):
     @property
     def default_batch_size(self) -> int:
         return 100 if self.batch else 1
+
+    @property
+    def ordering(self) -> Ordering:
+        return "group"
 
     def place(self, _consumer: str) -> tuple[object, ...] | None:
         return None

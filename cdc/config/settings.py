@@ -48,6 +48,26 @@ class Spark(Section):
     micro_batch_bytes: PositiveSize = Field(
         default=128 * 2**20, description="Most bytes in one micro-batch."
     )
+    micro_batch_target_ms: Annotated[Integer, Field(ge=0, le=600_000)] = Field(
+        default=1_000,
+        description="How long a micro-batch should take, in milliseconds: if one takes longer, the "
+        "next is smaller, within the bounds above; 0 leaves it to the bounds.",
+    )
+    patience_ms: Annotated[Integer, Field(ge=0, le=600_000)] = Field(
+        default=1_000,
+        description="How much longer than the others a sink may take with a micro-batch before it "
+        "goes on in a lane of its own, in milliseconds.",
+    )
+    deadline_s: Annotated[Integer, Field(ge=1, le=86_400)] = Field(
+        default=60,
+        description="After how many seconds a micro-batch that has not ended is reported; after "
+        "five times as long it is given up and read again.",
+    )
+    catch_up_lanes: Annotated[Integer, Field(ge=1, le=64)] = Field(
+        default=4,
+        description="Most lanes of a database, beside the shared one, in which sinks catch up; "
+        "more sinks share them.",
+    )
     checkpoint_directory: LocalPath = Field(
         default=Path("var/spark"), description="Directory for Spark's checkpoint, which is scratch."
     )

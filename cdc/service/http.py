@@ -33,7 +33,9 @@ from cdc.errors import OperatorError
 _logger = structlog.get_logger("walbrook.http")
 
 _SOURCES = """
-SELECT s.name AS source, s.state, s.state_since::text, s.last_error, s.lane_error, v.cursor,
+SELECT s.name AS source, s.state, s.state_since::text, s.last_error,
+       (SELECT l.last_error FROM walbrook.lanes l
+         WHERE l.source = s.name AND l.name = 'shared') AS lane_error, v.cursor,
        v.lag_bytes, v.lag_seconds, s.log_bytes, s.slot_wal_status, s.slot_safe_bytes,
        extract(epoch FROM clock_timestamp() - s.heartbeat_at)::float8 AS heartbeat_age_s
   FROM walbrook.sources s JOIN walbrook.cursors v ON v.source = s.name AND v.consumer IS NULL

@@ -17,7 +17,9 @@ from rich.text import Text
 
 _SOURCES = """
 SELECT name, state, date_trunc('second', clock_timestamp() - state_since)::text, slot,
-       restart_lsn || ':' || restart_idx, last_error, lane_error, log_bytes,
+       restart_lsn || ':' || restart_idx, last_error,
+       (SELECT l.last_error FROM walbrook.lanes l
+         WHERE l.source = sources.name AND l.name = 'shared'), log_bytes,
        earliest_lsn || ':' || earliest_idx,
        CASE WHEN (evicted_lsn, evicted_idx) > ('0/0', 0)
             THEN evicted_lsn || ':' || evicted_idx END

@@ -44,7 +44,7 @@ SELECT c.name,
  ORDER BY 1
 """
 
-Kind = Literal["decode"]
+Kind = Literal["decode", "expression", "delivery"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,9 @@ def report_dead_letters(connection: Connection, source: str, term: int) -> None:
     rows = connection.execute(_COUNT, {"source": source, "most": _COUNTED_MAX + 1}).fetchall()
     for consumer, count, first in rows:
         conditions = [_condition(str(consumer), int(str(count)), str(first))] if count else []
-        report_conditions(connection, source, term, conditions, consumer=str(consumer))
+        report_conditions(
+            connection, source, term, conditions, consumer=str(consumer), scope="dead_letters"
+        )
 
 
 def _condition(consumer: str, count: int, first: str) -> Condition:

@@ -1,21 +1,23 @@
 """What is wrong, as rows of ``walbrook.health_events``: opened, kept fresh, resolved.
 
 Whoever reports tells all that is wrong from where it stands, and what it no longer tells is
-resolved. The reader reports for the source; what concerns one consumer names it. What
-must always hold: at most one event of a kind is open for a source and consumer, and only the
-latest start of the service (its term) writes any.
+resolved. The reader reports for the source, under any name but those of the others; ``scope`` is
+how the names begin under which somebody else reports. What concerns one consumer names it. What
+must always hold: at most one event of a kind is open for a source and consumer, and only the latest
+start of the service (its term) writes any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from cdc.connection import Connection
 from cdc.state.fence import FENCE, fenced
 
 Severity = Literal["warning", "error"]
+Scope = Literal["", "lane_", "dead_letters"]
 
 # Most of the time nothing changes; reading alone then keeps an idle source free of our writes.
 _OPEN = """
@@ -59,8 +61,9 @@ def report_conditions(
     term: int,
     conditions: Iterable[Condition],
     consumer: str | None = None,
+    scope: Scope = "",
 ) -> None:
-    """Make the open events of this source and consumer equal to ``conditions``.
+    """Make the open events of this source and consumer, within ``scope``, equal to ``conditions``.
 
     Of two conditions of one kind the first counts. Raises the fenced error if the term is not
     the latest any more; while nothing changes nothing is written.
@@ -68,7 +71,11 @@ def report_conditions(
     told: dict[str, Condition] = {}
     for condition in conditions:
         told.setdefault(condition.kind, condition)
-    rows = connection.execute(_OPEN, (source, consumer)).fetchall()
+    rows = [
+        row
+        for row in connection.execute(_OPEN, (source, consumer)).fetchall()
+        if _scope_of(str(row[0])) == scope
+    ]
     fresh = {Condition(*row[:4]) for row in rows if not row[4]}  # type: ignore[arg-type]
     news = [condition for condition in told.values() if condition not in fresh]
     gone = [str(row[0]) for row in rows if row[0] not in told]
@@ -84,3 +91,8 @@ def report_conditions(
         if gone:
             connection.execute(_RESOLVE, (source, consumer, gone))
             connection.execute(_FORGET, (source,))
+
+
+def _scope_of(kind: str) -> str:
+    scopes = (scope for scope in get_args(Scope) if scope and kind.startswith(scope))
+    return next(scopes, "")

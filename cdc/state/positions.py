@@ -17,6 +17,7 @@ from cdc.errors import OperatorError, SourceError, TransientError
 from cdc.failpoints import reached
 from cdc.state.dead_letters import DeadLetter, bury
 from cdc.state.fence import fenced
+from cdc.state.lanes import Step, take_step
 from cdc.state.schema_versions import NewVersion, record_versions
 
 _READ_SOURCE = """
@@ -61,10 +62,8 @@ SELECT s.restart_lsn::text, s.restart_idx, low.lsn::text, low.idx, s.system_iden
 _READ_CONSUMERS = """
 SELECT name, cursor_lsn::text, cursor_idx FROM walbrook.consumers WHERE source = %s AND active
 """
-_FENCE = """
-UPDATE walbrook.sources SET lane_error = NULL WHERE name = %s AND term = %s RETURNING 1
-"""
-_LANE_ERROR = "UPDATE walbrook.sources SET lane_error = %s WHERE name = %s AND term = %s"
+# Held until the end: the lanes of a source settle one after another.
+_FENCE = "SELECT 1 FROM walbrook.sources WHERE name = %s AND term = %s FOR NO KEY UPDATE"
 _SETTLE_CONSUMER = """
 UPDATE walbrook.consumers
    SET cursor_lsn = %(lsn)s::pg_lsn, cursor_idx = %(idx)s,
@@ -90,6 +89,17 @@ UPDATE walbrook.sources s
   FROM low
  WHERE s.name = %(source)s AND (s.restart_lsn, s.restart_idx) < (low.lsn, low.idx)
 """
+
+
+class MovedError(TransientError):
+    """Somebody moved a consumer's cursor while a lane was serving it."""
+
+    def __init__(self, consumer: str, since: Cursor) -> None:
+        super().__init__(
+            f"the cursor of consumer {consumer} is no longer at {since}: somebody moved it; it is "
+            "served again from where it is now"
+        )
+        self.consumer = consumer
 
 
 @dataclass(frozen=True)
@@ -185,10 +195,13 @@ def settle(
     read_to: Cursor,
     consumers: Mapping[str, Settlement],
     versions: Sequence[NewVersion] = (),
+    step: Step | None = None,
 ) -> None:
     """Move the cursors of one micro-batch in one transaction; ``read_to`` is its end.
 
-    ``versions`` are the table versions that it was the first to meet.
+    ``versions`` are the table versions that it was the first to meet, ``step`` is its place among
+    the micro-batches of its lane. Raises MovedError if somebody else moved a cursor meanwhile;
+    nothing is settled then.
     """
     with connection.transaction():
         # Many take seconds, in which cursors need not be locked for others: that comes after them.
@@ -199,6 +212,8 @@ def settle(
         record_versions(connection, source, versions)
         if connection.execute(_FENCE, (source, term)).fetchone() is None:
             raise fenced(source)
+        if step is not None:
+            take_step(connection, source, step, read_to)
         for consumer, settlement in consumers.items():
             moved = connection.execute(
                 _SETTLE_CONSUMER,
@@ -217,10 +232,7 @@ def settle(
                 },
             )
             if moved.rowcount != 1:
-                raise TransientError(
-                    f"the cursor of consumer {consumer} is no longer at {settlement.since}: "
-                    "somebody moved it; the lane starts again from where it is now"
-                )
+                raise MovedError(consumer, settlement.since)
         move_restart(connection, source, read_to)
     reached("settled")
 
@@ -230,11 +242,6 @@ def move_restart(connection: Connection, source: str, read_to: Cursor) -> None:
     connection.execute(
         _MOVE_RESTART, {"source": source, "lsn": format_lsn(read_to.lsn), "idx": read_to.idx}
     )
-
-
-def report_lane(connection: Connection, source: str, term: int, error: str) -> None:
-    """Note what keeps the lane from moving; the next settlement takes it away."""
-    connection.execute(_LANE_ERROR, (error, source, term))
 
 
 def _no_row(source: str) -> OperatorError:

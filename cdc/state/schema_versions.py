@@ -16,6 +16,7 @@ from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn, parse_lsn
 from cdc.decoding.relation import Relation
 from cdc.decoding.schema_change import IDENTITY_WORDS, columns_of, key_of
+from cdc.errors import TransientError
 
 _LATEST = """
 SELECT DISTINCT ON (relation) relation::int8, version, schema, since_lsn::text, since_idx
@@ -109,6 +110,11 @@ def record_versions(connection: Connection, source: str, versions: Sequence[NewV
     if versions:
         with connection.cursor() as cursor:
             cursor.executemany(_INSERT, [_row(source, version) for version in versions])
+            if cursor.rowcount != len(versions):
+                raise TransientError(
+                    "another lane has recorded these table versions meanwhile; the lane starts "
+                    "again and takes them as recorded"
+                )
 
 
 def _row(source: str, version: NewVersion) -> dict[str, object]:

@@ -14,7 +14,7 @@ from cdc.config import loads
 from cdc.connection import Connection
 from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.raw import RAW_SCHEMA
-from cdc.errors import OperatorError, TransientError
+from cdc.errors import OperatorError
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter, Retention, SegmentLimits
 from cdc.state.gaps import skip_evicted, untold_gaps
@@ -28,7 +28,9 @@ from cdc.state.positions import (
 from spark_pipeline.delivery import Origin, Share
 from spark_pipeline.exchange import Exchange
 from spark_pipeline.gaps import pass_gaps
-from spark_pipeline.passage import LaneSettings, Passage
+from spark_pipeline.passage import Passage
+from spark_pipeline.post import Post
+from spark_pipeline.settings import LaneSettings
 from tests.fix_postgres import Database
 
 KEEP_LITTLE = Retention(settled_s=0, settled_bytes=0, bytes_max=2_000, on_full="evict")
@@ -131,8 +133,10 @@ def test_a_gap_that_grows_is_told_again(state: Connection, tmp_path: Path) -> No
 def test_a_gap_whose_sink_fails_stays_untold(state: Connection, tmp_path: Path) -> None:
     view = evicted_log(tmp_path / "log")
     (tmp_path / "lines").write_text("a file where the sink wants a folder")
-    with pytest.raises(TransientError, match="cannot be told of its gap from 0/10:0"):
-        pass_gaps(state, view.floors()[1], source="shop", term=1, shares=shares(tmp_path / "lines"))
+    untold = pass_gaps(
+        state, view.floors()[1], source="shop", term=1, shares=shares(tmp_path / "lines")
+    )
+    assert "cannot be told of its gap from 0/10:0" in str(untold["lines"])
     assert len(untold_gaps(state, "shop")) == 1
 
 
@@ -176,9 +180,10 @@ def test_what_is_evicted_while_a_lane_starts_is_a_gap_too(
     log = LogWriter(tmp_path / "log", limits=SegmentLimits(rows=1))
     fill(log)
 
-    def slow_telling(*arguments: object, **named: object) -> None:
-        pass_gaps(*arguments, **named)  # type: ignore[arg-type]
+    def slow_telling(*arguments: object, **named: object) -> object:
+        untold = pass_gaps(*arguments, **named)  # type: ignore[arg-type]
         log.retain(ORIGIN, KEEP_LITTLE)
+        return untold
 
     monkeypatch.setattr("spark_pipeline.passage.pass_gaps", slow_telling)
     register(state, ["lines"])
@@ -195,7 +200,8 @@ def test_what_is_evicted_while_a_lane_starts_is_a_gap_too(
         micro_batch_bytes=1 << 20,
     )
     exchange = Exchange.create(tmp_path / "exchange")
-    passage = Passage(settings, state, LogView(tmp_path / "log"), exchange, str(tmp_path))
+    view = LogView(tmp_path / "log")
+    passage = Passage(settings, state, view, exchange, str(tmp_path), Post(("lines",)))
     exchange.remove()
     assert passage.next_batch == 5
     assert [message["action"] for message in told(tmp_path / "lines")] == ["gap"]

@@ -176,7 +176,7 @@ def test_a_lane_that_dies_before_settling_tells_nothing_twice(
                 raise TransientError("died after delivery")
             settle(*arguments, **named)
 
-        monkeypatch.setattr("spark_pipeline.passage.settle", dying)
+        monkeypatch.setattr("spark_pipeline.settling.settle", dying)
         # Whatever micro-batches the dead one took, the next one takes others.
         sizes = (1, 2) if cut % 4 == 1 else (2, 1)
         with suppress(TransientError):

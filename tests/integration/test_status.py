@@ -14,11 +14,13 @@ from tests.fix_postgres import Database
 _ROWS = """
 INSERT INTO walbrook.sources
        (name, slot, publication, system_identifier, restart_lsn, restart_idx, head_lsn, log_lsn,
-        log_idx, state, last_error, lane_error)
+        log_idx, state, last_error)
 VALUES ('shop', 'walbrook_slot', 'p', '1', '16/B374D848', 123456, '16/B3F4D848', '16/B374D848',
-        123457, 'disconnected', 'the server [closed] the connection', NULL),
+        123457, 'disconnected', 'the server [closed] the connection'),
        ('crm', 'a_slot_with_a_name_of_some_length', 'p', '1', '0/1', 0, NULL, NULL, NULL,
-        'stopped', NULL, 'the log is corrupt');
+        'stopped', NULL);
+INSERT INTO walbrook.lanes (source, name, last_error)
+VALUES ('crm', 'shared', 'the log is corrupt'), ('shop', 'shared', NULL);
 INSERT INTO walbrook.consumers
        (source, name, cursor_lsn, cursor_idx, delivered, absorbed, active, last_error)
 VALUES ('shop', 'orders-to-the-search-index', '16/B374D848', 123456, 123456789, 1234, true, NULL),

@@ -1,0 +1,138 @@
+"""Lanes as rows: who is served where, and which micro-batch of which start of a lane is next.
+
+What must always hold: a lane's row is written only by the latest start of the service (its term),
+and a micro-batch is settled only as the next one of the lane's latest start (its epoch): a task
+that comes back late, or a lane that was given up, settles nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cdc.connection import Connection
+from cdc.cursor import Cursor, format_lsn
+from cdc.errors import TransientError
+from cdc.state.fence import FENCE, fenced
+
+SHARED = "shared"
+
+_OPEN = """
+INSERT INTO walbrook.lanes AS l (source, name, consumers)
+VALUES (%(source)s, %(name)s, %(consumers)s::text[])
+    ON CONFLICT (source, name) DO UPDATE
+   SET epoch = l.epoch + 1, batch = 0, attempts = l.attempts + 1, consumers = excluded.consumers,
+       started_at = clock_timestamp()
+RETURNING epoch, attempts
+"""
+_STEP = """
+UPDATE walbrook.lanes
+   SET batch = batch + 1, attempts = 0, last_error = NULL, cursor_lsn = %(lsn)s::pg_lsn,
+       cursor_idx = %(idx)s, rows = %(rows)s, took_ms = %(took_ms)s, moved_at = clock_timestamp()
+ WHERE source = %(source)s AND name = %(name)s AND epoch = %(epoch)s AND batch = %(batch)s
+"""
+_CLOSE = "DELETE FROM walbrook.lanes WHERE source = %s AND name = %s AND epoch = %s"
+_CLEAR = "DELETE FROM walbrook.lanes WHERE source = %s AND name <> %s"
+_ERROR = """
+UPDATE walbrook.lanes l SET last_error = %(error)s FROM walbrook.sources s
+ WHERE l.source = %(source)s AND l.name = %(name)s AND s.name = l.source AND s.term = %(term)s
+"""
+_PLACE = """
+UPDATE walbrook.consumers
+   SET lane = %(lane)s, lane_reason = %(reason)s,
+       retry_at = clock_timestamp() + make_interval(secs => %(retry_s)s)
+ WHERE source = %(source)s AND name = %(consumer)s
+"""
+_MEMBERS = "UPDATE walbrook.lanes SET consumers = %s::text[] WHERE source = %s AND name = %s"
+
+
+@dataclass(frozen=True)
+class LaneEpoch:
+    """One start of a lane; ``attempts`` counts those in a row that settled nothing."""
+
+    name: str
+    epoch: int
+    attempts: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One micro-batch of a lane: number ``batch`` of its epoch, counted from 0."""
+
+    lane: LaneEpoch
+    batch: int
+    rows: int
+    took_ms: float
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a consumer is served, or why and for how long it is not."""
+
+    lane: str | None
+    reason: str | None = None
+    retry_s: float | None = None
+
+
+def open_lane(
+    connection: Connection, source: str, term: int, name: str, consumers: Sequence[str]
+) -> LaneEpoch:
+    """Begin an epoch of a lane."""
+    with connection.transaction():
+        if connection.execute(FENCE, (source, term)).fetchone() is None:
+            raise fenced(source)
+        row = connection.execute(
+            _OPEN, {"source": source, "name": name, "consumers": list(consumers)}
+        ).fetchone()
+        assert row is not None
+    return LaneEpoch(name, int(str(row[0])), int(str(row[1])))
+
+
+def take_step(connection: Connection, source: str, step: Step, reached: Cursor) -> None:
+    """Count a micro-batch as settled, inside the settling transaction."""
+    counted = connection.execute(
+        _STEP,
+        {
+            "source": source,
+            "name": step.lane.name,
+            "epoch": step.lane.epoch,
+            "batch": step.batch,
+            "lsn": format_lsn(reached.lsn),
+            "idx": reached.idx,
+            "rows": step.rows,
+            "took_ms": step.took_ms,
+        },
+    )
+    if counted.rowcount != 1:
+        raise TransientError(
+            f"micro-batch {step.batch} of epoch {step.lane.epoch} of lane {step.lane.name} is not "
+            "the next to be settled: the lane was started again, or it was settled before",
+            kind="fenced",
+        )
+
+
+def close_lane(connection: Connection, source: str, lane: LaneEpoch) -> None:
+    """A lane that caught up, or was given up, is no more."""
+    connection.execute(_CLOSE, (source, lane.name, lane.epoch))
+
+
+def clear_lanes(connection: Connection, source: str) -> None:
+    """Forget what an earlier start of the service left; the shared lane keeps its counts."""
+    connection.execute(_CLEAR, (source, SHARED))
+
+
+def report_lane(
+    connection: Connection, source: str, term: int, error: str, name: str = SHARED
+) -> None:
+    """Note what keeps a lane from moving; its next settlement takes it away."""
+    connection.execute(_ERROR, {"error": error, "source": source, "term": term, "name": name})
+
+
+def show_standing(connection: Connection, source: str, consumer: str, standing: Standing) -> None:
+    """Let SQL say where a consumer is served."""
+    connection.execute(_PLACE, {"source": source, "consumer": consumer, **vars(standing)})
+
+
+def show_members(connection: Connection, source: str, lane: str, members: Sequence[str]) -> None:
+    """Let SQL say whom a lane serves."""
+    connection.execute(_MEMBERS, (list(members), source, lane))

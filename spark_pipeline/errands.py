@@ -1,0 +1,139 @@
+"""Delivering to all consumers of a micro-batch at once, and not waiting for ever for the slowest.
+
+An errand is what one consumer gets: one share, or two when it has just joined the lane and first
+needs what the lane had before. What must always hold: the shares of a consumer go one after
+another, each in one thread; an errand that takes much longer than the others goes on by itself, and
+its consumer is served by this lane no more.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+
+from cdc.cursor import Cursor
+from spark_pipeline.delivery import Outcome, Share, mine
+from spark_pipeline.exchange import SliceMarker
+from spark_pipeline.forms import view_of
+from spark_pipeline.plan import Plan
+from spark_pipeline.poison import deliver_carefully
+
+_THREADS_MAX = 256
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A share and the plan that delivers it."""
+
+    share: Share
+    plan: Plan
+
+    def cursors(self, share: Share) -> list[Cursor]:
+        """Where the messages of (a piece of) it stand."""
+        found: list[Cursor] = []
+        for changes in self.plan.changes(share.slices):
+            rows = mine(share, view_of(changes, share.wanted, share.consumer))
+            columns = (rows.column(name).to_pylist() for name in ("commit_lsn", "commit_idx"))
+            found += map(Cursor, *columns)
+        return found
+
+
+@dataclass(frozen=True)
+class Errand:
+    """All that one consumer gets in a micro-batch, in order."""
+
+    consumer: str
+    legs: tuple[Leg, ...]
+
+    @property
+    def start(self) -> Cursor:
+        return self.legs[0].share.start
+
+    @property
+    def end(self) -> Cursor:
+        return self.legs[-1].share.end
+
+    @property
+    def slices(self) -> list[SliceMarker]:
+        return [piece for leg in self.legs for piece in leg.share.slices]
+
+    def run(self) -> Outcome:
+        """Deliver leg by leg; the first failure ends it."""
+        done = Outcome(self.consumer, self.start)
+        for leg in self.legs:
+            outcome = deliver_carefully(leg.plan.deliver, leg.share, leg.cursors)
+            done = replace(
+                outcome,
+                delivered=done.delivered + outcome.delivered,
+                absorbed=done.absorbed + outcome.absorbed,
+                last_commit=outcome.last_commit or done.last_commit,
+                dead=done.dead + outcome.dead,
+            )
+            if done.error is not None:
+                break
+        return done
+
+
+Late = Callable[[Errand, Outcome], None]
+
+
+class Deliveries:
+    """The threads of one lane; those of errands that take too long outlive their micro-batch."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._threads = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="delivery")
+        self._lock = threading.Lock()
+        self._waiting_for: set[str] = set()
+
+    @property
+    def waiting_for(self) -> list[str]:
+        """The consumers whose errands of the micro-batch under way have not ended."""
+        with self._lock:
+            return sorted(self._waiting_for)
+
+    def run(self, errands: Sequence[Errand], late: Late) -> dict[str, Outcome]:
+        """The outcomes of those that ended in time; ``late`` is called for each other, later."""
+        with self._lock:
+            self._waiting_for = {errand.consumer for errand in errands}
+        if len(errands) == 1:
+            return {errands[0].consumer: self._run(errands[0])}
+        running = {self._threads.submit(self._run, errand): errand for errand in errands}
+        self._wait(set(running))
+        outcomes: dict[str, Outcome] = {}
+        for future, errand in running.items():
+            if future.done():
+                outcomes[errand.consumer] = future.result()
+            else:
+                future.add_done_callback(lambda done, errand=errand: late(errand, done.result()))  # type: ignore[misc]
+        return outcomes
+
+    def close(self) -> None:
+        """Take no more; errands under way come to their end."""
+        self._threads.shutdown(wait=False)
+
+    def _run(self, errand: Errand) -> Outcome:
+        try:
+            return errand.run()
+        finally:
+            with self._lock:
+                self._waiting_for.discard(errand.consumer)
+
+    def _wait(self, running: set[Future[Outcome]]) -> None:
+        """Until all have ended, or some take much longer than half of the others did."""
+        started, ended_after = time.monotonic(), list[float]()
+        half = max(1, len(running) // 2)
+        pending = running
+        while pending:
+            allowed: float | None = None
+            if len(ended_after) >= half:
+                typical = statistics.median(ended_after)
+                allowed = started + self._patience_s + 2 * typical - time.monotonic()
+                if allowed <= 0:
+                    return
+            done, pending = wait(pending, allowed, return_when="FIRST_COMPLETED")
+            ended_after += [time.monotonic() - started] * len(done)

@@ -1,0 +1,166 @@
+"""Finding the message on which delivery breaks, so that the others can go on.
+
+A sink says what its destination refused; that is an outcome like any other. This is about the
+rest: an exception nobody foresaw, a Python worker that a message kills. The share is tried once
+more, then cut in halves until one message is left, which is tried again and then counted as dead.
+What must always hold: messages stay in order, nothing is dead that was not tried alone, and nothing
+at all while an empty share fails too, because then it is not the messages' fault.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import structlog
+
+from cdc.cursor import Cursor
+from cdc.errors import CorruptionError, PoisonError, TransientError, WalbrookError
+from spark_pipeline.delivery import Outcome, Poison, Share
+
+_logger = structlog.get_logger("walbrook.lane")
+
+POISON_MAX = 10
+"""Messages of one share that may be found dead; more look like something else."""
+
+# The line behind a traceback's last frame: what was raised.
+_RAISED = r"^  (?:File .*|  .*)\n((?:\w+\.)*\w+(?:: .*)?)$"
+
+Deliver = Callable[[Share], Outcome]
+CursorsOf = Callable[[Share], list[Cursor]]
+"""The cursors of the messages of a share, in order."""
+
+
+def deliver_carefully(deliver: Deliver, share: Share, cursors_of: CursorsOf) -> Outcome:
+    """``deliver``, whatever it raises; what is to blame on single messages is left out."""
+    for _ in range(2):
+        try:
+            return deliver(share)
+        except Exception as error:
+            failure = error
+            if not is_suspect(error):
+                return _failed(share, told(error))
+    _logger.warning(
+        "lane.looking_for_poison", consumer=share.consumer.name, error=str(told(failure))
+    )
+    return _Hunt(deliver, share).over(share, cursors_of(share))
+
+
+class _Hunt:
+    """One share, delivered in pieces that grow smaller where it breaks."""
+
+    def __init__(self, deliver: Deliver, share: Share) -> None:
+        self._deliver = deliver
+        self._share = share
+        self._found: list[Poison] = []
+
+    def over(self, share: Share, cursors: list[Cursor]) -> Outcome:
+        """Deliver ``share``, whose messages stand at ``cursors``."""
+        done = Outcome(share.consumer.name, share.start)
+        pieces = [(share, cursors)]
+        while pieces:
+            piece, within = pieces.pop()
+            try:
+                outcome = self._deliver(piece)
+            except Exception as error:
+                if not is_suspect(error):
+                    return self._ended(done, told(error))
+                if len(within) > 1:
+                    middle = len(within) // 2
+                    first, second = halves(piece, within[middle])
+                    pieces += [(second, within[middle:]), (first, within[:middle])]
+                    continue
+                outcome = self._alone(piece, within, error)
+            done = _after(done, outcome)
+            if outcome.error is not None:
+                return self._ended(done, outcome.error)
+        return replace(done, dead=tuple(self._found))
+
+    def _alone(self, piece: Share, within: list[Cursor], error: Exception) -> Outcome:
+        """One message, or none: once more, and then it goes on without it."""
+        try:
+            return self._deliver(piece)
+        except Exception as again:
+            error = again
+        try:
+            self._deliver(replace(piece, end=piece.start, slices=[], announcements=None))
+        except Exception as broken:
+            return _failed(piece, told(broken))
+        if not within or len(self._found) >= POISON_MAX:
+            return _failed(piece, told(error))
+        found = Poison(within[0], f"delivery of the change at {within[0]} broke: {told(error)}")
+        _logger.warning("lane.poison", consumer=piece.consumer.name, cursor=str(within[0]))
+        self._found.append(found)
+        return Outcome(piece.consumer.name, piece.end)
+
+    def _ended(self, done: Outcome, error: WalbrookError) -> Outcome:
+        return replace(done, error=error, dead=tuple(self._found))
+
+
+def halves(share: Share, middle: Cursor) -> tuple[Share, Share]:
+    """A share cut at a cursor; announcements go with the half they stand in."""
+    told_first = told_second = share.announcements
+    if share.announcements is not None:
+        lsn, idx = (
+            share.announcements.column(name).to_numpy() for name in ("commit_lsn", "commit_idx")
+        )
+        below = (lsn < middle.lsn) | ((lsn == middle.lsn) & (idx < middle.idx))
+        told_first = share.announcements.filter(pa.array(below))
+        told_second = share.announcements.filter(pa.array(np.logical_not(below)))
+    return (
+        replace(share, end=middle, announcements=told_first),
+        replace(share, start=middle, announcements=told_second),
+    )
+
+
+def is_suspect(error: Exception) -> bool:
+    """Whether a message may be to blame: code that broke, not a fault that was foreseen.
+
+    What comes through Spark is known by its text alone: our own errors by their names, the rest by
+    whether Python code raised it or a worker died of it.
+    """
+    if isinstance(error, WalbrookError):
+        return isinstance(error, PoisonError)
+    if isinstance(error, OSError):
+        return False
+    text = str(error)
+    if _ours(text):
+        return _ours(text)[-1][0] in (PoisonError.__name__, "DecodeError")
+    through_spark = "spark" in type(error).__module__ or "py4j" in type(error).__module__
+    return not through_spark or "Traceback" in text or "crashed" in text
+
+
+def told(error: Exception) -> WalbrookError:
+    """An error that came through Spark: what our own code said in a worker, or its first line.
+
+    Only damage keeps its class: everything else is tried again all the same.
+    """
+    if isinstance(error, WalbrookError):
+        return error
+    text = str(error).strip()
+    if not (ours := _ours(text)):
+        raised = re.findall(_RAISED, text, re.MULTILINE)
+        first = next(iter(text.splitlines()), "")
+        return TransientError(raised[-1] if raised else f"{type(error).__name__}: {first}")
+    name, what = ours[-1]
+    return CorruptionError(what) if name == CorruptionError.__name__ else TransientError(what)
+
+
+def _ours(text: str) -> list[tuple[str, str]]:
+    return re.findall(r"^cdc\.errors\.(\w+): (.+)$", text, re.MULTILINE)
+
+
+def _failed(share: Share, error: WalbrookError) -> Outcome:
+    return Outcome(share.consumer.name, share.start, error=error)
+
+
+def _after(done: Outcome, outcome: Outcome) -> Outcome:
+    return replace(
+        outcome,
+        delivered=done.delivered + outcome.delivered,
+        absorbed=done.absorbed + outcome.absorbed,
+        last_commit=outcome.last_commit or done.last_commit,
+    )

@@ -1,0 +1,130 @@
+"""Who is served where, and who waits for what: the decisions, without threads or clocks. Pure.
+
+What must always hold: a consumer has one place at a time, and it changes only when the lane that
+served it has said that it left.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from cdc.state.lanes import SHARED, Standing
+from spark_pipeline.members import Departure, Why
+
+_BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 30.0
+_FORGIVEN_S = 60.0  # without a failure, after which the next one is the first again
+_ALONE_FIRST_S, _ALONE_MAX_S = 10.0, 600.0  # how long one that was too slow stays by itself
+
+_REASONS: dict[Why, str] = {
+    "failed": "its sink failed",
+    "lane_failed": "its lane failed",
+    "slow": "it was slower than the others",
+    "moved": "its cursor was moved",
+    "behind": "it is behind the others",
+    "inactive": "it is not active",
+    "detached": "it is slower than the others",
+}
+
+
+@dataclass
+class _Place:
+    lane: str | None = None
+    reason: str | None = None
+    due_at: float | None = None  # when a lane may be started for it; None: not by itself
+    leaving: bool = False  # its last share in a lane goes on
+    failures: int = 0
+    failed_at: float = float("-inf")
+    slow: int = 0
+    rejoin_after: float = 0.0
+
+
+class Roster:
+    """The consumers of one source. Times are those of a monotonic clock, in seconds."""
+
+    def __init__(self, consumers: Iterable[str]) -> None:
+        self._places = {name: _Place() for name in consumers}
+
+    def in_lane(self, lane: str) -> list[str]:
+        return [name for name, place in self._places.items() if place.lane == lane]
+
+    def put(self, consumer: str, lane: str) -> None:
+        """A lane serves it from now on."""
+        place = self._places[consumer]
+        place.lane, place.due_at = lane, None
+        if lane == SHARED:
+            place.reason = None
+
+    def wait(self, consumer: str, why: Why, due_at: float) -> None:
+        """Nobody serves it; a lane may be started for it at ``due_at``."""
+        place = self._places[consumer]
+        place.lane, place.reason, place.due_at = None, _REASONS[why], due_at
+
+    def departed(self, departure: Departure, now: float) -> None:
+        """A lane has let a consumer go."""
+        place, why = self._places[departure.consumer], departure.why
+        if why == "caught_up":
+            self.put(departure.consumer, SHARED)
+            return
+        place.lane, place.reason, place.due_at = None, _REASONS[why], now
+        place.leaving = why == "detached"
+        if why in ("failed", "lane_failed"):
+            forgiven = now - place.failed_at > _FORGIVEN_S
+            place.failures = 1 if forgiven else place.failures + 1
+            place.failed_at = now
+            place.due_at = now + _backoff_s(place.failures)
+            if departure.error is not None:
+                place.reason = f"{place.reason}: {departure.error}"
+        elif why == "slow":
+            place.slow = 1 if now - place.rejoin_after > _ALONE_MAX_S else place.slow + 1
+            place.rejoin_after = now + min(_ALONE_MAX_S, _ALONE_FIRST_S * 2 ** (place.slow - 1))
+        elif why in ("inactive", "detached"):
+            place.due_at = None
+
+    def parked(self) -> list[str]:
+        """Those that wait to become active."""
+        return [
+            name
+            for name, place in self._places.items()
+            if place.lane is None and place.due_at is None and not place.leaving
+        ]
+
+    def due(self, now: float) -> list[str]:
+        """Those for which a lane may be started."""
+        return [
+            name
+            for name, place in self._places.items()
+            if place.due_at is not None and place.due_at <= now
+        ]
+
+    def rejoin_after(self, consumers: Iterable[str]) -> float:
+        """When the last of these may go back to the shared lane."""
+        return max(self._places[name].rejoin_after for name in consumers)
+
+    def standings(self, now: float) -> dict[str, Standing]:
+        """What SQL is to say of each."""
+        return {
+            name: Standing(
+                place.lane,
+                place.reason,
+                max(0.0, place.due_at - now) if place.due_at is not None else None,
+            )
+            for name, place in self._places.items()
+        }
+
+
+def grouped(consumers: list[str], positions: Mapping[str, object], lanes: int) -> list[list[str]]:
+    """Consumers that wait, spread over the lanes that are free; neighbours go together."""
+    ordered = sorted(consumers, key=lambda name: (positions[name], name))
+    count = min(lanes, len(ordered))
+    if not count:
+        return []
+    bounds = [len(ordered) * at // count for at in range(count + 1)]
+    return [ordered[start:stop] for start, stop in pairwise(bounds)]
+
+
+def _backoff_s(failures: int) -> float:
+    longest: float = min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * 2 ** min(failures - 1, 20))
+    return longest * random.uniform(0.5, 1.0)

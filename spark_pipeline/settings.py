@@ -1,0 +1,60 @@
+"""What the lanes of one source need to know of the configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from psycopg.conninfo import conninfo_to_dict
+
+from cdc.config import Config, Database
+from cdc.config import Sink as SinkConfig
+from cdc.decoding.format import Wanted
+from spark_pipeline.delivery import Origin
+from spark_pipeline.forms import wanted_by
+
+
+@dataclass(frozen=True)
+class LaneSettings:
+    """The consumers of a lane, where its files lie, its bounds; ``term`` is this start."""
+
+    source: str
+    term: int
+    origin: Origin
+    consumers: list[SinkConfig]
+    state_dsn: str
+    log_directory: Path
+    checkpoint_directory: Path
+    micro_batch_rows: int
+    micro_batch_bytes: int
+    micro_batch_target_ms: int = 0  # 0: as much as the bounds allow
+    patience_s: float = 1.0  # how long a micro-batch waits for its slowest consumer
+    deadline_s: float = 60.0  # after which a micro-batch is told of
+    catch_up_lanes: int = 4
+
+    @property
+    def wanted(self) -> Wanted:
+        """What decode is asked for, so that every consumer finds its own in it."""
+        return wanted_by(self.consumers)
+
+    @classmethod
+    def of(cls, config: Config, database: Database, term: int) -> LaneSettings:
+        parameters = conninfo_to_dict(database.dsn())
+        spark = config.spark
+        return cls(
+            source=database.name,
+            term=term,
+            origin=Origin(
+                database.name, str(parameters.get("host", "")), str(parameters.get("dbname", ""))
+            ),
+            consumers=[s for s in config.sinks_of(database.name) if s.status == "active"],
+            state_dsn=config.state_dsn(),
+            log_directory=config.log.directory / database.name,
+            checkpoint_directory=spark.checkpoint_directory / database.name,
+            micro_batch_rows=spark.micro_batch_rows,
+            micro_batch_bytes=spark.micro_batch_bytes,
+            micro_batch_target_ms=spark.micro_batch_target_ms,
+            patience_s=spark.patience_ms / 1000,
+            deadline_s=spark.deadline_s,
+            catch_up_lanes=spark.catch_up_lanes,
+        )
