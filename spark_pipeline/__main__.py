@@ -25,8 +25,9 @@ def run(stop: StopSignal) -> int:
     import structlog
 
     from cdc.config import load
-    from cdc.errors import exit_status
+    from cdc.errors import ConfigError, exit_status
     from cdc.service.logs import configure_logs
+    from spark_pipeline.expressions.tables import check_config, has_expressions
     from spark_pipeline.lanes import SourceLanes, run_lanes
     from spark_pipeline.session import open_session
     from spark_pipeline.settings import LaneSettings
@@ -37,14 +38,25 @@ def run(stop: StopSignal) -> int:
     arguments = parser.parse_args()
     config = load(arguments.config)
     configure_logs(config.service)
+    logger = structlog.get_logger("walbrook.lane")
     terms = dict(pair.rsplit("=", 1) for pair in arguments.term)
 
     session = open_session(config.spark)
+    if has_expressions(config):
+        try:
+            found = check_config(session, config)
+            found.raise_problems()
+        except ConfigError as error:
+            session.stop()
+            print(f"walbrook: {error}", file=sys.stderr)
+            return exit_status(error)
+        for unchecked in found.unchecked:
+            logger.warning("expressions.unchecked", what=unchecked)
     lanes = [
         SourceLanes(session, LaneSettings.of(config, database, int(terms[database.name])), stop)
         for database in config.databases
     ]
-    structlog.get_logger("walbrook.lane").info("lanes.started", sources=list(terms))
+    logger.info("lanes.started", sources=list(terms))
     failures = run_lanes(lanes, config.service.drain_timeout_s, stop)
     session.stop()
     for failure in failures:

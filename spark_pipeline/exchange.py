@@ -203,6 +203,11 @@ def pick_up(markers: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
         yield reader.get_batch(position).slice(offset, rows)
 
 
+def whole(path: str) -> pa.Table:
+    """All that was left in a file, mapped."""
+    return _opened(path).read_all()
+
+
 def _opened(path: str) -> pa.ipc.RecordBatchFileReader:
     try:
         with pa.memory_map(path) as file:

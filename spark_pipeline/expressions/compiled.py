@@ -5,6 +5,7 @@ What must always hold: nothing is evaluated that was not checked for the table v
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -42,6 +43,10 @@ _FIXES = {
 }
 
 
+Problem = tuple[str, str]
+"""What is wrong, and what to do about it."""
+
+
 @dataclass(frozen=True)
 class Expressions:
     """What a consumer asks for, by key: SQL texts and names of Python functions."""
@@ -72,29 +77,42 @@ class Expressions:
 
     def check(self, spark: SparkSession | None, plan: TablePlan) -> None:
         """ExpressionError if the table version cannot satisfy them; it names all that is wrong."""
-        problems = self.problems(spark, plan)
+        of_form = self.form_problems(spark)
+        problems = [
+            *of_form.values(),
+            *self.table_problems(spark, plan, besides=of_form.keys()),
+        ]
         if problems:
             raise ExpressionError("; ".join(what for what, _ in problems), fix=problems[0][1])
 
-    def problems(self, spark: SparkSession | None, plan: TablePlan) -> list[tuple[str, str]]:
-        """What is wrong, each with its fix."""
-        found = []
+    def form_problems(self, spark: SparkSession | None) -> dict[str, Problem]:
+        """By key what is wrong whatever the table."""
+        found: dict[str, Problem] = {}
         for key, text in self.texts:
-            place = f"{key} of consumer {self.consumer}"
+            place = f"the {key} of consumer {self.consumer} cannot be used"
             if text.startswith(FUNCTION):
                 try:
                     load_function(key, text)
                 except ConfigError as error:
-                    found.append((f"the {place} cannot be used: {error.what}", error.fix))
-                continue
-            assert spark is not None, "SQL expressions need Spark"
-            what = _problem(Engine.of(spark), key, text, plan)
+                    found[key] = (f"{place}: {error.what}", error.fix)
+            elif what := _form_problem(_engine(spark), text):
+                found[key] = (f"{place}: {what}", f"correct it in the configuration: {_FIXES[key]}")
+        return found
+
+    def table_problems(
+        self, spark: SparkSession | None, plan: TablePlan, besides: Collection[str] = ()
+    ) -> list[Problem]:
+        """What a table version cannot satisfy, of the expressions that are right in form."""
+        found = []
+        for key, text in self.sql.items():
+            what = "" if key in besides else _problem(_engine(spark), key, text, plan)
             if what:
                 found.append(
                     (
-                        f"the {place} cannot be used on table {plan.relation}: {what}",
-                        f"correct it in the configuration ({_FIXES[key]}), or leave the "
-                        "table out of the sink's source",
+                        f"the {key} of consumer {self.consumer} cannot be used on table "
+                        f"{plan.relation}: {what}",
+                        f"correct it in the configuration ({_FIXES[key]}), or leave the table out "
+                        "of the sink's source",
                     )
                 )
         return found
@@ -130,10 +148,26 @@ def bare_values(texts: pa.StringArray) -> pa.StringArray:
     return inside.cast(pa.string())
 
 
-def _problem(engine: Engine, key: str, text: str, plan: TablePlan) -> str:
-    """What keeps an expression from being used on a table version; nothing if it can be."""
+def _engine(spark: SparkSession | None) -> Engine:
+    assert spark is not None, "SQL expressions need Spark"
+    return Engine.of(spark)
+
+
+@lru_cache(maxsize=_PROGRAMS_MAX)
+def _form_problem(engine: Engine, text: str) -> str:
+    """What is wrong with an expression whatever the table; nothing if it is right in form."""
     try:
         check_parsed(engine, text)
+    except RuleError as error:
+        return str(error)
+    except PySparkException as error:
+        return spark_says(error)
+    return ""
+
+
+def _problem(engine: Engine, key: str, text: str, plan: TablePlan) -> str:
+    """What keeps an expression of good form from being used on a table; nothing if it can be."""
+    try:
         frame = engine.frame(seen_schema(plan)).select(sf.expr(text).alias("v"))
         check_analyzed(engine, frame)
         given = frame.schema["v"].dataType

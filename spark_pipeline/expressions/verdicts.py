@@ -7,6 +7,7 @@ filter keeps back.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -14,8 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from cdc.config import Sink
 from cdc.cursor import Cursor
 from cdc.errors import ProtocolError
+from spark_pipeline.exchange import leave
 
 VERDICT_SCHEMA: Final = pa.schema(
     [
@@ -54,12 +57,32 @@ def in_cursor_order(verdicts: pa.Table) -> pa.RecordBatch:
     return batch.take(pa.array(np.lexsort((idx, lsn))))
 
 
+def leave_verdicts(directory: Path, verdicts: pa.RecordBatch) -> tuple[str, int]:
+    """Leave them in an exchange for a share; the answer is their path and how many are errors."""
+    path = leave(directory, iter([verdicts]), VERDICT_SCHEMA)
+    return str(path), verdicts.num_rows - verdicts.column("error").null_count
+
+
 def empty() -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([], schema=VERDICT_SCHEMA)
 
 
-def judged(messages: pa.RecordBatch, verdicts: pa.RecordBatch) -> pa.RecordBatch:
-    """The messages that pass, with the columns ``message`` and ``route`` behind their own.
+def added_columns(consumer: Sink) -> tuple[str, ...]:
+    """What the messages of a consumer have beside their own columns."""
+    said = consumer.expressions
+    keys = (("transform", "message"), ("routing", "route"))
+    return tuple(column for key, column in keys if key in said)
+
+
+def unjudged(messages: pa.RecordBatch, consumer: Sink) -> pa.RecordBatch:
+    """Messages that expressions do not see, as they are among those that they have seen."""
+    for name in added_columns(consumer):
+        messages = messages.append_column(name, pa.nulls(messages.num_rows, pa.string()))
+    return messages
+
+
+def judged(messages: pa.RecordBatch, verdicts: pa.RecordBatch, consumer: Sink) -> pa.RecordBatch:
+    """The messages that pass, with what a transform or a routing says of them behind their columns.
 
     ``verdicts`` are in cursor order and may be of more rows than the messages.
     """
@@ -73,15 +96,9 @@ def judged(messages: pa.RecordBatch, verdicts: pa.RecordBatch) -> pa.RecordBatch
         )
     said = verdicts.take(pa.array(at, pa.int64(), mask=at < 0))
     passes = pc.and_(pc.fill_null(said.column("keep"), True), said.column("error").is_null())
-    for name in ("message", "route"):
+    for name in added_columns(consumer):
         messages = messages.append_column(name, said.column(name))
     return messages if passes.true_count == len(passes) else messages.filter(passes)
-
-
-def failed(messages: pa.RecordBatch, verdicts: pa.RecordBatch) -> pa.StringArray:
-    """Of each message why its expressions gave no answer; null for those that did."""
-    at, _ = _places(messages, verdicts)
-    return verdicts.column("error").take(pa.array(at, pa.int64(), mask=at < 0))
 
 
 def _places(

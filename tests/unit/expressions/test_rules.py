@@ -110,9 +110,7 @@ def test_an_expression_that_may_not_be_is_refused(
     with pytest.raises(ExpressionError) as caught:
         check(spark, filter=text)
     assert says in caught.value.what
-    assert "the filter of consumer orders cannot be used on table public.things: " in (
-        caught.value.what
-    )
+    assert caught.value.what.startswith("the filter of consumer orders cannot be used")
     assert "correct it in the configuration" in caught.value.fix
     assert len(caught.value.what) < 500
 
