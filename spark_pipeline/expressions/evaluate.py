@@ -1,7 +1,7 @@
 """Verdicts: what a consumer's expressions say of changes, on the driver or on the executors.
 
 Few rows are evaluated in this process, without a Spark job (``verdicts``); many are decoded and
-evaluated where the cores are (``executors``). Both ask the same columns of Spark and the same
+evaluated where the cores are (``from_log``). Both ask the same columns of Spark and the same
 functions. What must always hold: a row that fails is the only one to suffer; every insert, update
 and delete that the consumer takes has exactly one verdict, in cursor order.
 """
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
 from cdc.config import Sink as SinkConfig
+from cdc.cursor import ORIGIN, Cursor
 from spark_pipeline.expressions.compiled import Expressions, program_for
 from spark_pipeline.expressions.engine import Engine
 from spark_pipeline.expressions.failures import EvaluationError, Hunt, answers
@@ -36,11 +37,14 @@ def verdicts(
     consumer: SinkConfig,
     origin: Origin,
     rows: RawRows,
+    *,
+    since: Cursor = ORIGIN,
     hunt: Hunt | None = None,
 ) -> pa.RecordBatch:
-    """VERDICT_SCHEMA for the raw rows, evaluated here; without SQL expressions Spark is not needed.
+    """VERDICT_SCHEMA for the raw rows at or above ``since``, evaluated here.
 
-    ``hunt`` counts the bad rows of a batch that is handed over in parts.
+    Without SQL expressions Spark is not needed. ``hunt`` counts the bad rows of a batch that is
+    handed over in parts.
     """
     expressions = Expressions.of(consumer)
     if expressions is None:
@@ -48,7 +52,7 @@ def verdicts(
     hunt = hunt or Hunt(consumer.name)
     judged = [
         _judge(spark, consumer, expressions, table, hunt)
-        for table in seen_rows(consumer, origin, rows)
+        for table in seen_rows(consumer, origin, rows, since=since)
     ]
     return in_cursor_order(pa.Table.from_batches(judged, VERDICT_SCHEMA)) if judged else empty()
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from cdc.decoding.annotations import Run, annotations_of, cut_runs, joined_runs
 from cdc.log.open import open_log
 from cdc.log.view import LogReader
+from spark_pipeline.exchange import SliceMarker
 from spark_pipeline.expressions.seen import RawRows
 
 _ROWS_MAX = 16_384
@@ -29,6 +30,17 @@ class Piece(NamedTuple):
     batch_idx: int
     start: int
     stop: int
+
+
+def pieces_of(slices: Sequence[SliceMarker]) -> list[Piece]:
+    """The pieces that ordered slices of whole batches are; a cut batch stays cut."""
+    found: list[Piece] = []
+    for piece in slices:
+        goes_on = bool(found) and found[-1].batch_idx == piece.batch_idx
+        start = found[-1].stop if goes_on else 0
+        if piece.rows:
+            found.append(Piece(piece.batch_idx, start, start + piece.rows))
+    return found
 
 
 def raw_rows(log: str | Path, history: int | None, pieces: Sequence[Piece]) -> Iterator[RawRows]:
@@ -61,15 +73,15 @@ def _each(
     view: LogReader, pieces: Sequence[Piece]
 ) -> Iterator[tuple[pa.RecordBatch, Mapping[int, bytes], tuple[Run, ...]]]:
     """Neighbours in the log are read together."""
-    for _, run in groupby(enumerate(pieces), key=lambda at: at[1].batch_idx - at[0]):
-        side_by_side = [piece for _, piece in run]
-        first, last = side_by_side[0].batch_idx, side_by_side[-1].batch_idx
-        frames = view.frames(first, last + 1)
-        for piece, frame in zip(side_by_side, frames, strict=True):
-            size = piece.stop - piece.start
-            if size:
+    by_batch = [(batch, list(run)) for batch, run in groupby(pieces, key=lambda p: p.batch_idx)]
+    for _, side_by_side in groupby(enumerate(by_batch), key=lambda at: at[1][0] - at[0]):
+        batches = [entry for _, entry in side_by_side]
+        frames = view.frames(batches[0][0], batches[-1][0] + 1)
+        for (_, within), frame in zip(batches, frames, strict=True):
+            for piece in within:
                 said = tuple(cut_runs(frame.annotations, piece.start, piece.stop))
-                yield frame.raw.slice(piece.start, size), frame.schemas, said
+                rows = frame.raw.slice(piece.start, piece.stop - piece.start)
+                yield rows, frame.schemas, said
 
 
 def _joined(

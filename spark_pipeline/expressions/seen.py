@@ -15,10 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.config import Sink as SinkConfig
+from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.joins import joined
 from cdc.decoding.plan import TablePlan, plan_for
 from cdc.decoding.typed import decode_tables, table_type
 from cdc.errors import ProtocolError
+from sinks.columns import prefix_below
 from spark_pipeline.matching import Match
 
 if TYPE_CHECKING:
@@ -93,11 +95,17 @@ def taken_schemas(consumer: SinkConfig, schemas: Mapping[int, bytes]) -> dict[in
 
 
 def seen_rows(
-    consumer: SinkConfig, origin: Origin, rows: RawRows, *, only: int | None = None
+    consumer: SinkConfig,
+    origin: Origin,
+    rows: RawRows,
+    *,
+    since: Cursor = ORIGIN,
+    only: int | None = None,
 ) -> Iterator[SeenRows]:
-    """The rows by table version, or those of the schema id ``only``."""
+    """The rows at or above ``since`` by table version, or those of the schema id ``only``."""
     kind, schema_id = (rows.raw.column(name).to_numpy() for name in ("kind", "schema_id"))
     wanted = np.isin(kind, [_KINDS[action] for action in consumer.actions if action in _KINDS])
+    wanted[: prefix_below(rows.raw, since)] = False
     present = set(np.unique(schema_id[wanted]).tolist())
     if only is not None:
         present &= {only}

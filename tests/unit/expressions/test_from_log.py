@@ -14,10 +14,10 @@ from cdc.decoding.annotations import Run
 from cdc.errors import TransientError
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
-from spark_pipeline.expressions import executors
-from spark_pipeline.expressions.evaluate import verdicts
-from spark_pipeline.expressions.executors import verdicts_on_executors
-from spark_pipeline.expressions.log_rows import Piece, raw_rows
+from spark_pipeline.exchange import SliceMarker
+from spark_pipeline.expressions import from_log
+from spark_pipeline.expressions.from_log import Stretch, verdicts_on_driver, verdicts_on_executors
+from spark_pipeline.expressions.log_rows import Piece, pieces_of
 from tests import pgoutput
 from tests.unit.decoding.frames import COMMIT_LSN, OID, Frame, table
 from tests.unit.expressions.tables import ORDERS, ORIGIN, consumer, order
@@ -64,19 +64,20 @@ def pieces(log: Path) -> list[Piece]:
     ]
 
 
-def by_job(spark: SparkSession, sink: Sink, log: Path) -> list[dict[str, Any]]:
-    found = verdicts_on_executors(spark, sink, ORIGIN, log, None, pieces(log))
+def stretch(sink: Sink, log: Path, since: int = 0) -> Stretch:
+    return Stretch(sink, ORIGIN, log, None, pieces(log), Cursor(COMMIT_LSN, since))
+
+
+def by_job(spark: SparkSession, sink: Sink, log: Path, since: int = 0) -> list[dict[str, Any]]:
+    found = verdicts_on_executors(spark, stretch(sink, log, since))
     found.validate(full=True)
     rows: list[dict[str, Any]] = found.to_pylist()
     return rows
 
 
 def by_driver(spark: SparkSession, sink: Sink, log: Path) -> list[dict[str, Any]]:
-    return [
-        row
-        for rows in raw_rows(log, None, pieces(log))
-        for row in verdicts(spark, sink, ORIGIN, rows).to_pylist()
-    ]
+    rows: list[dict[str, Any]] = verdicts_on_driver(spark, stretch(sink, log)).to_pylist()
+    return rows
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_a_job_and_the_driver_say_the_same(
     sink = consumer(**given)
     with monkeypatch.context() as patched:
         if "div" not in str(given):
-            patched.delattr(executors, "_one_by_one")  # it is the job that answers
+            patched.delattr(from_log, "verdicts_on_driver")  # it is the job that answers
         found = by_job(spark, sink, log)
     assert found == by_driver(spark, sink, log)
     if "actions" not in given:
@@ -122,6 +123,19 @@ def test_a_row_that_fails_is_found_after_the_job_failed(spark: SparkSession, log
 def test_too_many_rows_that_fail_hold_the_consumer_up(spark: SparkSession, log: Path) -> None:
     with pytest.raises(TransientError, match="fail on more than 100 changes"):
         by_job(spark, consumer(filter="1 div (record.id - record.id) > 1"), log)
+
+
+def test_only_what_a_consumer_lacks_is_judged(spark: SparkSession, log: Path) -> None:
+    found = by_job(spark, consumer(filter="record.amount > 2"), log, since=270)
+    assert [row["commit_idx"] for row in found] == list(range(270, 290))
+
+
+def test_slices_of_a_micro_batch_are_pieces_of_the_log() -> None:
+    def marker(batch_idx: int, part: int, rows: int) -> SliceMarker:
+        return SliceMarker(0, 9, batch_idx, part, 2, rows, Cursor(1, 0), 0, "", 0, 0)
+
+    slices = [marker(4, 0, 60), marker(4, 1, 40), marker(5, 0, 0), marker(6, 0, 7)]
+    assert pieces_of(slices) == [Piece(4, 0, 60), Piece(4, 60, 100), Piece(6, 0, 7)]
 
 
 def test_no_table_that_is_taken_means_no_verdicts(spark: SparkSession, log: Path) -> None:

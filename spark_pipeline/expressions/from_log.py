@@ -1,13 +1,15 @@
-"""Verdicts over many rows: decoded in Spark's Python workers, evaluated in its tasks.
+"""Verdicts over what lies in the log: on the driver, or by a Spark job on all cores.
 
-A table version is a DataFrame of its own, because its columns are; all of them are one job. What
-must always hold: the answer is the one that ``evaluate.verdicts`` gives. If the job fails, for a
-row that an expression fails on or for anything else, that is who is asked.
+A job decodes in Spark's Python workers and evaluates in its tasks. A table version is a DataFrame
+of its own, because its columns are; all of them are one job. What must always hold: both say the
+same. If the job fails, for a row that an expression fails on or for anything else, the driver is
+asked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +25,7 @@ from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
 from cdc.config import Sink as SinkConfig
+from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.plan import plan_for
 from spark_pipeline.expressions.compiled import Expressions, bare_values
 from spark_pipeline.expressions.engine import Engine
@@ -51,76 +54,70 @@ _Decode = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _PIECES: Final = pa.schema([(name, pa.int64()) for name in Piece._fields])
 
 
-def verdicts_on_executors(
-    spark: SparkSession,
-    consumer: SinkConfig,
-    origin: Origin,
-    log: str | Path,
-    history: int | None,
-    pieces: Sequence[Piece],
-) -> pa.RecordBatch:
-    """VERDICT_SCHEMA for these pieces of the log."""
-    expressions = Expressions.of(consumer)
-    if expressions is None:
-        raise ValueError(f"consumer {consumer.name} has no expressions")
-    taken = taken_schemas(consumer, schemas_of(log, history, pieces))
-    if not taken:
-        return empty()
-    engine = Engine.of(spark)
-    for message in taken.values():
-        expressions.check(spark, plan_for(message))
-    listed = pa.Table.from_pylist([piece._asdict() for piece in pieces], _PIECES)
-    slices = engine.session.createDataFrame(listed)
-    frames = [
-        _frame(slices, consumer, origin, str(log), history, schema_id, message, expressions)
-        for schema_id, message in taken.items()
-    ]
-    try:
-        answered = reduce(DataFrame.union, frames).toArrow()
-    except (PySparkException, Py4JJavaError):
-        return _one_by_one(spark, consumer, origin, log, history, pieces)
-    return checked(consumer, in_cursor_order(_as_verdicts(answered, expressions)))
+@dataclass(frozen=True)
+class Stretch:
+    """Pieces of the log that are judged for one consumer, from ``since`` on."""
+
+    consumer: SinkConfig
+    origin: Origin
+    log: str | Path
+    history: int | None
+    pieces: Sequence[Piece]
+    since: Cursor = ORIGIN
+
+    @property
+    def expressions(self) -> Expressions:
+        found = Expressions.of(self.consumer)
+        if found is None:
+            raise ValueError(f"consumer {self.consumer.name} has no expressions")
+        return found
 
 
-def _one_by_one(
-    spark: SparkSession,
-    consumer: SinkConfig,
-    origin: Origin,
-    log: str | Path,
-    history: int | None,
-    pieces: Sequence[Piece],
-) -> pa.RecordBatch:
-    hunt = Hunt(consumer.name)
+def verdicts_on_driver(spark: SparkSession | None, stretch: Stretch) -> pa.RecordBatch:
+    """VERDICT_SCHEMA for a stretch, without a job."""
+    hunt = Hunt(stretch.consumer.name)
     parts = [
-        verdicts(spark, consumer, origin, rows, hunt) for rows in raw_rows(log, history, pieces)
+        verdicts(spark, stretch.consumer, stretch.origin, rows, since=stretch.since, hunt=hunt)
+        for rows in raw_rows(stretch.log, stretch.history, stretch.pieces)
     ]
     return in_cursor_order(pa.Table.from_batches(parts, VERDICT_SCHEMA))
 
 
-def _frame(
-    slices: DataFrame,
-    consumer: SinkConfig,
-    origin: Origin,
-    log: str,
-    history: int | None,
-    schema_id: int,
-    message: bytes,
-    expressions: Expressions,
-) -> DataFrame:
+def verdicts_on_executors(spark: SparkSession, stretch: Stretch) -> pa.RecordBatch:
+    """The same by a job."""
+    expressions = stretch.expressions
+    known = schemas_of(stretch.log, stretch.history, stretch.pieces)
+    taken = taken_schemas(stretch.consumer, known)
+    if not taken:
+        return empty()
+    for message in taken.values():
+        expressions.check(spark, plan_for(message))
+    listed = pa.Table.from_pylist([piece._asdict() for piece in stretch.pieces], _PIECES)
+    slices = Engine.of(spark).session.createDataFrame(listed)
+    frames = [_frame(slices, stretch, schema_id, message) for schema_id, message in taken.items()]
+    try:
+        answered = reduce(DataFrame.union, frames).toArrow()
+    except (PySparkException, Py4JJavaError):
+        return verdicts_on_driver(spark, stretch)
+    return checked(stretch.consumer, in_cursor_order(_as_verdicts(answered, expressions)))
+
+
+def _frame(slices: DataFrame, stretch: Stretch, schema_id: int, message: bytes) -> DataFrame:
     """One table version: its rows as workers decode them, and the answers to them."""
     schema = from_arrow_schema(pa.schema([*seen_schema(plan_for(message)), *_ASIDE]))
     written = to_arrow_schema(schema, timezone="UTC")
+    alone = replace(stretch, pieces=())  # each worker is handed its own
 
     def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         pieces = [Piece(**row) for batch in batches for row in batch.to_pylist()]
-        asked = Expressions.of(consumer)
-        assert asked is not None
-        hunt = Hunt(consumer.name)
-        for rows in raw_rows(log, history, pieces):
-            for table in seen_rows(consumer, origin, rows, only=schema_id):
-                yield _aside(asked, table, hunt).cast(written)
+        hunt = Hunt(alone.consumer.name)
+        for rows in raw_rows(alone.log, alone.history, pieces):
+            for table in seen_rows(
+                alone.consumer, alone.origin, rows, since=alone.since, only=schema_id
+            ):
+                yield _aside(alone.expressions, table, hunt).cast(written)
 
-    return _mapped(slices, decode, schema).select(*_answers(expressions))
+    return _mapped(slices, decode, schema).select(*_answers(stretch.expressions))
 
 
 def _mapped(frame: DataFrame, function: _Decode, schema: StructType) -> DataFrame:
