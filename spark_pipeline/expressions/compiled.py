@@ -24,6 +24,7 @@ from cdc.errors import ConfigError, ExpressionError
 from spark_pipeline.expressions.engine import Engine, Projection, spark_says
 from spark_pipeline.expressions.failures import EvaluationError
 from spark_pipeline.expressions.functions import Function, load_function
+from spark_pipeline.expressions.pruning import pruned, used_schema
 from spark_pipeline.expressions.rules import RuleError, check_analyzed, check_parsed
 from spark_pipeline.expressions.seen import seen_schema
 
@@ -191,8 +192,8 @@ class Program:
 
     def __init__(self, engine: Engine, expressions: Expressions, plan: TablePlan) -> None:
         columns = expressions.columns()
-        schema = seen_schema(plan)
         named = [column.alias(key) for key, column in columns.items()]
+        self._schema = schema = used_schema(engine, seen_schema(plan), named)
         self._whole = Projection(engine, schema, named)
         self._alone = {
             key: partial(Projection, engine, schema, [column]) for key, column in columns.items()
@@ -201,7 +202,7 @@ class Program:
 
     def run(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """A column a key: ``filter``, ``transform`` and ``routing``, as far as they are SQL."""
-        said = self._whole.run(rows)
+        said = self._whole.run(pruned(rows, self._schema))
         at = said.schema.get_field_index("transform")
         if at < 0:
             return said
@@ -215,10 +216,18 @@ class Program:
             try:
                 if key not in self._made:
                     self._made[key] = make()
-                self._made[key].run(row)
+                self._made[key].run(pruned(row, self._schema))
             except EvaluationError:
                 return key
         return "expression"
+
+
+@lru_cache(maxsize=_PROGRAMS_MAX)
+def looked_at(engine: Engine, expressions: Expressions, schema: bytes) -> pa.Schema:
+    """What the SQL expressions look at of a table version, which is checked for them."""
+    plan = plan_for(schema)
+    expressions.check(engine.session, plan)
+    return used_schema(engine, seen_schema(plan), list(expressions.columns().values()))
 
 
 @lru_cache(maxsize=_PROGRAMS_MAX)

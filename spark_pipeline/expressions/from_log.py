@@ -26,13 +26,13 @@ from pyspark.util import PythonEvalType
 
 from cdc.config import Sink as SinkConfig
 from cdc.cursor import ORIGIN, Cursor
-from cdc.decoding.plan import plan_for
-from spark_pipeline.expressions.compiled import Expressions, bare_values
+from spark_pipeline.expressions.compiled import Expressions, bare_values, looked_at
 from spark_pipeline.expressions.engine import Engine
 from spark_pipeline.expressions.evaluate import Judging, checked, verdicts
 from spark_pipeline.expressions.failures import Hunt
 from spark_pipeline.expressions.log_rows import Piece, raw_rows, schemas_of
-from spark_pipeline.expressions.seen import SeenRows, seen_rows, seen_schema, taken_schemas
+from spark_pipeline.expressions.pruning import pruned
+from spark_pipeline.expressions.seen import SeenRows, seen_rows, taken_schemas
 from spark_pipeline.expressions.verdicts import VERDICT_SCHEMA, empty, in_cursor_order
 
 if TYPE_CHECKING:
@@ -90,11 +90,13 @@ def verdicts_on_executors(spark: SparkSession, stretch: Stretch) -> pa.RecordBat
     taken = taken_schemas(stretch.consumer, known)
     if not taken:
         return empty()
-    for message in taken.values():
-        expressions.check(spark, plan_for(message))
     listed = pa.Table.from_pylist([piece._asdict() for piece in stretch.pieces], _PIECES)
-    slices = Engine.of(spark).session.createDataFrame(listed)
-    frames = [_frame(slices, stretch, schema_id, message) for schema_id, message in taken.items()]
+    engine = Engine.of(spark)
+    slices = engine.session.createDataFrame(listed)
+    frames = [
+        _frame(slices, stretch, schema_id, looked_at(engine, expressions, message))
+        for schema_id, message in taken.items()
+    ]
     try:
         answered = reduce(DataFrame.union, frames).toArrow()
     except (PySparkException, Py4JJavaError):
@@ -102,9 +104,9 @@ def verdicts_on_executors(spark: SparkSession, stretch: Stretch) -> pa.RecordBat
     return checked(stretch.consumer, in_cursor_order(_as_verdicts(answered, expressions)))
 
 
-def _frame(slices: DataFrame, stretch: Stretch, schema_id: int, message: bytes) -> DataFrame:
+def _frame(slices: DataFrame, stretch: Stretch, schema_id: int, used: pa.Schema) -> DataFrame:
     """One table version: its rows as workers decode them, and the answers to them."""
-    schema = from_arrow_schema(pa.schema([*seen_schema(plan_for(message)), *_ASIDE]))
+    schema = from_arrow_schema(pa.schema([*used, *_ASIDE]))
     written = to_arrow_schema(schema, timezone="UTC")
     alone = replace(stretch, pieces=())  # each worker is handed its own
 
@@ -115,7 +117,7 @@ def _frame(slices: DataFrame, stretch: Stretch, schema_id: int, message: bytes) 
             for table in seen_rows(
                 alone.consumer, alone.origin, rows, since=alone.since, only=schema_id
             ):
-                yield _aside(alone.expressions, table, hunt).cast(written)
+                yield _aside(alone.expressions, table, used, hunt).cast(written)
 
     return _mapped(slices, decode, schema).select(*_answers(stretch.expressions))
 
@@ -130,8 +132,10 @@ def _mapped(frame: DataFrame, function: _Decode, schema: StructType) -> DataFram
     return DataFrame(java.mapInArrow(called._jc, False, None), frame.sparkSession)
 
 
-def _aside(expressions: Expressions, table: SeenRows, hunt: Hunt) -> pa.RecordBatch:
-    """Rows that expressions see, with what the operator's functions say of them.
+def _aside(
+    expressions: Expressions, table: SeenRows, used: pa.Schema, hunt: Hunt
+) -> pa.RecordBatch:
+    """What SQL expressions look at of rows, with what the operator's functions say of them.
 
     Spark may yet find that a row does not pass: then what came after the filter does not count.
     """
@@ -147,8 +151,8 @@ def _aside(expressions: Expressions, table: SeenRows, hunt: Hunt) -> pa.RecordBa
         early.column("error"),
         *(late.column(name) for name in ("message", "route", "error")),
     ]
-    schema = pa.schema([*table.rows.schema, *_ASIDE])
-    return pa.RecordBatch.from_arrays([*table.rows.columns, *aside], schema=schema)
+    columns = [*pruned(table.rows, used).columns, *aside]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*used, *_ASIDE]))
 
 
 def _answers(expressions: Expressions) -> list[Column]:
