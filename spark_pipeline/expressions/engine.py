@@ -96,24 +96,35 @@ class Projection:
             writer.write_batch(rows.cast(self._taken))
         with self._running:
             try:
-                read = self._converters.fromIPCStream(bytearray(stream.getvalue()))._1()
-                answers = self._converters.toBatchWithSchemaIterator(
-                    read.map(self._project),
-                    self._given,
-                    _ANSWER_ROWS_MAX,
-                    _ANSWER_BYTES_MAX,
-                    "UTC",
-                    True,
-                    False,
-                )
-                parts = [bytes(answers.next())]
-                while answers.hasNext():
-                    parts.append(bytes(answers.next()))
+                parts = self._answers(bytearray(stream.getvalue()))
             except (PySparkException, Py4JJavaError) as error:
                 raise EvaluationError(spark_says(error)) from None
         tables = [pa.ipc.open_stream(part).read_all() for part in parts]
         (batch,) = pa.concat_tables(tables).combine_chunks().to_batches()
         return batch
+
+    def _answers(self, stream: bytearray) -> list[bytes]:
+        """What Spark says of an Arrow stream, as Arrow streams; it keeps no memory of either."""
+        rows = self._converters.fromIPCStream(stream)._1()
+        try:
+            answers = self._converters.toBatchWithSchemaIterator(
+                rows.map(self._project),
+                self._given,
+                _ANSWER_ROWS_MAX,
+                _ANSWER_BYTES_MAX,
+                "UTC",
+                True,
+                False,
+            )
+            try:
+                parts = [bytes(answers.next())]
+                while answers.hasNext():
+                    parts.append(bytes(answers.next()))
+                return parts
+            finally:
+                answers.close()
+        finally:
+            rows.close()
 
 
 def spark_says(error: Exception) -> str:

@@ -180,6 +180,16 @@ def test_a_row_that_an_expression_fails_on_is_the_only_one_to_suffer(spark: Spar
     ]
 
 
+def test_nothing_of_rows_that_fail_stays_in_the_memory_of_spark(spark: SparkSession) -> None:
+    jvm: Any = spark._jvm
+    allocator = getattr(jvm, "org.apache.spark.sql.util.ArrowUtils$")
+    root = getattr(allocator, "MODULE$").rootAllocator()
+    frame = orders(*["0" if n % 10 == 3 else "1" for n in range(50)])
+    sink = consumer(filter="1 div record.amount > 0")
+    assert sum(bool(row["error"]) for row in judged(spark, sink, frame)) == 5
+    assert (root.getAllocatedMemory(), root.getChildAllocators().size()) == (0, 0)
+
+
 def test_what_the_filter_keeps_back_is_not_transformed(spark: SparkSession) -> None:
     frame = orders("0", "5")
     sink = consumer(filter="record.amount <> 0", transform="10 div record.amount")
