@@ -14,7 +14,7 @@ from cdc.change import CHANGE_SCHEMA
 from cdc.connection import Connection
 from cdc.cursor import Cursor
 from cdc.errors import TransientError, WalbrookError
-from cdc.state.gaps import Gap, gap_told, gap_untold, skip_evicted, untold_gaps
+from cdc.state.gaps import Gap, gap_told, skip_evicted, untold_gaps
 from spark_pipeline.delivery import Share, send
 
 _logger = structlog.get_logger("walbrook.lane")
@@ -43,7 +43,6 @@ def pass_gaps(
         )
         delivery = send(share, gap_change(gap))
         if delivery.error is not None:
-            gap_untold(state, gap, str(delivery.error))
             failed[gap.consumer] = TransientError(
                 f"it cannot be told of its gap from {gap.start} to {gap.end}: {delivery.error}"
             )

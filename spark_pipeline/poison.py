@@ -29,6 +29,8 @@ POISON_MAX = 10
 # The line behind a traceback's last frame: what was raised.
 _RAISED = r"^  (?:File .*|  .*)\n((?:\w+\.)*\w+(?:: .*)?)$"
 
+_CRASHED = "Python worker exited unexpectedly"
+
 Deliver = Callable[[Share], Outcome]
 CursorsOf = Callable[[Share], list[Cursor]]
 """The cursors of the messages of a share, in order."""
@@ -130,7 +132,7 @@ def is_suspect(error: Exception) -> bool:
     if _ours(text):
         return _ours(text)[-1][0] in (PoisonError.__name__, "DecodeError")
     through_spark = "spark" in type(error).__module__ or "py4j" in type(error).__module__
-    return not through_spark or "Traceback" in text or "crashed" in text
+    return not through_spark or "Traceback" in text or _CRASHED in text
 
 
 def told(error: Exception) -> WalbrookError:
@@ -141,6 +143,8 @@ def told(error: Exception) -> WalbrookError:
     if isinstance(error, WalbrookError):
         return error
     text = str(error).strip()
+    if _CRASHED in text:
+        return TransientError("the Python worker that was at it died")
     if not (ours := _ours(text)):
         raised = re.findall(_RAISED, text, re.MULTILINE)
         first = next(iter(text.splitlines()), "")

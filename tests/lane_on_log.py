@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import orjson
 import pyarrow as pa
@@ -39,7 +39,10 @@ FIRST_LSN = 8
 class LogLane:
     """One source with consumers whose messages go to files below ``directory``."""
 
-    def __init__(self, state: Connection, directory: Path, **sinks: dict[str, object]) -> None:
+    patience_s = 30.0
+    state_dsn = ""
+
+    def __init__(self, state: Connection, directory: Path, **sinks: dict[str, Any]) -> None:
         self.state = state
         self.directory = directory
         self.sinks = [
@@ -100,12 +103,17 @@ class LogLane:
             term=term,
             origin=Origin(SOURCE, "h", "d"),
             consumers=self.sinks,
-            state_dsn="",
+            state_dsn=self.state_dsn,
             log_directory=self.directory / "log",
             checkpoint_directory=self.directory,
             micro_batch_rows=1000,
             micro_batch_bytes=1 << 20,
+            patience_s=self.patience_s,
         )
+        self.start_lane_again()
+
+    def start_lane_again(self) -> None:
+        """What the service does when a lane has failed."""
         self.exchange = Exchange.create(self.directory / "exchange")
         run = f"{self.directory} {self._starts}"
         view = LogView(self.directory / "log")
@@ -118,9 +126,16 @@ class LogLane:
         start, end = self.passage.next_batch, self.log.next_batch
         if batches is not None:
             end = min(end, start + batches)
+        self._take(None, start, end)
+
+    def take_frame(self, markers: DataFrame) -> None:
+        """One micro-batch of all that there is, which Spark has decoded."""
+        self._take(markers, self.passage.next_batch, self.log.next_batch)
+
+    def _take(self, markers: DataFrame | None, start: int, end: int) -> None:
         rows = int(LogView(self.directory / "log").entries(start, end)["rows"].sum())
         note_planned(self.exchange.directory, PlannedRange(start, end, rows))
-        self.passage.take(cast("DataFrame", None), 0)
+        self.passage.take(markers, 0)
         if self.passage.failure is not None:
             raise self.passage.failure
         for departure in self.departures:

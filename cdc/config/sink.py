@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from cdc.config.destination import (
     Destination,
@@ -14,8 +14,24 @@ from cdc.config.destination import (
 )
 from cdc.config.expression import NONE, ExpressionText
 from cdc.config.scalars import Integer, Name, Section, Table, Text, wrong
+from cdc.cursor import Cursor
+from cdc.errors import OperatorError
 
 Action = Literal["insert", "update", "delete", "truncate", "message", "schema_change"]
+
+
+def _start_at(value: str) -> str:
+    if value in ("restart", "earliest", "latest"):
+        return value
+    try:
+        return str(Cursor.parse(value))
+    except OperatorError:
+        raise wrong(
+            "should be restart, earliest, latest or a cursor such as 16/B374D848:0"
+        ) from None
+
+
+StartAt = Annotated[str, AfterValidator(_start_at)]
 
 
 class Source(Section):
@@ -89,6 +105,12 @@ class Sink(Section):
         default="number",
         description="How bigint and numeric are written, alone and in arrays: as JSON numbers with "
         "every digit, or as strings for readers that would round them.",
+    )
+    start_at: StartAt = Field(
+        default="restart",
+        description="Where a new sink begins: restart (where its database's oldest sink stands), "
+        "earliest (the first change that the change log still has), latest (what comes from now "
+        "on) or a cursor such as 16/B374D848:0. One that has begun goes on at its cursor.",
     )
     batch_size: Annotated[Integer, Field(ge=1, le=10_000)] | None = Field(
         default=None,

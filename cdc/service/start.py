@@ -95,4 +95,5 @@ def _prepare(config: Config, database: Database) -> int:
             system_identifier=str(identity.system_identifier),
             slot_lsn=identity.slot_confirmed_lsn,
             consumers=[sink.name for sink in sinks],
+            starts={sink.name: sink.start_at for sink in sinks},
         )

@@ -31,7 +31,9 @@ SELECT source, consumer, severity, date_trunc('second', clock_timestamp() - sinc
 """
 _CONSUMERS = """
 SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx, v.lag_bytes, v.lag_seconds,
-       c.delivered, c.absorbed, c.moved_at, c.active, c.last_error, c.dead
+       c.delivered, c.absorbed, c.moved_at, c.active, c.last_error, c.dead,
+       CASE WHEN c.active AND c.lane_reason IS NOT NULL
+            THEN coalesce('in lane ' || c.lane, 'waits for a lane') || ': ' || c.lane_reason END
   FROM walbrook.consumers c
   LEFT JOIN walbrook.cursors v ON v.source = c.source AND v.consumer = c.name
  WHERE c.source = %s ORDER BY c.active DESC, c.name
@@ -77,13 +79,15 @@ def _consumers(
 ) -> list[RenderableType]:
     """The consumers of one source and who lacks what; what ails them is added to ``errors``."""
     lacking: list[str] = []
+    alone: list[Text] = []
     table = _table(
         f"Consumers of {source}",
         "~consumer", "cursor", ">lag", ">lag s", ">delivered", ">absorbed",
         "moved",
     )  # fmt: skip
     for row in connection.execute(_CONSUMERS, (source,)).fetchall():
-        name, cursor, lag_bytes, lag_s, delivered, absorbed, moved_at, active, error, dead = row
+        name, cursor, lag_bytes, lag_s, delivered, absorbed, moved_at, active, *rest = row
+        error, dead, apart = rest
         table.add_row(
             Text(name),
             cursor,
@@ -96,7 +100,9 @@ def _consumers(
         )
         errors += _error(f"consumer {name}", error if active else None)
         lacking += [f"{name} {dead:,}"] if dead else []
-    return [table, Text(f"Dead letters ever: {', '.join(lacking)}")] if lacking else [table]
+        alone += [Text(f"{name} is by itself, {apart}")] if apart else []
+    dead_line = [Text(f"Dead letters ever: {', '.join(lacking)}")] if lacking else []
+    return [table, *dead_line, *alone]
 
 
 def _table(title: str, *headings: str) -> Table:

@@ -35,10 +35,6 @@ _UNTOLD = """
 SELECT id, consumer, from_lsn::text, from_idx, to_lsn::text, to_idx, reason, noted_at
   FROM walbrook.gaps WHERE source = %s AND told_at IS NULL ORDER BY to_lsn, to_idx, id
 """
-_UNTOLD_ERROR = """
-UPDATE walbrook.consumers c SET last_error = %s, error_at = clock_timestamp() FROM walbrook.gaps g
- WHERE g.id = %s AND c.source = g.source AND c.name = g.consumer
-"""
 _TOLD = """
 UPDATE walbrook.gaps g SET told_at = clock_timestamp() FROM walbrook.sources s
  WHERE g.id = %s AND s.name = g.source AND s.term = %s
@@ -92,11 +88,6 @@ def untold_gaps(connection: Connection, source: str) -> list[Gap]:
         )
         for number, consumer, from_lsn, from_idx, to_lsn, to_idx, reason, noted_at in rows
     ]
-
-
-def gap_untold(connection: Connection, gap: Gap, error: str) -> None:
-    """The consumer's sink could not be told; its row says why."""
-    connection.execute(_UNTOLD_ERROR, (error, gap.id))
 
 
 def gap_told(connection: Connection, gap: Gap, term: int) -> None:

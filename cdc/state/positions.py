@@ -32,12 +32,26 @@ _TAKE_OVER = """
 UPDATE walbrook.sources SET slot = %s, publication = %s, term = term + 1
  WHERE name = %s RETURNING term
 """
-# A consumer that comes back, or is new, starts at the restart cursor unless its own is above it.
+# One that comes back goes on at its cursor, a new one begins where its configuration says.
 _ADD_CONSUMERS = """
 INSERT INTO walbrook.consumers (source, name, cursor_lsn, cursor_idx)
-SELECT s.name, unnest(%s::text[]), s.restart_lsn, s.restart_idx
-  FROM walbrook.sources s WHERE s.name = %s
+SELECT s.name, n.name,
+       CASE n.start WHEN 'restart' THEN s.restart_lsn
+                    WHEN 'earliest' THEN coalesce(s.earliest_lsn, s.restart_lsn)
+                    WHEN 'latest' THEN greatest(s.log_lsn, s.restart_lsn)
+                    ELSE split_part(n.start, ':', 1)::pg_lsn END,
+       CASE n.start WHEN 'restart' THEN s.restart_idx
+                    WHEN 'earliest' THEN coalesce(s.earliest_idx, s.restart_idx)
+                    WHEN 'latest' THEN CASE WHEN s.log_lsn >= s.restart_lsn THEN s.log_idx
+                                            ELSE s.restart_idx END
+                    ELSE split_part(n.start, ':', 2)::bigint END
+  FROM walbrook.sources s, unnest(%s::text[], %s::text[]) AS n (name, start)
+ WHERE s.name = %s
     ON CONFLICT (source, name) DO NOTHING
+"""
+_CONSUMER_ERROR = """
+UPDATE walbrook.consumers SET last_error = %s, error_at = clock_timestamp()
+ WHERE source = %s AND name = %s
 """
 _SET_ACTIVE = "UPDATE walbrook.consumers SET active = name = ANY (%s::text[]) WHERE source = %s"
 _LEFT_BEHIND = """
@@ -127,8 +141,13 @@ def register_source(
     system_identifier: str,
     slot_lsn: int,
     consumers: Iterable[str],
+    starts: Mapping[str, str] | None = None,
 ) -> int:
-    """Make the rows of a source and its consumers; the answer is the new term."""
+    """Make the rows of a source and its consumers; the answer is the new term.
+
+    ``starts`` says where a consumer begins that has no row yet: ``restart`` (as where nothing is
+    said), ``earliest``, ``latest`` or a cursor.
+    """
     with connection.transaction():
         row = connection.execute(_READ_SOURCE, (name,)).fetchone()
         if row is None:
@@ -141,8 +160,10 @@ def register_source(
         term = answer.fetchone()
         names = list(consumers)
         connection.execute(_SET_ACTIVE, (names, name))
-        connection.execute(_ADD_CONSUMERS, (names, name))
-        check_nobody_left_behind(connection, name, None)
+        begin = [(starts or {}).get(consumer, "restart") for consumer in names]
+        connection.execute(_ADD_CONSUMERS, (names, begin, name))
+        for error in left_behind(connection, name, None).values():
+            raise error
     return int(str(term[0])) if term else 0
 
 
@@ -260,22 +281,30 @@ def _check_same_source(name: str, recorded: str, found: str) -> None:
         )
 
 
-def check_nobody_left_behind(connection: Connection, source: str, earliest: Cursor | None) -> None:
-    """Refuse a consumer below what the log still holds: what it needs next is gone.
+def left_behind(
+    connection: Connection, source: str, earliest: Cursor | None
+) -> dict[str, OperatorError]:
+    """The consumers below what the log still holds: what they need next is gone.
 
     ``earliest`` is what the log itself says, once evicted changes were passed; without it, what
     its reader last reported, and who stands below what was evicted will pass that.
     """
     floor = (None, None) if earliest is None else (format_lsn(earliest.lsn), earliest.idx)
-    row = connection.execute(
+    rows = connection.execute(
         _LEFT_BEHIND, {"source": source, "lsn": floor[0], "idx": floor[1]}
-    ).fetchone()
-    if row is not None:
-        consumer, cursor, restart = row
-        raise OperatorError(
-            f"consumer {consumer} of source {source} stopped at cursor {cursor}, and what follows "
-            f"up to {restart} is no longer kept",
-            fix=f"to accept that gap, delete the row ('{source}', '{consumer}') of "
-            "walbrook.consumers; it then starts at the restart cursor",
+    ).fetchall()
+    return {
+        str(consumer): OperatorError(
+            f"consumer {consumer} of source {source} stands at cursor {cursor}, and what follows "
+            f"up to {first} is no longer kept",
+            fix=f"to accept that gap, move its cursor to {first}, or delete the row ('{source}', "
+            f"'{consumer}') of walbrook.consumers and start again: it then begins anew",
             kind="left_behind",
         )
+        for consumer, cursor, first in rows
+    }
+
+
+def report_consumer(connection: Connection, source: str, consumer: str, error: str) -> None:
+    """Note what keeps a consumer from being served; its next settlement takes it away."""
+    connection.execute(_CONSUMER_ERROR, (error, source, consumer))

@@ -1,8 +1,8 @@
 """What an expression sees of a change: ``record``, ``changes``, ``action`` and ``metadata``.
 
 Rows come by table version, for each has columns of its own. What must always hold: the rows are
-exactly the inserts, updates and deletes that the consumer takes, in the order of the raw rows; one
-whose values have no typed form says so in ``error``.
+exactly the inserts, updates and deletes that the consumer takes, in the order of the raw rows, but
+for messages that break the protocol; one whose values have no typed form says so in ``error``.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from cdc.config import Sink as SinkConfig
 from cdc.cursor import ORIGIN, Cursor
+from cdc.decoding.careful import BAD_MAX
 from cdc.decoding.joins import joined
 from cdc.decoding.plan import TablePlan, plan_for
 from cdc.decoding.typed import decode_tables, table_type
-from cdc.errors import ProtocolError
+from cdc.errors import DecodeError, ProtocolError
 from sinks.columns import prefix_below
 from spark_pipeline.matching import Match
 
@@ -117,11 +119,35 @@ def seen_rows(
         )
     taken = taken_schemas(consumer, {known: rows.schemas[known] for known in present})
     for known, message in taken.items():
-        at = pa.array(np.flatnonzero(wanted & (schema_id == known)))
-        raw = rows.raw.take(at)
-        said = rows.annotations.take(at) if rows.annotations is not None else None
-        (table,) = decode_tables(raw, {known: message}, compared=True)
-        yield _seen(message, table.rows, said, consumer.name, origin)
+        found = _decoded(rows.raw, np.flatnonzero(wanted & (schema_id == known)), known, message)
+        for typed, at in found:
+            said = rows.annotations.take(pa.array(at)) if rows.annotations is not None else None
+            yield _seen(message, typed, said, consumer.name, origin)
+
+
+def _decoded(
+    raw: pa.RecordBatch, rows: NDArray[np.int64], schema_id: int, message: bytes
+) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
+    """Typed rows of one table version with their places; most often all of them at once.
+
+    A message that breaks the protocol is looked for by halving and left out: it is an error of
+    decode wherever it comes, so nobody asks what an expression says of it.
+    """
+    waiting, bad = [rows], 0
+    while waiting:
+        some = waiting.pop()
+        try:
+            (table,) = decode_tables(raw.take(pa.array(some)), {schema_id: message}, compared=True)
+        except DecodeError:
+            if len(some) > 1:
+                middle = len(some) // 2
+                waiting += [some[middle:], some[:middle]]
+                continue
+            bad += 1
+            if bad > BAD_MAX:
+                raise
+            continue
+        yield table.rows, some
 
 
 def _seen(

@@ -192,7 +192,7 @@ def test_a_consumer_that_comes_back_too_late_is_refused_not_skipped_ahead(
     register(state, "a", "b")
     term = register(state, "a")
     settled(state, term, Cursor(300, 0), a=Cursor(300, 0))
-    with pytest.raises(OperatorError, match="consumer b of source shop stopped at cursor"):
+    with pytest.raises(OperatorError, match="consumer b of source shop stands at cursor"):
         register(state, "a", "b")
 
 

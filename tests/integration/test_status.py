@@ -27,7 +27,8 @@ VALUES ('shop', 'orders-to-the-search-index', '16/B374D848', 123456, 123456789, 
        ('shop', 'hook', '16/B374D848', 3, 7, 0, true, 'POST https://example.com/a/long/path/that/'
         'goes/on answered 503 Service Unavailable, and will be asked again in 30 s'),
        ('shop', 'gone', '16/A0000000', 0, 5, 0, false, 'an old error');
-UPDATE walbrook.consumers SET dead = 1204 WHERE name = 'hook';
+UPDATE walbrook.consumers SET dead = 1204, lane = 'catch_up_1', lane_reason = 'its sink failed'
+ WHERE name = 'hook';
 UPDATE walbrook.sources
    SET log_bytes = 3 << 20, earliest_lsn = '16/A0000000', earliest_idx = 7, evicted_lsn = '16/9',
        evicted_idx = 3
@@ -90,3 +91,7 @@ def test_the_log_is_told_in_one_line(printed: str) -> None:
 
 def test_who_went_on_without_something_is_named(printed: str) -> None:
     assert "Dead letters ever: hook 1,204" in printed.splitlines()
+
+
+def test_who_is_served_by_itself_is_told_with_the_reason(printed: str) -> None:
+    assert "hook is by itself, in lane catch_up_1: its sink failed" in printed

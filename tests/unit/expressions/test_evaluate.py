@@ -238,6 +238,15 @@ def test_a_value_without_a_typed_form_is_the_error_of_its_change(spark: SparkSes
     assert (first["keep"], second["keep"]) == (False, True)
 
 
+def test_a_message_that_breaks_the_protocol_has_no_verdict_and_does_no_harm(
+    spark: SparkSession,
+) -> None:
+    frame = orders("1", "2")
+    frame.add(order(3, "3")[:-1], ORDERS).add(order(4, "4"), ORDERS)
+    found = judged(spark, consumer(transform="record.amount"), frame)
+    assert [(row["commit_idx"], row["message"]) for row in found] == [(0, "1"), (1, "2"), (3, "4")]
+
+
 def test_a_table_that_lacks_a_column_is_named(spark: SparkSession) -> None:
     with pytest.raises(ExpressionError, match=r"the filter of consumer orders .* public\.things"):
         judged(spark, consumer(filter="record.nope = 1"), orders("1"))

@@ -1,0 +1,204 @@
+"""A lane's micro-batches on real executors: order, workers that die, messages that kill them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from cdc.config import Spark
+from cdc.connection import Connection
+from cdc.log.view import LogView
+from spark_pipeline.exchange import SliceMarker
+from spark_pipeline.reading import LogPartition
+from spark_pipeline.reorder import Reorder
+from spark_pipeline.session import open_session
+from spark_pipeline.slicing import cut
+from spark_pipeline.source import LogStreamReader
+from tests import pgoutput
+from tests.fix_http import Endpoint
+from tests.fix_postgres import Database
+from tests.lane_on_log import LogLane, arrived, cursors_of
+from tests.unit.replication.test_seal import transaction
+
+ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
+TRANSACTIONS, ROWS, KEYS = 30, 40, 17
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    settings = Spark(
+        master="local[2]",
+        driver_memory="512m",
+        checkpoint_directory=tmp_path_factory.mktemp("spark"),
+    )
+    session = open_session(settings)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def state(database: Database) -> Iterator[Connection]:
+    with database.connect() as connection:
+        yield connection
+
+
+@pytest.fixture
+def on_executors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_pipeline.passage.DRIVER_WORK_MAX", 0)
+
+
+def filled(lane: LogLane) -> LogLane:
+    """Updates of a few rows in turns; the n-th change of a row has the name n."""
+    number = 0
+    for at in range(TRANSACTIONS):
+        changes = []
+        for _ in range(ROWS):
+            changes.append(pgoutput.insert(1, [str(number % KEYS), str(number)]))
+            number += 1
+        first = [ITEM] if not at else []
+        lane.write(*first, *transaction(0x1000 + 8 * at, *changes))
+    return lane
+
+
+def shuffled(spark: SparkSession, lane: LogLane) -> DataFrame:
+    """The log decoded in many partitions, whose markers come back in no order."""
+    reader = LogStreamReader.for_lane(lane.directory / "log", lane.exchange.directory)
+    end = lane.log.next_batch
+    index = LogView(lane.directory / "log").entries(0, end)
+    rows, sizes = index["rows"].tolist(), index["bytes"].tolist()
+    partitions = [
+        LogPartition(0, end, lane.log.manifest.history, slices)
+        for slices in cut(0, rows, 11, sizes)
+    ]
+    assert len(partitions) > 5
+    random.Random(7).shuffle(partitions)
+    batches = [batch for partition in partitions for batch in reader.read(partition)]
+    return spark.createDataFrame(pa.Table.from_batches(batches))
+
+
+def names_by_key(messages: list[dict[str, object]]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for message in messages:
+        record = message["record"]
+        assert isinstance(record, dict)
+        names = found.setdefault(record["id"], [])
+        if int(record["name"]) not in names:  # first arrivals count
+            names.append(int(record["name"]))
+    return found
+
+
+EXPECTED = {key: list(range(key, TRANSACTIONS * ROWS, KEYS)) for key in range(KEYS)}
+
+
+def as_they_came(_: Reorder, markers: list[SliceMarker]) -> list[SliceMarker]:
+    return markers
+
+
+@pytest.mark.parametrize("restored", [True, False])
+def test_order_is_kept_with_many_partitions_and_only_because_it_is_restored(
+    spark: SparkSession,
+    state: Connection,
+    tmp_path: Path,
+    on_executors: None,
+    monkeypatch: pytest.MonkeyPatch,
+    restored: bool,
+) -> None:
+    lane = filled(LogLane(state, tmp_path, files={}))
+    if not restored:
+        monkeypatch.setattr(Reorder, "micro_batch", as_they_came)
+    lane.take_frame(shuffled(spark, lane))
+    messages = arrived(tmp_path / "files")
+    cursors = cursors_of(messages)
+    assert (names_by_key(messages) == EXPECTED) is restored
+    assert (cursors == sorted(cursors)) is restored
+    lane.close()
+
+
+def hook(endpoint: Endpoint) -> dict[str, object]:
+    return {
+        "destination": {"type": "webhook", "url": endpoint.url, "max_retries": 0},
+        "batch_size": 10,
+    }
+
+
+def test_a_group_keeps_its_order_where_several_tasks_deliver_at_once(
+    spark: SparkSession,
+    state: Connection,
+    endpoint: Endpoint,
+    tmp_path: Path,
+    on_executors: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("spark_pipeline.plan._ROWS_PER_PART_MIN", 10)
+    lane = filled(LogLane(state, tmp_path, hook=hook(endpoint)))
+    lane.take_frame(shuffled(spark, lane))
+    messages = [message for request in endpoint.accepted for message in request.messages]
+    assert len(messages) == TRANSACTIONS * ROWS
+    assert names_by_key(messages) == EXPECTED
+    mixed = [int(m["record"]["name"]) for m in messages]  # type: ignore[index]
+    assert mixed != sorted(mixed), "one task delivered it all"
+    lane.close()
+
+
+def _workers() -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if "pyspark.daemon" in " ".join(child.cmdline())]
+
+
+def kills(wanted: Callable[[int], bool]) -> Callable[[list[dict[str, object]]], bool]:
+    """For an endpoint: the sender of some messages does not live to see the answer."""
+
+    def receive(messages: list[dict[str, object]]) -> bool:
+        if any(wanted(int(m["record"]["name"])) for m in messages):  # type: ignore[index]
+            for worker in _workers():
+                if worker.parent() in _workers():  # the daemon itself stays
+                    worker.kill()
+        return False
+
+    return receive
+
+
+def test_a_worker_that_dies_in_mid_delivery_costs_nothing(
+    spark: SparkSession, state: Connection, endpoint: Endpoint, tmp_path: Path, on_executors: None
+) -> None:
+    lane = filled(LogLane(state, tmp_path, hook=hook(endpoint)))
+    died: list[int] = []
+
+    def once(name: int) -> bool:
+        return name == 333 and not died.append(name) and len(died) == 1  # type: ignore[func-returns-value]
+
+    endpoint.refuses = kills(once)
+    lane.take_frame(shuffled(spark, lane))
+    messages = [message for request in endpoint.accepted for message in request.messages]
+    assert len(died) > 1
+    assert names_by_key(messages) == EXPECTED
+    assert lane.rows("SELECT count(*) FROM walbrook.dead_letters") == [(0,)]
+    assert lane.rows("SELECT delivered FROM walbrook.consumers") == [(TRANSACTIONS * ROWS,)]
+    lane.close()
+
+
+def test_a_message_that_kills_whoever_delivers_it_is_found_and_the_others_arrive(
+    spark: SparkSession, state: Connection, endpoint: Endpoint, tmp_path: Path, on_executors: None
+) -> None:
+    sink = hook(endpoint)
+    lane = filled(LogLane(state, tmp_path, hook=sink | {"batch_size": 1000}))
+    endpoint.refuses = kills(lambda name: name == 333)
+    lane.take_frame(shuffled(spark, lane))
+    ((kind, table, error, dead),) = lane.rows(
+        "SELECT kind, table_name, error, count(*) OVER () FROM walbrook.dead_letters"
+    )
+    assert (kind, table, dead) == ("delivery", "item", 1)
+    assert "worker" in error.lower()
+    assert lane.rows("SELECT dead FROM walbrook.consumers") == [(1,)]
+    messages = [message for request in endpoint.accepted for message in request.messages]
+    expected = {key: [name for name in names if name != 333] for key, names in EXPECTED.items()}
+    found = names_by_key(messages)
+    found[333 % KEYS] = [name for name in found[333 % KEYS] if name != 333]
+    assert {key: sorted(names) for key, names in found.items()} == expected
+    lane.close()

@@ -1,0 +1,135 @@
+"""A share on which delivery breaks is cut until the message is found; everything else arrives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.change import CHANGE_SCHEMA
+from cdc.config import FileDestination, Sink
+from cdc.cursor import Cursor
+from cdc.errors import DecodeError, TransientError
+from spark_pipeline.delivery import Origin, Outcome, Share
+from spark_pipeline.poison import POISON_MAX, deliver_carefully, halves, is_suspect, told
+
+_SINK = Sink(name="hook", database="shop", destination=FileDestination(path=Path("out")))
+
+
+class Fragile:
+    """Delivers numbered messages; breaks on some of them, always or once."""
+
+    def __init__(self, messages: int, poison: set[int], *, works: bool = True) -> None:
+        self.cursors = [Cursor(8, at) for at in range(messages)]
+        self._poison = poison
+        self._works = works
+        self.arrived: list[int] = []
+
+    def share(self) -> Share:
+        end = Cursor(8, len(self.cursors))
+        return Share(_SINK, Origin("shop", "", ""), "run", Cursor(8, 0), end, [])
+
+    def deliver(self, share: Share) -> Outcome:
+        if not self._works:
+            raise ValueError("nothing works")
+        mine = list(range(share.start.idx, share.end.idx))
+        for at in mine:
+            if at in self._poison:
+                raise ValueError(f"message {at}")
+            self.arrived.append(at)
+        return Outcome("hook", share.end, delivered=len(mine))
+
+    def run(self) -> Outcome:
+        return deliver_carefully(self.deliver, self.share(), lambda _share: self.cursors)
+
+
+@given(st.integers(1, 80), st.data())
+def test_the_poison_is_found_and_everything_else_arrives_in_order(
+    messages: int, data: st.DataObject
+) -> None:
+    poison = data.draw(st.sets(st.integers(0, messages - 1), max_size=POISON_MAX))
+    sink = Fragile(messages, poison)
+    outcome = sink.run()
+    assert outcome.error is None
+    assert outcome.cursor == Cursor(8, messages)
+    assert [dead.cursor.idx for dead in outcome.dead] == sorted(poison)
+    assert all(f"message {dead.cursor.idx}" in dead.error for dead in outcome.dead)
+    first = list(dict.fromkeys(sink.arrived))
+    assert first == [at for at in range(messages) if at not in poison], "first arrivals, in order"
+
+
+def test_more_than_a_few_are_not_poison_but_a_failure_and_what_came_before_is_settled() -> None:
+    outcome = Fragile(40, set(range(20, 40))).run()
+    assert outcome.error is not None
+    assert outcome.cursor == Cursor(8, 20 + POISON_MAX)
+    assert len(outcome.dead) == POISON_MAX
+
+
+def test_nothing_is_dead_while_an_empty_share_fails_too() -> None:
+    outcome = Fragile(10, set(), works=False).run()
+    assert outcome.dead == ()
+    assert outcome.cursor == Cursor(8, 0)
+    assert "nothing works" in str(outcome.error)
+
+
+def test_a_failure_that_was_foreseen_blames_no_message() -> None:
+    sink = Fragile(10, set())
+
+    def down(_share: Share) -> Outcome:
+        raise TransientError("the destination is down")
+
+    outcome = deliver_carefully(down, sink.share(), lambda _share: sink.cursors)
+    assert (outcome.dead, str(outcome.error)) == ((), "the destination is down")
+
+
+def test_announcements_go_with_the_half_they_stand_in() -> None:
+    rows = [
+        {"commit_lsn": lsn, "commit_idx": 1, "commit_timestamp": 0, "xid": 0, "table_schema": "",
+         "table_name": "", "action": "schema_change", "record_pks": "[]"}
+        for lsn in (7, 8, 9)
+    ]  # fmt: skip
+    told_of = pa.RecordBatch.from_pylist(rows, schema=CHANGE_SCHEMA)
+    share = Share(
+        _SINK, Origin("", "", ""), "", Cursor(1, 0), Cursor(20, 0), [], announcements=told_of
+    )
+    first, second = halves(share, Cursor(8, 1))
+    assert first.announcements is not None
+    assert second.announcements is not None
+    assert first.announcements.column("commit_lsn").to_pylist() == [7]
+    assert second.announcements.column("commit_lsn").to_pylist() == [8, 9]
+
+
+class SparkError(Exception):
+    __module__ = "pyspark.errors"
+
+
+@pytest.mark.parametrize(
+    ("error", "suspect", "says"),
+    [
+        (ValueError("odd"), True, "ValueError: odd"),
+        (DecodeError("bad bytes"), True, "bad bytes"),
+        (TransientError("later"), False, "later"),
+        (ConnectionResetError("gone"), False, "ConnectionResetError: gone"),
+        (SparkError("Job 3 cancelled"), False, "SparkError: Job 3 cancelled"),
+        (SparkError("Python worker exited unexpectedly (crashed)"), True, "worker"),
+        (
+            SparkError(
+                "Job aborted.\nTraceback (most recent call last):\n  File \"x.py\", line 1, in f\n"
+                "    g()\nRuntimeError: what it was\n\n\tat org.apache.spark.Task\n"
+            ),
+            True,
+            "RuntimeError: what it was",
+        ),
+        (
+            SparkError("Traceback\n  File\ncdc.errors.TransientError: the log moved\n\n\tat x"),
+            False,
+            "the log moved",
+        ),
+    ],
+)  # fmt: skip
+def test_what_may_be_a_messages_fault(error: Exception, suspect: bool, says: str) -> None:
+    assert is_suspect(error) is suspect
+    assert says in str(told(error))

@@ -1,0 +1,100 @@
+"""Where consumers are put, how long they wait, and that they are in one place at a time."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.errors import TransientError
+from cdc.state.lanes import SHARED
+from spark_pipeline.members import Departure, Members, Why
+from spark_pipeline.roster import Roster, grouped
+
+_WHYS: list[Why] = [
+    "caught_up", "failed", "slow", "moved", "inactive", "behind", "lane_failed", "detached",
+]  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(_WHYS)), max_size=20))
+def test_a_consumer_has_one_place_and_never_waits_longer_than_the_bound(
+    steps: list[tuple[str, Why]],
+) -> None:
+    roster = Roster(["a", "b"])
+    leaving: set[str] = set()
+    now = 100.0
+    for consumer, why in steps:
+        now += 1
+        roster.departed(Departure(consumer, why), now)
+        leaving = (leaving | {consumer}) if why == "detached" else leaving - {consumer}
+        for name, standing in roster.standings(now).items():
+            places = [
+                standing.lane is not None,
+                standing.retry_s is not None,
+                name in roster.parked(),
+                name in leaving,
+            ]
+            assert sum(places) == 1 or standing.reason is None
+            assert standing.retry_s is None or standing.retry_s <= 30.0
+    assert not set(roster.due(now + 31)) & (leaving | set(roster.in_lane(SHARED)))
+
+
+def test_failures_in_a_row_wait_longer_and_are_forgiven_after_a_minute() -> None:
+    roster = Roster(["a"])
+    waits = []
+    for _ in range(12):
+        roster.departed(Departure("a", "failed", TransientError("down")), 0.0)
+        waits.append(roster.standings(0.0)["a"].retry_s or 0.0)
+    assert waits[0] <= 0.2
+    assert waits[-1] >= 15.0
+    assert roster.standings(0.0)["a"].reason == "its sink failed: down"
+    roster.departed(Departure("a", "failed"), 61.0)
+    assert (roster.standings(61.0)["a"].retry_s or 0.0) <= 0.2
+
+
+def test_one_that_is_slow_again_and_again_stays_by_itself_for_longer() -> None:
+    roster = Roster(["a"])
+    for _ in range(3):
+        roster.departed(Departure("a", "slow"), 1000.0)
+    assert roster.rejoin_after(["a"]) == 1040.0
+    assert roster.due(1000.0) == ["a"]
+
+
+@given(st.sets(st.text(max_size=3), max_size=20), st.integers(1, 5))
+def test_those_that_wait_are_spread_over_the_free_lanes(names: set[str], lanes: int) -> None:
+    groups = grouped(sorted(names), {name: len(name) for name in names}, lanes)
+    assert sorted(name for group in groups for name in group) == sorted(names)
+    assert len(groups) == min(lanes, len(names))
+    assert all(groups)
+
+
+def test_who_is_asked_to_go_in_a_micro_batch_goes_when_it_has_ended() -> None:
+    told: list[Departure] = []
+    members = Members(told.append)
+    members.admit({"a": (1, 0), "b": (1, 0)})  # type: ignore[dict-item]
+    members.begin()
+    members.let_go("a", "moved")
+    assert told == []
+    members.end()
+    assert told == [Departure("a", "moved")]
+    members.let_go("b", "inactive")
+    members.let_go("b", "inactive")
+    assert told[1:] == [Departure("b", "inactive")]
+    assert members.cursors == {}
+
+
+def test_one_whose_last_share_ended_before_it_was_detached_is_told_of_once() -> None:
+    told: list[Departure] = []
+    members = Members(told.append)
+    members.admit({"a": (1, 0)})  # type: ignore[dict-item]
+    members.leave([Departure("a", "slow")])
+    members.detach("a")
+    assert told == [Departure("a", "slow")]
+
+
+def test_an_invitation_is_for_the_next_micro_batch() -> None:
+    members = Members(lambda _departure: None)
+    members.begin()
+    members.invite("a")
+    members.end()
+    assert members.begin() == ["a"]
+    assert members.begin() == []
