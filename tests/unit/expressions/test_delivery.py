@@ -14,7 +14,6 @@ import pytest
 from cdc.change import CHANGE_SCHEMA
 from cdc.config import Sink
 from cdc.cursor import Cursor
-from cdc.decoding.annotations import annotations_of
 from cdc.errors import ProtocolError
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
@@ -25,6 +24,7 @@ from spark_pipeline.delivery import Share, deliver
 from spark_pipeline.exchange import Exchange, markers_from_arrow, pick_up
 from spark_pipeline.expressions.evaluate import verdicts
 from spark_pipeline.expressions.seen import RawRows
+from spark_pipeline.expressions.shares import judge
 from spark_pipeline.expressions.verdicts import leave_verdicts
 from spark_pipeline.source import LogStreamReader
 from tests import pgoutput
@@ -70,14 +70,8 @@ def share_of(log: Path, exchange: Exchange, sink: Sink) -> Share:
     start, end = ({"batch": at, "history": view.history()} for at in (0, view.next_batch()))
     batches = [b for part in reader.partitions(start, end) for b in reader.read(part)]
     markers = markers_from_arrow(pa.Table.from_batches(batches))
-    frames = list(view.frames(0, view.next_batch()))
-    raw = pa.concat_batches([frame.raw.replace_schema_metadata(None) for frame in frames])
-    rows = RawRows(raw, frames[0].schemas, annotations_of((), raw.num_rows))
     share = Share(sink, ORIGIN, str(log), Cursor(0, 0), END, markers)
-    if not sink.expressions:
-        return share
-    path, failed = leave_verdicts(exchange.directory, verdicts(None, sink, ORIGIN, rows))
-    return replace(share, verdicts=path, failed=failed)
+    return judge(None, share, log, None, exchange.directory)
 
 
 def file_sink(directory: Path, **given: Any) -> Sink:
@@ -161,6 +155,15 @@ def test_only_what_lies_between_the_cursors_is_dead(
     assert [one.cursor.idx for one in dead_letters(share, Cursor(COMMIT_LSN, 2), view)] == [1]
     later = replace(share, start=Cursor(COMMIT_LSN, 2))
     assert {one.cursor.idx for one in dead_letters(later, END, view)} == {5}
+
+
+def test_what_is_settled_already_is_not_judged_again(
+    log: Path, exchange: Exchange, tmp_path: Path
+) -> None:
+    sink = file_sink(tmp_path / "out", transform=f"{FUNCTIONS}:fails_on_zero")
+    whole = share_of(log, exchange, sink)
+    rest = replace(whole, start=Cursor(COMMIT_LSN, 2), verdicts=None, failed=0)
+    assert judge(None, rest, log, None, exchange.directory).failed == 1
 
 
 def test_a_change_without_a_verdict_does_not_go_out(
