@@ -133,5 +133,5 @@ def spark_says(error: Exception) -> str:
     if isinstance(error, Py4JJavaError):
         text = str(error.java_exception.getMessage() or error.java_exception.toString()).strip()
     line = next(iter(text.splitlines()), type(error).__name__)
-    line = line.partition(" SQLSTATE:")[0].partition(" If necessary set ")[0].rstrip(" ;")
+    line = line.partition(" SQLSTATE:")[0].partition(" If necessary set ")[0].rstrip(" ;.")
     return line if len(line) <= _MESSAGE_MAX else line[:_MESSAGE_MAX] + "…"

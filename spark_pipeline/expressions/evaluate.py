@@ -25,7 +25,7 @@ from spark_pipeline.expressions.engine import Engine
 from spark_pipeline.expressions.failures import EvaluationError, Hunt, answers
 from spark_pipeline.expressions.functions import Function
 from spark_pipeline.expressions.routes import bad_routes
-from spark_pipeline.expressions.seen import RawRows, SeenRows, seen_rows
+from spark_pipeline.expressions.seen import RawRows, SeenRows, place_of, seen_rows
 from spark_pipeline.expressions.verdicts import VERDICT_SCHEMA, empty, in_cursor_order
 
 if TYPE_CHECKING:
@@ -126,7 +126,9 @@ class Judging:
         every = len(self.open) == self.rows.num_rows
         rows = self.rows if every else self.rows.take(pa.array(self.open))
         said, good, bad = answers(rows, evaluate, hunt)
-        self.errors |= {int(self.open[at]): text for at, text in bad.items()}
+        for at, text in bad.items():
+            row = int(self.open[at])
+            self.errors[row] = f"cannot judge {place_of(self.rows, row)}: {text}"
         self.open = self.open[good]
         if said is None:
             return

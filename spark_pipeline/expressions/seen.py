@@ -85,6 +85,13 @@ def seen_schema(plan: TablePlan) -> pa.Schema:
     )
 
 
+def place_of(rows: pa.RecordBatch, at: int) -> str:
+    """What a row that expressions see is called in errors."""
+    said = rows.column("metadata")[at].as_py()
+    cursor = Cursor(said["commit_lsn"], said["commit_idx"])
+    return f"the change at {cursor} of table {said['table_schema']}.{said['table_name']}"
+
+
 def taken_schemas(consumer: SinkConfig, schemas: Mapping[int, bytes]) -> dict[int, bytes]:
     """Those of the tables that a consumer takes."""
     match = Match.of(consumer)

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.config import Sink
+from cdc.cursor import Cursor
 from cdc.errors import ExpressionError, TransientError
 from spark_pipeline.expressions.evaluate import verdicts
 from spark_pipeline.expressions.verdicts import VERDICT_SCHEMA
@@ -173,7 +174,10 @@ def test_a_row_that_an_expression_fails_on_is_the_only_one_to_suffer(spark: Spar
     rows = judged(spark, sink, frame)
     bad = [row["commit_idx"] for row in rows if row["error"]]
     assert bad == [3, 77, 78]
-    assert "the transform of orders failed: [DIVIDE_BY_ZERO]" in rows[3]["error"]
+    assert rows[3]["error"].startswith(
+        f"cannot judge the change at {Cursor(COMMIT_LSN, 3)} of table public.things: "
+        "the transform of orders failed: [DIVIDE_BY_ZERO] Division by zero"
+    )
     assert not any(rows[at]["keep"] for at in bad)
     assert [row["message"] for row in rows if row["keep"]] == [
         str(1000 // (n + 1)) for n in range(100) if n not in bad
