@@ -51,11 +51,15 @@ MESSAGE_SCHEMA = CHANGE_SCHEMA.remove(CHANGE_SCHEMA.get_field_index("error"))
 """What the rows of every message begin with: a change that has an error never becomes one."""
 
 
+ROUTE = "route"
+"""The column that says where each message goes, null for the sink's own place."""
+
+
 @dataclass(frozen=True)
 class MessageBatch:
     """Messages of one consumer in cursor order, never empty."""
 
-    rows: pa.RecordBatch  # MESSAGE_SCHEMA, then the columns that the shape added
+    rows: pa.RecordBatch  # MESSAGE_SCHEMA, what the shape added, and ROUTE if there is routing
     shape: Shape
 
     def __len__(self) -> int:

@@ -8,6 +8,7 @@ does with it; that mapping lives with the caller that recovers, never at the pla
     ├── TransientError    may pass by itself: retried with backoff
     ├── OperatorError     a person must change something: stop and say what
     │   ├── ConfigError   the configuration file is wrong
+    │   │   └── ExpressionError   an expression does not fit a table
     │   ├── SourceError   the source database is not usable as configured
     │   └── GapError      going on would skip changes: never done in silence
     ├── PoisonError       one message cannot be handled; the others can
@@ -60,6 +61,10 @@ class OperatorError(WalbrookError):
 
 class ConfigError(OperatorError):
     """The configuration file is wrong."""
+
+
+class ExpressionError(ConfigError):
+    """A consumer's expression does not fit a table that it takes."""
 
 
 class SourceError(OperatorError):

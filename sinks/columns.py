@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import MessageBatch
+from cdc.change import ROUTE, MessageBatch
 from cdc.cursor import Cursor
 from cdc.decoding.shapes import Parts
 
@@ -41,6 +41,18 @@ def pieces(
         after = int(ends[end - 1])
         yield batch.slice(start, end - start), after - before
         start, before = end, after
+
+
+def by_route(batch: MessageBatch) -> Iterator[tuple[str | None, MessageBatch]]:
+    """Cut a batch, in order, where the route changes; None is the sink's own place."""
+    if ROUTE not in batch.rows.schema.names:
+        yield None, batch
+        return
+    runs = pc.run_end_encode(batch.rows.column(ROUTE))
+    start = 0
+    for route, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        yield route, batch.slice(start, end - start)
+        start = end
 
 
 def prefix_at_or_below(rows: pa.RecordBatch, cursor: Cursor) -> int:

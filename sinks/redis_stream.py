@@ -6,6 +6,9 @@ its retry would look like a duplicate. What must always hold: nothing is sent af
 was refused for any reason but its id. So a request is one transaction, which the server queues
 whole or drops whole, and the next one goes out only after its answer. Nor does a batch go out
 before the stream's top was seen to be ours: behind another writer's entry it would look delivered.
+
+Where messages have routes, all of this holds for each stream that a batch goes to. One transaction
+adds to several, so the server must be one that does that: not a cluster.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ import time
 from collections.abc import Iterator
 from typing import Any, Protocol, cast
 
-import orjson
 import pyarrow as pa
 import redis
 from redis.backoff import NoBackoff
@@ -23,11 +25,11 @@ from redis.connection import Connection, SSLConnection
 from redis.retry import Retry
 
 from cdc.change import MessageBatch
-from cdc.cursor import ORIGIN, Cursor
-from cdc.errors import OperatorError, PoisonError, ProtocolError, WalbrookError
+from cdc.errors import PoisonError, ProtocolError, WalbrookError
 from sinks.base import Delivery
 from sinks.columns import pieces
 from sinks.redis_errors import from_exception, from_reply
+from sinks.redis_tops import ASKED_AT_ONCE, StreamTops, keys_of, last_of_each, streams_of
 from sinks.redis_wire import Outcome, encode, read_outcome
 
 _REQUEST_BYTES = 512 << 10  # larger ones cost the server more a message, and hold others up
@@ -50,12 +52,12 @@ class _Connection(Protocol):
     def _sock(self) -> socket.socket | None: ...
 
 
-_Request = tuple[int, list[bytes | pa.Buffer]]
-"""How many messages it holds, and its bytes."""
+_Request = tuple[MessageBatch, str | pa.StringArray, list[bytes | pa.Buffer]]
+"""The messages it holds, their streams, and its bytes."""
 
 
 class RedisStreamSink:
-    """Adds to one stream over one connection, opened when it is first needed."""
+    """Adds to its streams over one connection, opened when it is first needed."""
 
     def __init__(
         self,
@@ -74,8 +76,7 @@ class RedisStreamSink:
         tls_verify: bool = True,
         tls_ca_file: str | None = None,
     ) -> None:
-        self._consumer = consumer
-        self._key = stream_key.encode()
+        self._key = stream_key
         self._timeout_s = timeout_s
         self._messages_max = min(batch_size, _REQUEST_MESSAGES_MAX)
         settings: dict[str, Any] = {
@@ -104,26 +105,25 @@ class RedisStreamSink:
             )
         self._connection = cast(_Connection, pool.make_connection())
         self._open = False
-        self._ours = ORIGIN  # the stream's top when we last saw or wrote it
+        self._tops = StreamTops(consumer)
 
     def deliver(self, batch: MessageBatch) -> Delivery:
         """Add the messages in order, up to the first one that the server cannot take."""
         settled = absorbed = 0
         try:
             self._connect()
-            self._refuse_stranger()
+            self._refuse_strangers(streams_of(keys_of(batch, self._key)))
             requests = self._requests(batch)
             request = next(requests, None)
             while request is not None:
                 if isinstance(request, PoisonError):
                     return Delivery(settled, absorbed, request)
-                sent, command = request
+                piece, keys, command = request
                 self._connection.send_packed_command(command, check_health=False)
                 request = next(requests, None)  # encoded while the server works
-                outcome = self._outcome(sent)
+                outcome = self._outcome(len(piece))
                 settled, absorbed = settled + outcome.settled, absorbed + outcome.absorbed
-                if settled:
-                    self._ours = batch.cursor(settled - 1)
+                self._tops.written(last_of_each(piece, keys, outcome.settled))
                 if outcome.refusal:
                     return Delivery(settled, absorbed, _refusal(outcome))
         except (redis.RedisError, OSError) as error:
@@ -147,29 +147,18 @@ class RedisStreamSink:
         if self._open:
             return
         self._connection.connect()
-        self._ours = ORIGIN
+        self._tops.forget()
         self._open = True
 
-    def _refuse_stranger(self) -> None:
+    def _refuse_strangers(self, streams: list[str]) -> None:
         """Entries of another writer would make Redis refuse ours, which would look delivered."""
-        # Only what stands above our own last entry is asked for: most often nothing.
-        above = f"{self._ours.lsn}-{self._ours.idx + 1}" if self._ours > ORIGIN else "-"
-        self._connection.send_command("XREVRANGE", self._key, "+", above, "COUNT", 1)
-        top: list[tuple[bytes, list[bytes]]] = self._connection.read_response()
-        if not top:
-            return
-        entry_id, pairs = top[0]
-        fields = dict(zip(pairs[::2], pairs[1::2], strict=True))
-        if _names_its_entry(fields.get(b"metadata", b""), entry_id, self._consumer):
-            lsn, _, idx = entry_id.decode().partition("-")
-            self._ours = Cursor(int(lsn), int(idx))
-            return
-        raise OperatorError(
-            f"the stream {self._key.decode()} holds entries that are not of the consumer "
-            f"{self._consumer}; the last one is {entry_id.decode()}",
-            fix="give every consumer a stream_key of its own that nothing else adds to; to delete "
-            "the entry alone does not lower the ids that Redis takes",
-        )
+        for start in range(0, len(streams), ASKED_AT_ONCE):
+            asked = streams[start : start + ASKED_AT_ONCE]
+            for key in asked:
+                above = self._tops.above(key)
+                self._connection.send_command("XREVRANGE", key.encode(), "+", above, "COUNT", 1)
+            for key in asked:
+                self._tops.seen(key, self._connection.read_response())
 
     def _outcome(self, messages: int) -> Outcome:
         wire = self._connection._sock
@@ -199,17 +188,8 @@ class RedisStreamSink:
                     f"more than the {_MESSAGE_BYTES_MAX} that are sent to Redis",
                     fix="it blocks the consumer; to go on without it, take its table from the sink",
                 )
-            yield len(piece), encode(self._key, piece)
-
-
-def _names_its_entry(metadata: bytes, entry_id: bytes, consumer: str) -> bool:
-    try:
-        content = orjson.loads(metadata)
-        own_id = f"{content['commit_lsn']}-{content['commit_idx']}".encode()
-        named = content.get("consumer") or {}
-        return own_id == entry_id and named.get("name", consumer) == consumer
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return False
+            keys = keys_of(piece, self._key)
+            yield piece, keys, encode(keys, piece)
 
 
 def _refusal(outcome: Outcome) -> WalbrookError:

@@ -37,12 +37,13 @@ class Outcome:
     torn: bool = False  # whether later ones were taken all the same
 
 
-def encode(key: bytes, batch: MessageBatch) -> list[bytes | pa.Buffer]:
-    """One transaction that adds all messages, built a column at a time."""
+def encode(keys: str | pa.StringArray, batch: MessageBatch) -> list[bytes | pa.Buffer]:
+    """One transaction that adds all messages, each to its stream, built a column at a time."""
     ids = joined(_text(batch.rows, "commit_lsn"), "-", _text(batch.rows, "commit_idx"))
     fields = batch.fields()
     commands = joined(
-        f"*{3 + 2 * len(fields)}\r\n$4\r\nXADD\r\n${len(key)}\r\n{key.decode()}\r\n",
+        f"*{3 + 2 * len(fields)}\r\n$4\r\nXADD\r\n",
+        *((f"${len(keys.encode())}\r\n{keys}\r\n",) if isinstance(keys, str) else _bulk(keys)),
         *_bulk(ids),
         *(part for name, values in fields.items() for part in _field(name, values)),
     )

@@ -4,6 +4,9 @@ A request carries ``{"data": [message, ...]}``, or one bare message, and an ``Id
 of the consumer and the cursors it spans, so that a receiver can drop a repeated one. What must
 always hold: a message counts as delivered only when its whole request was answered with 2xx; the
 message a poison error speaks of is the first one that is not settled; no error text holds a secret.
+
+Where messages have routes, a request goes to one path below the URL: neighbours of one route go
+together, and the order of all messages stays.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from cdc.change import MessageBatch
 from cdc.decoding.joins import joined
 from cdc.errors import OperatorError, PoisonError, TransientError, WalbrookError
 from sinks.base import Delivery
-from sinks.columns import pieces, text_bytes
+from sinks.columns import by_route, pieces, text_bytes
 from sinks.http_answers import Answer, meaning, wait_asked_for
 
 _REQUEST_BYTES_MAX = 8 << 20
@@ -66,28 +69,32 @@ class WebhookSink:
     def deliver(self, batch: MessageBatch) -> Delivery:
         """Send the messages in order, up to the first request that is not answered with 2xx."""
         settled = 0
-        for piece, _ in pieces(
-            batch,
-            batch.shape.message_parts,
-            messages_max=self._messages_max,
-            bytes_max=_REQUEST_BYTES_MAX,
-        ):
-            accepted, error = self._send_isolating(piece)
-            settled += accepted
-            if error is not None:
-                return Delivery(settled, error=error)
+        for route, run in by_route(batch):
+            url = self._url if route is None else below(self._url, route)
+            for piece, _ in pieces(
+                run,
+                batch.shape.message_parts,
+                messages_max=self._messages_max,
+                bytes_max=_REQUEST_BYTES_MAX,
+            ):
+                accepted, error = self._send_isolating(url, piece)
+                settled += accepted
+                if error is not None:
+                    return Delivery(settled, error=error)
         return Delivery(settled)
 
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
 
-    def _send_isolating(self, batch: MessageBatch) -> tuple[int, WalbrookError | None]:
+    def _send_isolating(
+        self, url: httpx.URL, batch: MessageBatch
+    ) -> tuple[int, WalbrookError | None]:
         """Send; a request refused for its content is halved until the message alone is found."""
         accepted, waiting = 0, [batch]
         while waiting:
             part = waiting.pop()
-            error = self._send(part)
+            error = self._send(url, part)
             if error is None:
                 accepted += len(part)
             elif isinstance(error, PoisonError) and len(part) > 1:
@@ -97,31 +104,33 @@ class WebhookSink:
                 return accepted, error
         return accepted, None
 
-    def _send(self, batch: MessageBatch) -> WalbrookError | None:
+    def _send(self, url: httpx.URL, batch: MessageBatch) -> WalbrookError | None:
         body = self._body(batch)
         key = f"{self._consumer}:{batch.cursor(0)}-{batch.cursor(-1)}"
         for attempt in range(self._max_retries + 1):
-            answer, error = self._attempt(body, key)
+            answer, error = self._attempt(url, body, key)
             if not isinstance(error, TransientError) or attempt == self._max_retries:
                 return error
             backoff = min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * 2**attempt) * random.uniform(0.5, 1)
             self._wait(max(backoff, wait_asked_for(answer, now=time.time()) if answer else 0.0))
         raise AssertionError("max_retries is not negative")
 
-    def _attempt(self, body: bytes, key: str) -> tuple[Answer | None, WalbrookError | None]:
+    def _attempt(
+        self, url: httpx.URL, body: bytes, key: str
+    ) -> tuple[Answer | None, WalbrookError | None]:
         try:
-            answer = self._exchange(body, key)
+            answer = self._exchange(url, body, key)
         except httpx.InvalidURL as error:
             return None, OperatorError(f"the webhook's url is not one: {error}", fix="correct it")
         except httpx.HTTPError as error:
             return None, self._connection_error(error)
         return answer, meaning(answer, self._url.netloc.decode(), self._secrets)
 
-    def _exchange(self, body: bytes, key: str) -> Answer:
+    def _exchange(self, url: httpx.URL, body: bytes, key: str) -> Answer:
         deadline = time.monotonic() + self._timeout_s
         excerpt = b""
         with self._client.stream(
-            self._method, self._url, content=body, headers={"Idempotency-Key": key}
+            self._method, url, content=body, headers={"Idempotency-Key": key}
         ) as response:
             try:
                 for chunk in response.iter_bytes():
@@ -155,6 +164,12 @@ class WebhookSink:
             f"the request to {place} failed: {type(error).__name__}",
             fix="it is retried; check that the endpoint is up and reachable",
         )
+
+
+def below(url: httpx.URL, route: str) -> httpx.URL:
+    """The path ``route`` below a URL, on the same server and with the same query."""
+    path, question, query = url.raw_path.partition(b"?")
+    return url.copy_with(raw_path=path.rstrip(b"/") + route.encode() + question + query)
 
 
 def _certificate_refused(error: BaseException) -> bool:

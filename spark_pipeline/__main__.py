@@ -29,9 +29,10 @@ def run(stop: StopSignal) -> int:
     from pyspark.errors import PySparkException
 
     from cdc.config import load
-    from cdc.errors import WalbrookError
+    from cdc.errors import ConfigError, WalbrookError
     from cdc.service.logs import configure_logs
     from spark_pipeline.cluster import executor_environment
+    from spark_pipeline.expressions.tables import check_config, has_expressions
     from spark_pipeline.jvm import NoiseStream
     from spark_pipeline.lanes import SourceLanes, run_lanes
     from spark_pipeline.session import open_session, stop_session
@@ -43,6 +44,7 @@ def run(stop: StopSignal) -> int:
     arguments = parser.parse_args()
     config = load(arguments.config)
     configure_logs(config.service)
+    logger = structlog.get_logger("walbrook.lane")
     terms = dict(pair.rsplit("=", 1) for pair in arguments.term)
 
     with redirect_stderr(NoiseStream()):
@@ -50,11 +52,20 @@ def run(stop: StopSignal) -> int:
             session = open_session(config.spark, executor_environment(config))
         except (WalbrookError, Py4JError, PySparkException) as error:
             return _ended([error])
+        if has_expressions(config):
+            try:
+                found = check_config(session, config)
+                found.raise_problems()
+            except ConfigError as error:
+                stop_session(session)
+                return _ended([error])
+            for unchecked in found.unchecked:
+                logger.warning("expressions.unchecked", what=unchecked)
         lanes = [
             SourceLanes(session, LaneSettings.of(config, database, int(terms[database.name])), stop)
             for database in config.databases
         ]
-        structlog.get_logger("walbrook.lane").info("lanes.started", sources=list(terms))
+        logger.info("lanes.started", sources=list(terms))
         failures = run_lanes(lanes, config.service.drain_timeout_s, stop)
         stop_session(session)
     return _ended(failures)

@@ -7,7 +7,8 @@ partitions that no group is divided among, each sorted; what is lost with an exe
 from the log, so it is the same again.
 
 A file or a Parquet sink writes to a directory of the service's own host, where small micro-batches
-are written too: its share is decoded and delivered there.
+are written too: its share is decoded and delivered there. So is that of a consumer with
+expressions, whose verdicts lie there.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class ClusterPlan:
 
     def deliver(self, share: Share) -> Outcome:
         """Blocks; several shares may be delivered at once, each from a thread of its own."""
-        if isinstance(share.consumer.destination, _ON_OUR_HOST):
+        if isinstance(share.consumer.destination, _ON_OUR_HOST) or share.verdicts is not None:
             return deliver_changes(share, self.changes(share.slices))
         # Each thread has its own; without one its jobs would wait behind those of other lanes.
         self._frame.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self._pool)

@@ -1,4 +1,4 @@
-"""Finding the dead letters of a consumer's share: changes that could not be decoded or delivered.
+"""Finding the dead letters of a consumer's share: what could not be decoded, judged or delivered.
 
 Delivery leaves them out; here the driver looks for them again, only in slices that have any, and
 takes the messages they came as from the log, a frame at a time. What must always hold: only what
@@ -20,9 +20,9 @@ from cdc.decoding.groups import ACTIONS
 from cdc.decoding.relation import parse_relation
 from cdc.log.frame import Frame
 from cdc.log.view import LogReader
-from cdc.state.dead_letters import DeadLetter
+from cdc.state.dead_letters import DeadLetter, Kind
 from sinks.columns import prefix_below
-from spark_pipeline.delivery import Poison, Share, mine
+from spark_pipeline.delivery import Poison, Share, mine, verdicts_of
 from spark_pipeline.exchange import SliceMarker, pick_up
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
@@ -36,7 +36,18 @@ ChangesOf = Callable[[Sequence[SliceMarker]], Iterator[pa.RecordBatch]]
 def dead_letters(
     share: Share, reached: Cursor, log: LogReader, changes_of: ChangesOf = pick_up
 ) -> Iterator[DeadLetter]:
-    """The changes of ``share`` below ``reached`` that nothing can be made of, in order."""
+    """The changes of ``share`` below ``reached`` that nothing can be made of.
+
+    Those that could not be decoded come first: what no expression could see either is one of them.
+    """
+    yield from _undecoded(share, reached, log, changes_of)
+    if share.failed:
+        yield from _unjudged(share, reached, log)
+
+
+def _undecoded(
+    share: Share, reached: Cursor, log: LogReader, changes_of: ChangesOf
+) -> Iterator[DeadLetter]:
     for batch_idx, batch in groupby(share.slices, key=lambda piece: piece.batch_idx):
         slices = list(batch)
         if not any(piece.errors for piece in slices):
@@ -45,15 +56,32 @@ def dead_letters(
             yield from _of_batch(share, slices, reached, frame, changes_of)
 
 
+def _unjudged(share: Share, reached: Cursor, log: LogReader) -> Iterator[DeadLetter]:
+    """The changes on which the consumer's expressions failed, batch by batch."""
+    verdicts = verdicts_of(share)
+    assert verdicts is not None  # they were counted
+    below = verdicts.slice(0, prefix_below(verdicts, reached))
+    below = below.slice(prefix_below(below, share.start))
+    errors = below.filter(below.column("error").is_valid())
+    for batch_idx, batch in groupby(share.slices, key=lambda piece: piece.batch_idx):
+        within = prefix_below(errors, list(batch)[-1].high)
+        if within:
+            for frame in log.frames(batch_idx, batch_idx + 1):
+                for row in errors.slice(0, within).to_pylist():
+                    at = Cursor(row["commit_lsn"], row["commit_idx"])
+                    yield _letter(Poison(at, row["error"]), frame, "expression")
+        errors = errors.slice(within)
+
+
 def poisoned(poisons: Iterable[Poison], log: LogReader) -> Iterator[DeadLetter]:
     """The changes on which delivery broke, as dead letters."""
     for poison in poisons:
         first = log.seek(poison.cursor)
         for frame in log.frames(first, first + 1):
-            yield _poisoned(poison, frame)
+            yield _letter(poison, frame, "delivery")
 
 
-def _poisoned(poison: Poison, frame: Frame) -> DeadLetter:
+def _letter(poison: Poison, frame: Frame, kind: Kind) -> DeadLetter:
     lsn, idx = (frame.raw.column(name).to_numpy() for name in ("commit_lsn", "commit_idx"))
     (places,) = np.nonzero((lsn == poison.cursor.lsn) & (idx == poison.cursor.idx))
     row = frame.raw.slice(int(places[0]), 1).to_pylist()[0]
@@ -65,7 +93,7 @@ def _poisoned(poison: Poison, frame: Frame) -> DeadLetter:
         table_schema=relation.namespace if relation else "",
         table_name=relation.name if relation else "",
         action=ACTIONS[chr(row["kind"])],
-        kind="delivery",
+        kind=kind,
         error=poison.error,
         payload=row["payload"],
         schema=schema,

@@ -15,16 +15,17 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from cdc.change import MessageBatch
+from cdc.change import ROUTE, MessageBatch
 from cdc.config import Sink as SinkConfig
 from cdc.cursor import Cursor
 from cdc.decoding.format import PLAIN, Wanted
 from cdc.decoding.shapes import Context, shape_for
-from cdc.errors import WalbrookError
+from cdc.errors import ProtocolError, WalbrookError
 from sinks import Sink, open_sink
 from sinks.base import Delivery
 from sinks.columns import prefix_at_or_below, prefix_below
-from spark_pipeline.exchange import SliceMarker, pick_up
+from spark_pipeline.exchange import SliceMarker, pick_up, whole
+from spark_pipeline.expressions.verdicts import in_cursor_order, judged, unjudged
 from spark_pipeline.forms import form_of, plain_view, view_of
 from spark_pipeline.grouping import in_part
 from spark_pipeline.matching import Match
@@ -56,6 +57,8 @@ class Share:
     announcements: pa.RecordBatch | None = None  # CHANGE_SCHEMA, in order, for this range
     part: int = 0  # of ``parts`` by group, where several tasks share the work
     parts: int = 1
+    verdicts: str | None = None  # where those of the consumer's expressions lie, VERDICT_SCHEMA
+    failed: int = 0  # how many of them say that an expression failed
 
 
 @dataclass(frozen=True)
@@ -162,8 +165,12 @@ def _in_order(share: Share, decoded: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
     told = share.announcements
     if told is not None:
         told = plain_view(Match.of(share.consumer).select(told), share.consumer)
+        told = unjudged(told, share.consumer)
+    verdicts = verdicts_of(share)
     for changes in decoded:
         messages = _decoded(mine(share, view_of(changes, share.wanted, share.consumer)))
+        if verdicts is not None:
+            messages = judged(messages, verdicts, share.consumer)
         while told is not None and told.num_rows:
             before = prefix_at_or_below(messages, _first(told))
             if before == messages.num_rows:
@@ -174,6 +181,19 @@ def _in_order(share: Share, decoded: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
         yield messages
     if told is not None:
         yield told
+
+
+def verdicts_of(share: Share) -> pa.RecordBatch | None:
+    """What the consumer's expressions said of the share's changes; None if it has none."""
+    if not share.consumer.expressions:
+        return None
+    if share.verdicts is None:
+        raise ProtocolError(
+            f"a share of consumer {share.consumer.name} came without the verdicts of its "
+            "expressions",
+            fix="it is tried again; if it stays, report it with this text",
+        )
+    return in_cursor_order(whole(share.verdicts))
 
 
 def mine(share: Share, changes: pa.RecordBatch) -> pa.RecordBatch:
@@ -200,7 +220,7 @@ def _first(changes: pa.RecordBatch) -> Cursor:
 
 
 def _shaped(pieces: list[pa.RecordBatch], share: Share) -> MessageBatch:
-    whole = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
+    together = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
     context = Context(
         consumer=share.consumer.name,
         database_name=share.origin.name,
@@ -209,8 +229,12 @@ def _shaped(pieces: list[pa.RecordBatch], share: Share) -> MessageBatch:
         now_ns=time.time_ns(),
         format=form_of(share.consumer),
     )
-    shape = shape_for(share.consumer.shape, context)
-    return MessageBatch(shape.rows(whole), shape)
+    transformed = "transform" in share.consumer.expressions
+    shape = shape_for(share.consumer.shape, context, transformed=transformed)
+    rows = shape.rows(together)
+    if ROUTE in together.schema.names:
+        rows = rows.append_column(ROUTE, together.column(ROUTE))
+    return MessageBatch(rows, shape)
 
 
 def _sink(share: Share) -> Sink:

@@ -16,22 +16,32 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
 from cdc.cursor import Cursor
+from cdc.errors import WalbrookError
 from spark_pipeline.delivery import Outcome, Share, mine
 from spark_pipeline.exchange import SliceMarker
 from spark_pipeline.forms import view_of
 from spark_pipeline.plan import Plan
 from spark_pipeline.poison import deliver_carefully, told
 
+Judge = Callable[[Share], Share]
+"""Evaluates a consumer's expressions over a share."""
+
 _THREADS_MAX = 256
 _LOOK_S = 0.5  # how often those who wait see that the lane was given up
 
 
-@dataclass(frozen=True)
+@dataclass
 class Leg:
     """A share and the plan that delivers it."""
 
     share: Share
     plan: Plan
+    judge: Judge | None = None  # if its consumer has expressions; asked when its turn comes
+
+    def run(self) -> Outcome:
+        if self.judge is not None:
+            self.share = self.judge(self.share)
+        return deliver_carefully(self.plan.deliver, self.share, self.cursors)
 
     def cursors(self, share: Share) -> list[Cursor]:
         """Where the messages of (a piece of) it stand."""
@@ -62,11 +72,20 @@ class Errand:
     def slices(self) -> list[SliceMarker]:
         return [piece for leg in self.legs for piece in leg.share.slices]
 
+    @property
+    def files(self) -> set[str]:
+        """Where all that it needs lies; what went through Spark lies nowhere."""
+        verdicts = {leg.share.verdicts for leg in self.legs if leg.share.verdicts}
+        return verdicts | {piece.path for piece in self.slices if piece.path}
+
     def run(self) -> Outcome:
         """Deliver leg by leg; the first failure ends it."""
         done = Outcome(self.consumer, self.start)
         for leg in self.legs:
-            outcome = deliver_carefully(leg.plan.deliver, leg.share, leg.cursors)
+            try:
+                outcome = leg.run()
+            except WalbrookError as error:
+                return replace(done, error=error)
             done = replace(
                 outcome,
                 delivered=done.delivered + outcome.delivered,

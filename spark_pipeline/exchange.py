@@ -12,7 +12,7 @@ import stat
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,15 +159,15 @@ class Exchange:
                 if str(path) not in self._held:
                     path.unlink(missing_ok=True)
 
-    def hold(self, slices: Sequence[SliceMarker]) -> None:
-        """Somebody still reads these when their micro-batch has ended."""
+    def hold(self, files: Iterable[str]) -> None:
+        """Somebody may still read these when their micro-batch has ended."""
         with self._holding:
-            self._held.update(_files(slices))
+            self._held.update(set(files))
 
-    def release(self, slices: Sequence[SliceMarker]) -> None:
-        """Those who held these are done with them."""
+    def release(self, files: Iterable[str]) -> None:
+        """One who held these is done with them."""
         with self._holding:
-            for path in _files(slices):
+            for path in set(files):
                 self._held[path] -= 1
                 if self._held[path] <= 0:
                     del self._held[path]
@@ -175,11 +175,6 @@ class Exchange:
 
     def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
-
-
-def _files(slices: Sequence[SliceMarker]) -> set[str]:
-    """Where slices lie; those that went through Spark lie nowhere."""
-    return {piece.path for piece in slices if piece.path}
 
 
 def note_planned(directory: Path, planned: PlannedRange) -> None:
@@ -206,6 +201,11 @@ def pick_up(markers: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
         if reader is None:
             reader = opened[path] = _opened(path)
         yield reader.get_batch(position).slice(offset, rows)
+
+
+def whole(path: str) -> pa.Table:
+    """All that was left in a file, mapped."""
+    return _opened(path).read_all()
 
 
 def _opened(path: str) -> pa.ipc.RecordBatchFileReader:

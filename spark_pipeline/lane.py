@@ -72,7 +72,9 @@ class Lane:
             closing(open_log(self._settings.log_directory)) as view,
         ):
             try:
-                passage = Passage(self._settings, state, view, exchange, _RUN, self._post)
+                passage = Passage(
+                    self._settings, state, view, exchange, _RUN, self._post, self._spark
+                )
                 begun(passage)
                 if self._post.catches_up and not passage.members.cursors:
                     return

@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import datetime
 
 import psycopg
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from cdc.config import Sink as SinkConfig
 from cdc.connection import Connection, connect
@@ -34,13 +34,13 @@ from cdc.state.positions import (
 from cdc.state.schema_versions import NewVersion
 from spark_pipeline.announce import BatchRows
 from spark_pipeline.backlog import rows_between
-from spark_pipeline.cluster import ClusterPlan
 from spark_pipeline.delivery import Outcome, Share
 from spark_pipeline.errands import Deliveries, Errand, Leg
 from spark_pipeline.exchange import Exchange, PlannedRange, SliceMarker
 from spark_pipeline.gaps import pass_gaps
 from spark_pipeline.members import Departure, Members
-from spark_pipeline.plan import DRIVER_WORK_MAX, DriverPlan, Plan, SparkPlan
+from spark_pipeline.plan import Plan
+from spark_pipeline.planner import ATTEMPTS_IN_DRIVER, Planner
 from spark_pipeline.poison import told
 from spark_pipeline.post import Post, Progress
 from spark_pipeline.reorder import Reorder
@@ -50,7 +50,6 @@ from spark_pipeline.versions import Versions
 
 _STARTS_MAX = 10
 _HEALTH_S = 5.0  # how often acknowledged dead letters are looked for
-_ATTEMPTS_IN_DRIVER = 3
 
 
 class Passage:
@@ -64,6 +63,7 @@ class Passage:
         exchange: Exchange,
         run: str,
         post: Post,
+        spark: SparkSession | None = None,
     ) -> None:
         self._settings = settings
         self._state = state
@@ -75,6 +75,7 @@ class Passage:
         self.ended = threading.Event()  # failed, or nobody is left to be served
         self.history = view.history()
         self.members = Members(post.left)
+        self._planner = Planner(settings, exchange, self.history, post.pool, spark)
         self._deliveries = Deliveries(settings.patience_s, self.ended)
         self._settler = Settler(settings.source, settings.term, self._open_log)
         self._reported = -_HEALTH_S  # monotonic
@@ -159,7 +160,8 @@ class Passage:
         started = time.monotonic()
         self._at("decode", planned, started)
         bridges = self._join(self.members.begin(), planned)
-        plan = self._plan(frame, planned)
+        suspicious = self.lane.attempts > ATTEMPTS_IN_DRIVER and not self._taken
+        plan = self._planner.plan(frame, planned, len(self.members.cursors), suspicious)
         use = _Use(plan)
         try:
             slices = self._reorder.micro_batch(plan.decode())
@@ -167,7 +169,7 @@ class Passage:
             errands = self._errands(plan, slices, bridges)
             for errand in errands:
                 use.begin()
-                self._exchange.hold(errand.slices)
+                self._exchange.hold(errand.files)
             self._at("deliver", planned, started)
             outcomes = self._deliver(errands, as_of(slices), use)
             self._at("settle", planned, started)
@@ -188,7 +190,7 @@ class Passage:
         self._report(any(piece.errors for piece in slices))
         for errand in errands:
             if errand.consumer in outcomes:
-                self._exchange.release(errand.slices)
+                self._exchange.release(errand.files)
         self._exchange.clear()
         self.next_batch = self._reorder.next_batch
         self._end_if_caught_up(planned.rows, took_s)
@@ -227,7 +229,7 @@ class Passage:
         except (WalbrookError, psycopg.Error) as error:
             departure = Departure(errand.consumer, "failed", told(error))
         finally:
-            self._exchange.release(errand.slices)
+            self._exchange.release(errand.files)
             use.end()
             self.members.leave([departure])
 
@@ -270,7 +272,7 @@ class Passage:
 
     def _bridge(self, name: str, cursor: Cursor, first: int, end: int) -> Leg:
         """What a consumer at ``cursor`` lacks of the batches ``[first, end)``, decoded here."""
-        plan = self._driver_plan(PlannedRange(first, end, 0))
+        plan = self._planner.in_driver(PlannedRange(first, end, 0))
         slices = Reorder(first).micro_batch(plan.decode())
         return Leg(self._share(self._consumers[name], cursor, slices), plan)
 
@@ -287,9 +289,10 @@ class Passage:
             if cursor < slices[-1].high:
                 legs.append(Leg(self._share(self._consumers[name], cursor, slices), plan))
             if legs:
-                errands.append(
-                    Errand(name, tuple(replace(leg, share=self._told(leg.share)) for leg in legs))
-                )
+                for leg in legs:
+                    leg.share = self._told(leg.share)
+                    leg.judge = self._planner.judge if leg.share.consumer.expressions else None
+                errands.append(Errand(name, tuple(legs)))
         return errands
 
     def _pass_over(self, slices: list[SliceMarker]) -> list[NewVersion]:
@@ -317,30 +320,6 @@ class Passage:
         if news or time.monotonic() - self._reported >= _HEALTH_S:
             report_dead_letters(self._state, self._settings.source, self._settings.term)
             self._reported = time.monotonic()
-
-    def _plan(self, frame: DataFrame | None, planned: PlannedRange) -> Plan:
-        """The cheapest plan for the size: a few rows are not worth a Spark job.
-
-        A lane that was started again and again in vain may hold something that ends this process;
-        a Python worker can be lost without harm.
-        """
-        small = planned.rows * max(1, len(self.members.cursors)) <= DRIVER_WORK_MAX
-        suspicious = self.lane.attempts > _ATTEMPTS_IN_DRIVER and not self._taken
-        if frame is None or (small and not suspicious):
-            return self._driver_plan(planned)
-        if self._settings.cluster_options is not None:
-            log, wanted = self._settings.log_directory, self._settings.wanted
-            return ClusterPlan(frame, self._post.pool, log, self.history, wanted)
-        return SparkPlan(frame, self._post.pool)
-
-    def _driver_plan(self, planned: PlannedRange) -> DriverPlan:
-        return DriverPlan(
-            self._settings.log_directory,
-            self._exchange.directory,
-            planned,
-            self.history,
-            self._settings.wanted,
-        )
 
     def _open_log(self) -> LogReader:
         return open_log(self._settings.log_directory, history=self.history)

@@ -35,7 +35,9 @@ class _Dead:
     open_log: OpenLog
 
     def __iter__(self) -> Iterator[DeadLetter]:
-        if not self.outcome.dead and not any(piece.errors for piece in self.errand.slices):
+        errors = any(piece.errors for piece in self.errand.slices)
+        failed = any(leg.share.failed for leg in self.errand.legs)
+        if not self.outcome.dead and not errors and not failed:
             return
         with closing(self.open_log()) as log:
             for leg in self.errand.legs:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from cdc.config.destination import Destination, ParquetDestination, WebhookDestination
+from cdc.config.destination import (
+    Destination,
+    FileDestination,
+    ParquetDestination,
+    WebhookDestination,
+)
+from cdc.config.expression import NONE, ExpressionText
 from cdc.config.scalars import Integer, Name, Section, Table, Text, wrong
 from cdc.cursor import Cursor
 from cdc.errors import OperatorError
 
 Action = Literal["insert", "update", "delete", "truncate", "message", "schema_change"]
-
-
-def _no_expression(value: object) -> str:
-    if value is None or value == "none":
-        return "none"
-    raise wrong("expressions are not in this version; none is the only value")
 
 
 def _start_at(value: str) -> str:
@@ -32,7 +32,6 @@ def _start_at(value: str) -> str:
 
 
 StartAt = Annotated[str, AfterValidator(_start_at)]
-NoExpression = Annotated[Literal["none"], BeforeValidator(_no_expression)]
 
 
 class Source(Section):
@@ -76,14 +75,20 @@ class Sink(Section):
         min_length=1,
         description="Which kinds of change it receives.",
     )
-    filter: NoExpression = Field(
-        default="none", description="Which changes pass; only none in this version."
+    filter: ExpressionText = Field(
+        default=NONE,
+        description="Which changes pass: an expression that is true or false, the name of a Python "
+        "function as python:package.module:function, or none. See docs/expressions.md.",
     )
-    transform: NoExpression = Field(
-        default="none", description="How messages are reshaped; only none in this version."
+    transform: ExpressionText = Field(
+        default=NONE,
+        description="What a message is: an expression whose JSON is sent in place of the shape's, "
+        "a Python function, or none. Not with parquet, which writes columns.",
     )
-    routing: NoExpression = Field(
-        default="none", description="Where each message goes; only none in this version."
+    routing: ExpressionText = Field(
+        default=NONE,
+        description="Where each message goes: an expression or a Python function that gives a "
+        "stream key (redis_stream) or a path (webhook), null for the sink's own; or none.",
     )
     shape: Literal["sequin", "debezium", "record"] = Field(
         default="sequin",
@@ -129,6 +134,30 @@ class Sink(Section):
                 within=("shape",),
             )
         return self
+
+    @model_validator(mode="after")
+    def _expressions_are_possible(self) -> Self:
+        if self.transform != NONE and isinstance(self.destination, ParquetDestination):
+            raise wrong(
+                "parquet writes columns, not messages, so there is nothing to transform; leave it "
+                "out, or use another destination",
+                within=("transform",),
+            )
+        if self.routing != NONE and isinstance(
+            self.destination, FileDestination | ParquetDestination
+        ):
+            raise wrong(
+                f"{self.destination.type} has one place for all messages, so there is nothing to "
+                "route to; leave it out, or use redis_stream or webhook",
+                within=("routing",),
+            )
+        return self
+
+    @property
+    def expressions(self) -> dict[str, str]:
+        """The expressions that are given, by their key."""
+        given = {"filter": self.filter, "transform": self.transform, "routing": self.routing}
+        return {key: text for key, text in given.items() if text != NONE}
 
     @property
     def effective_batch_size(self) -> int:

@@ -169,7 +169,7 @@ class _Rows:
         compared = range(len(self.row)) if self.old_is_whole else self.plan.identity
         members = []
         for at in compared:
-            differs = _differs(self.old[at], self.row[at])
+            differs = differences(self.old[at], self.row[at])
             if differs.any():
                 members.append(self._member(at, self.old[at], form, differs))
         return object_of(members, self.count)
@@ -223,7 +223,8 @@ def filled(column: TextColumn, before: TextColumn) -> TextColumn:
     return TextColumn(values, column.unchanged & before.unchanged)
 
 
-def _differs(old: TextColumn, new: TextColumn) -> Mask:
+def differences(old: TextColumn, new: TextColumn) -> Mask:
+    """Where two columns differ; a value that was not sent differs from nothing."""
     differs: Mask = pc.fill_null(pc.not_equal(old.values, new.values), False).to_numpy(
         zero_copy_only=False
     )

@@ -17,6 +17,7 @@ from rich.console import Console
 from cdc.config import Config, load, show
 from cdc.errors import OperatorError, WalbrookError
 from cdc.replication.stop import StopSignal
+from cdc.service.expression_check import check_expressions
 from cdc.service.http import HttpServer
 from cdc.service.java import require_java
 from cdc.service.log_commands import log_app
@@ -104,8 +105,10 @@ def migrate(config: ConfigPath = _DEFAULT) -> None:
 
 @config_app.command("check")
 def config_check(config: ConfigPath = _DEFAULT) -> None:
-    """Read the file as the service would and say what is wrong with it."""
+    """Read the file as the service would and say what is wrong with it, expressions included."""
     settings = load(config)
+    for unchecked in check_expressions(settings, config):
+        typer.echo(f"not checked: {unchecked}")
     typer.echo(f"{config}: {_summary(settings)}")
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Protocol, cast
 
 import orjson
+import pyarrow as pa
 import pyarrow.dataset
 import redis
 
-from cdc.change import MessageBatch
+from cdc.change import ROUTE, MessageBatch
 from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.shapes import ShapeName
 from sinks.base import Sink
@@ -122,8 +123,10 @@ class RedisHarness(Shaped):
         return [_entry(entry_id, fields, self.shape) for entry_id, fields in self.entries()]
 
     def entries(self) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        found = self.client.xrange(self.key)
-        return cast("list[tuple[bytes, dict[bytes, bytes]]]", found)
+        return self.entries_of(self.key)
+
+    def entries_of(self, key: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        return cast("list[tuple[bytes, dict[bytes, bytes]]]", self.client.xrange(key))
 
     @contextmanager
     def outage(self) -> Iterator[None]:
@@ -162,6 +165,42 @@ class WebhookHarness(Shaped):
             yield
         finally:
             self.endpoint.start()
+
+
+ROUTES = (None, "orders", "users", "orders")
+"""In turn, so that neighbours differ; the last two repeat a stream that was left."""
+
+
+def routed(batch: MessageBatch, prefix: str = "") -> MessageBatch:
+    """The batch with a route each, the same one for a message whenever it comes."""
+    numbers = [int(orjson.loads(text)[0]) for text in batch.rows.column("record_pks").to_pylist()]
+    found = [ROUTES[n // 3 % len(ROUTES)] for n in numbers]
+    routes = pa.array([None if route is None else prefix + route for route in found], pa.string())
+    return MessageBatch(batch.rows.append_column(ROUTE, routes), batch.shape)
+
+
+class RoutedRedisHarness(RedisHarness):
+    """Messages of one consumer in three streams, which together are the consumer's messages."""
+
+    def batch(self, start: int, end: int) -> MessageBatch:
+        return routed(super().batch(start, end))
+
+    def batch_of(self, samples: Sequence[Sample]) -> MessageBatch:
+        return routed(super().batch_of(samples))
+
+    def entries(self) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        found = [entry for key in (self.key, "orders", "users") for entry in self.entries_of(key)]
+        return sorted(found, key=lambda entry: tuple(map(int, entry[0].split(b"-"))))
+
+
+class RoutedWebhookHarness(WebhookHarness):
+    """Messages of one consumer for three paths, in one order."""
+
+    def batch(self, start: int, end: int) -> MessageBatch:
+        return routed(super().batch(start, end), "/")
+
+    def batch_of(self, samples: Sequence[Sample]) -> MessageBatch:
+        return routed(super().batch_of(samples), "/")
 
 
 _FIELDS: dict[ShapeName, list[bytes]] = {

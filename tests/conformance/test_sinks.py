@@ -15,6 +15,8 @@ from tests.conformance.harness import (
     Harness,
     ParquetHarness,
     RedisHarness,
+    RoutedRedisHarness,
+    RoutedWebhookHarness,
     WebhookHarness,
 )
 from tests.conformance.messages import Sample, numbered
@@ -22,7 +24,10 @@ from tests.conformance.messages import Sample, numbered
 _SHAPED = [(sink, shape) for sink in ("file", "redis_stream", "webhook") for shape in SHAPES]
 
 
-@pytest.fixture(params=[*_SHAPED, ("parquet", "sequin")], ids="-".join)
+_ROUTED = [("redis_stream", "routed"), ("webhook", "routed")]
+
+
+@pytest.fixture(params=[*_SHAPED, *_ROUTED, ("parquet", "sequin")], ids="-".join)
 def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
     sink, shape = request.param
     if sink == "file":
@@ -30,10 +35,10 @@ def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
     if sink == "parquet":
         return ParquetHarness(tmp_path)
     if sink == "redis_stream":
-        return RedisHarness(
-            request.getfixturevalue("redis_url"), request.getfixturevalue("redis_client"), shape
-        )
-    return WebhookHarness(request.getfixturevalue("endpoint"), shape)
+        redis = (request.getfixturevalue("redis_url"), request.getfixturevalue("redis_client"))
+        return RoutedRedisHarness(*redis) if shape == "routed" else RedisHarness(*redis, shape)
+    endpoint = request.getfixturevalue("endpoint")
+    return RoutedWebhookHarness(endpoint) if shape == "routed" else WebhookHarness(endpoint, shape)
 
 
 def _deliver(sink: Sink, *batches: MessageBatch) -> None:

@@ -50,7 +50,7 @@ def state(database: Database) -> Iterator[Connection]:
 
 @pytest.fixture
 def on_executors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_pipeline.passage.DRIVER_WORK_MAX", 0)
+    monkeypatch.setattr("spark_pipeline.planner.DRIVER_WORK_MAX", 0)
 
 
 def filled(lane: LogLane) -> LogLane:

@@ -10,6 +10,7 @@ from cdc.decoding.shapes.base import Context, Parts, Shape, ShapeName
 from cdc.decoding.shapes.debezium import DebeziumShape
 from cdc.decoding.shapes.record import RecordShape
 from cdc.decoding.shapes.sequin import SequinShape
+from cdc.decoding.shapes.transformed import TransformedShape
 
 __all__ = ["SHAPES", "Context", "Parts", "Shape", "ShapeName", "shape_for"]
 
@@ -20,6 +21,7 @@ SHAPES: dict[ShapeName, type[SequinShape | DebeziumShape | RecordShape]] = {
 }
 
 
-def shape_for(name: ShapeName, context: Context) -> Shape:
-    """The shape called ``name`` for one consumer."""
-    return SHAPES[name](context)
+def shape_for(name: ShapeName, context: Context, *, transformed: bool = False) -> Shape:
+    """The shape called ``name`` for one consumer, around what its transform made of changes."""
+    plain = SHAPES[name](context)
+    return TransformedShape(context, plain) if transformed else plain

@@ -205,7 +205,7 @@ MISPLACED = [
     sink("destination: {type: webhook, url: 'https://u:${S}@h'}"),
     sink("destination: {type: redis_stream, url: 'http://:${S}@h'}"),
     sink("destination: {type: webhook, url: 'https://h', headers: {A: \"${S}\\n\"}}"),
-    sink("filter: ${S}\n" + FILE),
+    sink("filter: '${S}; x'\n" + FILE),
     databases("{password:hunter2: 1}").replace("  {", "  x: {"),
 ]
 

@@ -125,12 +125,62 @@ def test_actions_may_be_all_five_but_not_none_and_not_others() -> None:
     assert "sinks[0].actions[0]: should be 'insert'" in refusal(sink(f"actions: [read]\n{FILE}"))
 
 
+REDIS = "destination: {type: redis_stream, host: h}"
+PARQUET = "destination: {type: parquet, path: o}"
+
+
 @pytest.mark.parametrize("key", ["filter", "transform", "routing"])
-def test_expressions_are_refused_and_none_is_taken(key: str) -> None:
-    assert getattr(one(f"{key}: none\n{FILE}"), key) == "none"
-    for other in ("price > 5", "{mode: dynamic}"):
-        found = refusal(sink(f"{key}: {other}\n{FILE}"))
-        assert f"sinks[0].{key}: expressions are not in this version; none is the only" in found
+@pytest.mark.parametrize(
+    "text",
+    [
+        "none",
+        "record.amount > 100 AND action <> 'delete'",
+        "concat(record.a, ';')",
+        "record.`odd;name` IS NULL -- a; comment",
+        "'constant'",
+        "python:rules:keep",
+        "python:shop.rules.v2:keep_large",
+    ],
+)
+def test_an_expression_a_function_or_none_is_taken(key: str, text: str) -> None:
+    quoted = text.replace("'", "''")
+    assert getattr(one(f"{key}: '{quoted}'\n{REDIS}"), key) == text
+
+
+@pytest.mark.parametrize("key", ["filter", "transform", "routing"])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{mode: dynamic}", "should be none, an expression or python:package.module:function"),
+        ("'   '", "is empty; write none"),
+        ("'-- nothing'", "holds only a comment"),
+        ("record.a > 1; drop table t", "holds more than one expression"),
+        ("'python:rules'", "names no function; write python:package.module:function"),
+        ("'python:../rules:keep'", "names no function"),
+        ("'" + "a" * 10_001 + "'", "is longer than 10000 characters"),
+    ],
+)
+def test_what_has_not_the_form_of_an_expression_is_refused(key: str, text: str, says: str) -> None:
+    assert f"sinks[0].{key}: {says}" in refusal(sink(f"{key}: {text}\n{REDIS}"))
+
+
+@pytest.mark.parametrize(
+    ("key", "destination", "says"),
+    [
+        ("transform", PARQUET, "parquet writes columns, not messages"),
+        ("routing", PARQUET, "parquet has one place for all messages"),
+        ("routing", FILE, "file has one place for all messages"),
+    ],
+)
+def test_an_expression_that_its_destination_cannot_follow_is_refused(
+    key: str, destination: str, says: str
+) -> None:
+    assert f"sinks[0].{key}: {says}" in refusal(sink(f"{key}: record.a\n{destination}"))
+
+
+def test_a_sink_tells_which_expressions_it_has() -> None:
+    assert one(FILE).expressions == {}
+    assert one(f"filter: record.a\nrouting: none\n{REDIS}").expressions == {"filter": "record.a"}
 
 
 def test_messages_have_the_default_shape_and_forms_unless_others_are_named() -> None:

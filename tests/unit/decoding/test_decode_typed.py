@@ -34,6 +34,12 @@ def rows_of(frame: Frame) -> list[dict[str, object]]:
     return rows
 
 
+def names_in(text: object) -> list[str]:
+    found = loads(text)
+    assert isinstance(found, dict)
+    return list(found)
+
+
 def test_an_insert_is_its_typed_row() -> None:
     frame = Frame().add(pgoutput.insert(OID, ["1", "ann", None]), THINGS)
     (only,) = tables_of(frame)
@@ -175,3 +181,53 @@ def test_every_form_that_is_wanted_is_written_once_and_seen_by_its_consumer() ->
 def test_what_is_wanted_passes_as_text() -> None:
     wanted = Wanted((UNIX, POSTGRES), before=True)
     assert Wanted.from_text(wanted.to_text()) == wanted
+
+
+def test_what_was_changed_is_told_only_to_those_who_ask() -> None:
+    frame = Frame()
+    frame.add(pgoutput.insert(OID, ["1", "ann", "x"]), FULL)
+    frame.add(pgoutput.update(OID, ["1", "bob", "x"], old=["1", "ann", "x"]), FULL)
+    frame.add(pgoutput.update(OID, ["1", None, UNCHANGED], old=["1", "bob", "x"]), FULL)
+    frame.add(pgoutput.update(OID, ["1", "ann", "x"]), FULL)
+    frame.add(pgoutput.delete(OID, old=["1", "ann", "x"]), FULL)
+    assert "changes" not in rows_of(frame)[0]
+    (only,) = decode_tables(frame.batch(), frame.schemas, compared=True)
+    only.rows.validate(full=True)
+    assert only.rows.schema == table_schema(plan_for(FULL), compared=True)
+    rows = only.rows.to_pylist()
+    nothing = {"id": None, "name": None, "body": None}
+    assert [(row["changes"], row["changed"]) for row in rows] == [
+        (None, None),
+        (nothing | {"name": "ann"}, ["name"]),
+        (nothing | {"name": "bob"}, ["name"]),
+        (None, None),
+        (None, None),
+    ]
+    # As the JSON has them, which says more than null where a value was null before.
+    said = [row["changes"] for row in frame.decode()]
+    assert [names_in(text) for text in said if text not in (None, "{}")] == [["name"], ["name"]]
+
+
+def test_a_key_that_changed_is_compared_and_the_key_is_told_as_text() -> None:
+    composite = table(("a", 20, True), ("b", 25, True), ("c", 25))
+    frame = Frame()
+    frame.add(pgoutput.update(OID, ["2", "x", "new"], key=["1", "x", None]), composite)
+    frame.add(pgoutput.insert(OID, ["3", "y", None]), composite)
+    (only,) = decode_tables(frame.batch(), frame.schemas, compared=True)
+    first, second = only.rows.to_pylist()
+    assert first["changes"] == {"a": 1, "b": None, "c": None}
+    assert (first["changed"], first["record_pks"]) == (["a"], ["2", "x"])
+    assert (second["changed"], second["record_pks"]) == (None, ["3", "y"])
+
+
+def test_rows_of_every_type_are_compared() -> None:
+    frame = Frame()
+    for row in ROWS:
+        frame.add(pgoutput.insert(OID, row), RELATION)
+        frame.add(pgoutput.update(OID, row, old=ROWS[0]), RELATION)
+    (only,) = decode_tables(frame.batch(), frame.schemas, compared=True)
+    only.rows.validate(full=True)
+    said = [row["changes"] for row in frame.decode()]
+    assert only.rows.column("changed").to_pylist() == [
+        None if text is None else names_in(text) for text in said
+    ]

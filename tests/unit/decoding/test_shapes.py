@@ -140,3 +140,22 @@ def test_a_change_that_has_an_error_is_refused_and_not_sent_without_its_record(
     bad = changes.set_column(at, "error", errors)
     with pytest.raises(DecodeError, match="column x is bad"):
         shape_for(name, CONTEXT).rows(bad)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_transformed_message_is_its_text_and_all_others_keep_their_shape(name: ShapeName) -> None:
+    changes = changes_of_every_kind()
+    plain = shape_for(name, CONTEXT)
+    whole = plain.messages(plain.rows(changes)).to_pylist()
+    texts = [f"[{n}]" if n % 2 else None for n in range(changes.num_rows)]
+    shape = shape_for(name, CONTEXT, transformed=True)
+    rows = shape.rows(changes.append_column("message", pa.array(texts, pa.string())))
+    assert rows.schema.names == [*MESSAGE_SCHEMA.names, "message"]
+    expected = [text or other for text, other in zip(texts, whole, strict=True)]
+    assert shape.messages(rows).to_pylist() == expected
+    fields = shape.fields(rows)
+    assert list(fields) == ["message", "metadata"]
+    assert fields["message"].to_pylist() == expected
+    assert json.loads(fields["metadata"][0].as_py())["consumer"] == {"name": "search"}
+    untouched = shape.rows(changes)  # such as a gap, which nobody transforms
+    assert shape.messages(untouched).to_pylist() == whole

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from itertools import pairwise
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,7 +51,7 @@ def _parsed(data: bytes) -> list[list[bytes]]:
 
 def test_a_request_is_one_transaction_of_one_command_a_message() -> None:
     some = batch(0, 30).slice(4, 20)
-    sent = b"".join(bytes(memoryview(part)) for part in encode("ključ".encode(), some))
+    sent = b"".join(bytes(memoryview(part)) for part in encode("ključ", some))
     begin, *adds, end = _parsed(sent)
     assert (begin, end) == ([b"MULTI"], [b"EXEC"])
     assert [[part.decode() for part in command] for command in adds] == [
@@ -61,6 +62,14 @@ def test_a_request_is_one_transaction_of_one_command_a_message() -> None:
         ]
         for row in some.rows.to_pylist()
     ]
+
+
+def test_each_message_is_added_to_the_stream_of_its_key() -> None:
+    some = batch(0, 3)
+    keys = pa.array(["a", "ključ", "a\r\nb"], pa.string())
+    sent = b"".join(bytes(memoryview(part)) for part in encode(keys, some))
+    _, *adds, _ = _parsed(sent)
+    assert [command[1].decode() for command in adds] == keys.to_pylist()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from cdc.log.flight_wire import CA_VARIABLE, TOKEN_VARIABLE
 from cdc.log.writer import LogWriter
 from cdc.replication.seal import Sealer
 from spark_pipeline.cluster import cluster_options, executor_environment, is_cluster, rows_of
-from spark_pipeline.exchange import Exchange, SliceMarker
+from spark_pipeline.exchange import SliceMarker
 from spark_pipeline.marked import MARKER, marked, marked_schema, markers_in
 from spark_pipeline.reading import LogPartition
 from spark_pipeline.settings import LaneSettings
@@ -78,13 +78,6 @@ def test_slices_are_decoded_again_from_the_log_whichever_they_are(log: Path) -> 
     chosen = pa.Table.from_batches(rows_of(log, 0, PLAIN, some))
     assert chosen.column("commit_lsn").to_pylist() == [200] * 20 + [300] * 40 + [500] * 40
     assert list(rows_of(log, 0, PLAIN, [])) == []
-
-
-def test_slices_without_a_file_hold_nothing_in_the_exchange(tmp_path: Path) -> None:
-    exchange = Exchange(tmp_path)
-    one = [SliceMarker(0, 1, 0, 0, 1, 5, Cursor(7, 0), 0, "", 0, 0)]
-    exchange.hold(one)
-    exchange.release(one)
 
 
 @pytest.mark.parametrize(

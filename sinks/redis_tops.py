@@ -1,0 +1,110 @@
+"""The tops of the streams that a sink adds to: which are known to be ours, and how far they reach.
+
+What must always hold: a stream counts as ours only if its last entry was seen or written by this
+sink over the connection that is open; what is forgotten is looked at again, so the bound costs
+time, never safety.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from cdc.change import ROUTE, MessageBatch
+from cdc.cursor import ORIGIN, Cursor
+from cdc.errors import OperatorError
+
+STREAMS_MAX: Final = 10_000
+ASKED_AT_ONCE: Final = 256
+"""How many streams are asked for before the answers are read: both fit into socket buffers."""
+
+Entry = tuple[bytes, list[bytes]]
+"""What Redis says of an entry: its id, and its fields and values in turn."""
+
+
+class StreamTops:
+    """The last entries of the streams that were used last."""
+
+    def __init__(self, consumer: str) -> None:
+        self._consumer = consumer
+        self._ours: OrderedDict[str, Cursor] = OrderedDict()
+
+    def forget(self) -> None:
+        self._ours.clear()
+
+    def above(self, key: str) -> str:
+        """From where on entries of a stream are not known yet; most often there are none."""
+        known = self._ours.get(key, ORIGIN)
+        return f"{known.lsn}-{known.idx + 1}" if known > ORIGIN else "-"
+
+    def seen(self, key: str, top: list[Entry]) -> None:
+        """Take note of what stands above; an entry of another writer is refused."""
+        if not top:
+            return
+        entry_id, pairs = top[0]
+        fields = dict(zip(pairs[::2], pairs[1::2], strict=True))
+        if not _names_its_entry(fields.get(b"metadata", b""), entry_id, self._consumer):
+            raise OperatorError(
+                f"the stream {key} holds entries that are not of the consumer {self._consumer}; "
+                f"the last one is {entry_id.decode()}",
+                fix="give every consumer streams of its own, by stream_key and routing, that "
+                "nothing else adds to; to delete the entry alone does not lower the ids that Redis "
+                "takes",
+            )
+        lsn, _, idx = entry_id.decode().partition("-")
+        self._note(key, Cursor(int(lsn), int(idx)))
+
+    def written(self, tops: Iterable[tuple[str, Cursor]]) -> None:
+        """What we have added ourselves."""
+        for key, cursor in tops:
+            self._note(key, cursor)
+
+    def _note(self, key: str, cursor: Cursor) -> None:
+        self._ours[key] = max(cursor, self._ours.get(key, ORIGIN))
+        self._ours.move_to_end(key)
+        while len(self._ours) > STREAMS_MAX:
+            self._ours.popitem(last=False)
+
+
+def keys_of(batch: MessageBatch, own: str) -> str | pa.StringArray:
+    """The stream of each message, or of all of them."""
+    if ROUTE not in batch.rows.schema.names:
+        return own
+    routes = batch.rows.column(ROUTE)
+    return own if routes.null_count == len(routes) else routes.fill_null(own)
+
+
+def streams_of(keys: str | pa.StringArray) -> list[str]:
+    """Each stream once."""
+    return [keys] if isinstance(keys, str) else keys.unique().to_pylist()
+
+
+def last_of_each(
+    batch: MessageBatch, keys: str | pa.StringArray, count: int
+) -> Iterator[tuple[str, Cursor]]:
+    """The last of the first ``count`` messages in each stream."""
+    if not count:
+        return
+    if isinstance(keys, str):
+        yield keys, batch.cursor(count - 1)
+        return
+    encoded = keys.slice(0, count).dictionary_encode()
+    last = np.zeros(len(encoded.dictionary), np.int64)
+    np.maximum.at(last, encoded.indices.to_numpy(), np.arange(count))
+    for key, at in zip(encoded.dictionary.to_pylist(), last.tolist(), strict=True):
+        yield key, batch.cursor(at)
+
+
+def _names_its_entry(metadata: bytes, entry_id: bytes, consumer: str) -> bool:
+    try:
+        content = orjson.loads(metadata)
+        own_id = f"{content['commit_lsn']}-{content['commit_idx']}".encode()
+        named = content.get("consumer") or {}
+        return own_id == entry_id and named.get("name", consumer) == consumer
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False

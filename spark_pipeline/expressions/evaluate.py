@@ -1,0 +1,170 @@
+"""Verdicts: what a consumer's expressions say of changes, on the driver or on the executors.
+
+Few rows are evaluated in this process, without a Spark job (``verdicts``); many are decoded and
+evaluated where the cores are (``from_log``). Both ask the same columns of Spark and the same
+functions. What must always hold: a row that fails is the only one to suffer; every insert, update
+and delete that the consumer takes has exactly one verdict, in cursor order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyspark.sql import SparkSession
+
+from cdc.config import Sink as SinkConfig
+from cdc.cursor import ORIGIN, Cursor
+from spark_pipeline.expressions.compiled import Expressions, program_for
+from spark_pipeline.expressions.engine import Engine
+from spark_pipeline.expressions.failures import EvaluationError, Hunt, answers
+from spark_pipeline.expressions.functions import Function
+from spark_pipeline.expressions.routes import bad_routes
+from spark_pipeline.expressions.seen import RawRows, SeenRows, place_of, seen_rows
+from spark_pipeline.expressions.verdicts import VERDICT_SCHEMA, empty, in_cursor_order
+
+if TYPE_CHECKING:
+    from spark_pipeline.delivery import Origin
+
+
+def verdicts(
+    spark: SparkSession | None,
+    consumer: SinkConfig,
+    origin: Origin,
+    rows: RawRows,
+    *,
+    since: Cursor = ORIGIN,
+    hunt: Hunt | None = None,
+) -> pa.RecordBatch:
+    """VERDICT_SCHEMA for the raw rows at or above ``since``, evaluated here.
+
+    Without SQL expressions Spark is not needed. ``hunt`` counts the bad rows of a batch that is
+    handed over in parts.
+    """
+    expressions = Expressions.of(consumer)
+    if expressions is None:
+        raise ValueError(f"consumer {consumer.name} has no expressions")
+    hunt = hunt or Hunt(consumer.name)
+    judged = [
+        _judge(spark, consumer, expressions, table, hunt)
+        for table in seen_rows(consumer, origin, rows, since=since)
+    ]
+    return in_cursor_order(pa.Table.from_batches(judged, VERDICT_SCHEMA)) if judged else empty()
+
+
+def _judge(
+    spark: SparkSession | None,
+    consumer: SinkConfig,
+    expressions: Expressions,
+    table: SeenRows,
+    hunt: Hunt,
+) -> pa.RecordBatch:
+    judging = Judging.begin(table)
+    judging.ask_functions(expressions, hunt, ("filter",))
+    if expressions.sql:
+        assert spark is not None, "SQL expressions need Spark"
+        program = program_for(Engine.of(spark), expressions, table.schema)
+
+        def run(rows: pa.RecordBatch) -> pa.RecordBatch:
+            try:
+                return program.run(rows)
+            except EvaluationError as error:
+                if rows.num_rows > 1:
+                    raise
+                key = program.failing_key(rows)
+                raise EvaluationError(f"the {key} of {hunt.consumer} failed: {error}") from None
+
+        judging.ask(run, hunt)
+    judging.ask_functions(expressions, hunt, ("transform", "routing"))
+    return checked(consumer, judging.verdicts(table.cursors))
+
+
+def checked(consumer: SinkConfig, verdicts: pa.RecordBatch) -> pa.RecordBatch:
+    """The same, where a route that cannot be followed is the error of its message."""
+    if verdicts.column("route").null_count == verdicts.num_rows:
+        return verdicts
+    wrong = bad_routes(consumer, verdicts.column("route"))
+    if wrong.null_count == len(wrong):
+        return verdicts
+    good = wrong.is_null()
+    said = {name: verdicts.column(name) for name in VERDICT_SCHEMA.names}
+    said["keep"] = pc.and_(said["keep"], good)
+    said["error"] = pc.coalesce(said["error"], wrong)
+    for name in ("message", "route"):
+        said[name] = pc.if_else(good, said[name], pa.scalar(None, pa.string()))
+    return pa.RecordBatch.from_arrays(list(said.values()), schema=VERDICT_SCHEMA)
+
+
+@dataclass
+class Judging:
+    """Rows of one table version while they are judged: ``open`` are those still in the running."""
+
+    rows: pa.RecordBatch
+    open: NDArray[np.int64]
+    said: dict[str, pa.Array]  # by key, of all rows; null where nobody answered
+    errors: dict[int, str]
+
+    @classmethod
+    def begin(cls, table: SeenRows) -> Judging:
+        count = table.rows.num_rows
+        bad = np.flatnonzero(table.error.is_valid().to_numpy(zero_copy_only=False))
+        errors = {int(at): str(table.error[at].as_py()) for at in bad}
+        return cls(table.rows, np.setdiff1d(np.arange(count), bad), {}, errors)
+
+    def ask_functions(self, expressions: Expressions, hunt: Hunt, keys: tuple[str, ...]) -> None:
+        for key in keys:
+            if key in expressions.functions:
+                self.ask(_as_columns(expressions.functions[key]), hunt)
+
+    def ask(self, evaluate: Callable[[pa.RecordBatch], pa.RecordBatch], hunt: Hunt) -> None:
+        """Have the open rows answered; those that fail, and those kept back, are open no more."""
+        every = len(self.open) == self.rows.num_rows
+        rows = self.rows if every else self.rows.take(pa.array(self.open))
+        said, good, bad = answers(rows, evaluate, hunt)
+        for at, text in bad.items():
+            row = int(self.open[at])
+            self.errors[row] = f"cannot judge {place_of(self.rows, row)}: {text}"
+        self.open = self.open[good]
+        if said is None:
+            return
+        for key in said.schema.names:
+            self.said[key] = _spread(said.column(key), self.open, self.rows.num_rows)
+        if "filter" in said.schema.names:
+            passes = pc.fill_null(said.column("filter"), False).to_numpy(zero_copy_only=False)
+            self.open = self.open[passes]
+
+    def verdicts(self, cursors: pa.RecordBatch) -> pa.RecordBatch:
+        count = self.rows.num_rows
+        keep = np.zeros(count, bool)
+        keep[self.open] = True
+        errors: list[str | None] = [None] * count
+        for at, text in self.errors.items():
+            errors[at] = text
+        nothing = pa.nulls(count, pa.string())
+        message, route = (
+            pc.if_else(pa.array(keep), self.said.get(key, nothing), pa.scalar(None, pa.string()))
+            for key in ("transform", "routing")
+        )
+        columns = [pa.array(keep), message, route, pa.array(errors, pa.string())]
+        return pa.RecordBatch.from_arrays([*cursors.columns, *columns], schema=VERDICT_SCHEMA)
+
+
+def _as_columns(function: Function) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    def run(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([function.run(rows)], names=[function.key])
+
+    return run
+
+
+def _spread(values: pa.Array, places: NDArray[np.int64], count: int) -> pa.Array:
+    """The values at their places among ``count`` rows, null elsewhere."""
+    if len(places) == count:
+        return values
+    at = np.full(count, -1, np.int64)
+    at[places] = np.arange(len(places))
+    return values.take(pa.array(at, mask=at < 0))

@@ -1,0 +1,71 @@
+"""Finding the rows that an expression fails on, by halving.
+
+Whoever evaluates gives an answer for all rows or for none. What must always hold: a row is called
+bad only if it fails alone; how many are hunted is bounded, and beyond the bound nothing is said of
+any row: the consumer waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from cdc.errors import TransientError
+
+BAD_ROWS_MAX: Final = 100
+"""How many bad rows of a batch are found one by one."""
+
+_TEXT_MAX: Final = 500
+
+
+class EvaluationError(Exception):
+    """An evaluator gave no answer; of one row alone, this is that row's fault."""
+
+
+@dataclass
+class Hunt:
+    """The bad rows of one batch so far, whatever tables and expressions they are of."""
+
+    consumer: str
+    found: int = field(default=0)
+
+    def count(self, text: str) -> None:
+        self.found += 1
+        if self.found > BAD_ROWS_MAX:
+            raise TransientError(
+                f"the expressions of consumer {self.consumer} fail on more than {BAD_ROWS_MAX} "
+                f"changes of one batch; the last: {text}",
+                fix="correct the expression so that it takes such rows, for example with "
+                "try_divide or try_cast, and start again; nothing was skipped",
+            )
+
+
+def answers(
+    rows: pa.RecordBatch,
+    evaluate: Callable[[pa.RecordBatch], pa.RecordBatch],
+    hunt: Hunt,
+) -> tuple[pa.RecordBatch | None, NDArray[np.int64], dict[int, str]]:
+    """What ``evaluate`` says of the good rows, their places, and the errors of the bad ones."""
+    waiting = [(0, rows.num_rows)] if rows.num_rows else []
+    said: list[pa.RecordBatch] = []
+    good: list[NDArray[np.int64]] = []
+    bad: dict[int, str] = {}
+    while waiting:
+        start, stop = waiting.pop()
+        try:
+            said.append(evaluate(rows.slice(start, stop - start)))
+            good.append(np.arange(start, stop))
+        except EvaluationError as error:
+            if stop - start > 1:
+                middle = (start + stop) // 2
+                waiting += [(middle, stop), (start, middle)]
+                continue
+            bad[start] = str(error)[:_TEXT_MAX]
+            hunt.count(bad[start])
+    places = np.concatenate(good) if good else np.empty(0, np.int64)
+    return (pa.concat_batches(said) if said else None), places, bad

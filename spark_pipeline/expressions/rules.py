@@ -1,0 +1,177 @@
+"""What an expression may do: look at one change, and always say the same of it.
+
+Two looks, each enough for most of what is refused. The parsed tree shows every function by name,
+and only Spark's own functions of known groups are taken, so that one that a later Spark brings, or
+somebody registered, is refused until it is looked at. The analyzed plan shows what became of them:
+only a choice of columns over the change itself may be left, and it must be deterministic, for a
+change that is delivered again must get the same answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, Final
+
+from pyspark.sql import DataFrame
+
+from spark_pipeline.expressions.engine import Engine
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_GROUPS: Final = _words(
+    "array_funcs bitwise_funcs collection_funcs conditional_funcs conversion_funcs csv_funcs "
+    "datetime_funcs hash_funcs json_funcs lambda_funcs map_funcs math_funcs predicate_funcs "
+    "string_funcs struct_funcs url_funcs variant_funcs vector_funcs"
+)
+_ALSO: Final = _words(
+    "aes_decrypt assert_true bitmap_bit_position bitmap_bucket_number bitmap_count hmac "
+    "raise_error try_aes_decrypt typeof"
+)
+_CLOCK: Final = _words(
+    "curdate current_date current_time current_timestamp current_timezone localtime "
+    "localtimestamp now"
+)
+_RANDOM: Final = _words("aes_encrypt rand randn random randstr shuffle uniform uuid")
+_OTHER: Final = _words("session_window window window_time")
+# What a name without brackets, or a call without arguments, becomes when it is analyzed.
+_CLOCK_CLASSES: Final = _words(
+    "CurrentBatchTimestamp CurrentDate CurrentTime CurrentTimeZone CurrentTimestamp LocalTime "
+    "LocalTimestamp Now"
+)
+_OUTSIDE_CLASSES: Final = _words(
+    "CallMethodViaReflection CurrentCatalog CurrentDatabase CurrentPath CurrentUser "
+    "InputFileBlockLength InputFileBlockStart InputFileName MonotonicallyIncreasingID "
+    "SparkPartitionID SparkVersion TryReflect"
+)
+_BASES: Final = {
+    "SubqueryExpression": "subqueries",
+    "PlanExpression": "subqueries",
+    "UserDefinedExpression": "functions that are not Spark's own",
+    "Generator": "functions that make several rows of one",
+    "WindowExpression": "window functions",
+    "aggregate.AggregateExpression": "aggregates",
+    "aggregate.AggregateFunction": "aggregates",
+}
+_EXPRESSIONS: Final = "org.apache.spark.sql.catalyst.expressions"
+_NODES_MAX: Final = 5_000
+_GAP = r"(?:\s|/\*.*?\*/|--[^\n]*\n)*"
+_MOVING_LITERAL: Final = re.compile(
+    rf"\b(?:date|timestamp(?:_ntz|_ltz)?){_GAP}['\"]\s*(?:now|today|tomorrow|yesterday)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_MOVING_TEXT: Final = re.compile(r"\s*(?:now|today|tomorrow|yesterday)\b", re.IGNORECASE)
+
+
+class RuleError(Exception):
+    """What an expression does that it may not."""
+
+
+def check_parsed(engine: Engine, text: str) -> None:
+    """Refuse by what is written; Spark's ParseException says what is no expression at all."""
+    session: Any = engine.session._jsparkSession
+    tree = session.sessionState().sqlParser().parseExpression(text)
+    if _name(tree) in ("Alias", "MultiAlias"):
+        raise RuleError("a name has no use here: leave out AS and what follows it")
+    for node in _nodes(tree):
+        name = _name(node)
+        if name in ("UnresolvedStar", "UnresolvedRegex", "ResolvedStar"):
+            raise RuleError("* is not a value: write struct(…) or record as a whole")
+        if name == "UnresolvedFunction":
+            _check_function(engine, str(node.nameParts().mkString(".")).lower())
+        _check_base(engine, node)
+    if _MOVING_LITERAL.search(text):
+        raise RuleError(_moving("a date that moves with the clock"))
+
+
+def check_analyzed(engine: Engine, frame: DataFrame) -> None:
+    """Refuse by what became of it; ``frame`` is the expression chosen from the change."""
+    java: Any = frame._jdf
+    plan = java.queryExecution().analyzed()
+    if _name(plan) != "Project" or _name(plan.child()) != "LogicalRDD":
+        raise RuleError(
+            "it needs more than the change itself: aggregates, windows and generators are refused"
+        )
+    (tree,) = _each(plan.projectList())
+    for node in _nodes(tree, engine):
+        name = _name(node)
+        _check_base(engine, node)
+        if name in _CLOCK_CLASSES:
+            raise RuleError(_moving("the clock or the time zone of the session"))
+        if name in _OUTSIDE_CLASSES:
+            raise RuleError(_outside(str(node.prettyName())))
+        if not node.deterministic():
+            raise RuleError(_moving(f"the function {node.prettyName()}"))
+        if name == "Cast" and _is_moving_text(node):
+            raise RuleError(_moving("a date that moves with the clock"))
+
+
+def _check_function(engine: Engine, name: str) -> None:
+    plain = name.removeprefix("system.builtin.").removeprefix("builtin.")
+    if plain in _CLOCK | _RANDOM:
+        raise RuleError(_moving(f"the function {plain}"))
+    functions = engine.jvm.org.apache.spark.sql.catalyst
+    known = functions.analysis.FunctionRegistry.builtin().lookupFunction(
+        functions.FunctionIdentifier(plain)
+    )
+    if known.isEmpty():
+        raise RuleError(f"there is no function {name} of Spark's own")
+    if plain in _OTHER or (known.get().getGroup() not in _GROUPS and plain not in _ALSO):
+        raise RuleError(_outside(plain))
+
+
+def _check_base(engine: Engine, node: Any) -> None:
+    kind = str(node.getClass().getName())
+    for base, what in _BASES.items():
+        if _is_a(engine, kind, base):
+            raise RuleError(f"{what} are refused: it may look at one change alone")
+
+
+@lru_cache(maxsize=_NODES_MAX)
+def _is_a(engine: Engine, kind: str, base: str) -> bool:
+    find = engine.jvm.java.lang.Class.forName
+    return bool(find(f"{_EXPRESSIONS}.{base}").isAssignableFrom(find(kind)))
+
+
+def _is_moving_text(cast: Any) -> bool:
+    child = cast.child()
+    if _name(child) != "Literal" or child.value() is None:
+        return False
+    to_time = str(cast.dataType().typeName()).startswith(("date", "timestamp"))
+    return to_time and _MOVING_TEXT.match(str(child.toString())) is not None
+
+
+def _moving(what: str) -> str:
+    return f"{what} may say something else when the change is delivered again"
+
+
+def _outside(name: str) -> str:
+    return f"the function {name} is refused: it may look at one change alone"
+
+
+def _nodes(tree: Any, engine: Engine | None = None) -> Iterator[Any]:
+    """Every part of a tree; given the engine, also what Spark puts in place of some of them."""
+    waiting, seen = [tree], 0
+    while waiting:
+        node = waiting.pop()
+        seen += 1
+        if seen > _NODES_MAX:
+            raise RuleError(f"it has more than {_NODES_MAX} parts: make it simpler")
+        yield node
+        waiting += _each(node.children())
+        if engine is not None and _is_a(
+            engine, str(node.getClass().getName()), "RuntimeReplaceable"
+        ):
+            waiting.append(node.replacement())
+
+
+def _each(sequence: Any) -> list[Any]:
+    return [sequence.apply(at) for at in range(sequence.size())]
+
+
+def _name(node: Any) -> str:
+    return str(node.getClass().getName()).rsplit(".", 1)[-1].rsplit("$", 1)[-1]

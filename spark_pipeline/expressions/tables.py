@@ -1,0 +1,106 @@
+"""Every expression of a configuration, checked against every table that it will meet.
+
+It is done before the service starts and by ``walbrook config check``. What must always hold: all
+problems are told at once; a table that nobody can describe stops nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import psycopg
+from pyspark.sql import SparkSession
+
+from cdc.config import Config, Database
+from cdc.config import Sink as SinkConfig
+from cdc.decoding.plan import plan_for
+from cdc.errors import ConfigError, WalbrookError
+from cdc.replication.published import published_relations
+from cdc.service.start import reach
+from spark_pipeline.expressions.compiled import Expressions
+from spark_pipeline.matching import Match
+
+_TOLD_MAX: Final = 20
+
+
+@dataclass
+class Found:
+    """What a check came to: problems with their fixes, and what it could not look at."""
+
+    problems: dict[str, str] = field(default_factory=dict)
+    unchecked: list[str] = field(default_factory=list)
+
+    def add(self, problems: Iterable[tuple[str, str]]) -> None:
+        self.problems |= dict(problems)
+
+    def raise_problems(self) -> None:
+        """ConfigError with all of them, if there are any."""
+        if not self.problems:
+            return
+        told = list(self.problems)[:_TOLD_MAX]
+        if len(self.problems) > len(told):
+            told.append(f"and {len(self.problems) - len(told)} more")
+        fixes = list(dict.fromkeys(self.problems.values()))
+        raise ConfigError("\n  ".join(["expressions cannot be used:", *told]), fix=fixes[0])
+
+
+def has_expressions(config: Config, *, sql: bool = False) -> bool:
+    """Whether an active sink has any; with ``sql``, any that need Spark."""
+    found = [Expressions.of(sink) for sink in config.sinks if sink.status == "active"]
+    return any(one is not None and (not sql or bool(one.sql)) for one in found)
+
+
+def check_config(spark: SparkSession | None, config: Config) -> Found:
+    """Every consumer's expressions, against the tables of every source that answers."""
+    found = Found()
+    for database in config.databases:
+        sinks = _with_expressions(config, database)
+        if not sinks:
+            continue
+        relations: list[bytes] = []
+        try:
+            with reach(database.dsn(), f"database {database.name}") as source:
+                relations = published_relations(source, database.publication.name)
+        except (WalbrookError, psycopg.Error) as error:
+            found.unchecked.append(
+                f"the expressions on database {database.name} were checked for their form alone, "
+                f"not against its tables: {str(error).strip()}"
+            )
+        _check(found, spark, sinks, relations)
+    return found
+
+
+def check_expressions(
+    spark: SparkSession | None, config: Config, database: Database, relations: Sequence[bytes]
+) -> None:
+    """ConfigError that names every expression and table of ``relations`` that do not fit.
+
+    ``relations`` are Relation messages as the log keeps them.
+    """
+    found = Found()
+    _check(found, spark, _with_expressions(config, database), relations)
+    found.raise_problems()
+
+
+def _with_expressions(config: Config, database: Database) -> list[tuple[SinkConfig, Expressions]]:
+    sinks = [sink for sink in config.sinks_of(database.name) if sink.status == "active"]
+    found = [(sink, Expressions.of(sink)) for sink in sinks]
+    return [(sink, expressions) for sink, expressions in found if expressions is not None]
+
+
+def _check(
+    found: Found,
+    spark: SparkSession | None,
+    sinks: Sequence[tuple[SinkConfig, Expressions]],
+    relations: Sequence[bytes],
+) -> None:
+    for sink, expressions in sinks:
+        # What is wrong whatever the table is told once.
+        of_form = expressions.form_problems(spark)
+        found.add(of_form.values())
+        match = Match.of(sink)
+        for plan in map(plan_for, relations):
+            if match.takes(plan.relation.namespace, plan.relation.name):
+                found.add(expressions.table_problems(spark, plan, besides=of_form.keys()))
