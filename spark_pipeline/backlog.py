@@ -1,17 +1,36 @@
-"""How much of the log lies between two places."""
+"""How much of the log lies between two places, and how far some of it reaches."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
 
 from cdc.log.view import LogReader
 
 
-def rows_between(log: LogReader, first: int, end: int, most: int) -> int:
-    """The rows of the batches ``[first, end)``; of a long range only that there are more.
+@dataclass(frozen=True)
+class Bounds:
+    """Most rows and most bytes of something."""
+
+    rows: int
+    bytes: int
+
+
+def fitting(log: LogReader, first: int, end: int, most: Bounds) -> tuple[int, int]:
+    """How many batches from ``first`` on, up to ``end``, stay within ``most``, and their rows.
 
     An index is read for every batch, so no more of them are looked at than could matter.
     """
-    if end <= first:
-        return 0
-    if end - first > most:
-        return most + 1
-    return min(most + 1, int(log.entries(first, end)["rows"].sum()))
+    last = min(end, first + most.rows + 1)
+    if last <= first:
+        return 0, 0
+    entries = log.entries(first, last)
+    rows, sizes = np.cumsum(entries["rows"]), np.cumsum(entries["bytes"])
+    batches = int(((rows <= most.rows) & (sizes <= most.bytes)).sum())
+    return batches, int(rows[batches - 1]) if batches else 0
+
+
+def fits(log: LogReader, first: int, end: int, most: Bounds) -> bool:
+    """Whether all batches ``[first, end)`` stay within ``most``."""
+    return fitting(log, first, end, most)[0] >= end - first

@@ -23,8 +23,8 @@ from spark_pipeline.forms import view_of
 from spark_pipeline.plan import Plan
 from spark_pipeline.poison import deliver_carefully, told
 
-Judge = Callable[[Share], Share]
-"""Evaluates a consumer's expressions over a share."""
+Prepare = Callable[[Share], Share]
+"""Does to a share what must be done before it can be delivered."""
 
 _THREADS_MAX = 256
 _LOOK_S = 0.5  # how often those who wait see that the lane was given up
@@ -36,11 +36,10 @@ class Leg:
 
     share: Share
     plan: Plan
-    judge: Judge | None = None  # if its consumer has expressions; asked when its turn comes
+    prepare: Prepare  # asked when its turn comes
 
     def run(self) -> Outcome:
-        if self.judge is not None:
-            self.share = self.judge(self.share)
+        self.share = self.prepare(self.share)
         return deliver_carefully(self.plan.deliver, self.share, self.cursors)
 
     def cursors(self, share: Share) -> list[Cursor]:

@@ -41,14 +41,21 @@ def pass_gaps(
             end=str(gap.end),
             why=gap.reason,
         )
-        delivery = send(share, gap_change(gap))
-        if delivery.error is not None:
-            failed[gap.consumer] = TransientError(
-                f"it cannot be told of its gap from {gap.start} to {gap.end}: {delivery.error}"
-            )
-        else:
+        error = _tell(share, gap)
+        if error is None:
             gap_told(state, gap, term)
+        else:
+            failed[gap.consumer] = TransientError(
+                f"it cannot be told of its gap from {gap.start} to {gap.end}: {error}"
+            )
     return failed
+
+
+def _tell(share: Share, gap: Gap) -> Exception | None:
+    try:
+        return send(share, gap_change(gap)).error
+    except Exception as error:  # whatever breaks here is this consumer's alone
+        return error
 
 
 def gap_change(gap: Gap) -> pa.RecordBatch:

@@ -23,18 +23,16 @@ from cdc.errors import TransientError, WalbrookError
 from cdc.log.open import open_log
 from cdc.log.view import LogReader
 from cdc.replication.stop import StopSignal
-from spark_pipeline.backlog import rows_between
+from spark_pipeline.backlog import fits, fitting
 from spark_pipeline.exchange import Exchange, PlannedRange, note_planned
-from spark_pipeline.members import Departure
 from spark_pipeline.passage import Passage
-from spark_pipeline.plan import DRIVER_WORK_MAX
+from spark_pipeline.planner import ATTEMPTS_IN_DRIVER
 from spark_pipeline.poison import told
 from spark_pipeline.post import Post
 from spark_pipeline.settings import LaneSettings
 
 _logger = structlog.get_logger("walbrook.lane")
 _POLL_S = 0.2
-_SERVED_HERE_S = 30.0
 _RUN = uuid.uuid4().hex  # this process: executors close the sinks of earlier ones
 # The checkpoint is never read again, so its writes need not be waited for. Spark asks to be told
 # twice, because a sink that trusted batch ids would see some of them again; ours go by cursor.
@@ -76,43 +74,41 @@ class Lane:
                     self._settings, state, view, exchange, _RUN, self._post, self._spark
                 )
                 begun(passage)
-                if self._post.catches_up and not passage.members.cursors:
-                    return
                 try:
-                    if self._is_little(passage, view):
-                        self._serve_here(passage, view, exchange)
-                    else:
-                        self._serve_by_query(passage, view, exchange, drain_timeout_s)
+                    here = self._post.catches_up and passage.lane.attempts <= ATTEMPTS_IN_DRIVER
+                    if here and not self._serve_here(passage, view, exchange):
+                        return
+                    self._serve_by_query(passage, view, exchange, drain_timeout_s)
                 finally:
                     passage.close()
             finally:
                 exchange.remove()
 
-    def _is_little(self, passage: Passage, view: LogReader) -> bool:
-        if not self._post.catches_up:
-            return False
-        end = view.next_batch()
-        return rows_between(view, passage.next_batch, end, DRIVER_WORK_MAX) <= DRIVER_WORK_MAX
+    def _serve_here(self, passage: Passage, view: LogReader, exchange: Exchange) -> bool:
+        """A few rows at a time, without a query; says whether a query is needed all the same.
 
-    def _serve_here(self, passage: Passage, view: LogReader, exchange: Exchange) -> None:
-        """A few rows at a time, without a query: starting one would take longer."""
-        until = (
-            time.monotonic() + _SERVED_HERE_S + max(0.0, self._post.rejoin_after - time.monotonic())
-        )
-        while not self._stop.requested and not passage.ended.is_set():
+        Starting one takes longer than a few rows do. And a sink that is down is tried again and
+        again: each try must cost little.
+        """
+        most = self._settings.little
+        while not self._is_over(passage):
             first = passage.next_batch
-            end = min(view.wait(first, _POLL_S), first + DRIVER_WORK_MAX)
+            end = view.wait(first, _POLL_S)
             if end > first:
-                rows = view.entries(first, end)["rows"].cumsum()
-                fits = max(1, int((rows <= DRIVER_WORK_MAX).sum()))
-                planned = PlannedRange(first, first + fits, int(rows[fits - 1]))
-                note_planned(exchange.directory, planned)
+                batches, rows = fitting(view, first, end, most)
+                if not batches:  # one alone is more than that
+                    batches, rows = 1, int(view.entries(first, first + 1)["rows"].sum())
+                note_planned(exchange.directory, PlannedRange(first, first + batches, rows))
                 passage.take(None, 0)
-            if time.monotonic() > until:
-                passage.members.leave(Departure(name, "behind") for name in passage.members.cursors)
-                return
+                if not self._is_over(passage) and not fits(view, passage.next_batch, end, most):
+                    return True
         if passage.failure is not None:
             raise passage.failure
+        return False
+
+    def _is_over(self, passage: Passage) -> bool:
+        nobody = self._post.catches_up and not passage.members.cursors
+        return self._stop.requested or passage.ended.is_set() or nobody
 
     def _serve_by_query(
         self, passage: Passage, view: LogReader, exchange: Exchange, drain_timeout_s: float
@@ -122,6 +118,7 @@ class Lane:
         try:
             self._watch(query, passage, view, drain_timeout_s)
         finally:
+            passage.ended.set()  # whoever is still waited for comes to an end alone
             query.stop()
             shutil.rmtree(checkpoint, ignore_errors=True)
 
@@ -152,8 +149,8 @@ class Lane:
         self, query: StreamingQuery, passage: Passage, view: LogReader, drain_timeout_s: float
     ) -> None:
         """Wait for an end or a stop; after a stop, for everything in the log to be settled."""
-        while query.isActive and not passage.ended.wait(_POLL_S) and not self._stop.requested:
-            pass
+        while query.isActive and not self._is_over(passage):
+            passage.ended.wait(_POLL_S)
         deadline = time.monotonic() + drain_timeout_s
         while query.isActive and not passage.ended.is_set():
             if passage.next_batch >= view.next_batch():
@@ -165,7 +162,7 @@ class Lane:
             passage.ended.wait(_POLL_S / 4)
         if passage.failure is not None:
             raise passage.failure
-        if not query.isActive and not passage.ended.is_set():
+        if not query.isActive and not self._is_over(passage):
             raise _query_failure(query)
 
 

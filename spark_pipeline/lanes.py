@@ -19,6 +19,8 @@ from functools import partial
 
 import psycopg
 import structlog
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc.connection import Connection, connect
@@ -27,7 +29,7 @@ from cdc.log.damage import report_damage
 from cdc.log.manifest import read_manifest
 from cdc.log.open import open_log
 from cdc.replication.stop import StopSignal
-from cdc.state.health import Condition, report_conditions
+from cdc.state.health import report_conditions
 from cdc.state.lanes import (
     SHARED,
     Standing,
@@ -38,9 +40,11 @@ from cdc.state.lanes import (
     show_standing,
 )
 from cdc.state.positions import consumer_cursors, restart_cursor
-from spark_pipeline.backlog import rows_between
+from spark_pipeline.backlog import fits
+from spark_pipeline.exchange import Exchange
 from spark_pipeline.lane import Begun, Lane
 from spark_pipeline.members import Departure
+from spark_pipeline.overdue import GIVEN_UP_AFTER, overdue, to_be_given_up
 from spark_pipeline.passage import Passage
 from spark_pipeline.poison import told
 from spark_pipeline.post import Post
@@ -51,7 +55,7 @@ _logger = structlog.get_logger("walbrook.lane")
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 30.0
 _TICK_S = 0.1
 _LOOK_S = 1.0  # how often cursors are looked at for somebody else's moves
-_GIVEN_UP_AFTER = 5  # deadlines
+_TURN_S = 30.0  # how long a lane catches up while others wait for one
 
 
 class SourceLanes:
@@ -65,7 +69,9 @@ class SourceLanes:
         self._departures: queue.SimpleQueue[Departure] = queue.SimpleQueue()
         self._passages: dict[str, Passage] = {}
         self._threads: dict[str, threading.Thread] = {}
-        self._lock = threading.Lock()  # around the roster and the passages
+        self._names = [f"catch_up_{n}" for n in range(1, settings.catch_up_lanes + 1)]
+        self._begun_at: dict[str, float] = {}  # lanes that catch up
+        self._lock = threading.Lock()  # around the roster, the passages and the threads
         self._fatal: list[Exception] = []
         self._state: Connection | None = None
         self._looked = 0.0
@@ -97,14 +103,15 @@ class SourceLanes:
     def _place(self) -> None:
         """Those that are far behind the first catch up by themselves, all others go together."""
         behind: list[str] = []
+        for lane in (SHARED, *self._names):
+            Exchange.create(self._settings.checkpoint_directory / lane / "exchange").remove()
         try:
             standing = consumer_cursors(self._connected(), self._settings.source)
             clear_lanes(self._connected(), self._settings.source)
             with closing(open_log(self._settings.log_directory)) as log:
                 top = log.seek(max(standing.values())) if standing else 0
-                most = self._settings.micro_batch_rows
                 for name, cursor in standing.items():
-                    if rows_between(log, log.seek(cursor), top, most) > most:
+                    if not fits(log, log.seek(cursor), top, self._settings.bridge):
                         behind.append(name)
         except (WalbrookError, psycopg.Error) as error:
             # Where all begin together nothing is lost; whoever is behind is then waited for.
@@ -121,11 +128,14 @@ class SourceLanes:
         # A stop may come before Spark is up; what the log holds is delivered all the same.
         while not self._stop.requested or (drain_timeout_s and self._behind()):
             started = time.monotonic()
-            self._place_departed()
-            with self._lock:
-                members = self._roster.in_lane(SHARED)
-            post = Post(tuple(members), self._departures.put)
             try:
+                self._place_departed()
+                with self._lock:
+                    # An earlier one serves nobody any more; what it told was heard.
+                    if (earlier := self._passages.pop(SHARED, None)) is not None:
+                        earlier.members.close()
+                    members = self._roster.in_lane(SHARED)
+                post = Post(tuple(members), self._departures.put)
                 self._lane(post).serve(self._begun(post), drain_timeout_s)
                 return
             except Exception as error:
@@ -167,15 +177,17 @@ class SourceLanes:
         return begun
 
     def _end(self, name: str) -> None:
+        try:
+            with connect(self._settings.state_dsn, name=f"{self._settings.source}:lanes") as state:
+                close_lane(state, self._settings.source, name)
+        except psycopg.Error as error:
+            _logger.warning("lane.state_unreachable", error=str(error).strip())
         with self._lock:
             passage = self._passages.pop(name, None)
+            self._begun_at.pop(name, None)
             self._threads.pop(name, None)
         if passage is not None:
-            try:
-                with connect(self._settings.state_dsn, name=f"{self._settings.source}:lanes") as db:
-                    close_lane(db, self._settings.source, passage.lane)
-            except psycopg.Error as error:
-                _logger.warning("lane.state_unreachable", error=str(error).strip())
+            passage.members.close()
 
     def _is_fatal(self, name: str, error: Exception) -> bool:
         """Say in the log and in SQL what keeps a lane from moving, and whether trying is no use."""
@@ -192,7 +204,9 @@ class SourceLanes:
         # A log that was cut or evicted below a lane is no reason to stop: what that means for each
         # consumer is decided at the start, where cursors and floors are compared. What nobody
         # foresaw, such as a JVM that is gone, is mended by a new process.
-        foreseen = isinstance(error, WalbrookError | psycopg.Error)
+        foreseen = isinstance(
+            error, WalbrookError | psycopg.Error | PySparkException | Py4JJavaError
+        )
         if not foreseen or (isinstance(error, OperatorError) and not isinstance(error, GapError)):
             self._fatal.append(error)
             return True
@@ -225,11 +239,18 @@ class SourceLanes:
                 return
 
     def _place_departed(self) -> None:
-        while True:
-            try:
-                departure = self._departures.get_nowait()
-            except queue.Empty:
-                return
+        heard: list[Departure] = []
+        with self._lock:  # around both, so that what was told is placed in its order
+            while True:
+                try:
+                    departure = self._departures.get_nowait()
+                except queue.Empty:
+                    break
+                heard.append(departure)
+                self._roster.departed(departure, time.monotonic())
+                if departure.why == "caught_up" and SHARED in self._passages:
+                    self._passages[SHARED].members.invite(departure.consumer)
+        for departure in heard:
             told_of = {"consumer": departure.consumer, "why": departure.why}
             if departure.error is None:
                 _logger.info("lane.left", source=self._settings.source, **told_of)
@@ -237,10 +258,6 @@ class SourceLanes:
                 _logger.warning(
                     "lane.left", source=self._settings.source, **told_of, error=str(departure.error)
                 )
-            with self._lock:
-                self._roster.departed(departure, time.monotonic())
-                if departure.why == "caught_up" and SHARED in self._passages:
-                    self._passages[SHARED].members.invite(departure.consumer)
 
     def _look(self) -> None:
         """For cursors that somebody else moved, consumers that come and go, and lanes that hang."""
@@ -262,27 +279,14 @@ class SourceLanes:
         self._check_deadlines(passages)
 
     def _check_deadlines(self, passages: dict[str, Passage]) -> None:
-        conditions: list[Condition] = []
+        now, deadline_s = time.monotonic(), self._settings.deadline_s
+        progress = {lane: passage.progress() for lane, passage in passages.items()}
+        with self._lock:
+            leaving = self._roster.leaving(now)
         for lane, passage in passages.items():
-            progress = passage.progress()
-            age_s = time.monotonic() - progress.since if progress else 0.0
-            if progress is None or age_s < self._settings.deadline_s:
-                continue
-            waits = (
-                f", waiting for {', '.join(progress.waiting_for)}" if progress.waiting_for else ""
-            )
-            conditions.append(
-                Condition(
-                    f"lane_slow_{lane}",
-                    "warning",
-                    f"a micro-batch of {progress.rows} changes in lane {lane} has been at "
-                    f"{progress.step} for {age_s:.0f} s{waits}",
-                    fix="look at the sinks it waits for, at Spark's executors and at the load of "
-                    "the state database; spark.deadline_s says when this is told",
-                )
-            )
-            if age_s > self._settings.deadline_s * _GIVEN_UP_AFTER:
-                passage.give_up(f"a micro-batch had not ended after {age_s:.0f} s")
+            if to_be_given_up(progress[lane], deadline_s=deadline_s, now=now):
+                passage.give_up(f"a micro-batch had not ended after {GIVEN_UP_AFTER} deadlines")
+        conditions = list(overdue(progress, leaving, deadline_s=deadline_s, now=now))
         if conditions or self._told_slow:
             report_conditions(
                 self._connected(),
@@ -295,15 +299,25 @@ class SourceLanes:
 
     def _start_lanes(self) -> None:
         """Lanes for those that wait and are due, as many as are free."""
+        now = time.monotonic()
         with self._lock:
-            due = self._roster.due(time.monotonic())
-            names = [f"catch_up_{n}" for n in range(1, self._settings.catch_up_lanes + 1)]
-            free = [name for name in names if name not in self._threads]
+            due = self._roster.due(now)
+            free = [name for name in self._names if name not in self._threads]
+        if due and not free:
+            self._take_turns(now)
         if not due or not free:
             return
         standing = consumer_cursors(self._connected(), self._settings.source)
         served = [name for name in due if name in standing]
-        for lane, consumers in zip(free, grouped(served, standing, len(free)), strict=False):
+        with closing(open_log(self._settings.log_directory)) as log:
+            places = {name: log.seek(standing[name]) for name in served}
+
+            def near(one: str, other: str) -> bool:
+                low, high = sorted((places[one], places[other]))
+                return fits(log, low, high, self._settings.bridge)
+
+            groups = grouped(served, len(free), near)
+        for lane, consumers in zip(free, groups, strict=False):
             with self._lock:
                 for consumer in consumers:
                     self._roster.put(consumer, lane)
@@ -314,10 +328,27 @@ class SourceLanes:
             )
             self._begin(lane, partial(self._run_catch_up, post))
 
+    def _take_turns(self, now: float) -> None:
+        """Somebody waits and no lane is free: the oldest one lets its consumers go, and they wait.
+
+        So nobody waits longer than it takes for all to have had their turn.
+        """
+        with self._lock:
+            if not any(now - since > _TURN_S for since in self._begun_at.values()):
+                return
+            oldest = min(self._begun_at, key=self._begun_at.__getitem__)
+            passage = self._passages.get(oldest)
+            self._begun_at[oldest] = now
+        if passage is not None:
+            for consumer in passage.members.cursors:
+                passage.members.let_go(consumer, "behind")
+
     def _begin(self, name: str, run: Callable[[], None]) -> None:
         thread = threading.Thread(target=run, name=f"lane-{self._settings.source}-{name}")
         with self._lock:
             self._threads[name] = thread
+            if name != SHARED:
+                self._begun_at[name] = time.monotonic()
         thread.start()
 
     def _show(self) -> None:

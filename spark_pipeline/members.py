@@ -32,7 +32,10 @@ class Departure:
 
 
 class Members:
-    """The consumers of one lane with their cursors; all methods may be called from any thread."""
+    """The consumers of one lane with their cursors; all methods may be called from any thread.
+
+    ``left`` is told of departures in their order; it must not call back.
+    """
 
     def __init__(self, left: Callable[[Departure], None]) -> None:
         self._left = left
@@ -91,14 +94,20 @@ class Members:
                 self._cursors.pop(departure.consumer, None)
                 self._invited.discard(departure.consumer)
                 self._asked_to_go.pop(departure.consumer, None)
-            self._left(departure)
+                self._left(departure)
 
     def detach(self, consumer: str) -> None:
         """Serve it no more, though its last share goes on: ``leave`` follows."""
         with self._lock:
-            here = self._cursors.pop(consumer, None) is not None
-        if here:  # else it has ended meanwhile
-            self._left(Departure(consumer, "detached"))
+            if self._cursors.pop(consumer, None) is not None:  # else it has ended meanwhile
+                self._left(Departure(consumer, "detached"))
+
+    def close(self) -> None:
+        """The lane is no more: nobody is served by it, and nobody is told to leave it."""
+        with self._lock:
+            self._cursors.clear()
+            self._invited.clear()
+            self._asked_to_go.clear()
 
     def _apply(self) -> None:
         with self._lock:

@@ -22,6 +22,7 @@ from cdc.connection import Connection, connect
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import TransientError, WalbrookError
 from cdc.log.open import open_log
+from cdc.log.segment import high_of
 from cdc.log.view import LogReader
 from cdc.state.dead_letters import report_dead_letters
 from cdc.state.lanes import LaneEpoch, Step, open_lane
@@ -33,7 +34,7 @@ from cdc.state.positions import (
 )
 from cdc.state.schema_versions import NewVersion
 from spark_pipeline.announce import BatchRows
-from spark_pipeline.backlog import rows_between
+from spark_pipeline.backlog import fits, fitting
 from spark_pipeline.delivery import Outcome, Share
 from spark_pipeline.errands import Deliveries, Errand, Leg
 from spark_pipeline.exchange import Exchange, PlannedRange, SliceMarker
@@ -49,6 +50,7 @@ from spark_pipeline.settling import Settler, as_of
 from spark_pipeline.versions import Versions
 
 _STARTS_MAX = 10
+_NEAR_ENOUGH = 3  # micro-batches in a row after which little was left
 _HEALTH_S = 5.0  # how often acknowledged dead letters are looked for
 
 
@@ -81,6 +83,7 @@ class Passage:
         self._reported = -_HEALTH_S  # monotonic
         self._progress: Progress | None = None
         self._taken = 0
+        self._near = 0
         self._versions = Versions({})
         self.lane: LaneEpoch = open_lane(
             state, settings.source, settings.term, post.name, post.consumers
@@ -122,8 +125,10 @@ class Passage:
     ) -> int:
         if serving:
             return view.seek(min(serving.values()))
-        if standing:  # all are served elsewhere, and will join where this lane then is
-            return view.next_batch()
+        # All are served elsewhere, and will join where this lane then is. What it has not seen it
+        # must see in order all the same: table versions are recorded by whoever is first.
+        if standing and self.lane.reached is not None:
+            return view.seek(self.lane.reached)
         return view.seek(restart_cursor(self._state, self._settings.source))
 
     def take(self, markers: DataFrame | None, _batch_id: int) -> None:
@@ -171,7 +176,7 @@ class Passage:
                 use.begin()
                 self._exchange.hold(errand.files)
             self._at("deliver", planned, started)
-            outcomes = self._deliver(errands, as_of(slices), use)
+            outcomes = self._deliver(errands, as_of(slices), new, use)
             self._at("settle", planned, started)
             took_s = time.monotonic() - started
             step = Step(self.lane, self._taken, planned.rows, took_s * 1000)
@@ -187,7 +192,9 @@ class Passage:
             use.end()
         self._taken += 1
         self._settled(outcomes, moved)
-        self._report(any(piece.errors for piece in slices))
+        dead = any(outcome.dead for outcome in outcomes.values())
+        failed = any(leg.share.failed for errand in errands for leg in errand.legs)
+        self._report(dead or failed or any(piece.errors for piece in slices))
         for errand in errands:
             if errand.consumer in outcomes:
                 self._exchange.release(errand.files)
@@ -195,11 +202,15 @@ class Passage:
         self.next_batch = self._reorder.next_batch
         self._end_if_caught_up(planned.rows, took_s)
 
-    def _deliver(self, errands: list[Errand], when: datetime, use: _Use) -> dict[str, Outcome]:
+    def _deliver(
+        self, errands: list[Errand], when: datetime, new: list[NewVersion], use: _Use
+    ) -> dict[str, Outcome]:
         """The outcomes of those that ended in time; the others have left the lane."""
-        outcomes = self._deliveries.run(
-            errands, late=lambda errand, outcome: self._late(errand, outcome, when, use)
-        )
+
+        def late(errand: Errand, outcome: Outcome) -> None:
+            self._late(errand, outcome, when, new, use)
+
+        outcomes = self._deliveries.run(errands, late)
         for errand in errands:
             if errand.consumer in outcomes:
                 use.end()
@@ -218,13 +229,22 @@ class Passage:
         if cursors := self.members.cursors:
             self._versions.forget_below(min(cursors.values()))
 
-    def _late(self, errand: Errand, outcome: Outcome, when: datetime, use: _Use) -> None:
+    def _late(
+        self,
+        errand: Errand,
+        outcome: Outcome,
+        when: datetime,
+        new: list[NewVersion],
+        use: _Use,
+    ) -> None:
         """An errand that outlived its micro-batch has ended; its consumer has left."""
         departure = Departure(errand.consumer, "failed" if outcome.error else "slow", outcome.error)
         try:
             with connect(self._settings.state_dsn, name=f"{self._settings.source}:late") as state:
                 results = {errand.consumer: (errand, outcome)}
-                if self._settler.settle(state, results, read_to=errand.end, as_of=when):
+                if self._settler.settle(
+                    state, results, read_to=errand.end, as_of=when, versions=new
+                ):
                     departure = Departure(errand.consumer, "moved")
         except (WalbrookError, psycopg.Error) as error:
             departure = Departure(errand.consumer, "failed", told(error))
@@ -234,16 +254,18 @@ class Passage:
             self.members.leave([departure])
 
     def _end_if_caught_up(self, rows: int, took_s: float) -> None:
-        """Let the shared lane have those who are where it is, or almost."""
+        """Let the shared lane have those who are where it is, or almost and stay so."""
         if not self._post.catches_up:
             return
-        if time.monotonic() >= self._post.rejoin_after:
-            most = self._settings.micro_batch_rows
-            with closing(self._open_log()) as log:
-                left = rows_between(log, self.next_batch, log.next_batch(), most)
-            pace_s = took_s / rows if rows else 0.0
-            if left <= most and left * pace_s <= self._settings.patience_s / 2:
-                self.members.leave(Departure(name, "caught_up") for name in self.members.cursors)
+        with closing(self._open_log()) as log:
+            end = log.next_batch()
+            batches, left = fitting(log, self.next_batch, end, self._settings.bridge)
+        all_of_it = self.next_batch + batches >= end
+        quick = bool(rows) and left * took_s / rows <= self._settings.patience_s / 2
+        self._near = self._near + 1 if all_of_it and quick else 0
+        there = self.next_batch >= end or self._near >= _NEAR_ENOUGH
+        if there and time.monotonic() >= self._post.rejoin_after:
+            self.members.leave(Departure(name, "caught_up") for name in self.members.cursors)
         if not self.members.cursors:
             self.ended.set()
 
@@ -260,21 +282,16 @@ class Passage:
                     self.members.leave([Departure(name, "inactive")])
                     continue
                 first = log.seek(cursor)
-                most = self._settings.micro_batch_rows
-                if rows_between(log, first, planned.start, most) > most:
+                if not fits(log, first, planned.start, self._settings.bridge):
                     self.members.leave([Departure(name, "behind")])
                     continue
                 if first < planned.start:
-                    bridges[name] = self._bridge(name, cursor, first, planned.start)
+                    (before,) = log.entries(planned.start - 1, planned.start)
+                    share = replace(self._share(self._consumers[name], cursor), end=high_of(before))
+                    bridges[name] = self._planner.bridge(share, first, planned.start)
                 self.members.admit({name: cursor})
         self._load_versions()
         return bridges
-
-    def _bridge(self, name: str, cursor: Cursor, first: int, end: int) -> Leg:
-        """What a consumer at ``cursor`` lacks of the batches ``[first, end)``, decoded here."""
-        plan = self._planner.in_driver(PlannedRange(first, end, 0))
-        slices = Reorder(first).micro_batch(plan.decode())
-        return Leg(self._share(self._consumers[name], cursor, slices), plan)
 
     def _errands(
         self, plan: Plan, slices: list[SliceMarker], bridges: dict[str, Leg]
@@ -287,11 +304,11 @@ class Passage:
                 legs.append(bridge)
                 cursor = bridge.share.end
             if cursor < slices[-1].high:
-                legs.append(Leg(self._share(self._consumers[name], cursor, slices), plan))
+                share = self._share(self._consumers[name], cursor, slices)
+                legs.append(Leg(share, plan, self._planner.judge))
             if legs:
                 for leg in legs:
                     leg.share = self._told(leg.share)
-                    leg.judge = self._planner.judge if leg.share.consumer.expressions else None
                 errands.append(Errand(name, tuple(legs)))
         return errands
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_pipeline.cluster import ClusterPlan
 from spark_pipeline.delivery import Share
+from spark_pipeline.errands import Leg
 from spark_pipeline.exchange import Exchange, PlannedRange
 from spark_pipeline.expressions.shares import DRIVER_ROWS_MAX, judge
 from spark_pipeline.plan import DRIVER_WORK_MAX, DriverPlan, Plan, SparkPlan
+from spark_pipeline.reorder import Reorder
 from spark_pipeline.settings import LaneSettings
 
 ATTEMPTS_IN_DRIVER = 3
@@ -53,8 +57,19 @@ class Planner:
         where = self._exchange.directory
         return DriverPlan(settings.log_directory, where, planned, self._history, settings.wanted)
 
+    def bridge(self, share: Share, first: int, end: int) -> Leg:
+        """What a consumer lacks of the batches ``[first, end)``, decoded when its turn comes."""
+        plan = self.in_driver(PlannedRange(first, end, 0))
+
+        def decode(lacking: Share) -> Share:
+            slices = Reorder(first).micro_batch(plan.decode())
+            self._exchange.hold({piece.path for piece in slices})
+            return self.judge(replace(lacking, slices=[piece for piece in slices if piece.rows]))
+
+        return Leg(share, plan, decode)
+
     def judge(self, share: Share) -> Share:
-        """The share with what its consumer's expressions say of it."""
+        """The share with what its consumer's expressions, if it has any, say of it."""
         rows = sum(piece.rows for piece in share.slices)
         elsewhere = (self._settings.cluster_options or {}).get("executorPath")
         log = elsewhere if elsewhere and rows > DRIVER_ROWS_MAX else self._settings.log_directory

@@ -4,11 +4,12 @@ A sink says what its destination refused; that is an outcome like any other. Thi
 rest: an exception nobody foresaw, a Python worker that a message kills. The share is tried once
 more, then cut in halves until one message is left, which is tried again and then counted as dead.
 What must always hold: messages stay in order, nothing is dead that was not tried alone, and nothing
-at all while an empty share fails too, because then it is not the messages' fault.
+at all while a share that sends nothing fails too, or if many are: then it is not the messages.
 """
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,11 +26,13 @@ from spark_pipeline.noise import said
 _logger = structlog.get_logger("walbrook.lane")
 
 POISON_MAX = 10
-"""Messages of one share that may be found dead; more look like something else."""
+"""Messages of one share that may be found dead; with more, none is."""
 
 # The line behind a traceback's last frame: what was raised.
 _RAISED = r"^  (?:File .*|  .*)\n((?:\w+\.)*\w+(?:: .*)?)$"
 
+# Not of a message: no memory, no descriptor, no disk, no connection.
+_OF_THE_MACHINE = (OSError, MemoryError)
 _CRASHED = "Python worker exited unexpectedly"
 
 Deliver = Callable[[Share], Outcome]
@@ -80,6 +83,8 @@ class _Hunt:
             done = _after(done, outcome)
             if outcome.error is not None:
                 return self._ended(done, outcome.error)
+            if len(self._found) > POISON_MAX:
+                return _failed(replace(share, start=self._found[0].cursor), _too_many(self._found))
         return replace(done, dead=tuple(self._found))
 
     def _alone(self, piece: Share, within: list[Cursor], error: Exception) -> Outcome:
@@ -88,12 +93,13 @@ class _Hunt:
             return self._deliver(piece)
         except Exception as again:
             error = again
+        if not within or not is_suspect(error):
+            return _failed(piece, told(error))
         try:
-            self._deliver(replace(piece, end=piece.start, slices=[], announcements=None))
+            # The same in everything but that nothing of it is sent.
+            self._deliver(replace(piece, end=piece.start, announcements=None))
         except Exception as broken:
             return _failed(piece, told(broken))
-        if not within or len(self._found) >= POISON_MAX:
-            return _failed(piece, told(error))
         found = Poison(within[0], f"delivery of the change at {within[0]} broke: {told(error)}")
         _logger.warning("lane.poison", consumer=piece.consumer.name, cursor=str(within[0]))
         self._found.append(found)
@@ -127,13 +133,16 @@ def is_suspect(error: Exception) -> bool:
     """
     if isinstance(error, WalbrookError):
         return isinstance(error, PoisonError)
-    if isinstance(error, OSError):
+    if isinstance(error, _OF_THE_MACHINE):
         return False
     text = str(error)
     if _ours(text):
         return _ours(text)[-1][0] in (PoisonError.__name__, "DecodeError")
     through_spark = "spark" in type(error).__module__ or "py4j" in type(error).__module__
-    return not through_spark or "Traceback" in text or _CRASHED in text
+    if raised := re.findall(_RAISED, text, re.MULTILINE):
+        kind = getattr(builtins, re.split(r"[.:]", raised[-1].partition(":")[0])[-1], None)
+        return not (isinstance(kind, type) and issubclass(kind, _OF_THE_MACHINE))
+    return not through_spark or _CRASHED in text
 
 
 def told(error: Exception) -> WalbrookError:
@@ -155,6 +164,13 @@ def told(error: Exception) -> WalbrookError:
 
 def _ours(text: str) -> list[tuple[str, str]]:
     return re.findall(r"^cdc\.errors\.(\w+): (.+)$", text, re.MULTILINE)
+
+
+def _too_many(found: list[Poison]) -> WalbrookError:
+    return TransientError(
+        f"delivery broke on more than {POISON_MAX} messages, so it is not the messages; the first: "
+        f"{found[0].error}"
+    )
 
 
 def _failed(share: Share, error: WalbrookError) -> Outcome:

@@ -7,9 +7,8 @@ served it has said that it left.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from cdc.state.lanes import SHARED, Standing
 from spark_pipeline.members import Departure, Why
@@ -34,7 +33,7 @@ class _Place:
     lane: str | None = None
     reason: str | None = None
     due_at: float | None = None  # when a lane may be started for it; None: not by itself
-    leaving: bool = False  # its last share in a lane goes on
+    leaving_since: float | None = None  # while its last share in a lane goes on
     failures: int = 0
     failed_at: float = float("-inf")
     slow: int = 0
@@ -69,7 +68,7 @@ class Roster:
             self.put(departure.consumer, SHARED)
             return
         place.lane, place.reason, place.due_at = None, _REASONS[why], now
-        place.leaving = why == "detached"
+        place.leaving_since = now if why == "detached" else None
         if why in ("failed", "lane_failed"):
             forgiven = now - place.failed_at > _FORGIVEN_S
             place.failures = 1 if forgiven else place.failures + 1
@@ -79,7 +78,8 @@ class Roster:
                 place.reason = f"{place.reason}: {departure.error}"
         elif why == "slow":
             place.slow = 1 if now - place.rejoin_after > _ALONE_MAX_S else place.slow + 1
-            place.rejoin_after = now + min(_ALONE_MAX_S, _ALONE_FIRST_S * 2 ** (place.slow - 1))
+            doubled: float = _ALONE_FIRST_S * 2 ** min(place.slow - 1, 10)
+            place.rejoin_after = now + min(_ALONE_MAX_S, doubled)
         elif why in ("inactive", "detached"):
             place.due_at = None
 
@@ -88,16 +88,25 @@ class Roster:
         return [
             name
             for name, place in self._places.items()
-            if place.lane is None and place.due_at is None and not place.leaving
+            if place.lane is None and place.due_at is None and place.leaving_since is None
         ]
 
+    def leaving(self, now: float) -> dict[str, float]:
+        """Those whose last share goes on, and for how long already."""
+        return {
+            name: now - place.leaving_since
+            for name, place in self._places.items()
+            if place.leaving_since is not None
+        }
+
     def due(self, now: float) -> list[str]:
-        """Those for which a lane may be started."""
-        return [
-            name
+        """Those for which a lane may be started, the longest due first."""
+        waiting = {
+            name: place.due_at
             for name, place in self._places.items()
             if place.due_at is not None and place.due_at <= now
-        ]
+        }
+        return sorted(waiting, key=lambda name: (waiting[name], name))
 
     def rejoin_after(self, consumers: Iterable[str]) -> float:
         """When the last of these may go back to the shared lane."""
@@ -115,14 +124,21 @@ class Roster:
         }
 
 
-def grouped(consumers: list[str], positions: Mapping[str, object], lanes: int) -> list[list[str]]:
-    """Consumers that wait, spread over the lanes that are free; neighbours go together."""
-    ordered = sorted(consumers, key=lambda name: (positions[name], name))
-    count = min(lanes, len(ordered))
-    if not count:
-        return []
-    bounds = [len(ordered) * at // count for at in range(count + 1)]
-    return [ordered[start:stop] for start, stop in pairwise(bounds)]
+def grouped(
+    waiting: Sequence[str], lanes: int, near: Callable[[str, str], bool]
+) -> list[list[str]]:
+    """Those that wait, in their order, for the lanes that are free: each with those near to it.
+
+    Consumers that stand far from each other share no lane: one would wait for the other.
+    """
+    groups: list[list[str]] = []
+    left = list(waiting)
+    while left and len(groups) < lanes:
+        first, *others = left
+        together = [name for name in others if near(first, name)]
+        groups.append([first, *together])
+        left = [name for name in others if name not in together]
+    return groups
 
 
 def _backoff_s(failures: int) -> float:

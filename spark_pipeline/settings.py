@@ -11,9 +11,13 @@ from cdc.config import Config, Database
 from cdc.config import Sink as SinkConfig
 from cdc.config.hosts import is_cluster
 from cdc.decoding.format import Wanted
+from spark_pipeline.backlog import Bounds
 from spark_pipeline.cluster import cluster_options
 from spark_pipeline.delivery import Origin
 from spark_pipeline.forms import wanted_by
+from spark_pipeline.plan import DRIVER_WORK_MAX
+
+_BRIDGE_ROWS = 100_000
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,16 @@ class LaneSettings:
     deadline_s: float = 60.0  # after which a micro-batch is told of
     catch_up_lanes: int = 4
     cluster_options: dict[str, str] | None = None  # for the source, if executors are elsewhere
+
+    @property
+    def bridge(self) -> Bounds:
+        """How much of the log a consumer may lack that joins the shared lane."""
+        return Bounds(min(self.micro_batch_rows, _BRIDGE_ROWS), self.micro_batch_bytes // 4)
+
+    @property
+    def little(self) -> Bounds:
+        """How much is served in the driver without a query."""
+        return Bounds(min(self.micro_batch_rows, DRIVER_WORK_MAX), self.micro_batch_bytes)
 
     @property
     def wanted(self) -> Wanted:

@@ -7,6 +7,9 @@ from cdc.errors import OperatorError
 FENCE = "SELECT 1 FROM walbrook.sources WHERE name = %s AND term = %s FOR SHARE"
 """Inside a transaction: no row means fenced; else nobody can take over before it ends."""
 
+FENCE_TO_MOVE = "SELECT 1 FROM walbrook.sources WHERE name = %s AND term = %s FOR NO KEY UPDATE"
+"""The same for those who then move the restart cursor: they come one after another."""
+
 
 def fenced(source: str) -> OperatorError:
     return OperatorError(

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn, parse_lsn
-from cdc.state.fence import FENCE, fenced
+from cdc.state.fence import FENCE_TO_MOVE, fenced
 from cdc.state.positions import move_restart
 
 _NOTE = """
@@ -67,7 +67,7 @@ def skip_evicted(connection: Connection, *, source: str, term: int, evicted: Cur
     """Move consumers that the log has left behind to what it still holds, and record the gaps."""
     place = {"source": source, "lsn": format_lsn(evicted.lsn), "idx": evicted.idx}
     with connection.transaction():
-        if connection.execute(FENCE, (source, term)).fetchone() is None:
+        if connection.execute(FENCE_TO_MOVE, (source, term)).fetchone() is None:
             raise fenced(source)
         connection.execute(_NOTE, place)
         if connection.execute(_SKIP, place).rowcount:

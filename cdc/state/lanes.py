@@ -1,8 +1,9 @@
 """Lanes as rows: who is served where, and which micro-batch of which start of a lane is next.
 
-What must always hold: a lane's row is written only by the latest start of the service (its term),
-and a micro-batch is settled only as the next one of the lane's latest start (its epoch): a task
-that comes back late, or a lane that was given up, settles nothing.
+What must always hold: a lane is begun only by the latest start of the service (its term), and a
+micro-batch is settled only as the next one of the lane's latest start (its epoch): one that was
+given up settles nothing. The rest of a row, and where a consumer is said to be served, only
+informs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cdc.connection import Connection
-from cdc.cursor import Cursor, format_lsn
+from cdc.cursor import Cursor, format_lsn, parse_lsn
 from cdc.errors import TransientError
 from cdc.state.fence import FENCE, fenced
 
@@ -23,7 +24,7 @@ VALUES (%(source)s, %(name)s, %(consumers)s::text[])
     ON CONFLICT (source, name) DO UPDATE
    SET epoch = l.epoch + 1, batch = 0, attempts = l.attempts + 1, consumers = excluded.consumers,
        started_at = clock_timestamp()
-RETURNING epoch, attempts
+RETURNING epoch, attempts, cursor_lsn::text, cursor_idx
 """
 _STEP = """
 UPDATE walbrook.lanes
@@ -31,8 +32,9 @@ UPDATE walbrook.lanes
        cursor_idx = %(idx)s, rows = %(rows)s, took_ms = %(took_ms)s, moved_at = clock_timestamp()
  WHERE source = %(source)s AND name = %(name)s AND epoch = %(epoch)s AND batch = %(batch)s
 """
-_CLOSE = "DELETE FROM walbrook.lanes WHERE source = %s AND name = %s AND epoch = %s"
-_CLEAR = "DELETE FROM walbrook.lanes WHERE source = %s AND name <> %s"
+_CLOSE = "DELETE FROM walbrook.lanes WHERE source = %s AND name = %s"
+# What a process that died in its first micro-batch leaves is kept: the next one looks out.
+_CLEAR = "DELETE FROM walbrook.lanes WHERE source = %s AND name <> %s AND attempts = 0"
 _ERROR = """
 UPDATE walbrook.lanes l SET last_error = %(error)s FROM walbrook.sources s
  WHERE l.source = %(source)s AND l.name = %(name)s AND s.name = l.source AND s.term = %(term)s
@@ -53,6 +55,7 @@ class LaneEpoch:
     name: str
     epoch: int
     attempts: int
+    reached: Cursor | None = None  # by an earlier epoch
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,8 @@ def open_lane(
             _OPEN, {"source": source, "name": name, "consumers": list(consumers)}
         ).fetchone()
         assert row is not None
-    return LaneEpoch(name, int(str(row[0])), int(str(row[1])))
+    reached = None if row[2] is None else Cursor(parse_lsn(str(row[2])), int(str(row[3])))
+    return LaneEpoch(name, int(str(row[0])), int(str(row[1])), reached)
 
 
 def take_step(connection: Connection, source: str, step: Step, reached: Cursor) -> None:
@@ -111,9 +115,9 @@ def take_step(connection: Connection, source: str, step: Step, reached: Cursor) 
         )
 
 
-def close_lane(connection: Connection, source: str, lane: LaneEpoch) -> None:
+def close_lane(connection: Connection, source: str, name: str) -> None:
     """A lane that caught up, or was given up, is no more."""
-    connection.execute(_CLOSE, (source, lane.name, lane.epoch))
+    connection.execute(_CLOSE, (source, name))
 
 
 def clear_lanes(connection: Connection, source: str) -> None:

@@ -38,6 +38,13 @@ VALUES (%(source)s, %(relation)s, %(version)s, %(table_schema)s, %(table_name)s,
         %(announced_idx)s)
     ON CONFLICT (source, relation, since_lsn, since_idx) DO NOTHING
 """
+_SAME = """
+SELECT 1 FROM walbrook.schema_versions
+ WHERE source = %(source)s AND relation = %(relation)s AND version = %(version)s
+   AND since_lsn = %(since_lsn)s::pg_lsn AND since_idx = %(since_idx)s
+   AND announced_lsn IS NOT DISTINCT FROM %(announced_lsn)s::pg_lsn
+   AND announced_idx IS NOT DISTINCT FROM %(announced_idx)s::bigint
+"""
 
 
 @dataclass(frozen=True)
@@ -111,10 +118,18 @@ def record_versions(connection: Connection, source: str, versions: Sequence[NewV
         with connection.cursor() as cursor:
             cursor.executemany(_INSERT, [_row(source, version) for version in versions])
             if cursor.rowcount != len(versions):
-                raise TransientError(
-                    "another lane has recorded these table versions meanwhile; the lane starts "
-                    "again and takes them as recorded"
-                )
+                _check_same(connection, source, versions)
+
+
+def _check_same(connection: Connection, source: str, versions: Sequence[NewVersion]) -> None:
+    """Another lane was first; most often it came to the same."""
+    for version in versions:
+        row = _row(source, version)
+        if connection.execute(_SAME, row).fetchone() is None:
+            raise TransientError(
+                f"another lane has recorded version {version.version} of table {version.relation} "
+                "otherwise; this one starts again and takes it as recorded"
+            )
 
 
 def _row(source: str, version: NewVersion) -> dict[str, object]:

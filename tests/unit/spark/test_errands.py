@@ -38,10 +38,14 @@ class Waits:
         pass
 
 
+def _share(sink: Sink, start: int, end: int) -> Share:
+    return Share(sink, Origin("", "", ""), "", Cursor(start, 0), Cursor(end, 0), [])
+
+
 def _errand(name: str, plan: Waits, *bounds: int) -> Errand:
     sink = Sink(name=name, database="shop", destination=FileDestination(path=Path(name)))
     legs = [
-        Leg(Share(sink, Origin("", "", ""), "", Cursor(start, 0), Cursor(end, 0), []), plan)
+        Leg(_share(sink, start, end), plan, prepare=lambda share: share)
         for start, end in pairwise(bounds)
     ]
     return Errand(name, tuple(legs))

@@ -61,11 +61,29 @@ def test_the_poison_is_found_and_everything_else_arrives_in_order(
     assert first == [at for at in range(messages) if at not in poison], "first arrivals, in order"
 
 
-def test_more_than_a_few_are_not_poison_but_a_failure_and_what_came_before_is_settled() -> None:
+def test_more_than_a_few_are_not_poison_but_a_failure_before_the_first_of_them() -> None:
     outcome = Fragile(40, set(range(20, 40))).run()
-    assert outcome.error is not None
-    assert outcome.cursor == Cursor(8, 20 + POISON_MAX)
-    assert len(outcome.dead) == POISON_MAX
+    assert "not the messages; the first: delivery of the change at 0/8:20" in str(outcome.error)
+    assert outcome.cursor == Cursor(8, 20)
+    assert outcome.dead == ()
+
+
+def test_a_message_is_not_dead_if_its_second_try_fails_for_another_reason() -> None:
+    sink = Fragile(3, {1})
+    tries: list[Share] = []
+
+    def gives_up(share: Share) -> Outcome:
+        tries.append(share)
+        if share.start == Cursor(8, 1) and share.end == Cursor(8, 2):
+            alone = [one for one in tries if (one.start, one.end) == (share.start, share.end)]
+            if len(alone) > 1:
+                raise TransientError("the lane was given up")
+        return sink.deliver(share)
+
+    outcome = deliver_carefully(gives_up, sink.share(), lambda _share: sink.cursors)
+    assert outcome.dead == ()
+    assert outcome.cursor == Cursor(8, 1)
+    assert str(outcome.error) == "the lane was given up"
 
 
 def test_nothing_is_dead_while_an_empty_share_fails_too() -> None:
@@ -113,6 +131,13 @@ class SparkError(Exception):
         (DecodeError("bad bytes"), True, "bad bytes"),
         (TransientError("later"), False, "later"),
         (ConnectionResetError("gone"), False, "ConnectionResetError: gone"),
+        (MemoryError("no more"), False, "MemoryError: no more"),
+        (
+            SparkError("Traceback (most recent call last):\n  File \"x.py\", line 1, in f\n"
+                       "    g()\nBlockingIOError: [Errno 11] not now\n\n\tat x"),
+            False,
+            "BlockingIOError",
+        ),
         (SparkError("Job 3 cancelled"), False, "SparkError: Job 3 cancelled"),
         (SparkError("Python worker exited unexpectedly (crashed)"), True, "worker"),
         (

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import TransientError
 from cdc.state.lanes import SHARED
 from spark_pipeline.members import Departure, Members, Why
+from spark_pipeline.overdue import overdue
 from spark_pipeline.roster import Roster, grouped
 
 _WHYS: list[Why] = [
@@ -59,12 +62,43 @@ def test_one_that_is_slow_again_and_again_stays_by_itself_for_longer() -> None:
     assert roster.due(1000.0) == ["a"]
 
 
-@given(st.sets(st.text(max_size=3), max_size=20), st.integers(1, 5))
-def test_those_that_wait_are_spread_over_the_free_lanes(names: set[str], lanes: int) -> None:
-    groups = grouped(sorted(names), {name: len(name) for name in names}, lanes)
-    assert sorted(name for group in groups for name in group) == sorted(names)
-    assert len(groups) == min(lanes, len(names))
-    assert all(groups)
+@given(st.lists(st.integers(0, 30), max_size=20), st.integers(1, 5))
+def test_those_that_wait_share_a_lane_only_with_those_near_to_them(
+    places: list[int], lanes: int
+) -> None:
+    at = {f"c{number}": place for number, place in enumerate(places)}
+    groups = grouped(list(at), lanes, lambda one, other: abs(at[one] - at[other]) <= 5)
+    named = [name for group in groups for name in group]
+    assert len(groups) <= lanes
+    assert len(named) == len(set(named))
+    assert not at or groups[0][0] == "c0", "the first in line is served first"
+    assert all(abs(at[group[0]] - at[name]) <= 5 for group in groups for name in group)
+    if len(groups) < lanes:
+        assert set(named) == set(at)
+
+
+def test_the_longest_due_comes_first() -> None:
+    roster = Roster(["a", "b", "c"])
+    for name, due_at in (("a", 3.0), ("b", 1.0), ("c", 2.0)):
+        roster.wait(name, "behind", due_at)
+    assert roster.due(2.5) == ["b", "c"]
+
+
+def test_one_that_is_slow_for_weeks_does_no_harm() -> None:
+    roster = Roster(["a"])
+    for turn in range(3_000):
+        roster.departed(Departure("a", "slow"), 600.0 * turn)
+    assert roster.rejoin_after(["a"]) <= 600.0 * 3_000
+
+
+def test_a_share_that_goes_on_after_its_consumer_left_is_known_by_its_age() -> None:
+    roster = Roster(["a"])
+    roster.departed(Departure("a", "detached"), 10.0)
+    assert roster.leaving(70.0) == {"a": 60.0}
+    (condition,) = overdue({}, roster.leaving(70.0), deadline_s=60.0, now=70.0)
+    assert (condition.kind, condition.severity) == ("lane_detached_a", "warning")
+    roster.departed(Departure("a", "slow"), 80.0)
+    assert roster.leaving(90.0) == {}
 
 
 def test_who_is_asked_to_go_in_a_micro_batch_goes_when_it_has_ended() -> None:
@@ -98,3 +132,24 @@ def test_an_invitation_is_for_the_next_micro_batch() -> None:
     members.end()
     assert members.begin() == ["a"]
     assert members.begin() == []
+
+
+def test_a_lane_that_is_no_more_lets_nobody_go() -> None:
+    told: list[Departure] = []
+    members = Members(told.append)
+    members.admit({"a": (1, 0)})  # type: ignore[dict-item]
+    members.close()
+    members.let_go("a", "moved")
+    assert told == []
+
+
+def test_what_is_told_of_a_consumer_is_told_in_the_order_in_which_it_happened() -> None:
+    for _ in range(50):
+        told: list[str] = []
+        members = Members(lambda departure, told=told: told.append(departure.why))  # type: ignore[misc]
+        members.admit({"a": (1, 0)})  # type: ignore[dict-item]
+        ends = threading.Thread(target=members.leave, args=([Departure("a", "slow")],))
+        ends.start()
+        members.detach("a")
+        ends.join()
+        assert told in (["slow"], ["detached", "slow"])
