@@ -20,9 +20,10 @@ from spark_pipeline.delivery import Outcome, Share, mine
 from spark_pipeline.exchange import SliceMarker
 from spark_pipeline.forms import view_of
 from spark_pipeline.plan import Plan
-from spark_pipeline.poison import deliver_carefully
+from spark_pipeline.poison import deliver_carefully, told
 
 _THREADS_MAX = 256
+_LOOK_S = 0.5  # how often those who wait see that the lane was given up
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,9 @@ Late = Callable[[Errand, Outcome], None]
 class Deliveries:
     """The threads of one lane; those of errands that take too long outlive their micro-batch."""
 
-    def __init__(self, patience_s: float) -> None:
+    def __init__(self, patience_s: float, given_up: threading.Event) -> None:
         self._patience_s = patience_s
+        self._given_up = given_up
         self._threads = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="delivery")
         self._lock = threading.Lock()
         self._waiting_for: set[str] = set()
@@ -100,8 +102,6 @@ class Deliveries:
         """The outcomes of those that ended in time; ``late`` is called for each other, later."""
         with self._lock:
             self._waiting_for = {errand.consumer for errand in errands}
-        if len(errands) == 1:
-            return {errands[0].consumer: self._run(errands[0])}
         running = {self._threads.submit(self._run, errand): errand for errand in errands}
         self._wait(set(running))
         outcomes: dict[str, Outcome] = {}
@@ -119,21 +119,27 @@ class Deliveries:
     def _run(self, errand: Errand) -> Outcome:
         try:
             return errand.run()
+        except Exception as error:
+            return Outcome(errand.consumer, errand.start, error=told(error))
         finally:
             with self._lock:
                 self._waiting_for.discard(errand.consumer)
 
     def _wait(self, running: set[Future[Outcome]]) -> None:
-        """Until all have ended, or some take much longer than half of the others did."""
+        """Until all have ended, or some take much longer than half of the others did.
+
+        When the lane is given up they are not waited for either.
+        """
         started, ended_after = time.monotonic(), list[float]()
         half = max(1, len(running) // 2)
         pending = running
-        while pending:
-            allowed: float | None = None
+        while pending and not self._given_up.is_set():
+            allowed = _LOOK_S
             if len(ended_after) >= half:
                 typical = statistics.median(ended_after)
-                allowed = started + self._patience_s + 2 * typical - time.monotonic()
-                if allowed <= 0:
+                left_s = started + self._patience_s + 2 * typical - time.monotonic()
+                if left_s <= 0:
                     return
+                allowed = min(allowed, left_s)
             done, pending = wait(pending, allowed, return_when="FIRST_COMPLETED")
             ended_after += [time.monotonic() - started] * len(done)

@@ -24,6 +24,7 @@ from cdc.errors import TransientError, WalbrookError
 from cdc.log.open import open_log
 from cdc.log.view import LogReader
 from cdc.replication.stop import StopSignal
+from spark_pipeline.backlog import rows_between
 from spark_pipeline.exchange import Exchange, PlannedRange, note_planned
 from spark_pipeline.members import Departure
 from spark_pipeline.passage import Passage
@@ -86,6 +87,8 @@ class Lane:
             try:
                 passage = Passage(self._settings, state, view, exchange, _RUN, self._post)
                 begun(passage)
+                if self._post.catches_up and not passage.members.cursors:
+                    return
                 try:
                     if self._is_little(passage, view):
                         self._serve_here(passage, view, exchange)
@@ -99,8 +102,8 @@ class Lane:
     def _is_little(self, passage: Passage, view: LogReader) -> bool:
         if not self._post.catches_up:
             return False
-        left = view.entries(passage.next_batch, view.next_batch())["rows"].sum()
-        return bool(left <= DRIVER_WORK_MAX)
+        end = view.next_batch()
+        return rows_between(view, passage.next_batch, end, DRIVER_WORK_MAX) <= DRIVER_WORK_MAX
 
     def _serve_here(self, passage: Passage, view: LogReader, exchange: Exchange) -> None:
         """A few rows at a time, without a query: starting one would take longer."""
@@ -145,6 +148,7 @@ class Lane:
             .option("startingHistory", taker.history)
             .option("maxRows", settings.micro_batch_rows)
             .option("maxBytes", settings.micro_batch_bytes)
+            .option("targetMs", settings.micro_batch_target_ms)
             .option("partitions", context.defaultParallelism)
             .option("wanted", settings.wanted.to_text())
             .load()

@@ -38,6 +38,7 @@ from cdc.state.lanes import (
     show_standing,
 )
 from cdc.state.positions import consumer_cursors, restart_cursor
+from spark_pipeline.backlog import rows_between
 from spark_pipeline.lane import Begun, Lane
 from spark_pipeline.members import Departure
 from spark_pipeline.passage import Passage
@@ -69,7 +70,7 @@ class SourceLanes:
         self._state: Connection | None = None
         self._looked = 0.0
         self._shown: tuple[dict[str, Standing], dict[str, list[str]]] = ({}, {})
-        self._told_slow = False
+        self._told_slow = True  # an earlier process may have told something
 
     def run(self, drain_timeout_s: float) -> None:
         """Until a stop, then drain; raises what only a person can mend."""
@@ -101,9 +102,9 @@ class SourceLanes:
             clear_lanes(self._connected(), self._settings.source)
             with closing(open_log(self._settings.log_directory)) as log:
                 top = log.seek(max(standing.values())) if standing else 0
+                most = self._settings.micro_batch_rows
                 for name, cursor in standing.items():
-                    rows = log.entries(min(top, log.seek(cursor)), top)["rows"].sum()
-                    if rows > self._settings.micro_batch_rows:
+                    if rows_between(log, log.seek(cursor), top, most) > most:
                         behind.append(name)
         except (WalbrookError, psycopg.Error) as error:
             # Where all begin together nothing is lost; whoever is behind is then waited for.
@@ -229,13 +230,13 @@ class SourceLanes:
                 departure = self._departures.get_nowait()
             except queue.Empty:
                 return
-            _logger.info(
-                "lane.left",
-                source=self._settings.source,
-                consumer=departure.consumer,
-                why=departure.why,
-                error=str(departure.error) if departure.error else None,
-            )
+            told_of = {"consumer": departure.consumer, "why": departure.why}
+            if departure.error is None:
+                _logger.info("lane.left", source=self._settings.source, **told_of)
+            else:
+                _logger.warning(
+                    "lane.left", source=self._settings.source, **told_of, error=str(departure.error)
+                )
             with self._lock:
                 self._roster.departed(departure, time.monotonic())
                 if departure.why == "caught_up" and SHARED in self._passages:

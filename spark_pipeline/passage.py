@@ -33,6 +33,7 @@ from cdc.state.positions import (
 )
 from cdc.state.schema_versions import NewVersion
 from spark_pipeline.announce import BatchRows
+from spark_pipeline.backlog import rows_between
 from spark_pipeline.delivery import Outcome, Share
 from spark_pipeline.errands import Deliveries, Errand, Leg
 from spark_pipeline.exchange import Exchange, PlannedRange, SliceMarker
@@ -73,7 +74,7 @@ class Passage:
         self.ended = threading.Event()  # failed, or nobody is left to be served
         self.history = view.history()
         self.members = Members(post.left)
-        self._deliveries = Deliveries(settings.patience_s)
+        self._deliveries = Deliveries(settings.patience_s, self.ended)
         self._settler = Settler(settings.source, settings.term, self._open_log)
         self._reported = -_HEALTH_S  # monotonic
         self._progress: Progress | None = None
@@ -234,11 +235,11 @@ class Passage:
         if not self._post.catches_up:
             return
         if time.monotonic() >= self._post.rejoin_after:
+            most = self._settings.micro_batch_rows
             with closing(self._open_log()) as log:
-                left = int(log.entries(self.next_batch, log.next_batch())["rows"].sum())
+                left = rows_between(log, self.next_batch, log.next_batch(), most)
             pace_s = took_s / rows if rows else 0.0
-            near = left * pace_s <= self._settings.patience_s / 2
-            if near and left <= self._settings.micro_batch_rows:
+            if left <= most and left * pace_s <= self._settings.patience_s / 2:
                 self.members.leave(Departure(name, "caught_up") for name in self.members.cursors)
         if not self.members.cursors:
             self.ended.set()
@@ -256,11 +257,11 @@ class Passage:
                     self.members.leave([Departure(name, "inactive")])
                     continue
                 first = log.seek(cursor)
+                most = self._settings.micro_batch_rows
+                if rows_between(log, first, planned.start, most) > most:
+                    self.members.leave([Departure(name, "behind")])
+                    continue
                 if first < planned.start:
-                    rows = int(log.entries(first, planned.start)["rows"].sum())
-                    if rows > self._settings.micro_batch_rows:
-                        self.members.leave([Departure(name, "behind")])
-                        continue
                     bridges[name] = self._bridge(name, cursor, first, planned.start)
                 self.members.admit({name: cursor})
         self._load_versions()

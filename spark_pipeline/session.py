@@ -34,6 +34,8 @@ _SETTINGS = {
     "spark.sql.ui.retainedExecutions": "20",
     "spark.sql.streaming.numRecentProgressUpdates": "5",
     "spark.sql.streaming.minBatchesToRetain": "2",
+    # A body that hangs cannot be interrupted; then the process is given up, not waited for.
+    "spark.sql.streaming.stopTimeout": "10s",
     "spark.ui.showConsoleProgress": "false",
     "spark.python.worker.reuse": "true",
 }

@@ -43,7 +43,7 @@ SELECT s.name AS source, s.state, s.state_since::text, s.last_error,
 """
 _CONSUMERS = """
 SELECT c.source, c.name AS consumer, v.cursor, v.lag_bytes, v.lag_seconds, c.delivered,
-       c.absorbed, c.dead, c.last_error, v.moved_at::text,
+       c.absorbed, c.dead, c.last_error, v.moved_at::text, c.lane, c.lane_reason,
        (SELECT count(*) FROM walbrook.gaps g
          WHERE g.source = c.source AND g.consumer = c.name) AS gaps,
        v.lag_seconds > 0 AND v.moved_at < clock_timestamp() - make_interval(secs => %s) AS stuck
@@ -170,6 +170,12 @@ def _consumer_metrics(consumers: Rows) -> Iterator[Metric]:
     yield _counter("consumer_dead_letters", "Changes it went on without, ever.", consumers, "dead")
     yield _counter("consumer_gaps", "Times changes were given up.", consumers, "gaps")
     yield _counter("consumer_absorbed", "Repeats that the sink had.", consumers, "absorbed")
+    yield _flag(
+        "consumer_apart",
+        "1 while it is not served by the shared lane.",
+        consumers,
+        lambda row: row["lane_reason"] is not None,
+    )
     yield _flag(
         "consumer_failing",
         "1 while the last delivery failed.",

@@ -13,9 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from cdc.config import Spark
 from cdc.connection import Connection
+from cdc.log.view import LogView
 from spark_pipeline.exchange import SliceMarker
+from spark_pipeline.reading import LogPartition
 from spark_pipeline.reorder import Reorder
 from spark_pipeline.session import open_session
+from spark_pipeline.slicing import cut
 from spark_pipeline.source import LogStreamReader
 from tests import pgoutput
 from tests.fix_http import Endpoint
@@ -66,10 +69,13 @@ def filled(lane: LogLane) -> LogLane:
 def shuffled(spark: SparkSession, lane: LogLane) -> DataFrame:
     """The log decoded in many partitions, whose markers come back in no order."""
     reader = LogStreamReader.for_lane(lane.directory / "log", lane.exchange.directory)
-    history = lane.log.manifest.history
-    start, end = ({"batch": at, "history": history} for at in (0, lane.log.next_batch))
-    reader._partitions, reader._rows_per_partition = 11, 1
-    partitions = list(reader.partitions(start, end))
+    end = lane.log.next_batch
+    index = LogView(lane.directory / "log").entries(0, end)
+    rows, sizes = index["rows"].tolist(), index["bytes"].tolist()
+    partitions = [
+        LogPartition(0, end, lane.log.manifest.history, slices)
+        for slices in cut(0, rows, 11, sizes)
+    ]
     assert len(partitions) > 5
     random.Random(7).shuffle(partitions)
     batches = [batch for partition in partitions for batch in reader.read(partition)]

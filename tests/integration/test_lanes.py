@@ -148,3 +148,38 @@ def test_a_new_sink_can_begin_with_all_that_the_log_has_and_holds_nobody_back(
         assert database.execute("SELECT name FROM walbrook.lanes") == [("shared",)]
     finally:
         service.kill()
+
+
+@pytest.mark.timeout(400)
+def test_a_micro_batch_that_hangs_is_told_of_then_given_up_and_nothing_is_lost(
+    database: Database, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE item (id int PRIMARY KEY, name text)")
+    service = Service(database, tmp_path / "service", _sinks(endpoint)[:1])
+    settings = yaml.safe_load(service.config.read_text())
+    settings["spark"] |= {"deadline_s": 1}
+    service.config.write_text(yaml.safe_dump(settings))
+    service.start()
+    try:
+        service.until_serving()
+        shop = Shop(service, endpoint)
+        shop.write(1)
+        service.until_settled()
+        never = threading.Event()
+        endpoint.script.append(Scripted(after=never))
+        shop.write(1)
+        service.until(
+            "the event",
+            "SELECT what LIKE '%at deliver for%waiting for hook' FROM walbrook.health"
+            " WHERE kind = 'lane_slow_shared'",
+        )
+        service.until("the lane to start again", "SELECT epoch > 1 FROM walbrook.lanes")
+        shop.until_left("hook", "it is slower")
+        never.set()
+        shop.write(1)
+        service.until_settled()
+        assert shop.at_hook() == [1, 2, 3]
+        service.until("the event to be over", "SELECT count(*) = 0 FROM walbrook.health")
+    finally:
+        never.set()
+        service.kill()

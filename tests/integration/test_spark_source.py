@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,14 +131,83 @@ def test_a_stream_starts_at_a_cursor(spark: SparkSession, path: str, tmp_path: P
 
 
 @pytest.mark.timeout(240)
+def test_a_query_to_what_is_there_now_takes_it_in_bounded_steps_and_ends(
+    spark: SparkSession, path: str, tmp_path: Path
+) -> None:
+    sizes: list[int] = []
+
+    def take(frame: DataFrame, _batch: int) -> None:
+        sizes.append(frame.count())
+
+    stream = spark.readStream.format("walbrook").option("path", path).option("maxRows", 4000)
+    for _ in range(2):  # the second finds nothing left
+        query = (
+            stream.load()
+            .writeStream.trigger(availableNow=True)
+            .option("checkpointLocation", str(tmp_path))
+            .foreachBatch(take)
+            .start()
+        )
+        assert query.awaitTermination(120)
+        assert query.exception() is None
+        assert sizes == [4000, 4000, TRANSACTIONS * ROWS - 8000]
+
+
+@pytest.mark.timeout(240)
+def test_a_range_is_read_at_once_from_one_cursor_to_another(spark: SparkSession, path: str) -> None:
+    changes = spark.read.format("walbrook").option("path", path)
+    assert changes.load().count() == TRANSACTIONS * ROWS
+    some = changes.options(startingCursor="0/C8:240", endingCursor="0/12C:3").load()
+    cursors = [(row.commit_lsn, row.commit_idx) for row in some.collect()]
+    assert sorted(cursors) == [(200, n) for n in range(240, ROWS)] + [(300, n) for n in range(3)]
+    assert changes.options(startingCursor="latest", endingCursor="latest").load().count() == 0
+
+
+@pytest.mark.timeout(240)
+def test_one_table_is_read_with_typed_columns(spark: SparkSession, path: str) -> None:
+    source = spark.read.format("walbrook").option("path", path).option("table", "public.item")
+    items = source.load()
+    assert items.schema["record"].dataType.simpleString() == "struct<id:int,name:string>"
+    (found,) = items.selectExpr(
+        "count(*) AS n", "sum(record.id) AS ids", "max(error) AS e"
+    ).collect()
+    ids = [n * 1000 + i for n in range(1, TRANSACTIONS + 1) for i in range(ROWS) if i != ANNOTATED]
+    assert (found.n, found.ids, found.e) == (len(ids), sum(ids), None)
+    row = "struct<id: bigint, gone: date>"
+    own = (
+        "commit_lsn bigint, commit_idx bigint, commit_timestamp timestamp, xid bigint, "
+        f"action string, record {row}, before {row}, unchanged array<string>, error string"
+    )
+    as_said = source.schema(own).load().where("commit_idx = 0")
+    assert as_said.schema["record"].dataType.simpleString() == "struct<id:bigint,gone:date>"
+    assert {row.record.id for row in as_said.collect()} == {
+        n * 1000 for n in range(1, TRANSACTIONS + 1)
+    }
+
+
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    ("options", "says"), [({"oath": "x"}, "has no option"), ({"path": ""}, "was given no path")]
+    ("options", "says"),
+    [
+        ({"oath": "x"}, "has no option 'oath'. To fix it: write path"),
+        ({"path": ""}, "was given no path"),
+        ({"table": "public.itm"}, "write public.item"),
+        ({"endingCursor": "0/1:1"}, "a stream has no end"),
+        ({"startingCursor": "0/0:0", "path": "/nothing/here"}, "there is no log at"),
+    ],
 )
 def test_wrong_options_are_refused_with_the_right_ones(
-    spark: SparkSession, tmp_path: Path, options: dict[str, str], says: str
+    spark: SparkSession, log: Path, tmp_path: Path, options: dict[str, str], says: str
 ) -> None:
-    stream = spark.readStream.format("walbrook").options(**options)
-    with pytest.raises(PySparkException, match=says):
+    stream = spark.readStream.format("walbrook").options(**{"path": str(log)} | options)
+    with pytest.raises(PySparkException, match=re.escape(says)):
         stream.load().writeStream.option("checkpointLocation", str(tmp_path)).format(
             "noop"
         ).start().processAllAvailable()
+
+
+@pytest.mark.timeout(240)
+def test_a_schema_of_other_columns_is_refused(spark: SparkSession, log: Path) -> None:
+    changes = spark.read.format("walbrook").option("path", str(log)).schema("id int")
+    with pytest.raises(PySparkException, match="does not have the columns of the source"):
+        changes.load().count()

@@ -48,7 +48,7 @@ def _errand(name: str, plan: Waits, *bounds: int) -> Errand:
 
 
 def test_the_slow_one_goes_on_by_itself_while_the_others_are_done() -> None:
-    plan, deliveries = Waits(), Deliveries(patience_s=0.05)
+    plan, deliveries = Waits(), Deliveries(0.05, threading.Event())
     late: list[tuple[str, Outcome]] = []
     errands = [_errand(name, plan, 1, 2) for name in ("a", "slow", "b")]
     outcomes = deliveries.run(errands, lambda errand, done: late.append((errand.consumer, done)))
@@ -60,11 +60,43 @@ def test_the_slow_one_goes_on_by_itself_while_the_others_are_done() -> None:
     deliveries.close()
 
 
+class Breaks(Waits):
+    """Nothing of it works, not even looking for what is wrong."""
+
+    def deliver(self, share: Share) -> Outcome:
+        raise ValueError("odd")
+
+    def changes(self, slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
+        raise RuntimeError("odder")
+
+
+def test_one_that_breaks_in_an_unforeseen_way_has_an_outcome_all_the_same() -> None:
+    deliveries = Deliveries(1.0, threading.Event())
+    errands = [_errand("odd", Breaks(), 1, 2), _errand("fine", Waits(), 1, 2)]
+    outcomes = deliveries.run(errands, lambda *_late: None)
+    assert outcomes["odd"].cursor == Cursor(1, 0)
+    assert "odder" in str(outcomes["odd"].error)
+    assert outcomes["fine"].error is None
+    deliveries.close()
+
+
 def test_one_alone_is_waited_for_whatever_it_takes() -> None:
-    plan, deliveries = Waits(), Deliveries(patience_s=0.0)
+    plan, deliveries = Waits(), Deliveries(0.0, threading.Event())
     threading.Timer(0.2, plan.go_on.set).start()
     outcomes = deliveries.run([_errand("slow", plan, 1, 2)], lambda *_late: None)
     assert outcomes["slow"].cursor == Cursor(2, 0)
+    deliveries.close()
+
+
+def test_when_the_lane_is_given_up_nobody_is_waited_for() -> None:
+    plan, given_up = Waits(), threading.Event()
+    deliveries = Deliveries(30.0, given_up)
+    late: list[Outcome] = []
+    threading.Timer(0.1, given_up.set).start()
+    outcomes = deliveries.run([_errand("slow", plan, 1, 2)], lambda _, done: late.append(done))
+    assert outcomes == {}
+    plan.go_on.set()
+    until("it to end all the same", lambda: late)
     deliveries.close()
 
 

@@ -125,7 +125,7 @@ def test_the_reader_of_a_lane_asks_for_what_is_wanted_and_leaves_all_of_it(
         assert wanted == asked
         return decoded.slice(0, raw.num_rows)
 
-    monkeypatch.setattr("spark_pipeline.source.decode_carefully", decode)
+    monkeypatch.setattr("spark_pipeline.reading.decode_carefully", decode)
     log = LogWriter(tmp_path / "log")
     append(log, 10, count=3)
     log.close()

@@ -9,39 +9,23 @@ import pyarrow as pa
 import pytest
 
 from cdc.cursor import Cursor
-from cdc.log.writer import LogWriter
-from cdc.replication.intake import Intake
-from cdc.replication.seal import Sealer
-from cdc.replication.spill import Spill
-from spark_pipeline import source
+from spark_pipeline import reading
+from spark_pipeline.options import Options
+from spark_pipeline.reading import LogPartition, RangeReader
 from spark_pipeline.slicing import cut
-from spark_pipeline.source import LogPartition, LogStreamReader
 from tests.unit.replication.annotated import set_annotation
-from tests.unit.replication.test_seal import ITEM, row, transaction, wire
+from tests.unit.replication.test_seal import ITEM, row, transaction
+from tests.written_log import write
 
 
 def read(log: Path, partitions: int) -> Iterator[pa.RecordBatch]:
     """What ``partitions`` tasks decode of a whole log."""
-    reader = LogStreamReader(source._DEFAULTS | {"path": str(log)})
-    view = reader._log(None)
+    reader = RangeReader(Options.read({"path": str(log)}))
+    view = reader.log(None)
     end = view.next_batch()
     rows = [int(count) for count in view.entries(0, end)["rows"]]
     for slices in cut(0, rows, partitions):
         yield from reader.read(LogPartition(0, end, view.history(), slices))
-
-
-def write(log: Path, *batches: list[bytes]) -> None:
-    writer, intake = LogWriter(log), Intake(Sealer(), Spill(log / "spill"))
-    for messages in batches:
-        for sealed in intake.take(wire(*messages)):
-            writer.append(
-                sealed.raw,
-                sealed.schemas,
-                first=sealed.first,
-                high=sealed.high,
-                annotations=sealed.annotations,
-            )
-    writer.close()
 
 
 @pytest.mark.parametrize("partitions", range(1, 12))
@@ -78,4 +62,4 @@ def test_long_annotations_are_not_joined_beyond_what_one_decode_may_hold(tmp_pat
     write(tmp_path, [ITEM, *transaction(50, row())], *batches)
     decoded = list(read(tmp_path, 1))
     assert [changes.num_rows for changes in decoded] == [2402, 2401, 2401, 2401]
-    assert all(changes.nbytes < source._BYTES_PER_DECODE_MAX for changes in decoded)
+    assert all(changes.nbytes < reading._BYTES_PER_DECODE_MAX for changes in decoded)
