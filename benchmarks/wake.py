@@ -140,6 +140,7 @@ def _settings(directory: Path) -> LaneSettings:
         checkpoint_directory=directory / "spark",
         micro_batch_rows=spark.micro_batch_rows,
         micro_batch_bytes=spark.micro_batch_bytes,
+        micro_batch_target_ms=spark.micro_batch_target_ms,
     )
 
 
