@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 
 from cdc.replication.stop import StopSignal
@@ -23,12 +25,16 @@ def main() -> int:
 def run(stop: StopSignal) -> int:
     """Serve every source of the configuration until ``stop``."""
     import structlog
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
 
     from cdc.config import load
-    from cdc.errors import exit_status
+    from cdc.errors import WalbrookError
     from cdc.service.logs import configure_logs
+    from spark_pipeline.cluster import executor_environment
+    from spark_pipeline.jvm import NoiseStream
     from spark_pipeline.lanes import SourceLanes, run_lanes
-    from spark_pipeline.session import open_session
+    from spark_pipeline.session import open_session, stop_session
     from spark_pipeline.settings import LaneSettings
 
     parser = argparse.ArgumentParser(prog="spark_pipeline")
@@ -39,16 +45,29 @@ def run(stop: StopSignal) -> int:
     configure_logs(config.service)
     terms = dict(pair.rsplit("=", 1) for pair in arguments.term)
 
-    session = open_session(config.spark)
-    lanes = [
-        SourceLanes(session, LaneSettings.of(config, database, int(terms[database.name])), stop)
-        for database in config.databases
-    ]
-    structlog.get_logger("walbrook.lane").info("lanes.started", sources=list(terms))
-    failures = run_lanes(lanes, config.service.drain_timeout_s, stop)
-    session.stop()
+    with redirect_stderr(NoiseStream()):
+        try:
+            session = open_session(config.spark, executor_environment(config))
+        except (WalbrookError, Py4JError, PySparkException) as error:
+            return _ended([error])
+        lanes = [
+            SourceLanes(session, LaneSettings.of(config, database, int(terms[database.name])), stop)
+            for database in config.databases
+        ]
+        structlog.get_logger("walbrook.lane").info("lanes.started", sources=list(terms))
+        failures = run_lanes(lanes, config.service.drain_timeout_s, stop)
+        stop_session(session)
+    return _ended(failures)
+
+
+def _ended(failures: Sequence[Exception]) -> int:
+    """Say why the driver ends, and by its status whether starting it again can help."""
+    from cdc.errors import exit_status
+    from cdc.service.logs import log_end
+    from spark_pipeline.poison import told
+
     for failure in failures:
-        print(f"walbrook: {failure}", file=sys.stderr)
+        log_end("driver", told(failure))
     return max((exit_status(failure) for failure in failures), default=0)
 
 

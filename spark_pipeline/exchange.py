@@ -40,9 +40,9 @@ class SliceMarker:
     rows: int
     high: Cursor
     commit_us: int  # when the last of its rows was committed, Unix microseconds; 0 without rows
-    path: str
+    path: str  # empty for one whose rows went through Spark
     position: int  # which record batch of the file
-    offset: int  # and from which row of it
+    offset: int  # and from which row of it; without a file, of its batch
     errors: int = 0  # how many of its rows could not be decoded
     versions: bytes = b""  # its passages from one table version to another, encoded
 
@@ -162,12 +162,12 @@ class Exchange:
     def hold(self, slices: Sequence[SliceMarker]) -> None:
         """Somebody still reads these when their micro-batch has ended."""
         with self._holding:
-            self._held.update({piece.path for piece in slices})
+            self._held.update(_files(slices))
 
     def release(self, slices: Sequence[SliceMarker]) -> None:
         """Those who held these are done with them."""
         with self._holding:
-            for path in {piece.path for piece in slices}:
+            for path in _files(slices):
                 self._held[path] -= 1
                 if self._held[path] <= 0:
                     del self._held[path]
@@ -175,6 +175,11 @@ class Exchange:
 
     def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _files(slices: Sequence[SliceMarker]) -> set[str]:
+    """Where slices lie; those that went through Spark lie nowhere."""
+    return {piece.path for piece in slices if piece.path}
 
 
 def note_planned(directory: Path, planned: PlannedRange) -> None:

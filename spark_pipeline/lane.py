@@ -151,6 +151,7 @@ class Lane:
             .option("targetMs", settings.micro_batch_target_ms)
             .option("partitions", context.defaultParallelism)
             .option("wanted", settings.wanted.to_text())
+            .options(**(settings.cluster_options or {}))
             .load()
             .writeStream.queryName(f"{self._post.name}-{settings.source}")
             .option("checkpointLocation", str(checkpoint))

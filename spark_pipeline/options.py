@@ -31,9 +31,11 @@ _DEFAULTS = {
     "startingBatch": "",
     "startingHistory": "",
     "exchange": "",
+    "markers": "",
+    "executorPath": "",
     "wanted": PLAIN.to_text(),
 }
-_OURS = ("startingBatch", "startingHistory", "exchange", "wanted")
+_OURS = ("startingBatch", "startingHistory", "exchange", "markers", "executorPath", "wanted")
 _NAMES = {name.lower(): name for name in _DEFAULTS}
 
 
@@ -52,7 +54,14 @@ class Options:
     starting_batch: int | None
     starting_history: int | None
     exchange: str
+    markers: bool  # among the rows, which go through Spark
+    executor_path: str  # what partitions read in place of ``path``
     wanted: Wanted
+
+    @property
+    def for_lane(self) -> bool:
+        """Whether one of the product's own lanes asks."""
+        return bool(self.exchange) or self.markers
 
     @classmethod
     def read(cls, given: Mapping[str, str]) -> Options:
@@ -66,10 +75,10 @@ class Options:
                 fix='add .option("path", "<log.directory>/<database name>")',
             )
         table = _table(said["table"])
-        if table is not None and said["exchange"]:
+        if table is not None and (said["exchange"] or said["markers"]):
             raise ConfigError(
-                "the options table and exchange exclude each other",
-                fix="leave exchange out: it is for the product's own lanes",
+                "the options table and exchange or markers exclude each other",
+                fix="leave those out: they are for the product's own lanes",
             )
         return cls(
             path=said["path"],
@@ -85,6 +94,8 @@ class Options:
                 _whole("startingHistory", said, 0) if said["startingHistory"] else None
             ),
             exchange=said["exchange"],
+            markers=said["markers"] == "true",
+            executor_path=said["executorPath"] or said["path"],
             wanted=Wanted.from_text(said["wanted"]),
         )
 

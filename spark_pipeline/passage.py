@@ -34,6 +34,7 @@ from cdc.state.positions import (
 from cdc.state.schema_versions import NewVersion
 from spark_pipeline.announce import BatchRows
 from spark_pipeline.backlog import rows_between
+from spark_pipeline.cluster import ClusterPlan
 from spark_pipeline.delivery import Outcome, Share
 from spark_pipeline.errands import Deliveries, Errand, Leg
 from spark_pipeline.exchange import Exchange, PlannedRange, SliceMarker
@@ -327,6 +328,9 @@ class Passage:
         suspicious = self.lane.attempts > _ATTEMPTS_IN_DRIVER and not self._taken
         if frame is None or (small and not suspicious):
             return self._driver_plan(planned)
+        if self._settings.cluster_options is not None:
+            log, wanted = self._settings.log_directory, self._settings.wanted
+            return ClusterPlan(frame, self._post.pool, log, self.history, wanted)
         return SparkPlan(frame, self._post.pool)
 
     def _driver_plan(self, planned: PlannedRange) -> DriverPlan:

@@ -20,6 +20,7 @@ import structlog
 from cdc.cursor import Cursor
 from cdc.errors import CorruptionError, PoisonError, TransientError, WalbrookError
 from spark_pipeline.delivery import Outcome, Poison, Share
+from spark_pipeline.noise import said
 
 _logger = structlog.get_logger("walbrook.lane")
 
@@ -136,7 +137,7 @@ def is_suspect(error: Exception) -> bool:
 
 
 def told(error: Exception) -> WalbrookError:
-    """An error that came through Spark: what our own code said in a worker, or its first line.
+    """An error that came through Spark: what our own code said in a worker, or what says most.
 
     Only damage keeps its class: everything else is tried again all the same.
     """
@@ -147,8 +148,7 @@ def told(error: Exception) -> WalbrookError:
         return TransientError("the Python worker that was at it died")
     if not (ours := _ours(text)):
         raised = re.findall(_RAISED, text, re.MULTILINE)
-        first = next(iter(text.splitlines()), "")
-        return TransientError(raised[-1] if raised else f"{type(error).__name__}: {first}")
+        return TransientError(raised[-1] if raised else f"{type(error).__name__}: {said(text)}")
     name, what = ours[-1]
     return CorruptionError(what) if name == CorruptionError.__name__ else TransientError(what)
 

@@ -32,6 +32,7 @@ from spark_pipeline.exchange import (
     markers_to_arrow,
     note_planned,
 )
+from spark_pipeline.marked import marked
 from spark_pipeline.options import Options
 from spark_pipeline.places import Offset, removed
 from spark_pipeline.slicing import Slice, cut, partitions_for
@@ -65,12 +66,12 @@ class RangeReader:
         self._view: LogReader | None = None
         self._history = 0
 
-    def log(self, history: int | None) -> LogReader:
+    def log(self, history: int | None, where: str = "") -> LogReader:
         """The log, in the history that offsets speak of; None takes the one it is in."""
         if self._view is not None and history and history != self._history:
             self.close()
         if self._view is None:
-            self._view = open_log(self._options.path, history=history)
+            self._view = open_log(where or self._options.path, history=history)
             self._history = history or self._view.history()
         return self._view
 
@@ -90,7 +91,7 @@ class RangeReader:
         try:
             yield
         except GapError as error:
-            if self._options.exchange or error.kind != "log_gap":
+            if self._options.for_lane or error.kind != "log_gap":
                 raise
             raise removed(f"batches {first} to {last} of the log at {self._options.path}") from None
 
@@ -113,6 +114,9 @@ class RangeReader:
         """The rows of a partition, or with an exchange the markers of what was left there."""
         if not isinstance(partition, LogPartition):
             return  # Spark plans one task for a range without partitions
+        if self._options.markers:
+            yield from marked(self._with_markers(partition), self._options.wanted.schema)
+            return
         if not self._options.exchange:
             with self._telling(partition.range_start, partition.range_end):
                 for _, changes in self._decoded(partition):
@@ -129,6 +133,14 @@ class RangeReader:
         path = str(leave(exchange, batches(), self._options.wanted.schema))
         yield markers_to_arrow([replace(marker, path=path) for marker in markers])
 
+    def _with_markers(
+        self, partition: LogPartition
+    ) -> Iterator[tuple[list[SliceMarker], pa.RecordBatch]]:
+        """Decoded slices, each with its marker, which says where in its batch it begins."""
+        for pieces, changes in self._decoded(partition):
+            markers = zip(_markers(partition, pieces, 0, changes), pieces, strict=True)
+            yield [replace(marker, offset=piece.slice.start) for marker, piece in markers], changes
+
     def _shown(self, changes: pa.RecordBatch) -> pa.RecordBatch:
         """What Spark compares to its schema to the letter, which columns may be null included."""
         if self._schema is None:
@@ -141,7 +153,7 @@ class RangeReader:
         A decode has a cost of its own, whatever its rows: small batches are joined for it.
         """
         slices = partition.slices
-        view = self.log(partition.history)
+        view = self.log(partition.history, self._options.executor_path)
         frames = view.frames(slices[0].batch_idx, slices[-1].batch_idx + 1)
         joined = _Joined()
         for piece, frame in zip(slices, frames, strict=True):
@@ -155,7 +167,7 @@ class RangeReader:
                 yield from self._decode(joined)
                 joined = _Joined()
             commit_us = raw.column("commit_ts")[-1].as_py() if raw.num_rows else 0
-            versions = encode_transitions(raw) if self._options.exchange else b""
+            versions = encode_transitions(raw) if self._options.for_lane else b""
             joined.pieces.append(_Piece(piece, frame.marker.high, commit_us, versions))
             joined.add(raw, frame.schemas, runs)
         if joined.raws:

@@ -9,7 +9,9 @@ from psycopg.conninfo import conninfo_to_dict
 
 from cdc.config import Config, Database
 from cdc.config import Sink as SinkConfig
+from cdc.config.hosts import is_cluster
 from cdc.decoding.format import Wanted
+from spark_pipeline.cluster import cluster_options
 from spark_pipeline.delivery import Origin
 from spark_pipeline.forms import wanted_by
 
@@ -31,6 +33,7 @@ class LaneSettings:
     patience_s: float = 1.0  # how long a micro-batch waits for its slowest consumer
     deadline_s: float = 60.0  # after which a micro-batch is told of
     catch_up_lanes: int = 4
+    cluster_options: dict[str, str] | None = None  # for the source, if executors are elsewhere
 
     @property
     def wanted(self) -> Wanted:
@@ -57,4 +60,7 @@ class LaneSettings:
             patience_s=spark.patience_ms / 1000,
             deadline_s=spark.deadline_s,
             catch_up_lanes=spark.catch_up_lanes,
+            cluster_options=(
+                cluster_options(config, database) if is_cluster(spark.master) else None
+            ),
         )

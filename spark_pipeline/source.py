@@ -2,11 +2,12 @@
 
 Offsets are batch numbers of the log, within one history of it. With the option ``exchange`` (the
 product's own lanes) a partition leaves its decoded slices in that directory and yields their
-markers; without it (anyone's own Spark job) it yields the decoded rows. ``wanted`` says in which
-forms values are written; without it there is one, the default. With ``table`` the rows are those of
-one table, with typed columns.
+markers; without it (anyone's own Spark job) it yields the decoded rows; with ``markers`` (lanes on
+a cluster) it yields both. ``wanted`` says in which forms values are written; without it there is
+one, the default. With ``table`` the rows are those of one table, with typed columns.
 
-``path`` is a log's directory or, where the log is served over the network, its address. Spark runs
+``path`` is a log's directory or, where the log is served over the network, its address;
+``executorPath`` is what partitions read in its place, from machines that cannot see it. Spark runs
 the constructor in two processes, so it does no I/O; every range that was handed out can be read
 again until its changes are settled.
 """
@@ -42,6 +43,7 @@ from cdc.errors import ConfigError, GapError
 from cdc.log.open import open_log
 from spark_pipeline.admission import Admission
 from spark_pipeline.exchange import MARKER_SCHEMA
+from spark_pipeline.marked import marked_schema
 from spark_pipeline.options import Options
 from spark_pipeline.places import Offset, ending, starting
 from spark_pipeline.reading import RangeReader
@@ -79,6 +81,8 @@ class WalbrookDataSource(DataSource):
         return LogRangeReader(options, self._target(options, schema))
 
     def _columns(self, options: Options) -> pa.Schema:
+        if options.markers:
+            return marked_schema(options.wanted.schema)
         if options.table is None:
             return MARKER_SCHEMA if options.exchange else options.wanted.schema
         with closing(open_log(options.path)) as view:
@@ -120,7 +124,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: Options, schema: pa.Schema | None = None) -> None:
         self._options = options
-        self._range = RangeReader(options, None if options.exchange else schema)
+        self._range = RangeReader(options, None if options.for_lane else schema)
         self._admission = Admission(options.rows_max, options.target_s)
         self._last: int | None = None  # the batch at which the query is to end
 

@@ -23,6 +23,12 @@ class Authority:
 
     def server_context(self, alternative: str) -> ssl.SSLContext:
         """What a server presents; ``alternative`` is a name such as ``IP:127.0.0.1``."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*self.sign(alternative))
+        return context
+
+    def sign(self, alternative: str) -> tuple[Path, Path]:
+        """The files of a server's certificate and of its key."""
         name = alternative.replace(":", "_")
         key, chain = self._directory / f"{name}.key", self._directory / f"{name}.pem"
         self._openssl(
@@ -33,9 +39,7 @@ class Authority:
             *("-CA", str(self.certificate), "-CAkey", str(self._key)),
             *("-keyout", str(key), "-out", str(chain)),
         )
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(chain, key)
-        return context
+        return chain, key
 
     def _openssl(self, *arguments: str) -> None:
         subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=30)

@@ -107,7 +107,11 @@ class Endpoint:
             self._server = self._thread = None
 
     def _answer(self, handler: BaseHTTPRequestHandler) -> None:
-        body = handler.rfile.read(int(handler.headers.get("Content-Length", "0")))
+        length = int(handler.headers.get("Content-Length", "0"))
+        body = handler.rfile.read(length)
+        if len(body) < length:  # the client was killed in the middle of it: no request at all
+            handler.close_connection = True
+            return
         with self._lock:
             answer = self.script.popleft() if self.script else Scripted()
             if self.refuses is not None and self.refuses(carried(body)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import unquote, urlsplit
@@ -26,6 +27,7 @@ from cdc.config.settings import Positive, PositiveSize
 BatchSize = Annotated[PositiveSize, Field(le=2**30)]
 
 _KEYS_IN_USER = ("s3", "gs", "gcs")
+_WILDCARDS = ("0.0.0.0", "::", "*")
 
 
 def _place(value: object, info: ValidationInfo) -> str:
@@ -65,15 +67,37 @@ class Tier(Section):
 class Flight(Section):
     """The log served over the network, for executors on other machines."""
 
-    enabled: Flag = Field(default=False, description="Whether the log is served (Arrow Flight).")
+    enabled: Flag = Field(
+        default=False,
+        description="Whether the log is served (Arrow Flight). With a cluster as spark.master it "
+        "always is.",
+    )
     host: Text = Field(default="127.0.0.1", description="Address to listen on.")
     port: Port = Field(default=7377, description="Port to listen on.")
+    advertise: Text | None = Field(
+        default=None,
+        description="Name or address by which executors reach it; if not given, host, or this "
+        "host's name where host is a wildcard such as 0.0.0.0.",
+    )
     certificate: LocalPath | None = Field(
         default=None, description="File of the TLS certificate; without one it is plain text."
     )
     private_key: LocalPath | None = Field(
         default=None, description="File of the certificate's private key."
     )
+
+    ca_file: Text | None = Field(
+        default=None,
+        description="File, on the executors, of the certificates that they trust; if not given, "
+        "the system's.",
+    )
+
+    @property
+    def advertised(self) -> str:
+        """The host that executors connect to."""
+        if self.advertise is not None:
+            return self.advertise
+        return socket.gethostname() if self.host in _WILDCARDS else self.host
 
     @model_validator(mode="after")
     def _both_or_none(self) -> Self:

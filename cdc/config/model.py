@@ -14,6 +14,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from cdc.config.database import Database
+from cdc.config.hosts import is_cluster, is_loopback, is_on_this_host
 from cdc.config.log import Log
 from cdc.config.scalars import Section, wrong
 from cdc.config.settings import Service, Spark, State
@@ -64,6 +65,31 @@ class Config(Section):
                     within=("sinks", i, "destination"),
                 )
         return self
+
+    @model_validator(mode="after")
+    def _executors_reach_the_log(self) -> Self:
+        """Executors elsewhere read the log through its server, so there must be one for them."""
+        flight = self.log.flight
+        if not is_cluster(self.spark.master):
+            return self
+        if not flight.enabled and "enabled" in flight.model_fields_set:
+            raise wrong(
+                "is false, but executors of a cluster read the log through its server; leave it "
+                "out, or set spark.master to local[*]",
+                within=("log", "flight", "enabled"),
+            )
+        if is_loopback(flight.advertised) and not is_on_this_host(self.spark.master):
+            raise wrong(
+                "is an address that executors on other machines cannot reach; set host, or "
+                "advertise, to one of this host's that they can",
+                within=("log", "flight", "host"),
+            )
+        return self
+
+    @property
+    def serves_log(self) -> bool:
+        """Whether the log is served to other machines."""
+        return self.log.flight.enabled or is_cluster(self.spark.master)
 
     def database(self, name: str) -> Database:
         """The database called ``name``."""

@@ -5,21 +5,56 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from cdc.config.database import PostgresUrl
-from cdc.config.scalars import ConfText, Flag, Integer, LocalPath, Section, Size, Text, wrong
+from cdc.config.hosts import is_master
+from cdc.config.scalars import (
+    ConfText,
+    Flag,
+    Integer,
+    LocalPath,
+    Name,
+    Section,
+    Size,
+    Text,
+    wrong,
+)
 
 Positive = Annotated[Integer, Field(ge=1)]
 PositiveSize = Annotated[Size, Field(ge=1)]
+
+Memory = Annotated[str, Field(pattern=r"^[0-9]+[kmgtKMGT][bB]?$")]
+SparkLevel = Literal["OFF", "ERROR", "WARN", "INFO", "DEBUG"]
 
 # Spark settings that have a key of their own: two places for one setting would contradict.
 _OWN_KEYS = {
     "spark.master": "master",
     "spark.app.name": "app_name",
     "spark.driver.memory": "driver_memory",
+    "spark.driver.host": "driver_host",
+    "spark.driver.extraJavaOptions": "driver_java_options",
+    "spark.executor.memory": "executor_memory",
+    "spark.executor.cores": "executor_cores",
+    "spark.executor.instances": "executor_instances",
+    "spark.executor.extraJavaOptions": "executor_java_options",
+    "spark.cores.max": "max_cores",
+    "spark.pyspark.python": "executor_python",
     "spark.ui.enabled": "ui",
+    "spark.ui.port": "ui_port",
+    "spark.log.level": "log_level",
 }
+
+
+def _java_options(value: object) -> str:
+    if not isinstance(value, str):
+        raise wrong("should be text")
+    if "-Xmx" in value:
+        raise wrong("holds -Xmx, which Spark takes from driver_memory and executor_memory alone")
+    return value
+
+
+JavaOptions = Annotated[str, BeforeValidator(_java_options)]
 
 
 class State(Section):
@@ -33,14 +68,59 @@ class State(Section):
 class Spark(Section):
     """The Spark session."""
 
-    master: Text = Field(default="local[*]", description="Spark master to run on.")
+    master: Text = Field(
+        default="local[*]",
+        description="Spark master to run on: local[N] for this machine, or a cluster: "
+        "spark://host:port, yarn, k8s://https://host:port.",
+    )
     app_name: Text = Field(default="walbrook", description="Name of the application in Spark.")
-    driver_memory: Annotated[str, Field(pattern=r"^[0-9]+[kmgtKMGT][bB]?$")] = Field(
-        default="1g", description="Memory of the driver, as Spark writes it."
+    driver_memory: Memory = Field(
+        default="1g", description="Memory of the driver's JVM, as Spark writes it."
+    )
+    driver_host: Text | None = Field(
+        default=None,
+        description="Name or address by which executors of a cluster reach the driver; if not "
+        "given, this host's own.",
+    )
+    driver_java_options: JavaOptions = Field(
+        default="", description="Further options of the driver's JVM, behind ours."
+    )
+    executor_memory: Memory = Field(
+        default="1g", description="Memory of each executor's JVM on a cluster, as Spark writes it."
+    )
+    executor_cores: Positive | None = Field(
+        default=None,
+        description="Cores of each executor; if not given, the cluster's own default.",
+    )
+    executor_instances: Positive | None = Field(
+        default=None,
+        description="How many executors (YARN, Kubernetes); if not given, the cluster's own "
+        "default.",
+    )
+    max_cores: Positive | None = Field(
+        default=None,
+        description="Most cores of all executors together (a standalone cluster); if not given, "
+        "as many as there are.",
+    )
+    executor_java_options: JavaOptions = Field(
+        default="", description="Options of the executors' JVMs."
+    )
+    executor_python: Text | None = Field(
+        default=None,
+        description="Python of the executors, with Walbrook installed; must be there on this host "
+        "too. If not given, the one that runs the service.",
     )
     ui: Flag = Field(default=False, description="Whether Spark's own web page is served.")
-    log_level: Literal["OFF", "ERROR", "WARN", "INFO", "DEBUG"] = Field(
-        default="ERROR", description="How much Spark logs."
+    ui_host: Text = Field(
+        default="127.0.0.1", description="Address that Spark's web page listens on."
+    )
+    ui_port: Annotated[Integer, Field(ge=0, le=65535)] = Field(
+        default=4040, description="Port of Spark's web page; 0 takes a free one."
+    )
+    log_level: SparkLevel = Field(default="ERROR", description="How much Spark logs.")
+    log_levels: dict[Name, SparkLevel] = Field(
+        default_factory=dict,
+        description="The same for single loggers, by their Java names, in the driver.",
     )
     micro_batch_rows: Positive = Field(
         default=200_000, description="Most changes in one micro-batch."
@@ -74,6 +154,15 @@ class Spark(Section):
     conf: dict[str, ConfText] = Field(
         default_factory=dict, description="Further Spark settings, by their Spark names."
     )
+
+    @model_validator(mode="after")
+    def _known_master(self) -> Self:
+        if not is_master(self.master):
+            raise wrong(
+                "should be local, local[N], spark://host:port, yarn or k8s://https://host:port",
+                within=("master",),
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_place_a_setting(self) -> Self:

@@ -27,6 +27,7 @@ from cdc.cursor import Cursor
 from cdc.errors import OperatorError, ProtocolError, TransientError
 from cdc.log.flight_wire import (
     BUSY,
+    CA_VARIABLE,
     TOKEN_VARIABLE,
     WAIT_S_MAX,
     Arguments,
@@ -36,9 +37,6 @@ from cdc.log.flight_wire import (
 )
 from cdc.log.frame import Frame, open_frame, read_marker
 from cdc.log.segment import INDEX_DTYPE, Index
-
-CA_VARIABLE = "WALBROOK_LOG_CA"
-"""The environment variable with the file of certificates that a server's is checked against."""
 
 _SCHEMES = ("grpc", "grpc+tls")
 _BUSY_PAUSE_S = 0.05

@@ -23,6 +23,9 @@ PROTOCOL = 1
 TOKEN_VARIABLE = "WALBROOK_LOG_TOKEN"
 """The environment variable with the token of a run; every call carries it."""
 
+CA_VARIABLE = "WALBROOK_LOG_CA"
+"""The environment variable with the file of certificates that a server's is checked against."""
+
 FRAME_SCHEMA = pa.schema([pa.field("frame", pa.large_binary(), nullable=False)])
 """One row a frame, header and body."""
 

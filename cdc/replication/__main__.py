@@ -15,7 +15,7 @@ from cdc.replication.reader import SlotReader
 from cdc.replication.settings import settings_of
 from cdc.replication.state_link import tell_failed_start
 from cdc.replication.stop import StopSignal
-from cdc.service.logs import configure_logs
+from cdc.service.logs import configure_logs, log_end
 
 
 def main() -> int:
@@ -35,16 +35,16 @@ def main() -> int:
         reader = SlotReader(settings, stop)
     except WalbrookError as error:
         tell_failed_start(settings.state_dsn, settings.source, settings.term, error)
-        return _ended(error)
+        return _ended(settings.source, error)
     try:
         reader.run()
     except WalbrookError as error:
-        return _ended(error)
+        return _ended(settings.source, error)
     return 0
 
 
-def _ended(error: WalbrookError) -> int:
-    print(f"walbrook: {error}", file=sys.stderr)
+def _ended(source: str, error: WalbrookError) -> int:
+    log_end(f"reader {source}", error)
     return exit_status(error)
 
 

@@ -8,7 +8,6 @@ configuration; those that do not exist yet are served once they do.
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import os
 import sys
 from pathlib import Path
@@ -16,11 +15,12 @@ from pathlib import Path
 import structlog
 
 from cdc.config import Config, load
+from cdc.config.hosts import is_loopback
 from cdc.errors import OperatorError, WalbrookError, exit_status
 from cdc.log.flight_server import LogServer, Tls
 from cdc.log.flight_wire import TOKEN_VARIABLE
 from cdc.replication.stop import StopSignal
-from cdc.service.logs import configure_logs
+from cdc.service.logs import configure_logs, log_end
 
 _logger = structlog.get_logger("walbrook.log_server")
 
@@ -40,7 +40,7 @@ def main() -> int:
     try:
         server = _open(config)
     except WalbrookError as error:
-        print(f"walbrook: {error}", file=sys.stderr)
+        log_end("log server", error)
         return exit_status(error)
     while not stop.wait(_LOOK_S):
         pass
@@ -57,7 +57,7 @@ def _open(config: Config) -> LogServer:
     tls = None
     if settings.certificate is not None and settings.private_key is not None:
         tls = Tls(_read(settings.certificate), _read(settings.private_key))
-    if tls is None and not _is_loopback(settings.host):
+    if tls is None and not is_loopback(settings.host):
         _logger.warning(
             "log_server.not_encrypted",
             host=settings.host,
@@ -80,13 +80,6 @@ def _open(config: Config) -> LogServer:
         sources=sorted(directories),
     )
     return server
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _read(path: Path) -> bytes:

@@ -109,7 +109,7 @@ class Supervisor:
         token = {TOKEN_VARIABLE: secrets.token_urlsafe(32)}
         self._servers = (
             [Child("log server", _module("cdc.service.log_server", path), token)]
-            if config.log.flight.enabled
+            if config.serves_log
             else []
         )
         pairs = [f"--term={name}={term}" for name, term in terms.items()]

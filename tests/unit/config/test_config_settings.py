@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
+from cdc.config import Spark
+from cdc.config.settings import _OWN_KEYS
 from tests.unit.config.config_texts import BASE, databases, read, refusal
 
 
@@ -88,6 +92,57 @@ def test_further_spark_settings_become_their_text() -> None:
 def test_a_spark_setting_with_a_key_of_its_own_is_not_set_twice() -> None:
     found = refusal(databases() + "spark: {conf: {spark.master: yarn}}")
     assert "spark: conf holds spark.master; set spark.master" in found
+
+
+def test_every_spark_setting_with_a_key_of_its_own_names_it() -> None:
+    for name, key in _OWN_KEYS.items():
+        assert key in Spark.model_fields
+        found = refusal(databases() + f"spark: {{conf: {{{name}: x}}}}")
+        assert f"spark: conf holds {name}; set spark.{key} in its place" in found
+
+
+@pytest.mark.parametrize(
+    "master", ["local", "local[2]", "local[*, 4]", "local-cluster[2,1,512]", "spark://127.0.0.1:1"]
+)
+def test_a_master_on_this_machine_needs_nothing_more(master: str) -> None:
+    assert read(databases() + f"spark: {{master: '{master}'}}").spark.master == master
+
+
+@pytest.mark.parametrize("master", ["loca", "spark://host", "local[x]", "mesos://m:1", "k8s:// x"])
+def test_a_master_that_spark_would_not_know_is_refused_at_once(master: str) -> None:
+    found = refusal(databases() + f"spark: {{master: '{master}'}}")
+    assert "spark.master: should be local, local[N], spark://host:port, yarn or k8s://" in found
+
+
+@pytest.mark.parametrize("master", ["spark://a:7077,b:7077", "yarn", "k8s://https://k:6443"])
+def test_executors_on_other_machines_must_reach_the_log(master: str) -> None:
+    on = databases() + f"spark: {{master: '{master}'}}\n"
+    assert "log.flight.host: is an address that executors on other" in refusal(on)
+    config = read(on + "log: {flight: {host: 10.0.0.5}}")
+    assert config.serves_log
+    assert config.log.flight.advertised == "10.0.0.5"
+    wide = read(on + "log: {flight: {host: 0.0.0.0}}").log.flight
+    assert wide.advertised == socket.gethostname()
+    found = refusal(on + "log: {flight: {host: 10.0.0.5, enabled: false}}")
+    assert "log.flight.enabled: is false, but executors of a cluster read the log" in found
+
+
+def test_the_log_of_one_machine_is_served_if_asked_for() -> None:
+    assert not read(databases()).serves_log
+    assert read(databases() + "log: {flight: {enabled: true}}").serves_log
+
+
+def test_options_of_a_jvm_leave_its_heap_to_the_memory_keys() -> None:
+    spark = read(databases() + "spark: {executor_java_options: -Da=b}").spark
+    assert spark.executor_java_options == "-Da=b"
+    found = refusal(databases() + "spark: {driver_java_options: '-Xss1m -Xmx4g'}")
+    assert "spark.driver_java_options: holds -Xmx" in found
+
+
+def test_levels_of_single_loggers_have_known_names() -> None:
+    text = "spark: {log_levels: {org.apache.spark.scheduler: INFO}}"
+    assert read(databases() + text).spark.log_levels == {"org.apache.spark.scheduler": "INFO"}
+    assert "log_levels" in refusal(databases() + "spark: {log_levels: {org.a: LOUD}}")
 
 
 def test_a_batch_that_no_arrow_batch_could_hold_is_refused() -> None:

@@ -27,9 +27,9 @@ from cdc.errors import (
     WalbrookError,
 )
 from cdc.log.damage import take_damage_report
-from cdc.log.flight_client import CA_VARIABLE, FlightLog
+from cdc.log.flight_client import FlightLog
 from cdc.log.flight_server import CallLimits, LogServer, Tls
-from cdc.log.flight_wire import TOKEN_VARIABLE, pack_error, read_error
+from cdc.log.flight_wire import CA_VARIABLE, TOKEN_VARIABLE, pack_error, read_error
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
 from tests.unit.log_flight.batches import append

@@ -1,0 +1,170 @@
+"""A large micro-batch on a cluster: rows go through Spark, because machines share no memory.
+
+Partitions decode what they fetch from the log's server; the rows stay where they were decoded
+(``persist``), and each consumer takes its own from there. What must always hold: a consumer whose
+sink keeps one order gets its rows as one sorted partition; one whose sink keeps order by group gets
+partitions that no group is divided among, each sorted; what is lost with an executor is read again
+from the log, so it is the same again.
+
+A file or a Parquet sink writes to a directory of the service's own host, where small micro-batches
+are written too: its share is decoded and delivered there.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial, reduce
+from operator import and_
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from cdc.config import Config, Database
+from cdc.config.destination import FileDestination, ParquetDestination
+from cdc.config.hosts import is_cluster
+from cdc.cursor import Cursor
+from cdc.decoding.format import Wanted
+from cdc.errors import WalbrookError
+from cdc.log.flight_wire import CA_VARIABLE, TOKEN_VARIABLE
+from spark_pipeline.arrow_map import map_in_arrow
+from spark_pipeline.delivery import Outcome, Share, combined, deliver_changes
+from spark_pipeline.exchange import SliceMarker
+from spark_pipeline.grouping import splits_by_group
+from spark_pipeline.marked import MARKER, markers_in
+from spark_pipeline.matching import Match
+from spark_pipeline.options import Options
+from spark_pipeline.reading import LogPartition, RangeReader
+from spark_pipeline.slicing import Slice
+
+__all__ = ["ClusterPlan", "cluster_options", "executor_environment", "is_cluster", "rows_of"]
+
+_ON_OUR_HOST = (FileDestination, ParquetDestination)
+
+
+def cluster_options(config: Config, database: Database) -> dict[str, str]:
+    """What a lane's query tells its source on a cluster, besides what it always does."""
+    flight = config.log.flight
+    scheme = "grpc+tls" if flight.certificate is not None else "grpc"
+    where = f"{scheme}://{flight.advertised}:{flight.port}/{database.name}"
+    return {"markers": "true", "executorPath": where}
+
+
+def executor_environment(config: Config) -> dict[str, str]:
+    """What executors need to read the log from its server."""
+    found = {
+        TOKEN_VARIABLE: os.environ.get(TOKEN_VARIABLE),
+        CA_VARIABLE: config.log.flight.ca_file,
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+class ClusterPlan:
+    """Decode in the source's partitions, deliver each consumer's share where there is room."""
+
+    def __init__(
+        self, frame: DataFrame, pool: str, log: Path, history: int, wanted: Wanted
+    ) -> None:
+        self._frame = frame.persist(StorageLevel.MEMORY_AND_DISK)
+        self._pool = pool
+        self._log, self._history, self._wanted = log, history, wanted
+
+    def decode(self) -> list[SliceMarker]:
+        marker = f.col(MARKER)
+        return markers_in(self._frame.where(marker.isNotNull()).select(marker).toArrow())
+
+    def deliver(self, share: Share) -> Outcome:
+        """Blocks; several shares may be delivered at once, each from a thread of its own."""
+        if isinstance(share.consumer.destination, _ON_OUR_HOST):
+            return deliver_changes(share, self.changes(share.slices))
+        # Each thread has its own; without one its jobs would wait behind those of other lanes.
+        self._frame.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self._pool)
+        mine = self._frame.where(_takes(share)).select(*self._wanted.schema.names)
+        if share.announcements is None and splits_by_group(share.consumer):
+            parts = mine.sparkSession.sparkContext.defaultParallelism
+            divided = mine.repartition(parts, "table_schema", "table_name", "record_pks")
+        else:
+            divided = mine.coalesce(1)
+        ordered = divided.sortWithinPartitions("commit_lsn", "commit_idx")
+        task = partial(_deliver_part, replace(share, slices=[]))
+        told = map_in_arrow(ordered, task, "outcome binary").toArrow().column("outcome")
+        outcomes = [pickle.loads(packed.as_buffer()) for packed in told]
+        for outcome in outcomes:
+            if isinstance(outcome, WalbrookError):
+                raise outcome
+        return combined(outcomes)
+
+    def changes(self, slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
+        """What was decoded of some slices, decoded again from the log on this host."""
+        return rows_of(self._log, self._history, self._wanted, slices)
+
+    def close(self) -> None:
+        self._frame.unpersist()
+
+
+def rows_of(
+    log: Path, history: int, wanted: Wanted, slices: Sequence[SliceMarker]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of ordered slices that lie in no file, from a log on this host."""
+    reader = RangeReader(Options.read({"path": str(log), "wanted": wanted.to_text()}))
+    for run in _runs(slices):
+        first, last = run[0].batch_idx, run[-1].batch_idx + 1
+        yield from reader.read(LogPartition(first, last, history, run))
+    reader.close()
+
+
+def _runs(markers: Sequence[SliceMarker]) -> Iterator[list[Slice]]:
+    """Ordered slices as the log is read: one of each batch, of batches that follow each other."""
+    run: list[Slice] = []
+    for marker in markers:
+        piece = Slice(marker.batch_idx, marker.offset, marker.offset + marker.rows, 0, 1)
+        if run and (run[-1].batch_idx, run[-1].stop) == (piece.batch_idx, piece.start):
+            run[-1] = replace(run[-1], stop=piece.stop)
+        elif run and run[-1].batch_idx + 1 != piece.batch_idx:
+            yield run
+            run = [piece]
+        else:
+            run.append(piece)
+    if run:
+        yield run
+
+
+def _takes(share: Share) -> Column:
+    """What Spark can leave out for the share without decoding; ``deliver`` looks again."""
+    match = Match.of(share.consumer)
+    schema, table = f.col("table_schema"), f.concat_ws(".", "table_schema", "table_name")
+    tables = [~schema.isin(*match.exclude_schemas), ~table.isin(*match.exclude_tables)]
+    if match.include_schemas is not None:
+        tables.append(schema.isin(*match.include_schemas))
+    if match.include_tables is not None:
+        tables.append(table.isin(*match.include_tables))
+    action = f.col("action")
+    return (
+        f.col(MARKER).isNull()
+        & action.isin(*match.actions)
+        & _at_or_above(share.start)
+        & ~_at_or_above(share.end)
+        & ((action == "message") | reduce(and_, tables))
+    )
+
+
+def _at_or_above(cursor: Cursor) -> Column:
+    lsn = f.col("commit_lsn")
+    return (lsn > cursor.lsn) | ((lsn == cursor.lsn) & (f.col("commit_idx") >= cursor.idx))
+
+
+def _deliver_part(share: Share, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """On an executor: one partition of a share. An error of ours comes back as itself."""
+    schema = share.wanted.schema
+    try:
+        outcome: Outcome | WalbrookError = deliver_changes(
+            share, (batch.cast(schema) for batch in batches)
+        )
+    except WalbrookError as error:
+        outcome = error
+    yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(outcome)])], ["outcome"])

@@ -1,0 +1,277 @@
+"""Large micro-batches on a real standalone cluster: the log served, executors apart."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import cast
+
+import httpx
+import orjson
+import psutil
+import pytest
+import redis
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from cdc.config import FileDestination, RedisStreamDestination, Sink, Spark, WebhookDestination
+from cdc.config.secrets import SecretText
+from cdc.cursor import ORIGIN, Cursor
+from cdc.decoding.format import PLAIN
+from cdc.errors import TransientError, WalbrookError
+from cdc.log.flight_server import LogServer, Tls
+from cdc.log.flight_wire import CA_VARIABLE, TOKEN_VARIABLE
+from cdc.log.writer import LogWriter
+from cdc.replication.seal import Sealer
+from spark_pipeline.cluster import ClusterPlan
+from spark_pipeline.delivery import Origin, Outcome, Share
+from spark_pipeline.exchange import SliceMarker
+from spark_pipeline.poison import told
+from spark_pipeline.reorder import Reorder
+from spark_pipeline.session import open_session
+from tests import pgoutput
+from tests.certificates import Authority
+from tests.fix_http import Endpoint
+from tests.lane_on_log import arrived, cursors_of
+from tests.standalone import ROOT, StandaloneCluster, free_port
+from tests.unit.replication.test_seal import transaction, wire
+from tests.waiting import until
+
+TOKEN = "a token of this test run"
+ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
+PART = pgoutput.relation(2, "public", "part", [("id", 23, True), ("name", 25)])
+TRANSACTIONS, ROWS, KEYS, PARTITIONS = 41, 503, 97, 8
+EVERYTHING = [Cursor(n * 100, i) for n in range(1, TRANSACTIONS + 1) for i in range(ROWS)]
+END = Cursor(TRANSACTIONS * 100, ROWS)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
+    running = StandaloneCluster(tmp_path_factory.mktemp("cluster"))
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def spark(
+    cluster: StandaloneCluster, authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SparkSession]:
+    settings = Spark(
+        master=cluster.url,
+        driver_memory="512m",
+        executor_memory="512m",
+        ui=True,
+        ui_port=0,
+        checkpoint_directory=tmp_path_factory.mktemp("spark"),
+    )
+    trusted = {TOKEN_VARIABLE: TOKEN, CA_VARIABLE: str(authority.certificate)}
+    session = open_session(settings, trusted | {"PYTHONPATH": str(ROOT)})
+
+    def registered() -> int:
+        return int(session.sparkContext._jsc.sc().getExecutorMemoryStatus().size())
+
+    until("both executors, beside the driver", lambda: registered() == 3, 60)
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Updates of few rows in two tables, over and over, so that their order can be seen."""
+    directory = tmp_path_factory.mktemp("log")
+    writer, sealer = LogWriter(directory), Sealer()
+    sealer.seal(wire(ITEM, PART, *transaction(1)))
+    rng = random.Random(7)
+    for number in range(1, TRANSACTIONS + 1):
+        rows = [
+            pgoutput.insert(rng.choice([1, 2]), [str(rng.randrange(KEYS)), f"{number} {i}"])
+            for i in range(ROWS)
+        ]
+        sealed = sealer.seal(wire(*transaction(number * 100, *rows)))
+        assert sealed is not None
+        writer.append(sealed.raw, sealed.schemas, first=sealed.first, high=sealed.high)
+    writer.close()
+    return directory
+
+
+@pytest.fixture(scope="module")
+def served(log: Path, authority: Authority) -> Iterator[str]:
+    certificate, key = authority.sign("DNS:localhost")
+    tls = Tls(certificate.read_bytes(), key.read_bytes())
+    server = LogServer({"shop": log}, token=TOKEN, tls=tls)
+    yield f"grpc+tls://localhost:{server.port}/shop"
+    assert server.close(10)
+
+
+def deliver_all(
+    spark: SparkSession,
+    log: Path,
+    served: str,
+    checkpoint: Path,
+    *consumers: Sink,
+    between: Callable[[], None] = lambda: None,
+) -> tuple[list[SliceMarker], list[Outcome]]:
+    """One micro-batch of the whole log, as a lane takes it; ``between`` decode and delivery."""
+    taken: list[tuple[list[SliceMarker], list[Outcome]]] = []
+    failed: list[Exception] = []
+
+    def take(frame: DataFrame, _batch: int) -> None:
+        # Rows lie where executors left them; here they are thrown about as no executor would.
+        plan = ClusterPlan(frame.repartition(PARTITIONS), "shared", log, 0, PLAIN)
+        try:
+            slices = Reorder(0).micro_batch(plan.decode())
+            between()
+            shares = [share_of(consumer, slices, str(checkpoint)) for consumer in consumers]
+            with ThreadPoolExecutor(len(shares)) as threads:
+                taken.append((slices, list(threads.map(plan.deliver, shares))))
+        except Exception as error:
+            failed.append(error)
+        finally:
+            plan.close()
+
+    query = (
+        spark.readStream.format("walbrook")
+        .option("path", str(log))
+        .option("executorPath", served)
+        .option("markers", "true")
+        .option("partitions", PARTITIONS)
+        .load()
+        .writeStream.option("checkpointLocation", str(checkpoint))
+        .foreachBatch(take)
+        .start()
+    )
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    if failed:
+        raise failed[0]
+    (whole,) = taken
+    return whole
+
+
+def share_of(consumer: Sink, slices: list[SliceMarker], run: str) -> Share:
+    origin = Origin("shop", "h", "d")
+    return Share(consumer, origin, run, ORIGIN, slices[-1].high, slices, PLAIN)
+
+
+def sink(name: str, destination: object, **more: object) -> Sink:
+    return Sink.model_validate(
+        {"name": name, "database": "shop", "destination": destination, **more}
+    )
+
+
+@pytest.mark.timeout(240)
+def test_every_consumer_gets_its_rows_in_its_order_from_executors_and_files_from_the_driver(
+    spark: SparkSession,
+    cluster: StandaloneCluster,
+    log: Path,
+    served: str,
+    endpoint: Endpoint,
+    redis_client: redis.Redis,
+    redis_url: str,
+    tmp_path: Path,
+) -> None:
+    in_redis = RedisStreamDestination(url=SecretText(redis_url), stream_key="cluster")
+    items = {"source": {"include_tables": ["public.item"]}}
+    slices, outcomes = deliver_all(
+        spark,
+        log,
+        served,
+        tmp_path / "checkpoint",
+        sink("stream", in_redis),
+        sink("hook", WebhookDestination(url=endpoint.url)),
+        sink("files", FileDestination(path=tmp_path / "out"), **items),
+    )
+    assert len({(piece.batch_idx, piece.part) for piece in slices}) > TRANSACTIONS
+    assert [(outcome.cursor, outcome.error) for outcome in outcomes] == [(END, None)] * 3
+
+    entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", redis_client.xrange("cluster"))
+    in_stream = [orjson.loads(fields[b"metadata"]) for _, fields in entries]
+    assert [Cursor(m["commit_lsn"], m["commit_idx"]) for m in in_stream] == EVERYTHING
+
+    requests = [request.messages for request in endpoint.accepted]
+    sent = [message for messages in requests for message in messages]
+    assert sorted(cursors_of(sent)) == EVERYTHING
+    assert cursors_of(sent) != EVERYTHING, "several executors deliver at once"
+    of_group: dict[tuple[str, int], list[Cursor]] = {}
+    for message, cursor in zip(sent, cursors_of(sent), strict=True):
+        group = (message["metadata"]["table_name"], message["record"]["id"])  # type: ignore[index]
+        of_group.setdefault(group, []).append(cursor)
+    assert len(of_group) == 2 * KEYS
+    assert all(cursors == sorted(cursors) for cursors in of_group.values())
+
+    in_files = arrived(tmp_path / "out")
+    assert {message["metadata"]["table_name"] for message in in_files} == {"item"}
+    assert cursors_of(in_files) == sorted(
+        cursor for (table, _), cursors in of_group.items() for cursor in cursors if table == "item"
+    )
+    assert len(cluster.executors()) == 2
+
+
+@pytest.mark.timeout(240)
+def test_a_lost_executor_costs_a_second_read_and_a_failing_sink_is_told_as_what_it_is(
+    spark: SparkSession,
+    cluster: StandaloneCluster,
+    log: Path,
+    served: str,
+    endpoint: Endpoint,
+    redis_client: redis.Redis,
+    redis_url: str,
+    tmp_path: Path,
+) -> None:
+    in_redis = RedisStreamDestination(url=SecretText(redis_url), stream_key="lost")
+    endpoint.refuses = lambda messages: any(
+        cast("dict[str, int]", message["record"])["id"] == KEYS // 2 for message in messages
+    )
+
+    def lose_an_executor() -> None:
+        cluster.executors()[0].kill()
+
+    _, (stream, hook) = deliver_all(
+        spark,
+        log,
+        served,
+        tmp_path,
+        sink("stream", in_redis),
+        sink("hook", WebhookDestination(url=endpoint.url, max_retries=0)),
+        between=lose_an_executor,
+    )
+    assert (stream.cursor, stream.error) == (END, None)
+    assert redis_client.xlen("lost") == TRANSACTIONS * ROWS
+    assert isinstance(hook.error, WalbrookError)
+    assert "422" in str(hook.error)
+    sent = [message for request in endpoint.accepted for message in request.messages]
+    missing = sorted(set(EVERYTHING) - set(cursors_of(sent)))
+    assert hook.cursor <= missing[0], "below its cursor a consumer has everything"
+
+
+def test_the_token_is_seen_by_nobody(spark: SparkSession) -> None:
+    context = spark.sparkContext
+    where = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/environment"
+    page = httpx.get(where, timeout=30).text
+    assert f"spark.executorEnv.{TOKEN_VARIABLE}" in page
+    assert TOKEN not in page
+    everyone = psutil.process_iter(["cmdline"])
+    commands = [" ".join(process.info["cmdline"] or ()) for process in everyone]
+    assert any("SparkSubmit" in command for command in commands)
+    assert not [command for command in commands if TOKEN in command]
+
+
+def test_what_an_executor_cannot_read_is_told_in_our_words(
+    spark: SparkSession, log: Path, tmp_path: Path
+) -> None:
+    nowhere = f"grpc://127.0.0.1:{free_port()}/shop"
+    with pytest.raises(PySparkException) as raised:
+        deliver_all(spark, log, nowhere, tmp_path)
+    what = told(raised.value)
+    assert isinstance(what, TransientError)
+    assert str(what).startswith(f"the log server at {nowhere.removesuffix('/shop')} cannot be")
+    assert len(str(what).splitlines()) == 1

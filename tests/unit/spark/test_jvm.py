@@ -1,0 +1,68 @@
+"""A JVM that does not start says why, and a Python that is not there is named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cdc.config import Spark
+from cdc.errors import OperatorError
+from spark_pipeline.session import _own, open_session
+
+ROOT = Path(__file__).parents[3]
+START = """
+import sys
+from cdc.config import Spark
+from cdc.errors import OperatorError
+from spark_pipeline.session import open_session
+try:
+    open_session(Spark(driver_java_options="-javaagent:/nowhere/agent.jar"))
+except OperatorError as error:
+    sys.exit(f"refused: {error}")
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_jvm_that_does_not_start_says_why() -> None:
+    answer = subprocess.run(
+        [sys.executable, "-c", START], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert answer.stderr.strip().startswith("refused: Spark's JVM did not start"), answer
+    assert "/nowhere/agent.jar" in answer.stderr
+
+
+def test_a_python_that_is_not_there_is_named() -> None:
+    with pytest.raises(OperatorError, match="/nowhere/python, which is not a program on this host"):
+        open_session(Spark(executor_python="/nowhere/python"))
+
+
+def test_what_has_a_key_reaches_spark_by_its_name() -> None:
+    settings = Spark(
+        master="spark://far.example:7077",
+        driver_host="here.example",
+        driver_java_options="-Da=b",
+        executor_memory="3g",
+        executor_cores=2,
+        max_cores=8,
+        executor_java_options="-Dc=d",
+    )
+    conf = _own(settings, {"NAME": "value"})
+    assert conf["spark.driver.extraJavaOptions"].endswith("-Da=b")
+    assert "-Xss8m" in conf["spark.driver.extraJavaOptions"]
+    expected = {
+        "spark.driver.host": "here.example",
+        "spark.driver.bindAddress": "0.0.0.0",
+        "spark.executor.memory": "3g",
+        "spark.executor.cores": "2",
+        "spark.cores.max": "8",
+        "spark.executor.extraJavaOptions": "-Dc=d",
+        "spark.executorEnv.NAME": "value",
+    }
+    assert expected.items() <= conf.items()
+    assert "spark.executor.instances" not in conf
+    here = _own(Spark(), {"NAME": "value"})
+    assert here["spark.driver.host"] == "127.0.0.1"
+    assert not [name for name in here if name.startswith("spark.executor")]
