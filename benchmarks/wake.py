@@ -21,12 +21,13 @@ import numpy as np
 import orjson
 
 from benchmarks.sizes import Sizes, progress
-from cdc.config import Spark
+from cdc.config import Service, Spark
 from cdc.errors import TransientError
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
 from cdc.replication.seal import Sealer
 from cdc.replication.stop import StopSignal
+from cdc.service.logs import configure_logs
 from spark_pipeline.delivery import Origin
 from spark_pipeline.exchange import Exchange
 from spark_pipeline.lane import Lane
@@ -46,10 +47,13 @@ _ENVELOPE = struct.pack(">cQQq", b"w", 0, 0, 0)
 
 def run(sizes: Sizes) -> dict[str, object]:
     """In a process of its own: the JVM that Spark starts ends with it."""
-    command = [sys.executable, "-m", "benchmarks.wake", str(sizes.seconds)]
-    timeout_s = sizes.seconds + _WARM_UP_S + 2 * _GRACE_S
-    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=timeout_s).stdout
-    figures: dict[str, object] = orjson.loads(answer)
+    with tempfile.TemporaryDirectory(prefix="walbrook-wake-") as directory:
+        result = Path(directory) / "result.json"
+        command = [sys.executable, "-m", "benchmarks.wake", str(result), str(sizes.seconds)]
+        timeout_s = sizes.seconds + _WARM_UP_S + 2 * _GRACE_S
+        # What the JVM writes to standard output is no result.
+        subprocess.run(command, check=True, stdout=sys.stderr, timeout=timeout_s)
+        figures: dict[str, object] = orjson.loads(result.read_bytes())
     return figures
 
 
@@ -163,5 +167,6 @@ def _wait(calls: Calls, log: HandWritten) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="walbrook-wake-") as name:
-        print(orjson.dumps(measure(Path(name), int(sys.argv[1]))).decode())
+    configure_logs(Service(log_level="warning"))
+    answer = Path(sys.argv[1])
+    answer.write_bytes(orjson.dumps(measure(answer.parent, int(sys.argv[2]))))
