@@ -12,13 +12,13 @@ import platform
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import orjson
 
-from benchmarks import decode, large, latency, pipeline, read
+from benchmarks import consumers, decode, idle, large, latency, pipeline, read, wake
 from benchmarks.sizes import Sizes, progress
 from cdc.config import Service
 from cdc.errors import WalbrookError
@@ -28,31 +28,43 @@ from cdc.version import VERSION
 _ROOT = Path(__file__).resolve().parent.parent
 _RESULTS = _ROOT / "benchmarks" / "results"
 
-BENCHMARKS: dict[str, Callable[[Sizes], dict[str, object]]] = {
-    "decode": lambda _sizes: decode.run(),
-    "read": read.run,
-    "large": large.run,
-    "pipeline": pipeline.run,
-    "latency": latency.run,
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What it runs, and how much of it where nothing is said."""
+
+    run: Callable[[Sizes], dict[str, object]]
+    sizes: Sizes = Sizes()  # noqa: RUF009
+
+
+BENCHMARKS = {
+    "decode": Benchmark(lambda _sizes: decode.run()),
+    "read": Benchmark(read.run),
+    "large": Benchmark(large.run),
+    "pipeline": Benchmark(pipeline.run),
+    "consumers": Benchmark(consumers.run, Sizes(rows=200_000)),
+    "latency": Benchmark(latency.run),
+    "wake": Benchmark(wake.run, Sizes(seconds=60)),
+    "idle": Benchmark(idle.run, Sizes(seconds=30)),
 }
 
 
 def main() -> int:
-    name, sizes = _arguments()
+    name, given = _arguments()
     # A stop from outside unwinds like any other, so that no server is left behind.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     configure_logs(Service(log_level="warning"))
     failed = False
     for each in [name] if name else BENCHMARKS:
         try:
-            print(_result(each, sizes), flush=True)
+            print(_result(each, given), flush=True)
         except WalbrookError as error:
             progress(f"benchmark {each}: {error}")
             failed = True
     return 1 if failed else 0
 
 
-def _result(name: str, sizes: Sizes) -> str:
+def _result(name: str, given: dict[str, int]) -> str:
     """Run a benchmark; its figures with where and when they were taken, stored and returned."""
     context = {
         "benchmark": name,
@@ -62,36 +74,47 @@ def _result(name: str, sizes: Sizes) -> str:
         "load_before": [round(load, 2) for load in os.getloadavg()],
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    result = orjson.dumps(context | BENCHMARKS[name](sizes))
+    benchmark = BENCHMARKS[name]
+    result = orjson.dumps(context | benchmark.run(replace(benchmark.sizes, **given)))
     _RESULTS.mkdir(exist_ok=True)
     (_RESULTS / f"{name}.json").write_bytes(result + b"\n")
     return result.decode()
 
 
-def _arguments() -> tuple[str | None, Sizes]:
+def _arguments() -> tuple[str | None, dict[str, int]]:
     names = ", ".join(BENCHMARKS)
     parser = argparse.ArgumentParser(prog="benchmarks", description=f"Benchmarks: {names}.")
     parser.add_argument("name", nargs="?", help="which one; all of them if not given")
     used_by = {
-        "rows": "read, pipeline: rows to read",
-        "transaction_rows": "read, pipeline: rows a transaction",
-        "rounds": "read: how often each way is measured",
+        "rows": "read, large, pipeline, consumers: rows to read",
+        "transaction_rows": "read, pipeline, consumers: rows a transaction",
+        "rounds": "read, large: how often each way is measured",
         "rate": "latency: changes a second",
-        "seconds": "latency: how long the rate is held",
+        "seconds": "latency, wake, idle: how long is measured",
     }
     for field in fields(Sizes):
         parser.add_argument(
             f"--{field.name.replace('_', '-')}",
             type=_positive,
-            default=field.default,
             metavar="N",
-            help=f"{used_by[field.name]} (%(default)s)",
+            help=f"{used_by[field.name]} ({_defaults(field.name)})",
         )
     given = vars(parser.parse_args())
-    name = given.pop("name")
+    name: str | None = given.pop("name")
     if name is not None and name not in BENCHMARKS:
         parser.error(f"there is no benchmark '{name}'; name one of {names}")
-    return name, Sizes(**given)
+    return name, {size: number for size, number in given.items() if number is not None}
+
+
+def _defaults(size: str) -> str:
+    """What holds for most, and for whom not."""
+    most = getattr(Sizes(), size)
+    others = [
+        f"{name} {number}"
+        for name, benchmark in BENCHMARKS.items()
+        if (number := getattr(benchmark.sizes, size)) != most
+    ]
+    return ", ".join([str(most), *others])
 
 
 def _positive(text: str) -> int:

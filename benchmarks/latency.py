@@ -23,9 +23,8 @@ import orjson
 import redis
 from psycopg.conninfo import conninfo_to_dict
 
-from benchmarks.pipeline import redis_target, roles, wait_delivering
+from benchmarks.catch_up import redis_target, roles, service_of, wait_delivering
 from benchmarks.processes import ProcessMeter
-from benchmarks.service import RunningService
 from benchmarks.sizes import Sizes, progress
 from benchmarks.source import ONE_ROW, Source, open_source
 from cdc.errors import TransientError
@@ -46,12 +45,10 @@ def run(sizes: Sizes) -> dict[str, object]:
         tempfile.TemporaryDirectory(prefix="walbrook-latency-") as name,
         open_source(Path(name) / "postgres") as source,
         redis_target(Path(name)) as target,
-        RunningService(
-            Path(name) / "service", source, name="redis", destination=target.destination
-        ) as service,
-        redis.Redis.from_url(str(target.destination["url"]), protocol=2) as client,
+        service_of(Path(name), source, target) as service,
+        redis.Redis.from_url(str(target.sinks["redis"]["url"]), protocol=2) as client,
     ):
-        stream = str(target.destination["stream_key"])
+        stream = str(target.sinks["redis"]["stream_key"])
         script = Path(name) / "one_row.sql"
         script.write_text(ONE_ROW)
         wait_delivering(source, service, target)

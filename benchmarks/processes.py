@@ -8,6 +8,7 @@ lost. Memory is the largest sum of resident sizes; pages that processes share co
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
@@ -29,6 +30,7 @@ class ProcessMeter:
         self._before: dict[tuple[str, psutil.Process], float] = {}
         self._after: dict[tuple[str, psutil.Process], float] = {}
         self._peak_bytes: dict[str, int] = {}
+        self._most: dict[str, int] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample_until_stopped, daemon=True)
 
@@ -49,12 +51,16 @@ class ProcessMeter:
         self._sample()
 
     def figures(self) -> Figures:
-        """``cpu_s`` and ``peak_rss_mb`` of each role."""
+        """``cpu_s``, ``peak_rss_mb`` and ``processes``, the most at a time, of each role."""
         cpu_s = dict.fromkeys(self._peak_bytes, 0.0)
         for key, seconds in self._after.items():
             cpu_s[key[0]] += seconds - self._before.get(key, 0.0)
         return {
-            role: {"cpu_s": round(cpu_s[role], 2), "peak_rss_mb": round(peak / _MB, 1)}
+            role: {
+                "cpu_s": round(cpu_s[role], 2),
+                "peak_rss_mb": round(peak / _MB, 1),
+                "processes": self._most[role],
+            }
             for role, peak in sorted(self._peak_bytes.items())
         }
 
@@ -64,6 +70,7 @@ class ProcessMeter:
 
     def _sample(self) -> None:
         resident: dict[str, int] = {}
+        count: Counter[str] = Counter()
         for role, process in self._roles():
             try:
                 with process.oneshot():
@@ -72,8 +79,15 @@ class ProcessMeter:
                 continue
             self._after[role, process] = times.user + times.system
             resident[role] = resident.get(role, 0) + memory.rss
+            count[role] += 1
         for role, size in resident.items():
             self._peak_bytes[role] = max(self._peak_bytes.get(role, 0), size)
+            self._most[role] = max(self._most.get(role, 0), count[role])
+
+
+def cpu_s(figures: Figures, roles: Iterable[str]) -> float:
+    """What these roles used together, as far as there were any."""
+    return sum(figures[role]["cpu_s"] for role in roles if role in figures)
 
 
 def family(pid: int) -> list[psutil.Process]:

@@ -1,4 +1,4 @@
-"""The service under measurement: the real command, one source, one sink, its log in a file.
+"""The service under measurement: the real command, one source, its sinks, its log in a file.
 
 What must always hold: it is stopped as an operator would stop it, and a service that ends by itself
 fails the benchmark at once with the last lines it wrote.
@@ -21,6 +21,9 @@ from benchmarks.processes import family
 from benchmarks.source import PUBLICATION, Source
 from cdc.errors import OperatorError, TransientError
 
+OWN_ROLES = ("supervisor", "reader", "driver", "jvm", "python_workers", "other")
+"""The service's own processes; Postgres and the destinations are not."""
+
 _POLL_S = 0.02
 _STOP_TIMEOUT_S = 90.0
 
@@ -31,12 +34,12 @@ def write_config(
     *,
     name: str,
     slot: str,
-    destination: Mapping[str, object] | None = None,
+    sinks: Mapping[str, Mapping[str, object]] | None = None,
     durability: str = "disk",
     publication: str = PUBLICATION,
     database: Mapping[str, object] | None = None,
 ) -> Path:
-    """A configuration file whose source, and sink if there is one, are called ``name``."""
+    """A configuration file whose source is called ``name``; ``sinks`` are destinations by name."""
     directory.mkdir(parents=True)
     settings = {
         "databases": [
@@ -48,7 +51,10 @@ def write_config(
                 **(database or {}),
             }
         ],
-        "sinks": [] if destination is None else [{"name": name, "destination": destination}],
+        "sinks": [
+            {"name": sink, "destination": destination}
+            for sink, destination in (sinks or {}).items()
+        ],
         "log": {"directory": "log", "durability": durability},
         "spark": {"checkpoint_directory": "spark"},
         "service": {"http": {"enabled": False}},
@@ -63,14 +69,18 @@ class RunningService:
     """``walbrook run`` as a child; a context manager that starts and stops it."""
 
     def __init__(
-        self, directory: Path, source: Source, *, name: str, destination: Mapping[str, object]
+        self,
+        directory: Path,
+        source: Source,
+        *,
+        name: str,
+        sinks: Mapping[str, Mapping[str, object]],
     ) -> None:
         self.name = name
         self.slot = f"walbrook_{name}"
         self._source = source
-        self._config = write_config(
-            directory, source, name=name, slot=self.slot, destination=destination
-        )
+        self._written_before = source.written
+        self._config = write_config(directory, source, name=name, slot=self.slot, sinks=sinks)
         self._log = directory / "service.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -78,6 +88,11 @@ class RunningService:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def expected(self) -> int:
+        """How many rows each of its sinks must hold once it has delivered what was written."""
+        return self._source.written - self._written_before
 
     def reader(self) -> psutil.Process:
         """The process that reads the slot."""
@@ -88,10 +103,16 @@ class RunningService:
 
     def roles(self) -> Iterator[tuple[str, psutil.Process]]:
         """The service's processes and those of the source, each with what it does."""
-        for process in family(self.pid):
-            yield "supervisor" if process.pid == self.pid else _role(process), process
+        yield from self.own_roles()
         for process in family(psutil.Process(self._source.backend_pid()).ppid()):
             yield _postgres_role(process), process
+
+    def own_roles(self) -> Iterator[tuple[str, psutil.Process]]:
+        """The service's processes alone."""
+        for process in family(self.pid):
+            # One that has just ended no longer says what it was.
+            if role := "supervisor" if process.pid == self.pid else _role(process):
+                yield role, process
 
     def until(self, what: str, condition: Callable[[], bool], timeout_s: float) -> float:
         """Wait for ``condition``; the answer is when it held, by ``perf_counter``."""
@@ -105,7 +126,11 @@ class RunningService:
 
     def warnings(self) -> int:
         """How many it has logged: of a reader that lost its connection, a lane that failed."""
-        return sum("[warning" in line for line in self._lines())
+        return self._count("[warning")
+
+    def departures(self) -> int:
+        """How often a consumer has left a lane, to be served by itself or to rejoin the others."""
+        return self._count("lane.left")
 
     def stop(self) -> None:
         """End it in order; what its log holds is delivered before."""
@@ -145,17 +170,24 @@ class RunningService:
             fix="run the benchmark again on a machine that is less busy, or with fewer rows",
         )
 
+    def _count(self, text: str) -> int:
+        return sum(text in line for line in self._lines())
+
     def _lines(self) -> list[str]:
         return self._log.read_text(errors="replace").splitlines()
 
 
 def _role(process: psutil.Process) -> str:
     command = _command(process)
+    if not command:
+        return ""
     if command.split(" ", 1)[0].endswith("java"):
         return "jvm"
     if "-m cdc.replication " in command:
         return "reader"
-    return "driver" if "-m spark_pipeline " in command else "python_workers"
+    if "-m spark_pipeline " in command:
+        return "driver"
+    return "python_workers" if "-m pyspark." in command else "other"
 
 
 def _postgres_role(process: psutil.Process) -> str:

@@ -1,4 +1,4 @@
-"""How much a benchmark does; a size that is not given is the benchmark's own default."""
+"""How much a benchmark does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the command line may change. All are above zero."""
+    """What the command line may change; a benchmark may have other defaults. All are above zero."""
 
     rows: int = 1_000_000
     transaction_rows: int = 10_000

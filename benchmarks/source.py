@@ -124,10 +124,10 @@ class Source:
         finally:
             self.drop_slot(name)
 
-    def delivered(self, consumer: str) -> int:
-        """How many changes the service says it delivered to ``consumer``."""
+    def delivered(self, name: str) -> int:
+        """How many changes every consumer of the source ``name`` has, as the service says."""
         return self._number(
-            "SELECT coalesce(sum(delivered), 0) FROM walbrook.consumers WHERE name = %s", consumer
+            "SELECT coalesce(min(delivered), 0) FROM walbrook.consumers WHERE source = %s", name
         )
 
     def backend_pid(self) -> int:

@@ -147,9 +147,14 @@ def _partitions(
     codes = np.zeros(rows.num_rows, dtype=np.int64)
     for key in keys:
         encoded = pc.dictionary_encode(key)
+        if len(encoded.dictionary) == 1:
+            continue
         codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy()
         # Renumbered after every key, so that the product of their counts cannot overflow.
         codes = np.unique(codes, return_inverse=True)[1]
+    if not codes.any():  # the usual case: nothing to move
+        yield "/".join(_folder(rows, name) for name in partition_by), rows
+        return
     order = np.argsort(codes, kind="stable")
     grouped = rows.take(pa.array(order))
     starts = np.flatnonzero(np.diff(codes[order], prepend=-1)).tolist()

@@ -12,10 +12,11 @@ import uuid
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from cdc.connection import connect
@@ -43,6 +44,18 @@ _ASYNC_PROGRESS = {
 }
 
 Begun = Callable[[Passage], None]
+
+
+class Taker(Protocol):
+    """Where a query begins in the log, and what is called with each of its micro-batches."""
+
+    @property
+    def next_batch(self) -> int: ...
+
+    @property
+    def history(self) -> int: ...
+
+    def take(self, markers: DataFrame | None, batch_id: int, /) -> None: ...
 
 
 class Lane:
@@ -114,7 +127,7 @@ class Lane:
         self, passage: Passage, view: LogReader, exchange: Exchange, drain_timeout_s: float
     ) -> None:
         checkpoint = self._scratch / "checkpoint" / uuid.uuid4().hex
-        query = self._start(passage, exchange, checkpoint)
+        query = self.start(passage, exchange, checkpoint)
         try:
             self._watch(query, passage, view, drain_timeout_s)
         finally:
@@ -122,15 +135,16 @@ class Lane:
             query.stop()
             shutil.rmtree(checkpoint, ignore_errors=True)
 
-    def _start(self, passage: Passage, exchange: Exchange, checkpoint: Path) -> StreamingQuery:
+    def start(self, taker: Taker, exchange: Exchange, checkpoint: Path) -> StreamingQuery:
+        """The query alone: every micro-batch goes to ``taker``, and nobody watches it."""
         settings, context = self._settings, self._spark.sparkContext
         context.setLocalProperty("spark.scheduler.pool", self._post.pool)
         return (
             self._spark.readStream.format("walbrook")
             .option("path", str(settings.log_directory))
             .option("exchange", str(exchange.directory))
-            .option("startingBatch", passage.next_batch)
-            .option("startingHistory", passage.history)
+            .option("startingBatch", taker.next_batch)
+            .option("startingHistory", taker.history)
             .option("maxRows", settings.micro_batch_rows)
             .option("maxBytes", settings.micro_batch_bytes)
             .option("targetMs", settings.micro_batch_target_ms)
@@ -141,7 +155,7 @@ class Lane:
             .writeStream.queryName(f"{self._post.name}-{settings.source}")
             .option("checkpointLocation", str(checkpoint))
             .options(**_ASYNC_PROGRESS)
-            .foreachBatch(passage.take)
+            .foreachBatch(taker.take)
             .start()
         )
 

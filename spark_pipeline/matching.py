@@ -49,10 +49,17 @@ class Match:
         if tables is not None:
             # Logical messages belong to no table: asking for the action is enough.
             wanted = pc.and_(wanted, pc.or_(tables, pc.equal(action, "message")))
-        return changes.filter(wanted)
+        # A filter copies every column, and most consumers take all that there is.
+        return changes if pc.all(wanted).as_py() else changes.filter(wanted)
+
+    def _takes_all_tables(self) -> bool:
+        included = self.include_schemas is None and self.include_tables is None
+        return included and not self.exclude_schemas and not self.exclude_tables
 
     def _tables(self, changes: pa.RecordBatch) -> pa.Array | None:
         """Per row whether its table is wanted; None when all of them are."""
+        if self._takes_all_tables():
+            return None
         schema = changes.column("table_schema").dictionary_encode()
         table = changes.column("table_name").dictionary_encode()
         pair = pc.add(

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import psycopg
+
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn, parse_lsn
 from cdc.errors import TransientError
@@ -92,9 +94,14 @@ def open_lane(
     return LaneEpoch(name, int(str(row[0])), int(str(row[1])), reached)
 
 
-def take_step(connection: Connection, source: str, step: Step, reached: Cursor) -> None:
-    """Count a micro-batch as settled, inside the settling transaction."""
-    counted = connection.execute(
+def take_step(
+    connection: Connection, source: str, step: Step, reached: Cursor
+) -> psycopg.Cursor[tuple[object, ...]]:
+    """Count a micro-batch as settled, inside the settling transaction.
+
+    The answer may still be on its way; it must be looked at with ``require_counted``.
+    """
+    return connection.execute(
         _STEP,
         {
             "source": source,
@@ -107,6 +114,10 @@ def take_step(connection: Connection, source: str, step: Step, reached: Cursor) 
             "took_ms": step.took_ms,
         },
     )
+
+
+def require_counted(step: Step, counted: psycopg.Cursor[tuple[object, ...]]) -> None:
+    """Refuse to settle a micro-batch that is not the next one of its lane's latest start."""
     if counted.rowcount != 1:
         raise TransientError(
             f"micro-batch {step.batch} of epoch {step.lane.epoch} of lane {step.lane.name} is not "

@@ -17,7 +17,7 @@ from cdc.errors import OperatorError, SourceError, TransientError
 from cdc.failpoints import reached
 from cdc.state.dead_letters import DeadLetter, bury
 from cdc.state.fence import fenced
-from cdc.state.lanes import Step, take_step
+from cdc.state.lanes import Step, require_counted, take_step
 from cdc.state.schema_versions import NewVersion, record_versions
 
 _READ_SOURCE = """
@@ -231,31 +231,41 @@ def settle(
             for consumer, settlement in consumers.items()
         }
         record_versions(connection, source, versions)
-        if connection.execute(_FENCE, (source, term)).fetchone() is None:
+        with connection.pipeline():
+            # Sent together, answered together: what the server says is looked at before COMMIT.
+            held = connection.execute(_FENCE, (source, term))
+            counted = None if step is None else take_step(connection, source, step, read_to)
+            moved = {
+                consumer: connection.execute(
+                    _SETTLE_CONSUMER, _columns(source, consumer, settlement, dead[consumer])
+                )
+                for consumer, settlement in consumers.items()
+            }
+            move_restart(connection, source, read_to)
+        if held.fetchone() is None:
             raise fenced(source)
-        if step is not None:
-            take_step(connection, source, step, read_to)
-        for consumer, settlement in consumers.items():
-            moved = connection.execute(
-                _SETTLE_CONSUMER,
-                {
-                    "source": source,
-                    "consumer": consumer,
-                    "since_lsn": format_lsn(settlement.since.lsn),
-                    "since_idx": settlement.since.idx,
-                    "lsn": format_lsn(settlement.cursor.lsn),
-                    "idx": settlement.cursor.idx,
-                    "commit": settlement.last_commit,
-                    "delivered": settlement.delivered,
-                    "absorbed": settlement.absorbed,
-                    "dead": dead[consumer],
-                    "error": settlement.error,
-                },
-            )
-            if moved.rowcount != 1:
-                raise MovedError(consumer, settlement.since)
-        move_restart(connection, source, read_to)
+        if step is not None and counted is not None:
+            require_counted(step, counted)
+        for consumer, answer in moved.items():
+            if answer.rowcount != 1:
+                raise MovedError(consumer, consumers[consumer].since)
     reached("settled")
+
+
+def _columns(source: str, consumer: str, settlement: Settlement, dead: int) -> dict[str, object]:
+    return {
+        "source": source,
+        "consumer": consumer,
+        "since_lsn": format_lsn(settlement.since.lsn),
+        "since_idx": settlement.since.idx,
+        "lsn": format_lsn(settlement.cursor.lsn),
+        "idx": settlement.cursor.idx,
+        "commit": settlement.last_commit,
+        "delivered": settlement.delivered,
+        "absorbed": settlement.absorbed,
+        "dead": dead,
+        "error": settlement.error,
+    }
 
 
 def move_restart(connection: Connection, source: str, read_to: Cursor) -> None:

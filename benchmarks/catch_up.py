@@ -1,0 +1,165 @@
+"""The service catching up on rows that were written while its reader was suspended.
+
+It runs and is warm: it has caught up on smaller loads. Its reader is suspended while the rows are
+written and resumed at the start of the measurement, so that all of them are still to be read: a
+server decodes what a waiting reader will want even before the commit. The end is when the last row
+is where it should be.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import redis
+
+from benchmarks.processes import Figures, ProcessMeter
+from benchmarks.service import RunningService
+from benchmarks.sizes import Sizes, progress
+from benchmarks.source import Load, Source
+from cdc.errors import ProtocolError
+from cdc.service.embedded_redis import EmbeddedRedis
+
+_WARM_UP_ROWS, _WARM_UPS = 100_000, 2
+_START_TIMEOUT_S = 180.0
+_TIMEOUT_S = 900.0
+_STREAM = "orders"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where changes go, how many can be seen there, and which processes serve it."""
+
+    name: str
+    sinks: Mapping[str, Mapping[str, object]]
+    arrived: Callable[[], int]  # what every sink has
+    held: Callable[[], Sequence[int]]  # the same of each, counted where the rows lie
+    processes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CaughtUp:
+    """One measurement."""
+
+    load: Load
+    load_s: float
+    seconds: float
+    expected: int  # rows that each sink must hold now
+    processes: Figures
+
+    @property
+    def rows_per_s(self) -> float:
+        return self.load.rows / self.seconds
+
+
+@contextmanager
+def redis_target(directory: Path) -> Iterator[Target]:
+    """A stream on a server of its own."""
+    with EmbeddedRedis(directory / "redis") as server, redis.Redis.from_url(server.url) as client:
+        assert server.pid is not None
+
+        def length() -> int:
+            return int(str(client.xlen(_STREAM)))
+
+        sink = {"type": "redis_stream", "url": server.url, "stream_key": _STREAM}
+        yield Target("redis", {"redis": sink}, length, lambda: [length()], {"redis": server.pid})
+
+
+def parquet_target(directory: Path, source: Source, name: str, sinks: int = 1) -> Target:
+    """As many folders, each with a sink of its own."""
+    folders = {f"{name}_{number}": directory / name / str(number) for number in range(sinks)}
+
+    def held() -> list[int]:
+        return [
+            sum(pq.read_metadata(file).num_rows for file in folder.glob("table=*/**/*.parquet"))
+            for folder in folders.values()
+        ]
+
+    destinations = {
+        sink: {"type": "parquet", "path": str(folder)} for sink, folder in folders.items()
+    }
+    return Target(name, destinations, lambda: source.delivered(name), held)
+
+
+def service_of(directory: Path, source: Source, target: Target) -> RunningService:
+    """A service that is called as its target is, not started yet."""
+    return RunningService(
+        directory / f"service_{target.name}", source, name=target.name, sinks=target.sinks
+    )
+
+
+def make_warm(source: Source, service: RunningService, target: Target, sizes: Sizes) -> None:
+    """Catch up on less, more than once: small micro-batches leave Spark's workers cold."""
+    wait_delivering(source, service, target)
+    less = replace(sizes, rows=_WARM_UP_ROWS)
+    for _ in range(_WARM_UPS):
+        _load_while_suspended(source, service, less)
+        wait_arrived(service, target)
+
+
+def wait_delivering(source: Source, service: RunningService, target: Target) -> None:
+    """Until a first change has gone all the way."""
+    progress(f"{target.name}: starting the service")
+    service.until("the slot", lambda: source.has_slot(service.slot), _START_TIMEOUT_S)
+    source.load(1, 1)
+    wait_arrived(service, target)
+
+
+def wait_arrived(service: RunningService, target: Target) -> None:
+    """Until every sink has all that was written."""
+    service.until(
+        f"{service.expected} rows in {target.name}",
+        lambda: target.arrived() >= service.expected,
+        _START_TIMEOUT_S,
+    )
+
+
+def catch_up(source: Source, service: RunningService, target: Target, sizes: Sizes) -> CaughtUp:
+    """Write the rows while the reader is suspended, then measure."""
+    load, load_s = _load_while_suspended(source, service, sizes)
+    started_at = time.perf_counter()
+    expected = service.expected
+    with ProcessMeter(lambda: roles(service, target)) as meter:
+        ended_at = service.until(
+            f"{expected - 1} rows in {target.name}",
+            lambda: target.arrived() >= expected - 1,
+            _TIMEOUT_S,
+        )
+    return CaughtUp(load, load_s, ended_at - started_at, expected, meter.figures())
+
+
+def require_whole(target: Target, caught_up: CaughtUp) -> None:
+    """Once the service has stopped: figures of one that loses or repeats rows mean nothing."""
+    for held in target.held():
+        if held != caught_up.expected:
+            raise ProtocolError(
+                f"{target.name} holds {held} rows where {caught_up.expected} were written",
+                fix="report this: a pipeline must neither lose nor repeat rows",
+            )
+
+
+def roles(service: RunningService, target: Target) -> Iterator[tuple[str, psutil.Process]]:
+    """Every process that has a part in it."""
+    yield from service.roles()
+    for role, pid in target.processes.items():
+        yield role, psutil.Process(pid)
+
+
+def _load_while_suspended(
+    source: Source, service: RunningService, sizes: Sizes
+) -> tuple[Load, float]:
+    """Write the rows; the reader goes on when this returns."""
+    reader = service.reader()
+    reader.suspend()
+    started_at = time.perf_counter()
+    try:
+        progress(f"{service.name}: writing {sizes.rows:,} rows")
+        load = source.load(sizes.rows, sizes.transaction_rows)
+        return load, time.perf_counter() - started_at
+    finally:
+        reader.resume()
