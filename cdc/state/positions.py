@@ -16,7 +16,7 @@ from cdc.cursor import Cursor, format_lsn, parse_lsn
 from cdc.errors import OperatorError, SourceError, TransientError
 from cdc.failpoints import reached
 from cdc.state.dead_letters import DeadLetter, bury
-from cdc.state.fence import fenced
+from cdc.state.fence import FENCE_TO_MOVE, fenced
 from cdc.state.lanes import Step, require_counted, take_step
 from cdc.state.schema_versions import NewVersion, record_versions
 
@@ -76,8 +76,6 @@ SELECT s.restart_lsn::text, s.restart_idx, low.lsn::text, low.idx, s.system_iden
 _READ_CONSUMERS = """
 SELECT name, cursor_lsn::text, cursor_idx FROM walbrook.consumers WHERE source = %s AND active
 """
-# Held until the end: the lanes of a source settle one after another.
-_FENCE = "SELECT 1 FROM walbrook.sources WHERE name = %s AND term = %s FOR NO KEY UPDATE"
 _SETTLE_CONSUMER = """
 UPDATE walbrook.consumers
    SET cursor_lsn = %(lsn)s::pg_lsn, cursor_idx = %(idx)s,
@@ -233,7 +231,7 @@ def settle(
         record_versions(connection, source, versions)
         with connection.pipeline():
             # Sent together, answered together: what the server says is looked at before COMMIT.
-            held = connection.execute(_FENCE, (source, term))
+            held = connection.execute(FENCE_TO_MOVE, (source, term))
             counted = None if step is None else take_step(connection, source, step, read_to)
             moved = {
                 consumer: connection.execute(
