@@ -1,4 +1,4 @@
-"""The service on a real standalone cluster: a machine of it is lost under load."""
+"""The service on a real standalone cluster: tasks run twice, a machine is lost under load."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ from tests.standalone import ROOT, StandaloneCluster, free_port
 from tests.waiting import until
 
 BULK = 25_000
+# As eager as it can be: whatever takes longer than half of the others is run a second time.
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.minTaskRuntime": "100ms",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.quantile": "0.5",
+}
 
 
 @pytest.fixture
@@ -31,7 +39,7 @@ def cluster(tmp_path: Path) -> Iterator[StandaloneCluster]:
 
 
 @pytest.mark.timeout(400)
-def test_a_lost_worker_loses_nothing_and_reorders_nothing(
+def test_a_lost_worker_and_tasks_that_run_twice_lose_nothing_and_reorder_nothing(
     cluster: StandaloneCluster,
     database: Database,
     endpoint: Endpoint,
@@ -81,6 +89,8 @@ def test_a_lost_worker_loses_nothing_and_reorders_nothing(
         assert sink == "webhook" or findings.duplicates == 0, (sink, seed, findings.duplicates)
         assert findings.written > 100
     assert _length(redis_client, bulk) == 3 * BULK
+    counted = "SELECT delivered + absorbed FROM walbrook.consumers WHERE name = 'b'"
+    assert database.execute(counted) == [(3 * BULK,)], "settled twice, or not at all"
 
 
 def _on(cluster: StandaloneCluster, service: Service) -> None:
@@ -91,7 +101,7 @@ def _on(cluster: StandaloneCluster, service: Service) -> None:
         "master": cluster.url,
         "patience_ms": 60_000,
         "executor_memory": "512m",
-        "conf": {"spark.executorEnv.PYTHONPATH": str(ROOT)},
+        "conf": {"spark.executorEnv.PYTHONPATH": str(ROOT), **SPECULATION},
     }
     service.config.write_text(yaml.safe_dump(config, sort_keys=False))
 
