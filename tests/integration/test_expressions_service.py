@@ -177,7 +177,7 @@ def test_each_sink_has_what_its_expressions_say_of_all_that_comes(
     database.execute(_TABLE)
     service = Service(database, tmp_path / "service", _sinks(redis_url, endpoint))
     settings = yaml.safe_load(service.config.read_text())
-    # Whatever takes its time: all rows are taken at once, and nobody leaves the lane for being slow.
+    # However long something takes, all rows are taken at once and nobody leaves for being slow.
     settings["spark"] |= {"micro_batch_target_ms": 0, "patience_ms": 60_000}
     service.config.write_text(yaml.safe_dump(settings))
     service.start()
