@@ -41,6 +41,7 @@ def run(stop: StopSignal) -> int:
     parser = argparse.ArgumentParser(prog="spark_pipeline")
     parser.add_argument("config", type=Path)
     parser.add_argument("--term", action="append", default=[], metavar="SOURCE=N")
+    parser.add_argument("--again", action="store_true", help="the service has run before this")
     arguments = parser.parse_args()
     config = load(arguments.config)
     configure_logs(config.service)
@@ -53,14 +54,17 @@ def run(stop: StopSignal) -> int:
         except (WalbrookError, Py4JError, PySparkException) as error:
             return _ended([error])
         if has_expressions(config):
-            try:
-                found = check_config(session, config)
-                found.raise_problems()
-            except ConfigError as error:
-                stop_session(session)
-                return _ended([error])
+            found = check_config(session, config)
             for unchecked in found.unchecked:
                 logger.warning("expressions.unchecked", what=unchecked)
+            try:
+                found.raise_problems()
+            except ConfigError as error:
+                if not arguments.again:
+                    stop_session(session)
+                    return _ended([error])
+                # A table has changed since: that holds back its consumers, nobody else.
+                logger.warning("expressions.unfit", error=str(error))
         lanes = [
             SourceLanes(session, LaneSettings.of(config, database, int(terms[database.name])), stop)
             for database in config.databases

@@ -59,6 +59,7 @@ class Share:
     parts: int = 1
     verdicts: str | None = None  # where those of the consumer's expressions lie, VERDICT_SCHEMA
     failed: int = 0  # how many of them say that an expression failed
+    held: WalbrookError | None = None  # why it ends where it does, if its consumer cannot go on
 
 
 @dataclass(frozen=True)

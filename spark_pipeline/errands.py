@@ -16,7 +16,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
 from cdc.cursor import Cursor
-from cdc.errors import WalbrookError
 from spark_pipeline.delivery import Outcome, Share, mine
 from spark_pipeline.exchange import SliceMarker
 from spark_pipeline.forms import view_of
@@ -40,7 +39,8 @@ class Leg:
 
     def run(self) -> Outcome:
         self.share = self.prepare(self.share)
-        return deliver_carefully(self.plan.deliver, self.share, self.cursors)
+        outcome = deliver_carefully(self.plan.deliver, self.share, self.cursors)
+        return replace(outcome, error=outcome.error or self.share.held)
 
     def cursors(self, share: Share) -> list[Cursor]:
         """Where the messages of (a piece of) it stand."""
@@ -78,13 +78,13 @@ class Errand:
         return verdicts | {piece.path for piece in self.slices if piece.path}
 
     def run(self) -> Outcome:
-        """Deliver leg by leg; the first failure ends it."""
+        """Deliver leg by leg; the first failure, whatever it is, ends it and is its outcome."""
         done = Outcome(self.consumer, self.start)
         for leg in self.legs:
             try:
                 outcome = leg.run()
-            except WalbrookError as error:
-                return replace(done, error=error)
+            except Exception as error:
+                return replace(done, error=told(error))
             done = replace(
                 outcome,
                 delivered=done.delivered + outcome.delivered,
@@ -137,8 +137,6 @@ class Deliveries:
     def _run(self, errand: Errand) -> Outcome:
         try:
             return errand.run()
-        except Exception as error:
-            return Outcome(errand.consumer, errand.start, error=told(error))
         finally:
             with self._lock:
                 self._waiting_for.discard(errand.consumer)

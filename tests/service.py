@@ -121,8 +121,8 @@ class Service:
         self.until("the state schema", "SELECT to_regclass('walbrook.consumers') IS NOT NULL")
         self.until("the reader", "SELECT state = 'streaming' FROM walbrook.sources")
 
-    def until_settled(self, timeout_s: float = START_S) -> None:
-        """Until every change committed so far is settled for every consumer."""
+    def until_settled(self, timeout_s: float = START_S, besides: str | None = None) -> None:
+        """Until every change committed so far is settled for every consumer ``besides`` one."""
         ((lsn,),) = self.database.execute(
             "SELECT pg_logical_emit_message(true, 'test', 'mark', true)"
             if self._version() >= 17
@@ -130,7 +130,8 @@ class Service:
         )
         self.until(
             f"everything up to {lsn} settled",
-            f"SELECT bool_and(lsn >= '{lsn}'::pg_lsn) FROM walbrook.cursors",
+            f"SELECT bool_and(lsn >= '{lsn}'::pg_lsn) FROM walbrook.cursors"
+            + (f" WHERE consumer <> '{besides}'" if besides else ""),
             timeout_s,
         )
 

@@ -39,9 +39,10 @@ def verdicts(
     rows: RawRows,
     *,
     since: Cursor = ORIGIN,
+    until: Cursor | None = None,
     hunt: Hunt | None = None,
 ) -> pa.RecordBatch:
-    """VERDICT_SCHEMA for the raw rows at or above ``since``, evaluated here.
+    """VERDICT_SCHEMA for the raw rows from ``since`` up to ``until``, evaluated here.
 
     Without SQL expressions Spark is not needed. ``hunt`` counts the bad rows of a batch that is
     handed over in parts.
@@ -52,7 +53,7 @@ def verdicts(
     hunt = hunt or Hunt(consumer.name)
     judged = [
         _judge(spark, consumer, expressions, table, hunt)
-        for table in seen_rows(consumer, origin, rows, since=since)
+        for table in seen_rows(consumer, origin, rows, since=since, until=until)
     ]
     return in_cursor_order(pa.Table.from_batches(judged, VERDICT_SCHEMA)) if judged else empty()
 

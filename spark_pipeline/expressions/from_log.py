@@ -8,11 +8,10 @@ asked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import reduce
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
@@ -21,20 +20,16 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from cdc.config import Sink as SinkConfig
-from cdc.cursor import ORIGIN, Cursor
 from spark_pipeline.arrow_map import map_in_arrow
 from spark_pipeline.expressions.compiled import Expressions, bare_values, looked_at
 from spark_pipeline.expressions.engine import Engine
 from spark_pipeline.expressions.evaluate import Judging, checked, verdicts
 from spark_pipeline.expressions.failures import Hunt
-from spark_pipeline.expressions.log_rows import Piece, raw_rows, schemas_of
+from spark_pipeline.expressions.log_rows import Piece, raw_rows
 from spark_pipeline.expressions.pruning import pruned
-from spark_pipeline.expressions.seen import SeenRows, seen_rows, taken_schemas
+from spark_pipeline.expressions.seen import SeenRows, seen_rows
+from spark_pipeline.expressions.stretch import Stretch
 from spark_pipeline.expressions.verdicts import VERDICT_SCHEMA, empty, in_cursor_order
-
-if TYPE_CHECKING:
-    from spark_pipeline.delivery import Origin
 
 # What workers say of a row beside what expressions see; no expression can name these.
 _LSN, _IDX, _KEEP, _ERROR = "~lsn", "~idx", "~keep", "~error"
@@ -51,30 +46,19 @@ _ASIDE: Final = [
 _PIECES: Final = pa.schema([(name, pa.int64()) for name in Piece._fields])
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """Pieces of the log that are judged for one consumer, from ``since`` on."""
-
-    consumer: SinkConfig
-    origin: Origin
-    log: str | Path
-    history: int | None
-    pieces: Sequence[Piece]
-    since: Cursor = ORIGIN
-
-    @property
-    def expressions(self) -> Expressions:
-        found = Expressions.of(self.consumer)
-        if found is None:
-            raise ValueError(f"consumer {self.consumer.name} has no expressions")
-        return found
-
-
 def verdicts_on_driver(spark: SparkSession | None, stretch: Stretch) -> pa.RecordBatch:
     """VERDICT_SCHEMA for a stretch, without a job."""
     hunt = Hunt(stretch.consumer.name)
     parts = [
-        verdicts(spark, stretch.consumer, stretch.origin, rows, since=stretch.since, hunt=hunt)
+        verdicts(
+            spark,
+            stretch.consumer,
+            stretch.origin,
+            rows,
+            since=stretch.since,
+            until=stretch.until,
+            hunt=hunt,
+        )
         for rows in raw_rows(stretch.log, stretch.history, stretch.pieces)
     ]
     return in_cursor_order(pa.Table.from_batches(parts, VERDICT_SCHEMA))
@@ -83,16 +67,15 @@ def verdicts_on_driver(spark: SparkSession | None, stretch: Stretch) -> pa.Recor
 def verdicts_on_executors(spark: SparkSession, stretch: Stretch) -> pa.RecordBatch:
     """The same by a job."""
     expressions = stretch.expressions
-    known = schemas_of(stretch.log, stretch.history, stretch.pieces)
-    taken = taken_schemas(stretch.consumer, known)
-    if not taken:
+    met = stretch.versions()
+    if not met:
         return empty()
     listed = pa.Table.from_pylist([piece._asdict() for piece in stretch.pieces], _PIECES)
     engine = Engine.of(spark)
     slices = engine.session.createDataFrame(listed)
     frames = [
         _frame(slices, stretch, schema_id, looked_at(engine, expressions, message))
-        for schema_id, message in taken.items()
+        for schema_id, message in met.items()
     ]
     try:
         answered = reduce(DataFrame.union, frames).toArrow()
@@ -112,7 +95,12 @@ def _frame(slices: DataFrame, stretch: Stretch, schema_id: int, used: pa.Schema)
         hunt = Hunt(alone.consumer.name)
         for rows in raw_rows(alone.log, alone.history, pieces):
             for table in seen_rows(
-                alone.consumer, alone.origin, rows, since=alone.since, only=schema_id
+                alone.consumer,
+                alone.origin,
+                rows,
+                since=alone.since,
+                until=alone.until,
+                only=schema_id,
             ):
                 yield _aside(alone.expressions, table, used, hunt).cast(written)
 

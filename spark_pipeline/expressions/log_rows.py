@@ -60,13 +60,13 @@ def raw_rows(log: str | Path, history: int | None, pieces: Sequence[Piece]) -> I
             yield _joined(raws, schemas, runs)
 
 
-def schemas_of(log: str | Path, history: int | None, pieces: Sequence[Piece]) -> dict[int, bytes]:
-    """The schemas of all rows of the pieces, by id."""
+def unjoined_rows(
+    log: str | Path, history: int | None, pieces: Sequence[Piece]
+) -> Iterator[RawRows]:
+    """The same rows, piece by piece and without annotations: for a look, not for a decode."""
     with closing(open_log(log, history=history)) as view:
-        found: dict[int, bytes] = {}
-        for _, known, _ in _each(view, pieces):
-            found |= known
-        return found
+        for raw, known, _ in _each(view, pieces):
+            yield RawRows(raw, known)
 
 
 def _each(

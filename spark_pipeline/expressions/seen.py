@@ -92,7 +92,30 @@ def place_of(rows: pa.RecordBatch, at: int) -> str:
     return f"the change at {cursor} of table {said['table_schema']}.{said['table_name']}"
 
 
-def taken_schemas(consumer: SinkConfig, schemas: Mapping[int, bytes]) -> dict[int, bytes]:
+def met_versions(
+    consumer: SinkConfig, rows: RawRows, since: Cursor = ORIGIN, until: Cursor | None = None
+) -> dict[int, tuple[bytes, NDArray[np.int64]]]:
+    """The table versions, by schema id, of the rows that a consumer takes, and where these are."""
+    kind, schema_id = (rows.raw.column(name).to_numpy() for name in ("kind", "schema_id"))
+    wanted = np.isin(kind, [_KINDS[action] for action in consumer.actions if action in _KINDS])
+    wanted[: prefix_below(rows.raw, since)] = False
+    if until is not None:
+        wanted[prefix_below(rows.raw, until) :] = False
+    present = set(np.unique(schema_id[wanted]).tolist())
+    lost = present - rows.schemas.keys()
+    if lost:
+        raise ProtocolError(
+            f"raw rows came without their schemas {sorted(lost)}",
+            fix="hand over the schemas of every frame that the rows are from",
+        )
+    taken = _taken(consumer, {known: rows.schemas[known] for known in present})
+    return {
+        known: (message, np.flatnonzero(wanted & (schema_id == known)))
+        for known, message in taken.items()
+    }
+
+
+def _taken(consumer: SinkConfig, schemas: Mapping[int, bytes]) -> dict[int, bytes]:
     """Those of the tables that a consumer takes."""
     match = Match.of(consumer)
     relations = {known: plan_for(message).relation for known, message in schemas.items()}
@@ -109,25 +132,14 @@ def seen_rows(
     rows: RawRows,
     *,
     since: Cursor = ORIGIN,
+    until: Cursor | None = None,
     only: int | None = None,
 ) -> Iterator[SeenRows]:
-    """The rows at or above ``since`` by table version, or those of the schema id ``only``."""
-    kind, schema_id = (rows.raw.column(name).to_numpy() for name in ("kind", "schema_id"))
-    wanted = np.isin(kind, [_KINDS[action] for action in consumer.actions if action in _KINDS])
-    wanted[: prefix_below(rows.raw, since)] = False
-    present = set(np.unique(schema_id[wanted]).tolist())
-    if only is not None:
-        present &= {only}
-    lost = present - rows.schemas.keys()
-    if lost:
-        raise ProtocolError(
-            f"raw rows came without their schemas {sorted(lost)}",
-            fix="hand over the schemas of every frame that the rows are from",
-        )
-    taken = taken_schemas(consumer, {known: rows.schemas[known] for known in present})
-    for known, message in taken.items():
-        found = _decoded(rows.raw, np.flatnonzero(wanted & (schema_id == known)), known, message)
-        for typed, at in found:
+    """The rows from ``since`` up to ``until`` by table version, or those of the schema ``only``."""
+    for known, (message, places) in met_versions(consumer, rows, since, until).items():
+        if only is not None and known != only:
+            continue
+        for typed, at in _decoded(rows.raw, places, known, message):
             said = rows.annotations.take(pa.array(at)) if rows.annotations is not None else None
             yield _seen(message, typed, said, consumer.name, origin)
 

@@ -1,7 +1,8 @@
 """Verdicts for a consumer's share of a micro-batch, where they are cheapest to have.
 
 What must always hold: a share of a consumer with expressions is judged before it is delivered, and
-from its own start on, so that what is settled already is not judged, and not found bad, again.
+from its own start on, so that what is settled already is not judged, and not found bad, again. A
+change whose table version does not fit ends the share before it: what comes earlier goes out.
 """
 
 from __future__ import annotations
@@ -10,11 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from cdc.cursor import Cursor
+from cdc.errors import ExpressionError
+from sinks.columns import prefix_below
+from spark_pipeline.announce import reaches
 from spark_pipeline.delivery import Share
-from spark_pipeline.expressions.from_log import Stretch, verdicts_on_driver, verdicts_on_executors
+from spark_pipeline.expressions.from_log import verdicts_on_driver, verdicts_on_executors
 from spark_pipeline.expressions.log_rows import pieces_of
+from spark_pipeline.expressions.stretch import Stretch
 from spark_pipeline.expressions.verdicts import leave_verdicts
 
 DRIVER_ROWS_MAX: Final = 30_000
@@ -26,17 +33,35 @@ def judge(
 ) -> Share:
     """The share with its verdicts, which are left in ``exchange``; as it is without expressions.
 
-    ExpressionError if a table version that it meets does not fit; TransientError if more rows fail
-    than are looked for.
+    Where a table version does not fit it is cut, and ``held`` says why. ExpressionError if nothing
+    comes before that; TransientError if more rows fail than are looked for.
     """
     if not share.consumer.expressions:
         return share
     pieces = pieces_of(share.slices)
-    stretch = Stretch(share.consumer, share.origin, log, history, pieces, share.start)
-    rows = sum(piece.rows for piece in share.slices)
-    if spark is None or rows <= DRIVER_ROWS_MAX:
-        found = verdicts_on_driver(spark, stretch)
-    else:
-        found = verdicts_on_executors(spark, stretch)
+    stretch = Stretch(share.consumer, share.origin, log, history, pieces, share.start, share.end)
+    try:
+        found = _verdicts(spark, stretch)
+    except ExpressionError as error:
+        unfit = stretch.first_unfit(spark) if spark is not None else None
+        if unfit is None or unfit <= share.start:
+            raise
+        share = replace(_before(share, unfit), held=error)
+        found = _verdicts(spark, replace(stretch, until=unfit))
     path, failed = leave_verdicts(exchange, found)
     return replace(share, verdicts=path, failed=failed)
+
+
+def _before(share: Share, cursor: Cursor) -> Share:
+    """The share up to ``cursor``, with the announcements that one who stands there has passed."""
+    told = share.announcements
+    if told is not None:
+        told = told.slice(0, prefix_below(told, reaches(cursor)))
+    return replace(share, end=cursor, announcements=told)
+
+
+def _verdicts(spark: SparkSession | None, stretch: Stretch) -> pa.RecordBatch:
+    rows = sum(piece.stop - piece.start for piece in stretch.pieces)
+    if spark is None or rows <= DRIVER_ROWS_MAX:
+        return verdicts_on_driver(spark, stretch)
+    return verdicts_on_executors(spark, stretch)

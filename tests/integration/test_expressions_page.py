@@ -64,7 +64,7 @@ def test_each_example_does_what_the_page_says(
     (module,) = [text for kind, text in BLOCKS if kind == "python"]
     (tmp_path / "shop_rules.py").write_text(module)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert len(EXAMPLES) == 8
+    assert len(EXAMPLES) == 9
     for text, expected in EXAMPLES:
         given = {"name": "page", "database": "shop", "destination": {"type": "file", "path": "o"}}
         sink = Sink.model_validate(given | yaml.safe_load(text))
