@@ -103,8 +103,7 @@ Late = Callable[[Errand, Outcome], None]
 class Deliveries:
     """The threads of one lane; those of errands that take too long outlive their micro-batch."""
 
-    def __init__(self, patience_s: float, given_up: threading.Event) -> None:
-        self._patience_s = patience_s
+    def __init__(self, given_up: threading.Event) -> None:
         self._given_up = given_up
         self._threads = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="delivery")
         self._lock = threading.Lock()
@@ -116,12 +115,12 @@ class Deliveries:
         with self._lock:
             return sorted(self._waiting_for)
 
-    def run(self, errands: Sequence[Errand], late: Late) -> dict[str, Outcome]:
+    def run(self, errands: Sequence[Errand], late: Late, patience_s: float) -> dict[str, Outcome]:
         """The outcomes of those that ended in time; ``late`` is called for each other, later."""
         with self._lock:
             self._waiting_for = {errand.consumer for errand in errands}
         running = {self._threads.submit(self._run, errand): errand for errand in errands}
-        self._wait(set(running))
+        self._wait(set(running), patience_s)
         outcomes: dict[str, Outcome] = {}
         for future, errand in running.items():
             if future.done():
@@ -141,7 +140,7 @@ class Deliveries:
             with self._lock:
                 self._waiting_for.discard(errand.consumer)
 
-    def _wait(self, running: set[Future[Outcome]]) -> None:
+    def _wait(self, running: set[Future[Outcome]], patience_s: float) -> None:
         """Until all have ended, or some take much longer than half of the others did.
 
         When the lane is given up they are not waited for either.
@@ -153,7 +152,7 @@ class Deliveries:
             allowed = _LOOK_S
             if len(ended_after) >= half:
                 typical = statistics.median(ended_after)
-                left_s = started + self._patience_s + 2 * typical - time.monotonic()
+                left_s = started + patience_s + 2 * typical - time.monotonic()
                 if left_s <= 0:
                     return
                 allowed = min(allowed, left_s)

@@ -51,6 +51,7 @@ from spark_pipeline.versions import Versions
 
 _STARTS_MAX = 10
 _NEAR_ENOUGH = 3  # micro-batches in a row after which little was left
+_FIRST_PATIENCE = 10
 _HEALTH_S = 5.0  # how often acknowledged dead letters are looked for
 
 
@@ -78,7 +79,7 @@ class Passage:
         self.history = view.history()
         self.members = Members(post.left)
         self._planner = Planner(settings, exchange, self.history, post.pool, spark)
-        self._deliveries = Deliveries(settings.patience_s, self.ended)
+        self._deliveries = Deliveries(self.ended)
         self._settler = Settler(settings.source, settings.term, self._open_log)
         self._reported = -_HEALTH_S  # monotonic
         self._progress: Progress | None = None
@@ -210,7 +211,9 @@ class Passage:
         def late(errand: Errand, outcome: Outcome) -> None:
             self._late(errand, outcome, when, new, use)
 
-        outcomes = self._deliveries.run(errands, late)
+        # The first time connections are opened and code is compiled.
+        patience_s = self._settings.patience_s * (1 if self._taken else _FIRST_PATIENCE)
+        outcomes = self._deliveries.run(errands, late, patience_s)
         for errand in errands:
             if errand.consumer in outcomes:
                 use.end()

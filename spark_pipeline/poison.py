@@ -20,6 +20,7 @@ import structlog
 
 from cdc.cursor import Cursor
 from cdc.errors import CorruptionError, PoisonError, TransientError, WalbrookError
+from spark_pipeline.announce import reaches
 from spark_pipeline.delivery import Outcome, Poison, Share
 from spark_pipeline.noise import said
 
@@ -116,7 +117,9 @@ def halves(share: Share, middle: Cursor) -> tuple[Share, Share]:
         lsn, idx = (
             share.announcements.column(name).to_numpy() for name in ("commit_lsn", "commit_idx")
         )
-        below = (lsn < middle.lsn) | ((lsn == middle.lsn) & (idx < middle.idx))
+        # As for any range: one who stands at the cursor has passed those that come before it.
+        passed = reaches(middle)
+        below = (lsn < passed.lsn) | ((lsn == passed.lsn) & (idx < passed.idx))
         told_first = share.announcements.filter(pa.array(below))
         told_second = share.announcements.filter(pa.array(np.logical_not(below)))
     return (

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from cdc.errors import ExpressionError
 from cdc.state.lanes import SHARED, Standing
 from spark_pipeline.members import Departure, Why
 
@@ -75,7 +76,9 @@ class Roster:
             place.failed_at = now
             place.due_at = now + _backoff_s(place.failures)
             if departure.error is not None:
-                place.reason = f"{place.reason}: {departure.error}"
+                unfit = isinstance(departure.error, ExpressionError)
+                what = "its expressions do not fit" if unfit else place.reason
+                place.reason = f"{what}: {departure.error}"
         elif why == "slow":
             place.slow = 1 if now - place.rejoin_after > _ALONE_MAX_S else place.slow + 1
             doubled: float = _ALONE_FIRST_S * 2 ** min(place.slow - 1, 10)

@@ -52,10 +52,12 @@ def _errand(name: str, plan: Waits, *bounds: int) -> Errand:
 
 
 def test_the_slow_one_goes_on_by_itself_while_the_others_are_done() -> None:
-    plan, deliveries = Waits(), Deliveries(0.05, threading.Event())
+    plan, deliveries = Waits(), Deliveries(threading.Event())
     late: list[tuple[str, Outcome]] = []
     errands = [_errand(name, plan, 1, 2) for name in ("a", "slow", "b")]
-    outcomes = deliveries.run(errands, lambda errand, done: late.append((errand.consumer, done)))
+    outcomes = deliveries.run(
+        errands, lambda errand, done: late.append((errand.consumer, done)), 0.05
+    )
     assert set(outcomes) == {"a", "b"}
     assert deliveries.waiting_for == ["slow"]
     plan.go_on.set()
@@ -75,9 +77,9 @@ class Breaks(Waits):
 
 
 def test_one_that_breaks_in_an_unforeseen_way_has_an_outcome_all_the_same() -> None:
-    deliveries = Deliveries(1.0, threading.Event())
+    deliveries = Deliveries(threading.Event())
     errands = [_errand("odd", Breaks(), 1, 2), _errand("fine", Waits(), 1, 2)]
-    outcomes = deliveries.run(errands, lambda *_late: None)
+    outcomes = deliveries.run(errands, lambda *_late: None, 1.0)
     assert outcomes["odd"].cursor == Cursor(1, 0)
     assert "odder" in str(outcomes["odd"].error)
     assert outcomes["fine"].error is None
@@ -85,19 +87,21 @@ def test_one_that_breaks_in_an_unforeseen_way_has_an_outcome_all_the_same() -> N
 
 
 def test_one_alone_is_waited_for_whatever_it_takes() -> None:
-    plan, deliveries = Waits(), Deliveries(0.0, threading.Event())
+    plan, deliveries = Waits(), Deliveries(threading.Event())
     threading.Timer(0.2, plan.go_on.set).start()
-    outcomes = deliveries.run([_errand("slow", plan, 1, 2)], lambda *_late: None)
+    outcomes = deliveries.run([_errand("slow", plan, 1, 2)], lambda *_late: None, 0.0)
     assert outcomes["slow"].cursor == Cursor(2, 0)
     deliveries.close()
 
 
 def test_when_the_lane_is_given_up_nobody_is_waited_for() -> None:
     plan, given_up = Waits(), threading.Event()
-    deliveries = Deliveries(30.0, given_up)
+    deliveries = Deliveries(given_up)
     late: list[Outcome] = []
     threading.Timer(0.1, given_up.set).start()
-    outcomes = deliveries.run([_errand("slow", plan, 1, 2)], lambda _, done: late.append(done))
+    outcomes = deliveries.run(
+        [_errand("slow", plan, 1, 2)], lambda _, done: late.append(done), 30.0
+    )
     assert outcomes == {}
     plan.go_on.set()
     until("it to end all the same", lambda: late)
