@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ROWS_MIN = 100
-"""Below this a micro-batch costs more than its rows, even into a destination that is slow."""
+ROWS_MIN = 1_000
+"""Below this a micro-batch costs more than its rows."""
 
 _FIRST_SHARE = 4
 _STEP_MAX = 2.0

@@ -129,7 +129,7 @@ class Spark(Section):
         default=128 * 2**20, description="Most bytes in one micro-batch."
     )
     micro_batch_target_ms: Annotated[Integer, Field(ge=0, le=600_000)] = Field(
-        default=1_000,
+        default=5_000,
         description="How long a micro-batch should take, in milliseconds: if one takes longer, the "
         "next is smaller, within the bounds above; 0 leaves it to the bounds.",
     )

@@ -52,7 +52,7 @@ def test_with_a_constant_cost_a_row_micro_batches_come_to_take_the_time_wanted(
 
 def test_it_begins_below_its_ceiling_and_only_if_it_is_on() -> None:
     assert Admission(200_000, TARGET_S).rows == 50_000
-    assert Admission(200, TARGET_S).rows == ROWS_MIN
+    assert Admission(2_000, TARGET_S).rows == ROWS_MIN
     assert Admission(10, TARGET_S).rows == 10
     off = Admission(200_000, 0)
     pass_one(off, 1, 60)

@@ -77,7 +77,7 @@ def test_micro_batches_that_take_too_long_become_smaller(
         start, at = at, stream.latestOffset(at, stream.getDefaultReadLimit())
         sizes.append(at["batch"] - start["batch"])
         now += took_s
-    assert sizes == [20, 10, 5, 10, 20]
+    assert sizes == [20, 10, 10, 20, 40]
 
 
 def test_a_query_to_what_is_there_now_stops_at_it_though_more_comes(log: WrittenLog) -> None:
