@@ -41,7 +41,6 @@ def run(stop: StopSignal) -> int:
     parser = argparse.ArgumentParser(prog="spark_pipeline")
     parser.add_argument("config", type=Path)
     parser.add_argument("--term", action="append", default=[], metavar="SOURCE=N")
-    parser.add_argument("--again", action="store_true", help="the service has run before this")
     arguments = parser.parse_args()
     config = load(arguments.config)
     configure_logs(config.service)
@@ -57,14 +56,14 @@ def run(stop: StopSignal) -> int:
             found = check_config(session, config)
             for unchecked in found.unchecked:
                 logger.warning("expressions.unchecked", what=unchecked)
+            # A table may have changed since: that holds back its consumers, and nobody else.
+            for unfit in found.unfit:
+                logger.error("expressions.unfit", error=unfit)
             try:
-                found.raise_problems()
+                found.raise_problems(unfit=False)
             except ConfigError as error:
-                if not arguments.again:
-                    stop_session(session)
-                    return _ended([error])
-                # A table has changed since: that holds back its consumers, nobody else.
-                logger.warning("expressions.unfit", error=str(error))
+                stop_session(session)
+                return _ended([error])
         lanes = [
             SourceLanes(session, LaneSettings.of(config, database, int(terms[database.name])), stop)
             for database in config.databases

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from cdc.cursor import Cursor
+from cdc.log.segment import high_of
 from cdc.log.view import LogReader
 
 
@@ -29,6 +32,15 @@ def fitting(log: LogReader, first: int, end: int, most: Bounds) -> tuple[int, in
     rows, sizes = np.cumsum(entries["rows"]), np.cumsum(entries["bytes"])
     batches = int(((rows <= most.rows) & (sizes <= most.bytes)).sum())
     return batches, int(rows[batches - 1]) if batches else 0
+
+
+def beyond(log: LogReader, cursors: Mapping[str, Cursor]) -> list[str]:
+    """Of these the names whose cursors stand beyond the end of the log."""
+    end = log.next_batch()
+    if end <= log.first_batch():
+        return []
+    (last,) = log.entries(end - 1, end)
+    return [name for name, cursor in cursors.items() if cursor > high_of(last)]
 
 
 def fits(log: LogReader, first: int, end: int, most: Bounds) -> bool:

@@ -19,28 +19,21 @@ from functools import partial
 
 import psycopg
 import structlog
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc.connection import Connection, connect
+from cdc.cursor import Cursor
 from cdc.errors import CorruptionError, GapError, OperatorError, WalbrookError
 from cdc.log.damage import report_damage
 from cdc.log.manifest import read_manifest
 from cdc.log.open import open_log
 from cdc.replication.stop import StopSignal
 from cdc.state.health import report_conditions
-from cdc.state.lanes import (
-    SHARED,
-    Standing,
-    clear_lanes,
-    close_lane,
-    report_lane,
-    show_members,
-    show_standing,
-)
+from cdc.state.lanes import SHARED, clear_lanes, close_lane, report_lane
 from cdc.state.positions import consumer_cursors, restart_cursor
-from spark_pipeline.backlog import fits
+from spark_pipeline.backlog import beyond, fits
 from spark_pipeline.exchange import Exchange
 from spark_pipeline.lane import Begun, Lane
 from spark_pipeline.members import Departure
@@ -50,6 +43,7 @@ from spark_pipeline.poison import told
 from spark_pipeline.post import Post
 from spark_pipeline.roster import Roster, grouped
 from spark_pipeline.settings import LaneSettings
+from spark_pipeline.showing import Showing
 
 _logger = structlog.get_logger("walbrook.lane")
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 30.0
@@ -75,7 +69,9 @@ class SourceLanes:
         self._fatal: list[Exception] = []
         self._state: Connection | None = None
         self._looked = 0.0
-        self._shown: tuple[dict[str, Standing], dict[str, list[str]]] = ({}, {})
+        self._showing = Showing(settings.source, settings.term)
+        self._ahead: list[str] = []
+        self._seen: dict[str, Cursor] = {}
         self._told_slow = True  # an earlier process may have told something
 
     def run(self, drain_timeout_s: float) -> None:
@@ -192,6 +188,8 @@ class SourceLanes:
     def _is_fatal(self, name: str, error: Exception) -> bool:
         """Say in the log and in SQL what keeps a lane from moving, and whether trying is no use."""
         what = str(told(error)).strip()
+        if isinstance(error, OSError | Py4JNetworkError):
+            what = f"Spark does not answer, its JVM may be gone: {what}"
         _logger.warning("lane.failed", source=self._settings.source, lane=name, error=what)
         try:
             with connect(self._settings.state_dsn, name=f"{self._settings.source}:lanes") as state:
@@ -251,12 +249,14 @@ class SourceLanes:
                 if departure.why == "caught_up" and SHARED in self._passages:
                     self._passages[SHARED].members.invite(departure.consumer)
         for departure in heard:
-            told_of = {"consumer": departure.consumer, "why": departure.why}
-            if departure.error is None:
-                _logger.info("lane.left", source=self._settings.source, **told_of)
+            told_of = {"source": self._settings.source, "consumer": departure.consumer}
+            if departure.why == "caught_up":
+                _logger.info("lane.caught_up", **told_of)
+            elif departure.error is None:
+                _logger.info("lane.left", **told_of, why=departure.why)
             else:
                 _logger.warning(
-                    "lane.left", source=self._settings.source, **told_of, error=str(departure.error)
+                    "lane.left", **told_of, why=departure.why, error=str(departure.error)
                 )
 
     def _look(self) -> None:
@@ -272,10 +272,17 @@ class SourceLanes:
                     passages[lane].members.let_go(consumer, "inactive")
                 elif standing[consumer] < cursor:
                     passages[lane].members.let_go(consumer, "moved")
+        now = time.monotonic()
         with self._lock:
             for consumer in self._roster.parked():
                 if consumer in standing:
-                    self._roster.wait(consumer, "behind", due_at=time.monotonic())
+                    self._roster.wait(consumer, "behind", due_at=now)
+            for consumer in self._roster.waiting():
+                if self._seen.get(consumer, standing.get(consumer)) != standing.get(consumer):
+                    self._roster.hurry(consumer, now)
+        self._seen = standing
+        with closing(open_log(self._settings.log_directory)) as log:
+            self._ahead = beyond(log, standing)
         self._check_deadlines(passages)
 
     def _check_deadlines(self, passages: dict[str, Passage]) -> None:
@@ -352,20 +359,10 @@ class SourceLanes:
         thread.start()
 
     def _show(self) -> None:
-        """Let SQL say who is served where, when that has changed."""
         with self._lock:
             standings = self._roster.standings(time.monotonic())
             members = {name: sorted(p.members.cursors) for name, p in self._passages.items()}
-        shown_standings, shown_members = self._shown
-        state, source = self._connected(), self._settings.source
-        for consumer, standing in standings.items():
-            was = shown_standings.get(consumer)
-            if was is None or (was.lane, was.reason) != (standing.lane, standing.reason):
-                show_standing(state, source, consumer, standing)
-        for lane, names in members.items():
-            if shown_members.get(lane) != names:
-                show_members(state, source, lane, names)
-        self._shown = (standings, members)
+        self._showing.show(self._connected(), standings, members, self._ahead)
 
     def _connected(self) -> Connection:
         if self._state is None or self._state.closed:

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from cdc.errors import ExpressionError
+from cdc.errors import ExpressionError, OperatorError
 from cdc.state.lanes import SHARED, Standing
 from spark_pipeline.members import Departure, Why
 
@@ -37,6 +37,7 @@ class _Place:
     leaving_since: float | None = None  # while its last share in a lane goes on
     failures: int = 0
     failed_at: float = float("-inf")
+    failing: bool = False
     slow: int = 0
     rejoin_after: float = 0.0
 
@@ -55,7 +56,7 @@ class Roster:
         place = self._places[consumer]
         place.lane, place.due_at = lane, None
         if lane == SHARED:
-            place.reason = None
+            place.reason, place.failing = None, False
 
     def wait(self, consumer: str, why: Why, due_at: float) -> None:
         """Nobody serves it; a lane may be started for it at ``due_at``."""
@@ -70,21 +71,30 @@ class Roster:
             return
         place.lane, place.reason, place.due_at = None, _REASONS[why], now
         place.leaving_since = now if why == "detached" else None
+        place.failing = why in ("failed", "lane_failed")
         if why in ("failed", "lane_failed"):
             forgiven = now - place.failed_at > _FORGIVEN_S
             place.failures = 1 if forgiven else place.failures + 1
             place.failed_at = now
             place.due_at = now + _backoff_s(place.failures)
             if departure.error is not None:
-                unfit = isinstance(departure.error, ExpressionError)
-                what = "its expressions do not fit" if unfit else place.reason
-                place.reason = f"{what}: {departure.error}"
+                place.reason = f"{_what_failed(departure)}: {departure.error}"
         elif why == "slow":
             place.slow = 1 if now - place.rejoin_after > _ALONE_MAX_S else place.slow + 1
             doubled: float = _ALONE_FIRST_S * 2 ** min(place.slow - 1, 10)
             place.rejoin_after = now + min(_ALONE_MAX_S, doubled)
         elif why in ("inactive", "detached"):
             place.due_at = None
+
+    def hurry(self, consumer: str, now: float) -> None:
+        """Somebody has changed something: it need not wait for the rest of its pause."""
+        place = self._places[consumer]
+        if place.due_at is not None:
+            place.due_at = min(place.due_at, now)
+
+    def waiting(self) -> list[str]:
+        """Those that wait for a pause to end, or for a lane."""
+        return [name for name, place in self._places.items() if place.due_at is not None]
 
     def parked(self) -> list[str]:
         """Those that wait to become active."""
@@ -122,6 +132,7 @@ class Roster:
                 place.lane,
                 place.reason,
                 max(0.0, place.due_at - now) if place.due_at is not None else None,
+                place.failing,
             )
             for name, place in self._places.items()
         }
@@ -142,6 +153,14 @@ def grouped(
         groups.append([first, *together])
         left = [name for name in others if name not in together]
     return groups
+
+
+def _what_failed(departure: Departure) -> str:
+    if isinstance(departure.error, ExpressionError):
+        return "its expressions do not fit"
+    if isinstance(departure.error, OperatorError):
+        return "it cannot be served"
+    return _REASONS[departure.why]
 
 
 def _backoff_s(failures: int) -> float:

@@ -50,7 +50,8 @@ def run(
         typer.Option(
             "--config",
             "-c",
-            help="The configuration file; without one, an embedded example runs.",
+            help="The configuration file; if not given, walbrook.yaml; if that is not there "
+            "either, an embedded example runs.",
             envvar="WALBROOK_CONFIG",
         ),
     ] = None,
@@ -59,6 +60,8 @@ def run(
     stop = StopSignal()
     stop.on_signals()
     require_java()
+    if config is None and _DEFAULT.exists():
+        config = _DEFAULT
     if config is None:
         from cdc.service.embedded_example import EmbeddedExample
 

@@ -33,7 +33,12 @@ _CONSUMERS = """
 SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx, v.lag_bytes, v.lag_seconds,
        c.delivered, c.absorbed, c.moved_at, c.active, c.last_error, c.dead,
        CASE WHEN c.active AND c.lane_reason IS NOT NULL
-            THEN coalesce('in lane ' || c.lane, 'waits for a lane') || ': ' || c.lane_reason END
+            THEN CASE WHEN c.lane IS NOT NULL THEN 'in lane ' || c.lane
+                      WHEN c.retry_at > clock_timestamp()
+                      THEN 'tried again at ' || to_char(c.retry_at, 'HH24:MI:SS')
+                      ELSE 'in no lane at the moment' END
+                 || ': ' || CASE WHEN c.last_error IS NULL THEN c.lane_reason
+                                 ELSE split_part(c.lane_reason, ':', 1) END END
   FROM walbrook.consumers c
   LEFT JOIN walbrook.cursors v ON v.source = c.source AND v.consumer = c.name
  WHERE c.source = %s ORDER BY c.active DESC, c.name
@@ -95,7 +100,7 @@ def _consumers(
             "-" if lag_s is None else f"{lag_s:,.1f}",
             f"{delivered:,}",
             f"{absorbed:,}",
-            _moved(moved_at) if active else "removed",
+            _moved(moved_at) if active else "inactive",
             style=None if active else "dim",
         )
         errors += _error(f"consumer {name}", error if active else None)

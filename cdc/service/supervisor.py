@@ -42,7 +42,6 @@ class Child:
     name: str
     command: list[str]
     environment: dict[str, str] = field(default_factory=dict)
-    again: tuple[str, ...] = ()  # arguments of every start but the first
     process: subprocess.Popen[bytes] | None = None
     backoff_s: float = _BACKOFF_FIRST_S
     started_at: float = 0.0
@@ -53,7 +52,7 @@ class Child:
         # A session of its own: Ctrl-C reaches only the supervisor, which stops its children in
         # order. The pipe tells a child when the supervisor is gone, however it went.
         self.process = subprocess.Popen(
-            [*self.command, *(self.again if self.started_at else ())],
+            self.command,
             stdin=subprocess.PIPE,
             start_new_session=True,
             env=os.environ | self.environment,
@@ -115,7 +114,7 @@ class Supervisor:
         )
         pairs = [f"--term={name}={term}" for name, term in terms.items()]
         command = _module("spark_pipeline", path, *pairs)
-        self._driver = Child("driver", command, token, again=("--again",))
+        self._driver = Child("driver", command, token)
 
     def run(self, stop: StopSignal, keep: Callable[[], None]) -> int:
         """Mind the children, and ``keep`` what is ours, until a stop; gives the exit status."""

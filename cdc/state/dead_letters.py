@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+import structlog
+
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn
 from cdc.state.health import Condition, report_conditions
+
+_logger = structlog.get_logger("walbrook.state")
 
 _INSERT_BYTES_MAX = 4 << 20
 _INSERT_ROWS_MAX = 5_000
@@ -68,12 +72,20 @@ class DeadLetter:
 
 def bury(connection: Connection, source: str, consumer: str, letters: Iterable[DeadLetter]) -> int:
     """Write dead letters, inside the settling transaction; says how many are new."""
-    return sum(
-        connection.execute(
+    new = 0
+    for some in _bounded(letters):
+        new += connection.execute(
             _INSERT, {"source": source, "consumer": consumer, **_columns(some)}
         ).rowcount
-        for some in _bounded(letters)
-    )
+        _logger.warning(
+            "dead_letters",
+            source=source,
+            consumer=consumer,
+            count=len(some),
+            kind=some[0].kind,
+            first=some[0].error,
+        )
+    return new
 
 
 def report_dead_letters(connection: Connection, source: str, term: int) -> None:
@@ -93,8 +105,9 @@ def _condition(consumer: str, count: int, first: str) -> Condition:
         "warning",
         f"{consumer} went on without {many} change{'s' if count > 1 else ''} that could not be "
         f"delivered; the first: {first}",
-        fix="look at walbrook.dead_letters, correct the rows in the source or bring the "
-        "destination up to date by other means, and delete what is dealt with",
+        fix="look at walbrook.dead_letters, correct the rows in the source, or the sink's "
+        "expressions, or bring the destination up to date by other means, and delete what is dealt "
+        "with",
     )
 
 

@@ -72,11 +72,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a consumer is served, or why and for how long it is not."""
+    """Where a consumer is served, why not with the others, and for how long not at all."""
 
     lane: str | None
     reason: str | None = None
     retry_s: float | None = None
+    failing: bool = False
 
 
 def open_lane(

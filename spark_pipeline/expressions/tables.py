@@ -1,12 +1,12 @@
 """Every expression of a configuration, checked against every table that it will meet.
 
-It is done before the service starts and by ``walbrook config check``. What must always hold: all
+It is done when the service starts and by ``walbrook config check``. What must always hold: all
 problems are told at once; a table that nobody can describe stops nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,21 +29,19 @@ _TOLD_MAX: Final = 20
 class Found:
     """What a check came to: problems with their fixes, and what it could not look at."""
 
-    problems: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)  # whatever the tables are
+    unfit: list[str] = field(default_factory=list)  # with a table as it is now
     unchecked: list[str] = field(default_factory=list)
 
-    def add(self, problems: Iterable[tuple[str, str]]) -> None:
-        self.problems |= dict(problems)
-
-    def raise_problems(self) -> None:
+    def raise_problems(self, *, unfit: bool = True) -> None:
         """ConfigError with all of them, if there are any."""
-        if not self.problems:
+        problems = [*self.problems, *(self.unfit if unfit else ())]
+        if not problems:
             return
-        told = list(self.problems)[:_TOLD_MAX]
-        if len(self.problems) > len(told):
-            told.append(f"and {len(self.problems) - len(told)} more")
-        fixes = list(dict.fromkeys(self.problems.values()))
-        raise ConfigError("\n  ".join(["expressions cannot be used:", *told]), fix=fixes[0])
+        told = problems[:_TOLD_MAX]
+        if len(problems) > len(told):
+            told.append(f"and {len(problems) - len(told)} more")
+        raise ConfigError("\n  ".join(["expressions cannot be used:", *told]))
 
 
 def has_expressions(config: Config, *, sql: bool = False) -> bool:
@@ -99,8 +97,14 @@ def _check(
     for sink, expressions in sinks:
         # What is wrong whatever the table is told once.
         of_form = expressions.form_problems(spark)
-        found.add(of_form.values())
+        found.problems += map(_with_fix, of_form.values())
         match = Match.of(sink)
         for plan in map(plan_for, relations):
             if match.takes(plan.relation.namespace, plan.relation.name):
-                found.add(expressions.table_problems(spark, plan, besides=of_form.keys()))
+                of_table = expressions.table_problems(spark, plan, besides=of_form.keys())
+                found.unfit += map(_with_fix, of_table)
+
+
+def _with_fix(problem: tuple[str, str]) -> str:
+    what, fix = problem
+    return f"{what}. To fix it: {fix}"

@@ -55,6 +55,9 @@ class Shop:
             _REASON.format(reason=reason, consumer=consumer),
         )
 
+    def health(self) -> list[tuple[str, str]]:
+        return self.database.execute("SELECT consumer, kind FROM walbrook.health")
+
     def epoch(self) -> int:
         ((epoch,),) = self.database.execute(_EPOCH)
         return int(epoch)
@@ -82,10 +85,12 @@ def test_whoever_fails_hangs_or_is_moved_catches_up_alone_and_comes_back(
         endpoint.refuses = lambda _messages: True
         shop.until_in_files(shop.write(500))
         shop.until_left("hook", "its sink failed: %422")
+        assert shop.health() == [("hook", "lane_failing")]
         shop.until_in_files(shop.write(500))
         assert shop.at_hook() == list(range(1, 11))
         endpoint.refuses = None
         shop.until_served("hook", "shared")
+        until("health to be good again", lambda: shop.health() == [])
         last = shop.write(10)
         service.until_settled()
         assert shop.at_hook() == list(range(1, last + 1)), "lost, repeated or out of order"
@@ -115,6 +120,21 @@ def test_whoever_fails_hangs_or_is_moved_catches_up_alone_and_comes_back(
         database.execute("UPDATE walbrook.consumers SET active = true WHERE name = 'hook'")
         service.until_settled()
         assert shop.at_hook()[2 * last :] == list(range(last + 1, last + 11))
+
+        ((lsn, idx),) = database.execute(
+            "SELECT cursor_lsn::text, cursor_idx FROM walbrook.consumers WHERE name = 'hook'"
+        )
+        moves = (
+            "UPDATE walbrook.consumers SET (cursor_lsn, cursor_idx) = ('{}', {})"
+            " WHERE name = 'hook'"
+        )
+        database.execute(moves.format("FF/0", 0))
+        until("health to say so", lambda: shop.health() == [("hook", "lane_ahead")])
+        database.execute(moves.format(lsn, idx))
+        shop.until_in_files(shop.write(1))
+        service.until_settled()
+        assert shop.at_hook()[-1] == last + 11
+        until("health to be good again", lambda: shop.health() == [])
 
         assert shop.epoch() == epoch, "the others' lane was started again"
         assert service.stop() == 0, service.log_tail()

@@ -69,9 +69,9 @@ def test_errors_stand_below_the_tables_as_lines(printed: str) -> None:
     assert "an old error" not in printed
 
 
-def test_a_consumer_that_left_the_configuration_is_shown_as_removed(printed: str) -> None:
-    (gone,) = [line for line in printed.splitlines() if "removed" in line]
-    assert gone.split() == ["gone", "16/A0000000:0", "-", "-", "5", "0", "removed"]
+def test_a_consumer_that_left_the_configuration_is_shown_as_inactive(printed: str) -> None:
+    (gone,) = [line for line in printed.splitlines() if "inactive" in line]
+    assert gone.split() == ["gone", "16/A0000000:0", "-", "-", "5", "0", "inactive"]
 
 
 def test_open_health_events_stand_last_with_what_to_do(printed: str) -> None:
