@@ -98,7 +98,8 @@ class ClusterPlan:
         for outcome in outcomes:
             if isinstance(outcome, WalbrookError):
                 raise outcome
-        return combined(outcomes)
+        # Spark may find that there is nothing to do, and start no task.
+        return combined(outcomes or [Outcome(share.consumer.name, share.end)])
 
     def changes(self, slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
         """What was decoded of some slices, decoded again from the log on this host."""

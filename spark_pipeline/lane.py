@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 import structlog
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -132,7 +133,7 @@ class Lane:
             self._watch(query, passage, view, drain_timeout_s)
         finally:
             passage.ended.set()  # whoever is still waited for comes to an end alone
-            query.stop()
+            _stop(query)
             shutil.rmtree(checkpoint, ignore_errors=True)
 
     def start(self, taker: Taker, exchange: Exchange, checkpoint: Path) -> StreamingQuery:
@@ -178,6 +179,16 @@ class Lane:
             raise passage.failure
         if not query.isActive and not self._is_over(passage):
             raise _query_failure(query)
+
+
+def _stop(query: StreamingQuery) -> None:
+    """End a query; one that does not end is left to the end of this process."""
+    try:
+        query.stop()
+    except Py4JJavaError as error:
+        if query.isActive:
+            raise RuntimeError("a query hangs and cannot be stopped") from error
+        raise
 
 
 def _query_failure(query: StreamingQuery) -> WalbrookError:

@@ -278,7 +278,9 @@ class SourceLanes:
                 if consumer in standing:
                     self._roster.wait(consumer, "behind", due_at=now)
             for consumer in self._roster.waiting():
-                if self._seen.get(consumer, standing.get(consumer)) != standing.get(consumer):
+                if consumer not in standing:
+                    self._roster.departed(Departure(consumer, "inactive"), now)
+                elif self._seen.get(consumer, standing.get(consumer)) != standing.get(consumer):
                     self._roster.hurry(consumer, now)
         self._seen = standing
         with closing(open_log(self._settings.log_directory)) as log:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Literal
 
 from cdc.cursor import Cursor
@@ -98,6 +99,12 @@ class Options:
             executor_path=said["executorPath"] or said["path"],
             wanted=Wanted.from_text(said["wanted"]),
         )
+
+
+def lane_options(log: Path, exchange: Path, wanted: Wanted = PLAIN) -> Options:
+    """For use outside Spark: one partition, decoded slices by reference."""
+    given = {"path": str(log), "exchange": str(exchange), "partitions": "1"}
+    return Options.read(given | {"wanted": wanted.to_text()})
 
 
 def _known(key: str) -> str:

@@ -114,11 +114,11 @@ class Passage:
         else:
             raise TransientError("the log gives up changes faster than its gaps can be told")
         self.members.admit(serving)
+        self._load_versions()
         for name, error in refused.items():
             report_consumer(state, settings.source, name, str(error))
         self.members.leave(Departure(name, "failed", error) for name, error in refused.items())
         self.members.leave(Departure(name, "inactive") for name in shares if name not in standing)
-        self._load_versions()
         return first
 
     def _start(

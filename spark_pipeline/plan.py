@@ -18,7 +18,9 @@ from cdc.decoding.format import Wanted
 from spark_pipeline.delivery import Outcome, Share, combined, deliver
 from spark_pipeline.exchange import PlannedRange, SliceMarker, markers_from_arrow, pick_up
 from spark_pipeline.grouping import splits_by_group
-from spark_pipeline.source import LogStreamReader
+from spark_pipeline.options import lane_options
+from spark_pipeline.places import Offset
+from spark_pipeline.reading import RangeReader
 
 DRIVER_WORK_MAX = 20_000
 """Rows times consumers up to which the driver is faster than two Spark jobs."""
@@ -86,18 +88,20 @@ class DriverPlan:
     def __init__(
         self, log: Path, exchange: Path, planned: PlannedRange, history: int, wanted: Wanted
     ) -> None:
-        self._reader = LogStreamReader.for_lane(log, exchange, wanted)
+        self._reader = RangeReader(lane_options(log, exchange, wanted))
         self._planned = planned
         self._history = history
 
     def decode(self) -> list[SliceMarker]:
-        first = {"batch": self._planned.start, "history": self._history}
-        last = {"batch": self._planned.end, "history": self._history}
+        first, last = (
+            Offset(batch, self._history) for batch in (self._planned.start, self._planned.end)
+        )
         batches = [
             batch
-            for partition in self._reader.partitions(first, last)
+            for partition in self._reader.plan(first, last)
             for batch in self._reader.read(partition)
         ]
+        self._reader.close()
         return markers_from_arrow(pa.Table.from_batches(batches))
 
     def deliver(self, share: Share) -> Outcome:

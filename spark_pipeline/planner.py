@@ -63,8 +63,15 @@ class Planner:
 
         def decode(lacking: Share) -> Share:
             slices = Reorder(first).micro_batch(plan.decode())
-            self._exchange.hold({piece.path for piece in slices})
-            return self.judge(replace(lacking, slices=[piece for piece in slices if piece.rows]))
+            files = {piece.path for piece in slices}
+            self._exchange.hold(files)
+            try:
+                return self.judge(
+                    replace(lacking, slices=[piece for piece in slices if piece.rows])
+                )
+            except Exception:
+                self._exchange.release(files)
+                raise
 
         return Leg(share, plan, decode)
 

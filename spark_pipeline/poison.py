@@ -4,7 +4,8 @@ A sink says what its destination refused; that is an outcome like any other. Thi
 rest: an exception nobody foresaw, a Python worker that a message kills. The share is tried once
 more, then cut in halves until one message is left, which is tried again and then counted as dead.
 What must always hold: messages stay in order, nothing is dead that was not tried alone, and nothing
-at all while a share that sends nothing fails too, or if many are: then it is not the messages.
+at all while a share that sends nothing fails too. Nothing is sent past a dead message before it is
+settled as one: a destination that goes by the last message it has would take it for delivered.
 """
 
 from __future__ import annotations
@@ -25,9 +26,6 @@ from spark_pipeline.delivery import Outcome, Poison, Share
 from spark_pipeline.noise import said
 
 _logger = structlog.get_logger("walbrook.lane")
-
-POISON_MAX = 10
-"""Messages of one share that may be found dead; with more, none is."""
 
 # The line behind a traceback's last frame: what was raised.
 _RAISED = r"^  (?:File .*|  .*)\n((?:\w+\.)*\w+(?:: .*)?)$"
@@ -53,19 +51,17 @@ def deliver_carefully(deliver: Deliver, share: Share, cursors_of: CursorsOf) -> 
     _logger.warning(
         "lane.looking_for_poison", consumer=share.consumer.name, error=str(told(failure))
     )
-    return _Hunt(deliver, share).over(share, cursors_of(share))
+    return _Hunt(deliver).over(share, cursors_of(share))
 
 
 class _Hunt:
     """One share, delivered in pieces that grow smaller where it breaks."""
 
-    def __init__(self, deliver: Deliver, share: Share) -> None:
+    def __init__(self, deliver: Deliver) -> None:
         self._deliver = deliver
-        self._share = share
-        self._found: list[Poison] = []
 
     def over(self, share: Share, cursors: list[Cursor]) -> Outcome:
-        """Deliver ``share``, whose messages stand at ``cursors``."""
+        """Deliver ``share``, whose messages stand at ``cursors``, up to the first that is dead."""
         done = Outcome(share.consumer.name, share.start)
         pieces = [(share, cursors)]
         while pieces:
@@ -74,21 +70,19 @@ class _Hunt:
                 outcome = self._deliver(piece)
             except Exception as error:
                 if not is_suspect(error):
-                    return self._ended(done, told(error))
+                    return replace(done, error=told(error))
                 if len(within) > 1:
                     middle = len(within) // 2
                     first, second = halves(piece, within[middle])
                     pieces += [(second, within[middle:]), (first, within[:middle])]
                     continue
-                outcome = self._alone(piece, within, error)
+                outcome = self._alone(piece, within)
             done = _after(done, outcome)
-            if outcome.error is not None:
-                return self._ended(done, outcome.error)
-            if len(self._found) > POISON_MAX:
-                return _failed(replace(share, start=self._found[0].cursor), _too_many(self._found))
-        return replace(done, dead=tuple(self._found))
+            if done.error is not None:
+                break
+        return done
 
-    def _alone(self, piece: Share, within: list[Cursor], error: Exception) -> Outcome:
+    def _alone(self, piece: Share, within: list[Cursor]) -> Outcome:
         """One message, or none: once more, and then it goes on without it."""
         try:
             return self._deliver(piece)
@@ -101,13 +95,12 @@ class _Hunt:
             self._deliver(replace(piece, end=piece.start, announcements=None))
         except Exception as broken:
             return _failed(piece, told(broken))
-        found = Poison(within[0], f"delivery of the change at {within[0]} broke: {told(error)}")
         _logger.warning("lane.poison", consumer=piece.consumer.name, cursor=str(within[0]))
-        self._found.append(found)
-        return Outcome(piece.consumer.name, piece.end)
-
-    def _ended(self, done: Outcome, error: WalbrookError) -> Outcome:
-        return replace(done, error=error, dead=tuple(self._found))
+        why = f"delivery of the change at {within[0]} broke: {told(error)}"
+        goes_on = TransientError(f"{why}; it is a dead letter, and what follows comes next")
+        return Outcome(
+            piece.consumer.name, piece.end, error=goes_on, dead=(Poison(within[0], why),)
+        )
 
 
 def halves(share: Share, middle: Cursor) -> tuple[Share, Share]:
@@ -167,13 +160,6 @@ def told(error: Exception) -> WalbrookError:
 
 def _ours(text: str) -> list[tuple[str, str]]:
     return re.findall(r"^cdc\.errors\.(\w+): (.+)$", text, re.MULTILINE)
-
-
-def _too_many(found: list[Poison]) -> WalbrookError:
-    return TransientError(
-        f"delivery broke on more than {POISON_MAX} messages, so it is not the messages; the first: "
-        f"{found[0].error}"
-    )
 
 
 def _failed(share: Share, error: WalbrookError) -> Outcome:

@@ -26,11 +26,9 @@ from cdc.log.open import open_log
 from cdc.log.segment import Index
 from cdc.log.view import LogReader
 from spark_pipeline.exchange import (
-    PlannedRange,
     SliceMarker,
     leave,
     markers_to_arrow,
-    note_planned,
 )
 from spark_pipeline.marked import marked
 from spark_pipeline.options import Options
@@ -102,8 +100,6 @@ class RangeReader:
             return []
         entries = self.entries(end.history, first, last)
         rows, sizes = entries["rows"].tolist(), entries["bytes"].tolist()
-        if self._options.exchange:
-            note_planned(Path(self._options.exchange), PlannedRange(first, last, sum(rows)))
         count = partitions_for(rows, sizes, self._options.partitions)
         return [
             LogPartition(first, last, end.history, slices, start.cursor, end.cursor)

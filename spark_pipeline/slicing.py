@@ -27,6 +27,10 @@ class Slice:
     part: int
     parts: int
 
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
 
 def cut(
     first_batch: int, rows: Sequence[int], partitions: int, sizes: Sequence[int] | None = None

@@ -42,9 +42,9 @@ from cdc.decoding.format import PLAIN, Wanted
 from cdc.errors import ConfigError, GapError
 from cdc.log.open import open_log
 from spark_pipeline.admission import Admission
-from spark_pipeline.exchange import MARKER_SCHEMA
+from spark_pipeline.exchange import MARKER_SCHEMA, PlannedRange, note_planned
 from spark_pipeline.marked import marked_schema
-from spark_pipeline.options import Options
+from spark_pipeline.options import Options, lane_options
 from spark_pipeline.places import Offset, ending, starting
 from spark_pipeline.reading import RangeReader
 from spark_pipeline.tables import check_schema, newest_schema
@@ -131,8 +131,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @classmethod
     def for_lane(cls, log: Path, exchange: Path, wanted: Wanted = PLAIN) -> LogStreamReader:
         """A reader for use outside Spark: one partition, decoded slices by reference."""
-        given = {"path": str(log), "exchange": str(exchange), "partitions": "1"}
-        return cls(Options.read(given | {"wanted": wanted.to_text()}))
+        return cls(lane_options(log, exchange, wanted))
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         view = self._range.log(self._options.starting_history)
@@ -159,7 +158,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offset(offset.batch + taken, offset.history).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return self._range.plan(Offset.from_json(start), Offset.from_json(end))
+        planned = self._range.plan(Offset.from_json(start), Offset.from_json(end))
+        if planned and self._options.exchange:
+            rows = sum(piece.rows for partition in planned for piece in partition.slices)
+            first, last = planned[0].range_start, planned[0].range_end
+            note_planned(Path(self._options.exchange), PlannedRange(first, last, rows))
+        return planned
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._range.read(partition)

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from cdc.config import Spark
 from cdc.connection import Connection
+from cdc.errors import TransientError
 from cdc.log.view import LogView
 from spark_pipeline.exchange import SliceMarker
 from spark_pipeline.reading import LogPartition
@@ -189,7 +190,10 @@ def test_a_message_that_kills_whoever_delivers_it_is_found_and_the_others_arrive
     sink = hook(endpoint)
     lane = filled(LogLane(state, tmp_path, hook=sink | {"batch_size": 1000}))
     endpoint.refuses = kills(lambda name: name == 333)
-    lane.take_frame(shuffled(spark, lane))
+    with pytest.raises(TransientError, match="it is a dead letter, and what follows comes next"):
+        lane.take_frame(shuffled(spark, lane))
+    lane.start_lane_again()
+    lane.take()
     ((kind, table, error, dead),) = lane.rows(
         "SELECT kind, table_name, error, count(*) OVER () FROM walbrook.dead_letters"
     )
