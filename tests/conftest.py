@@ -1,3 +1,11 @@
 """Fixtures are plugins, one file a server."""
 
+import os
+
+from cdc.log.flight_wire import TOKEN_VARIABLE
+
+# Spark's JVM is started once a process, by whichever test comes first, and hands its environment on
+# to the Python workers of all that follow.
+os.environ.setdefault(TOKEN_VARIABLE, "a token of this test run")
+
 pytest_plugins = ["tests.fix_postgres", "tests.fix_redis", "tests.fix_http"]

@@ -191,6 +191,12 @@ class WebhookDestination(Section):
     max_retries: Annotated[Integer, Field(ge=0, le=100)] = Field(
         default=3, description="How often a failed request is tried again at once."
     )
+    parallel: Flag = Field(
+        default=False,
+        description="Whether large micro-batches go out in several requests at once: changes of "
+        "one key then stay in order, those of different keys, and of a row whose key changes, may "
+        "not.",
+    )
     verify: Flag = Field(default=True, description="Verify the server's certificate and name.")
 
     @property
@@ -199,7 +205,7 @@ class WebhookDestination(Section):
 
     @property
     def ordering(self) -> Ordering:
-        return "group"
+        return "group" if self.parallel else "total"
 
     def place(self, _consumer: str) -> tuple[object, ...] | None:
         return None

@@ -38,6 +38,7 @@ def cluster(tmp_path: Path) -> Iterator[StandaloneCluster]:
     running.stop()
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(400)
 def test_a_lost_worker_and_tasks_that_run_twice_lose_nothing_and_reorder_nothing(
     cluster: StandaloneCluster,
@@ -53,11 +54,12 @@ def test_a_lost_worker_and_tasks_that_run_twice_lose_nothing_and_reorder_nothing
     database.execute("CREATE TABLE bulk (id int PRIMARY KEY, name text)")
     stream, bulk = f"counters-{database.name}", f"bulk-{database.name}"
     counters, in_bulk = ({"include_tables": [f"public.{name}"]} for name in ("counter", "bulk"))
+    to_hook = {"type": "webhook", "url": endpoint.url, "parallel": True}
     to_redis = {"type": "redis_stream", "url": redis_url}
     sinks: list[dict[str, object]] = [
         {"name": "r", "source": counters, "destination": {**to_redis, "stream_key": stream}},
         {"name": "b", "source": in_bulk, "destination": {**to_redis, "stream_key": bulk}},
-        {"name": "w", "source": counters, "destination": {"type": "webhook", "url": endpoint.url}},
+        {"name": "w", "source": counters, "destination": to_hook},
         {"name": "f", "source": counters, "destination": {"type": "file", "path": "out"}},
     ]
     service = Service(database, tmp_path / "service", sinks)

@@ -187,7 +187,7 @@ def test_every_consumer_gets_its_rows_in_its_order_from_executors_and_files_from
         served,
         tmp_path / "checkpoint",
         sink("stream", in_redis),
-        sink("hook", WebhookDestination(url=endpoint.url)),
+        sink("hook", WebhookDestination(url=endpoint.url, parallel=True)),
         sink("files", FileDestination(path=tmp_path / "out"), **items),
     )
     assert len({(piece.batch_idx, piece.part) for piece in slices}) > TRANSACTIONS
@@ -241,7 +241,7 @@ def test_a_lost_executor_costs_a_second_read_and_a_failing_sink_is_told_as_what_
         served,
         tmp_path,
         sink("stream", in_redis),
-        sink("hook", WebhookDestination(url=endpoint.url, max_retries=0)),
+        sink("hook", WebhookDestination(url=endpoint.url, max_retries=0, parallel=True)),
         between=lose_an_executor,
     )
     assert (stream.cursor, stream.error) == (END, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -137,7 +138,8 @@ def test_a_group_keeps_its_order_where_several_tasks_deliver_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("spark_pipeline.plan._ROWS_PER_PART_MIN", 10)
-    lane = filled(LogLane(state, tmp_path, hook=hook(endpoint)))
+    parallel = {"type": "webhook", "url": endpoint.url, "parallel": True}
+    lane = filled(LogLane(state, tmp_path, hook=hook(endpoint) | {"destination": parallel}))
     lane.take_frame(shuffled(spark, lane))
     messages = [message for request in endpoint.accepted for message in request.messages]
     assert len(messages) == TRANSACTIONS * ROWS
@@ -148,8 +150,12 @@ def test_a_group_keeps_its_order_where_several_tasks_deliver_at_once(
 
 
 def _workers() -> list[psutil.Process]:
-    children = psutil.Process().children(recursive=True)
-    return [child for child in children if "pyspark.daemon" in " ".join(child.cmdline())]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # some come and go
+            if "pyspark.daemon" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def kills(wanted: Callable[[int], bool]) -> Callable[[list[dict[str, object]]], bool]:
@@ -157,9 +163,11 @@ def kills(wanted: Callable[[int], bool]) -> Callable[[list[dict[str, object]]], 
 
     def receive(messages: list[dict[str, object]]) -> bool:
         if any(wanted(int(m["record"]["name"])) for m in messages):  # type: ignore[index]
-            for worker in _workers():
-                if worker.parent() in _workers():  # the daemon itself stays
-                    worker.kill()
+            workers = _workers()
+            for worker in workers:
+                with suppress(psutil.NoSuchProcess):
+                    if worker.parent() in workers:  # the daemon itself stays
+                        worker.kill()
         return False
 
     return receive
