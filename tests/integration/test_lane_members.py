@@ -197,12 +197,12 @@ def test_two_lanes_that_meet_a_new_version_at_once_tell_the_same_of_it(
     apart = Passage(lane.settings, state, view, exchange, "apart", post)
     write(lane, 2, table=WIDER, more=1)
     # Both have looked before either settles.
-    monkeypatched = lane.passage._load_versions
+    as_it_is = lane.passage._load_versions
     lane.passage._load_versions = lambda: None  # type: ignore[method-assign]
     note_planned(exchange.directory, PlannedRange(1, 2, 1))
     apart.take(None, 0)
     lane.take()
-    lane.passage._load_versions = monkeypatched  # type: ignore[method-assign]
+    lane.passage._load_versions = as_it_is  # type: ignore[method-assign]
     assert apart.failure is None
     messages = [arrived(tmp_path / name)[1:] for name in ("first", "other")]
     assert [m["action"] for m in messages[0]] == ["schema_change", "insert"]
