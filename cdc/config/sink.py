@@ -13,7 +13,7 @@ from cdc.config.destination import (
     WebhookDestination,
 )
 from cdc.config.expression import NONE, ExpressionText
-from cdc.config.scalars import Integer, Name, Section, Table, Text, wrong
+from cdc.config.scalars import Flag, Integer, Name, Section, Size, Table, Text, wrong
 from cdc.cursor import Cursor
 from cdc.errors import OperatorError
 
@@ -54,6 +54,35 @@ class Source(Section):
     def _include_or_exclude(self) -> Self:
         for kind in ("schemas", "tables"):
             self.refuse_together(f"include_{kind}", (f"exclude_{kind}",))
+        return self
+
+
+class GroupedTable(Section):
+    """How the changes of one table are grouped."""
+
+    name: Table = Field(description="The table.")
+    group_column_names: tuple[Text, ...] = Field(
+        min_length=1,
+        description="Changes with the same values in these columns form a group and stay in order.",
+    )
+
+
+class Retry(Section):
+    """How a message that its destination refused is tried again."""
+
+    first_ms: Annotated[Integer, Field(ge=1, le=3_600_000)] = Field(
+        default=1_000,
+        description="Pause before the second delivery, in milliseconds; it doubles each time. One "
+        "refused for its content waits ten times as long.",
+    )
+    max_ms: Annotated[Integer, Field(ge=1, le=86_400_000)] = Field(
+        default=600_000, description="Longest pause between two deliveries, in milliseconds."
+    )
+
+    @model_validator(mode="after")
+    def _grows(self) -> Self:
+        if self.max_ms < self.first_ms:
+            raise wrong("max_ms is less than first_ms; raise it", within=("max_ms",))
         return self
 
 
@@ -117,7 +146,46 @@ class Sink(Section):
         description="Most messages delivered at once; if not given, 10000 for file and parquet, "
         "1000 for redis_stream, 100 for webhook (1 with batch: false).",
     )
+    message_grouping: Flag = Field(
+        default=True,
+        description="Whether changes of one row, by its primary key, form a group that stays in "
+        "order; false: every message is for itself.",
+    )
+    tables: tuple[GroupedTable, ...] = Field(
+        default=(), description="Tables whose changes are grouped by other columns than the key."
+    )
+    max_deliveries: Annotated[Integer, Field(ge=1, le=1_000)] = Field(
+        default=20,
+        description="How often a message is delivered before it becomes a dead letter and its "
+        "group goes on.",
+    )
+    retry: Retry = Field(
+        default_factory=Retry, description="The pauses between deliveries of a refused message."
+    )
+    max_message_bytes: Annotated[Size, Field(ge=1_000)] | None = Field(
+        default=None,
+        description="A larger message becomes a dead letter at once; if not given, what the "
+        "destination can take.",
+    )
+    priority: Annotated[Integer, Field(ge=1, le=10)] = Field(
+        default=5,
+        description="Its weight when there is more to deliver than can be delivered; 10 gets ten "
+        "times the share of 1.",
+    )
     destination: Destination = Field(description="Where it delivers to.")
+
+    @model_validator(mode="after")
+    def _groups_are_possible(self) -> Self:
+        if self.tables and not self.message_grouping:
+            raise wrong(
+                "groups by columns, but message_grouping is false; take one of them out",
+                within=("tables",),
+            )
+        names = [table.name for table in self.tables]
+        for i, name in enumerate(names):
+            if name in names[:i]:
+                raise wrong("is there twice; name each table once", within=("tables", i, "name"))
+        return self
 
     @model_validator(mode="after")
     def _batch_size_is_possible(self) -> Self:

@@ -15,7 +15,7 @@ from cdc.errors import OperatorError, SourceError
 from cdc.replication.control import publication_missing
 from cdc.replication.preflight import SourceIdentity, prepare_source
 from cdc.state.migrate import Migration, migrate
-from cdc.state.positions import is_registered, register_source
+from cdc.state.positions import Described, is_registered, register_source
 
 _logger = structlog.get_logger("walbrook.start")
 
@@ -96,4 +96,7 @@ def _prepare(config: Config, database: Database) -> int:
             slot_lsn=identity.slot_confirmed_lsn,
             consumers=[sink.name for sink in sinks],
             starts={sink.name: sink.start_at for sink in sinks},
+            described={
+                sink.name: Described(sink.destination.type, sink.priority) for sink in sinks
+            },
         )

@@ -53,6 +53,12 @@ _CONSUMER_ERROR = """
 UPDATE walbrook.consumers SET last_error = %s, error_at = clock_timestamp()
  WHERE source = %s AND name = %s
 """
+_DESCRIBE = """
+UPDATE walbrook.consumers c SET destination = n.destination, priority = n.priority
+  FROM unnest(%s::text[], %s::text[], %s::int[]) AS n (name, destination, priority)
+ WHERE c.source = %s AND c.name = n.name
+"""
+_MAKE_QUEUES = "SELECT walbrook.make_queue(id) FROM walbrook.consumers WHERE source = %s AND active"
 _SET_ACTIVE = "UPDATE walbrook.consumers SET active = name = ANY (%s::text[]) WHERE source = %s"
 _LEFT_BEHIND = """
 SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx, floor.lsn || ':' || floor.idx
@@ -130,6 +136,14 @@ class Settlement:
     dead: Iterable[DeadLetter] = ()
 
 
+@dataclass(frozen=True)
+class Described:
+    """What SQL is to know of a consumer from its configuration."""
+
+    destination: str = ""
+    priority: int = 5
+
+
 def register_source(
     connection: Connection,
     *,
@@ -140,8 +154,9 @@ def register_source(
     slot_lsn: int,
     consumers: Iterable[str],
     starts: Mapping[str, str] | None = None,
+    described: Mapping[str, Described] | None = None,
 ) -> int:
-    """Make the rows of a source and its consumers; the answer is the new term.
+    """Make the rows of a source and its consumers, and their queues; the answer is the new term.
 
     ``starts`` says where a consumer begins that has no row yet: ``restart`` (as where nothing is
     said), ``earliest``, ``latest`` or a cursor.
@@ -160,6 +175,11 @@ def register_source(
         connection.execute(_SET_ACTIVE, (names, name))
         begin = [(starts or {}).get(consumer, "restart") for consumer in names]
         connection.execute(_ADD_CONSUMERS, (names, begin, name))
+        told = {consumer: (described or {}).get(consumer, Described()) for consumer in names}
+        destinations = [each.destination for each in told.values()]
+        priorities = [each.priority for each in told.values()]
+        connection.execute(_DESCRIBE, (names, destinations, priorities, name))
+        connection.execute(_MAKE_QUEUES, (name,))
         for error in left_behind(connection, name, None).values():
             raise error
     return int(str(term[0])) if term else 0

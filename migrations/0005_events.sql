@@ -1,0 +1,102 @@
+-- What a push consumer could not deliver yet: a queue of its own for each, beside its cursor.
+
+ALTER TABLE walbrook.consumers
+    ADD COLUMN id          integer GENERATED ALWAYS AS IDENTITY UNIQUE,
+    ADD COLUMN destination text NOT NULL DEFAULT '',
+    ADD COLUMN priority    integer NOT NULL DEFAULT 5,
+    ADD COLUMN paused_at   timestamptz;
+
+COMMENT ON COLUMN walbrook.consumers.id IS 'What its queue is known by: walbrook.events_<id>.';
+COMMENT ON COLUMN walbrook.consumers.destination IS 'The type of its destination.';
+COMMENT ON COLUMN walbrook.consumers.priority IS 'Its share of delivery when there is more to do than can be done; more is more.';
+COMMENT ON COLUMN walbrook.consumers.paused_at IS 'Since when an operator holds it back; null while it is served.';
+
+CREATE TABLE walbrook.events (
+    consumer         integer NOT NULL,
+    commit_lsn       pg_lsn NOT NULL,
+    commit_idx       bigint NOT NULL,
+    group_id         bigint,
+    whole_table      boolean NOT NULL DEFAULT false,
+    due_at           timestamptz,
+    deliveries       integer NOT NULL DEFAULT 0,
+    error            text,
+    error_kind       text,
+    tried_at         timestamptz,
+    queued_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    lease_id         bigint,
+    holder           text,
+    lease_until      timestamptz,
+    commit_timestamp timestamptz NOT NULL,
+    xid              bigint NOT NULL,
+    table_schema     text NOT NULL,
+    table_name       text NOT NULL,
+    action           text NOT NULL,
+    record           text,
+    changes          text,
+    record_pks       text NOT NULL,
+    unchanged        text,
+    annotations      text,
+    "before"         text,
+    message          text,
+    route            text,
+    PRIMARY KEY (consumer, commit_lsn, commit_idx)
+) PARTITION BY LIST (consumer);
+
+-- The claim: those that are due, then their groups in order.
+CREATE INDEX events_due ON walbrook.events (consumer, due_at) WHERE due_at IS NOT NULL;
+CREATE INDEX events_group ON walbrook.events (consumer, group_id, commit_lsn, commit_idx);
+CREATE INDEX events_whole_table ON walbrook.events (consumer, table_schema, table_name)
+    WHERE whole_table;
+
+CREATE SEQUENCE walbrook.lease_ids;
+
+COMMENT ON TABLE walbrook.events IS 'Messages of push consumers that wait: refused ones, and those of their groups that came later. One partition a consumer.';
+COMMENT ON COLUMN walbrook.events.consumer IS 'walbrook.consumers.id.';
+COMMENT ON COLUMN walbrook.events.commit_lsn IS 'With commit_idx: the cursor of the change.';
+COMMENT ON COLUMN walbrook.events.group_id IS 'A number of its group: a message waits for every earlier one of its group. Null: it belongs to none.';
+COMMENT ON COLUMN walbrook.events.whole_table IS 'It has its place among all messages of its table: a truncate, or a row whose key changed.';
+COMMENT ON COLUMN walbrook.events.due_at IS 'When it is tried again; null while it waits for an earlier one.';
+COMMENT ON COLUMN walbrook.events.deliveries IS 'How often its sink has refused it.';
+COMMENT ON COLUMN walbrook.events.error IS 'Why it was refused last; null if it has only waited.';
+COMMENT ON COLUMN walbrook.events.error_kind IS 'poison: for its content; transient: for a reason that may pass.';
+COMMENT ON COLUMN walbrook.events.lease_id IS 'With holder and lease_until: who is delivering it, and until when nobody else does.';
+COMMENT ON COLUMN walbrook.events.message IS 'What the consumer''s transform made of it; null without one.';
+COMMENT ON COLUMN walbrook.events.route IS 'Where the consumer''s routing sends it; null for the sink''s own place.';
+
+CREATE FUNCTION walbrook.make_queue(consumer integer) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF to_regclass(format('walbrook.events_%s', make_queue.consumer)) IS NULL THEN
+        EXECUTE format('CREATE TABLE walbrook.events_%s PARTITION OF walbrook.events FOR VALUES IN (%s)',
+                       make_queue.consumer, make_queue.consumer);
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION walbrook.make_queue IS 'Make the partitions of a consumer''s queue; done when it is first configured.';
+
+-- With a consumer goes what waits for it.
+CREATE FUNCTION walbrook.drop_queue() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    EXECUTE format('DROP TABLE IF EXISTS walbrook.events_%s', OLD.id);
+    RETURN NULL;
+END
+$$;
+
+CREATE TRIGGER drop_queue AFTER DELETE ON walbrook.consumers
+    FOR EACH ROW EXECUTE FUNCTION walbrook.drop_queue();
+
+SELECT walbrook.make_queue(id) FROM walbrook.consumers;
+
+-- A dead letter that came through a queue is kept as the row it was there.
+ALTER TABLE walbrook.dead_letters
+    ALTER COLUMN payload DROP NOT NULL,
+    ADD COLUMN event json,
+    ADD COLUMN deliveries integer NOT NULL DEFAULT 0,
+    ADD CONSTRAINT dead_letters_content_check CHECK (payload IS NOT NULL OR event IS NOT NULL);
+
+COMMENT ON TABLE walbrook.dead_letters IS 'Changes that a consumer went on without; walbrook.redeliver sends one again if that can be, walbrook.discard acknowledges it.';
+COMMENT ON COLUMN walbrook.dead_letters.payload IS 'The pgoutput message of the change as the source sent it; null for one that was refused by its sink.';
+COMMENT ON COLUMN walbrook.dead_letters.event IS 'The row of walbrook.events or walbrook.records that it was; null for one that never was a message.';
+COMMENT ON COLUMN walbrook.dead_letters.deliveries IS 'How often its delivery was tried.';
