@@ -100,3 +100,69 @@ COMMENT ON TABLE walbrook.dead_letters IS 'Changes that a consumer went on witho
 COMMENT ON COLUMN walbrook.dead_letters.payload IS 'The pgoutput message of the change as the source sent it; null for one that was refused by its sink.';
 COMMENT ON COLUMN walbrook.dead_letters.event IS 'The row of walbrook.events or walbrook.records that it was; null for one that never was a message.';
 COMMENT ON COLUMN walbrook.dead_letters.deliveries IS 'How often its delivery was tried.';
+
+-- The first row of each group is due. Called with the consumer's row in walbrook.consumers locked, by
+-- whoever added or took rows of these groups; without groups, for all of them.
+CREATE FUNCTION walbrook.promote(consumer integer, groups bigint[] DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF groups IS NOT NULL AND NOT EXISTS (
+        SELECT FROM walbrook.events e WHERE e.consumer = promote.consumer AND e.whole_table)
+    THEN
+        UPDATE walbrook.events e SET due_at = clock_timestamp()
+          FROM unnest(promote.groups) g
+         CROSS JOIN LATERAL (
+               SELECT f.commit_lsn, f.commit_idx, f.due_at FROM walbrook.events f
+                WHERE f.consumer = promote.consumer AND f.group_id = g
+                ORDER BY f.commit_lsn, f.commit_idx LIMIT 1) first
+         WHERE e.consumer = promote.consumer AND e.commit_lsn = first.commit_lsn
+           AND e.commit_idx = first.commit_idx AND first.due_at IS NULL;
+        RETURN;
+    END IF;
+    -- Some message has its place among all of its table: look at every one that waits.
+    UPDATE walbrook.events e SET due_at = clock_timestamp()
+     WHERE e.consumer = promote.consumer AND e.due_at IS NULL
+       AND NOT EXISTS (
+           SELECT FROM walbrook.events f
+            WHERE f.consumer = promote.consumer AND f.group_id = e.group_id
+              AND (f.commit_lsn, f.commit_idx) < (e.commit_lsn, e.commit_idx))
+       AND NOT EXISTS (
+           SELECT FROM walbrook.events f
+            WHERE f.consumer = promote.consumer AND (f.whole_table OR e.whole_table)
+              AND f.table_schema = e.table_schema AND f.table_name = e.table_name
+              AND (f.commit_lsn, f.commit_idx) < (e.commit_lsn, e.commit_idx));
+END
+$$;
+
+COMMENT ON FUNCTION walbrook.promote IS 'Let the first waiting message of each group be delivered; the service does it by itself.';
+
+-- Rows of a consumer's queue become dead letters; what waited for them goes on.
+CREATE FUNCTION walbrook.bury(consumer integer, lsns pg_lsn[], idxs bigint[]) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    buried bigint;
+BEGIN
+    WITH dead AS (
+        DELETE FROM walbrook.events e USING unnest(lsns, idxs) AS d (lsn, idx)
+         WHERE e.consumer = bury.consumer AND e.commit_lsn = d.lsn AND e.commit_idx = d.idx
+        RETURNING e.*),
+    letters AS (
+        INSERT INTO walbrook.dead_letters AS l
+               (source, consumer, commit_lsn, commit_idx, commit_timestamp, table_schema,
+                table_name, action, kind, error, event, deliveries)
+        SELECT c.source, c.name, d.commit_lsn, d.commit_idx, d.commit_timestamp, d.table_schema,
+               d.table_name, d.action, 'delivery', coalesce(d.error, 'it was given up'),
+               row_to_json(d), d.deliveries
+          FROM dead d JOIN walbrook.consumers c ON c.id = bury.consumer
+            ON CONFLICT ON CONSTRAINT dead_letters_source_consumer_commit_lsn_commit_idx_key
+            DO UPDATE SET error = excluded.error, event = excluded.event,
+                          deliveries = l.deliveries + excluded.deliveries,
+                          dead_at = clock_timestamp()
+        RETURNING 1)
+    SELECT count(*) INTO buried FROM letters;
+    UPDATE walbrook.consumers c SET dead = c.dead + buried WHERE c.id = bury.consumer;
+    RETURN buried;
+END
+$$;
+
+COMMENT ON FUNCTION walbrook.bury IS 'Make dead letters of messages that wait in a consumer''s queue.';

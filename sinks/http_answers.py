@@ -1,7 +1,8 @@
 """What an HTTP answer means for delivery: pure functions of status, headers and body.
 
-Answers that speak of the endpoint stop the consumer and lose nothing; only those that speak of the
-message's content make it poison.
+Answers that speak of the endpoint stop the consumer and lose nothing; those that speak of the
+message's content make it poison. A 500 may be either: one message on which the endpoint breaks, or
+an endpoint that is broken; whoever delivers finds out which.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 from cdc.errors import OperatorError, PoisonError, TransientError, WalbrookError
+from cdc.queue.retry import ANSWERED, TOO_LARGE
 
 RETRY_AFTER_MAX_S = 30.0
 
 _EXCERPT_CHARS_MAX = 200
-_PASSES = frozenset({408, 425, 429})
+_PASSES = frozenset({408, 425, 429, 502, 503, 504})
 _ABOUT_THE_ENDPOINT = {
     401: "set the header that the endpoint wants",
     403: "give the consumer's credentials the right to post there",
@@ -45,14 +47,23 @@ def meaning(answer: Answer, place: str, secrets: Iterable[str] = ()) -> Walbrook
             f"{what}, a redirect, which is not followed", fix="configure the final url"
         )
     what += _quoted(answer.excerpt, secrets)
-    if status in _PASSES or status >= 500:
+    if status in _PASSES:
         return TransientError(what, fix="it is retried; check the endpoint if it stays")
+    if status >= 500:
+        # The endpoint is there and failed on what it was sent, which may be one message's doing.
+        return TransientError(
+            what, fix="it is retried; check the endpoint if it stays", kind=ANSWERED
+        )
+    if status == 413:
+        return PoisonError(
+            what, fix="let the endpoint take larger requests, and redeliver it", kind=TOO_LARGE
+        )
     if status in _ABOUT_THE_ENDPOINT:
         return OperatorError(what, fix=_ABOUT_THE_ENDPOINT[status])
     return PoisonError(
         what,
-        fix="make the endpoint accept this message; it is retried by itself with growing pauses "
-        "and blocks the consumer until then",
+        fix="make the endpoint accept this message; it is retried by itself with growing pauses, "
+        "and later changes of its row wait for it",
     )
 
 

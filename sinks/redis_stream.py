@@ -26,6 +26,7 @@ from redis.retry import Retry
 
 from cdc.change import MessageBatch
 from cdc.errors import PoisonError, ProtocolError, WalbrookError
+from cdc.queue.retry import TOO_LARGE
 from sinks.base import Delivery
 from sinks.columns import pieces
 from sinks.redis_errors import from_exception, from_reply
@@ -186,7 +187,8 @@ class RedisStreamSink:
                 yield PoisonError(
                     f"the message at {piece.cursor(0)} has {size} bytes, "
                     f"more than the {_MESSAGE_BYTES_MAX} that are sent to Redis",
-                    fix="it blocks the consumer; to go on without it, take its table from the sink",
+                    fix="it becomes a dead letter; bring the destination up to date by other means",
+                    kind=TOO_LARGE,
                 )
             keys = keys_of(piece, self._key)
             yield piece, keys, encode(keys, piece)

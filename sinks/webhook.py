@@ -3,7 +3,7 @@
 A request carries ``{"data": [message, ...]}``, or one bare message, and an ``Idempotency-Key`` made
 of the consumer and the cursors it spans, so that a receiver can drop a repeated one. What must
 always hold: a message counts as delivered only when its whole request was answered with 2xx; the
-message a poison error speaks of is the first one that is not settled; no error text holds a secret.
+message that an error speaks of is the first one that is not settled; no error text holds a secret.
 
 Where messages have routes, a request goes to one path below the URL: neighbours of one route go
 together, and the order of all messages stays.
@@ -21,7 +21,8 @@ import httpx
 
 from cdc.change import MessageBatch
 from cdc.decoding.joins import joined
-from cdc.errors import OperatorError, PoisonError, TransientError, WalbrookError
+from cdc.errors import OperatorError, TransientError, WalbrookError
+from cdc.queue.retry import kind_of
 from sinks.base import Delivery
 from sinks.columns import by_route, pieces, text_bytes
 from sinks.http_answers import Answer, meaning, wait_asked_for
@@ -90,30 +91,31 @@ class WebhookSink:
     def _send_isolating(
         self, url: httpx.URL, batch: MessageBatch
     ) -> tuple[int, WalbrookError | None]:
-        """Send; a request refused for its content is halved until the message alone is found."""
+        """Send; a request that may be one message's fault is halved until that is found alone."""
         accepted, waiting = 0, [batch]
         while waiting:
             part = waiting.pop()
-            error = self._send(url, part)
+            # What is cut was tried often enough as a whole.
+            error = self._send(url, part, self._max_retries if part is batch else 0)
             if error is None:
                 accepted += len(part)
-            elif isinstance(error, PoisonError) and len(part) > 1:
+            elif kind_of(error) is not None and len(part) > 1:
                 half = len(part) // 2
                 waiting += [part.slice(half), part.slice(0, half)]
             else:
                 return accepted, error
         return accepted, None
 
-    def _send(self, url: httpx.URL, batch: MessageBatch) -> WalbrookError | None:
+    def _send(self, url: httpx.URL, batch: MessageBatch, retries: int) -> WalbrookError | None:
         body = self._body(batch)
         key = f"{self._consumer}:{batch.cursor(0)}-{batch.cursor(-1)}"
-        for attempt in range(self._max_retries + 1):
+        for attempt in range(retries + 1):
             answer, error = self._attempt(url, body, key)
-            if not isinstance(error, TransientError) or attempt == self._max_retries:
+            if not isinstance(error, TransientError) or attempt == retries:
                 return error
             backoff = min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * 2**attempt) * random.uniform(0.5, 1)
             self._wait(max(backoff, wait_asked_for(answer, now=time.time()) if answer else 0.0))
-        raise AssertionError("max_retries is not negative")
+        raise AssertionError("retries are not negative")
 
     def _attempt(
         self, url: httpx.URL, body: bytes, key: str

@@ -34,12 +34,13 @@ from cdc.decoding.format import Wanted
 from cdc.errors import WalbrookError
 from cdc.log.flight_wire import CA_VARIABLE, TOKEN_VARIABLE
 from spark_pipeline.arrow_map import map_in_arrow
-from spark_pipeline.delivery import Outcome, Share, combined, deliver_changes
+from spark_pipeline.delivery import Share, deliver_changes
 from spark_pipeline.exchange import SliceMarker
 from spark_pipeline.grouping import splits_by_group
 from spark_pipeline.marked import MARKER, markers_in
 from spark_pipeline.matching import Match
 from spark_pipeline.options import Options
+from spark_pipeline.outcome import Outcome, combined
 from spark_pipeline.reading import LogPartition, RangeReader
 from spark_pipeline.slicing import Slice
 
@@ -86,7 +87,8 @@ class ClusterPlan:
         # Each thread has its own; without one its jobs would wait behind those of other lanes.
         self._frame.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self._pool)
         mine = self._frame.where(_takes(share)).select(*self._wanted.schema.names)
-        if share.announcements is None and splits_by_group(share.consumer):
+        by_key = not share.consumer.tables  # Spark knows the key, not columns within the record
+        if share.announcements is None and by_key and splits_by_group(share.consumer):
             parts = mine.sparkSession.sparkContext.defaultParallelism
             divided = mine.repartition(parts, "table_schema", "table_name", "record_pks")
         else:

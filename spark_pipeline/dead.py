@@ -22,8 +22,9 @@ from cdc.log.frame import Frame
 from cdc.log.view import LogReader
 from cdc.state.dead_letters import DeadLetter, Kind
 from sinks.columns import prefix_below
-from spark_pipeline.delivery import Poison, Share, mine, verdicts_of
+from spark_pipeline.delivery import Share, mine, verdicts_of
 from spark_pipeline.exchange import SliceMarker, pick_up
+from spark_pipeline.outcome import Poison
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _PLACE = "place"  # of a row in its frame

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc.change import ROUTE, MessageBatch
 from cdc.config import Sink as SinkConfig
@@ -21,14 +22,18 @@ from cdc.cursor import Cursor
 from cdc.decoding.format import PLAIN, Wanted
 from cdc.decoding.shapes import Context, shape_for
 from cdc.errors import ProtocolError, WalbrookError
+from cdc.queue.groups import Grouping
+from cdc.queue.waiting import NOTHING, Waiting
 from sinks import Sink, open_sink
 from sinks.base import Delivery
 from sinks.columns import prefix_at_or_below, prefix_below
+from spark_pipeline.desk import STRIKES, Desk
 from spark_pipeline.exchange import SliceMarker, pick_up, whole
 from spark_pipeline.expressions.verdicts import in_cursor_order, judged, unjudged
 from spark_pipeline.forms import form_of, plain_view, view_of
 from spark_pipeline.grouping import in_part
 from spark_pipeline.matching import Match
+from spark_pipeline.outcome import Outcome
 
 _DELIVERY_ROWS = 10_000
 _DELIVERY_BYTES = 32 << 20
@@ -60,30 +65,18 @@ class Share:
     verdicts: str | None = None  # where those of the consumer's expressions lie, VERDICT_SCHEMA
     failed: int = 0  # how many of them say that an expression failed
     held: WalbrookError | None = None  # why it ends where it does, if its consumer cannot go on
+    waiting: Waiting = NOTHING  # what its consumer's queue held when the micro-batch began
+    strikes_max: int = STRIKES  # refusals in a row that its destination is allowed
+
+    def behind(self, done: Outcome) -> Share:
+        """The same where something was delivered before it: what that put aside waits already."""
+        if done.aside is None:
+            return self
+        aside = done.aside.filter(pc.invert(done.aside.column("dead")))
+        return replace(self, waiting=self.waiting.with_these(aside))
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How far a consumer got: everything below ``cursor`` is settled."""
-
-    consumer: str
-    cursor: Cursor
-    delivered: int = 0
-    absorbed: int = 0
-    last_commit: datetime | None = None
-    error: WalbrookError | None = None
-    dead: tuple[Poison, ...] = ()  # below ``cursor``; the consumer goes on without them
-
-
-@dataclass(frozen=True)
-class Poison:
-    """A message that cannot be delivered whatever is tried, and why."""
-
-    cursor: Cursor
-    error: str
-
-
-_open_sinks: dict[tuple[str, str, str], Sink] = {}
+_open_sinks: dict[tuple[str, str, str, str], Sink] = {}
 _opening = threading.Lock()
 
 
@@ -94,56 +87,32 @@ def deliver(share: Share) -> Outcome:
 
 def deliver_changes(share: Share, changes: Iterable[pa.RecordBatch]) -> Outcome:
     """The same of changes from anywhere: as decode wrote them, in cursor order."""
-    sink = _sink(share)
-    delivered = absorbed = 0
-    cursor, last_commit = share.start, None
-    for batch in _messages(share, changes):
-        result = sink.deliver(batch)
-        delivered += result.settled - result.absorbed
-        absorbed += result.absorbed
-        if result.settled:
-            last = batch.cursor(result.settled - 1)
-            # An announcement may stand before a consumer that is at the very start of what it
-            # announces; having it is no reason to go back there.
-            cursor = max(share.start, Cursor(last.lsn, last.idx + 1))
-            last_commit = batch.rows.column("commit_timestamp")[result.settled - 1].as_py()
-        if result.error is not None:
-            return Outcome(
-                share.consumer.name, cursor, delivered, absorbed, last_commit, result.error
-            )
-    return Outcome(
-        share.consumer.name, max(cursor, share.end), delivered, absorbed, last_commit, None
+    desk = desk_for(share)
+    for rows in _batches(share, changes):
+        if not desk.take(rows):
+            return desk.outcome
+    return desk.finish(share.end)
+
+
+def desk_for(share: Share, purpose: str = "") -> Desk:
+    """Where a share is delivered; each purpose has a sink of its own."""
+    return Desk(
+        share.consumer,
+        _sink(share, purpose),
+        partial(_shaped, share),
+        share.start,
+        share.waiting,
+        share.strikes_max,
     )
 
 
 def send(share: Share, changes: pa.RecordBatch) -> Delivery:
     """Send a consumer these changes, whatever it asks for."""
-    return _sink(share).deliver(_shaped([changes], share))
+    return _sink(share).deliver(_shaped(share, changes))
 
 
-def combined(outcomes: Sequence[Outcome]) -> Outcome:
-    """What the parts of one consumer's share came to, at least one of them.
-
-    A consumer has settled what all of its parts have. Beyond the lowest cursor some have delivered
-    more, which comes again: that is the price of going in parallel, paid only after a failure.
-    """
-    if len(outcomes) == 1:
-        return outcomes[0]
-    lowest = min(outcomes, key=lambda outcome: outcome.cursor)
-    failed = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
-    commits = [outcome.last_commit for outcome in outcomes if outcome.last_commit is not None]
-    return Outcome(
-        lowest.consumer,
-        lowest.cursor,
-        sum(outcome.delivered for outcome in outcomes),
-        sum(outcome.absorbed for outcome in outcomes),
-        (lowest.last_commit if failed else max(commits, default=None)),
-        failed,
-    )
-
-
-def _messages(share: Share, changes: Iterable[pa.RecordBatch]) -> Iterator[MessageBatch]:
-    """The consumer's messages in order, in batches of a size worth sending."""
+def _batches(share: Share, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The consumer's changes in order, in batches of a size worth sending."""
     pending: list[pa.RecordBatch] = []
     rows = size = 0
     for messages in _in_order(share, changes):
@@ -152,13 +121,13 @@ def _messages(share: Share, changes: Iterable[pa.RecordBatch]) -> Iterator[Messa
             if pending and (
                 rows + piece.num_rows > _DELIVERY_ROWS or size + piece.nbytes > _DELIVERY_BYTES
             ):
-                yield _shaped(pending, share)
+                yield pa.concat_batches(pending) if len(pending) > 1 else pending[0]
                 pending, rows, size = [], 0, 0
             pending.append(piece)
             rows += piece.num_rows
             size += piece.nbytes
     if pending:
-        yield _shaped(pending, share)
+        yield pa.concat_batches(pending) if len(pending) > 1 else pending[0]
 
 
 def _in_order(share: Share, decoded: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -200,7 +169,11 @@ def verdicts_of(share: Share) -> pa.RecordBatch | None:
 def mine(share: Share, changes: pa.RecordBatch) -> pa.RecordBatch:
     """The rows that the share's consumer takes and has not settled, in their order."""
     rows = Match.of(share.consumer).select(_within(changes, share.start, share.end))
-    return rows if share.parts == 1 else rows.filter(in_part(rows, share.part, share.parts))
+    return (
+        rows
+        if share.parts == 1
+        else rows.filter(in_part(rows, share.part, share.parts, Grouping.of(share.consumer)))
+    )
 
 
 def _decoded(changes: pa.RecordBatch) -> pa.RecordBatch:
@@ -220,8 +193,7 @@ def _first(changes: pa.RecordBatch) -> Cursor:
     return Cursor(changes.column("commit_lsn")[0].as_py(), changes.column("commit_idx")[0].as_py())
 
 
-def _shaped(pieces: list[pa.RecordBatch], share: Share) -> MessageBatch:
-    together = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
+def _shaped(share: Share, changes: pa.RecordBatch) -> MessageBatch:
     context = Context(
         consumer=share.consumer.name,
         database_name=share.origin.name,
@@ -232,15 +204,15 @@ def _shaped(pieces: list[pa.RecordBatch], share: Share) -> MessageBatch:
     )
     transformed = "transform" in share.consumer.expressions
     shape = shape_for(share.consumer.shape, context, transformed=transformed)
-    rows = shape.rows(together)
-    if ROUTE in together.schema.names:
-        rows = rows.append_column(ROUTE, together.column(ROUTE))
+    rows = shape.rows(changes)
+    if ROUTE in changes.schema.names:
+        rows = rows.append_column(ROUTE, changes.column(ROUTE))
     return MessageBatch(rows, shape)
 
 
-def _sink(share: Share) -> Sink:
+def _sink(share: Share, purpose: str = "") -> Sink:
     """The consumer's sink in this process, opened when it is first needed."""
-    key = (share.run, share.origin.name, share.consumer.name)
+    key = (share.run, share.origin.name, share.consumer.name, purpose)
     with _opening:
         for stale in [known for known in _open_sinks if known[0] != share.run]:
             _open_sinks.pop(stale).close()

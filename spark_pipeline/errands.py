@@ -16,9 +16,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
 from cdc.cursor import Cursor
-from spark_pipeline.delivery import Outcome, Share, mine
+from spark_pipeline.delivery import Share, mine
 from spark_pipeline.exchange import SliceMarker
 from spark_pipeline.forms import view_of
+from spark_pipeline.outcome import Outcome
 from spark_pipeline.plan import Plan
 from spark_pipeline.poison import deliver_carefully, told
 
@@ -81,17 +82,11 @@ class Errand:
         """Deliver leg by leg; the first failure, whatever it is, ends it and is its outcome."""
         done = Outcome(self.consumer, self.start)
         for leg in self.legs:
+            leg.share = leg.share.behind(done)
             try:
-                outcome = leg.run()
+                done = leg.run().after(done)
             except Exception as error:
                 return replace(done, error=told(error))
-            done = replace(
-                outcome,
-                delivered=done.delivered + outcome.delivered,
-                absorbed=done.absorbed + outcome.absorbed,
-                last_commit=outcome.last_commit or done.last_commit,
-                dead=done.dead + outcome.dead,
-            )
             if done.error is not None:
                 break
         return done

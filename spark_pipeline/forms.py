@@ -21,22 +21,23 @@ def form_of(consumer: Sink) -> ValueFormat:
 def wanted_by(consumers: Sequence[Sink]) -> Wanted:
     """Each form once, in the order of the consumers; old rows if somebody shows them."""
     forms = tuple(dict.fromkeys(form_of(consumer) for consumer in consumers))
-    return Wanted(forms or PLAIN.formats, before=any(map(_shows_before, consumers)))
+    return Wanted(forms or PLAIN.formats, before=any(map(shows_before, consumers)))
 
 
 def view_of(changes: pa.RecordBatch, wanted: Wanted, consumer: Sink) -> pa.RecordBatch:
     """A consumer's own view of changes that were decoded as ``wanted``."""
     view = wanted.view(changes, form_of(consumer))
     # Nobody else pays for old rows: every column is copied when rows are selected.
-    return view if _shows_before(consumer) or not wanted.before else view.drop_columns(["before"])
+    return view if shows_before(consumer) or not wanted.before else view.drop_columns(["before"])
 
 
 def plain_view(changes: pa.RecordBatch, consumer: Sink) -> pa.RecordBatch:
     """The same of CHANGE_SCHEMA rows that were not decoded: there is no old row to show."""
-    if not _shows_before(consumer):
+    if not shows_before(consumer):
         return changes
     return changes.append_column("before", pa.nulls(changes.num_rows, pa.string()))
 
 
-def _shows_before(consumer: Sink) -> bool:
+def shows_before(consumer: Sink) -> bool:
+    """Whether its messages hold the row as it was."""
     return consumer.shape == "debezium"

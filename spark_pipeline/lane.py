@@ -35,7 +35,9 @@ from spark_pipeline.settings import LaneSettings
 
 _logger = structlog.get_logger("walbrook.lane")
 _POLL_S = 0.2
-_RUN = uuid.uuid4().hex  # this process: executors close the sinks of earlier ones
+RUN = uuid.uuid4().hex
+"""This process: executors close the sinks of earlier ones."""
+
 # The checkpoint is never read again, so its writes need not be waited for. Spark asks to be told
 # twice, because a sink that trusted batch ids would see some of them again; ours go by cursor.
 _ASYNC_PROGRESS = {
@@ -85,7 +87,7 @@ class Lane:
         ):
             try:
                 passage = Passage(
-                    self._settings, state, view, exchange, _RUN, self._post, self._spark
+                    self._settings, state, view, exchange, RUN, self._post, self._spark
                 )
                 begun(passage)
                 try:

@@ -35,12 +35,14 @@ from cdc.state.lanes import SHARED, clear_lanes, close_lane, report_lane
 from cdc.state.positions import consumer_cursors, restart_cursor
 from spark_pipeline.backlog import beyond, fits
 from spark_pipeline.exchange import Exchange
-from spark_pipeline.lane import Begun, Lane
+from spark_pipeline.lane import RUN, Begun, Lane
 from spark_pipeline.members import Departure
 from spark_pipeline.overdue import GIVEN_UP_AFTER, overdue, to_be_given_up
 from spark_pipeline.passage import Passage
 from spark_pipeline.poison import told
 from spark_pipeline.post import Post
+from spark_pipeline.queues import Queues
+from spark_pipeline.redelivery import Redelivery
 from spark_pipeline.roster import Roster, grouped
 from spark_pipeline.settings import LaneSettings
 from spark_pipeline.showing import Showing
@@ -69,6 +71,7 @@ class SourceLanes:
         self._fatal: list[Exception] = []
         self._state: Connection | None = None
         self._looked = 0.0
+        self._queues = Queues()
         self._showing = Showing(settings.source, settings.term)
         self._ahead: list[str] = []
         self._seen: dict[str, Cursor] = {}
@@ -79,6 +82,7 @@ class SourceLanes:
         self._wait_for_log()
         self._place()
         self._begin(SHARED, partial(self._run_shared, drain_timeout_s))
+        self._begin("queue", Redelivery(self._settings, self._queues, self._stop, RUN).serve)
         while not self._stop.wait(_TICK_S) and not self._fatal:
             self._tick()
         if self._fatal:
@@ -131,7 +135,7 @@ class SourceLanes:
                     if (earlier := self._passages.pop(SHARED, None)) is not None:
                         earlier.members.close()
                     members = self._roster.in_lane(SHARED)
-                post = Post(tuple(members), self._departures.put)
+                post = Post(tuple(members), self._departures.put, queues=self._queues)
                 self._lane(post).serve(self._begun(post), drain_timeout_s)
                 return
             except Exception as error:
@@ -331,7 +335,7 @@ class SourceLanes:
                 for consumer in consumers:
                     self._roster.put(consumer, lane)
                 rejoin_after = self._roster.rejoin_after(consumers)
-            post = Post(tuple(consumers), self._departures.put, lane, rejoin_after)
+            post = Post(tuple(consumers), self._departures.put, lane, self._queues, rejoin_after)
             _logger.info(
                 "lane.catching_up", source=self._settings.source, lane=lane, consumers=consumers
             )
@@ -356,7 +360,7 @@ class SourceLanes:
         thread = threading.Thread(target=run, name=f"lane-{self._settings.source}-{name}")
         with self._lock:
             self._threads[name] = thread
-            if name != SHARED:
+            if name in self._names:
                 self._begun_at[name] = time.monotonic()
         thread.start()
 

@@ -35,11 +35,12 @@ from cdc.state.positions import (
 from cdc.state.schema_versions import NewVersion
 from spark_pipeline.announce import BatchRows
 from spark_pipeline.backlog import fits, fitting
-from spark_pipeline.delivery import Outcome, Share
+from spark_pipeline.delivery import Share
 from spark_pipeline.errands import Deliveries, Errand, Leg
 from spark_pipeline.exchange import Exchange, PlannedRange, SliceMarker
 from spark_pipeline.gaps import pass_gaps
 from spark_pipeline.members import Departure, Members
+from spark_pipeline.outcome import Outcome
 from spark_pipeline.plan import Plan
 from spark_pipeline.planner import ATTEMPTS_IN_DRIVER, Planner
 from spark_pipeline.poison import told
@@ -222,6 +223,8 @@ class Passage:
         return outcomes
 
     def _settled(self, outcomes: dict[str, Outcome], moved: list[str]) -> None:
+        for outcome in outcomes.values():
+            self._post.queues.settled(outcome)
         self.members.moved({name: outcome.cursor for name, outcome in outcomes.items()})
         self.members.leave(Departure(name, "moved") for name in moved)
         self.members.leave(
@@ -249,6 +252,7 @@ class Passage:
                     state, results, read_to=errand.end, as_of=when, versions=new
                 ):
                     departure = Departure(errand.consumer, "moved")
+            self._post.queues.settled(outcome)
         except (WalbrookError, psycopg.Error) as error:
             departure = Departure(errand.consumer, "failed", told(error))
         finally:
@@ -348,10 +352,11 @@ class Passage:
         self._progress = Progress(step, since, planned.rows, [])
 
     def _told(self, share: Share) -> Share:
-        """With the announcements that stand in its range, if its consumer takes any."""
-        if "schema_change" not in share.consumer.actions:
-            return share
-        return replace(share, announcements=self._versions.between(share.start, share.end))
+        """With the announcements in its range, if its consumer takes any, and with who waits."""
+        if "schema_change" in share.consumer.actions:
+            told = self._versions.between(share.start, share.end)
+            share = replace(share, announcements=told)
+        return self._post.queues.before(self._state, share)
 
     def _share(
         self, consumer: SinkConfig, start: Cursor = ORIGIN, slices: Sequence[SliceMarker] = ()

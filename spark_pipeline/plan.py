@@ -15,10 +15,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from cdc.decoding.format import Wanted
-from spark_pipeline.delivery import Outcome, Share, combined, deliver
+from spark_pipeline.delivery import Share, deliver
 from spark_pipeline.exchange import PlannedRange, SliceMarker, markers_from_arrow, pick_up
 from spark_pipeline.grouping import splits_by_group
 from spark_pipeline.options import lane_options
+from spark_pipeline.outcome import Outcome, combined
 from spark_pipeline.places import Offset
 from spark_pipeline.reading import RangeReader
 

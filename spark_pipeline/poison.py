@@ -22,8 +22,9 @@ import structlog
 from cdc.cursor import Cursor
 from cdc.errors import CorruptionError, PoisonError, TransientError, WalbrookError
 from spark_pipeline.announce import reaches
-from spark_pipeline.delivery import Outcome, Poison, Share
+from spark_pipeline.delivery import Share
 from spark_pipeline.noise import said
+from spark_pipeline.outcome import Outcome, Poison
 
 _logger = structlog.get_logger("walbrook.lane")
 
@@ -66,6 +67,7 @@ class _Hunt:
         pieces = [(share, cursors)]
         while pieces:
             piece, within = pieces.pop()
+            piece = piece.behind(done)
             try:
                 outcome = self._deliver(piece)
             except Exception as error:
@@ -77,7 +79,7 @@ class _Hunt:
                     pieces += [(second, within[middle:]), (first, within[:middle])]
                     continue
                 outcome = self._alone(piece, within)
-            done = _after(done, outcome)
+            done = outcome.after(done)
             if done.error is not None:
                 break
         return done
@@ -164,12 +166,3 @@ def _ours(text: str) -> list[tuple[str, str]]:
 
 def _failed(share: Share, error: WalbrookError) -> Outcome:
     return Outcome(share.consumer.name, share.start, error=error)
-
-
-def _after(done: Outcome, outcome: Outcome) -> Outcome:
-    return replace(
-        outcome,
-        delivered=done.delivered + outcome.delivered,
-        absorbed=done.absorbed + outcome.absorbed,
-        last_commit=outcome.last_commit or done.last_commit,
-    )

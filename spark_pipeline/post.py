@@ -1,4 +1,4 @@
-"""A lane's place among those of its source, and what it can be seen to do. Pure."""
+"""A lane's place among those of its source, and what it can be seen to do."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from cdc.state.lanes import SHARED
 from spark_pipeline.members import Departure
+from spark_pipeline.queues import Queues
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Post:
     consumers: tuple[str, ...]
     left: Callable[[Departure], None] = field(default=lambda _departure: None)
     name: str = SHARED
+    queues: Queues = field(default_factory=Queues)
     rejoin_after: float = 0.0  # monotonic: before it nobody goes back to the shared lane
 
     @property

@@ -19,9 +19,9 @@ from cdc.state.lanes import Step
 from cdc.state.positions import MovedError, Settlement, settle
 from cdc.state.schema_versions import NewVersion
 from spark_pipeline.dead import dead_letters, poisoned
-from spark_pipeline.delivery import Outcome
 from spark_pipeline.errands import Errand
 from spark_pipeline.exchange import SliceMarker
+from spark_pipeline.outcome import Outcome
 
 OpenLog = Callable[[], LogReader]
 
@@ -95,6 +95,7 @@ class Settler:
             last_commit=outcome.last_commit if failed else as_of,
             error=str(outcome.error) if failed else None,
             dead=_Dead(errand, outcome, self._open_log),
+            aside=outcome.aside,
         )
 
 

@@ -57,7 +57,8 @@ class Endpoint:
     def __init__(self) -> None:
         self.requests: list[Received] = []
         self.script: deque[Scripted] = deque()
-        self.refuses: Callable[[list[dict[str, object]]], bool] | None = None  # answered with 422
+        self.refuses: Callable[[list[dict[str, object]]], bool] | None = None
+        self.refusal = 422  # what those are answered with
         self.connections = 0
         self._lock = threading.Lock()
         self._port = 0
@@ -115,7 +116,7 @@ class Endpoint:
         with self._lock:
             answer = self.script.popleft() if self.script else Scripted()
             if self.refuses is not None and self.refuses(carried(body)):
-                answer = Scripted(422)
+                answer = Scripted(self.refusal)
             self.requests.append(
                 Received(
                     handler.command,

@@ -29,6 +29,7 @@ from spark_pipeline.exchange import Exchange, PlannedRange, note_planned
 from spark_pipeline.members import Departure
 from spark_pipeline.passage import Passage
 from spark_pipeline.post import Post
+from spark_pipeline.queues import Queues
 from spark_pipeline.settings import LaneSettings
 from tests.unit.replication.test_seal import wire
 
@@ -110,6 +111,7 @@ class LogLane:
             micro_batch_bytes=1 << 20,
             patience_s=self.patience_s,
         )
+        self.queues = Queues()
         self.start_lane_again()
 
     def start_lane_again(self) -> None:
@@ -118,7 +120,8 @@ class LogLane:
         run = f"{self.directory} {self._starts}"
         view = LogView(self.directory / "log")
         self.departures: list[Departure] = []
-        post = Post(tuple(sink.name for sink in self.sinks), self.departures.append)
+        names = tuple(sink.name for sink in self.sinks)
+        post = Post(names, self.departures.append, queues=self.queues)
         self.passage = Passage(self.settings, self.state, view, self.exchange, run, post)
 
     def take(self, batches: int | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
@@ -47,7 +47,17 @@ def _headers(headers: dict[str, SecretText]) -> dict[str, SecretText]:
     return headers
 
 
-class FileDestination(Section):
+class _Destination(Section):
+    """What all of them say of themselves."""
+
+    defers: ClassVar[bool] = False
+    """Whether a message may be delivered later than those that follow it."""
+
+    message_bytes_max: ClassVar[int | None] = None
+    """The largest message that it can take; None without a bound that we know."""
+
+
+class FileDestination(_Destination):
     """Files of JSON lines."""
 
     type: Literal["file"] = Field(default="file", description="Always file.")
@@ -70,7 +80,7 @@ class FileDestination(Section):
         return ("directory", self.path)
 
 
-class ParquetDestination(Section):
+class ParquetDestination(_Destination):
     """Parquet files in partition directories."""
 
     type: Literal["parquet"] = Field(default="parquet", description="Always parquet.")
@@ -119,7 +129,7 @@ def _tls_form(value: object) -> str:
     return "settings" if isinstance(value, dict | Tls) else "flag"
 
 
-class RedisStreamDestination(Section):
+class RedisStreamDestination(_Destination):
     """A Redis stream."""
 
     type: Literal["redis_stream"] = Field(
@@ -171,8 +181,10 @@ class RedisStreamDestination(Section):
         return ("redis", server, self.stream_key or f"walbrook.{consumer}")
 
 
-class WebhookDestination(Section):
+class WebhookDestination(_Destination):
     """An HTTP endpoint."""
+
+    defers: ClassVar[bool] = True
 
     type: Literal["webhook"] = Field(default="webhook", description="Always webhook.")
     url: Annotated[str, AfterValidator(_webhook_url)] = Field(

@@ -231,3 +231,8 @@ class Sink(Section):
     def effective_batch_size(self) -> int:
         """``batch_size``, or else the destination's default."""
         return self.batch_size or self.destination.default_batch_size
+
+    @property
+    def effective_max_message_bytes(self) -> int | None:
+        """``max_message_bytes``, or else what the destination can take; None without a bound."""
+        return self.max_message_bytes or self.destination.message_bytes_max

@@ -55,21 +55,29 @@ class Groups:
 
 def group_ids(rows: pa.RecordBatch, grouping: Grouping = BY_KEY) -> pa.Int64Array:
     """A number for each row that all rows of its group share; null: it belongs to none."""
-    return groups_of(rows, grouping).ids
+    return _ids(rows, grouping)[0]
 
 
 def groups_of(rows: pa.RecordBatch, grouping: Grouping = BY_KEY) -> Groups:
     """The groups of rows that have at least the columns of MESSAGE_SCHEMA."""
+    ids, unsure = _ids(rows, grouping)
     if not grouping.by_group:
-        count = rows.num_rows
-        return Groups(pa.nulls(count, pa.int64()), pa.repeat(pa.scalar(False), count))
-    keys = rows.column("record_pks")
-    whole = pc.is_in(rows.column("action"), value_set=_OF_A_TABLE)
+        return Groups(ids, unsure)
+    of_a_table = pc.is_in(rows.column("action"), value_set=_OF_A_TABLE)
+    return Groups(ids, pc.or_(pc.or_(of_a_table, _key_changed(rows)), unsure))
+
+
+def _ids(rows: pa.RecordBatch, grouping: Grouping) -> tuple[pa.Int64Array, pa.BooleanArray]:
+    """The groups, and which of them are not sure."""
+    count = rows.num_rows
+    sure = pa.repeat(pa.scalar(False), count)
+    if not grouping.by_group:
+        return pa.nulls(count, pa.int64()), sure
+    keys, unsure = rows.column("record_pks"), sure
     if grouping.columns:
         keys, unsure = _configured(rows, keys, grouping.columns)
-        whole = pc.or_(whole, unsure)
     texts = joined(rows.column("table_schema"), "\n", rows.column("table_name"), "\n", keys)
-    return Groups(pa.array(text_hashes(texts).view(np.int64)), whole)
+    return pa.array(text_hashes(texts).view(np.int64)), unsure
 
 
 def text_hashes(texts: pa.StringArray) -> npt.NDArray[np.uint64]:
@@ -93,6 +101,37 @@ def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return mixed ^ (mixed >> np.uint64(31))
 
 
+def _key_changed(rows: pa.RecordBatch) -> pa.BooleanArray:
+    """Which updates seem to change their row's key: it had another group before.
+
+    Old values are there for key columns that changed and, with replica identity full, for all that
+    did. The key's columns are not named, so any that holds one of its values counts.
+    """
+    told = pc.and_(pc.equal(rows.column("action"), "update"), rows.column("changes").is_valid())
+    some = pc.and_(told, pc.not_equal(pc.fill_null(rows.column("changes"), "{}"), "{}"))
+    places = np.flatnonzero(some.to_numpy(zero_copy_only=False))
+    changed = np.zeros(rows.num_rows, dtype=bool)
+    columns = ("record_pks", "record", "changes")
+    texts = (rows.column(name).take(pa.array(places)).to_pylist() for name in columns)
+    for place, pks, record, changes in zip(places, *texts, strict=True):
+        key, values = orjson.loads(pks), _object(record)
+        changed[place] = any(_is_one_of(values.get(name), key) for name in _object(changes))
+    return pa.array(changed)
+
+
+def _is_one_of(value: object, key: list[str | None]) -> bool:
+    if isinstance(value, float):  # its text may have had another form
+        return any(part is not None and _number(part) == value for part in key)
+    return str(value) in key
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def _configured(
     rows: pa.RecordBatch, keys: pa.StringArray, columns: Mapping[str, tuple[str, ...]]
 ) -> tuple[pa.StringArray, pa.BooleanArray]:
@@ -109,9 +148,10 @@ def _configured(
         return keys, pa.array(unsure)
     some = rows.take(pa.array(places))
     found: list[str] = []
-    for place, table, record, changes in zip(
+    for place, table, action, record, changes in zip(
         places,
         tables.take(pa.array(places)).to_pylist(),
+        some.column("action").to_pylist(),
         some.column("record").to_pylist(),
         some.column("changes").to_pylist(),
         strict=True,
@@ -119,7 +159,9 @@ def _configured(
         names = columns[table]
         values = _object(record)
         old = _object(changes)
-        unsure[place] = any(name not in values or name in old for name in names)
+        # A delete has null for what the source did not say of the old row.
+        known = values if action != "delete" else {k: v for k, v in values.items() if v is not None}
+        unsure[place] = any(name not in known or name in old for name in names)
         found.append(orjson.dumps([values.get(name) for name in names]).decode())
     mask = np.zeros(rows.num_rows, dtype=bool)
     mask[places] = True

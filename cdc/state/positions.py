@@ -11,10 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+import pyarrow as pa
+
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn, parse_lsn
 from cdc.errors import OperatorError, SourceError, TransientError
 from cdc.failpoints import reached
+from cdc.queue.events import enqueue
 from cdc.state.dead_letters import DeadLetter, bury
 from cdc.state.fence import FENCE_TO_MOVE, fenced
 from cdc.state.lanes import Step, require_counted, take_step
@@ -134,6 +137,7 @@ class Settlement:
     last_commit: datetime | None = None
     error: str | None = None
     dead: Iterable[DeadLetter] = ()
+    aside: pa.RecordBatch | None = None  # EVENT_SCHEMA, between the two: they wait in its queue
 
 
 @dataclass(frozen=True)
@@ -249,6 +253,12 @@ def settle(
             for consumer, settlement in consumers.items()
         }
         record_versions(connection, source, versions)
+        aside = {name: each.aside for name, each in consumers.items() if each.aside is not None}
+        if aside:
+            # Sources before consumers, as everyone locks them.
+            connection.execute(FENCE_TO_MOVE, (source, term))
+            for consumer, rows in aside.items():
+                enqueue(connection, source, consumer, rows)
         with connection.pipeline():
             # Sent together, answered together: what the server says is looked at before COMMIT.
             held = connection.execute(FENCE_TO_MOVE, (source, term))

@@ -26,8 +26,9 @@ from cdc.log.flight_wire import CA_VARIABLE, TOKEN_VARIABLE
 from cdc.log.writer import LogWriter
 from cdc.replication.seal import Sealer
 from spark_pipeline.cluster import ClusterPlan
-from spark_pipeline.delivery import Origin, Outcome, Share
+from spark_pipeline.delivery import Origin, Share
 from spark_pipeline.exchange import SliceMarker
+from spark_pipeline.outcome import Outcome
 from spark_pipeline.poison import told
 from spark_pipeline.reorder import Reorder
 from spark_pipeline.session import open_session

@@ -187,9 +187,9 @@ def _first_batch(log: Path) -> RawRows:
 
 def test_routes_go_with_their_messages(log: Path, exchange: Exchange) -> None:
     sink = consumer(routing=f"{FUNCTIONS}:by_note", actions=["insert", "truncate"])
-    (batch,) = delivery._messages(
-        share_of(log, exchange, sink), pick_up(share_of(log, exchange, sink).slices)
-    )
+    share = share_of(log, exchange, sink)
+    (rows,) = delivery._batches(share, pick_up(share.slices))
+    batch = delivery._shaped(share, rows)
     assert [(route, len(run)) for route, run in by_route(batch)] == [("n", 3), (None, 1), ("n", 1)]
     assert "message" not in batch.rows.schema.names
 

@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from cdc.config import FileDestination, Sink
 from cdc.cursor import Cursor
-from spark_pipeline.delivery import Origin, Outcome, Share
+from spark_pipeline.delivery import Origin, Share
 from spark_pipeline.errands import Deliveries, Errand, Leg
 from spark_pipeline.exchange import SliceMarker
+from spark_pipeline.outcome import Outcome
 from tests.waiting import until
 
 

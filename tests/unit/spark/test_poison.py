@@ -14,7 +14,8 @@ from cdc.change import CHANGE_SCHEMA
 from cdc.config import FileDestination, Sink
 from cdc.cursor import Cursor
 from cdc.errors import DecodeError, TransientError
-from spark_pipeline.delivery import Origin, Outcome, Poison, Share
+from spark_pipeline.delivery import Origin, Share
+from spark_pipeline.outcome import Outcome, Poison
 from spark_pipeline.poison import deliver_carefully, halves, is_suspect, told
 
 _SINK = Sink(name="hook", database="shop", destination=FileDestination(path=Path("out")))

@@ -1,0 +1,142 @@
+"""Claiming the messages of a push consumer that are due, and saying what became of them.
+
+What must always hold: a claim is a lease with a deadline by the database's clock; whoever claims
+takes the first of a group and those behind it, in order; what another start of the service has
+claimed is taken over, because there is only one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from cdc.connection import Connection
+from cdc.cursor import parse_lsn
+from cdc.queue.events import EVENT_SCHEMA, delivered, lock_consumer, mark_tried
+from cdc.state.fence import FENCE, fenced
+
+CLAIM_ROWS_MAX = 1_000
+CLAIM_BYTES_MAX = 32 << 20
+LEASE_S = 300.0
+
+# Consumers for which something waits, and in how many seconds the first of it is due.
+_DUE = """
+SELECT c.name, c.id, greatest(extract(epoch FROM d.due_at - clock_timestamp()), 0)::float8,
+       c.paused_at IS NOT NULL
+  FROM walbrook.consumers c
+ CROSS JOIN LATERAL (
+       SELECT e.due_at FROM walbrook.events e WHERE e.consumer = c.id AND e.due_at IS NOT NULL
+        ORDER BY e.due_at LIMIT 1) d
+ WHERE c.source = %s AND c.active
+"""
+# While a message waits that has its place among all of its table, only first ones are taken.
+_CLAIM = """
+WITH lease AS (SELECT nextval('walbrook.lease_ids') AS id),
+heads AS (
+    SELECT commit_lsn, commit_idx, group_id FROM walbrook.events
+     WHERE consumer = %(consumer)s AND due_at <= clock_timestamp()
+       AND (holder IS DISTINCT FROM %(holder)s OR lease_until < clock_timestamp())
+     ORDER BY due_at LIMIT %(rows)s FOR UPDATE SKIP LOCKED),
+chosen AS (
+    SELECT commit_lsn, commit_idx FROM heads
+     UNION
+    SELECT f.commit_lsn, f.commit_idx FROM heads h
+     CROSS JOIN LATERAL (
+           SELECT e.commit_lsn, e.commit_idx FROM walbrook.events e
+            WHERE e.consumer = %(consumer)s AND e.group_id = h.group_id AND e.due_at IS NULL
+              AND (e.commit_lsn, e.commit_idx) > (h.commit_lsn, h.commit_idx)
+            ORDER BY e.commit_lsn, e.commit_idx LIMIT %(rows)s) f
+     WHERE NOT EXISTS (
+           SELECT FROM walbrook.events w WHERE w.consumer = %(consumer)s AND w.whole_table)),
+sized AS (
+    SELECT e.commit_lsn, e.commit_idx, row_number() OVER place AS number,
+           sum(coalesce(octet_length(e.record), 0) + coalesce(octet_length(e.changes), 0)
+               + coalesce(octet_length(e.message), 0)) OVER place AS bytes
+      FROM walbrook.events e JOIN chosen c USING (commit_lsn, commit_idx)
+     WHERE e.consumer = %(consumer)s
+    WINDOW place AS (ORDER BY e.commit_lsn, e.commit_idx))
+UPDATE walbrook.events e
+   SET lease_id = lease.id, holder = %(holder)s,
+       lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s)
+  FROM sized s, lease
+ WHERE e.consumer = %(consumer)s AND e.commit_lsn = s.commit_lsn AND e.commit_idx = s.commit_idx
+   AND s.number <= %(rows)s AND (s.bytes <= %(bytes)s OR s.number = 1)
+RETURNING e.commit_lsn::text, e.commit_idx, e.commit_timestamp, e.xid, e.table_schema,
+          e.table_name, e.action, e.record, e.changes, e.record_pks, e.unchanged, e.annotations,
+          e."before", e.message, e.route, e.group_id, e.whole_table, e.deliveries
+"""
+_RELEASE = """
+UPDATE walbrook.events SET lease_id = NULL, holder = NULL, lease_until = NULL
+ WHERE consumer = %s AND holder = %s
+"""
+_COUNT = """
+UPDATE walbrook.consumers SET delivered = delivered + %s, absorbed = absorbed + %s WHERE id = %s
+"""
+_CLAIMED = [name for name in EVENT_SCHEMA.names if name not in (
+    "error", "error_kind", "pause_s", "dead")]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Due:
+    """A consumer for which something waits; ``in_s`` seconds until the first of it is due."""
+
+    consumer: str
+    id: int
+    in_s: float
+    paused: bool = False
+
+
+def due(connection: Connection, source: str) -> list[Due]:
+    """The active consumers of a source that have something waiting."""
+    rows = connection.execute(_DUE, (source,)).fetchall()
+    return [
+        Due(str(name), int(str(number)), float(str(in_s)), bool(paused))
+        for name, number, in_s, paused in rows
+    ]
+
+
+def claim(connection: Connection, consumer: int, holder: str) -> pa.RecordBatch:
+    """Lease what is due, in cursor order: EVENT_SCHEMA without what it says of failures."""
+    rows = connection.execute(
+        _CLAIM,
+        {
+            "consumer": consumer,
+            "holder": holder,
+            "rows": CLAIM_ROWS_MAX,
+            "bytes": CLAIM_BYTES_MAX,
+            "lease_s": LEASE_S,
+        },
+    ).fetchall()
+    placed = sorted((parse_lsn(str(lsn)), *rest) for lsn, *rest in rows)
+    columns = list(zip(*placed, strict=True)) or [()] * len(_CLAIMED)
+    schema = pa.schema([EVENT_SCHEMA.field(name) for name in _CLAIMED])
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def settle_claim(
+    connection: Connection,
+    *,
+    source: str,
+    term: int,
+    consumer: str,
+    holder: str,
+    done: pa.RecordBatch,
+    absorbed: int,
+    tried: pa.RecordBatch | None,
+) -> None:
+    """One transaction: what was delivered leaves, what was refused is due later or dead.
+
+    What was claimed and is neither is free again.
+    """
+    with connection.transaction():
+        if connection.execute(FENCE, (source, term)).fetchone() is None:
+            raise fenced(source)
+        number = lock_consumer(connection, source, consumer)
+        if tried is not None:
+            mark_tried(connection, number, tried)
+        if done.num_rows:
+            delivered(connection, number, done)
+            connection.execute(_COUNT, (done.num_rows - absorbed, absorbed, number))
+        connection.execute(_RELEASE, (number, holder))

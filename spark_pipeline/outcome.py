@@ -1,0 +1,85 @@
+"""What a share came to: how far its consumer got, and what became of the rest. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+import pyarrow as pa
+
+from cdc.cursor import Cursor
+from cdc.errors import WalbrookError
+
+
+@dataclass(frozen=True)
+class Poison:
+    """A message that cannot be delivered whatever is tried, and why."""
+
+    cursor: Cursor
+    error: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How far a consumer got: everything below ``cursor`` is settled."""
+
+    consumer: str
+    cursor: Cursor
+    delivered: int = 0
+    absorbed: int = 0
+    last_commit: datetime | None = None
+    error: WalbrookError | None = None
+    dead: tuple[Poison, ...] = ()  # below ``cursor``; the consumer goes on without them
+    aside: pa.RecordBatch | None = None  # EVENT_SCHEMA, below ``cursor``: for its queue
+
+    def after(self, done: Outcome) -> Outcome:
+        """What both came to, where this one followed ``done``."""
+        return replace(
+            self,
+            delivered=done.delivered + self.delivered,
+            absorbed=done.absorbed + self.absorbed,
+            last_commit=self.last_commit or done.last_commit,
+            dead=done.dead + self.dead,
+            aside=together([done.aside, self.aside]),
+        )
+
+    def cut(self, at: Cursor) -> Outcome:
+        """As if it had stopped at a cursor: what was put aside from there on comes again."""
+        if self.aside is None:
+            return replace(self, cursor=at)
+        return replace(self, cursor=at, aside=below(self.aside, at))
+
+
+def combined(outcomes: Sequence[Outcome]) -> Outcome:
+    """What the parts of one consumer's share came to, at least one of them.
+
+    A consumer has settled what all of its parts have. Beyond the lowest cursor some have delivered
+    more, which comes again: that is the price of going in parallel, paid only after a failure.
+    """
+    if len(outcomes) == 1:
+        return outcomes[0]
+    lowest = min(outcomes, key=lambda outcome: outcome.cursor)
+    failed = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
+    commits = [outcome.last_commit for outcome in outcomes if outcome.last_commit is not None]
+    return Outcome(
+        lowest.consumer,
+        lowest.cursor,
+        sum(outcome.delivered for outcome in outcomes),
+        sum(outcome.absorbed for outcome in outcomes),
+        (lowest.last_commit if failed else max(commits, default=None)),
+        failed,
+        aside=together([outcome.cut(lowest.cursor).aside for outcome in outcomes]),
+    )
+
+
+def together(pieces: Sequence[pa.RecordBatch | None]) -> pa.RecordBatch | None:
+    """Rows put aside at different times as one batch; None without any."""
+    some = [piece for piece in pieces if piece is not None and piece.num_rows]
+    return pa.concat_batches(some) if len(some) > 1 else next(iter(some), None)
+
+
+def below(rows: pa.RecordBatch, cursor: Cursor) -> pa.RecordBatch:
+    """The rows that stand below a cursor."""
+    lsn, idx = (rows.column(name).to_numpy() for name in ("commit_lsn", "commit_idx"))
+    return rows.filter(pa.array((lsn < cursor.lsn) | ((lsn == cursor.lsn) & (idx < cursor.idx))))

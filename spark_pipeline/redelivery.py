@@ -1,0 +1,179 @@
+"""Delivering what waits in the queues of a source's push consumers, beside its lanes.
+
+A thread looks for messages that are due; each consumer's are delivered by one worker at a time. A
+lane holds back whatever belongs to a group that waits, so the two never send changes of one group.
+What must always hold: a message leaves the queue only when its destination has it or when it is a
+dead letter; one consumer's trouble is not another's.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+import structlog
+
+from cdc.config import Sink as SinkConfig
+from cdc.connection import Connection, connect
+from cdc.cursor import ORIGIN, Cursor
+from cdc.errors import WalbrookError
+from cdc.queue.claims import claim, settle_claim
+from cdc.queue.events import as_changes
+from cdc.replication.stop import StopSignal
+from cdc.state.dead_letters import report_dead_letters
+from cdc.state.positions import report_consumer
+from spark_pipeline.delivery import Share, desk_for
+from spark_pipeline.expressions.verdicts import added_columns
+from spark_pipeline.forms import shows_before
+from spark_pipeline.outcome import Outcome, below
+from spark_pipeline.queues import Queues
+from spark_pipeline.settings import LaneSettings
+
+_logger = structlog.get_logger("walbrook.queue")
+
+_LOOK_S = 1.0
+_WORKERS = 16
+_BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.5, 30.0
+_EVERY_REFUSAL = 1 << 30  # each of these was refused before: that says nothing of the destination
+_PURPOSE = "queue"
+
+
+class Redelivery:
+    """Serves the queues of one source until told to stop."""
+
+    def __init__(self, settings: LaneSettings, queues: Queues, stop: StopSignal, run: str) -> None:
+        self._settings = settings
+        self._queues = queues
+        self._stop = stop
+        self._run = run
+        self._holder = f"{settings.source}:{settings.term}"
+        self._consumers = {consumer.name: consumer for consumer in settings.consumers}
+        self._lock = threading.Lock()
+        self._busy: set[str] = set()
+        self._not_before: dict[str, float] = {}  # monotonic
+        self._failures: dict[str, int] = {}
+
+    def serve(self) -> None:
+        """Look, hand out what is due, wait; a state database that is away is waited for."""
+        state: Connection | None = None
+        with ThreadPoolExecutor(_WORKERS, thread_name_prefix="redelivery") as workers:
+            while not self._stop.requested:
+                pause_s = _LOOK_S
+                try:
+                    if state is None or state.closed:
+                        state = self._connect()
+                    pause_s = self._look(state, workers)
+                except psycopg.Error as error:
+                    _logger.warning("queue.state_unreachable", error=str(error).strip())
+                    state = None
+                self._queues.news.wait(pause_s)
+                self._queues.news.clear()
+        if state is not None:
+            state.close()
+
+    def _look(self, state: Connection, workers: ThreadPoolExecutor) -> float:
+        """Hand out what is due; says after how long to look again."""
+        pause_s, now = _LOOK_S, time.monotonic()
+        for each in self._queues.look(state, self._settings.source):
+            if each.paused or each.consumer not in self._consumers:
+                continue
+            with self._lock:
+                held_back = self._not_before.get(each.consumer, 0.0) > now
+                if each.consumer in self._busy or held_back or self._queues.failing(each.consumer):
+                    continue
+                if each.in_s > 0:
+                    pause_s = min(pause_s, each.in_s)
+                    continue
+                self._busy.add(each.consumer)
+            workers.submit(self._serve, each.consumer, each.id)
+        return max(pause_s, 0.02)
+
+    def _serve(self, name: str, number: int) -> None:
+        """One consumer: claim after claim until nothing more is due."""
+        try:
+            with self._connect() as state:
+                while not self._stop.requested and self._deliver(state, name, number):
+                    pass
+        except (WalbrookError, psycopg.Error) as error:
+            self._failed(name, error)
+        except Exception as error:
+            _logger.exception("queue.broke", consumer=name)
+            self._failed(name, error)
+        finally:
+            with self._lock:
+                self._busy.discard(name)
+            self._queues.news.set()
+
+    def _deliver(self, state: Connection, name: str, number: int) -> bool:
+        """One claim; says whether to look for more."""
+        rows = claim(state, number, self._holder)
+        if not rows.num_rows:
+            return False
+        outcome = self._send(self._consumers[name], rows)
+        settle_claim(
+            state,
+            source=self._settings.source,
+            term=self._settings.term,
+            consumer=name,
+            holder=self._holder,
+            done=_delivered(rows, outcome),
+            absorbed=outcome.absorbed,
+            tried=outcome.aside,
+        )
+        if outcome.aside is not None and pc.any(outcome.aside.column("dead")).as_py():
+            report_dead_letters(state, self._settings.source, self._settings.term)
+        if outcome.error is not None:
+            report_consumer(state, self._settings.source, name, str(outcome.error))
+            self._failed(name, outcome.error)
+            return False
+        with self._lock:
+            self._failures.pop(name, None)
+            self._not_before.pop(name, None)
+        return True
+
+    def _send(self, consumer: SinkConfig, rows: pa.RecordBatch) -> Outcome:
+        end = Cursor(1 << 63, 0)
+        share = Share(
+            consumer, self._settings.origin, self._run, ORIGIN, end, [],
+            strikes_max=_EVERY_REFUSAL,
+        )  # fmt: skip
+        desk = desk_for(share, _PURPOSE)
+        before = ("before",) if shows_before(consumer) else ()
+        changes = as_changes(rows, (*before, *added_columns(consumer)))
+        return desk.finish(end) if desk.take(changes) else desk.outcome
+
+    def _failed(self, name: str, error: Exception) -> None:
+        """The destination as a whole: it is left alone for a while."""
+        with self._lock:
+            failures = self._failures[name] = self._failures.get(name, 0) + 1
+            longest = min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * 2 ** min(failures - 1, 20))
+            pause_s = longest * random.uniform(0.5, 1.0)
+            self._not_before[name] = time.monotonic() + pause_s
+        _logger.warning(
+            "queue.failed", consumer=name, error=str(error).strip(), again_in_s=round(pause_s, 1)
+        )
+
+    def _connect(self) -> Connection:
+        return connect(self._settings.state_dsn, name=f"{self._settings.source}:queue")
+
+
+def _delivered(rows: pa.RecordBatch, outcome: Outcome) -> pa.RecordBatch:
+    """Of the rows of a claim those that the destination has."""
+    taken = below(rows, outcome.cursor)
+    if outcome.aside is None:
+        return taken
+    lsn, idx = (taken.column(name).to_numpy() for name in ("commit_lsn", "commit_idx"))
+    aside = set(
+        zip(
+            *(outcome.aside.column(n).to_pylist() for n in ("commit_lsn", "commit_idx")),
+            strict=True,
+        )
+    )
+    keep = np.array([pair not in aside for pair in zip(lsn.tolist(), idx.tolist(), strict=True)])
+    return taken.filter(pa.array(keep, pa.bool_()))

@@ -1,0 +1,294 @@
+"""Messages that a destination refuses wait with their groups; all others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.connection import Connection
+from cdc.errors import TransientError
+from cdc.replication.stop import StopSignal
+from spark_pipeline.desk import STRIKES
+from spark_pipeline.redelivery import Redelivery
+from tests import pgoutput
+from tests.fix_http import Endpoint, Scripted
+from tests.fix_postgres import Database
+from tests.lane_on_log import LogLane
+from tests.unit.replication.test_seal import transaction
+from tests.waiting import until
+
+ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25), ("owner", 25)])
+QUICK = {"first_ms": 1, "max_ms": 10}
+
+Refuses = Callable[[dict[str, Any]], bool]
+
+
+@pytest.fixture
+def state(database: Database) -> Iterator[Connection]:
+    with database.connect() as connection:
+        yield connection
+
+
+@pytest.fixture
+def lane_of(
+    state: Connection, database: Database, endpoint: Endpoint, tmp_path: Path
+) -> Iterator[Callable[..., LogLane]]:
+    lanes: list[LogLane] = []
+
+    def make(**given: Any) -> LogLane:
+        class Lane(LogLane):
+            state_dsn = database.dsn
+
+        given = {"retry": QUICK, **given}
+        destination = {"type": "webhook", "url": endpoint.url, "max_retries": 0}
+        destination |= given.pop("destination", {})
+        lanes.append(Lane(state, tmp_path, hook={**given, "destination": destination}))
+        return lanes[-1]
+
+    yield make
+    for lane in lanes:
+        lane.close()
+
+
+def insert(number: int, *rows: tuple[int, str] | tuple[int, str, str]) -> list[bytes]:
+    """A transaction of inserts: id, name and, if it matters, owner."""
+    whole = [(str(id), name, *(rest or ["o"])) for id, name, *rest in rows]
+    return [ITEM, *transaction(0x100 * number, *(pgoutput.insert(1, list(r)) for r in whole))]
+
+
+def refusing(endpoint: Endpoint, refused: Refuses) -> None:
+    endpoint.refuses = lambda messages: any(refused(m["record"]) for m in messages)  # type: ignore[arg-type]
+
+
+def names(endpoint: Endpoint) -> list[str]:
+    return [m["record"]["name"] for r in endpoint.accepted for m in r.messages]  # type: ignore[index]
+
+
+def queue(lane: LogLane) -> list[tuple[Any, ...]]:
+    return lane.rows(
+        "SELECT (record::json ->> 'name'), deliveries, due_at IS NOT NULL FROM walbrook.events "
+        "ORDER BY commit_lsn, commit_idx"
+    )
+
+
+def redeliver(lane: LogLane) -> None:
+    """Deliver what is due, until nothing waits any more."""
+    stop = StopSignal()
+    redelivery = Redelivery(lane.settings, lane.queues, stop, "run")
+
+    def empty() -> bool:
+        for due in redelivery._queues.look(lane.state, lane.settings.source):
+            redelivery._serve(due.consumer, due.id)
+        return not lane.rows("SELECT 1 FROM walbrook.events")
+
+    until("an empty queue", empty, 20)
+
+
+def test_a_refused_message_holds_back_its_group_and_nobody_else(
+    lane_of: Callable[..., LogLane], endpoint: Endpoint
+) -> None:
+    lane = lane_of()
+    refusing(endpoint, lambda record: record["name"] == "a1")
+    lane.write(*insert(1, (1, "a1"), (2, "b1"), (1, "a2"), (3, "c1")))
+    lane.take()
+    lane.write(*insert(2, (1, "a3"), (2, "b2")))
+    lane.take()
+    assert names(endpoint) == ["b1", "c1", "b2"]
+    assert queue(lane) == [("a1", 1, True), ("a2", 0, False), ("a3", 0, False)]
+    assert lane.rows("SELECT delivered FROM walbrook.consumers") == [(3,)]
+
+    endpoint.refuses = None
+    redeliver(lane)
+    assert names(endpoint) == ["b1", "c1", "b2", "a1", "a2", "a3"]
+    assert lane.rows("SELECT delivered, dead FROM walbrook.consumers") == [(6, 0)]
+    lane.write(*insert(3, (1, "a4")))
+    lane.take()
+    assert names(endpoint)[-1] == "a4"
+    assert queue(lane) == []
+
+
+def test_a_hot_key_goes_out_in_one_request(
+    lane_of: Callable[..., LogLane], endpoint: Endpoint
+) -> None:
+    lane = lane_of()
+    refusing(endpoint, lambda record: record["name"] == "a0")
+    lane.write(*insert(1, *((1, f"a{n}") for n in range(50))))
+    lane.take()
+    endpoint.refuses = None
+    before = len(endpoint.requests)
+    redeliver(lane)
+    assert names(endpoint) == [f"a{n}" for n in range(50)]
+    assert len(endpoint.requests) == before + 1
+
+
+def test_after_max_deliveries_it_is_a_dead_letter_and_its_group_goes_on(
+    lane_of: Callable[..., LogLane], endpoint: Endpoint
+) -> None:
+    lane = lane_of(max_deliveries=3)
+    refusing(endpoint, lambda record: record["name"] == "a1")
+    lane.write(*insert(1, (1, "a1"), (1, "a2"), (2, "b1")))
+    lane.take()
+    redeliver(lane)
+    assert names(endpoint) == ["b1", "a2"]
+    ((kind, deliveries, error, name),) = lane.rows(
+        "SELECT kind, deliveries, error, event ->> 'record' FROM walbrook.dead_letters"
+    )
+    assert (kind, deliveries) == ("delivery", 3)
+    assert "answered 422" in error
+    assert '"a1"' in name
+    assert lane.rows("SELECT delivered, dead FROM walbrook.consumers") == [(2, 1)]
+    assert lane.rows("SELECT kind FROM walbrook.health") == [("dead_letters",)]
+
+
+def test_what_waits_is_there_after_a_crash_and_holds_back_its_group(
+    lane_of: Callable[..., LogLane], endpoint: Endpoint
+) -> None:
+    lane = lane_of()
+    refusing(endpoint, lambda record: record["name"] == "a1")
+    lane.write(*insert(1, (1, "a1"), (2, "b1")))
+    lane.take()
+    lane.start()  # as after a crash: nothing is remembered but what is in Postgres
+    lane.write(*insert(2, (1, "a2"), (2, "b2")))
+    lane.take()
+    assert names(endpoint) == ["b1", "b2"]
+    endpoint.refuses = None
+    redeliver(lane)
+    assert names(endpoint) == ["b1", "b2", "a1", "a2"]
+
+
+def test_a_destination_that_refuses_everything_is_at_fault_as_a_whole(
+    lane_of: Callable[..., LogLane], endpoint: Endpoint
+) -> None:
+    lane = lane_of()
+    refusing(endpoint, lambda record: record["name"] != "good")
+    lane.write(*insert(1, (100, "good"), *((n, f"x{n}") for n in range(20))))
+    with pytest.raises(TransientError, match=f"refused {STRIKES + 1} messages in a row"):
+        lane.take()
+    assert queue(lane) == []
+    assert names(endpoint) == ["good"]
+    ((cursor,),) = lane.rows("SELECT cursor_idx FROM walbrook.consumers")
+    assert cursor == 1
+
+    # Each try allows twice as many refusals, so a run of bad messages is passed in the end.
+    for _ in range(5):
+        lane.start_lane_again()
+        try:
+            lane.take()
+            break
+        except TransientError:
+            continue
+    assert len(queue(lane)) == 20
+
+
+def test_a_message_on_which_the_endpoint_breaks_is_found_among_the_others(
+    lane_of: Callable[..., LogLane], endpoint: Endpoint
+) -> None:
+    lane = lane_of()
+    refusing(endpoint, lambda record: record["name"] == "bad")
+    endpoint.refusal = 500
+    lane.write(*insert(1, *((n, "bad" if n == 37 else f"x{n}") for n in range(80))))
+    lane.take()
+    assert names(endpoint) == [f"x{n}" for n in range(80) if n != 37]
+    assert queue(lane) == [("bad", 1, True)]
+    assert lane.rows("SELECT error_kind FROM walbrook.events") == [("transient",)]
+
+
+def test_an_endpoint_that_is_not_there_puts_nothing_into_the_queue(
+    lane_of: Callable[..., LogLane], endpoint: Endpoint
+) -> None:
+    lane = lane_of()
+    endpoint.script.append(Scripted(503))
+    lane.write(*insert(1, (1, "a1"), (2, "b1")))
+    with pytest.raises(TransientError, match="answered 503"):
+        lane.take()
+    assert queue(lane) == []
+    assert lane.rows("SELECT delivered FROM walbrook.consumers") == [(0,)]
+
+
+def test_a_message_above_the_limit_is_a_dead_letter_with_its_size_and_holds_nobody_back(
+    lane_of: Callable[..., LogLane], endpoint: Endpoint
+) -> None:
+    lane = lane_of(max_message_bytes=2_000)
+    lane.write(*insert(1, (1, "a1"), (1, "x" * 5_000), (1, "a2")))
+    lane.take()
+    assert names(endpoint) == ["a1", "a2"]
+    ((error,),) = lane.rows("SELECT error FROM walbrook.dead_letters")
+    assert "more than the 2000 that hook takes" in error
+    assert queue(lane) == []
+
+
+def test_an_endpoint_that_says_too_large_makes_it_a_dead_letter_at_once(
+    lane_of: Callable[..., LogLane], endpoint: Endpoint
+) -> None:
+    lane = lane_of()
+    refusing(endpoint, lambda record: record["name"] == "large")
+    endpoint.refusal = 413
+    lane.write(*insert(1, (1, "large"), (1, "small")))
+    lane.take()
+    assert names(endpoint) == ["small"]
+    assert lane.rows("SELECT deliveries FROM walbrook.dead_letters") == [(1,)]
+
+
+def test_without_grouping_only_the_refused_message_waits(
+    lane_of: Callable[..., LogLane], endpoint: Endpoint
+) -> None:
+    lane = lane_of(message_grouping=False)
+    refusing(endpoint, lambda record: record["name"] == "a1")
+    lane.write(*insert(1, (1, "a1"), (1, "a2"), (2, "b1")))
+    lane.take()
+    assert names(endpoint) == ["a2", "b1"]
+    assert queue(lane) == [("a1", 1, True)]
+
+
+def test_groups_by_columns_wait_together(
+    lane_of: Callable[..., LogLane], endpoint: Endpoint
+) -> None:
+    lane = lane_of(tables=[{"name": "public.item", "group_column_names": ["owner"]}])
+    refusing(endpoint, lambda record: record["name"] == "a1")
+    lane.write(*insert(1, (1, "a1", "ann"), (2, "b1", "ann"), (3, "c1", "bob")))
+    lane.take()
+    assert names(endpoint) == ["c1"]
+    assert [name for name, *_ in queue(lane)] == ["a1", "b1"]
+
+
+def test_a_truncate_keeps_its_place_among_all_of_its_table(
+    lane_of: Callable[..., LogLane], endpoint: Endpoint
+) -> None:
+    lane = lane_of(actions=["insert", "truncate"])
+    endpoint.refuses = lambda messages: any(
+        m["action"] == "insert" and m["record"]["name"] == "a1"  # type: ignore[index]
+        for m in messages
+    )
+    rows = (["1", "a1", "o"], ["2", "b1", "o"], ["3", "c1", "o"])
+    one, two, three = (pgoutput.insert(1, row) for row in rows)
+    lane.write(ITEM, *transaction(0x100, one, two, pgoutput.truncate([1]), three))
+    lane.take()
+    accepted = [m["action"] for r in endpoint.accepted for m in r.messages]
+    assert accepted == ["insert"]
+    endpoint.refuses = None
+    redeliver(lane)
+    accepted = [
+        m["record"].get("name", m["action"])  # type: ignore[attr-defined]
+        for r in endpoint.accepted
+        for m in r.messages
+    ]
+    assert accepted == ["b1", "a1", "truncate", "c1"]
+
+
+def test_a_row_whose_key_changes_does_not_pass_what_waits_under_its_old_key(
+    lane_of: Callable[..., LogLane], endpoint: Endpoint
+) -> None:
+    lane = lane_of()
+    refusing(endpoint, lambda record: record["name"] == "a1")
+    first = pgoutput.insert(1, ["1", "a1", "o"])
+    moved = pgoutput.update(1, ["9", "a2", "o"], key=["1", None, None])
+    other = pgoutput.insert(1, ["5", "b1", "o"])
+    lane.write(ITEM, *transaction(0x100, first, moved, other))
+    lane.take()
+    assert names(endpoint) == []  # b1 is of the table in which a key changes behind what waits
+    endpoint.refuses = None
+    redeliver(lane)
+    assert names(endpoint) == ["a1", "a2", "b1"]
