@@ -166,3 +166,14 @@ END
 $$;
 
 COMMENT ON FUNCTION walbrook.bury IS 'Make dead letters of messages that wait in a consumer''s queue.';
+
+CREATE VIEW walbrook.queues AS
+SELECT c.source, c.name AS consumer, q.waiting, q.refused, q.oldest, q.next_due, q.error
+  FROM walbrook.consumers c
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS waiting, count(e.error) AS refused, min(e.queued_at) AS oldest,
+              min(e.due_at) AS next_due, min(e.error) AS error
+         FROM walbrook.events e WHERE e.consumer = c.id) q
+ WHERE q.waiting > 0;
+
+COMMENT ON VIEW walbrook.queues IS 'Push consumers for which messages wait: how many, how many of them were refused, since when, and when the next is tried.';

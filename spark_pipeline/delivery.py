@@ -66,14 +66,15 @@ class Share:
     failed: int = 0  # how many of them say that an expression failed
     held: WalbrookError | None = None  # why it ends where it does, if its consumer cannot go on
     waiting: Waiting = NOTHING  # what its consumer's queue held when the micro-batch began
-    strikes_max: int = STRIKES  # refusals in a row that its destination is allowed
+    strikes: int = 0  # refusals in a row before it
+    strikes_max: int = STRIKES  # how many its destination is allowed
 
     def behind(self, done: Outcome) -> Share:
         """The same where something was delivered before it: what that put aside waits already."""
         if done.aside is None:
-            return self
+            return self if not done.delivered else replace(self, strikes=0)
         aside = done.aside.filter(pc.invert(done.aside.column("dead")))
-        return replace(self, waiting=self.waiting.with_these(aside))
+        return replace(self, waiting=self.waiting.with_these(aside), strikes=done.strikes)
 
 
 _open_sinks: dict[tuple[str, str, str, str], Sink] = {}
@@ -102,7 +103,8 @@ def desk_for(share: Share, purpose: str = "") -> Desk:
         partial(_shaped, share),
         share.start,
         share.waiting,
-        share.strikes_max,
+        strikes=share.strikes,
+        strikes_max=share.strikes_max,
     )
 
 

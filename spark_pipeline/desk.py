@@ -51,6 +51,8 @@ class Desk:
         shape: Shape,
         start: Cursor,
         waiting: Waiting,
+        *,
+        strikes: int = 0,
         strikes_max: int = STRIKES,
     ) -> None:
         self._consumer = consumer
@@ -62,15 +64,15 @@ class Desk:
         self._grouping = Grouping.of(consumer)
         self._defers = consumer.destination.defers
         self._largest = consumer.effective_max_message_bytes
-        self._strikes = 0
-        self._first_strike = start
+        self._strikes = strikes
+        self._first_strike: Cursor | None = None  # of those that are not settled yet
         self._aside: list[pa.RecordBatch] = []
         self._aside_rows = self._aside_bytes = 0
         self._done = Outcome(consumer.name, start)
 
     @property
     def outcome(self) -> Outcome:
-        return replace(self._done, aside=together(self._aside))
+        return replace(self._done, aside=together(self._aside), strikes=self._strikes)
 
     def take(self, rows: pa.RecordBatch) -> bool:
         """Deliver these rows, in order; says whether more may follow."""
@@ -118,7 +120,7 @@ class Desk:
     def _count(self, batch: MessageBatch, result: Delivery) -> None:
         if not result.settled:
             return
-        self._strikes = 0
+        self._strikes, self._first_strike = 0, None
         self._done = replace(
             self._done,
             delivered=self._done.delivered + result.settled - result.absorbed,
@@ -142,8 +144,7 @@ class Desk:
         """The destination refused one message; says whether the others may go on."""
         cursor = _cursor(row, 0)
         self._strikes += 1
-        if self._strikes == 1:
-            self._first_strike = cursor
+        self._first_strike = self._first_strike or cursor
         if self._strikes > self._strikes_max:
             what = f"it refused {self._strikes} messages in a row and took none: {error.what}"
             return self._stop(

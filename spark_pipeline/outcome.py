@@ -32,6 +32,7 @@ class Outcome:
     error: WalbrookError | None = None
     dead: tuple[Poison, ...] = ()  # below ``cursor``; the consumer goes on without them
     aside: pa.RecordBatch | None = None  # EVENT_SCHEMA, below ``cursor``: for its queue
+    strikes: int = 0  # refusals in a row at its end
 
     def after(self, done: Outcome) -> Outcome:
         """What both came to, where this one followed ``done``."""

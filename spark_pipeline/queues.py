@@ -27,7 +27,8 @@ class Queues:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[str, int] | None = None  # by consumer: how often something was put aside
-        self._strikes: dict[str, int] = {}
+        self._refused: dict[str, int] = {}  # in a row
+        self._allowed: dict[str, int] = {}
         self._failing: set[str] = set()
         self.news = threading.Event()
         """Set when something was put aside."""
@@ -41,7 +42,11 @@ class Queues:
             self.look(state, source)
         with self._lock:
             some_wait = name in (self._known or {})
-            share = replace(share, strikes_max=self._strikes.get(name, STRIKES))
+            share = replace(
+                share,
+                strikes=self._refused.get(name, 0),
+                strikes_max=self._allowed.get(name, STRIKES),
+            )
         if not some_wait:
             return share
         waiting = waiting_for(state, source, name)
@@ -63,19 +68,25 @@ class Queues:
                 known = self._known = self._known or {}
                 known[name] = known.get(name, 0) + 1
                 self.news.set()
+            self._refused[name] = outcome.strikes
             if error is None:
-                self._strikes.pop(name, None)
+                self._allowed.pop(name, None)
                 self._failing.discard(name)
                 return
-            got_on = outcome.delivered or outcome.dead or outcome.aside is not None
-            if got_on or error.kind == _FULL:
-                return
-            self._failing.add(name)
             if error.kind == REFUSES_ALL:
                 # Perhaps there are as many bad messages in a row: each try is allowed more, so the
                 # consumer gets past them in the end.
-                allowed = self._strikes.get(name, STRIKES) * 2
-                self._strikes[name] = min(allowed, _STRIKES_MAX)
+                allowed = self._allowed.get(name, STRIKES) * 2
+                self._allowed[name] = min(allowed, _STRIKES_MAX)
+                self._refused[name] = 0
+            elif (
+                outcome.delivered
+                or outcome.dead
+                or outcome.aside is not None
+                or error.kind == _FULL
+            ):
+                return
+            self._failing.add(name)
 
     def failing(self, consumer: str) -> bool:
         """Whether its last share failed as a whole: what waits need not be tried then."""

@@ -25,6 +25,7 @@ from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import WalbrookError
 from cdc.queue.claims import claim, settle_claim
 from cdc.queue.events import as_changes
+from cdc.queue.report import report_queues
 from cdc.replication.stop import StopSignal
 from cdc.state.dead_letters import report_dead_letters
 from cdc.state.positions import report_consumer
@@ -38,6 +39,7 @@ from spark_pipeline.settings import LaneSettings
 _logger = structlog.get_logger("walbrook.queue")
 
 _LOOK_S = 1.0
+_REPORT_S = 5.0
 _WORKERS = 16
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.5, 30.0
 _EVERY_REFUSAL = 1 << 30  # each of these was refused before: that says nothing of the destination
@@ -58,6 +60,7 @@ class Redelivery:
         self._busy: set[str] = set()
         self._not_before: dict[str, float] = {}  # monotonic
         self._failures: dict[str, int] = {}
+        self._reported = 0.0  # monotonic
 
     def serve(self) -> None:
         """Look, hand out what is due, wait; a state database that is away is waited for."""
@@ -69,6 +72,7 @@ class Redelivery:
                     if state is None or state.closed:
                         state = self._connect()
                     pause_s = self._look(state, workers)
+                    self._report(state)
                 except psycopg.Error as error:
                     _logger.warning("queue.state_unreachable", error=str(error).strip())
                     state = None
@@ -93,6 +97,12 @@ class Redelivery:
                 self._busy.add(each.consumer)
             workers.submit(self._serve, each.consumer, each.id)
         return max(pause_s, 0.02)
+
+    def _report(self, state: Connection) -> None:
+        """Now and then let health say what waits."""
+        if time.monotonic() - self._reported >= _REPORT_S:
+            self._reported = time.monotonic()
+            report_queues(state, self._settings.source, self._settings.term)
 
     def _serve(self, name: str, number: int) -> None:
         """One consumer: claim after claim until nothing more is due."""

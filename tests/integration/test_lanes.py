@@ -82,9 +82,9 @@ def test_whoever_fails_hangs_or_is_moved_catches_up_alone_and_comes_back(
         shop.until_served("hook", "shared")
         epoch = shop.epoch()
 
-        endpoint.refuses = lambda _messages: True
+        endpoint.refuses, endpoint.refusal = (lambda _messages: True), 503
         shop.until_in_files(shop.write(500))
-        shop.until_left("hook", "its sink failed: %422")
+        shop.until_left("hook", "its sink failed: %503")
         assert shop.health() == [("hook", "lane_failing")]
         shop.until_in_files(shop.write(500))
         assert shop.at_hook() == list(range(1, 11))

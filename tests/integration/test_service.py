@@ -44,15 +44,15 @@ def test_a_failing_sink_is_seen_everywhere_and_recovers_and_a_stop_drains(
         service.until_settled()
         assert _health(port) == (200, "ok")
 
-        endpoint.refuses = lambda _messages: True
+        endpoint.refuses, endpoint.refusal = (lambda _messages: True), 503
         database.execute("INSERT INTO item VALUES (2, 'refused')")
         service.until(
             "the error in SQL",
-            "SELECT last_error LIKE '%422%' FROM walbrook.consumers WHERE name = 'hook'",
+            "SELECT last_error LIKE '%503%' FROM walbrook.consumers WHERE name = 'hook'",
         )
         until("health to say so", lambda: _health(port) == (503, "degraded"))
         assert 'walbrook_consumer_failing{consumer="hook",source="shop"} 1.0' in _metrics(port)
-        assert "422" in service.run("status").stdout
+        assert "503" in service.run("status").stdout
 
         endpoint.refuses = None
         service.until_settled()
