@@ -4,11 +4,14 @@ ALTER TABLE walbrook.consumers
     ADD COLUMN id          integer GENERATED ALWAYS AS IDENTITY UNIQUE,
     ADD COLUMN destination text NOT NULL DEFAULT '',
     ADD COLUMN priority    integer NOT NULL DEFAULT 5,
-    ADD COLUMN paused_at   timestamptz;
+    ADD COLUMN paused_at   timestamptz,
+    ADD COLUMN breaker     text NOT NULL DEFAULT 'closed'
+                           CHECK (breaker IN ('closed', 'open', 'half_open'));
 
 COMMENT ON COLUMN walbrook.consumers.id IS 'What its queue is known by: walbrook.events_<id>.';
 COMMENT ON COLUMN walbrook.consumers.destination IS 'The type of its destination.';
 COMMENT ON COLUMN walbrook.consumers.priority IS 'Its share of delivery when there is more to do than can be done; more is more.';
+COMMENT ON COLUMN walbrook.consumers.breaker IS 'open: its destination failed as a whole and nothing is sent until retry_at; half_open: it is being tried; closed: all is well.';
 COMMENT ON COLUMN walbrook.consumers.paused_at IS 'Since when an operator holds it back; null while it is served.';
 
 CREATE TABLE walbrook.events (

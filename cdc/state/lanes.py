@@ -43,7 +43,7 @@ UPDATE walbrook.lanes l SET last_error = %(error)s FROM walbrook.sources s
 """
 _PLACE = """
 UPDATE walbrook.consumers
-   SET lane = %(lane)s, lane_reason = %(reason)s,
+   SET lane = %(lane)s, lane_reason = %(reason)s, breaker = %(breaker)s,
        retry_at = clock_timestamp() + make_interval(secs => %(retry_s)s)
  WHERE source = %(source)s AND name = %(consumer)s
 """
@@ -78,6 +78,13 @@ class Standing:
     reason: str | None = None
     retry_s: float | None = None
     failing: bool = False
+
+    @property
+    def breaker(self) -> str:
+        """As a circuit breaker of its sink: open while nothing is sent, half open while tried."""
+        if not self.failing:
+            return "closed"
+        return "open" if self.lane is None else "half_open"
 
 
 def open_lane(
@@ -146,7 +153,17 @@ def report_lane(
 
 def show_standing(connection: Connection, source: str, consumer: str, standing: Standing) -> None:
     """Let SQL say where a consumer is served."""
-    connection.execute(_PLACE, {"source": source, "consumer": consumer, **vars(standing)})
+    connection.execute(
+        _PLACE,
+        {
+            "source": source,
+            "consumer": consumer,
+            "lane": standing.lane,
+            "reason": standing.reason,
+            "retry_s": standing.retry_s,
+            "breaker": standing.breaker,
+        },
+    )
 
 
 def show_members(connection: Connection, source: str, lane: str, members: Sequence[str]) -> None:
