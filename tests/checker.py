@@ -79,8 +79,17 @@ def compare(ledger: dict[tuple[int, int], str], arrivals: Iterable[Arrival]) -> 
 class Writers:
     """Threads that write until stopped; survive nothing but their own rollbacks."""
 
-    def __init__(self, database: Database, *, seed: int, threads: int = 2, keys: int = 20) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        seed: int,
+        threads: int = 2,
+        keys: int = 20,
+        pause_s: float = 0.0025,  # between two transactions of a thread, on average
+    ) -> None:
         self._database = database
+        self._pause_s = pause_s
         self._stop = threading.Event()
         self._failures: list[BaseException] = []
         self._threads = [
@@ -110,7 +119,7 @@ class Writers:
         counts = dict.fromkeys(mine, 0)
         try:
             with self._database.connect() as connection:
-                while not self._stop.wait(rng.random() / 200):
+                while not self._stop.wait(rng.random() * 2 * self._pause_s):
                     self._transaction(connection, rng, counts)
         except BaseException as error:
             self._failures.append(error)

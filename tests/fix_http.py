@@ -25,6 +25,7 @@ class Scripted:
     body: bytes = b"{}"
     after: threading.Event | None = None  # answer only once this is set
     hang_up: bool = False  # close the connection in place of an answer
+    writes: int | None = None  # messages kept whatever is answered; None: all, if that is 2xx
 
 
 def carried(body: bytes) -> list[dict[str, object]]:
@@ -43,10 +44,18 @@ class Received:
     headers: dict[str, str]  # names in lower case
     body: bytes
     status: int
+    writes: int | None = None
 
     @property
     def messages(self) -> list[dict[str, object]]:
         return carried(self.body)
+
+    @property
+    def written(self) -> list[dict[str, object]]:
+        """What the endpoint kept of it."""
+        if self.writes is None:
+            return self.messages if 200 <= self.status < 300 else []
+        return self.messages[: self.writes]
 
 
 class Endpoint:
@@ -59,6 +68,7 @@ class Endpoint:
         self.script: deque[Scripted] = deque()
         self.refuses: Callable[[list[dict[str, object]]], bool] | None = None
         self.refusal = 422  # what those are answered with
+        self.faults: Callable[[list[dict[str, object]]], Scripted] | None = None
         self.connections = 0
         self._lock = threading.Lock()
         self._port = 0
@@ -73,6 +83,11 @@ class Endpoint:
     def accepted(self) -> list[Received]:
         """The requests that were answered with 2xx."""
         return [request for request in self.requests if 200 <= request.status < 300]
+
+    @property
+    def written(self) -> list[dict[str, object]]:
+        """What the endpoint kept of all requests, in order."""
+        return [message for request in self.requests for message in request.written]
 
     def start(self) -> None:
         endpoint = self
@@ -117,6 +132,8 @@ class Endpoint:
             answer = self.script.popleft() if self.script else Scripted()
             if self.refuses is not None and self.refuses(carried(body)):
                 answer = Scripted(self.refusal)
+            if self.faults is not None:
+                answer = self.faults(carried(body))
             self.requests.append(
                 Received(
                     handler.command,
@@ -124,6 +141,7 @@ class Endpoint:
                     {name.lower(): value for name, value in handler.headers.items()},
                     body,
                     0 if answer.hang_up else answer.status,
+                    answer.writes,
                 )
             )
         if answer.after is not None:

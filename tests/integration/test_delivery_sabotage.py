@@ -1,0 +1,139 @@
+"""The checker counts because it catches builds that are broken on purpose."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cdc.connection import Connection
+from cdc.cursor import Cursor
+from cdc.queue.waiting import Waiting
+from cdc.replication.stop import StopSignal
+from cdc.state import positions
+from spark_pipeline import settling
+from spark_pipeline.redelivery import Redelivery
+from tests import pgoutput
+from tests.checker import Arrival, Findings, compare, digest
+from tests.fix_http import Endpoint
+from tests.fix_postgres import Database
+from tests.lane_on_log import LogLane
+from tests.unit.replication.test_seal import transaction
+from tests.waiting import until
+
+COUNTER = pgoutput.relation(1, "public", "counter", [("key", 23, True), ("n", 23), ("d", 25)])
+
+
+@pytest.fixture
+def state(database: Database) -> Iterator[Connection]:
+    with database.connect() as connection:
+        yield connection
+
+
+@pytest.fixture
+def findings(
+    state: Connection, database: Database, endpoint: Endpoint, tmp_path: Path
+) -> Callable[[], Findings]:
+    """A run over an endpoint that refuses some messages for a while, with restarts; what it came to."""
+
+    class Lane(LogLane):
+        state_dsn = database.dsn
+
+    def run() -> Findings:
+        rng = random.Random(7)
+        hook = {"type": "webhook", "url": endpoint.url, "max_retries": 0}
+        quick = {"first_ms": 1, "max_ms": 5}
+        lane = Lane(state, tmp_path, hook={"destination": hook, "retry": quick})
+        counts = dict.fromkeys(range(5), 0)
+        ledger: dict[tuple[int, int], str] = {}
+        refused: dict[tuple[int, int], int] = {}
+
+        def refuses(messages: list[dict[str, Any]]) -> bool:
+            for message in messages:
+                at = (message["record"]["key"], message["record"]["n"])
+                if refused.setdefault(at, rng.choices([0, 12], [9, 1])[0]):
+                    refused[at] -= 1
+                    return True
+            return False
+
+        endpoint.refuses = refuses
+        for number in range(1, 13):
+            rows = []
+            for _ in range(rng.randrange(1, 12)):
+                key = rng.randrange(5)
+                counts[key] += 1
+                ledger[key, counts[key]] = digest(key, counts[key], "p")
+                rows.append([str(key), str(counts[key]), ledger[key, counts[key]]])
+            inserts = [pgoutput.insert(1, row) for row in rows]
+            # A transaction may be cut by a batch, and a micro-batch may end there.
+            whole = transaction(0x100 * number, *inserts)
+            cut = rng.randrange(1, len(whole))
+            for piece in ([COUNTER, *whole[:cut]], whole[cut:]):
+                if lane.write_if_any(*piece):
+                    lane.take()
+            _redeliver(lane)
+            if not number % 4:
+                lane.start()
+        until("an empty queue", lambda: _redeliver(lane), 20)
+        lane.close()
+        arrivals = [
+            Arrival(m["record"]["key"], m["record"]["n"], "p", m["record"]["d"])  # type: ignore[index]
+            for m in endpoint.written
+        ]
+        return compare(ledger, arrivals)
+
+    return run
+
+
+def _redeliver(lane: LogLane) -> bool:
+    redelivery = Redelivery(lane.settings, lane.queues, StopSignal(), "run")
+    for due in lane.queues.look(lane.state, lane.settings.source):
+        redelivery._serve(due.consumer, due.id)
+    return not lane.rows("SELECT 1 FROM walbrook.events")
+
+
+def test_as_it_is_built_the_checker_finds_nothing(findings: Callable[[], Findings]) -> None:
+    found = findings()
+    assert not found
+    assert found.written > 50
+
+
+def test_a_retry_out_of_order_is_caught(
+    findings: Callable[[], Findings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Waiting, "holds", lambda _self, rows: np.zeros(rows.num_rows, bool))
+    assert findings().reordered
+
+
+def test_a_cursor_without_its_index_is_caught(
+    findings: Callable[[], Findings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transaction counts as settled with its first part."""
+
+    def settle(connection: Connection, **given: Any) -> None:
+        given["consumers"] = {
+            name: replace(each, cursor=Cursor(each.cursor.lsn + 1, 0))
+            for name, each in given["consumers"].items()
+        }
+        positions.settle(connection, **given)
+
+    monkeypatch.setattr(settling, "settle", settle)
+    assert findings().lost
+
+
+def test_messages_put_aside_and_never_stored_are_caught(
+    findings: Callable[[], Findings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def settle(connection: Connection, **given: Any) -> None:
+        given["consumers"] = {
+            name: replace(each, aside=None) for name, each in given["consumers"].items()
+        }
+        positions.settle(connection, **given)
+
+    monkeypatch.setattr(settling, "settle", settle)
+    assert findings().lost
