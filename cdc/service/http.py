@@ -37,8 +37,10 @@ SELECT s.name AS source, s.state, s.state_since::text, s.last_error,
        (SELECT l.last_error FROM walbrook.lanes l
          WHERE l.source = s.name AND l.name = 'shared') AS lane_error, v.cursor,
        v.lag_bytes, v.lag_seconds, s.log_bytes, s.slot_wal_status, s.slot_safe_bytes,
-       extract(epoch FROM clock_timestamp() - s.heartbeat_at)::float8 AS heartbeat_age_s
+       extract(epoch FROM clock_timestamp() - s.heartbeat_at)::float8 AS heartbeat_age_s,
+       p.level AS pressure_level, p.slots_busy AS delivery_slots_busy
   FROM walbrook.sources s JOIN walbrook.cursors v ON v.source = s.name AND v.consumer IS NULL
+  LEFT JOIN walbrook.pressure p ON p.source = s.name
  ORDER BY 1
 """
 _CONSUMERS = """
@@ -160,6 +162,18 @@ def _source_metrics(sources: Rows) -> Iterator[Metric]:
         "Time since a heartbeat came back.",
         sources,
         "heartbeat_age_s",
+    )
+    yield _gauge(
+        "pressure_level",
+        "0: none; 1: micro-batches are widened; 2: consumers are deferred.",
+        sources,
+        "pressure_level",
+    )
+    yield _gauge(
+        "delivery_slots_busy",
+        "Delivery slots that its consumers hold.",
+        sources,
+        "delivery_slots_busy",
     )
 
 

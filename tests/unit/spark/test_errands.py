@@ -14,6 +14,7 @@ from cdc.cursor import Cursor
 from spark_pipeline.delivery import Origin, Outcome, Share
 from spark_pipeline.errands import Deliveries, Errand, Leg
 from spark_pipeline.exchange import SliceMarker
+from spark_pipeline.slots import Slots
 from tests.waiting import until
 
 
@@ -52,7 +53,7 @@ def _errand(name: str, plan: Waits, *bounds: int) -> Errand:
 
 
 def test_the_slow_one_goes_on_by_itself_while_the_others_are_done() -> None:
-    plan, deliveries = Waits(), Deliveries(threading.Event())
+    plan, deliveries = Waits(), Deliveries(threading.Event(), Slots(16))
     late: list[tuple[str, Outcome]] = []
     errands = [_errand(name, plan, 1, 2) for name in ("a", "slow", "b")]
     outcomes = deliveries.run(
@@ -77,7 +78,7 @@ class Breaks(Waits):
 
 
 def test_one_that_breaks_in_an_unforeseen_way_has_an_outcome_all_the_same() -> None:
-    deliveries = Deliveries(threading.Event())
+    deliveries = Deliveries(threading.Event(), Slots(16))
     errands = [_errand("odd", Breaks(), 1, 2), _errand("fine", Waits(), 1, 2)]
     outcomes = deliveries.run(errands, lambda *_late: None, 1.0)
     assert outcomes["odd"].cursor == Cursor(1, 0)
@@ -87,7 +88,7 @@ def test_one_that_breaks_in_an_unforeseen_way_has_an_outcome_all_the_same() -> N
 
 
 def test_one_alone_is_waited_for_whatever_it_takes() -> None:
-    plan, deliveries = Waits(), Deliveries(threading.Event())
+    plan, deliveries = Waits(), Deliveries(threading.Event(), Slots(16))
     threading.Timer(0.2, plan.go_on.set).start()
     outcomes = deliveries.run([_errand("slow", plan, 1, 2)], lambda *_late: None, 0.0)
     assert outcomes["slow"].cursor == Cursor(2, 0)
@@ -96,7 +97,7 @@ def test_one_alone_is_waited_for_whatever_it_takes() -> None:
 
 def test_when_the_lane_is_given_up_nobody_is_waited_for() -> None:
     plan, given_up = Waits(), threading.Event()
-    deliveries = Deliveries(given_up)
+    deliveries = Deliveries(given_up, Slots(16))
     late: list[Outcome] = []
     threading.Timer(0.1, given_up.set).start()
     outcomes = deliveries.run(
