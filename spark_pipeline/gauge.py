@@ -33,8 +33,8 @@ class Gauge:
     def _busy(self) -> float:
         latest = self._at_work / max(1, self._asked)
         self._asked = self._at_work = 0
-        self._busy_ratio = round(self._busy_ratio * _FORGETS + latest * (1 - _FORGETS), 2)
-        return self._busy_ratio
+        self._busy_ratio = self._busy_ratio * _FORGETS + latest * (1 - _FORGETS)
+        return round(self._busy_ratio, 2)
 
     def _waited_s(self, position: int, end: int, now: float) -> float:
         """How long ago the oldest that is not settled was first seen.

@@ -26,6 +26,7 @@ from spark_pipeline.settings import LaneSettings
 
 _logger = structlog.get_logger("walbrook.lane")
 _LOOK_S = 1.0
+_now_s = time.monotonic
 _SHOW_QUIET_S = 5.0  # how often figures are written while there is no pressure
 
 
@@ -47,7 +48,7 @@ class Relief:
 
     def tick(self, shared: Passage | None, connected: Callable[[], Connection]) -> None:
         """Called ten times a second with the shared lane, if there is one at the moment."""
-        now = time.monotonic()
+        now = _now_s()
         self._gauge.sample(at_work=shared is not None and shared.progress() is not None)
         if now - self._looked_at < _LOOK_S or shared is None:
             return

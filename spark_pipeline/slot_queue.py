@@ -1,8 +1,8 @@
 """Who is next to deliver when there are more that would than may: by weight, with ageing. Pure.
 
 Each consumer's use of the slots is counted in time divided by its weight; whoever has used least
-goes first (start-time fair queueing). One that comes late, or comes back, begins where the others
-are: time in which it wanted nothing is no credit. What must always hold: no slot is free while
+goes first (start-time fair queueing). One that comes late begins where the others are: time in
+which it wanted nothing is no credit. What must always hold: no slot is free while
 somebody waits; as long as all want more than they get, each gets slot time in proportion to its
 weight; and whoever ``k`` others came before waits no longer than ``longest_wait_s(k, slots)``,
 whatever its weight.
@@ -10,6 +10,7 @@ whatever its weight.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 Who = tuple[str, str]
@@ -20,6 +21,10 @@ AGED_S = 10.0
 
 HELD_MAX_S = 30.0
 """A slot is held for no longer: who takes longer goes on without it, and it goes to the next."""
+
+
+BACK_S = 5.0
+"""Whoever comes back within this wanted to all along: between two deliveries a lane settles."""
 
 
 def longest_wait_s(ahead: int, slots: int) -> float:
@@ -49,13 +54,14 @@ class SlotQueue:
         self.slots = slots
         self.waiting: list[Ticket] = []  # in the order they came
         self.holding: list[Ticket] = []
-        self._used: dict[Who, float] = {}  # of those ahead of the virtual time alone
+        self._used: dict[Who, tuple[float, float]] = {}  # how much, and when it last left
         self._virtual = 0.0
         self._turn_of_the_aged = False
 
     def enter(self, consumer: Who, weight: int, now: float) -> Ticket:
         """Wait for a slot."""
-        start = max(self._virtual, self._used.get(consumer, 0.0))
+        used, left_at = self._used.get(consumer, (0.0, -math.inf))
+        start = used if now - left_at <= BACK_S else max(self._virtual, used)
         ticket = Ticket(consumer, weight, now, start)
         self.waiting.append(ticket)
         return ticket
@@ -73,7 +79,7 @@ class SlotQueue:
         self.waiting.remove(chosen)
         chosen.held_since = now
         self.holding.append(chosen)
-        self._advance()
+        self._advance(now)
         return chosen
 
     def leave(self, ticket: Ticket, now: float) -> None:
@@ -83,15 +89,18 @@ class SlotQueue:
         elif ticket in self.holding:
             self.holding.remove(ticket)
             used = ticket.start + (now - _since(ticket)) / ticket.weight
-            self._used[ticket.consumer] = max(used, self._used.get(ticket.consumer, 0.0))
-        self._advance()
+            self._used[ticket.consumer] = (used, now)
+        self._advance(now)
 
-    def _advance(self) -> None:
+    def _advance(self, now: float) -> None:
         """Virtual time is where the least served of those present is; never back."""
         present = [ticket.start for ticket in (*self.waiting, *self.holding)]
-        everybody = min(present) if present else max(self._used.values(), default=0.0)
-        self._virtual = max(self._virtual, everybody)
-        self._used = {who: used for who, used in self._used.items() if used > self._virtual}
+        self._virtual = max(self._virtual, min(present, default=0.0))
+        self._used = {
+            who: (used, left_at)
+            for who, (used, left_at) in self._used.items()
+            if used > self._virtual or now - left_at <= BACK_S
+        }
 
 
 def _since(ticket: Ticket) -> float:

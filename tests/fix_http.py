@@ -59,6 +59,7 @@ class Endpoint:
         self.script: deque[Scripted] = deque()
         self.refuses: Callable[[list[dict[str, object]]], bool] | None = None  # answered with 422
         self.connections = 0
+        self.takes_s = 0.0  # for each answer: a slow destination
         self._lock = threading.Lock()
         self._port = 0
         self._server: ThreadingHTTPServer | None = None
@@ -127,6 +128,8 @@ class Endpoint:
             )
         if answer.after is not None:
             answer.after.wait(self._AFTER_MAX_S)
+        if self.takes_s:
+            threading.Event().wait(self.takes_s)
         if answer.hang_up:
             handler.close_connection = True
             return

@@ -113,3 +113,50 @@ def test_the_legs_of_an_errand_count_as_one() -> None:
     plan = Waits()
     outcome = _errand("a", plan, 1, 2, 3).run()
     assert (outcome.cursor, outcome.delivered) == (Cursor(3, 0), 2)
+
+
+class Works(Waits):
+    """Each delivery takes a while; ``slow`` waits to be let through as ever."""
+
+    def deliver(self, share: Share) -> Outcome:
+        threading.Event().wait(0.1)
+        return super().deliver(share)
+
+
+def test_waiting_for_a_slot_is_not_being_slow() -> None:
+    plan, deliveries = Works(), Deliveries(threading.Event(), Slots(1))
+    errands = [_errand(name, plan, 1, 2) for name in "abcdef"]
+    outcomes = deliveries.run(errands, lambda *_late: None, 0.05)
+    assert set(outcomes) == set("abcdef"), "the last had waited for half a second"
+    deliveries.close()
+
+
+def test_one_that_is_late_gives_its_slot_back_and_the_others_go_on() -> None:
+    plan, slots = Works(), Slots(2)
+    deliveries = Deliveries(threading.Event(), slots)
+    late: list[str] = []
+    errands = [_errand(name, plan, 1, 2) for name in ("a", "slow", "b", "c")]
+    outcomes = deliveries.run(errands, lambda errand, _: late.append(errand.consumer), 0.05)
+    assert set(outcomes) == {"a", "b", "c"}
+    assert slots.in_use("") == (0, 0)
+    with slots.hold("", "d", 5, threading.Event()), slots.hold("", "e", 5, threading.Event()):
+        assert slots.in_use("") == (2, 0)
+    plan.go_on.set()
+    until("the slow one to end", lambda: late == ["slow"])
+    assert slots.in_use("") == (0, 0)
+    deliveries.close()
+
+
+def test_whoever_waits_for_a_slot_when_the_lane_is_given_up_ends_without_delivering() -> None:
+    plan, given_up, slots = Waits(), threading.Event(), Slots(1)
+    deliveries = Deliveries(given_up, slots)
+    late: list[Outcome] = []
+    with slots.hold("other", "sink", 5, threading.Event()):
+        threading.Timer(0.1, given_up.set).start()
+        errands = [_errand("a", plan, 1, 2)]
+        in_time = deliveries.run(errands, lambda _, done: late.append(done), 9.0)
+        (ended,) = until("it to end", lambda: [*in_time.values(), *late])
+    assert (ended.cursor, ended.delivered) == (Cursor(1, 0), 0)
+    assert "given up before its turn" in str(ended.error)
+    assert slots.in_use("") == (0, 0)
+    deliveries.close()
