@@ -91,7 +91,8 @@ class Relief:
             shared is not self._told and decided.widened_by > 1
         ):
             shared.widen(decided.widened_by)
-            self._log("lane.widened", load, by=decided.widened_by)
+            if decided.widened_by > self._widened_by:
+                self._log("lane.widened", load, by=decided.widened_by)
             self._widened_by, self._told = decided.widened_by, shared
         for name in decided.defer:
             self._log("lane.deferred", load, consumer=name)
