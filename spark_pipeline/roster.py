@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from cdc.errors import ExpressionError, OperatorError
 from cdc.state.lanes import SHARED, Standing
+from cdc.state.pressure import DEFERRED
 from spark_pipeline.members import Departure, Why
 from spark_pipeline.pressure import DEFERRED_MAX_S
 
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 30.0
 _FORGIVEN_S = 60.0  # without a failure, after which the next one is the first again
 _ALONE_FIRST_S, _ALONE_MAX_S = 10.0, 600.0  # how long one that was too slow stays by itself
-DEFERRED = "deferred: pressure"
 
 _REASONS: dict[Why, str] = {
     "failed": "its sink failed",

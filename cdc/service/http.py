@@ -29,6 +29,7 @@ from starlette.routing import Route
 from cdc.config import Http
 from cdc.connection import connect
 from cdc.errors import OperatorError
+from cdc.state.pressure import DEFERRED
 
 _logger = structlog.get_logger("walbrook.http")
 
@@ -48,7 +49,8 @@ SELECT c.source, c.name AS consumer, v.cursor, v.lag_bytes, v.lag_seconds, c.del
        c.absorbed, c.dead, c.last_error, v.moved_at::text, c.lane, c.lane_reason,
        (SELECT count(*) FROM walbrook.gaps g
          WHERE g.source = c.source AND g.consumer = c.name) AS gaps,
-       v.lag_seconds > 0 AND v.moved_at < clock_timestamp() - make_interval(secs => %s) AS stuck
+       v.lag_seconds > 0 AND v.moved_at < clock_timestamp() - make_interval(secs => %s)
+       AND (c.lane IS NULL AND c.lane_reason = %s) IS NOT TRUE AS stuck
   FROM walbrook.consumers c
   JOIN walbrook.cursors v ON v.source = c.source AND v.consumer = c.name
  ORDER BY 1, 2
@@ -115,7 +117,7 @@ class Observatory:
             rows = connection.cursor(row_factory=dict_row)
             return Sight(
                 sources=rows.execute(_SOURCES).fetchall(),
-                consumers=rows.execute(_CONSUMERS, (_STUCK_S,)).fetchall(),
+                consumers=rows.execute(_CONSUMERS, (_STUCK_S, DEFERRED)).fetchall(),
                 events=rows.execute(_EVENTS).fetchall(),
             )
 

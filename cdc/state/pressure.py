@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from cdc.connection import Connection
 
+DEFERRED = "deferred: pressure"
+"""In ``lane_reason``: why a consumer waits that is held back for a while."""
+
 _SHOW = """
 INSERT INTO walbrook.pressure AS p
        (source, level, backlog_rows, backlog_bytes, latency_s, busy_ratio, widened_by, deferred,

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from cdc.errors import TransientError
 from cdc.state.lanes import SHARED
+from cdc.state.pressure import DEFERRED
 from spark_pipeline.members import Departure, Members, Why
 from spark_pipeline.overdue import overdue
-from spark_pipeline.roster import DEFERRED, Roster, grouped
+from spark_pipeline.roster import Roster, grouped
 
 _WHYS: list[Why] = [
     "caught_up", "failed", "slow", "moved", "inactive", "behind", "lane_failed", "detached",
