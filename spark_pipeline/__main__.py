@@ -37,6 +37,7 @@ def run(stop: StopSignal) -> int:
     from spark_pipeline.lanes import SourceLanes, run_lanes
     from spark_pipeline.session import open_session, stop_session
     from spark_pipeline.settings import LaneSettings
+    from spark_pipeline.slots import Slots
 
     parser = argparse.ArgumentParser(prog="spark_pipeline")
     parser.add_argument("config", type=Path)
@@ -64,10 +65,12 @@ def run(stop: StopSignal) -> int:
             except ConfigError as error:
                 stop_session(session)
                 return _ended([error])
-        lanes = [
-            SourceLanes(session, LaneSettings.of(config, database, int(terms[database.name])), stop)
+        slots = Slots(config.spark.delivery_slots)
+        settings = [
+            LaneSettings.of(config, database, int(terms[database.name]), slots)
             for database in config.databases
         ]
+        lanes = [SourceLanes(session, each, stop) for each in settings]
         logger.info("lanes.started", sources=list(terms))
         failures = run_lanes(lanes, config.service.drain_timeout_s, stop)
         stop_session(session)

@@ -40,13 +40,16 @@ class Admission:
         """A range up to ``end`` was given; ``limited``: this limit kept it from being longer."""
         self._under_way = _HandedOut(end, now_s, limited)
 
-    def asked(self, start: int, now_s: float) -> None:
-        """What follows ``start`` is asked for: the micro-batch that ended there is done."""
+    def asked(self, start: int, now_s: float, widened_by: float = 1.0) -> None:
+        """What follows ``start`` is asked for: the micro-batch that ended there is done.
+
+        Under pressure it may have taken longer, ``widened_by`` times what is wanted.
+        """
         done, self._under_way = self._under_way, None
         if done is None or done.end != start or not self._target_s:
             return
-        fastest_s = self._target_s / _STEP_MAX
-        step = max(1 / _STEP_MAX, self._target_s / max(fastest_s, now_s - done.at_s))
+        target_s = self._target_s * widened_by
+        step = max(1 / _STEP_MAX, target_s / max(target_s / _STEP_MAX, now_s - done.at_s))
         if step > 1 and not done.limited:
             return
         self.rows = max(self._rows_min, min(self._rows_max, round(self.rows * step)))

@@ -2,26 +2,31 @@
 
 An errand is what one consumer gets: one share, or two when it has just joined the lane and first
 needs what the lane had before. What must always hold: the shares of a consumer go one after
-another, each in one thread; an errand that takes much longer than the others goes on by itself, and
-its consumer is served by this lane no more.
+another, each in one thread; an errand that takes much longer than the others, from when it got a
+delivery slot, gives the slot back and goes on by itself, and its consumer is served by this lane no
+more.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from cdc.cursor import Cursor
+from cdc.errors import WalbrookError
 from spark_pipeline.delivery import Share, mine
 from spark_pipeline.exchange import SliceMarker
 from spark_pipeline.forms import view_of
 from spark_pipeline.outcome import Outcome
 from spark_pipeline.plan import Plan
 from spark_pipeline.poison import deliver_carefully, told
+from spark_pipeline.slots import Slots, Turn
 
 Prepare = Callable[[Share], Share]
 """Does to a share what must be done before it can be delivered."""
@@ -78,6 +83,11 @@ class Errand:
         verdicts = {leg.share.verdicts for leg in self.legs if leg.share.verdicts}
         return verdicts | {piece.path for piece in self.slices if piece.path}
 
+    def turn(self, slots: Slots, given_up: threading.Event) -> AbstractContextManager[Turn]:
+        """Its turn to deliver, among all that are delivered to."""
+        share = self.legs[0].share
+        return slots.hold(share.origin.name, self.consumer, share.consumer.priority, given_up)
+
     def run(self) -> Outcome:
         """Deliver leg by leg; the first failure, whatever it is, ends it and is its outcome."""
         done = Outcome(self.consumer, self.start)
@@ -95,11 +105,42 @@ class Errand:
 Late = Callable[[Errand, Outcome], None]
 
 
+@dataclass(eq=False)
+class _Going:
+    """An errand on its way; without a turn it waits for a slot."""
+
+    errand: Errand
+    turn: Turn | None = None
+    took_s: float = 0.0
+
+    def left_s(self, most_s: float, now: float) -> float:
+        """For how long it may still take if it may take ``most_s`` from its turn on."""
+        began = None if self.turn is None else self.turn.began
+        return math.inf if began is None else began + most_s - now
+
+    def give_back(self) -> None:
+        """It goes on by itself, and somebody else may have its slot."""
+        if self.turn is not None:
+            self.turn.give_back()
+
+    def run(self, slots: Slots, given_up: threading.Event) -> Outcome:
+        try:
+            with self.errand.turn(slots, given_up) as self.turn:
+                began = time.monotonic()
+                try:
+                    return self.errand.run()
+                finally:
+                    self.took_s = time.monotonic() - began
+        except WalbrookError as error:
+            return Outcome(self.errand.consumer, self.errand.start, error=error)
+
+
 class Deliveries:
     """The threads of one lane; those of errands that take too long outlive their micro-batch."""
 
-    def __init__(self, given_up: threading.Event) -> None:
+    def __init__(self, given_up: threading.Event, slots: Slots) -> None:
         self._given_up = given_up
+        self._slots = slots
         self._threads = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="delivery")
         self._lock = threading.Lock()
         self._waiting_for: set[str] = set()
@@ -114,13 +155,16 @@ class Deliveries:
         """The outcomes of those that ended in time; ``late`` is called for each other, later."""
         with self._lock:
             self._waiting_for = {errand.consumer for errand in errands}
-        running = {self._threads.submit(self._run, errand): errand for errand in errands}
-        self._wait(set(running), patience_s)
+        going = [_Going(errand) for errand in errands]
+        running = {self._threads.submit(self._run, each): each for each in going}
+        self._wait(running, patience_s)
         outcomes: dict[str, Outcome] = {}
-        for future, errand in running.items():
+        for future, each in running.items():
+            errand = each.errand
             if future.done():
                 outcomes[errand.consumer] = future.result()
             else:
+                each.give_back()
                 future.add_done_callback(lambda done, errand=errand: late(errand, done.result()))  # type: ignore[misc]
         return outcomes
 
@@ -128,28 +172,30 @@ class Deliveries:
         """Take no more; errands under way come to their end."""
         self._threads.shutdown(wait=False)
 
-    def _run(self, errand: Errand) -> Outcome:
+    def _run(self, going: _Going) -> Outcome:
         try:
-            return errand.run()
+            return going.run(self._slots, self._given_up)
         finally:
             with self._lock:
-                self._waiting_for.discard(errand.consumer)
+                self._waiting_for.discard(going.errand.consumer)
 
-    def _wait(self, running: set[Future[Outcome]], patience_s: float) -> None:
-        """Until all have ended, or some take much longer than half of the others did.
+    def _wait(self, running: Mapping[Future[Outcome], _Going], patience_s: float) -> None:
+        """Until each has ended, or takes much longer than half of the others did.
 
         When the lane is given up they are not waited for either.
         """
-        started, ended_after = time.monotonic(), list[float]()
+        ended_after: list[float] = []
         half = max(1, len(running) // 2)
-        pending = running
+        pending = set(running)
         while pending and not self._given_up.is_set():
             allowed = _LOOK_S
             if len(ended_after) >= half:
-                typical = statistics.median(ended_after)
-                left_s = started + patience_s + 2 * typical - time.monotonic()
-                if left_s <= 0:
-                    return
-                allowed = min(allowed, left_s)
+                most_s = patience_s + 2 * statistics.median(ended_after)
+                now = time.monotonic()
+                left_s = {each: running[each].left_s(most_s, now) for each in pending}
+                for late in (each for each in left_s if left_s[each] <= 0):
+                    running[late].give_back()
+                    pending.discard(late)
+                allowed = min(allowed, *(left for left in left_s.values() if left > 0), _LOOK_S)
             done, pending = wait(pending, allowed, return_when="FIRST_COMPLETED")
-            ended_after += [time.monotonic() - started] * len(done)
+            ended_after += [running[each].took_s for each in done]

@@ -13,6 +13,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from cdc.errors import TransientError
 _SHARED_MEMORY = Path("/dev/shm")
 _SHARED_MEMORY_FREE_MIN = 1 << 30
 _PLANNED = "planned.json"
+_PRESSURE = "pressure.json"
 
 
 @dataclass(frozen=True)
@@ -152,11 +154,17 @@ class Exchange:
         """What the source's side noted for the micro-batch that is under way."""
         return PlannedRange(**orjson.loads((self.directory / _PLANNED).read_bytes()))
 
+    def widen(self, by: float) -> None:
+        """Note for the source's side by how much longer micro-batches may take."""
+        # What is half written must not be cleared; of a lane that has ended nothing is left.
+        with self._holding, suppress(FileNotFoundError):
+            _note(self.directory / _PRESSURE, {"widened_by": by})
+
     def clear(self) -> None:
         """Forget what a finished, or failed, micro-batch left."""
         with self._holding:
             for path in self.directory.iterdir():
-                if str(path) not in self._held:
+                if str(path) not in self._held and path.name != _PRESSURE:
                     path.unlink(missing_ok=True)
 
     def hold(self, files: Iterable[str]) -> None:
@@ -179,9 +187,24 @@ class Exchange:
 
 def note_planned(directory: Path, planned: PlannedRange) -> None:
     """Spark does not show a micro-batch's offsets to ``foreachBatch``; this note does."""
-    temporary = directory / f"{_PLANNED}.new"
-    temporary.write_bytes(orjson.dumps(planned))
-    temporary.replace(directory / _PLANNED)
+    _note(directory / _PLANNED, planned)
+
+
+def widened_by(exchange: str) -> float:
+    """What the driver noted for the source's side; 1 without an exchange, or a note in it."""
+    if not exchange:
+        return 1.0
+    try:
+        return float(orjson.loads((Path(exchange) / _PRESSURE).read_bytes())["widened_by"])
+    except FileNotFoundError:
+        return 1.0
+
+
+def _note(path: Path, content: object) -> None:
+    """Whole or not at all: the other side may be reading it."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_bytes(orjson.dumps(content))
+    temporary.replace(path)
 
 
 def leave(directory: Path, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Path:

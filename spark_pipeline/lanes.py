@@ -43,6 +43,7 @@ from spark_pipeline.poison import told
 from spark_pipeline.post import Post
 from spark_pipeline.queues import Queues
 from spark_pipeline.redelivery import Redelivery
+from spark_pipeline.relief import Relief
 from spark_pipeline.roster import Roster, grouped
 from spark_pipeline.settings import LaneSettings
 from spark_pipeline.showing import Showing
@@ -73,6 +74,7 @@ class SourceLanes:
         self._looked = 0.0
         self._queues = Queues()
         self._showing = Showing(settings.source, settings.term)
+        self._relief = Relief(settings, self._roster, self._lock)
         self._ahead: list[str] = []
         self._seen: dict[str, Cursor] = {}
         self._told_slow = True  # an earlier process may have told something
@@ -230,6 +232,7 @@ class SourceLanes:
             if time.monotonic() - self._looked >= _LOOK_S:
                 self._looked = time.monotonic()
                 self._look()
+            self._relief.tick(self._passages.get(SHARED), self._connected)
             self._start_lanes()
             self._show()
         except psycopg.Error as error:
@@ -286,7 +289,8 @@ class SourceLanes:
                     self._roster.departed(Departure(consumer, "inactive"), now)
                 elif self._seen.get(consumer, standing.get(consumer)) != standing.get(consumer):
                     self._roster.hurry(consumer, now)
-        self._seen = standing
+            # What its last micro-batch settled is nobody's move: looked at from the next look on.
+            self._seen = {name: standing[name] for name in self._roster.waiting()}
         with closing(open_log(self._settings.log_directory)) as log:
             self._ahead = beyond(log, standing)
         self._check_deadlines(passages)
@@ -300,6 +304,7 @@ class SourceLanes:
             if to_be_given_up(progress[lane], deadline_s=deadline_s, now=now):
                 passage.give_up(f"a micro-batch had not ended after {GIVEN_UP_AFTER} deadlines")
         conditions = list(overdue(progress, leaving, deadline_s=deadline_s, now=now))
+        conditions += self._relief.conditions()
         if conditions or self._told_slow:
             report_conditions(
                 self._connected(),

@@ -15,7 +15,15 @@ from cdc.cursor import Cursor
 from cdc.errors import WalbrookError
 
 Why = Literal[
-    "caught_up", "failed", "slow", "moved", "inactive", "behind", "lane_failed", "detached"
+    "caught_up",
+    "failed",
+    "slow",
+    "moved",
+    "inactive",
+    "behind",
+    "lane_failed",
+    "detached",
+    "deferred",
 ]
 
 

@@ -80,7 +80,7 @@ class Passage:
         self.history = view.history()
         self.members = Members(post.left)
         self._planner = Planner(settings, exchange, self.history, post.pool, spark)
-        self._deliveries = Deliveries(self.ended)
+        self._deliveries = Deliveries(self.ended, settings.slots)
         self._settler = Settler(settings.source, settings.term, self._open_log)
         self._reported = -_HEALTH_S  # monotonic
         self._progress: Progress | None = None
@@ -159,6 +159,10 @@ class Passage:
         """Take nothing more; what the micro-batch under way still tries to settle is refused."""
         self.failure = self.failure or TransientError(why)
         self.ended.set()
+
+    def widen(self, by: float) -> None:
+        """Let micro-batches take that much longer than they should."""
+        self._exchange.widen(by)
 
     def close(self) -> None:
         self._deliveries.close()

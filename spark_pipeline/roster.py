@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from cdc.errors import ExpressionError, OperatorError
 from cdc.state.lanes import SHARED, Standing
+from cdc.state.pressure import DEFERRED
 from spark_pipeline.members import Departure, Why
+from spark_pipeline.pressure import DEFERRED_MAX_S
 
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 30.0
 _FORGIVEN_S = 60.0  # without a failure, after which the next one is the first again
@@ -26,6 +28,7 @@ _REASONS: dict[Why, str] = {
     "behind": "it is behind the others",
     "inactive": "it is not active",
     "detached": "it is slower than the others",
+    "deferred": DEFERRED,
 }
 
 
@@ -83,8 +86,14 @@ class Roster:
             place.slow = 1 if now - place.rejoin_after > _ALONE_MAX_S else place.slow + 1
             doubled: float = _ALONE_FIRST_S * 2 ** min(place.slow - 1, 10)
             place.rejoin_after = now + min(_ALONE_MAX_S, doubled)
+        elif why == "deferred":
+            place.due_at = now + DEFERRED_MAX_S
         elif why in ("inactive", "detached"):
             place.due_at = None
+
+    def deferred(self) -> list[str]:
+        """Those that pressure holds back; one that catches up is not."""
+        return [name for name in self.waiting() if self._places[name].reason == DEFERRED]
 
     def hurry(self, consumer: str, now: float) -> None:
         """Somebody has changed something: it need not wait for the rest of its pause."""

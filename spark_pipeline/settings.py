@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from psycopg.conninfo import conninfo_to_dict
@@ -16,6 +16,7 @@ from spark_pipeline.cluster import cluster_options
 from spark_pipeline.delivery import Origin
 from spark_pipeline.forms import wanted_by
 from spark_pipeline.plan import DRIVER_WORK_MAX
+from spark_pipeline.slots import Slots
 
 _BRIDGE_ROWS = 100_000
 
@@ -38,6 +39,7 @@ class LaneSettings:
     deadline_s: float = 60.0  # after which a micro-batch is told of
     catch_up_lanes: int = 4
     cluster_options: dict[str, str] | None = None  # for the source, if executors are elsewhere
+    slots: Slots = field(default_factory=lambda: Slots(16))  # shared with all other lanes
 
     @property
     def bridge(self) -> Bounds:
@@ -55,7 +57,9 @@ class LaneSettings:
         return wanted_by(self.consumers)
 
     @classmethod
-    def of(cls, config: Config, database: Database, term: int) -> LaneSettings:
+    def of(
+        cls, config: Config, database: Database, term: int, slots: Slots | None = None
+    ) -> LaneSettings:
         parameters = conninfo_to_dict(database.dsn())
         spark = config.spark
         return cls(
@@ -77,4 +81,5 @@ class LaneSettings:
             cluster_options=(
                 cluster_options(config, database) if is_cluster(spark.master) else None
             ),
+            slots=slots or Slots(spark.delivery_slots),
         )

@@ -42,7 +42,7 @@ from cdc.decoding.format import PLAIN, Wanted
 from cdc.errors import ConfigError, GapError
 from cdc.log.open import open_log
 from spark_pipeline.admission import Admission
-from spark_pipeline.exchange import MARKER_SCHEMA, PlannedRange, note_planned
+from spark_pipeline.exchange import MARKER_SCHEMA, PlannedRange, note_planned, widened_by
 from spark_pipeline.marked import marked_schema
 from spark_pipeline.options import Options, lane_options
 from spark_pipeline.places import Offset, ending, starting
@@ -149,7 +149,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of what one micro-batch may take; waits a little when there is nothing."""
         offset = Offset.from_json(start)
-        self._admission.asked(offset.batch, _now_s())
+        self._admission.asked(offset.batch, _now_s(), widened_by(self._options.exchange))
         end = self._end(offset)
         if end <= offset.batch:
             return start

@@ -70,6 +70,7 @@ class Endpoint:
         self.refusal = 422  # what those are answered with
         self.faults: Callable[[list[dict[str, object]]], Scripted] | None = None
         self.connections = 0
+        self.takes_s = 0.0  # for each answer: a slow destination
         self._lock = threading.Lock()
         self._port = 0
         self._server: ThreadingHTTPServer | None = None
@@ -146,6 +147,8 @@ class Endpoint:
             )
         if answer.after is not None:
             answer.after.wait(self._AFTER_MAX_S)
+        if self.takes_s:
+            threading.Event().wait(self.takes_s)
         if answer.hang_up:
             handler.close_connection = True
             return

@@ -148,6 +148,11 @@ class Spark(Section):
         description="Most lanes of a database, beside the shared one, in which sinks catch up; "
         "more sinks share them.",
     )
+    delivery_slots: Annotated[Integer, Field(ge=1, le=256)] = Field(
+        default=16,
+        description="Most deliveries under way at once, of all databases together; if more wait, "
+        "they take turns by the priority of their sinks.",
+    )
     checkpoint_directory: LocalPath = Field(
         default=Path("var/spark"), description="Directory for Spark's checkpoint, which is scratch."
     )

@@ -29,6 +29,7 @@ from starlette.routing import Route
 from cdc.config import Http
 from cdc.connection import connect
 from cdc.errors import OperatorError
+from cdc.state.pressure import DEFERRED
 
 _logger = structlog.get_logger("walbrook.http")
 
@@ -37,8 +38,10 @@ SELECT s.name AS source, s.state, s.state_since::text, s.last_error,
        (SELECT l.last_error FROM walbrook.lanes l
          WHERE l.source = s.name AND l.name = 'shared') AS lane_error, v.cursor,
        v.lag_bytes, v.lag_seconds, s.log_bytes, s.slot_wal_status, s.slot_safe_bytes,
-       extract(epoch FROM clock_timestamp() - s.heartbeat_at)::float8 AS heartbeat_age_s
+       extract(epoch FROM clock_timestamp() - s.heartbeat_at)::float8 AS heartbeat_age_s,
+       p.level AS pressure_level, p.slots_busy AS delivery_slots_busy
   FROM walbrook.sources s JOIN walbrook.cursors v ON v.source = s.name AND v.consumer IS NULL
+  LEFT JOIN walbrook.pressure p ON p.source = s.name
  ORDER BY 1
 """
 _CONSUMERS = """
@@ -46,7 +49,8 @@ SELECT c.source, c.name AS consumer, v.cursor, v.lag_bytes, v.lag_seconds, c.del
        c.absorbed, c.dead, c.last_error, v.moved_at::text, c.lane, c.lane_reason,
        (SELECT count(*) FROM walbrook.gaps g
          WHERE g.source = c.source AND g.consumer = c.name) AS gaps,
-       v.lag_seconds > 0 AND v.moved_at < clock_timestamp() - make_interval(secs => %s) AS stuck
+       v.lag_seconds > 0 AND v.moved_at < clock_timestamp() - make_interval(secs => %s)
+       AND (c.lane IS NULL AND c.lane_reason = %s) IS NOT TRUE AS stuck
   FROM walbrook.consumers c
   JOIN walbrook.cursors v ON v.source = c.source AND v.consumer = c.name
  ORDER BY 1, 2
@@ -113,7 +117,7 @@ class Observatory:
             rows = connection.cursor(row_factory=dict_row)
             return Sight(
                 sources=rows.execute(_SOURCES).fetchall(),
-                consumers=rows.execute(_CONSUMERS, (_STUCK_S,)).fetchall(),
+                consumers=rows.execute(_CONSUMERS, (_STUCK_S, DEFERRED)).fetchall(),
                 events=rows.execute(_EVENTS).fetchall(),
             )
 
@@ -160,6 +164,18 @@ def _source_metrics(sources: Rows) -> Iterator[Metric]:
         "Time since a heartbeat came back.",
         sources,
         "heartbeat_age_s",
+    )
+    yield _gauge(
+        "pressure_level",
+        "0: none; 1: micro-batches are widened; 2: consumers are deferred.",
+        sources,
+        "pressure_level",
+    )
+    yield _gauge(
+        "delivery_slots_busy",
+        "Delivery slots that its consumers hold.",
+        sources,
+        "delivery_slots_busy",
     )
 
 

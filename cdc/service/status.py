@@ -29,6 +29,10 @@ _EVENTS = """
 SELECT source, consumer, severity, date_trunc('second', clock_timestamp() - since)::text, what, fix
   FROM walbrook.health
 """
+_PRESSURE = """
+SELECT level, widened_by, deferred, backlog_rows, backlog_bytes, latency_s
+  FROM walbrook.pressure WHERE source = %s AND level > 0
+"""
 _CONSUMERS = """
 SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx, v.lag_bytes, v.lag_seconds,
        c.delivered, c.absorbed, c.moved_at, c.active, c.last_error, c.dead,
@@ -56,6 +60,7 @@ def status_tables(connection: psycopg.Connection[tuple[Any, ...]]) -> Group:
         errors += _error(f"reader {name}", reader) + _error(f"lane {name}", lane)
         parts += ("", *_log(name, log_bytes, earliest, evicted))
         parts += _consumers(connection, name, errors)
+        parts += _pressure(connection, name)
     errors += _events(connection)
     return Group(*parts, *[""][: len(errors)], *errors)
 
@@ -66,6 +71,21 @@ def _log(source: str, size: int | None, earliest: str | None, evicted: str | Non
         return []
     lost = f", evicted below {evicted}" if evicted else ""
     return [Text(f"Log of {source}: {_bytes(size)} from {earliest}{lost}")]
+
+
+def _pressure(connection: psycopg.Connection[tuple[Any, ...]], source: str) -> list[Text]:
+    """One line while there is more to deliver than can be delivered."""
+    return [
+        Text(
+            f"Pressure on {source}: level {level}, {rows:,} changes ({_bytes(size)}) wait for up "
+            f"to {latency_s:.0f} s; micro-batches widened {widened_by:.0f} times"
+            + (f", deferred: {', '.join(deferred)}" if deferred else ""),
+            style="yellow",
+        )
+        for level, widened_by, deferred, rows, size, latency_s in connection.execute(
+            _PRESSURE, (source,)
+        ).fetchall()
+    ]
 
 
 def _events(connection: psycopg.Connection[tuple[Any, ...]]) -> list[Text]:

@@ -39,7 +39,7 @@ def state(database: Database) -> Iterator[Connection]:
 def findings(
     state: Connection, database: Database, endpoint: Endpoint, tmp_path: Path
 ) -> Callable[[], Findings]:
-    """A run over an endpoint that refuses some messages for a while, with restarts; what it came to."""
+    """A run over an endpoint that refuses some messages for a while, with restarts."""
 
     class Lane(LogLane):
         state_dsn = database.dsn

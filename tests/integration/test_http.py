@@ -11,6 +11,7 @@ from cdc.config import Http
 from cdc.service.http import HttpServer
 from cdc.state.health import Condition, report_conditions
 from cdc.state.migrate import migrate
+from cdc.state.pressure import Shown, show_pressure
 from tests.fix_postgres import Database
 
 _SOURCE = """
@@ -94,3 +95,27 @@ def test_metrics_count_open_events_and_show_log_slot_and_heartbeat(
     assert 5 <= float(age.split()[-1]) < 60
     database.execute("UPDATE walbrook.sources SET slot_safe_bytes = NULL")
     assert "source_slot_safe_bytes{" not in client.get("/metrics").text
+
+
+def test_metrics_show_the_pressure_on_a_source(client: httpx.Client, database: Database) -> None:
+    assert "walbrook_pressure_level{" not in client.get("/metrics").text
+    shown = Shown(2, 10, 1000, 12.0, 0.9, 4.0, ("search",), 16, 3, 1)
+    with database.connect() as connection:
+        show_pressure(connection, "shop", 0, shown)
+        assert connection.execute("SELECT * FROM walbrook.pressure").fetchall() == [], "fenced"
+        show_pressure(connection, "shop", 1, shown)
+    lines = client.get("/metrics").text.splitlines()
+    assert 'walbrook_pressure_level{source="shop"} 2.0' in lines
+    assert 'walbrook_delivery_slots_busy{source="shop"} 3.0' in lines
+
+
+def test_one_that_is_deferred_is_not_stuck(client: httpx.Client, database: Database) -> None:
+    database.execute("UPDATE walbrook.sources SET log_lsn = '0/100', log_idx = 0")
+    database.execute(
+        "INSERT INTO walbrook.consumers (source, name, cursor_lsn, moved_at, lane_reason) "
+        "VALUES ('shop', 'search', '0/64', now() - interval '50 seconds', 'deferred: pressure')"
+    )
+    assert client.get("/health").json()["complaints"] == []
+    database.execute("UPDATE walbrook.consumers SET lane = 'catch_up_1'")
+    (complaint,) = client.get("/health").json()["complaints"]
+    assert complaint == "search is behind and has not moved for 30 s"

@@ -69,3 +69,16 @@ def test_only_the_question_for_what_follows_a_range_says_how_long_it_took() -> N
     assert admission.rows == 25_000
     admission.asked(10, 400.0)
     assert admission.rows == 25_000
+
+
+def test_under_pressure_micro_batches_may_take_longer_but_never_have_more_than_the_most() -> None:
+    admission = Admission(200_000, TARGET_S)
+    admission.handed_out(1, 100.0, limited=True)
+    admission.asked(1, 100.0 + TARGET_S * 2, widened_by=4.0)
+    assert admission.rows == 100_000
+    for number in range(2, 6):
+        admission.handed_out(number, 100.0, limited=True)
+        admission.asked(number, 100.0, widened_by=4.0)
+    assert admission.rows == 200_000
+    pass_one(admission, 9, TARGET_S * 2)
+    assert admission.rows == 100_000

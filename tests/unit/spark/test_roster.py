@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from cdc.errors import TransientError
 from cdc.state.lanes import SHARED
+from cdc.state.pressure import DEFERRED
 from spark_pipeline.members import Departure, Members, Why
 from spark_pipeline.overdue import overdue
 from spark_pipeline.roster import Roster, grouped
 
 _WHYS: list[Why] = [
     "caught_up", "failed", "slow", "moved", "inactive", "behind", "lane_failed", "detached",
+    "deferred",
 ]  # fmt: skip
 
 
@@ -37,8 +39,9 @@ def test_a_consumer_has_one_place_and_never_waits_longer_than_the_bound(
                 name in leaving,
             ]
             assert sum(places) == 1 or standing.reason is None
-            assert standing.retry_s is None or standing.retry_s <= 30.0
-    assert not set(roster.due(now + 31)) & (leaving | set(roster.in_lane(SHARED)))
+            longest_s = 60.0 if standing.reason == DEFERRED else 30.0
+            assert standing.retry_s is None or standing.retry_s <= longest_s
+    assert not set(roster.due(now + 61)) & (leaving | set(roster.in_lane(SHARED)))
 
 
 def test_failures_in_a_row_wait_longer_and_are_forgiven_after_a_minute() -> None:
@@ -52,6 +55,21 @@ def test_failures_in_a_row_wait_longer_and_are_forgiven_after_a_minute() -> None
     assert roster.standings(0.0)["a"].reason == "its sink failed: down"
     roster.departed(Departure("a", "failed"), 61.0)
     assert (roster.standings(61.0)["a"].retry_s or 0.0) <= 0.2
+
+
+def test_one_that_is_deferred_has_its_turn_after_a_minute_or_when_it_is_let() -> None:
+    roster = Roster(["a", "b", "c"])
+    for name in "abc":
+        roster.departed(Departure(name, "deferred"), 100.0)
+    roster.departed(Departure("c", "failed"), 100.0)
+    assert roster.deferred() == ["a", "b"]
+    assert roster.due(159.0) == ["c"]
+    roster.hurry("b", 110.0)
+    assert roster.due(110.0) == ["c", "b"]
+    assert roster.due(160.0) == ["c", "b", "a"]
+    roster.put("b", "catch_up_1")
+    assert roster.deferred() == ["a"]
+    assert roster.standings(160.0)["b"].reason == "deferred: pressure"
 
 
 def test_one_that_is_slow_again_and_again_stays_by_itself_for_longer() -> None:

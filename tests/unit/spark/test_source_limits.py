@@ -16,6 +16,7 @@ from cdc.cursor import Cursor
 from cdc.errors import ConfigError, GapError
 from cdc.log.retention import Retention
 from spark_pipeline import source
+from spark_pipeline.exchange import Exchange
 from spark_pipeline.options import Options
 from spark_pipeline.source import LogStreamReader
 from tests import pgoutput
@@ -63,6 +64,23 @@ def test_options_and_the_limit_of_spark_bound_a_micro_batch_together(log: Writte
 @pytest.mark.parametrize("limit", [ReadMaxRows(0), ReadMaxRows(1), ReadMaxBytes(1)])
 def test_at_least_one_batch_is_taken(log: WrittenLog, limit: ReadLimit) -> None:
     assert taken(reader(log), limit) == 1
+
+
+def test_what_the_driver_notes_of_pressure_lets_micro_batches_take_longer(
+    log: WrittenLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(log, first=100, count=100)
+    now = 0.0
+    monkeypatch.setattr(source, "_now_s", lambda: now)
+    exchange = Exchange(tmp_path)
+    stream = reader(log, maxRows="8000", targetMs="1000", exchange=str(tmp_path))
+    at, sizes = stream.initialOffset(), []
+    for by in (1.0, 2.0, 4.0, 1.0):
+        start, at = at, stream.latestOffset(at, stream.getDefaultReadLimit())
+        sizes.append(at["batch"] - start["batch"])
+        now += 2.0
+        exchange.widen(by)
+    assert sizes == [20, 10, 10, 20]
 
 
 def test_micro_batches_that_take_too_long_become_smaller(

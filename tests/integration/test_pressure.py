@@ -1,0 +1,250 @@
+"""More to deliver than can be delivered: who gets how much, who waits, and that all arrives."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cdc.connection import Connection, connect
+from cdc.log.view import LogView
+from cdc.state.lanes import SHARED
+from spark_pipeline import relief
+from spark_pipeline.exchange import Exchange, PlannedRange, note_planned, widened_by
+from spark_pipeline.passage import Passage
+from spark_pipeline.post import Post
+from spark_pipeline.relief import Relief
+from spark_pipeline.roster import Roster
+from spark_pipeline.slots import Slots
+from tests import pgoutput
+from tests.checker import SCHEMA, Arrival, Writers, compare
+from tests.fix_http import Endpoint
+from tests.fix_postgres import Database
+from tests.lane_on_log import LogLane
+from tests.service import Service
+from tests.unit.replication.test_seal import transaction
+from tests.waiting import until
+
+ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
+PRIORITIES = {"high": 10, "middle": 5, "low": 1}
+
+
+@pytest.fixture
+def state(database: Database) -> Iterator[Connection]:
+    with database.connect() as connection:
+        yield connection
+
+
+@pytest.fixture
+def endpoints() -> Iterator[dict[str, Endpoint]]:
+    """A slow destination for each of the sinks."""
+    servers = {name: Endpoint() for name in PRIORITIES}
+    for server in servers.values():
+        server.start()
+    yield servers
+    for server in servers.values():
+        server.stop()
+
+
+def hooks(endpoints: dict[str, Endpoint], **more: object) -> dict[str, dict[str, object]]:
+    return {
+        name: {
+            "priority": PRIORITIES[name],
+            "destination": {"type": "webhook", "url": endpoint.url, **more},
+        }
+        for name, endpoint in endpoints.items()
+    }
+
+
+def write(lane: LogLane, number: int) -> None:
+    lane.write(ITEM, *transaction(0x100 * number, pgoutput.insert(1, [str(number), "n"])))
+
+
+def test_lanes_that_contend_for_one_slot_get_shares_by_priority_and_none_starves(
+    state: Connection, database: Database, endpoints: dict[str, Endpoint], tmp_path: Path
+) -> None:
+    lane = LogLane(state, tmp_path, **hooks(endpoints))
+    batches, enough = 100, 100
+    for number in range(1, batches + 1):
+        write(lane, number)
+    settings = replace(lane.settings, slots=Slots(1), patience_s=0.0)
+    over = threading.Event()
+
+    def served() -> dict[str, int]:
+        return {name: len(endpoint.accepted) for name, endpoint in endpoints.items()}
+
+    def serve(passage: Passage, exchange: Exchange) -> None:
+        while not over.is_set() and passage.next_batch < batches:
+            at = passage.next_batch
+            note_planned(exchange.directory, PlannedRange(at, at + 1, 1))
+            passage.take(None, 0)
+            if sum(served().values()) >= enough:
+                over.set()
+
+    with ExitStack() as stack:
+        threads: list[threading.Thread] = []
+        passages: list[Passage] = []
+        for number, (name, endpoint) in enumerate(endpoints.items(), 1):
+            # Longer than what lies between two deliveries of a lane: somebody always waits.
+            endpoint.takes_s = 0.03
+            connection = stack.enter_context(connect(database.dsn, name=name))
+            exchange = Exchange.create(tmp_path / f"exchange of {name}")
+            stack.callback(exchange.remove)
+            post = Post((name,), lambda _departure: None, name=f"catch_up_{number}")
+            view = LogView(tmp_path / "log")
+            passage = Passage(settings, connection, view, exchange, name, post)
+            passages.append(passage)
+            threads.append(threading.Thread(target=serve, args=(passage, exchange)))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert [passage.failure for passage in passages] == [None] * 3
+    got = served()
+    # The slot is never kept free for one that settles, so no lane has more than every second turn.
+    assert got["high"] >= 0.4 * enough, got
+    assert got["middle"] >= 2.5 * got["low"], got
+    assert got["low"] >= 0.04 * enough, got
+    lane.close()
+
+
+def test_pressure_is_acted_upon_and_seen_in_sql_and_an_idle_source_is_not_written_of(
+    state: Connection,
+    endpoints: dict[str, Endpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lane = LogLane(state, tmp_path, **hooks(endpoints))
+    roster, now = Roster(PRIORITIES), 1000.0
+    for name in PRIORITIES:
+        roster.put(name, SHARED)
+    acts = Relief(replace(lane.settings, micro_batch_rows=10), roster, threading.Lock())
+    monkeypatch.setattr(relief, "_now_s", lambda: now)
+
+    def seconds(count: int) -> None:
+        nonlocal now
+        for _ in range(count):
+            now += 1.0
+            acts.tick(lane.passage, lambda: state)
+            for departure in lane.departures:
+                roster.departed(departure, now)
+            lane.departures.clear()
+
+    def row(columns: str) -> tuple[object, ...]:
+        ((*found,),) = state.execute(f"SELECT {columns} FROM walbrook.pressure".encode()).fetchall()
+        return tuple(found)
+
+    seconds(1)
+    assert row("level, backlog_rows, busy_ratio, widened_by, deferred, slots") == (
+        0, 0, 0.0, 1.0, [], 16,
+    )  # fmt: skip
+    written = row("xmin::text")
+    seconds(30)
+    assert row("xmin::text") == written, "an idle source was written of"
+
+    for number in range(1, 41):
+        write(lane, number)
+    lane.passage._at("deliver", PlannedRange(0, 1, 1), now)
+    seconds(9)
+    assert row("level, backlog_rows, widened_by") == (1, 40, 4.0)
+    assert widened_by(str(lane.exchange.directory)) == 4.0
+    lane.exchange.clear()
+    assert widened_by(str(lane.exchange.directory)) == 4.0, "forgotten with a micro-batch"
+    seconds(6)
+    assert row("level, deferred") == (2, ["low"])
+    assert set(lane.passage.members.cursors) == {"high", "middle"}
+    assert roster.standings(now)["low"].reason == "deferred: pressure"
+    (told,) = acts.conditions()
+    assert told.kind == "lane_pressure"
+    assert "low waits: its priority is 1" in told.what
+    seconds(5)
+    assert row("level, deferred") == (2, ["low", "middle"])
+    seconds(60)
+    assert set(roster.due(now)) == {"low", "middle"}, "deferred for more than a minute"
+
+    lane.passage._progress = None
+    lane.take()
+    for name in ("low", "middle"):
+        roster.put(name, "catch_up_1")
+    seconds(20)
+    assert row("level, widened_by, deferred, backlog_rows") == (0, 1.0, [], 0)
+    assert acts.conditions() == []
+    assert widened_by(str(lane.exchange.directory)) == 1.0
+    seconds(10)
+    written = row("xmin::text")
+    seconds(30)
+    assert row("xmin::text") == written, "an idle source was written of"
+    lane.close()
+
+
+def arrivals(endpoint: Endpoint) -> list[Arrival]:
+    found = []
+    for message in (m for request in endpoint.accepted for m in request.messages):
+        record = message["record"]
+        assert isinstance(record, dict)
+        if message["action"] != "delete":
+            found.append(Arrival(*(record[name] for name in ("key", "n", "payload", "digest"))))
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_with_more_work_than_slots_the_lowest_waits_for_a_while_and_nothing_is_lost(
+    database: Database, endpoints: dict[str, Endpoint], tmp_path: Path
+) -> None:
+    database.execute(SCHEMA)
+    sinks: list[dict[str, object]] = [
+        {"name": name, "source": {"include_tables": ["public.counter"]}, **given}
+        for name, given in hooks(endpoints, timeout_ms=60_000).items()
+    ]
+    service = Service(database, tmp_path / "service", sinks)
+    settings = yaml.safe_load(service.config.read_text())
+    settings["spark"] |= {"delivery_slots": 1, "micro_batch_rows": 300}
+    service.config.write_text(yaml.safe_dump(settings))
+    seed = random.SystemRandom().randrange(1 << 30)
+    print(f"seed {seed}")
+    service.start()
+    try:
+        service.until_serving()
+        for endpoint in endpoints.values():
+            endpoint.takes_s = 0.12
+        with Writers(database, seed=seed) as writers:
+            service.until("enough to do", "SELECT count(*) > 5000 FROM ledger.entry", timeout_s=60)
+        service.until(
+            "the lowest to be deferred",
+            "SELECT level = 2 AND 'low' = ANY (deferred) AND widened_by = 4 AND slots = 1"
+            "  FROM walbrook.pressure",
+        )
+        service.until(
+            "health to say so",
+            "SELECT what LIKE '%low waits: its priority is 1%' FROM walbrook.health"
+            " WHERE kind = 'lane_pressure' AND severity = 'warning'",
+        )
+        standing = "SELECT lane, lane_reason FROM walbrook.consumers WHERE name = 'low'"
+        assert database.execute(standing) == [(None, "deferred: pressure")]
+        assert "Pressure on shop: level 2" in service.run("status").stdout
+        had = {name: len(arrivals(endpoint)) for name, endpoint in endpoints.items()}
+        assert min(had.values()) > 0, "somebody starved"
+        until("the highest to go on", lambda: len(arrivals(endpoints["high"])) > had["high"] + 300)
+        assert len(arrivals(endpoints["low"])) == had["low"]
+        for endpoint in endpoints.values():
+            endpoint.takes_s = 0.01
+        service.until(
+            "all to be together again",
+            "SELECT bool_and(lane = 'shared') FROM walbrook.consumers",
+        )
+        service.until_settled()
+        service.until("nobody to wait", "SELECT level < 2 FROM walbrook.pressure")
+        service.until("health to be good again", "SELECT count(*) = 0 FROM walbrook.health")
+        ledger = writers.ledger()
+        for name, endpoint in endpoints.items():
+            findings = compare(ledger, arrivals(endpoint))
+            assert not findings, (name, findings)
+            assert findings.duplicates == 0, name
+    finally:
+        service.kill()

@@ -1,0 +1,66 @@
+"""Slots among threads: never more at once than there are, and all come to their turn."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from spark_pipeline import slot_queue
+from spark_pipeline.slots import Slots
+from tests.waiting import until
+
+NEVER = threading.Event()
+
+
+def test_never_more_deliver_at_once_than_there_are_slots_and_all_come_to_their_turn() -> None:
+    slots, lock = Slots(3), threading.Lock()
+    now_inside, most_inside, done = 0, 0, 0
+
+    def deliver(number: int) -> None:
+        nonlocal now_inside, most_inside, done
+        with slots.hold("shop", str(number % 20), 1 + number % 10, NEVER):
+            with lock:
+                now_inside += 1
+                most_inside = max(most_inside, now_inside)
+            threading.Event().wait(0.001)
+            with lock:
+                now_inside -= 1
+                done += 1
+
+    with ThreadPoolExecutor(40) as threads:
+        list(threads.map(deliver, range(400)))
+    assert (most_inside, done) == (3, 400)
+    assert slots.in_use("shop") == (0, 0)
+    assert slots.took_s("shop", "7") > 0
+
+
+def test_a_delivery_that_breaks_gives_its_slot_back() -> None:
+    slots = Slots(1)
+    with pytest.raises(ValueError, match="odd"), slots.hold("shop", "a", 5, NEVER):
+        raise ValueError("odd")
+    with slots.hold("shop", "b", 5, NEVER):
+        assert slots.in_use("shop") == (1, 0)
+        assert slots.in_use("other") == (0, 0)
+
+
+def test_one_that_hangs_holds_its_slot_no_longer_than_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slot_queue, "HELD_MAX_S", 0.2)
+    slots, end = Slots(1), threading.Event()
+    served: list[str] = []
+
+    def deliver(name: str, until_set: threading.Event | None) -> None:
+        with slots.hold("shop", name, 5, NEVER):
+            served.append(name)
+            if until_set is not None:
+                until_set.wait(30)
+
+    with ThreadPoolExecutor(2) as threads:
+        threads.submit(deliver, "hangs", end)
+        until("it to hang", lambda: served == ["hangs"])
+        threads.submit(deliver, "next", None)
+        until("the next to be served", lambda: served == ["hangs", "next"])
+        end.set()
