@@ -15,8 +15,9 @@ from cdc.cursor import Cursor
 from cdc.errors import WalbrookError
 
 Why = Literal[
-    "caught_up", "failed", "slow", "moved", "inactive", "behind", "lane_failed", "detached"
-]
+    "caught_up", "failed", "slow", "moved", "gap", "paused", "inactive", "behind", "lane_failed",
+    "detached",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from cdc.state.positions import (
     report_consumer,
     restart_cursor,
 )
+from cdc.state.roll import call_roll
 from cdc.state.schema_versions import NewVersion
 from spark_pipeline.announce import BatchRows
 from spark_pipeline.backlog import fits, fitting
@@ -105,10 +106,10 @@ class Passage:
                 state, evicted, source=settings.source, term=settings.term, shares=shares
             )
             lost = left_behind(state, settings.source, earliest)
-            standing = consumer_cursors(state, settings.source)
+            roll = call_roll(state, settings.source)
             refused = {n: error for n, error in (untold | lost).items() if n in shares}
-            serving = {n: standing[n] for n in shares if n in standing and n not in refused}
-            first = self._start(view, serving, standing)
+            serving = {n: at for n, at in roll.served.items() if n in shares and n not in refused}
+            first = self._start(view, serving, roll.standing)
             if view.floors() == floors:
                 break
         else:
@@ -118,7 +119,9 @@ class Passage:
         for name, error in refused.items():
             report_consumer(state, settings.source, name, str(error))
         self.members.leave(Departure(name, "failed", error) for name, error in refused.items())
-        self.members.leave(Departure(name, "inactive") for name in shares if name not in standing)
+        self.members.leave(
+            Departure(name, roll.absence(name)) for name in shares if name not in roll.served
+        )
         return first
 
     def _start(
@@ -276,13 +279,13 @@ class Passage:
         """Admit those who were invited; the answer is what they lack of what the lane has had."""
         if not invited:
             return {}
-        standing = consumer_cursors(self._state, self._settings.source)
+        roll = call_roll(self._state, self._settings.source)
         bridges: dict[str, Leg] = {}
         with closing(self._open_log()) as log:
             for name in invited:
-                cursor = standing.get(name)
+                cursor = roll.served.get(name)
                 if cursor is None:
-                    self.members.leave([Departure(name, "inactive")])
+                    self.members.leave([Departure(name, roll.absence(name))])
                     continue
                 first = log.seek(cursor)
                 if not fits(log, first, planned.start, self._settings.bridge):

@@ -23,6 +23,8 @@ _REASONS: dict[Why, str] = {
     "lane_failed": "its lane failed",
     "slow": "it was slower than the others",
     "moved": "its cursor was moved",
+    "gap": "it is told of a gap",
+    "paused": "it is paused",
     "behind": "it is behind the others",
     "inactive": "it is not active",
     "detached": "it is slower than the others",
@@ -83,7 +85,7 @@ class Roster:
             place.slow = 1 if now - place.rejoin_after > _ALONE_MAX_S else place.slow + 1
             doubled: float = _ALONE_FIRST_S * 2 ** min(place.slow - 1, 10)
             place.rejoin_after = now + min(_ALONE_MAX_S, doubled)
-        elif why in ("inactive", "detached"):
+        elif why in ("inactive", "paused", "detached"):
             place.due_at = None
 
     def hurry(self, consumer: str, now: float) -> None:
@@ -97,7 +99,7 @@ class Roster:
         return [name for name, place in self._places.items() if place.due_at is not None]
 
     def parked(self) -> list[str]:
-        """Those that wait to become active."""
+        """Those that wait to become active, or to be resumed."""
         return [
             name
             for name, place in self._places.items()
@@ -133,6 +135,7 @@ class Roster:
                 place.reason,
                 max(0.0, place.due_at - now) if place.due_at is not None else None,
                 place.failing,
+                place.reason == _REASONS["paused"],
             )
             for name, place in self._places.items()
         }
