@@ -51,7 +51,7 @@ BEGIN
                          || coalesce(others, 'none');
     END IF;
     RAISE EXCEPTION 'there is no consumer %', coalesce(named, 'without a name')
-        USING ERRCODE = 'no_data_found', HINT = 'there are: ' || coalesce(others, 'none yet');
+        USING ERRCODE = 'WB001', HINT = 'there are: ' || coalesce(others, 'none yet');
 END
 $$;
 

@@ -20,6 +20,16 @@ from cdc.errors import OperatorError
 State = dict[str, object]
 """The columns of ``walbrook.consumer_state`` by name."""
 
+_KINDS = {
+    "WB001": "unknown",  # consumer
+    "P0002": "unknown",  # no_data_found
+    "P0003": "refused",  # too_many_rows: an ambiguous name
+    "55000": "refused",  # object_not_in_prerequisite_state
+    "42501": "refused",  # insufficient_privilege
+    "42883": "missing",  # undefined_function
+    "42P01": "missing",  # undefined_table
+    "3F000": "missing",  # invalid_schema_name
+}
 LETTERS_MAX = 1_000
 """Most dead letters that are listed at once."""
 
@@ -120,24 +130,19 @@ def refusals() -> Iterator[None]:
     """What the functions refuse, and what Postgres cannot read, as errors that say what to do."""
     try:
         yield
-    except psycopg.errors.NoDataFound as error:
-        raise _refusal(error, "unknown") from None
-    except psycopg.DataError as error:
-        raise _refusal(error, "malformed") from None
-    except (
-        psycopg.errors.ObjectNotInPrerequisiteState,
-        psycopg.errors.TooManyRows,
-        psycopg.errors.InsufficientPrivilege,
-    ) as error:
-        raise _refusal(error, "refused") from None
-    except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName) as error:
-        raise OperatorError(
-            "the state database does not know this command yet",
-            fix="run walbrook migrate, or start the service",
-            kind="refused",
-        ) from error
+    except psycopg.Error as error:
+        kind = _KINDS.get(error.sqlstate or "", "malformed" if _unreadable(error) else "")
+        if kind == "missing":
+            raise OperatorError(
+                "the state database does not know this command yet",
+                fix="run walbrook migrate, or start the service",
+                kind="refused",
+            ) from error
+        if not kind:
+            raise
+        what = error.diag.message_primary or str(error).strip()
+        raise OperatorError(what, fix=error.diag.message_hint or "", kind=kind) from None
 
 
-def _refusal(error: psycopg.Error, kind: str) -> OperatorError:
-    what = error.diag.message_primary or str(error).strip()
-    return OperatorError(what, fix=error.diag.message_hint or "", kind=kind)
+def _unreadable(error: psycopg.Error) -> bool:
+    return isinstance(error, psycopg.DataError)

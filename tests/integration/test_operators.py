@@ -1,4 +1,4 @@
-"""What operators do by SQL: each act does what it says, and each refusal says why and what to do."""
+"""What operators do by SQL: each act does what it says, each refusal says why and what to do."""
 
 from __future__ import annotations
 
@@ -19,26 +19,36 @@ from tests.fix_postgres import Database, on_both_versions
 pytestmark = on_both_versions
 
 _SOURCE = """
-UPDATE walbrook.sources SET earliest_lsn = '0/100', earliest_idx = 0, log_lsn = '0/900', log_idx = 3;
+UPDATE walbrook.sources
+   SET earliest_lsn = '0/100', earliest_idx = 0, log_lsn = '0/900', log_idx = 3;
 UPDATE walbrook.consumers SET cursor_lsn = '0/500', cursor_idx = 0;
-INSERT INTO walbrook.log_segments (source, first_batch, batches, rows, bytes, first_lsn, first_idx,
-       high_lsn, high_idx, commit_from, commit_to, sealed_at, tier, location)
-VALUES ('shop', 0, 1, 1, 1, '0/100', 0, '0/200', 1, '2026-01-01 10:00Z', '2026-01-01 11:00Z', now(), 'hot', ''),
-       ('shop', 1, 1, 1, 1, '0/300', 2, '0/400', 1, '2026-01-01 11:30Z', '2026-01-01 12:00Z', now(), 'hot', ''),
-       ('shop', 2, 1, 1, 1, '0/600', 0, '0/900', 3, '2026-01-01 13:00Z', '2026-01-01 14:00Z', NULL, 'active', '');
+INSERT INTO walbrook.log_segments
+       (source, first_batch, batches, rows, bytes, first_lsn, first_idx, high_lsn, high_idx,
+        commit_from, commit_to, sealed_at, tier, location)
+SELECT 'shop', s.batch, 1, 1, 1, s.first, s.first_idx, s.high, s.high_idx, s.first_at, s.last_at,
+       now(), 'hot', ''
+  FROM (VALUES
+       (0, '0/100'::pg_lsn, 0, '0/200'::pg_lsn, 1, '2026-01-01 10:00Z'::timestamptz,
+        '2026-01-01 11:00Z'::timestamptz),
+       (1, '0/300', 2, '0/400', 1, '2026-01-01 11:30Z', '2026-01-01 12:00Z'),
+       (2, '0/600', 0, '0/900', 3, '2026-01-01 13:00Z', '2026-01-01 14:00Z')
+       ) AS s (batch, first, first_idx, high, high_idx, first_at, last_at);
 """
 _WAITING = """
-INSERT INTO walbrook.events (consumer, commit_lsn, commit_idx, group_id, whole_table, due_at, deliveries,
-       error, commit_timestamp, xid, table_schema, table_name, action, record, record_pks)
-SELECT c.id, %(lsn)s::pg_lsn, %(idx)s, %(group)s, %(whole)s, %(due)s::timestamptz, 3,
-       'refused', '2026-01-01', 7, 'public', 'item', 'insert', '{"id": 1, "n": 1.50}', '["1"]'
+INSERT INTO walbrook.events
+       (consumer, commit_lsn, commit_idx, group_id, whole_table, due_at, deliveries, error,
+        commit_timestamp, xid, table_schema, table_name, action, record, record_pks)
+SELECT c.id, %(lsn)s::pg_lsn, %(idx)s, %(group)s, %(whole)s, %(due)s::timestamptz, 3, 'refused',
+       '2026-01-01', 7, 'public', 'item', 'insert', '{"id": 1, "n": 1.50}', '["1"]'
   FROM walbrook.consumers c WHERE c.name = %(consumer)s
 """
 _LETTER = """
-INSERT INTO walbrook.dead_letters (source, consumer, commit_lsn, commit_idx, commit_timestamp, table_schema,
-       table_name, action, kind, error, payload, event, deliveries)
-SELECT 'shop', %(consumer)s, %(lsn)s::pg_lsn, %(idx)s, '2026-01-01', 'public', 'item', 'insert', %(kind)s,
-       'it was refused', CASE WHEN %(event)s::json IS NULL THEN '\\x00'::bytea END, %(event)s::json, 3
+INSERT INTO walbrook.dead_letters
+       (source, consumer, commit_lsn, commit_idx, commit_timestamp, table_schema, table_name,
+        action, kind, error, payload, event, deliveries)
+SELECT 'shop', %(consumer)s, %(lsn)s::pg_lsn, %(idx)s, '2026-01-01', 'public', 'item', 'insert',
+       %(kind)s, 'it was refused', CASE WHEN %(event)s::json IS NULL THEN '\\x00'::bytea END,
+       %(event)s::json, 3
 RETURNING id
 """
 
