@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cdc.cursor import Cursor
+from cdc.cursor import ORIGIN, Cursor
 from cdc.state.roll import Roll
 from spark_pipeline.members import Departure, Members
 from spark_pipeline.roster import Roster
 
 
 def dismiss(members: Members, serving: Mapping[str, Cursor], roll: Roll) -> None:
-    """Let those of a lane go that it must not serve on; ``serving`` was asked before the roll."""
-    for consumer, cursor in serving.items():
+    """Let those of a lane go that it must not serve on; ``serving`` was asked before the roll.
+
+    Those that are invited have not joined, which they do at the cursor that they then have.
+    """
+    for consumer, cursor in [*serving.items(), *((name, ORIGIN) for name in members.invited)]:
         if consumer not in roll.served:
             members.let_go(consumer, roll.absence(consumer))
         elif roll.served[consumer] < cursor:

@@ -52,6 +52,12 @@ class Members:
         with self._lock:
             return dict(self._cursors)
 
+    @property
+    def invited(self) -> list[str]:
+        """Those that may join at the next micro-batch."""
+        with self._lock:
+            return sorted(self._invited)
+
     def admit(self, cursors: dict[str, Cursor]) -> None:
         """Serve these from now on."""
         with self._lock:

@@ -287,6 +287,9 @@ class Passage:
                 if cursor is None:
                     self.members.leave([Departure(name, roll.absence(name))])
                     continue
+                if name in roll.untold:  # before anything that follows the gap
+                    self.members.leave([Departure(name, "gap")])
+                    continue
                 first = log.seek(cursor)
                 if not fits(log, first, planned.start, self._settings.bridge):
                     self.members.leave([Departure(name, "behind")])

@@ -21,9 +21,11 @@ from tests.waiting import until
 
 _PAUSED = "SELECT lane IS NULL AND lane_reason = 'it is paused' FROM walbrook.consumers c"
 _MESSAGE = """
-INSERT INTO walbrook.events (consumer, commit_lsn, commit_idx, commit_timestamp, xid, table_schema,
-       table_name, action, record, record_pks, due_at)
-SELECT id, '{lsn}', {idx}, now(), 7, 'public', 'item', 'insert', '{{}}', '[]', now() + interval '1 h'
+INSERT INTO walbrook.events
+       (consumer, commit_lsn, commit_idx, commit_timestamp, xid, table_schema, table_name, action,
+        record, record_pks, due_at)
+SELECT id, '{lsn}', {idx}, now(), 7, 'public', 'item', 'insert', '{{}}', '[]',
+       now() + interval '1 hour'
   FROM walbrook.consumers WHERE name = 'hook'
 """
 

@@ -39,6 +39,19 @@ def test_a_lane_lets_go_of_whom_it_must_not_serve_on(roll: Roll, why: Why | None
     assert told == ([Departure("a", why)] if why else [])
 
 
+@pytest.mark.parametrize(
+    ("roll", "why"),
+    [(SERVED, None), (PAUSED, "paused"), (Roll({"a": LOW}, {}, frozenset("a")), "gap")],
+)
+def test_one_that_was_invited_and_has_not_joined_is_let_go_too(roll: Roll, why: Why | None) -> None:
+    told: list[Departure] = []
+    members = Members(told.append)
+    members.invite("a")
+    dismiss(members, members.cursors, roll)
+    assert told == ([Departure("a", why)] if why else [])
+    assert members.begin() == ([] if why else ["a"])
+
+
 @pytest.mark.parametrize("why", ["failed", "lane_failed", "slow", "moved", "behind", "gap"])
 def test_one_that_waits_and_is_paused_is_tried_no_more_until_it_is_resumed(why: Why) -> None:
     roster = Roster(["a"])
