@@ -1,8 +1,8 @@
 -- What an operator does, as functions. Each refuses what it cannot do and says why, answers with the
 -- consumer's new state, and tells the running service at once (channel walbrook).
 --
--- All of them lock the consumer's row before they touch its queue, as the service does; they lock
--- nothing else that the service waits for.
+-- All of them lock the consumer's row before they touch its queue, as the service does; where it is a
+-- pull consumer, before that what its claims lock, in their order.
 
 CREATE TYPE walbrook.consumer_state AS (
     source       text,
@@ -38,7 +38,14 @@ BEGIN
             USING ERRCODE = 'too_many_rows',
                   HINT = 'give one of them another name in its configuration';
     END IF;
-    SELECT * INTO c FROM walbrook.consumers k WHERE k.name = named AND k.active FOR UPDATE;
+    SELECT * INTO c FROM walbrook.consumers k WHERE k.name = named AND k.active;
+    IF c.destination = 'pull' THEN
+        PERFORM FROM walbrook.stored s WHERE s.consumer = c.id FOR UPDATE;
+        PERFORM FROM walbrook.pulls p WHERE p.consumer = c.id FOR UPDATE;
+    END IF;
+    -- Not FOR UPDATE: rows that refer to it may be added meanwhile.
+    SELECT * INTO c FROM walbrook.consumers k
+     WHERE k.id = c.id AND k.active FOR NO KEY UPDATE;
     IF c.name IS NOT NULL THEN
         RETURN c;
     END IF;
@@ -81,6 +88,18 @@ $$;
 CREATE FUNCTION walbrook.keeps_position(destination text) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$ SELECT destination IN ('file', 'parquet', 'redis_stream') $$;
 
+CREATE FUNCTION walbrook.waiting(c walbrook.consumers) RETURNS bigint
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF c.destination = 'pull' THEN
+        RETURN (SELECT count(*) FROM walbrook.records r WHERE r.consumer = c.id);
+    END IF;
+    RETURN (SELECT count(*) FROM walbrook.events e WHERE e.consumer = c.id);
+END
+$$;
+
+COMMENT ON FUNCTION walbrook.waiting IS 'How many messages are in a consumer''s queue.';
+
 CREATE FUNCTION walbrook.acted(id integer, what text, affected bigint)
 RETURNS walbrook.consumer_state
 LANGUAGE plpgsql AS $$
@@ -88,13 +107,14 @@ DECLARE
     answer walbrook.consumer_state;
 BEGIN
     SELECT c.source, c.name, c.cursor_lsn || ':' || c.cursor_idx, c.paused_at,
-           (SELECT count(*) FROM walbrook.events e WHERE e.consumer = c.id),
+           walbrook.waiting(c),
            (SELECT count(*) FROM walbrook.dead_letters d
              WHERE d.source = c.source AND d.consumer = c.name),
            acted.affected, c.lane, c.lane_reason
       INTO answer FROM walbrook.consumers c WHERE c.id = acted.id;
     PERFORM pg_notify('walbrook', json_build_object(
         'source', answer.source, 'consumer', answer.consumer, 'what', acted.what)::text);
+    PERFORM pg_notify('walbrook_pull', acted.id::text);  -- who waits for messages looks again
     RETURN answer;
 END
 $$;
@@ -106,7 +126,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     promoted bigint;
 BEGIN
-    PERFORM FROM walbrook.consumers c WHERE c.id = promote.consumer FOR UPDATE;
+    PERFORM FROM walbrook.consumers c WHERE c.id = promote.consumer FOR NO KEY UPDATE;
     UPDATE walbrook.events e SET due_at = clock_timestamp()
      WHERE e.consumer = promote.consumer AND e.due_at IS NULL
        AND NOT EXISTS (
@@ -169,6 +189,9 @@ LANGUAGE plpgsql AS $$
 DECLARE
     cut bigint;
 BEGIN
+    IF c.destination = 'pull' THEN
+        RETURN walbrook.forget_records(c.id, target.lsn, target.idx);
+    END IF;
     DELETE FROM walbrook.events e
      WHERE e.consumer = c.id AND (e.commit_lsn, e.commit_idx) >= (target.lsn, target.idx);
     GET DIAGNOSTICS cut = ROW_COUNT;
@@ -261,6 +284,16 @@ BEGIN
                                                    ELSE 'path' END,
                                 target.lsn, target.idx, c.source, c.name);
     END IF;
+    -- Messages of a pull consumer are stored before its cursor moves: what a lane had in hand would
+    -- be stored behind the cut, and all before it be taken for repeats.
+    IF c.destination = 'pull' AND (c.paused_at IS NULL OR c.lane IS NOT NULL
+                                   OR c.lane_reason IS DISTINCT FROM 'it is paused') THEN
+        RAISE EXCEPTION '% is being stored for: a pull consumer is rewound while it is paused', c.name
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = format('walbrook.pause(%L), wait until lane_reason in walbrook.consumers says '
+                                'that it is paused (the service must run), rewind it, and '
+                                'walbrook.resume(%L)', c.name, c.name);
+    END IF;
     cut := walbrook.cut_queue(c, target);
     -- What was given up from there on comes after all.
     DELETE FROM walbrook.gaps g
@@ -299,8 +332,13 @@ DECLARE
     waits walbrook.place;
     cut bigint;
 BEGIN
-    SELECT e.commit_lsn, e.commit_idx INTO waits FROM walbrook.events e
-     WHERE e.consumer = c.id ORDER BY 1, 2 LIMIT 1;
+    IF c.destination = 'pull' THEN
+        SELECT r.commit_lsn, r.commit_idx INTO waits FROM walbrook.records r
+         WHERE r.consumer = c.id ORDER BY 1, 2 LIMIT 1;
+    ELSE
+        SELECT e.commit_lsn, e.commit_idx INTO waits FROM walbrook.events e
+         WHERE e.consumer = c.id ORDER BY 1, 2 LIMIT 1;
+    END IF;
     begins := least(begins, waits);
     cut := walbrook.cut_queue(c, ROW('0/0', 0)::walbrook.place);
     IF begins < ends THEN
@@ -316,7 +354,8 @@ $$;
 COMMENT ON FUNCTION walbrook.discard_all IS 'Give up all that a consumer has not had: its queue, and the log up to its end; a row of walbrook.gaps says from where to where, and its sink is told.';
 
 -- Whether a dead letter can be sent again; if not, why, and what to do instead.
-CREATE FUNCTION walbrook.check_redelivery(d walbrook.dead_letters, destination text) RETURNS void
+CREATE FUNCTION walbrook.check_redelivery(d walbrook.dead_letters, c walbrook.consumers)
+RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     place text := d.commit_lsn || ':' || d.commit_idx;
@@ -334,10 +373,16 @@ BEGIN
                                   d.consumer, place) END
                       || format('; then walbrook.discard(%s)', d.id);
     END IF;
-    IF walbrook.keeps_position(destination) THEN
+    IF c.destination = 'pull' AND (d.event ->> 'consumer')::integer <> c.id THEN
+        RAISE EXCEPTION 'dead letter % is of an earlier consumer % than there is now', d.id, c.name
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = format('take what you need of it from the column event, then '
+                                'walbrook.discard(%s)', d.id);
+    END IF;
+    IF walbrook.keeps_position(c.destination) THEN
         RAISE EXCEPTION '% would not take dead letter % again: its destination (%) holds messages '
                         'in the order of their cursors and takes this one for a repeat',
-                        d.consumer, d.id, destination
+                        d.consumer, d.id, c.destination
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = format('bring the destination up to date from the column event, then '
                                 'walbrook.discard(%s)', d.id);
@@ -351,6 +396,14 @@ LANGUAGE plpgsql AS $$
 DECLARE
     put bigint;
 BEGIN
+    IF c.destination = 'pull' THEN
+        -- Ahead of all that nobody was handed yet; one that is there already stays as it is.
+        WITH letters AS (
+            DELETE FROM walbrook.dead_letters d WHERE d.id = ANY (put_back.letters)
+            RETURNING d.event)
+        SELECT count(walbrook.requeue_record(letters.event)) INTO put FROM letters;
+        RETURN put;
+    END IF;
     WITH letters AS (
         DELETE FROM walbrook.dead_letters d WHERE d.id = ANY (put_back.letters) RETURNING d.event),
     back AS (
@@ -403,16 +456,16 @@ DECLARE
     d walbrook.dead_letters := walbrook.find_dead_letter(dead_letter, redeliver.consumer);
     c walbrook.consumers;
 BEGIN
-    SELECT * INTO c FROM walbrook.consumers k
-     WHERE k.source = d.source AND k.name = d.consumer AND k.active FOR UPDATE;
-    IF c.id IS NULL THEN
+    IF NOT EXISTS (SELECT FROM walbrook.consumers k
+                    WHERE k.source = d.source AND k.name = d.consumer AND k.active) THEN
         RAISE EXCEPTION 'dead letter % has nowhere to go: there is no consumer % any more', d.id,
                         d.consumer
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = format('add it to the configuration again and start the service, or '
                                 'walbrook.discard(%s)', d.id);
     END IF;
-    PERFORM walbrook.check_redelivery(d, c.destination);
+    c := walbrook.find_consumer(d.consumer);
+    PERFORM walbrook.check_redelivery(d, c);
     RETURN walbrook.acted(c.id, 'redeliver', walbrook.put_back(c, ARRAY[d.id]));
 END
 $$;
@@ -435,7 +488,7 @@ BEGIN
      WHERE k.source = c.source AND k.consumer = c.name
      ORDER BY k.event IS NULL, k.commit_lsn, k.commit_idx LIMIT 1;
     IF d.id IS NOT NULL THEN
-        PERFORM walbrook.check_redelivery(d, c.destination);  -- the first speaks for all
+        PERFORM walbrook.check_redelivery(d, c);  -- the first speaks for all
     END IF;
     IF left_over > 0 THEN
         RAISE WARNING '% dead letters of % never were messages and stay', left_over, c.name
@@ -483,22 +536,71 @@ $$;
 
 COMMENT ON FUNCTION walbrook.discard(text) IS 'Acknowledge all dead letters of a consumer.';
 
+-- Of a pull consumer: the gap message takes the message's place, at once due and of no group.
+CREATE FUNCTION walbrook.discard_record(c walbrook.consumers, place walbrook.place)
+RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    r record;
+BEGIN
+    SELECT * INTO r FROM walbrook.records k
+     WHERE k.consumer = c.id AND k.commit_lsn = place.lsn AND k.commit_idx = place.idx
+       AND k.action <> 'gap' FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    UPDATE walbrook.records k
+       SET action = 'gap', group_id = NULL, whole_table = false, table_schema = '', table_name = '',
+           bytes = length(p.gap_message),
+           message = walbrook.gap_message(
+               p.gap_message, place.lsn, place.idx, place.lsn || ':' || place.idx,
+               place.lsn || ':' || place.idx + 1, 'discarded')
+      FROM walbrook.pulls p
+     WHERE p.consumer = c.id AND k.consumer = c.id
+       AND k.commit_lsn = place.lsn AND k.commit_idx = place.idx;
+    UPDATE walbrook.in_flight f
+       SET group_id = NULL, whole_table = false, table_schema = '', table_name = '',
+           lease_id = NULL, lease_until = NULL, holder = NULL, error = NULL, deliveries = 0,
+           due_at = clock_timestamp()
+     WHERE f.consumer = c.id AND f.commit_lsn = place.lsn AND f.commit_idx = place.idx;
+    IF FOUND THEN
+        PERFORM walbrook.wake_waiting(c.id, ARRAY[r.group_id], ARRAY[r.table_schema],
+                                      ARRAY[r.table_name], ARRAY[r.whole_table]);
+    END IF;
+    RETURN true;
+END
+$$;
+
 CREATE FUNCTION walbrook.discard(consumer text, at_cursor text) RETURNS walbrook.consumer_state
 LANGUAGE plpgsql AS $$
 DECLARE
     c walbrook.consumers := walbrook.find_consumer(discard.consumer);
     place walbrook.place := walbrook.parse_cursor(at_cursor);
+    was_there boolean;
 BEGIN
-    DELETE FROM walbrook.events e
-     WHERE e.consumer = c.id AND e.commit_lsn = place.lsn AND e.commit_idx = place.idx;
-    IF NOT FOUND THEN
+    IF c.destination = 'pull' THEN
+        was_there := walbrook.discard_record(c, place);
+    ELSE
+        DELETE FROM walbrook.events e
+         WHERE e.consumer = c.id AND e.commit_lsn = place.lsn AND e.commit_idx = place.idx;
+        was_there := FOUND;
+    END IF;
+    IF NOT was_there THEN
         RAISE EXCEPTION 'no message of % waits at %', c.name, at_cursor
             USING ERRCODE = 'no_data_found',
-                  HINT = format('those that wait: SELECT commit_lsn, commit_idx, error FROM '
-                                'walbrook.events WHERE consumer = %s', c.id);
+                  HINT = format('those that wait: SELECT commit_lsn, commit_idx, action FROM '
+                                'walbrook.%s WHERE consumer = %s',
+                                CASE c.destination WHEN 'pull' THEN 'records' ELSE 'events' END,
+                                c.id);
     END IF;
     PERFORM walbrook.note_discarded(c, place, ROW(place.lsn, place.idx + 1)::walbrook.place);
-    PERFORM walbrook.promote(c.id);
+    IF c.destination = 'pull' THEN  -- where the message was, it says so
+        UPDATE walbrook.gaps g SET told_at = clock_timestamp()
+         WHERE g.source = c.source AND g.consumer = c.name
+           AND g.from_lsn = place.lsn AND g.from_idx = place.idx;
+    ELSE
+        PERFORM walbrook.promote(c.id);
+    END IF;
     RETURN walbrook.acted(c.id, 'discard', 1);
 END
 $$;
