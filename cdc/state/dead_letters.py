@@ -105,9 +105,9 @@ def _condition(consumer: str, count: int, first: str) -> Condition:
         "warning",
         f"{consumer} went on without {many} change{'s' if count > 1 else ''} that could not be "
         f"delivered; the first: {first}",
-        fix="look at walbrook.dead_letters, correct the rows in the source, or the sink's "
-        "expressions, or bring the destination up to date by other means, and delete what is dealt "
-        "with",
+        fix="look at walbrook.dead_letters: walbrook.redeliver sends one again, or says why not; "
+        "correct the rows in the source, or the sink's expressions, or bring the destination up to "
+        "date by other means, and walbrook.discard what is dealt with",
     )
 
 
