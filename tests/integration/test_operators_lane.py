@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,13 @@ import pytest
 
 from cdc.connection import Connection
 from cdc.cursor import Cursor
-from cdc.state.positions import consumer_cursors, restart_cursor
+from cdc.state.positions import (
+    MovedError,
+    Settlement,
+    consumer_cursors,
+    restart_cursor,
+    settle,
+)
 from spark_pipeline.hearing import heard, listen
 from spark_pipeline.members import Departure
 from tests.fix_http import Endpoint, Scripted
@@ -120,3 +127,50 @@ def test_what_an_operator_does_is_heard_and_nothing_else(
         state.execute("NOTIFY walbrook, 'what is this'")
         until("something that may concern us", lambda: heard(listener, SOURCE))
         assert not heard(listener, SOURCE), "it was heard once"
+
+
+_ACTS = ("pause('a')", "resume('a')", "rewind('a', to_earliest => true)", "discard_all('a')",
+         "redeliver('a')", "discard('a')", "pause('b')", "resume('b')",
+         "rewind('b', to_earliest => true)", "discard_all('b')")  # fmt: skip
+
+
+def test_operators_and_settling_never_wait_for_each_other_in_a_circle(
+    state: Connection, database: Database, tmp_path: Path
+) -> None:
+    lane = LogLane(state, tmp_path, a={}, b={})
+    state.execute("UPDATE walbrook.sources SET log_lsn = '0/900', log_idx = 0")
+    failures: list[Exception] = []
+
+    def operate(seed: int) -> None:
+        chosen = random.Random(seed)
+        try:
+            with database.connect() as connection:
+                for _ in range(60):
+                    connection.execute(f"SELECT walbrook.{chosen.choice(_ACTS)}".encode())
+        except Exception as error:
+            failures.append(error)
+
+    operators = [threading.Thread(target=operate, args=(seed,)) for seed in range(4)]
+    for operator in operators:
+        operator.start()
+    refused = settled = 0
+    while any(operator.is_alive() for operator in operators):
+        standing = consumer_cursors(state, SOURCE)
+        moves = {name: Settlement(at, Cursor(at.lsn + 8, 0)) for name, at in standing.items()}
+        try:
+            settle(
+                state,
+                source=SOURCE,
+                term=lane.settings.term,
+                read_to=Cursor(0x1000, 0),
+                consumers=moves,
+            )
+            settled += 1
+        except MovedError:
+            refused += 1
+    for operator in operators:
+        operator.join()
+    assert failures == []
+    assert settled
+    assert refused, "they never met"
+    lane.close()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import psycopg
 import pytest
 
 from cdc.state.migrate import available
@@ -117,3 +120,58 @@ def test_a_dead_letter_of_an_earlier_consumer_of_that_name_is_refused(puller: Pu
     number = puller.letter("0/200", 0, "delivery", '{"consumer": 99, "message": {}}')
     what, _ = puller.refused(f"redeliver({number})")
     assert what == f"dead letter {number} is of an earlier consumer hook than there is now"
+
+
+_ACTS = ("pause('hook')", "resume('hook')", "redeliver('hook')", "discard('hook')",
+         "discard_all('hook')")  # fmt: skip
+_AGAIN = """
+INSERT INTO walbrook.records (consumer, commit_lsn, commit_idx, group_id, bytes, commit_timestamp,
+       table_schema, table_name, action, message)
+SELECT c.id, '0/1000'::pg_lsn + n, 0, n % 7, 9, now(), 'public', 'item', 'insert', '{}'
+  FROM walbrook.consumers c, generate_series(1, 300) n WHERE c.name = 'hook'
+    ON CONFLICT DO NOTHING
+"""
+
+
+def test_operators_and_claims_never_wait_for_each_other_in_a_circle(puller: Puller) -> None:
+    failures: list[Exception] = []
+    ends = threading.Event()
+
+    def operate(seed: int) -> None:
+        chosen = random.Random(seed)
+        with puller.database.connect() as connection:
+            for turn in range(60):
+                if turn % 5 == 0:
+                    with connection.transaction():  # as whoever stores does it
+                        connection.execute("SELECT FROM walbrook.stored FOR UPDATE")
+                        connection.execute(_AGAIN)
+                connection.execute(f"SELECT walbrook.{chosen.choice(_ACTS)}".encode())
+
+    def fetch(_seed: int) -> None:
+        """Everything is given back, and so becomes a dead letter."""
+        with puller.database.connect() as connection:
+            while not ends.is_set():
+                try:
+                    given = connection.execute("SELECT ack_id FROM walbrook.receive('hook', 5)")
+                    if ack_ids := [ack_id for (ack_id,) in given.fetchall()]:
+                        connection.execute("SELECT walbrook.nack('hook', %s)", (ack_ids,))
+                except psycopg.Error as error:
+                    if error.sqlstate != "WB003":  # it is paused
+                        raise
+
+    def run(what: Callable[[int], None], seed: int) -> None:
+        try:
+            what(seed)
+        except Exception as error:
+            failures.append(error)
+
+    operators = [threading.Thread(target=run, args=(operate, seed)) for seed in range(3)]
+    fetchers = [threading.Thread(target=run, args=(fetch, seed)) for seed in range(3)]
+    for thread in operators + fetchers:
+        thread.start()
+    for thread in operators:
+        thread.join()
+    ends.set()
+    for thread in fetchers:
+        thread.join()
+    assert failures == []
