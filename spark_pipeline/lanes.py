@@ -32,10 +32,13 @@ from cdc.log.open import open_log
 from cdc.replication.stop import StopSignal
 from cdc.state.health import report_conditions
 from cdc.state.lanes import SHARED, clear_lanes, close_lane, report_lane
-from cdc.state.positions import consumer_cursors, restart_cursor
+from cdc.state.positions import restart_cursor
+from cdc.state.roll import Roll, call_roll
 from spark_pipeline.backlog import beyond, fits
 from spark_pipeline.exchange import Exchange
+from spark_pipeline.hearing import heard, listen
 from spark_pipeline.lane import RUN, Begun, Lane
+from spark_pipeline.looking import dismiss, reconsider
 from spark_pipeline.members import Departure
 from spark_pipeline.overdue import GIVEN_UP_AFTER, overdue, to_be_given_up
 from spark_pipeline.passage import Passage
@@ -51,7 +54,7 @@ from spark_pipeline.showing import Showing
 _logger = structlog.get_logger("walbrook.lane")
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 30.0
 _TICK_S = 0.1
-_LOOK_S = 1.0  # how often cursors are looked at for somebody else's moves
+_LOOK_S = 1.0  # how often cursors are looked at for somebody else's moves, if none is heard of
 _TURN_S = 30.0  # how long a lane catches up while others wait for one
 
 
@@ -104,22 +107,24 @@ class SourceLanes:
 
     def _place(self) -> None:
         """Those that are far behind the first catch up by themselves, all others go together."""
-        behind: list[str] = []
+        behind, roll = list[str](), Roll({}, {})
         for lane in (SHARED, *self._names):
             Exchange.create(self._settings.checkpoint_directory / lane / "exchange").remove()
         try:
-            standing = consumer_cursors(self._connected(), self._settings.source)
+            roll = call_roll(self._connected(), self._settings.source)
             clear_lanes(self._connected(), self._settings.source)
             with closing(open_log(self._settings.log_directory)) as log:
-                top = log.seek(max(standing.values())) if standing else 0
-                for name, cursor in standing.items():
+                top = log.seek(max(roll.served.values())) if roll.served else 0
+                for name, cursor in roll.served.items():
                     if not fits(log, log.seek(cursor), top, self._settings.bridge):
                         behind.append(name)
         except (WalbrookError, psycopg.Error) as error:
             # Where all begin together nothing is lost; whoever is behind is then waited for.
             _logger.warning("lane.not_placed", source=self._settings.source, error=str(error))
         for consumer in self._settings.consumers:
-            if consumer.name in behind:
+            if consumer.name in roll.paused:
+                self._roster.departed(Departure(consumer.name, "paused"), time.monotonic())
+            elif consumer.name in behind:
                 self._roster.wait(consumer.name, "behind", due_at=time.monotonic())
             else:
                 self._roster.put(consumer.name, SHARED)
@@ -229,7 +234,8 @@ class SourceLanes:
     def _tick(self) -> None:
         try:
             self._place_departed()
-            if time.monotonic() - self._looked >= _LOOK_S:
+            told = heard(self._connected(), self._settings.source)
+            if told or time.monotonic() - self._looked >= _LOOK_S:
                 self._looked = time.monotonic()
                 self._look()
             self._relief.tick(self._passages.get(SHARED), self._connected)
@@ -272,27 +278,15 @@ class SourceLanes:
             passages = dict(self._passages)
         # Theirs first: what a lane says it has settled is in Postgres by then.
         serving = {name: passage.members.cursors for name, passage in passages.items()}
-        standing = consumer_cursors(self._connected(), self._settings.source)
+        roll = call_roll(self._connected(), self._settings.source)
         for lane, cursors in serving.items():
-            for consumer, cursor in cursors.items():
-                if consumer not in standing:
-                    passages[lane].members.let_go(consumer, "inactive")
-                elif standing[consumer] < cursor:
-                    passages[lane].members.let_go(consumer, "moved")
-        now = time.monotonic()
+            dismiss(passages[lane].members, cursors, roll)
         with self._lock:
-            for consumer in self._roster.parked():
-                if consumer in standing:
-                    self._roster.wait(consumer, "behind", due_at=now)
-            for consumer in self._roster.waiting():
-                if consumer not in standing:
-                    self._roster.departed(Departure(consumer, "inactive"), now)
-                elif self._seen.get(consumer, standing.get(consumer)) != standing.get(consumer):
-                    self._roster.hurry(consumer, now)
+            reconsider(self._roster, roll, self._seen, time.monotonic())
             # What its last micro-batch settled is nobody's move: looked at from the next look on.
-            self._seen = {name: standing[name] for name in self._roster.waiting()}
+            self._seen = {name: roll.served[name] for name in self._roster.waiting()}
         with closing(open_log(self._settings.log_directory)) as log:
-            self._ahead = beyond(log, standing)
+            self._ahead = beyond(log, roll.standing)
         self._check_deadlines(passages)
 
     def _check_deadlines(self, passages: dict[str, Passage]) -> None:
@@ -325,7 +319,7 @@ class SourceLanes:
             self._take_turns(now)
         if not due or not free:
             return
-        standing = consumer_cursors(self._connected(), self._settings.source)
+        standing = call_roll(self._connected(), self._settings.source).served
         served = [name for name in due if name in standing]
         with closing(open_log(self._settings.log_directory)) as log:
             places = {name: log.seek(standing[name]) for name in served}
@@ -377,7 +371,8 @@ class SourceLanes:
 
     def _connected(self) -> Connection:
         if self._state is None or self._state.closed:
-            self._state = connect(self._settings.state_dsn, name=f"{self._settings.source}:lanes")
+            name = f"{self._settings.source}:lanes"
+            self._state = listen(connect(self._settings.state_dsn, name=name))
         return self._state
 
 

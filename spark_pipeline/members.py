@@ -15,16 +15,9 @@ from cdc.cursor import Cursor
 from cdc.errors import WalbrookError
 
 Why = Literal[
-    "caught_up",
-    "failed",
-    "slow",
-    "moved",
-    "inactive",
-    "behind",
-    "lane_failed",
-    "detached",
-    "deferred",
-]
+    "caught_up", "failed", "slow", "moved", "gap", "paused", "inactive", "behind", "lane_failed",
+    "detached", "deferred",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,6 +51,12 @@ class Members:
         """Where each member stands, as far as it is settled."""
         with self._lock:
             return dict(self._cursors)
+
+    @property
+    def invited(self) -> list[str]:
+        """Those that may join at the next micro-batch."""
+        with self._lock:
+            return sorted(self._invited)
 
     def admit(self, cursors: dict[str, Cursor]) -> None:
         """Serve these from now on."""

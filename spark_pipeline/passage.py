@@ -32,6 +32,7 @@ from cdc.state.positions import (
     report_consumer,
     restart_cursor,
 )
+from cdc.state.roll import call_roll
 from cdc.state.schema_versions import NewVersion
 from spark_pipeline.announce import BatchRows
 from spark_pipeline.backlog import fits, fitting
@@ -41,7 +42,7 @@ from spark_pipeline.exchange import Exchange, PlannedRange, SliceMarker
 from spark_pipeline.gaps import pass_gaps
 from spark_pipeline.members import Departure, Members
 from spark_pipeline.outcome import Outcome
-from spark_pipeline.plan import Plan
+from spark_pipeline.plan import Plan, PlanUse
 from spark_pipeline.planner import ATTEMPTS_IN_DRIVER, Planner
 from spark_pipeline.poison import told
 from spark_pipeline.post import Post, Progress
@@ -106,10 +107,10 @@ class Passage:
                 state, evicted, source=settings.source, term=settings.term, shares=shares
             )
             lost = left_behind(state, settings.source, earliest)
-            standing = consumer_cursors(state, settings.source)
+            roll = call_roll(state, settings.source)
             refused = {n: error for n, error in (untold | lost).items() if n in shares}
-            serving = {n: standing[n] for n in shares if n in standing and n not in refused}
-            first = self._start(view, serving, standing)
+            serving = {n: at for n, at in roll.served.items() if n in shares and n not in refused}
+            first = self._start(view, serving, roll.standing)
             if view.floors() == floors:
                 break
         else:
@@ -119,7 +120,9 @@ class Passage:
         for name, error in refused.items():
             report_consumer(state, settings.source, name, str(error))
         self.members.leave(Departure(name, "failed", error) for name, error in refused.items())
-        self.members.leave(Departure(name, "inactive") for name in shares if name not in standing)
+        self.members.leave(
+            Departure(name, roll.absence(name)) for name in shares if name not in roll.served
+        )
         return first
 
     def _start(
@@ -173,7 +176,7 @@ class Passage:
         bridges = self._join(self.members.begin(), planned)
         suspicious = self.lane.attempts > ATTEMPTS_IN_DRIVER and not self._taken
         plan = self._planner.plan(frame, planned, len(self.members.cursors), suspicious)
-        use = _Use(plan)
+        use = PlanUse(plan)
         try:
             slices = self._reorder.micro_batch(plan.decode())
             new = self._pass_over(slices)
@@ -209,7 +212,7 @@ class Passage:
         self._end_if_caught_up(planned.rows, took_s)
 
     def _deliver(
-        self, errands: list[Errand], when: datetime, new: list[NewVersion], use: _Use
+        self, errands: list[Errand], when: datetime, new: list[NewVersion], use: PlanUse
     ) -> dict[str, Outcome]:
         """The outcomes of those that ended in time; the others have left the lane."""
 
@@ -245,7 +248,7 @@ class Passage:
         outcome: Outcome,
         when: datetime,
         new: list[NewVersion],
-        use: _Use,
+        use: PlanUse,
     ) -> None:
         """An errand that outlived its micro-batch has ended; its consumer has left."""
         departure = Departure(errand.consumer, "failed" if outcome.error else "slow", outcome.error)
@@ -284,13 +287,16 @@ class Passage:
         """Admit those who were invited; the answer is what they lack of what the lane has had."""
         if not invited:
             return {}
-        standing = consumer_cursors(self._state, self._settings.source)
+        roll = call_roll(self._state, self._settings.source)
         bridges: dict[str, Leg] = {}
         with closing(self._open_log()) as log:
             for name in invited:
-                cursor = standing.get(name)
+                cursor = roll.served.get(name)
                 if cursor is None:
-                    self.members.leave([Departure(name, "inactive")])
+                    self.members.leave([Departure(name, roll.absence(name))])
+                    continue
+                if name in roll.untold:  # before anything that follows the gap
+                    self.members.leave([Departure(name, "gap")])
                     continue
                 first = log.seek(cursor)
                 if not fits(log, first, planned.start, self._settings.bridge):
@@ -375,23 +381,3 @@ class Passage:
             [piece for piece in slices if piece.rows],
             self._settings.wanted,
         )
-
-
-class _Use:
-    """Closes a plan when all who use it are done; whoever makes it is the first."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._users = 1
-        self._lock = threading.Lock()
-
-    def begin(self) -> None:
-        with self._lock:
-            self._users += 1
-
-    def end(self) -> None:
-        with self._lock:
-            self._users -= 1
-            last = self._users == 0
-        if last:
-            self._plan.close()

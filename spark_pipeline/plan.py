@@ -6,6 +6,7 @@ functions, the source's ``read`` and ``deliver``; order, matching and settling a
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -113,3 +114,23 @@ class DriverPlan:
 
     def close(self) -> None:
         """The exchange is emptied by whoever owns it."""
+
+
+class PlanUse:
+    """Closes a plan when all who use it are done; whoever makes it is the first."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._users = 1
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        with self._lock:
+            self._users += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            self._plan.close()

@@ -25,6 +25,8 @@ _REASONS: dict[Why, str] = {
     "lane_failed": "its lane failed",
     "slow": "it was slower than the others",
     "moved": "its cursor was moved",
+    "gap": "it is told of a gap",
+    "paused": "it is paused",
     "behind": "it is behind the others",
     "inactive": "it is not active",
     "detached": "it is slower than the others",
@@ -88,7 +90,7 @@ class Roster:
             place.rejoin_after = now + min(_ALONE_MAX_S, doubled)
         elif why == "deferred":
             place.due_at = now + DEFERRED_MAX_S
-        elif why in ("inactive", "detached"):
+        elif why in ("inactive", "paused", "detached"):
             place.due_at = None
 
     def deferred(self) -> list[str]:
@@ -106,7 +108,7 @@ class Roster:
         return [name for name, place in self._places.items() if place.due_at is not None]
 
     def parked(self) -> list[str]:
-        """Those that wait to become active."""
+        """Those that wait to become active, or to be resumed."""
         return [
             name
             for name, place in self._places.items()
@@ -142,6 +144,7 @@ class Roster:
                 place.reason,
                 max(0.0, place.due_at - now) if place.due_at is not None else None,
                 place.failing,
+                place.reason == _REASONS["paused"],
             )
             for name, place in self._places.items()
         }

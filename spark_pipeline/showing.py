@@ -57,6 +57,13 @@ def _conditions(consumer: str, standing: Standing, ahead: bool) -> Iterator[Cond
             fix="it is tried again with pauses of up to 30 seconds; if the reason stays, mend it "
             "at the destination or in the configuration",
         )
+    if standing.paused:
+        yield Condition(
+            "lane_paused",
+            "warning",
+            f"{consumer} is paused: it gets nothing, and the change log keeps what it lacks",
+            fix=f"walbrook resume {consumer}, or SELECT walbrook.resume('{consumer}')",
+        )
     if ahead:
         yield Condition(
             "lane_ahead",

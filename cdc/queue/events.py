@@ -43,7 +43,7 @@ EVENT_SCHEMA: Final = pa.schema(
 
 _COPIED: Final = tuple(name for name in EVENT_SCHEMA.names if name not in ("pause_s", "dead"))
 
-_LOCK = "SELECT id FROM walbrook.consumers WHERE source = %s AND name = %s FOR UPDATE"
+_LOCK = "SELECT id FROM walbrook.consumers WHERE source = %s AND name = %s FOR NO KEY UPDATE"
 _TRIED = """
 UPDATE walbrook.events e
    SET due_at = clock_timestamp() + make_interval(secs => t.pause_s), tried_at = clock_timestamp(),

@@ -22,6 +22,7 @@ from cdc.service.http import HttpServer
 from cdc.service.java import require_java
 from cdc.service.log_commands import log_app
 from cdc.service.logs import configure_logs
+from cdc.service.operator_commands import operator_app
 from cdc.service.ownership import Ownership
 from cdc.service.start import migrate_state, prepare, reach
 from cdc.service.status import status_tables
@@ -36,6 +37,7 @@ app = typer.Typer(
 config_app = typer.Typer(help="Check or print a configuration file.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(log_app, name="log")
+app.add_typer(operator_app)
 
 ConfigPath = Annotated[
     Path, typer.Option("--config", "-c", help="The configuration file.", envvar="WALBROOK_CONFIG")

@@ -47,6 +47,7 @@ SELECT s.name AS source, s.state, s.state_since::text, s.last_error,
 _CONSUMERS = """
 SELECT c.source, c.name AS consumer, v.cursor, v.lag_bytes, v.lag_seconds, c.delivered,
        c.absorbed, c.dead, c.last_error, v.moved_at::text, c.lane, c.lane_reason,
+       c.paused_at::text,
        (SELECT count(*) FROM walbrook.gaps g
          WHERE g.source = c.source AND g.consumer = c.name) AS gaps,
        v.lag_seconds > 0 AND v.moved_at < clock_timestamp() - make_interval(secs => %s)
@@ -106,6 +107,8 @@ class Observatory:
             if row["lane_error"] is not None:
                 found.append(f"deliveries from {row['source']} stand still: {row['lane_error']}")
         for row in sight.consumers:
+            if row["paused_at"] is not None:
+                continue  # on purpose; an event of severity warning says so
             if row["last_error"] is not None:
                 found.append(f"deliveries to {row['consumer']} fail")
             elif row["stuck"]:
@@ -191,6 +194,12 @@ def _consumer_metrics(consumers: Rows) -> Iterator[Metric]:
         "1 while it is not served by the shared lane.",
         consumers,
         lambda row: row["lane_reason"] is not None,
+    )
+    yield _flag(
+        "consumer_paused",
+        "1 while an operator holds it back.",
+        consumers,
+        lambda row: row["paused_at"] is not None,
     )
     yield _flag(
         "consumer_failing",

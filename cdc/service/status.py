@@ -36,8 +36,11 @@ SELECT level, widened_by, deferred, backlog_rows, backlog_bytes, latency_s
 _CONSUMERS = """
 SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx, v.lag_bytes, v.lag_seconds,
        c.delivered, c.absorbed, c.moved_at, c.active, c.last_error, c.dead,
-       CASE WHEN c.active AND c.lane_reason IS NOT NULL
-            THEN CASE WHEN c.lane IS NOT NULL THEN 'in lane ' || c.lane
+       CASE WHEN c.active AND c.paused_at IS NOT NULL
+            THEN 'is paused since ' || to_char(c.paused_at, 'YYYY-MM-DD HH24:MI:SS')
+            WHEN c.active AND c.lane_reason IS NOT NULL
+            THEN 'is by itself, '
+                 || CASE WHEN c.lane IS NOT NULL THEN 'in lane ' || c.lane
                       WHEN c.retry_at > clock_timestamp()
                       THEN 'tried again at ' || to_char(c.retry_at, 'HH24:MI:SS')
                       ELSE 'in no lane at the moment' END
@@ -125,7 +128,7 @@ def _consumers(
         )
         errors += _error(f"consumer {name}", error if active else None)
         lacking += [f"{name} {dead:,}"] if dead else []
-        alone += [Text(f"{name} is by itself, {apart}")] if apart else []
+        alone += [Text(f"{name} {apart}")] if apart else []
     dead_line = [Text(f"Dead letters ever: {', '.join(lacking)}")] if lacking else []
     return [table, *dead_line, *alone]
 

@@ -105,9 +105,9 @@ def _condition(consumer: str, count: int, first: str) -> Condition:
         "warning",
         f"{consumer} went on without {many} change{'s' if count > 1 else ''} that could not be "
         f"delivered; the first: {first}",
-        fix="look at walbrook.dead_letters; walbrook.redeliver sends again what was refused; else "
+        fix="look at walbrook.dead_letters: walbrook.redeliver sends one again, or says why not; "
         "correct the rows in the source, or the sink's expressions, or bring the destination up to "
-        "date by other means, and acknowledge what is dealt with: walbrook.discard",
+        "date by other means, and walbrook.discard what is dealt with",
     )
 
 

@@ -33,7 +33,10 @@ UPDATE walbrook.consumers SET cursor_lsn = %(lsn)s::pg_lsn, cursor_idx = %(idx)s
 """
 _UNTOLD = """
 SELECT id, consumer, from_lsn::text, from_idx, to_lsn::text, to_idx, reason, noted_at
-  FROM walbrook.gaps WHERE source = %s AND told_at IS NULL ORDER BY to_lsn, to_idx, id
+  FROM walbrook.gaps g WHERE source = %s AND told_at IS NULL
+   AND NOT EXISTS (SELECT FROM walbrook.consumers c
+                    WHERE c.source = g.source AND c.name = g.consumer AND c.paused_at IS NOT NULL)
+ ORDER BY to_lsn, to_idx, id
 """
 _TOLD = """
 UPDATE walbrook.gaps g SET told_at = clock_timestamp() FROM walbrook.sources s
@@ -75,7 +78,7 @@ def skip_evicted(connection: Connection, *, source: str, term: int, evicted: Cur
 
 
 def untold_gaps(connection: Connection, source: str) -> list[Gap]:
-    """The gaps that the consumers' sinks have not heard of, in order."""
+    """The gaps that the consumers' sinks have not heard of, in order; who is paused is not told."""
     rows = connection.execute(_UNTOLD, (source,)).fetchall()
     return [
         Gap(

@@ -78,6 +78,7 @@ class Standing:
     reason: str | None = None
     retry_s: float | None = None
     failing: bool = False
+    paused: bool = False
 
     @property
     def breaker(self) -> str:

@@ -80,6 +80,7 @@ def test_whoever_fails_hangs_or_is_moved_catches_up_alone_and_comes_back(
         shop = Shop(service, endpoint)
         shop.until_in_files(shop.write(10))
         shop.until_served("hook", "shared")
+        service.until_settled()
         epoch = shop.epoch()
 
         endpoint.refuses, endpoint.refusal = (lambda _messages: True), 503

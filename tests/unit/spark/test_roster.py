@@ -15,8 +15,8 @@ from spark_pipeline.overdue import overdue
 from spark_pipeline.roster import Roster, grouped
 
 _WHYS: list[Why] = [
-    "caught_up", "failed", "slow", "moved", "inactive", "behind", "lane_failed", "detached",
-    "deferred",
+    "caught_up", "failed", "slow", "moved", "gap", "paused", "inactive", "behind", "lane_failed",
+    "detached", "deferred",
 ]  # fmt: skip
 
 

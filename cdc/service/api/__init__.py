@@ -1,0 +1,1 @@
+"""The HTTP API under ``/api``: a thin layer over the SQL functions."""

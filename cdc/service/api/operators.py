@@ -1,0 +1,168 @@
+"""``/api/consumers/{name}/…`` for operators: pause, resume, rewind, redeliver, discard and so on.
+
+Thin layers over the functions of schema walbrook. Done is 200 with the consumer's new state; what
+is refused is 400, 404 or 409 with what the function said. Who may ask is for the caller to check,
+in the ``route`` that it gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+import orjson
+import psycopg
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from cdc.connection import Connection, connect
+from cdc.errors import OperatorError
+from cdc.state import operators
+from cdc.state.operators import State
+
+Handler = Callable[[Request], Awaitable[Response]]
+MakeRoute = Callable[[str, Handler, Sequence[str]], Route]
+
+_STATUS = {"malformed": 400, "unknown": 404, "refused": 409}
+_BODY_BYTES_MAX = 64 << 10
+_STATEMENT_S = 20
+_LETTERS = 100  # that are listed unless more are asked for
+
+T = TypeVar("T")
+Body = Mapping[str, object]
+Act = Callable[[Connection, str, Body], object]
+
+
+def operator_routes(state_dsn: str, route: MakeRoute) -> list[Route]:
+    """The routes; ``route`` makes each of a path, a handler and its methods, and guards it."""
+
+    def serving(act: Act) -> Handler:
+        async def handler(request: Request) -> Response:
+            try:
+                body = await _body(request)
+                name = str(request.path_params["name"])
+                return _answer(await run_in_threadpool(_act, state_dsn, act, name, body))
+            except OperatorError as error:
+                return _refusal(error)
+            except psycopg.OperationalError:
+                what = "the state database does not answer"
+                return _error(503, what, "try again; if it stays, /health says more")
+
+        return handler
+
+    acts = {path: serving(act) for path, act in _ACTS.items()}
+    return [
+        *(route(f"/api/consumers/{{name}}/{path}", act, ("POST",)) for path, act in acts.items()),
+        route("/api/consumers/{name}/dead_letters", serving(_dead_letters), ("GET",)),
+    ]
+
+
+def _act(state_dsn: str, act: Act, name: str, body: Body) -> object:
+    with connect(state_dsn, name="api", statement_s=_STATEMENT_S) as connection:
+        return act(connection, name, body)
+
+
+def _pause(state: Connection, name: str, body: Body) -> State:
+    _only(body)
+    return operators.pause(state, name)
+
+
+def _resume(state: Connection, name: str, body: Body) -> State:
+    _only(body)
+    return operators.resume(state, name)
+
+
+def _rewind(state: Connection, name: str, body: Body) -> State:
+    _only(body, "to_cursor", "to_time", "to_earliest")
+    return operators.rewind(
+        state,
+        name,
+        to_cursor=_field(body, "to_cursor", str),
+        to_time=_field(body, "to_time", str),
+        to_earliest=_field(body, "to_earliest", bool) or False,
+    )
+
+
+def _discard_all(state: Connection, name: str, body: Body) -> State:
+    _only(body)
+    return operators.discard_all(state, name)
+
+
+def _redeliver(state: Connection, name: str, body: Body) -> State:
+    _only(body, "id")
+    return operators.redeliver(state, name, _field(body, "id", int))
+
+
+def _discard(state: Connection, name: str, body: Body) -> State:
+    _only(body, "id", "cursor")
+    return operators.discard(state, name, _field(body, "id", int), _field(body, "cursor", str))
+
+
+def _dead_letters(state: Connection, name: str, body: Body) -> dict[str, object]:
+    limit = str(body.get("limit", _LETTERS))
+    most = int(limit) if limit.isascii() and limit.isdigit() and len(limit) < 10 else 0
+    if not 1 <= most <= operators.LETTERS_MAX:
+        raise _malformed(f"limit is not a number from 1 to {operators.LETTERS_MAX}")
+    return {"data": operators.dead_letters(state, name, most)}
+
+
+_ACTS: dict[str, Act] = {
+    "pause": _pause,
+    "resume": _resume,
+    "rewind": _rewind,
+    "discard_all": _discard_all,
+    "redeliver": _redeliver,
+    "discard": _discard,
+}
+
+
+async def _body(request: Request) -> Body:
+    """The members of the request's JSON, or of its query; none for an empty one."""
+    if request.method == "GET":
+        return dict(request.query_params)
+    read = bytearray()
+    async for piece in request.stream():
+        read += piece
+        if len(read) > _BODY_BYTES_MAX:
+            raise _malformed(f"the request is larger than {_BODY_BYTES_MAX} bytes")
+    try:
+        body = orjson.loads(bytes(read)) if read.strip() else {}
+    except orjson.JSONDecodeError:
+        raise _malformed("the body is not JSON") from None
+    if not isinstance(body, dict):
+        raise _malformed("the body is not a JSON object")
+    return body
+
+
+def _only(body: Body, *known: str) -> None:
+    """What is misspelt must not be taken for something else, such as all for one."""
+    for name in body:
+        if name not in known:
+            raise _malformed(f"{name} is not known here; known: {', '.join(known) or 'nothing'}")
+
+
+def _field(body: Body, name: str, kind: type[T]) -> T | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise _malformed(f"{name} is not of type {kind.__name__}")
+    return value
+
+
+def _malformed(what: str) -> OperatorError:
+    return OperatorError(what, fix="docs/operations.md shows what can be sent", kind="malformed")
+
+
+def _answer(content: object) -> Response:
+    return Response(orjson.dumps(content), media_type="application/json")
+
+
+def _refusal(error: OperatorError) -> Response:
+    return _error(_STATUS.get(error.kind, 409), error.what, error.fix)
+
+
+def _error(status: int, what: str, fix: str) -> Response:
+    return JSONResponse({"error": {"what": what, "fix": fix}}, status)

@@ -1,0 +1,148 @@
+"""``walbrook pause | resume | rewind | discard-all | redeliver | discard | dead-letters``.
+
+Thin layers over the functions of schema walbrook: what they refuse is what is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cdc.config import load
+from cdc.connection import Connection
+from cdc.service.start import reach
+from cdc.state import operators
+from cdc.state.operators import State
+
+operator_app = typer.Typer()
+
+Name = Annotated[str, typer.Argument(metavar="CONSUMER", help="The sink's name.")]
+ConfigPath = Annotated[
+    Path, typer.Option("--config", "-c", help="The configuration file.", envvar="WALBROOK_CONFIG")
+]
+Letter = Annotated[int | None, typer.Option("--id", help="Only the dead letter with this id.")]
+_DEFAULT = Path("walbrook.yaml")
+_PIPED_WIDTH = 200
+
+
+@operator_app.command()
+def pause(consumer: Name, config: ConfigPath = _DEFAULT) -> None:
+    """Deliver nothing more to a consumer until it is resumed; it keeps its cursor."""
+    with _state(config) as state:
+        _tell(operators.pause(state, consumer))
+
+
+@operator_app.command()
+def resume(consumer: Name, config: ConfigPath = _DEFAULT) -> None:
+    """Serve a paused consumer again, from its cursor on."""
+    with _state(config) as state:
+        _tell(operators.resume(state, consumer))
+
+
+@operator_app.command()
+def rewind(
+    consumer: Name,
+    to_cursor: Annotated[
+        str | None, typer.Option(help="The first change to deliver again: LSN:index.")
+    ] = None,
+    to_time: Annotated[
+        str | None, typer.Option(help="To the start of the log segment that holds this time.")
+    ] = None,
+    to_earliest: Annotated[
+        bool, typer.Option("--to-earliest", help="To the first change that the log has.")
+    ] = False,
+    config: ConfigPath = _DEFAULT,
+) -> None:
+    """Deliver everything again from an earlier place on."""
+    with _state(config) as state:
+        _tell(
+            operators.rewind(
+                state, consumer, to_cursor=to_cursor, to_time=to_time, to_earliest=to_earliest
+            ),
+            "removed from its queue, because they come again",
+        )
+
+
+@operator_app.command("discard-all")
+def discard_all(consumer: Name, config: ConfigPath = _DEFAULT) -> None:
+    """Give up all that a consumer has not had; its sink is told of the gap."""
+    with _state(config) as state:
+        _tell(operators.discard_all(state, consumer), "removed from its queue")
+
+
+@operator_app.command()
+def redeliver(consumer: Name, letter: Letter = None, config: ConfigPath = _DEFAULT) -> None:
+    """Send dead letters again: one, or all that can be."""
+    with _state(config) as state:
+        _tell(operators.redeliver(state, consumer, letter), "put back into its queue")
+
+
+@operator_app.command()
+def discard(
+    consumer: Name,
+    letter: Letter = None,
+    cursor: Annotated[
+        str | None,
+        typer.Option(help="Give up the message that waits in its queue at this cursor."),
+    ] = None,
+    config: ConfigPath = _DEFAULT,
+) -> None:
+    """Acknowledge dead letters, one or all, or give up one message that waits."""
+    with _state(config) as state:
+        _tell(operators.discard(state, consumer, letter, cursor), "discarded")
+
+
+@operator_app.command("dead-letters")
+def dead_letters(
+    consumer: Annotated[
+        str | None, typer.Argument(metavar="[CONSUMER]", help="Of this sink alone.")
+    ] = None,
+    config: ConfigPath = _DEFAULT,
+) -> None:
+    """List the changes that consumers went on without."""
+    with _state(config) as state:
+        found = operators.dead_letters(state, consumer)
+    if not found:
+        typer.echo("no dead letters")
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("id", "consumer", "cursor", "table", "action", "kind", "tried", "error"):
+        table.add_column(heading, no_wrap=heading != "error", overflow="fold")
+    for row in found:
+        where = f"{row['table_schema']}.{row['table_name']}"
+        cells = (row["id"], row["consumer"], row["cursor"], where, row["action"], row["kind"],
+                 row["deliveries"], row["error"])  # fmt: skip
+        table.add_row(*(Text(str(cell)) for cell in cells))
+    console = Console()
+    console.print(table, width=None if console.is_terminal else _PIPED_WIDTH)
+    if len(found) == operators.LETTERS_MAX:
+        typer.echo(f"these are the first {operators.LETTERS_MAX:,}")
+
+
+@contextmanager
+def _state(config: Path) -> Iterator[Connection]:
+    with reach(load(config).state_dsn(), "the state database") as connection:
+        # Some of what is asked for was done, and the rest was not.
+        connection.add_notice_handler(
+            lambda notice: typer.echo(f"warning: {notice.message_primary}", err=True)
+        )
+        yield connection
+
+
+def _tell(state: State, what: str = "") -> None:
+    """The consumer's new state in one or two lines."""
+    if what:
+        count = state["affected"]
+        typer.echo(f"{count} message{'' if count == 1 else 's'} {what}")
+    paused = f", paused since {state['paused_at']:%Y-%m-%d %H:%M:%S}" if state["paused_at"] else ""
+    typer.echo(
+        f"{state['consumer']} stands at {state['cursor']}{paused}; {state['waiting']} in its "
+        f"queue, {state['dead_letters']} dead letters"
+    )

@@ -1,0 +1,148 @@
+"""What operators do, from Python: the SQL functions, their refusals as errors of ours.
+
+The functions decide everything (``migrations/0007_operators.sql``); the command line and the HTTP
+API pass on what they say. A refusal has one of three kinds: ``unknown`` (there is no such consumer,
+dead letter or message), ``malformed`` (the request makes no sense) and ``refused`` (it cannot be
+done as things are).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg.rows import dict_row
+
+from cdc.connection import Connection
+from cdc.errors import OperatorError
+
+State = dict[str, object]
+"""The columns of ``walbrook.consumer_state`` by name."""
+
+_KINDS = {
+    "WB001": "unknown",  # consumer
+    "P0002": "unknown",  # no_data_found
+    "P0003": "refused",  # too_many_rows: an ambiguous name
+    "55000": "refused",  # object_not_in_prerequisite_state
+    "42501": "refused",  # insufficient_privilege
+    "42883": "missing",  # undefined_function
+    "42P01": "missing",  # undefined_table
+    "3F000": "missing",  # invalid_schema_name
+}
+LETTERS_MAX = 1_000
+"""Most dead letters that are listed at once."""
+
+_PAUSE = "SELECT * FROM walbrook.pause(%s)"
+_RESUME = "SELECT * FROM walbrook.resume(%s)"
+_REWIND = """
+SELECT * FROM walbrook.rewind(%s, to_cursor => %s, to_time => %s::timestamptz, to_earliest => %s)
+"""
+_DISCARD_ALL = "SELECT * FROM walbrook.discard_all(%s)"
+_REDELIVER_ONE = "SELECT * FROM walbrook.redeliver(%s::bigint, %s::text)"
+_REDELIVER = "SELECT * FROM walbrook.redeliver(%s::text)"
+_DISCARD_ONE = "SELECT * FROM walbrook.discard(%s::bigint, %s::text)"
+_DISCARD = "SELECT * FROM walbrook.discard(%s::text)"
+_DISCARD_WAITING = "SELECT * FROM walbrook.discard(%s::text, %s::text)"
+_KNOWN = "SELECT FROM walbrook.consumers WHERE name = %s"
+_LETTERS = """
+SELECT id, source, consumer, commit_lsn || ':' || commit_idx AS cursor, table_schema, table_name,
+       action, kind, error, deliveries, event IS NOT NULL AS was_message, dead_at
+  FROM walbrook.dead_letters
+ WHERE %(consumer)s::text IS NULL OR consumer = %(consumer)s
+ ORDER BY commit_lsn, commit_idx, id LIMIT %(most)s
+"""
+
+
+def pause(connection: Connection, consumer: str) -> State:
+    return _act(connection, _PAUSE, consumer)
+
+
+def resume(connection: Connection, consumer: str) -> State:
+    return _act(connection, _RESUME, consumer)
+
+
+def rewind(
+    connection: Connection,
+    consumer: str,
+    *,
+    to_cursor: str | None = None,
+    to_time: str | None = None,
+    to_earliest: bool = False,
+) -> State:
+    """``to_time`` is whatever Postgres takes for a time."""
+    return _act(connection, _REWIND, consumer, to_cursor, to_time, to_earliest)
+
+
+def discard_all(connection: Connection, consumer: str) -> State:
+    return _act(connection, _DISCARD_ALL, consumer)
+
+
+def redeliver(connection: Connection, consumer: str, letter: int | None = None) -> State:
+    """One dead letter of the consumer, or all that can be sent again."""
+    if letter is None:
+        return _act(connection, _REDELIVER, consumer)
+    return _act(connection, _REDELIVER_ONE, letter, consumer)
+
+
+def discard(
+    connection: Connection, consumer: str, letter: int | None = None, cursor: str | None = None
+) -> State:
+    """One dead letter of the consumer, one message that waits, or all dead letters."""
+    if letter is not None and cursor is not None:
+        raise OperatorError(
+            "a dead letter has an id, a message that waits has a cursor; both were given",
+            fix="give one of them",
+            kind="malformed",
+        )
+    if letter is not None:
+        return _act(connection, _DISCARD_ONE, letter, consumer)
+    if cursor is not None:
+        return _act(connection, _DISCARD_WAITING, consumer, cursor)
+    return _act(connection, _DISCARD, consumer)
+
+
+def dead_letters(
+    connection: Connection, consumer: str | None = None, most: int = LETTERS_MAX
+) -> list[State]:
+    """The first dead letters, of one consumer or of all, in the order of their cursors."""
+    with refusals():
+        rows = connection.cursor(row_factory=dict_row)
+        found = rows.execute(_LETTERS, {"consumer": consumer, "most": most}).fetchall()
+        if consumer and not found and connection.execute(_KNOWN, (consumer,)).fetchone() is None:
+            raise OperatorError(
+                f"there is no consumer {consumer}",
+                fix="walbrook status lists them",
+                kind="unknown",
+            )
+        return found
+
+
+def _act(connection: Connection, statement: str, *arguments: object) -> State:
+    with refusals():
+        row = connection.cursor(row_factory=dict_row).execute(statement, arguments).fetchone()
+    assert row is not None
+    return row
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """What the functions refuse, and what Postgres cannot read, as errors that say what to do."""
+    try:
+        yield
+    except psycopg.Error as error:
+        kind = _KINDS.get(error.sqlstate or "", "malformed" if _unreadable(error) else "")
+        if kind == "missing":
+            raise OperatorError(
+                "the state database does not know this command yet",
+                fix="run walbrook migrate, or start the service",
+                kind="refused",
+            ) from error
+        if not kind:
+            raise
+        what = error.diag.message_primary or str(error).strip()
+        raise OperatorError(what, fix=error.diag.message_hint or "", kind=kind) from None
+
+
+def _unreadable(error: psycopg.Error) -> bool:
+    return isinstance(error, psycopg.DataError)

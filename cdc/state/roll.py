@@ -1,0 +1,50 @@
+"""Who may be served now: the active consumers of a source that no operator holds back.
+
+What must always hold: a paused consumer is served by no lane, and counts in everything else: it
+holds the restart cursor and keeps its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from cdc.connection import Connection
+from cdc.cursor import Cursor, parse_lsn
+
+_READ = """
+SELECT c.name, c.cursor_lsn::text, c.cursor_idx, c.paused_at IS NOT NULL,
+       EXISTS (SELECT FROM walbrook.gaps g
+                WHERE g.source = c.source AND g.consumer = c.name AND g.told_at IS NULL)
+  FROM walbrook.consumers c WHERE c.source = %s AND c.active
+"""
+
+
+@dataclass(frozen=True)
+class Roll:
+    """The active consumers of a source with their cursors, at one moment."""
+
+    served: dict[str, Cursor]
+    paused: dict[str, Cursor]
+    untold: frozenset[str] = frozenset()  # whose sinks have still to be told of a gap
+
+    @property
+    def standing(self) -> dict[str, Cursor]:
+        """Where all of them stand."""
+        return self.served | self.paused
+
+    def absence(self, consumer: str) -> Literal["paused", "inactive"]:
+        """Why one that is not served is not."""
+        return "paused" if consumer in self.paused else "inactive"
+
+
+def call_roll(connection: Connection, source: str) -> Roll:
+    """Who is to be served, in one look."""
+    roll = Roll({}, {})
+    untold: set[str] = set()
+    for name, lsn, idx, paused, owes in connection.execute(_READ, (source,)).fetchall():
+        kept = roll.paused if paused else roll.served
+        kept[str(name)] = Cursor(parse_lsn(str(lsn)), int(str(idx)))
+        if owes:
+            untold.add(str(name))
+    return Roll(roll.served, roll.paused, frozenset(untold))

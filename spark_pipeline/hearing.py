@@ -1,0 +1,35 @@
+"""Hearing at once what operators do: the functions of schema walbrook notify the channel.
+
+It only hastens: whatever is missed, as while a connection is lost, is seen by the look that lanes
+take each second.
+"""
+
+from __future__ import annotations
+
+import json
+
+from cdc.connection import Connection
+
+_LISTEN = "LISTEN walbrook"
+_HEARD_MAX = 1_000  # in one go; what is left is heard the next time
+
+
+def listen(connection: Connection) -> Connection:
+    """The same connection, which hears from now on."""
+    connection.execute(_LISTEN)
+    return connection
+
+
+def heard(connection: Connection, source: str) -> bool:
+    """Whether somebody has done something to a consumer of ``source``; does not wait."""
+    told = [note.payload for note in connection.notifies(timeout=0, stop_after=_HEARD_MAX)]
+    return any(_concerns(payload, source) for payload in told)
+
+
+def _concerns(payload: str, source: str) -> bool:
+    """Anybody may notify; what cannot be read may concern us."""
+    try:
+        told = json.loads(payload)
+    except ValueError:
+        return True
+    return not isinstance(told, dict) or told.get("source", source) == source

@@ -1,0 +1,200 @@
+"""The same acts over HTTP and from the command line: what SQL says is what one gets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+import yaml
+from starlette.applications import Starlette
+from starlette.routing import Route
+from typer.testing import CliRunner
+
+from cdc.errors import WalbrookError
+from cdc.service.api.operators import Handler, operator_routes
+from cdc.service.cli import app
+from tests.fix_postgres import Database
+from tests.integration.test_operators import Operator
+from tests.service import _url
+from tests.waiting import until
+
+
+@contextmanager
+def served(state_dsn: str) -> Iterator[httpx.Client]:
+    """A real server with the operators' routes, and a client of it."""
+
+    def route(path: str, handler: Handler, methods: Sequence[str]) -> Route:
+        return Route(path, handler, methods=list(methods))
+
+    application = Starlette(routes=operator_routes(state_dsn, route))
+    server = uvicorn.Server(
+        uvicorn.Config(application, port=0, log_level="warning", lifespan="off")
+    )
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        until("the server", lambda: server.started)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}/api/consumers") as client:
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def operator(database: Database) -> Iterator[Operator]:
+    with database.connect() as connection:
+        yield Operator(database, connection)
+
+
+@pytest.fixture
+def client(operator: Operator) -> Iterator[httpx.Client]:
+    with served(operator.database.dsn) as client:
+        yield client
+
+
+@pytest.fixture
+def config(operator: Operator, tmp_path: Path) -> Path:
+    path = tmp_path / "walbrook.yaml"
+    settings = {
+        "databases": [
+            {
+                "name": "shop",
+                "url": _url(operator.database.dsn),
+                "slot": {"name": "slot"},
+                "publication": {"name": "pub"},
+            }
+        ],
+        "sinks": [{"name": "hook", "destination": {"type": "file", "path": "files"}}],
+    }
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+def test_each_act_over_http_answers_with_the_new_state(
+    client: httpx.Client, operator: Operator
+) -> None:
+    assert client.post("/hook/pause").json()["paused_at"] is not None
+    assert client.post("/hook/resume", json={}).json()["paused_at"] is None
+    operator.waits("0/400", group=1, due="2026-01-01")
+    rewound = client.post("/hook/rewind", json={"to_cursor": "0/300:2"})
+    assert rewound.status_code == 200
+    assert {k: rewound.json()[k] for k in ("source", "consumer", "cursor", "affected")} == {
+        "source": "shop", "consumer": "hook", "cursor": "0/300:2", "affected": 1,
+    }  # fmt: skip
+    assert client.post("/hook/rewind", json={"to_time": "2026-01-01T10:00:00Z"}).json()[
+        "cursor"
+    ] == "0/100:0"  # fmt: skip
+    operator.waits("0/200")
+    operator.waits("0/210")
+    number = operator.dies("0/200")
+    listed = client.get("/hook/dead_letters", params={"limit": 5}).json()["data"]
+    assert [(d["id"], d["cursor"], d["error"]) for d in listed] == [
+        (number, "0/200:0", "it was refused")
+    ]
+    assert client.post("/hook/redeliver", json={"id": number}).json()["waiting"] == 2
+    assert client.post("/hook/discard", json={"cursor": "0/210:0"}).json()["affected"] == 1
+    operator.dies("0/200")
+    assert client.post("/hook/discard").json()["affected"] == 1
+    assert client.post("/hook/redeliver").json()["affected"] == 0
+    assert client.post("/hook/discard_all").json()["cursor"] == "0/900:3"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"),
+    [
+        ("/nobody/pause", b"", 404, "there is no consumer nobody"),
+        ("/hook/discard", b'{"id": 77}', 404, "there is no dead letter 77 of hook"),
+        ("/hook/discard", b'{"cursor": "0/1:1"}', 404, "no message of hook waits at 0/1:1"),
+        ("/hook/discard", b'{"cursor": "0/1:1", "id": 7}', 400, "both were given"),
+        ("/hook/discard", b'{"ids": 7}', 400, "ids is not known here; known: id, cursor"),
+        ("/hook/redeliver", b'{"id": "7"}', 400, "id is not of type int"),
+        ("/hook/redeliver", b'{"id": true}', 400, "id is not of type int"),
+        ("/hook/redeliver", b'{"id": 9223372036854775808}', 400, "out of range"),
+        ("/hook/rewind", b'{"to_cursor": "0/1"}', 400, "'0/1' is not a cursor"),
+        ("/hook/rewind", b'{"to_time": "noon?"}', 400, "noon?"),
+        ("/hook/rewind", b"{}", 400, "it is not clear where hook is to go"),
+        ("/hook/rewind", b"[1]", 400, "the body is not a JSON object"),
+        ("/hook/rewind", b"{", 400, "the body is not JSON"),
+        ("/hook/rewind", b" " * 70_000, 400, "larger than"),
+        ("/hook/rewind", b'{"to_cursor": "0/900:9"}', 409, "beyond the end of the change log"),
+        ("/files/rewind", b'{"to_earliest": true}', 409, "keeps a position of its own"),
+    ],
+)
+def test_a_refusal_over_http_says_what_and_how_to_mend_it(
+    client: httpx.Client, path: str, body: bytes, status: int, says: str
+) -> None:
+    answer = client.post(path, content=body)
+    assert answer.status_code == status, answer.text
+    assert says in answer.json()["error"]["what"]
+    assert set(answer.json()["error"]) == {"what", "fix"}
+
+
+@pytest.mark.parametrize("limit", ["0", "1001", "-1", "x"])
+def test_a_listing_has_a_bound(client: httpx.Client, limit: str) -> None:
+    answer = client.get("/hook/dead_letters", params={"limit": limit})
+    assert answer.status_code == 400
+    assert client.get("/nobody/dead_letters").status_code == 404
+
+
+def test_each_act_on_the_command_line_prints_the_new_state(
+    operator: Operator, config: Path
+) -> None:
+    def walbrook(*arguments: str) -> str:
+        result = CliRunner().invoke(app, [*arguments, "-c", str(config)], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    assert "hook stands at 0/500:0, paused since 20" in walbrook("pause", "hook")
+    assert walbrook("resume", "hook") == (
+        "hook stands at 0/500:0; 0 in its queue, 0 dead letters\n"
+    )
+    assert "hook stands at 0/300:2;" in walbrook("rewind", "hook", "--to-cursor", "0/300:2")
+    assert "hook stands at 0/100:0;" in walbrook("rewind", "hook", "--to-earliest")
+    assert walbrook("dead-letters") == "no dead letters\n"
+    operator.waits("0/200", group=1)
+    operator.waits("0/210", group=1)
+    number = operator.dies("0/200")
+    listed = walbrook("dead-letters", "hook").splitlines()
+    assert listed[1].split() == [
+        str(number), "hook", "0/200:0", "public.item", "insert", "delivery", "3", "it", "was",
+        "refused",
+    ]  # fmt: skip
+    assert "1 message put back into its queue" in walbrook("redeliver", "hook", "--id", str(number))
+    assert "1 message discarded" in walbrook("discard", "hook", "--cursor", "0/200:0")
+    operator.dies("0/210")
+    assert "1 message discarded" in walbrook("discard", "hook")
+    operator.letter("0/220", 0, "decode")
+    operator.waits("0/230", group=1)
+    operator.dies("0/230")
+    assert "1 dead letters of hook never were messages and stay" in walbrook("redeliver", "hook")
+    assert "hook stands at 0/900:3;" in walbrook("discard-all", "hook")
+
+
+def test_a_refusal_on_the_command_line_is_the_sentence_of_the_function(
+    operator: Operator, config: Path
+) -> None:
+    for arguments, says in {
+        ("pause", "nobody"): "there is no consumer nobody. To fix it: there are: files, hook",
+        ("rewind", "hook"): "it is not clear where hook is to go. To fix it: give one of",
+        ("rewind", "files", "--to-earliest"): "keeps a position of its own",
+        ("dead-letters", "nobody"): "there is no consumer nobody",
+        ("discard", "hook", "--id", "77"): "there is no dead letter 77 of hook",
+    }.items():
+        result = CliRunner().invoke(app, [*arguments, "-c", str(config)])
+        assert isinstance(result.exception, WalbrookError)
+        assert says in str(result.exception)
+
+
+def test_a_database_that_was_never_migrated_is_named_as_that(
+    operator: Operator, config: Path
+) -> None:
+    operator.connection.execute("DROP SCHEMA walbrook CASCADE")
+    result = CliRunner().invoke(app, ["pause", "hook", "-c", str(config)])
+    assert "run walbrook migrate" in str(result.exception)

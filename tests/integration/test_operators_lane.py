@@ -1,0 +1,176 @@
+"""A lane on a log, without Spark, while an operator acts: who is paused, moved or owes a gap."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdc.connection import Connection
+from cdc.cursor import Cursor
+from cdc.state.positions import (
+    MovedError,
+    Settlement,
+    consumer_cursors,
+    restart_cursor,
+    settle,
+)
+from spark_pipeline.hearing import heard, listen
+from spark_pipeline.members import Departure
+from tests.fix_http import Endpoint, Scripted
+from tests.fix_postgres import Database
+from tests.integration.test_lane_members import ids, write
+from tests.lane_on_log import SOURCE, LogLane, arrived
+from tests.waiting import until
+
+
+@pytest.fixture
+def state(database: Database) -> Iterator[Connection]:
+    with database.connect() as connection:
+        yield connection
+
+
+def test_one_that_is_paused_is_not_served_and_holds_only_the_restart_cursor(
+    state: Connection, tmp_path: Path
+) -> None:
+    lane = LogLane(state, tmp_path, first={}, held={})
+    state.execute("SELECT walbrook.pause('held')")
+    lane.start()
+    assert lane.departures == [Departure("held", "paused")]
+    for number in (1, 2):
+        write(lane, number)
+        lane.take()
+    assert ids(tmp_path / "first") == [1, 2]
+    assert ids(tmp_path / "held") == []
+    assert restart_cursor(state, SOURCE) == Cursor(8, 0), "what it lacks could be forgotten"
+    lane.passage.members.invite("held")
+    write(lane, 3)
+    lane.take()
+    assert lane.departures == [Departure("held", "paused")] * 2, "it joined though it is paused"
+    state.execute("SELECT walbrook.resume('held')")
+    lane.passage.members.invite("held")
+    write(lane, 4)
+    lane.take()
+    assert ids(tmp_path / "first") == ids(tmp_path / "held") == [1, 2, 3, 4]
+    assert restart_cursor(state, SOURCE) == consumer_cursors(state, SOURCE)["held"]
+    lane.close()
+
+
+def test_one_that_owes_its_sink_a_gap_joins_nobody_before_it_was_told(
+    state: Connection, tmp_path: Path
+) -> None:
+    lane = LogLane(state, tmp_path, first={}, other={})
+    write(lane, 1)
+    lane.take()
+    state.execute("UPDATE walbrook.sources SET log_lsn = '0/100', log_idx = 1")
+    state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0")
+    lane.passage.members.let_go("other", "moved")
+    state.execute("SELECT walbrook.pause('other')")
+    state.execute("SELECT walbrook.discard_all('other')")
+    lane.start()
+    assert len(arrived(tmp_path / "other")) == 1, "it is paused and was told of the gap"
+    state.execute("SELECT walbrook.resume('other')")
+    lane.passage.members.invite("other")
+    write(lane, 2)
+    lane.take()
+    assert lane.departures[-1] == Departure("other", "gap")
+    assert len(arrived(tmp_path / "other")) == 1
+    lane.start()
+    write(lane, 3)
+    lane.take()
+    assert ids(tmp_path / "other")[1:] == [2, 3], "behind the gap all goes on"
+    ((told,),) = state.execute("SELECT told_at IS NOT NULL FROM walbrook.gaps").fetchall()
+    assert told
+    lane.close()
+
+
+@pytest.mark.parametrize("act", ["rewind('hook', to_earliest => true)", "discard_all('hook')"])
+def test_what_one_that_is_late_did_is_not_settled_over_what_an_operator_did(
+    state: Connection, database: Database, endpoint: Endpoint, tmp_path: Path, act: str
+) -> None:
+    hook = {"destination": {"type": "webhook", "url": endpoint.url, "timeout_ms": 60000}}
+    lane = LogLane(state, tmp_path, hook=hook, files={})
+    lane.state_dsn, lane.patience_s = database.dsn, 0.05
+    lane.start()
+    write(lane, 1)
+    lane.take()
+    go_on = threading.Event()
+    endpoint.script.append(Scripted(after=go_on))
+    for number in (2, 3):
+        write(lane, number)
+        lane.take()
+    assert lane.departures == [Departure("hook", "detached")]
+    state.execute("UPDATE walbrook.sources SET log_lsn = '0/300', log_idx = 1")
+    state.execute(f"SELECT walbrook.{act}".encode())
+    moved = consumer_cursors(state, SOURCE)["hook"]
+    go_on.set()
+    until("the slow one to end", lambda: len(lane.departures) == 2)
+    assert lane.departures[-1] == Departure("hook", "moved")
+    assert consumer_cursors(state, SOURCE)["hook"] == moved
+    lane.close()
+
+
+def test_what_an_operator_does_is_heard_and_nothing_else(
+    state: Connection, database: Database, tmp_path: Path
+) -> None:
+    LogLane(state, tmp_path, files={}).close()
+    with database.connect() as listener:
+        listen(listener)
+        assert not heard(listener, SOURCE)
+        for source, told in ((SOURCE, True), ("crm", False)):
+            state.execute("SELECT walbrook.pause('files')")
+            listener.execute("SELECT 1")  # with its answer comes what was told before
+            assert heard(listener, source) is told
+        state.execute("NOTIFY walbrook, 'what is this'")
+        until("something that may concern us", lambda: heard(listener, SOURCE))
+        assert not heard(listener, SOURCE), "it was heard once"
+
+
+_ACTS = ("pause('a')", "resume('a')", "rewind('a', to_earliest => true)", "discard_all('a')",
+         "redeliver('a')", "discard('a')", "pause('b')", "resume('b')",
+         "rewind('b', to_earliest => true)", "discard_all('b')")  # fmt: skip
+
+
+def test_operators_and_settling_never_wait_for_each_other_in_a_circle(
+    state: Connection, database: Database, tmp_path: Path
+) -> None:
+    lane = LogLane(state, tmp_path, a={}, b={})
+    state.execute("UPDATE walbrook.sources SET log_lsn = '0/900', log_idx = 0")
+    failures: list[Exception] = []
+
+    def operate(seed: int) -> None:
+        chosen = random.Random(seed)
+        try:
+            with database.connect() as connection:
+                for _ in range(60):
+                    connection.execute(f"SELECT walbrook.{chosen.choice(_ACTS)}".encode())
+        except Exception as error:
+            failures.append(error)
+
+    operators = [threading.Thread(target=operate, args=(seed,)) for seed in range(4)]
+    for operator in operators:
+        operator.start()
+    refused = settled = 0
+    while any(operator.is_alive() for operator in operators):
+        standing = consumer_cursors(state, SOURCE)
+        moves = {name: Settlement(at, Cursor(at.lsn + 8, 0)) for name, at in standing.items()}
+        try:
+            settle(
+                state,
+                source=SOURCE,
+                term=lane.settings.term,
+                read_to=Cursor(0x1000, 0),
+                consumers=moves,
+            )
+            settled += 1
+        except MovedError:
+            refused += 1
+    for operator in operators:
+        operator.join()
+    assert failures == []
+    assert settled
+    assert refused, "they never met"
+    lane.close()
