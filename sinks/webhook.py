@@ -22,7 +22,7 @@ import httpx
 from cdc.change import MessageBatch
 from cdc.decoding.joins import joined
 from cdc.errors import OperatorError, PoisonError, TransientError, WalbrookError
-from sinks.base import Delivery
+from sinks.base import Accepted, Delivery, nobody_asks
 from sinks.columns import by_route, pieces, text_bytes
 from sinks.http_answers import Answer, meaning, wait_asked_for
 
@@ -66,7 +66,7 @@ class WebhookSink:
             limits=httpx.Limits(max_connections=1),
         )
 
-    def deliver(self, batch: MessageBatch) -> Delivery:
+    def deliver(self, batch: MessageBatch, accepted: Accepted = nobody_asks) -> Delivery:
         """Send the messages in order, up to the first request that is not answered with 2xx."""
         settled = 0
         for route, run in by_route(batch):
@@ -77,8 +77,8 @@ class WebhookSink:
                 messages_max=self._messages_max,
                 bytes_max=_REQUEST_BYTES_MAX,
             ):
-                accepted, error = self._send_isolating(url, piece)
-                settled += accepted
+                count, error = self._send_isolating(url, piece, accepted)
+                settled += count
                 if error is not None:
                     return Delivery(settled, error=error)
         return Delivery(settled)
@@ -88,21 +88,24 @@ class WebhookSink:
         self._client.close()
 
     def _send_isolating(
-        self, url: httpx.URL, batch: MessageBatch
+        self, url: httpx.URL, batch: MessageBatch, accepted: Accepted
     ) -> tuple[int, WalbrookError | None]:
         """Send; a request refused for its content is halved until the message alone is found."""
-        accepted, waiting = 0, [batch]
+        count, waiting = 0, [batch]
         while waiting:
             part = waiting.pop()
             error = self._send(url, part)
             if error is None:
-                accepted += len(part)
+                count += len(part)
+                error = accepted(part)
+                if error is not None:
+                    return count, error
             elif isinstance(error, PoisonError) and len(part) > 1:
                 half = len(part) // 2
                 waiting += [part.slice(half), part.slice(0, half)]
             else:
-                return accepted, error
-        return accepted, None
+                return count, error
+        return count, None
 
     def _send(self, url: httpx.URL, batch: MessageBatch) -> WalbrookError | None:
         body = self._body(batch)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import cast
 
 import pyarrow as pa
 
@@ -21,9 +22,12 @@ from cdc.cursor import Cursor
 from cdc.decoding.format import PLAIN, Wanted
 from cdc.decoding.shapes import Context, shape_for
 from cdc.errors import ProtocolError, WalbrookError
+from cdc.queue.ledger import Ledger, LedgerUse, together
+from cdc.queue.open_ledger import LedgerAddress, open_ledger
 from sinks import Sink, open_sink
-from sinks.base import Delivery
+from sinks.base import Delivery, RequestSink
 from sinks.columns import prefix_at_or_below, prefix_below
+from sinks.ledgered import LedgeredSink, LedgerPlace
 from spark_pipeline.exchange import SliceMarker, pick_up, whole
 from spark_pipeline.expressions.verdicts import in_cursor_order, judged, unjudged
 from spark_pipeline.forms import form_of, plain_view, view_of
@@ -60,6 +64,7 @@ class Share:
     verdicts: str | None = None  # where those of the consumer's expressions lie, VERDICT_SCHEMA
     failed: int = 0  # how many of them say that an expression failed
     held: WalbrookError | None = None  # why it ends where it does, if its consumer cannot go on
+    ledger: LedgerPlace | None = None  # where what was delivered is noted, if its sink needs it
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,7 @@ class Outcome:
     last_commit: datetime | None = None
     error: WalbrookError | None = None
     dead: tuple[Poison, ...] = ()  # below ``cursor``; the consumer goes on without them
+    ledger: LedgerUse | None = None  # how its ledger did, if it was asked
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,7 @@ class Poison:
 
 
 _open_sinks: dict[tuple[str, str, str], Sink] = {}
+_open_ledgers: dict[tuple[str, LedgerAddress], Ledger] = {}
 _opening = threading.Lock()
 
 
@@ -97,8 +104,10 @@ def deliver_changes(share: Share, changes: Iterable[pa.RecordBatch]) -> Outcome:
     sink = _sink(share)
     delivered = absorbed = 0
     cursor, last_commit = share.start, None
+    uses: list[LedgerUse | None] = []
     for batch in _messages(share, changes):
         result = sink.deliver(batch)
+        uses.append(result.ledger)
         delivered += result.settled - result.absorbed
         absorbed += result.absorbed
         if result.settled:
@@ -109,10 +118,21 @@ def deliver_changes(share: Share, changes: Iterable[pa.RecordBatch]) -> Outcome:
             last_commit = batch.rows.column("commit_timestamp")[result.settled - 1].as_py()
         if result.error is not None:
             return Outcome(
-                share.consumer.name, cursor, delivered, absorbed, last_commit, result.error
+                share.consumer.name,
+                cursor,
+                delivered,
+                absorbed,
+                last_commit,
+                result.error,
+                ledger=together(uses),
             )
     return Outcome(
-        share.consumer.name, max(cursor, share.end), delivered, absorbed, last_commit, None
+        share.consumer.name,
+        max(cursor, share.end),
+        delivered,
+        absorbed,
+        last_commit,
+        ledger=together(uses),
     )
 
 
@@ -139,6 +159,7 @@ def combined(outcomes: Sequence[Outcome]) -> Outcome:
         sum(outcome.absorbed for outcome in outcomes),
         (lowest.last_commit if failed else max(commits, default=None)),
         failed,
+        ledger=together(outcome.ledger for outcome in outcomes),
     )
 
 
@@ -244,10 +265,18 @@ def _sink(share: Share) -> Sink:
     with _opening:
         for stale in [known for known in _open_sinks if known[0] != share.run]:
             _open_sinks.pop(stale).close()
+        for old in [known for known in _open_ledgers if known[0] != share.run]:
+            _open_ledgers.pop(old).close()
         if key not in _open_sinks:
             _open_sinks[key] = open_sink(
                 share.consumer.destination,
                 consumer=share.consumer.name,
                 batch_size=share.consumer.effective_batch_size,
             )
-        return _open_sinks[key]
+        sink, place = _open_sinks[key], share.ledger
+        if place is None:
+            return sink
+        shared = (share.run, place.address)
+        if shared not in _open_ledgers:
+            _open_ledgers[shared] = open_ledger(place.address)
+        return LedgeredSink(cast("RequestSink", sink), _open_ledgers[shared], place)

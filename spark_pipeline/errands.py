@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
 from cdc.cursor import Cursor
+from cdc.queue.ledger import together
 from spark_pipeline.delivery import Outcome, Share, mine
 from spark_pipeline.exchange import SliceMarker
 from spark_pipeline.forms import view_of
@@ -68,6 +69,12 @@ class Errand:
         return self.legs[-1].share.end
 
     @property
+    def ledger(self) -> str | None:
+        """The name of its ledger in the state database, if it has one there."""
+        place = self.legs[-1].share.ledger
+        return place.ledger if place is not None and place.address.type == "postgres" else None
+
+    @property
     def slices(self) -> list[SliceMarker]:
         return [piece for leg in self.legs for piece in leg.share.slices]
 
@@ -91,6 +98,7 @@ class Errand:
                 absorbed=done.absorbed + outcome.absorbed,
                 last_commit=outcome.last_commit or done.last_commit,
                 dead=done.dead + outcome.dead,
+                ledger=together((done.ledger, outcome.ledger)),
             )
             if done.error is not None:
                 break

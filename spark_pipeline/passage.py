@@ -39,6 +39,7 @@ from spark_pipeline.delivery import Outcome, Share
 from spark_pipeline.errands import Deliveries, Errand, Leg
 from spark_pipeline.exchange import Exchange, PlannedRange, SliceMarker
 from spark_pipeline.gaps import pass_gaps
+from spark_pipeline.ledgers import Ledgers
 from spark_pipeline.members import Departure, Members
 from spark_pipeline.plan import Plan
 from spark_pipeline.planner import ATTEMPTS_IN_DRIVER, Planner
@@ -80,6 +81,7 @@ class Passage:
         self.members = Members(post.left)
         self._planner = Planner(settings, exchange, self.history, post.pool, spark)
         self._deliveries = Deliveries(self.ended)
+        self._ledgers = Ledgers(settings.source, settings.term, settings.ledger)
         self._settler = Settler(settings.source, settings.term, self._open_log)
         self._reported = -_HEALTH_S  # monotonic
         self._progress: Progress | None = None
@@ -98,6 +100,7 @@ class Passage:
         Telling sinks of a gap takes time, in which the log may give up more: then once more.
         """
         settings, state = self._settings, self._state
+        self._ledgers.standing(state, self._post.consumers)
         shares = {name: self._share(self._consumers[name]) for name in self._post.consumers}
         for _ in range(_STARTS_MAX):
             earliest, evicted = floors = view.floors()
@@ -105,7 +108,7 @@ class Passage:
                 state, evicted, source=settings.source, term=settings.term, shares=shares
             )
             lost = left_behind(state, settings.source, earliest)
-            standing = consumer_cursors(state, settings.source)
+            standing = self._ledgers.standing(state, shares)
             refused = {n: error for n, error in (untold | lost).items() if n in shares}
             serving = {n: standing[n] for n in shares if n in standing and n not in refused}
             first = self._start(view, serving, standing)
@@ -193,6 +196,7 @@ class Passage:
             use.end()
         self._taken += 1
         self._settled(outcomes, moved)
+        self._ledgers.report(self._state, outcomes)
         dead = any(outcome.dead for outcome in outcomes.values())
         failed = any(leg.share.failed for errand in errands for leg in errand.legs)
         self._report(dead or failed or any(piece.errors for piece in slices))
@@ -276,7 +280,7 @@ class Passage:
         """Admit those who were invited; the answer is what they lack of what the lane has had."""
         if not invited:
             return {}
-        standing = consumer_cursors(self._state, self._settings.source)
+        standing = self._ledgers.standing(self._state, invited)
         bridges: dict[str, Leg] = {}
         with closing(self._open_log()) as log:
             for name in invited:
@@ -365,6 +369,7 @@ class Passage:
             slices[-1].high if slices else ORIGIN,
             [piece for piece in slices if piece.rows],
             self._settings.wanted,
+            ledger=self._ledgers.place(consumer, self.members.cursors.get(consumer.name)),
         )
 
 

@@ -11,6 +11,7 @@ from cdc.config import Config, Database
 from cdc.config import Sink as SinkConfig
 from cdc.config.hosts import is_cluster
 from cdc.decoding.format import Wanted
+from cdc.queue.open_ledger import LedgerAddress
 from spark_pipeline.backlog import Bounds
 from spark_pipeline.cluster import cluster_options
 from spark_pipeline.delivery import Origin
@@ -38,6 +39,7 @@ class LaneSettings:
     deadline_s: float = 60.0  # after which a micro-batch is told of
     catch_up_lanes: int = 4
     cluster_options: dict[str, str] | None = None  # for the source, if executors are elsewhere
+    ledger: LedgerAddress | None = None  # of those whose sinks need one
 
     @property
     def bridge(self) -> Bounds:
@@ -77,4 +79,5 @@ class LaneSettings:
             cluster_options=(
                 cluster_options(config, database) if is_cluster(spark.master) else None
             ),
+            ledger=LedgerAddress.of(config),
         )

@@ -95,6 +95,7 @@ class Settler:
             last_commit=outcome.last_commit if failed else as_of,
             error=str(outcome.error) if failed else None,
             dead=_Dead(errand, outcome, self._open_log),
+            ledger=errand.ledger,
         )
 
 
