@@ -145,7 +145,8 @@ def combined(outcomes: Sequence[Outcome]) -> Outcome:
     """What the parts of one consumer's share came to, at least one of them.
 
     A consumer has settled what all of its parts have. Beyond the lowest cursor some have delivered
-    more, which comes again: that is the price of going in parallel, paid only after a failure.
+    more, which comes again, and is left out by a ledger: that is the price of going in parallel,
+    paid only after a failure.
     """
     if len(outcomes) == 1:
         return outcomes[0]

@@ -21,6 +21,7 @@ import structlog
 
 from cdc.cursor import Cursor
 from cdc.errors import CorruptionError, PoisonError, TransientError, WalbrookError
+from cdc.queue.ledger import together
 from spark_pipeline.announce import reaches
 from spark_pipeline.delivery import Outcome, Poison, Share
 from spark_pipeline.noise import said
@@ -172,4 +173,5 @@ def _after(done: Outcome, outcome: Outcome) -> Outcome:
         delivered=done.delivered + outcome.delivered,
         absorbed=done.absorbed + outcome.absorbed,
         last_commit=outcome.last_commit or done.last_commit,
+        ledger=together((done.ledger, outcome.ledger)),
     )

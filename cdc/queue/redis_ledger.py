@@ -33,7 +33,7 @@ class RedisLedger:
 
     with_state = False
 
-    def __init__(self, url: str, *, timeout_s: float, pause_s: float = PAUSE_S) -> None:
+    def __init__(self, url: str, *, timeout_s: float, pause_s: float | None = None) -> None:
         self._client = redis.Redis.from_url(
             url,
             socket_timeout=timeout_s,
@@ -41,7 +41,7 @@ class RedisLedger:
             # A connection that the server has closed meanwhile is no failure.
             retry=Retry(NoBackoff(), 1),
         )
-        self._pause_s = pause_s
+        self._pause_s = PAUSE_S if pause_s is None else pause_s
         self._lock = threading.Lock()
         self._failure: tuple[float, str] | None = None  # until when it is left alone, and why
         self._trimmed: dict[str, float] = {}
