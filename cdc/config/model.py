@@ -33,11 +33,11 @@ class Config(Section):
     state: State = Field(
         default_factory=State, description="Where Walbrook keeps its cursors and queues."
     )
+    log: Log = Field(default_factory=Log, description="The change log on disk.")
     ledger: Ledger = Field(
         default_factory=Ledger,
         description="Where delivered cursors are remembered for sinks that need it.",
     )
-    log: Log = Field(default_factory=Log, description="The change log on disk.")
     spark: Spark = Field(default_factory=Spark, description="The Spark session.")
     service: Service = Field(default_factory=Service, description="The running process.")
 

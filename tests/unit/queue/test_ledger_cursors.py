@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.cursor import Cursor
@@ -18,6 +18,7 @@ def columns(cursors: list[tuple[int, int]]) -> tuple[Integers, Integers]:
     return both[:, 0], both[:, 1]
 
 
+@settings(deadline=None)
 @given(_CURSORS, _CURSORS)
 def test_a_cursor_is_among_others_only_if_both_of_its_numbers_are(
     asked: list[tuple[int, int]], noted: list[tuple[int, int]]
@@ -26,6 +27,7 @@ def test_a_cursor_is_among_others_only_if_both_of_its_numbers_are(
     assert found.tolist() == [cursor in set(noted) for cursor in asked]
 
 
+@settings(deadline=None)
 @given(_CURSORS)
 def test_packed_cursors_sort_as_cursors_do(cursors: list[tuple[int, int]]) -> None:
     one_by_one = [packed(Cursor(*each)) for each in cursors]
