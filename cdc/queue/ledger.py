@@ -84,9 +84,13 @@ def packed(cursor: Cursor) -> bytes:
     return cursor.lsn.to_bytes(8, "big") + cursor.idx.to_bytes(8, "big")
 
 
-def members(cursors: bytes) -> list[bytes]:
-    """Packed cursors one by one."""
-    return [cursors[at : at + CURSOR_BYTES] for at in range(0, len(cursors), CURSOR_BYTES)]
+def pack_request(lsn: Integers, idx: Integers) -> tuple[Cursor, bytes]:
+    """The cursors of a request, the highest first, and which that is.
+
+    So the bytes of requests, too, are in the order of their highest cursors.
+    """
+    order = np.lexsort((idx, lsn))[::-1]
+    return Cursor(int(lsn[order[0]]), int(idx[order[0]])), pack(lsn[order], idx[order])
 
 
 def among(lsn: Integers, idx: Integers, noted: bytes) -> npt.NDArray[np.bool_]:

@@ -16,7 +16,7 @@ import psycopg
 from cdc.connection import Connection, connect
 from cdc.cursor import Cursor, format_lsn
 from cdc.errors import TransientError
-from cdc.queue.ledger import Integers, pack
+from cdc.queue.ledger import Integers, pack_request
 from cdc.state.ledgers import TRIM
 
 STATEMENT_S: Final = 10
@@ -56,9 +56,9 @@ class PostgresLedger:
         return b"".join(bytes(row[0]) for row in rows)  # type: ignore[call-overload]
 
     def note(self, ledger: str, lsn: Integers, idx: Integers, *, queued: bool = False) -> None:
-        high = max(zip(lsn.tolist(), idx.tolist(), strict=True))
-        given = {"ledger": ledger, "queued": queued, "cursors": pack(lsn, idx)}
-        self._execute(_NOTE, {**given, **_place(Cursor(*high))})
+        high, cursors = pack_request(lsn, idx)
+        given = {"ledger": ledger, "queued": queued, "cursors": cursors}
+        self._execute(_NOTE, {**given, **_place(high)})
 
     def trim(self, ledger: str, below: Cursor) -> None:
         self._execute(TRIM, {"ledger": ledger, **_place(below)})

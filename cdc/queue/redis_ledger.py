@@ -1,8 +1,9 @@
 """The ledger as sorted sets in Redis, for those who do not want it in the state database.
 
-All scores are 0, so members are in the order of their bytes, which is that of the cursors; a score
-is a floating-point number and could not hold one. What must always hold: a server that fails or
-hangs costs a delivery no more than two timeouts in ``pause_s``; what it loses is repeated at worst.
+A member is a request: its cursors, the highest first. All scores are 0, so members are in the order
+of their bytes, which is that of their highest cursors; a score is a floating-point number and could
+not hold one. What must always hold: a server that fails or hangs costs a delivery no more than two
+timeouts in ``pause_s``; what it loses is repeated at worst.
 
 A key that nobody has written to for a month expires: a consumer that is gone leaves nothing.
 """
@@ -20,12 +21,13 @@ from redis.retry import Retry
 
 from cdc.cursor import Cursor
 from cdc.errors import TransientError
-from cdc.queue.ledger import Integers, members, pack, packed
+from cdc.queue.ledger import Integers, pack_request, packed
 
 PAUSE_S: Final = 5.0
 _KEPT_S: Final = 30 * 86_400
 _TRIMMED_EVERY_S: Final = 1.0
 _TEXT_MAX: Final = 200
+_ABOVE_ALL: Final = b"\xff"  # what follows in a member is a cursor, and its first bit is not set
 
 
 class RedisLedger:
@@ -48,13 +50,13 @@ class RedisLedger:
 
     def seen(self, ledger: str, first: Cursor, last: Cursor, *, queued: bool = False) -> bytes:
         asked = self._pipeline()
-        asked.zrangebylex(_key(ledger, queued), b"[" + packed(first), b"[" + packed(last))
+        asked.zrangebylex(_key(ledger, queued), b"[" + packed(first), b"+")
         (found,) = self._run(asked)
         return b"".join(found)
 
     def note(self, ledger: str, lsn: Integers, idx: Integers, *, queued: bool = False) -> None:
         told, key = self._pipeline(), _key(ledger, queued)
-        told.zadd(key, dict.fromkeys(members(pack(lsn, idx)), 0))
+        told.zadd(key, {pack_request(lsn, idx)[1]: 0})
         told.expire(key, _KEPT_S)
         self._run(told)
 
@@ -72,8 +74,11 @@ class RedisLedger:
         self._run(told)
 
     def drop(self, ledger: str, lsn: Integers, idx: Integers) -> None:
-        told = self._pipeline()
-        told.zrem(_key(ledger, queued=True), *members(pack(lsn, idx)))
+        """A request goes with its highest message; those of a request leave the queue together."""
+        told, key = self._pipeline(), _key(ledger, queued=True)
+        for cursor in map(Cursor, lsn.tolist(), idx.tolist()):
+            start = packed(cursor)
+            told.zremrangebylex(key, b"[" + start, b"[" + start + _ABOVE_ALL)
         self._run(told)
 
     def close(self) -> None:
