@@ -50,6 +50,7 @@ class Ledgers:
         self._address = address
         self._names: dict[str, str] = {}
         self._told: dict[str, _Told] = {}
+        self._without: set[str] = set()
 
     def standing(self, state: Connection, joining: Collection[str]) -> dict[str, Cursor]:
         """The cursor of each active consumer; those that join are served under their names there.
@@ -64,7 +65,9 @@ class Ledgers:
         """The ledger of a consumer, if it needs one; ``settled`` is where it stands."""
         name = self._names.get(consumer.name)
         if self._address is None or name is None or not needs_ledger(consumer):
+            self._without.add(consumer.name)
             return None
+        self._without.discard(consumer.name)
         return LedgerPlace(self._address, name, settled or ORIGIN)
 
     def report(self, state: Connection, outcomes: Mapping[str, Outcome]) -> None:
@@ -72,6 +75,8 @@ class Ledgers:
         for consumer, outcome in outcomes.items():
             if outcome.ledger is not None:
                 self._report(state, consumer, outcome.ledger)
+            elif consumer in self._without:  # it may have had one, which was lost
+                self._report(state, consumer, LedgerUse())
 
     def _report(self, state: Connection, consumer: str, use: LedgerUse) -> None:
         before, now = self._told.get(consumer), time.monotonic()

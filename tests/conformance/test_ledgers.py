@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Iterator
 
 import numpy as np
-import psycopg
 import pytest
 import redis
 
@@ -197,9 +196,32 @@ def test_with_a_consumer_goes_its_ledger(
         (postgres_ledger.other,)
     ]
     ledger_database.execute(f"UPDATE walbrook.ledger SET ledger = '{uuid.uuid4()}'")
-    with psycopg.connect(ledger_database.dsn, autocommit=True) as state:
+    with ledger_database.connect() as state:
         sweep_ledgers(state)
     assert ledger_database.execute("SELECT count(*) FROM walbrook.ledger") == [(0,)]
+
+
+def test_a_start_of_the_service_sweeps_up_what_no_message_of_a_queue_needs(
+    postgres_ledger: KnownLedger, ledger_database: Database
+) -> None:
+    ledger, name = open_ledger(postgres_ledger.address), postgres_ledger.name
+    ledger.note(name, *columns((8, 0)))
+    ledger.note(name, *columns((16, 0), (16, 1)), queued=True)
+    ledger.note(name, *columns((24, 0), (24, 1)), queued=True)
+    ledger_database.execute(
+        "INSERT INTO walbrook.events (consumer, commit_lsn, commit_idx, commit_timestamp, xid,"
+        " table_schema, table_name, action, record_pks)"
+        " SELECT id, '0/18', 1, now(), 1, 'public', 'item', 'insert', '[]'"
+        f" FROM walbrook.consumers WHERE ledger = '{name}'"
+    )
+    with ledger_database.connect() as state:
+        sweep_ledgers(state)
+    assert has(ledger, name, (8, 0)) == [True]
+    assert has(ledger, name, (16, 0), (16, 1), (24, 0), (24, 1), queued=True) == [
+        *(False, False),
+        *(True, True),
+    ]
+    ledger.close()
 
 
 def test_redis_holds_the_very_bytes_without_a_score_and_not_for_ever(

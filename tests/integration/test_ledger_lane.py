@@ -61,6 +61,11 @@ def in_postgres(database: Database) -> LedgerAddress:
     return LedgerAddress("postgres", SecretText(database.dsn))
 
 
+@pytest.fixture
+def in_redis(redis_client: redis.Redis, redis_url: str) -> LedgerAddress:
+    return LedgerAddress("redis", SecretText(redis_url), timeout_s=10)
+
+
 def die_before_settling(lane: LogLane, patch: pytest.MonkeyPatch) -> None:
     """Deliver a micro-batch, and die before its transaction."""
 
@@ -111,14 +116,16 @@ def test_a_sink_that_fails_in_mid_batch_is_sent_only_what_it_lacks(
     lane.close()
 
 
+@pytest.mark.parametrize("place", ["in_postgres", "in_redis"])
 def test_a_consumer_that_is_moved_back_gets_everything_again(
+    place: str,
+    request: pytest.FixtureRequest,
     state: Connection,
     tmp_path: Path,
     endpoint: Endpoint,
-    in_postgres: LedgerAddress,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lane = Hooked(state, tmp_path, endpoint, in_postgres)
+    lane = Hooked(state, tmp_path, endpoint, request.getfixturevalue(place))
     lane.write_rows(20)
     lane.take()
     lane.write_rows(20)
