@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import redis
 
-from cdc.config import WebhookDestination
+from cdc.config import Sink, WebhookDestination
 from cdc.config.secrets import SecretText
 from cdc.connection import Connection
 from cdc.queue.open_ledger import LedgerAddress
 from cdc.service.embedded_redis import EmbeddedRedis
+from spark_pipeline.ledgers import Ledgers
 from tests import pgoutput
 from tests.conformance.crash import Killed
 from tests.fix_http import Endpoint
+from tests.fix_ledger import SOURCE, KnownLedger
 from tests.fix_postgres import Database
 from tests.lane_on_log import LogLane
 from tests.unit.replication.test_seal import transaction
@@ -42,6 +44,12 @@ class Hooked(LogLane):
         self._next = 1
         to = WebhookDestination(url=endpoint.url, max_retries=0)
         super().__init__(state, directory, hook={"destination": to, "batch_size": 10})
+
+    def do_without(self) -> None:
+        """From the next start on there is no ledger."""
+        (sink,) = self.sinks
+        plain = sink.destination.model_copy(update={"ledger": False})
+        self.sinks = [sink.model_copy(update={"destination": plain})]
 
     def write_rows(self, rows: int) -> None:
         """One transaction of this many rows, in one batch."""
@@ -161,9 +169,7 @@ def test_without_a_ledger_a_crash_repeats_the_micro_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lane = Hooked(state, tmp_path, endpoint, in_postgres)
-    (sink,) = lane.sinks
-    plain = sink.destination.model_copy(update={"ledger": False})
-    lane.sinks = [sink.model_copy(update={"destination": plain})]
+    lane.do_without()
     lane.start()
     lane.write_rows(5)
     die_before_settling(lane, monkeypatch)
@@ -218,3 +224,43 @@ def test_a_redis_that_is_lost_in_mid_run_costs_repeats_at_most_and_is_told_of(
         (key,) = client.keys("walbrook:ledger:*")
         assert int(str(client.zcard(key))) <= 15, "what is settled is trimmed"
     lane.close()
+
+
+def test_one_that_does_without_a_ledger_from_now_on_is_not_told_of_as_if_it_had_lost_it(
+    state: Connection,
+    tmp_path: Path,
+    endpoint: Endpoint,
+    own_redis: EmbeddedRedis,
+) -> None:
+    address = LedgerAddress("redis", SecretText(own_redis.url), timeout_s=5)
+    lane = Hooked(state, tmp_path, endpoint, address)
+    own_redis.stop()
+    lane.write_rows(5)
+    lane.take()
+    assert lane.rows(HEALTH) == [("hook", "ledger_lost", "warning")]
+    lane.do_without()
+    lane.start()
+    lane.write_rows(5)
+    lane.take()
+    assert lane.rows(HEALTH) == []
+    lane.close()
+
+
+def test_one_that_is_moved_back_keeps_the_name_it_is_served_under_until_it_joins_again(
+    postgres_ledger: KnownLedger, ledger_database: Database
+) -> None:
+    to = WebhookDestination(url="http://127.0.0.1:1/")
+    hook = Sink.model_validate({"name": "orders", "database": SOURCE, "destination": to})
+    ledgers = Ledgers(SOURCE, 1, postgres_ledger.address)
+
+    def name() -> str | None:
+        place = ledgers.place(hook, None)
+        return None if place is None else place.ledger
+
+    with ledger_database.connect() as state:
+        ledgers.standing(state, ["orders", "others"])
+        state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/1' WHERE name = 'orders'")
+        ledgers.standing(state, ["others"])
+        assert name() == postgres_ledger.name
+        ledgers.standing(state, ["orders"])
+        assert name() not in (None, postgres_ledger.name, postgres_ledger.other)
