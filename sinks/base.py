@@ -13,11 +13,13 @@ in cursor order, one batch after another. What must always hold:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from cdc.change import MessageBatch
 from cdc.errors import WalbrookError
+from cdc.queue.ledger import LedgerUse
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Delivery:
     settled: int
     absorbed: int = 0  # of the settled ones, how many the destination already had
     error: WalbrookError | None = None  # why the rest is not settled; its type says what to do
+    ledger: LedgerUse | None = None  # how its ledger did, if it has one and it was asked
 
 
 class Sink(Protocol):
@@ -39,3 +42,17 @@ class Sink(Protocol):
     def close(self) -> None:
         """Let go of connections and files; what was delivered stays safe."""
         ...
+
+
+Accepted = Callable[[MessageBatch], WalbrookError | None]
+"""Told of the messages of a request once it was accepted; an error ends the delivery behind it."""
+
+
+def nobody_asks(_accepted: MessageBatch) -> None:
+    """For a delivery that nobody follows."""
+
+
+class RequestSink(Sink, Protocol):
+    """A sink that can say after each request what was accepted, before it sends the next."""
+
+    def deliver(self, batch: MessageBatch, accepted: Accepted = nobody_asks) -> Delivery: ...

@@ -23,7 +23,7 @@ from cdc.change import MessageBatch
 from cdc.decoding.joins import joined
 from cdc.errors import OperatorError, TransientError, WalbrookError
 from cdc.queue.retry import kind_of
-from sinks.base import Delivery
+from sinks.base import Accepted, Delivery, nobody_asks
 from sinks.columns import by_route, pieces, text_bytes
 from sinks.http_answers import Answer, meaning, wait_asked_for
 
@@ -67,7 +67,7 @@ class WebhookSink:
             limits=httpx.Limits(max_connections=1),
         )
 
-    def deliver(self, batch: MessageBatch) -> Delivery:
+    def deliver(self, batch: MessageBatch, accepted: Accepted = nobody_asks) -> Delivery:
         """Send the messages in order, up to the first request that is not answered with 2xx."""
         settled = 0
         for route, run in by_route(batch):
@@ -78,8 +78,8 @@ class WebhookSink:
                 messages_max=self._messages_max,
                 bytes_max=_REQUEST_BYTES_MAX,
             ):
-                accepted, error = self._send_isolating(url, piece)
-                settled += accepted
+                count, error = self._send_isolating(url, piece, accepted)
+                settled += count
                 if error is not None:
                     return Delivery(settled, error=error)
         return Delivery(settled)
@@ -89,22 +89,25 @@ class WebhookSink:
         self._client.close()
 
     def _send_isolating(
-        self, url: httpx.URL, batch: MessageBatch
+        self, url: httpx.URL, batch: MessageBatch, accepted: Accepted
     ) -> tuple[int, WalbrookError | None]:
         """Send; a request that may be one message's fault is halved until that is found alone."""
-        accepted, waiting = 0, [batch]
+        count, waiting = 0, [batch]
         while waiting:
             part = waiting.pop()
             # What is cut was tried often enough as a whole.
             error = self._send(url, part, self._max_retries if part is batch else 0)
             if error is None:
-                accepted += len(part)
+                count += len(part)
+                error = accepted(part)
+                if error is not None:
+                    return count, error
             elif kind_of(error) is not None and len(part) > 1:
                 half = len(part) // 2
                 waiting += [part.slice(half), part.slice(0, half)]
             else:
-                return accepted, error
-        return accepted, None
+                return count, error
+        return count, None
 
     def _send(self, url: httpx.URL, batch: MessageBatch, retries: int) -> WalbrookError | None:
         body = self._body(batch)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,10 +24,13 @@ from cdc.decoding.format import PLAIN, Wanted
 from cdc.decoding.shapes import Context, shape_for
 from cdc.errors import ProtocolError, WalbrookError
 from cdc.queue.groups import Grouping
+from cdc.queue.ledger import Ledger
+from cdc.queue.open_ledger import LedgerAddress, open_ledger
 from cdc.queue.waiting import NOTHING, Waiting
 from sinks import Sink, open_sink
-from sinks.base import Delivery
+from sinks.base import Delivery, RequestSink
 from sinks.columns import prefix_at_or_below, prefix_below
+from sinks.ledgered import LedgeredSink, LedgerPlace
 from spark_pipeline.desk import STRIKES, Desk
 from spark_pipeline.exchange import SliceMarker, pick_up, whole
 from spark_pipeline.expressions.verdicts import in_cursor_order, judged, unjudged
@@ -68,6 +72,7 @@ class Share:
     waiting: Waiting = NOTHING  # what its consumer's queue held when the micro-batch began
     strikes: int = 0  # refusals in a row before it
     strikes_max: int = STRIKES  # how many its destination is allowed
+    ledger: LedgerPlace | None = None  # where what was delivered is noted, if its sink needs it
 
     def behind(self, done: Outcome) -> Share:
         """The same where something was delivered before it: what that put aside waits already."""
@@ -78,6 +83,7 @@ class Share:
 
 
 _open_sinks: dict[tuple[str, str, str, str], Sink] = {}
+_open_ledgers: dict[tuple[str, LedgerAddress], Ledger] = {}
 _opening = threading.Lock()
 
 
@@ -218,10 +224,28 @@ def _sink(share: Share, purpose: str = "") -> Sink:
     with _opening:
         for stale in [known for known in _open_sinks if known[0] != share.run]:
             _open_sinks.pop(stale).close()
+        for old in [known for known in _open_ledgers if known[0] != share.run]:
+            _open_ledgers.pop(old).close()
         if key not in _open_sinks:
             _open_sinks[key] = open_sink(
                 share.consumer.destination,
                 consumer=share.consumer.name,
                 batch_size=share.consumer.effective_batch_size,
             )
-        return _open_sinks[key]
+        sink, place = _open_sinks[key], share.ledger
+        if place is None:
+            return sink
+        return LedgeredSink(cast("RequestSink", sink), _ledger(share.run, place.address), place)
+
+
+def ledger_of(share: Share) -> Ledger | None:
+    """The ledger of the share's consumer in this process, if it has one."""
+    with _opening:
+        return None if share.ledger is None else _ledger(share.run, share.ledger.address)
+
+
+def _ledger(run: str, address: LedgerAddress) -> Ledger:
+    """One for all consumers: it is asked and told in a fraction of a millisecond."""
+    if (run, address) not in _open_ledgers:
+        _open_ledgers[run, address] = open_ledger(address)
+    return _open_ledgers[run, address]

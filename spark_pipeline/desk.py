@@ -22,6 +22,7 @@ from cdc.cursor import Cursor
 from cdc.errors import TransientError, WalbrookError
 from cdc.queue.events import EVENT_SCHEMA
 from cdc.queue.groups import Grouping, groups_of
+from cdc.queue.ledger import together as all_uses
 from cdc.queue.retry import TOO_LARGE, kind_of, pause_s
 from cdc.queue.waiting import GROUP, WHOLE_TABLE, Waiting
 from sinks import Sink
@@ -118,6 +119,8 @@ class Desk:
         return result, int(sizes[fits]) if result.settled == fits else None
 
     def _count(self, batch: MessageBatch, result: Delivery) -> None:
+        use = all_uses((self._done.ledger, result.ledger))
+        self._done = replace(self._done, ledger=use)
         if not result.settled:
             return
         self._strikes, self._first_strike = 0, None

@@ -23,6 +23,7 @@ from cdc.errors import WalbrookError
 from spark_pipeline.delivery import Share, mine
 from spark_pipeline.exchange import SliceMarker
 from spark_pipeline.forms import view_of
+from spark_pipeline.ledgers import ledger_name
 from spark_pipeline.outcome import Outcome
 from spark_pipeline.plan import Plan
 from spark_pipeline.poison import deliver_carefully, told
@@ -72,6 +73,11 @@ class Errand:
     @property
     def end(self) -> Cursor:
         return self.legs[-1].share.end
+
+    @property
+    def ledger(self) -> str | None:
+        """The name of its ledger in the state database, if it has one there."""
+        return ledger_name(self.legs[-1].share.ledger)
 
     @property
     def slices(self) -> list[SliceMarker]:

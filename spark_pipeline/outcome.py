@@ -10,6 +10,8 @@ import pyarrow as pa
 
 from cdc.cursor import Cursor
 from cdc.errors import WalbrookError
+from cdc.queue.ledger import LedgerUse
+from cdc.queue.ledger import together as all_uses
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Outcome:
     dead: tuple[Poison, ...] = ()  # below ``cursor``; the consumer goes on without them
     aside: pa.RecordBatch | None = None  # EVENT_SCHEMA, below ``cursor``: for its queue
     strikes: int = 0  # refusals in a row at its end
+    ledger: LedgerUse | None = None  # how its ledger did, if it was asked
 
     def after(self, done: Outcome) -> Outcome:
         """What both came to, where this one followed ``done``."""
@@ -43,6 +46,7 @@ class Outcome:
             last_commit=self.last_commit or done.last_commit,
             dead=done.dead + self.dead,
             aside=together([done.aside, self.aside]),
+            ledger=all_uses((done.ledger, self.ledger)),
         )
 
     def cut(self, at: Cursor) -> Outcome:
@@ -71,6 +75,7 @@ def combined(outcomes: Sequence[Outcome]) -> Outcome:
         (lowest.last_commit if failed else max(commits, default=None)),
         failed,
         aside=together([outcome.cut(lowest.cursor).aside for outcome in outcomes]),
+        ledger=all_uses(outcome.ledger for outcome in outcomes),
     )
 
 

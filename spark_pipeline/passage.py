@@ -40,6 +40,7 @@ from spark_pipeline.delivery import Share
 from spark_pipeline.errands import Deliveries, Errand, Leg
 from spark_pipeline.exchange import Exchange, PlannedRange, SliceMarker
 from spark_pipeline.gaps import pass_gaps
+from spark_pipeline.ledgers import Ledgers
 from spark_pipeline.members import Departure, Members
 from spark_pipeline.outcome import Outcome
 from spark_pipeline.plan import Plan, PlanUse
@@ -82,6 +83,7 @@ class Passage:
         self.members = Members(post.left)
         self._planner = Planner(settings, exchange, self.history, post.pool, spark)
         self._deliveries = Deliveries(self.ended, settings.slots)
+        self._ledgers = Ledgers(settings.source, settings.term, settings.ledger)
         self._settler = Settler(settings.source, settings.term, self._open_log)
         self._reported = -_HEALTH_S  # monotonic
         self._progress: Progress | None = None
@@ -100,6 +102,7 @@ class Passage:
         Telling sinks of a gap takes time, in which the log may give up more: then once more.
         """
         settings, state = self._settings, self._state
+        self._ledgers.join(call_roll(state, settings.source), self._post.consumers)
         shares = {name: self._share(self._consumers[name]) for name in self._post.consumers}
         for _ in range(_STARTS_MAX):
             earliest, evicted = floors = view.floors()
@@ -108,6 +111,7 @@ class Passage:
             )
             lost = left_behind(state, settings.source, earliest)
             roll = call_roll(state, settings.source)
+            self._ledgers.join(roll, shares)
             refused = {n: error for n, error in (untold | lost).items() if n in shares}
             serving = {n: at for n, at in roll.served.items() if n in shares and n not in refused}
             first = self._start(view, serving, roll.standing)
@@ -201,6 +205,7 @@ class Passage:
             use.end()
         self._taken += 1
         self._settled(outcomes, moved)
+        self._ledgers.report(self._state, outcomes)
         dead = any(outcome.dead for outcome in outcomes.values())
         failed = any(leg.share.failed for errand in errands for leg in errand.legs)
         self._report(dead or failed or any(piece.errors for piece in slices))
@@ -288,6 +293,7 @@ class Passage:
         if not invited:
             return {}
         roll = call_roll(self._state, self._settings.source)
+        self._ledgers.join(roll, invited)
         bridges: dict[str, Leg] = {}
         with closing(self._open_log()) as log:
             for name in invited:
@@ -380,4 +386,5 @@ class Passage:
             slices[-1].high if slices else ORIGIN,
             [piece for piece in slices if piece.rows],
             self._settings.wanted,
+            ledger=self._ledgers.place(consumer, self.members.cursors.get(consumer.name)),
         )

@@ -12,6 +12,7 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import psycopg
@@ -22,16 +23,18 @@ import structlog
 from cdc.config import Sink as SinkConfig
 from cdc.connection import Connection, connect
 from cdc.cursor import ORIGIN, Cursor
-from cdc.errors import WalbrookError
-from cdc.queue.claims import claim, settle_claim
+from cdc.errors import TransientError, WalbrookError
+from cdc.queue.claims import Due, claim, settle_claim
 from cdc.queue.events import as_changes
 from cdc.queue.report import report_queues
 from cdc.replication.stop import StopSignal
 from cdc.state.dead_letters import report_dead_letters
 from cdc.state.positions import report_consumer
-from spark_pipeline.delivery import Share, desk_for
+from sinks.ledgered import LedgerPlace
+from spark_pipeline.delivery import Share, desk_for, ledger_of
 from spark_pipeline.expressions.verdicts import added_columns
 from spark_pipeline.forms import shows_before
+from spark_pipeline.ledgers import ledger_name, needs_ledger
 from spark_pipeline.outcome import Outcome, below
 from spark_pipeline.queues import Queues
 from spark_pipeline.settings import LaneSettings
@@ -44,6 +47,7 @@ _WORKERS = 16
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.5, 30.0
 _EVERY_REFUSAL = 1 << 30  # each of these was refused before: that says nothing of the destination
 _PURPOSE = "queue"
+_END = Cursor(1 << 63, 0)  # beyond every change
 
 
 class Redelivery:
@@ -95,7 +99,7 @@ class Redelivery:
                     pause_s = min(pause_s, each.in_s)
                     continue
                 self._busy.add(each.consumer)
-            workers.submit(self._serve, each.consumer, each.id)
+            workers.submit(self._serve, each)
         return max(pause_s, 0.02)
 
     def _report(self, state: Connection) -> None:
@@ -104,11 +108,12 @@ class Redelivery:
             self._reported = time.monotonic()
             report_queues(state, self._settings.source, self._settings.term)
 
-    def _serve(self, name: str, number: int) -> None:
+    def _serve(self, due: Due) -> None:
         """One consumer: claim after claim until nothing more is due."""
+        name = due.consumer
         try:
             with self._connect() as state:
-                while not self._stop.requested and self._deliver(state, name, number):
+                while not self._stop.requested and self._deliver(state, due):
                     pass
         except (WalbrookError, psycopg.Error) as error:
             self._failed(name, error)
@@ -120,22 +125,27 @@ class Redelivery:
                 self._busy.discard(name)
             self._queues.news.set()
 
-    def _deliver(self, state: Connection, name: str, number: int) -> bool:
+    def _deliver(self, state: Connection, due: Due) -> bool:
         """One claim; says whether to look for more."""
-        rows = claim(state, number, self._holder)
+        name = due.consumer
+        rows = claim(state, due.id, self._holder)
         if not rows.num_rows:
             return False
-        outcome = self._send(self._consumers[name], rows)
+        share = self._share(self._consumers[name], due.ledger)
+        outcome = self._send(share, rows)
+        done = _delivered(rows, outcome)
         settle_claim(
             state,
             source=self._settings.source,
             term=self._settings.term,
             consumer=name,
             holder=self._holder,
-            done=_delivered(rows, outcome),
+            done=done,
             absorbed=outcome.absorbed,
             tried=outcome.aside,
+            ledger=ledger_name(share.ledger),
         )
+        self._forget(share, done)
         if outcome.aside is not None and pc.any(outcome.aside.column("dead")).as_py():
             report_dead_letters(state, self._settings.source, self._settings.term)
         if outcome.error is not None:
@@ -147,16 +157,30 @@ class Redelivery:
             self._not_before.pop(name, None)
         return True
 
-    def _send(self, consumer: SinkConfig, rows: pa.RecordBatch) -> Outcome:
-        end = Cursor(1 << 63, 0)
-        share = Share(
-            consumer, self._settings.origin, self._run, ORIGIN, end, [],
-            strikes_max=_EVERY_REFUSAL,
+    def _share(self, consumer: SinkConfig, ledger: str) -> Share:
+        address = self._settings.ledger
+        place = None
+        if address is not None and needs_ledger(consumer):
+            place = LedgerPlace(address, ledger, queued=True)
+        return Share(
+            consumer, self._settings.origin, self._run, ORIGIN, _END, [],
+            strikes_max=_EVERY_REFUSAL, ledger=place,
         )  # fmt: skip
+
+    def _send(self, share: Share, rows: pa.RecordBatch) -> Outcome:
         desk = desk_for(share, _PURPOSE)
-        before = ("before",) if shows_before(consumer) else ()
-        changes = as_changes(rows, (*before, *added_columns(consumer)))
-        return desk.finish(end) if desk.take(changes) else desk.outcome
+        before = ("before",) if shows_before(share.consumer) else ()
+        changes = as_changes(rows, (*before, *added_columns(share.consumer)))
+        return desk.finish(_END) if desk.take(changes) else desk.outcome
+
+    def _forget(self, share: Share, done: pa.RecordBatch) -> None:
+        """What left the queue cannot come again; a ledger elsewhere may know it a while longer."""
+        ledger = ledger_of(share)
+        if ledger is None or ledger.with_state or share.ledger is None or not done.num_rows:
+            return
+        lsn, idx = (done.column(name).to_numpy() for name in ("commit_lsn", "commit_idx"))
+        with suppress(TransientError):
+            ledger.drop(share.ledger.ledger, lsn, idx)
 
     def _failed(self, name: str, error: Exception) -> None:
         """The destination as a whole: it is left alone for a while."""

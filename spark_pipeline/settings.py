@@ -11,6 +11,7 @@ from cdc.config import Config, Database
 from cdc.config import Sink as SinkConfig
 from cdc.config.hosts import is_cluster
 from cdc.decoding.format import Wanted
+from cdc.queue.open_ledger import LedgerAddress
 from spark_pipeline.backlog import Bounds
 from spark_pipeline.cluster import cluster_options
 from spark_pipeline.delivery import Origin
@@ -40,6 +41,7 @@ class LaneSettings:
     catch_up_lanes: int = 4
     cluster_options: dict[str, str] | None = None  # for the source, if executors are elsewhere
     slots: Slots = field(default_factory=lambda: Slots(16))  # shared with all other lanes
+    ledger: LedgerAddress | None = None  # of those whose sinks need one
 
     @property
     def bridge(self) -> Bounds:
@@ -82,4 +84,5 @@ class LaneSettings:
                 cluster_options(config, database) if is_cluster(spark.master) else None
             ),
             slots=slots or Slots(spark.delivery_slots),
+            ledger=LedgerAddress.of(config),
         )

@@ -96,6 +96,7 @@ class Settler:
             error=str(outcome.error) if failed else None,
             dead=_Dead(errand, outcome, self._open_log),
             aside=outcome.aside,
+            ledger=errand.ledger,
         )
 
 

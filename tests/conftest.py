@@ -8,4 +8,4 @@ from cdc.log.flight_wire import TOKEN_VARIABLE
 # to the Python workers of all that follow.
 os.environ.setdefault(TOKEN_VARIABLE, "a token of this test run")
 
-pytest_plugins = ["tests.fix_postgres", "tests.fix_redis", "tests.fix_http"]
+pytest_plugins = ["tests.fix_postgres", "tests.fix_redis", "tests.fix_http", "tests.fix_ledger"]

@@ -21,6 +21,7 @@ from cdc.decoding.raw import RAW_SCHEMA
 from cdc.errors import TransientError
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
+from cdc.queue.open_ledger import LedgerAddress
 from cdc.replication.seal import Sealer
 from cdc.state.migrate import migrate
 from cdc.state.positions import register_source, restart_cursor
@@ -42,6 +43,7 @@ class LogLane:
 
     patience_s = 30.0
     state_dsn = ""
+    ledger: LedgerAddress | None = None
 
     def __init__(self, state: Connection, directory: Path, **sinks: dict[str, Any]) -> None:
         self.state = state
@@ -110,6 +112,7 @@ class LogLane:
             micro_batch_rows=1000,
             micro_batch_bytes=1 << 20,
             patience_s=self.patience_s,
+            ledger=self.ledger,
         )
         self.queues = Queues()
         self.start_lane_again()

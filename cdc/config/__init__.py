@@ -16,6 +16,7 @@ from cdc.config.destination import (
     WebhookDestination,
 )
 from cdc.config.display import show
+from cdc.config.ledger import Ledger
 from cdc.config.load import load, loads
 from cdc.config.log import Flight, Log, Tier
 from cdc.config.model import Config
@@ -31,6 +32,7 @@ __all__ = [
     "FileDestination",
     "Flight",
     "Http",
+    "Ledger",
     "Log",
     "ParquetDestination",
     "Publication",

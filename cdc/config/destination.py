@@ -30,6 +30,9 @@ def _redis_url(url: SecretText) -> SecretText:
     return url
 
 
+RedisUrl = Annotated[SecretText, AfterValidator(_redis_url)]
+
+
 def _webhook_url(url: str) -> str:
     if not _has_host(url, ("http", "https")) or re.search(r"[\x00-\x20\x7f]", url):
         raise wrong("should be a URL such as https://example.com/changes")
@@ -135,7 +138,7 @@ class RedisStreamDestination(_Destination):
     type: Literal["redis_stream"] = Field(
         default="redis_stream", description="Always redis_stream."
     )
-    url: Annotated[SecretText, AfterValidator(_redis_url)] | None = Field(
+    url: RedisUrl | None = Field(
         default=None, description="Connection URL, in place of the five keys that follow."
     )
     host: Text | None = Field(
@@ -210,6 +213,10 @@ class WebhookDestination(_Destination):
         "not.",
     )
     verify: Flag = Field(default=True, description="Verify the server's certificate and name.")
+    ledger: Flag = Field(
+        default=True,
+        description="Remember what was accepted, so that a crash repeats one request at most.",
+    )
 
     @property
     def default_batch_size(self) -> int:

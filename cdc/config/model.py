@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 
 from cdc.config.database import Database
 from cdc.config.hosts import is_cluster, is_loopback, is_on_this_host
+from cdc.config.ledger import Ledger
 from cdc.config.log import Log
 from cdc.config.scalars import Section, wrong
 from cdc.config.settings import Service, Spark, State
@@ -33,6 +34,10 @@ class Config(Section):
         default_factory=State, description="Where Walbrook keeps its cursors and queues."
     )
     log: Log = Field(default_factory=Log, description="The change log on disk.")
+    ledger: Ledger = Field(
+        default_factory=Ledger,
+        description="Where delivered cursors are remembered for sinks that need it.",
+    )
     spark: Spark = Field(default_factory=Spark, description="The Spark session.")
     service: Service = Field(default_factory=Service, description="The running process.")
 

@@ -1,5 +1,6 @@
-"""The queue room: what groups messages belong to, and what pull consumers hold of their queue.
+"""The queue room: what is between a message and its being settled.
 
-It owns the unit of order and the Python side of ``walbrook.receive``, ``ack``, ``nack`` and
-``extend``; what decides who gets what is SQL, in ``migrations``.
+It owns groups, the unit of order; the messages that wait in ``walbrook.events`` and the pauses
+between their deliveries; the ledger of delivered cursors; and the Python side of pull consumers.
+What decides who gets what is SQL, in ``migrations``.
 """

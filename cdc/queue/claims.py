@@ -14,6 +14,7 @@ import pyarrow as pa
 from cdc.connection import Connection
 from cdc.cursor import parse_lsn
 from cdc.queue.events import EVENT_SCHEMA, delivered, lock_consumer, mark_tried
+from cdc.queue.postgres_ledger import DROP, dropped
 from cdc.state.fence import FENCE, fenced
 
 CLAIM_ROWS_MAX = 1_000
@@ -23,7 +24,7 @@ LEASE_S = 300.0
 # Consumers for which something waits, and in how many seconds the first of it is due.
 _DUE = """
 SELECT c.name, c.id, greatest(extract(epoch FROM d.due_at - clock_timestamp()), 0)::float8,
-       c.paused_at IS NOT NULL
+       c.paused_at IS NOT NULL, c.ledger::text
   FROM walbrook.consumers c
  CROSS JOIN LATERAL (
        SELECT e.due_at FROM walbrook.events e WHERE e.consumer = c.id AND e.due_at IS NOT NULL
@@ -85,14 +86,15 @@ class Due:
     id: int
     in_s: float
     paused: bool = False
+    ledger: str = ""  # what its ledger is known by
 
 
 def due(connection: Connection, source: str) -> list[Due]:
     """The active consumers of a source that have something waiting."""
     rows = connection.execute(_DUE, (source,)).fetchall()
     return [
-        Due(str(name), int(str(number)), float(str(in_s)), bool(paused))
-        for name, number, in_s, paused in rows
+        Due(str(name), int(str(number)), float(str(in_s)), bool(paused), str(ledger))
+        for name, number, in_s, paused, ledger in rows
     ]
 
 
@@ -125,10 +127,12 @@ def settle_claim(
     done: pa.RecordBatch,
     absorbed: int,
     tried: pa.RecordBatch | None,
+    ledger: str | None = None,
 ) -> None:
     """One transaction: what was delivered leaves, what was refused is due later or dead.
 
-    What was claimed and is neither is free again.
+    What was claimed and is neither is free again. ``ledger`` is the name of the consumer's ledger,
+    if it has one in this database: what leaves the queue need not be known there any more.
     """
     with connection.transaction():
         if connection.execute(FENCE, (source, term)).fetchone() is None:
@@ -139,4 +143,7 @@ def settle_claim(
         if done.num_rows:
             delivered(connection, number, done)
             connection.execute(_COUNT, (done.num_rows - absorbed, absorbed, number))
+            if ledger is not None:
+                lsn, idx = (done.column(name).to_numpy() for name in ("commit_lsn", "commit_idx"))
+                connection.execute(DROP, dropped(ledger, lsn, idx))
         connection.execute(_RELEASE, (number, holder))

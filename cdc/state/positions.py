@@ -21,6 +21,7 @@ from cdc.queue.events import enqueue
 from cdc.state.dead_letters import DeadLetter, bury
 from cdc.state.fence import FENCE_TO_MOVE, fenced
 from cdc.state.lanes import Step, require_counted, take_step
+from cdc.state.ledgers import TRIM, sweep_ledgers
 from cdc.state.schema_versions import NewVersion, record_versions
 
 _READ_SOURCE = """
@@ -128,6 +129,7 @@ class Settlement:
     """What one micro-batch did for one consumer: everything from ``since`` to ``cursor``.
 
     ``dead`` are the changes between the two that it goes on without; they are taken one by one.
+    ``ledger`` is the name of its ledger, if it has one here.
     """
 
     since: Cursor
@@ -138,6 +140,7 @@ class Settlement:
     error: str | None = None
     dead: Iterable[DeadLetter] = ()
     aside: pa.RecordBatch | None = None  # EVENT_SCHEMA, between the two: they wait in its queue
+    ledger: str | None = None
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,7 @@ def register_source(
         priorities = [each.priority for each in told.values()]
         connection.execute(_DESCRIBE, (names, destinations, priorities, name))
         connection.execute(_MAKE_QUEUES, (name,))
+        sweep_ledgers(connection)
         for error in left_behind(connection, name, None).values():
             raise error
     return int(str(term[0])) if term else 0
@@ -269,6 +273,9 @@ def settle(
                 )
                 for consumer, settlement in consumers.items()
             }
+            for settlement in consumers.values():
+                if settlement.ledger is not None:
+                    connection.execute(TRIM, _place(settlement))
             move_restart(connection, source, read_to)
         if held.fetchone() is None:
             raise fenced(source)
@@ -286,14 +293,18 @@ def _columns(source: str, consumer: str, settlement: Settlement, dead: int) -> d
         "consumer": consumer,
         "since_lsn": format_lsn(settlement.since.lsn),
         "since_idx": settlement.since.idx,
-        "lsn": format_lsn(settlement.cursor.lsn),
-        "idx": settlement.cursor.idx,
+        **_place(settlement),
         "commit": settlement.last_commit,
         "delivered": settlement.delivered,
         "absorbed": settlement.absorbed,
         "dead": dead,
         "error": settlement.error,
     }
+
+
+def _place(settlement: Settlement) -> dict[str, object]:
+    lsn, idx = settlement.cursor
+    return {"ledger": settlement.ledger, "lsn": format_lsn(lsn), "idx": idx}
 
 
 def move_restart(connection: Connection, source: str, read_to: Cursor) -> None:

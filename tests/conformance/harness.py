@@ -15,8 +15,11 @@ import redis
 from cdc.change import ROUTE, MessageBatch
 from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.shapes import ShapeName
-from sinks.base import Sink
+from cdc.queue.ledger import Ledger
+from cdc.queue.open_ledger import LedgerAddress, open_ledger
+from sinks.base import RequestSink, Sink
 from sinks.file import FileSink
+from sinks.ledgered import LedgeredSink, LedgerPlace
 from sinks.parquet import ParquetSink
 from sinks.redis_stream import RedisStreamSink
 from sinks.webhook import WebhookSink
@@ -28,6 +31,7 @@ class Harness(Protocol):
     """A destination under test."""
 
     absorbs: bool  # whether it holds a replayed message once
+    races: bool  # whether two that send a message at the same moment may both be taken
 
     def open(self) -> Sink: ...
     def held(self) -> list[Held]: ...
@@ -41,6 +45,7 @@ class Shaped:
     """The messages of the suite in the shape that the destination is handed."""
 
     shape: ShapeName = "sequin"
+    races = False
 
     def batch(self, start: int, end: int) -> MessageBatch:
         return batch(start, end, self.shape)
@@ -165,6 +170,32 @@ class WebhookHarness(Shaped):
             yield
         finally:
             self.endpoint.start()
+
+
+class LedgeredHarness(WebhookHarness):
+    """An endpoint behind a ledger, which takes the place of a memory of its own."""
+
+    absorbs = True
+    races = True
+
+    def __init__(self, endpoint: Endpoint, address: LedgerAddress, name: str) -> None:
+        super().__init__(endpoint)
+        self.place = LedgerPlace(address, name)
+
+    def open(self) -> Sink:
+        return Ledgered(cast("RequestSink", super().open()), open_ledger(self.place.address), self)
+
+
+class Ledgered(LedgeredSink):
+    """One that closes what it was given."""
+
+    def __init__(self, sink: RequestSink, ledger: Ledger, harness: LedgeredHarness) -> None:
+        super().__init__(sink, ledger, harness.place)
+        self._parts = (sink, ledger)
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
 
 
 ROUTES = (None, "orders", "users", "orders")

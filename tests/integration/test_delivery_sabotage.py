@@ -93,7 +93,7 @@ def findings(
 def _redeliver(lane: LogLane) -> bool:
     redelivery = Redelivery(lane.settings, lane.queues, StopSignal(), "run")
     for due in lane.queues.look(lane.state, lane.settings.source):
-        redelivery._serve(due.consumer, due.id)
+        redelivery._serve(due)
     return not lane.rows("SELECT 1 FROM walbrook.events")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from cdc.config import Spark
+from cdc.config.secrets import SecretText
 from cdc.connection import Connection
 from cdc.errors import TransientError
 from cdc.log.view import LogView
+from cdc.queue.open_ledger import LedgerAddress
 from spark_pipeline.exchange import SliceMarker
 from spark_pipeline.reading import LogPartition
 from spark_pipeline.reorder import Reorder
@@ -173,9 +176,16 @@ def kills(wanted: Callable[[int], bool]) -> Callable[[list[dict[str, object]]], 
     return receive
 
 
-def test_a_worker_that_dies_in_mid_delivery_costs_nothing(
-    spark: SparkSession, state: Connection, endpoint: Endpoint, tmp_path: Path, on_executors: None
+def test_a_worker_that_dies_in_mid_delivery_costs_a_repeat_of_the_request_it_was_at(
+    spark: SparkSession,
+    state: Connection,
+    database: Database,
+    endpoint: Endpoint,
+    tmp_path: Path,
+    on_executors: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(LogLane, "ledger", LedgerAddress("postgres", SecretText(database.dsn)))
     lane = filled(LogLane(state, tmp_path, hook=hook(endpoint)))
     died: list[int] = []
 
@@ -188,7 +198,12 @@ def test_a_worker_that_dies_in_mid_delivery_costs_nothing(
     assert len(died) > 1
     assert names_by_key(messages) == EXPECTED
     assert lane.rows("SELECT count(*) FROM walbrook.dead_letters") == [(0,)]
-    assert lane.rows("SELECT delivered FROM walbrook.consumers") == [(TRANSACTIONS * ROWS,)]
+    arrivals = Counter(int(m["record"]["name"]) for m in messages)  # type: ignore[index]
+    assert [name for name, times in arrivals.items() if times > 1] == list(range(330, 340))
+    assert lane.rows("SELECT delivered, absorbed FROM walbrook.consumers") == [
+        (TRANSACTIONS * ROWS - 330, 330)
+    ]
+    assert lane.rows("SELECT count(*) FROM walbrook.ledger") == [(0,)]
     lane.close()
 
 

@@ -81,7 +81,7 @@ def redeliver(lane: LogLane) -> None:
 
     def empty() -> bool:
         for due in redelivery._queues.look(lane.state, lane.settings.source):
-            redelivery._serve(due.consumer, due.id)
+            redelivery._serve(due)
         return not lane.rows("SELECT 1 FROM walbrook.events")
 
     until("an empty queue", empty, 20)

@@ -1,0 +1,124 @@
+"""The ledger as rows of ``walbrook.ledger`` in the state database: one row a request.
+
+A row is not waited for on the server's disk: a server that loses power forgets the last fraction of
+a second, which costs repeats, and a request would otherwise cost a sync. What must always hold: a
+name that is no consumer's (any more) gets no rows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Final
+
+import psycopg
+
+from cdc.connection import Connection, connect
+from cdc.cursor import Cursor, format_lsn
+from cdc.errors import TransientError
+from cdc.queue.ledger import Integers, pack_request
+from cdc.state.ledgers import TRIM
+
+STATEMENT_S: Final = 10
+
+_SEEN = """
+SELECT cursors FROM walbrook.ledger
+ WHERE ledger = %(ledger)s::uuid AND queued = %(queued)s
+   AND (high_lsn, high_idx) >= (%(lsn)s::pg_lsn, %(idx)s)
+"""
+# Two processes may send the same request for a moment after a crash, cut differently.
+_NOTE = """
+INSERT INTO walbrook.ledger AS l (ledger, queued, high_lsn, high_idx, cursors)
+SELECT %(ledger)s::uuid, %(queued)s, %(lsn)s::pg_lsn, %(idx)s, %(cursors)s
+ WHERE EXISTS (SELECT FROM walbrook.consumers c WHERE c.ledger = %(ledger)s::uuid)
+    ON CONFLICT (ledger, queued, high_lsn, high_idx)
+    DO UPDATE SET cursors = l.cursors || excluded.cursors
+"""
+# A row goes with its highest message; those of a request leave the queue together.
+DROP = """
+DELETE FROM walbrook.ledger l USING unnest(%(lsn)s::pg_lsn[], %(idx)s::bigint[]) AS n (lsn, idx)
+ WHERE l.ledger = %(ledger)s::uuid AND l.queued AND l.high_lsn = n.lsn AND l.high_idx = n.idx
+"""
+
+
+class PostgresLedger:
+    """Rows over one connection, which is opened when it is first needed."""
+
+    with_state = True
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._connection: Connection | None = None
+        self._lock = threading.Lock()
+
+    def seen(self, ledger: str, first: Cursor, last: Cursor, *, queued: bool = False) -> bytes:
+        rows = self._execute(_SEEN, {"ledger": ledger, "queued": queued, **_place(first)})
+        return b"".join(bytes(row[0]) for row in rows)  # type: ignore[call-overload]
+
+    def note(self, ledger: str, lsn: Integers, idx: Integers, *, queued: bool = False) -> None:
+        high, cursors = pack_request(lsn, idx)
+        given = {"ledger": ledger, "queued": queued, "cursors": cursors}
+        self._execute(_NOTE, {**given, **_place(high)})
+
+    def trim(self, ledger: str, below: Cursor) -> None:
+        self._execute(TRIM, {"ledger": ledger, **_place(below)})
+
+    def drop(self, ledger: str, lsn: Integers, idx: Integers) -> None:
+        self._execute(DROP, dropped(ledger, lsn, idx))
+
+    def close(self) -> None:
+        with self._lock:
+            self._disconnect()
+
+    def _execute(self, query: str, given: Mapping[str, object]) -> list[tuple[object, ...]]:
+        """One statement; over a connection that turns out to be gone, once more over a new one."""
+        with self._lock:
+            kept = self._connection is not None
+            try:
+                return self._answer(query, given)
+            except psycopg.OperationalError as error:
+                self._disconnect()
+                if not kept or isinstance(error, psycopg.errors.QueryCanceled):
+                    raise _unreachable(error) from error
+            except psycopg.Error as error:
+                self._disconnect()
+                raise _unreachable(error) from error
+            try:
+                return self._answer(query, given)
+            except psycopg.Error as error:
+                self._disconnect()
+                raise _unreachable(error) from error
+
+    def _answer(self, query: str, given: Mapping[str, object]) -> list[tuple[object, ...]]:
+        if self._connection is None:
+            self._connection = connect(self._dsn, name="ledger", statement_s=STATEMENT_S)
+            self._connection.execute("SET synchronous_commit = off")
+        answer = self._connection.execute(query.encode(), given)
+        return answer.fetchall() if answer.description else []
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def dropped(ledger: str, lsn: Integers, idx: Integers) -> dict[str, object]:
+    """What ``DROP`` is given, for those who run it in a transaction of theirs."""
+    return {
+        "ledger": ledger,
+        "lsn": [format_lsn(each) for each in lsn.tolist()],
+        "idx": idx.tolist(),
+    }
+
+
+def _place(cursor: Cursor) -> dict[str, object]:
+    return {"lsn": format_lsn(cursor.lsn), "idx": cursor.idx}
+
+
+def _unreachable(error: psycopg.Error) -> TransientError:
+    text = str(error).strip().partition("\n")[0]
+    return TransientError(
+        f"the ledger in the state database cannot be used: {text}",
+        fix="it is tried again; check that the state database is up and can be reached from the "
+        "process that delivers, which on a cluster is an executor",
+    )

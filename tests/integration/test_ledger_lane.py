@@ -1,0 +1,310 @@
+"""A lane with a webhook behind a ledger: crashes, moves and a lost Redis, on a hand-written log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from cdc.config import Sink, WebhookDestination
+from cdc.config.secrets import SecretText
+from cdc.connection import Connection
+from cdc.queue.open_ledger import LedgerAddress
+from cdc.replication.stop import StopSignal
+from cdc.service.embedded_redis import EmbeddedRedis
+from cdc.state.roll import call_roll
+from spark_pipeline.ledgers import Ledgers
+from spark_pipeline.redelivery import Redelivery
+from tests import pgoutput
+from tests.conformance.crash import Killed
+from tests.fix_http import Endpoint
+from tests.fix_ledger import SOURCE, KnownLedger
+from tests.fix_postgres import Database
+from tests.lane_on_log import LogLane
+from tests.unit.replication.test_seal import transaction
+
+ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
+COUNTS = "SELECT delivered, absorbed FROM walbrook.consumers WHERE name = 'hook'"
+HEALTH = "SELECT consumer, kind, severity FROM walbrook.health"
+
+
+@pytest.fixture
+def state(database: Database) -> Iterator[Connection]:
+    with database.connect() as connection:
+        yield connection
+
+
+class Hooked(LogLane):
+    """One webhook, ten messages a request."""
+
+    def __init__(
+        self, state: Connection, directory: Path, endpoint: Endpoint, ledger: LedgerAddress
+    ) -> None:
+        self.ledger = ledger
+        self._next = 1
+        to = WebhookDestination(url=endpoint.url, max_retries=0)
+        super().__init__(state, directory, hook={"destination": to, "batch_size": 10})
+
+    def do_without(self) -> None:
+        """From the next start on there is no ledger."""
+        (sink,) = self.sinks
+        plain = sink.destination.model_copy(update={"ledger": False})
+        self.sinks = [sink.model_copy(update={"destination": plain})]
+
+    def write_rows(self, rows: int) -> None:
+        """One transaction of this many rows, in one batch."""
+        numbers = range(self._next, self._next + rows)
+        inserts = [pgoutput.insert(1, [str(n), "n"]) for n in numbers]
+        self.write(ITEM, *transaction(0x1000 * self._next, *inserts))
+        self._next += rows
+
+
+def ids(endpoint: Endpoint) -> list[int]:
+    records: list[Any] = [m["record"] for r in endpoint.accepted for m in r.messages]
+    return [record["id"] for record in records]
+
+
+@pytest.fixture
+def in_postgres(database: Database) -> LedgerAddress:
+    return LedgerAddress("postgres", SecretText(database.dsn))
+
+
+@pytest.fixture
+def in_redis(redis_client: redis.Redis, redis_url: str) -> LedgerAddress:
+    return LedgerAddress("redis", SecretText(redis_url), timeout_s=10)
+
+
+def die_before_settling(lane: LogLane, patch: pytest.MonkeyPatch) -> None:
+    """Deliver a micro-batch, and die before its transaction."""
+
+    def died(*_given: object, **_named: object) -> None:
+        raise Killed
+
+    with patch.context() as within:
+        within.setattr("spark_pipeline.settling.settle", died)
+        with pytest.raises(Killed):
+            lane.take()
+
+
+def test_what_was_delivered_before_a_crash_is_counted_as_absorbed_and_not_sent_again(
+    state: Connection,
+    tmp_path: Path,
+    endpoint: Endpoint,
+    in_postgres: LedgerAddress,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lane = Hooked(state, tmp_path, endpoint, in_postgres)
+    lane.write_rows(35)
+    die_before_settling(lane, monkeypatch)
+    assert ids(endpoint) == list(range(1, 36))
+    assert lane.rows("SELECT count(*), sum(length(cursors)) FROM walbrook.ledger") == [(4, 35 * 16)]
+    lane.write_rows(7)
+    lane.start()
+    lane.take()
+    assert ids(endpoint) == list(range(1, 43))
+    assert lane.rows(COUNTS) == [(7, 35)]
+    assert lane.rows("SELECT count(*) FROM walbrook.ledger") == [(0,)], "all of it is settled"
+    assert lane.rows(HEALTH) == []
+    lane.close()
+
+
+def test_a_sink_that_fails_in_mid_batch_is_sent_only_what_it_lacks(
+    state: Connection, tmp_path: Path, endpoint: Endpoint, in_postgres: LedgerAddress
+) -> None:
+    lane = Hooked(state, tmp_path, endpoint, in_postgres)
+    lane.write_rows(35)
+    endpoint.refuses = lambda messages: any(m["record"]["id"] == 17 for m in messages)  # type: ignore[index]
+    endpoint.refusal = 503
+    with pytest.raises(Exception, match="503"):
+        lane.take()
+    endpoint.refuses = None
+    assert lane.rows("SELECT count(*) FROM walbrook.ledger") == [(0,)], "what is safe is settled"
+    lane.start_lane_again()
+    lane.take()
+    assert ids(endpoint) == list(range(1, 36))
+    lane.close()
+
+
+@pytest.mark.parametrize("place", ["in_postgres", "in_redis"])
+def test_what_was_delivered_from_the_queue_before_a_crash_is_not_sent_again(
+    place: str,
+    request: pytest.FixtureRequest,
+    state: Connection,
+    tmp_path: Path,
+    endpoint: Endpoint,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lane = Hooked(state, tmp_path, endpoint, request.getfixturevalue(place))
+    lane.settings = replace(lane.settings, state_dsn=database.dsn)
+    lane.write_rows(5)
+    endpoint.refuses = lambda messages: any(m["record"]["id"] == 2 for m in messages)  # type: ignore[index]
+    lane.take()
+    endpoint.refuses = None
+    state.execute("UPDATE walbrook.events SET due_at = clock_timestamp()")
+
+    def redeliver() -> None:
+        (due,) = lane.queues.look(state, lane.settings.source)
+        Redelivery(lane.settings, lane.queues, StopSignal(), "run")._serve(due)
+
+    def died(*_given: object, **_named: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as within:
+        within.setattr("spark_pipeline.redelivery.settle_claim", died)
+        with pytest.raises(Killed):
+            redeliver()
+    assert ids(endpoint) == [1, 3, 4, 5, 2]
+    state.execute("UPDATE walbrook.events SET lease_until = clock_timestamp() - interval '1 s'")
+    redeliver()
+    assert ids(endpoint) == [1, 3, 4, 5, 2]
+    assert lane.rows("SELECT count(*) FROM walbrook.events") == [(0,)]
+    assert lane.rows(COUNTS) == [(4, 1)]
+    assert lane.rows("SELECT count(*) FROM walbrook.ledger") == [(0,)]
+    lane.close()
+
+
+@pytest.mark.parametrize("place", ["in_postgres", "in_redis"])
+def test_a_consumer_that_is_moved_back_gets_everything_again(
+    place: str,
+    request: pytest.FixtureRequest,
+    state: Connection,
+    tmp_path: Path,
+    endpoint: Endpoint,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lane = Hooked(state, tmp_path, endpoint, request.getfixturevalue(place))
+    lane.write_rows(20)
+    lane.take()
+    lane.write_rows(20)
+    die_before_settling(lane, monkeypatch)
+    state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0")
+    lane.start()
+    lane.take()
+    assert ids(endpoint) == [*range(1, 41), *range(1, 41)]
+    lane.close()
+
+
+def test_one_that_is_moved_back_while_it_is_served_gets_everything_again(
+    state: Connection, tmp_path: Path, endpoint: Endpoint, in_postgres: LedgerAddress
+) -> None:
+    lane = Hooked(state, tmp_path, endpoint, in_postgres)
+    lane.write_rows(20)
+    lane.take()
+    lane.write_rows(20)
+    state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0")
+    lane.take()  # by a lane that has not heard of it, and cannot settle
+    assert [(each.consumer, each.why) for each in lane.departures] == [("hook", "moved")]
+    lane.start_lane_again()
+    lane.take()
+    assert ids(endpoint) == [*range(1, 41), *range(1, 41)]
+    lane.close()
+
+
+def test_without_a_ledger_a_crash_repeats_the_micro_batch(
+    state: Connection,
+    tmp_path: Path,
+    endpoint: Endpoint,
+    in_postgres: LedgerAddress,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lane = Hooked(state, tmp_path, endpoint, in_postgres)
+    lane.do_without()
+    lane.start()
+    lane.write_rows(5)
+    die_before_settling(lane, monkeypatch)
+    lane.start()
+    lane.take()
+    assert ids(endpoint) == [*range(1, 6), *range(1, 6)]
+    assert lane.rows(COUNTS) == [(5, 0)]
+    lane.close()
+
+
+def test_a_redis_that_is_lost_in_mid_run_costs_repeats_at_most_and_is_told_of(
+    state: Connection,
+    tmp_path: Path,
+    endpoint: Endpoint,
+    own_redis: EmbeddedRedis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cdc.queue.redis_ledger.PAUSE_S", 0.0)
+    monkeypatch.setattr("spark_pipeline.ledgers._TELL_S", 0.0)
+    address = LedgerAddress("redis", SecretText(own_redis.url), timeout_s=5)
+    lane = Hooked(state, tmp_path, endpoint, address)
+    lane.write_rows(25)
+    die_before_settling(lane, monkeypatch)
+    lane.start()
+    lane.take()
+    assert ids(endpoint) == list(range(1, 26)), "a crash repeats nothing while Redis is there"
+    assert lane.rows(HEALTH) == []
+
+    own_redis.stop()
+    lane.write_rows(25)
+    lane.take()
+    assert ids(endpoint) == list(range(1, 51)), "delivery goes on"
+    assert lane.rows(HEALTH) == [("hook", "ledger_lost", "warning")]
+    ((what,),) = lane.rows("SELECT what FROM walbrook.health")
+    assert "25 messages were delivered without being noted" in what
+    lane.write_rows(5)
+    die_before_settling(lane, monkeypatch)
+    lane.start()
+    lane.take()
+    assert ids(endpoint) == [*range(1, 56), *range(51, 56)], "repeated, and nothing lost"
+
+    own_redis.start()
+    lane.write_rows(5)
+    lane.take()
+    assert lane.rows(HEALTH) == []
+    lane.write_rows(5)
+    die_before_settling(lane, monkeypatch)
+    lane.start()
+    lane.take()
+    assert ids(endpoint)[60:] == list(range(56, 66))
+    with redis.Redis.from_url(own_redis.url) as client:
+        (key,) = client.keys("walbrook:ledger:*")
+        assert int(str(client.zcard(key))) <= 15, "what is settled is trimmed"
+    lane.close()
+
+
+def test_one_that_does_without_a_ledger_from_now_on_is_not_told_of_as_if_it_had_lost_it(
+    state: Connection,
+    tmp_path: Path,
+    endpoint: Endpoint,
+    own_redis: EmbeddedRedis,
+) -> None:
+    address = LedgerAddress("redis", SecretText(own_redis.url), timeout_s=5)
+    lane = Hooked(state, tmp_path, endpoint, address)
+    own_redis.stop()
+    lane.write_rows(5)
+    lane.take()
+    assert lane.rows(HEALTH) == [("hook", "ledger_lost", "warning")]
+    lane.do_without()
+    lane.start()
+    lane.write_rows(5)
+    lane.take()
+    assert lane.rows(HEALTH) == []
+    lane.close()
+
+
+def test_one_that_is_moved_back_keeps_the_name_it_is_served_under_until_it_joins_again(
+    postgres_ledger: KnownLedger, ledger_database: Database
+) -> None:
+    to = WebhookDestination(url="http://127.0.0.1:1/")
+    hook = Sink.model_validate({"name": "orders", "database": SOURCE, "destination": to})
+    ledgers = Ledgers(SOURCE, 1, postgres_ledger.address)
+
+    def name() -> str | None:
+        place = ledgers.place(hook, None)
+        return None if place is None else place.ledger
+
+    with ledger_database.connect() as state:
+        ledgers.join(call_roll(state, SOURCE), ["orders", "others"])
+        state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/1' WHERE name = 'orders'")
+        ledgers.join(call_roll(state, SOURCE), ["others"])
+        assert name() == postgres_ledger.name
+        ledgers.join(call_roll(state, SOURCE), ["orders"])
+        assert name() not in (None, postgres_ledger.name, postgres_ledger.other)
