@@ -37,7 +37,6 @@ _BATCH_WITHIN_S = 60
 def write_class_archive(archive: Path = CLASS_ARCHIVE) -> None:
     """Start Spark, have it do a little of what the service does, and keep the classes it took."""
     archive.parent.mkdir(parents=True, exist_ok=True)
-    archive.unlink(missing_ok=True)  # a JVM that uses one writes only what is missing there
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
         written = scratch / "classes.jsa"

@@ -103,7 +103,7 @@ def _own(settings: Spark, environment: Mapping[str, str]) -> dict[str, str]:
         "spark.driver.extraJavaOptions": (
             f"-Xss8m -XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile={logging} "
             f"-Dwalbrook.spark.level={settings.log_level} "
-            f"{class_archive_option(CLASS_ARCHIVE)} {settings.driver_java_options}"
+            f"{_class_archive(settings)} {settings.driver_java_options}"
         ).strip(),
     }
     if not is_cluster(settings.master):
@@ -120,6 +120,11 @@ def _own(settings: Spark, environment: Mapping[str, str]) -> dict[str, str]:
         "spark.executor.extraJavaOptions": settings.executor_java_options or None,
     }
     return own | {name: str(value) for name, value in given.items() if value is not None}
+
+
+def _class_archive(settings: Spark) -> str:
+    """Ours, unless the operator speaks of one: a JVM takes no two."""
+    return "" if "Archive" in settings.driver_java_options else class_archive_option(CLASS_ARCHIVE)
 
 
 def _driver_at(host: str, *, bind: str) -> dict[str, str]:
