@@ -168,9 +168,6 @@ def fresh_database(dsn: str, encoding: str | None = None) -> Iterator[Database]:
         # Asked for UTF-8, a server without an encoding refuses what is none.
         given = {"client_encoding": encoding if encoding == "SQL_ASCII" else "UTF8"}
     with psycopg.connect(dsn, autocommit=True) as admin:
-        if admin.info.server_version >= 150_000:
-            # Through the log, as it is done otherwise, an empty database takes five times as long.
-            create += sql.SQL(" STRATEGY file_copy")
         admin.execute(create)
     try:
         yield Database(name, make_conninfo(dsn, dbname=name, **given))
