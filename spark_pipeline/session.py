@@ -28,6 +28,8 @@ from spark_pipeline.source import WalbrookDataSource
 _logger = structlog.get_logger("walbrook.spark")
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 _HERE = Path(__file__).parent
+CLASS_ARCHIVE = Path(sys.prefix) / "share" / "walbrook" / "spark-classes.jsa"
+"""Spark's classes as the JVM needs them, if spark_pipeline.class_archive has written them."""
 
 _SETTINGS = {
     # A Python worker answers over a Unix socket in half the time.
@@ -82,6 +84,11 @@ def stop_session(session: SparkSession) -> None:
         _logger.debug("spark.not_stopped", error=said(str(error)))
 
 
+def class_archive_option(archive: Path) -> str:
+    """A JVM that cannot use the file, being another Java's, reads Spark's jars as without it."""
+    return f'-XX:SharedArchiveFile="{archive}"' if archive.is_file() else ""
+
+
 def _own(settings: Spark, environment: Mapping[str, str]) -> dict[str, str]:
     """What has a key of its own, by Spark's names."""
     logging = (_HERE / "log4j2.properties").as_uri()
@@ -95,7 +102,8 @@ def _own(settings: Spark, environment: Mapping[str, str]) -> dict[str, str]:
         # the second compiler would win there it first takes away in CPU.
         "spark.driver.extraJavaOptions": (
             f"-Xss8m -XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile={logging} "
-            f"-Dwalbrook.spark.level={settings.log_level} {settings.driver_java_options}"
+            f"-Dwalbrook.spark.level={settings.log_level} "
+            f"{_class_archive(settings)} {settings.driver_java_options}"
         ).strip(),
     }
     if not is_cluster(settings.master):
@@ -112,6 +120,11 @@ def _own(settings: Spark, environment: Mapping[str, str]) -> dict[str, str]:
         "spark.executor.extraJavaOptions": settings.executor_java_options or None,
     }
     return own | {name: str(value) for name, value in given.items() if value is not None}
+
+
+def _class_archive(settings: Spark) -> str:
+    """Ours, unless the operator speaks of one: a JVM takes no two."""
+    return "" if "Archive" in settings.driver_java_options else class_archive_option(CLASS_ARCHIVE)
 
 
 def _driver_at(host: str, *, bind: str) -> dict[str, str]:

@@ -26,6 +26,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from cdc.service.embedded import EmbeddedPostgres, Version, find_postgres
+from tests.waiting import held_now
 
 DOCKER_TIMEOUT_S = 3
 
@@ -52,12 +53,22 @@ class Database:
         return psycopg.connect(self.dsn, autocommit=True)
 
     def execute(self, statement: str) -> list[tuple[Any, ...]]:
-        """Run SQL on a connection of its own; the rows of the last statement, if it has any."""
-        with self.connect() as connection:
+        """Run SQL on a connection of its own; the rows of the last statement, if it has any.
+
+        Within a wait the connection is kept for the next time it asks.
+        """
+
+        def run(connection: psycopg.Connection[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
             cursor = connection.execute(statement.encode())
             while cursor.nextset():
                 pass
             return cursor.fetchall() if cursor.description is not None else []
+
+        held = held_now()
+        if held is not None:
+            return held.ask(self.dsn, run)
+        with self.connect() as connection:
+            return run(connection)
 
 
 DEFAULT_VERSION: Version = 16 if os.environ.get("WALBROOK_TEST_POSTGRES_VERSION") == "16" else 18

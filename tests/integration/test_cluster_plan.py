@@ -36,7 +36,7 @@ from tests import pgoutput
 from tests.certificates import Authority
 from tests.fix_http import Endpoint
 from tests.lane_on_log import arrived, cursors_of
-from tests.standalone import ROOT, StandaloneCluster, free_port
+from tests.standalone import QUICK_START, ROOT, StandaloneCluster, free_port
 from tests.unit.replication.test_seal import transaction, wire
 from tests.waiting import until
 
@@ -68,6 +68,7 @@ def spark(
         master=cluster.url,
         driver_memory="512m",
         executor_memory="512m",
+        executor_java_options=QUICK_START,
         ui=True,
         ui_port=0,
         checkpoint_directory=tmp_path_factory.mktemp("spark"),

@@ -43,14 +43,13 @@ def test_config_check_tells_every_problem_at_once(database: Database, tmp_path: 
     assert "the filter of consumer absent cannot be used: no_such_module" in wrong.stderr
     assert wrong.stderr.count("cannot be used:") == 3  # and the heading
     assert "fits" not in wrong.stderr
+    assert "not checked" not in wrong.stdout
     assert "Traceback" not in wrong.stderr
 
 
 def test_config_check_says_what_it_could_not_check(database: Database, tmp_path: Path) -> None:
     database.execute(TABLES)
     service = Service(database, tmp_path, [sink("some", filter="record.amount > 100")])
-    good = service.run("config", "check")
-    assert (good.returncode, "not checked" in good.stdout) == (1, False)
     settings = yaml.safe_load(service.config.read_text())
     settings["databases"][0]["url"] = "postgres://u:p@127.0.0.1:1/d"
     service.config.write_text(yaml.safe_dump(settings))

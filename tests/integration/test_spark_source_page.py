@@ -36,11 +36,6 @@ MINUTE_US = 60_000_000
 START_US = 1_770_000_000 * 1_000_000 // MINUTE_US * MINUTE_US
 SEEN = "2026-02-03 04:05:06+00"
 
-SPARK = (
-    "--master local[2] --conf spark.ui.enabled=false --conf spark.log.level=ERROR "
-    "--conf spark.ui.showConsoleProgress=false --driver-java-options -XX:TieredStopAtLevel=1"
-)
-
 pytestmark = pytest.mark.timeout(240)
 
 
@@ -50,17 +45,17 @@ def committed(lsn: int, at_us: int, *messages: bytes) -> list[bytes]:
 
 @pytest.fixture(scope="module", autouse=True)
 def plain_session() -> Iterator[None]:
-    """The first program opens the session, as it would in a job of its own."""
+    """The session that the programs find, as a job is given one.
+
+    Its master is said: the JVM of this process may be the one of a cluster that is gone.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-        patch.setenv(
-            "PYSPARK_SUBMIT_ARGS", "--master local[2] --conf spark.ui.enabled=false pyspark-shell"
-        )
+        builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+        session = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
         yield
-        session = SparkSession.getActiveSession()
-        if session is not None:
-            session.stop()
+        session.stop()
 
 
 class Page:

@@ -20,7 +20,7 @@ from cdc.replication.spill import NotStreamableError, Spill
 from tests import pgoutput
 from tests.unit.replication.annotated import set_annotation
 
-BROKEN_MESSAGES = 100_000
+BROKEN_MESSAGES, MANY_MORE = 30_000, 300_000  # more of them with make chaos
 MEMORY_MAX_BYTES = 256 << 20
 
 HEADER = struct.pack(">cQQq", b"w", 100, 200, 5)
@@ -120,8 +120,11 @@ def broken_history(rng: random.Random) -> tuple[list[bytes], int]:
     return [HEADER + message for message in messages], len(broken)
 
 
+@pytest.mark.parametrize(
+    "count", [BROKEN_MESSAGES, pytest.param(MANY_MORE, marks=pytest.mark.chaos)]
+)
 def test_broken_messages_give_typed_errors_or_batches_in_bounded_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}")
@@ -129,7 +132,7 @@ def test_broken_messages_give_typed_errors_or_batches_in_bounded_memory(
     monkeypatch.setattr(os, "fsync", lambda _descriptor: None)  # what survives is not asked here
     done = rounds = refused = batches = 0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    while done < BROKEN_MESSAGES:
+    while done < count:
         if rounds % 1000 == 0:
             spill = Spill(tmp_path / str(rounds))
         rounds += 1
