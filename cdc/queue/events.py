@@ -44,6 +44,12 @@ EVENT_SCHEMA: Final = pa.schema(
 _COPIED: Final = tuple(name for name in EVENT_SCHEMA.names if name not in ("pause_s", "dead"))
 
 _LOCK = "SELECT id FROM walbrook.consumers WHERE source = %s AND name = %s FOR NO KEY UPDATE"
+_THERE = """
+SELECT w.place
+  FROM unnest(%(lsn)s::pg_lsn[], %(idx)s::bigint[]) WITH ORDINALITY AS w (lsn, idx, place)
+  JOIN walbrook.events e
+    ON e.consumer = %(consumer)s AND e.commit_lsn = w.lsn AND e.commit_idx = w.idx
+"""
 _TRIED = """
 UPDATE walbrook.events e
    SET due_at = clock_timestamp() + make_interval(secs => t.pause_s), tried_at = clock_timestamp(),
@@ -75,10 +81,16 @@ def lock_consumer(connection: Connection, source: str, consumer: str) -> int:
 
 
 def enqueue(connection: Connection, source: str, consumer: str, rows: pa.RecordBatch) -> int:
-    """Add rows of EVENT_SCHEMA, inside the settling transaction; says how many of them are dead."""
+    """Add rows of EVENT_SCHEMA, inside the settling transaction; says how many of them are dead.
+
+    One that waits already, because its consumer's cursor was moved back, stays as it is.
+    """
     number = lock_consumer(connection, source, consumer)
-    columns = {name: rows.column(name) for name in _COPIED}
-    copy_rows(connection, "events", number, columns)
+    places = connection.execute(_THERE, {"consumer": number, **_cursors(rows)}).fetchall()
+    there = {int(str(place)) - 1 for (place,) in places}
+    if there:
+        rows = rows.take(pa.array(sorted(set(range(rows.num_rows)) - there), pa.int64()))
+    copy_rows(connection, "events", number, {name: rows.column(name) for name in _COPIED})
     return mark_tried(connection, number, rows)
 
 

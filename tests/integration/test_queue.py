@@ -159,6 +159,23 @@ def test_what_waits_is_there_after_a_crash_and_holds_back_its_group(
     assert names(endpoint) == ["b1", "b2", "a1", "a2"]
 
 
+def test_a_cursor_moved_back_by_hand_over_what_waits_adds_nothing_twice(
+    lane_of: Callable[..., LogLane], endpoint: Endpoint
+) -> None:
+    lane = lane_of()
+    refusing(endpoint, lambda record: record["name"] == "a1")
+    lane.write(*insert(1, (1, "a1"), (1, "a2"), (2, "b1")))
+    lane.take()
+    waits = queue(lane)
+    lane.state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0")
+    lane.start()
+    lane.take()
+    assert queue(lane) == waits
+    endpoint.refuses = None
+    redeliver(lane)
+    assert names(endpoint) == ["b1", "b1", "a1", "a2"]
+
+
 def test_a_destination_that_refuses_everything_is_at_fault_as_a_whole(
     lane_of: Callable[..., LogLane], endpoint: Endpoint
 ) -> None:
