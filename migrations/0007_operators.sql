@@ -121,6 +121,28 @@ $$;
 
 COMMENT ON FUNCTION walbrook.acted IS 'Tell the service what was done to a consumer, and its new state to whoever did it.';
 
+CREATE FUNCTION walbrook.is_head(e walbrook.events) RETURNS boolean
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN NOT EXISTS (
+               SELECT FROM walbrook.events b
+                WHERE b.consumer = e.consumer AND b.group_id = e.group_id
+                  AND (b.commit_lsn, b.commit_idx) < (e.commit_lsn, e.commit_idx))
+       AND NOT EXISTS (
+               SELECT FROM walbrook.events b
+                WHERE b.consumer = e.consumer AND b.whole_table
+                  AND b.table_schema = e.table_schema AND b.table_name = e.table_name
+                  AND (b.commit_lsn, b.commit_idx) < (e.commit_lsn, e.commit_idx))
+       AND NOT (e.whole_table AND EXISTS (
+               SELECT FROM walbrook.events b
+                WHERE b.consumer = e.consumer
+                  AND b.table_schema = e.table_schema AND b.table_name = e.table_name
+                  AND (b.commit_lsn, b.commit_idx) < (e.commit_lsn, e.commit_idx)));
+END
+$$;
+
+COMMENT ON FUNCTION walbrook.is_head IS 'Whether a message of a queue waits for no earlier one: of its group, or of its table where one of the two has its place there.';
+
 CREATE FUNCTION walbrook.promote(consumer integer) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -129,6 +151,7 @@ BEGIN
     PERFORM FROM walbrook.consumers c WHERE c.id = promote.consumer FOR NO KEY UPDATE;
     UPDATE walbrook.events e SET due_at = clock_timestamp()
      WHERE e.consumer = promote.consumer AND e.due_at IS NULL
+       -- As walbrook.is_head, but for all at once: asked one by one, many take a minute.
        AND NOT EXISTS (
            SELECT FROM walbrook.events b
             WHERE b.consumer = promote.consumer AND b.group_id = e.group_id
@@ -148,7 +171,27 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.promote IS 'Make those messages of a queue due that waited for one that is no longer there.';
+COMMENT ON FUNCTION walbrook.promote(integer) IS 'Make those messages of a queue due that waited for one that is no longer there.';
+
+-- The same for one message that went, without a look at the whole queue where that can be.
+CREATE FUNCTION walbrook.promote(gone walbrook.events) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF gone.whole_table OR EXISTS (
+           SELECT FROM walbrook.events b
+            WHERE b.consumer = gone.consumer AND b.whole_table
+              AND b.table_schema = gone.table_schema AND b.table_name = gone.table_name) THEN
+        PERFORM walbrook.promote(gone.consumer);
+    ELSE
+        UPDATE walbrook.events e SET due_at = clock_timestamp()
+          FROM (SELECT b.commit_lsn, b.commit_idx FROM walbrook.events b
+                 WHERE b.consumer = gone.consumer AND b.group_id = gone.group_id
+                 ORDER BY b.commit_lsn, b.commit_idx LIMIT 1) next
+         WHERE e.consumer = gone.consumer AND e.commit_lsn = next.commit_lsn
+           AND e.commit_idx = next.commit_idx AND e.due_at IS NULL;
+    END IF;
+END
+$$;
 
 CREATE FUNCTION walbrook.pause(consumer text) RETURNS walbrook.consumer_state
 LANGUAGE plpgsql AS $$
@@ -397,6 +440,8 @@ CREATE FUNCTION walbrook.put_back(c walbrook.consumers, letters bigint[]) RETURN
 LANGUAGE plpgsql AS $$
 DECLARE
     put bigint;
+    lsns pg_lsn[];
+    idxs bigint[];
 BEGIN
     IF c.destination = 'pull' THEN
         -- Ahead of all that nobody was handed yet; one that is there already stays as it is.
@@ -427,8 +472,11 @@ BEGIN
            AND (e.group_id = b.group_id
                 OR (e.whole_table OR b.whole_table)
                    AND (e.table_schema, e.table_name) = (b.table_schema, b.table_name)))
-    SELECT count(*) INTO put FROM back;
-    PERFORM walbrook.promote(c.id);
+    SELECT count(*), array_agg(commit_lsn), array_agg(commit_idx) INTO put, lsns, idxs FROM back;
+    UPDATE walbrook.events e SET due_at = clock_timestamp()
+      FROM unnest(lsns, idxs) u (lsn, idx)
+     WHERE e.consumer = c.id AND e.commit_lsn = u.lsn AND e.commit_idx = u.idx
+       AND e.due_at IS NULL AND walbrook.is_head(e);
     RETURN put;
 END
 $$;
@@ -579,12 +627,14 @@ DECLARE
     c walbrook.consumers := walbrook.find_consumer(discard.consumer);
     place walbrook.place := walbrook.parse_cursor(at_cursor);
     was_there boolean;
+    gone walbrook.events;
 BEGIN
     IF c.destination = 'pull' THEN
         was_there := walbrook.discard_record(c, place);
     ELSE
         DELETE FROM walbrook.events e
-         WHERE e.consumer = c.id AND e.commit_lsn = place.lsn AND e.commit_idx = place.idx;
+         WHERE e.consumer = c.id AND e.commit_lsn = place.lsn AND e.commit_idx = place.idx
+        RETURNING e.* INTO gone;
         was_there := FOUND;
     END IF;
     IF NOT was_there THEN
@@ -601,7 +651,7 @@ BEGIN
          WHERE g.source = c.source AND g.consumer = c.name
            AND g.from_lsn = place.lsn AND g.from_idx = place.idx;
     ELSE
-        PERFORM walbrook.promote(c.id);
+        PERFORM walbrook.promote(gone);
     END IF;
     RETURN walbrook.acted(c.id, 'discard', 1);
 END
