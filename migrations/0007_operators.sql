@@ -121,6 +121,28 @@ $$;
 
 COMMENT ON FUNCTION walbrook.acted IS 'Tell the service what was done to a consumer, and its new state to whoever did it.';
 
+CREATE FUNCTION walbrook.is_head(e walbrook.events) RETURNS boolean
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN NOT EXISTS (
+               SELECT FROM walbrook.events b
+                WHERE b.consumer = e.consumer AND b.group_id = e.group_id
+                  AND (b.commit_lsn, b.commit_idx) < (e.commit_lsn, e.commit_idx))
+       AND NOT EXISTS (
+               SELECT FROM walbrook.events b
+                WHERE b.consumer = e.consumer AND b.whole_table
+                  AND b.table_schema = e.table_schema AND b.table_name = e.table_name
+                  AND (b.commit_lsn, b.commit_idx) < (e.commit_lsn, e.commit_idx))
+       AND NOT (e.whole_table AND EXISTS (
+               SELECT FROM walbrook.events b
+                WHERE b.consumer = e.consumer
+                  AND b.table_schema = e.table_schema AND b.table_name = e.table_name
+                  AND (b.commit_lsn, b.commit_idx) < (e.commit_lsn, e.commit_idx)));
+END
+$$;
+
+COMMENT ON FUNCTION walbrook.is_head IS 'Whether a message of a queue waits for no earlier one: of its group, or of its table where one of the two has its place there.';
+
 CREATE FUNCTION walbrook.pause(consumer text) RETURNS walbrook.consumer_state
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -256,14 +278,16 @@ BEGIN
                                 target.lsn, target.idx, c.source, c.name);
     END IF;
     -- Messages of a pull consumer are stored before its cursor moves: what a lane had in hand would
-    -- be stored behind the cut, and all before it be taken for repeats.
-    IF c.destination = 'pull' AND (c.paused_at IS NULL OR c.lane IS NOT NULL
-                                   OR c.lane_reason IS DISTINCT FROM 'it is paused') THEN
+    -- be stored behind the cut, and all before it be taken for repeats. A moment after a resume and
+    -- another pause the row may still say what was before both; not for two seconds.
+    IF c.destination = 'pull'
+       AND (c.paused_at < clock_timestamp() - interval '2 seconds' AND c.lane IS NULL
+            AND c.lane_reason = 'it is paused') IS NOT TRUE THEN
         RAISE EXCEPTION '% is being stored for: a pull consumer is rewound while it is paused', c.name
             USING ERRCODE = 'object_not_in_prerequisite_state',
-                  HINT = format('walbrook.pause(%L), wait until lane_reason in walbrook.consumers says '
-                                'that it is paused (the service must run), rewind it, and '
-                                'walbrook.resume(%L)', c.name, c.name);
+                  HINT = format('walbrook.pause(%L), wait two seconds, and until lane_reason in '
+                                'walbrook.consumers says that it is paused (the service must run), '
+                                'rewind it, and walbrook.resume(%L)', c.name, c.name);
     END IF;
     cut := walbrook.cut_queue(c, target);
     -- What was given up from there on comes after all.
@@ -366,6 +390,8 @@ CREATE FUNCTION walbrook.put_back(c walbrook.consumers, letters bigint[]) RETURN
 LANGUAGE plpgsql AS $$
 DECLARE
     put bigint;
+    lsns pg_lsn[];
+    idxs bigint[];
 BEGIN
     IF c.destination = 'pull' THEN
         -- Ahead of all that nobody was handed yet; one that is there already stays as it is.
@@ -396,8 +422,11 @@ BEGIN
            AND (e.group_id = b.group_id
                 OR (e.whole_table OR b.whole_table)
                    AND (e.table_schema, e.table_name) = (b.table_schema, b.table_name)))
-    SELECT count(*) INTO put FROM back;
-    PERFORM walbrook.promote(c.id);
+    SELECT count(*), array_agg(commit_lsn), array_agg(commit_idx) INTO put, lsns, idxs FROM back;
+    UPDATE walbrook.events e SET due_at = clock_timestamp()
+      FROM unnest(lsns, idxs) u (lsn, idx)
+     WHERE e.consumer = c.id AND e.commit_lsn = u.lsn AND e.commit_idx = u.idx
+       AND e.due_at IS NULL AND walbrook.is_head(e);
     RETURN put;
 END
 $$;
@@ -548,12 +577,14 @@ DECLARE
     c walbrook.consumers := walbrook.find_consumer(discard.consumer);
     place walbrook.place := walbrook.parse_cursor(at_cursor);
     was_there boolean;
+    gone walbrook.events;
 BEGIN
     IF c.destination = 'pull' THEN
         was_there := walbrook.discard_record(c, place);
     ELSE
         DELETE FROM walbrook.events e
-         WHERE e.consumer = c.id AND e.commit_lsn = place.lsn AND e.commit_idx = place.idx;
+         WHERE e.consumer = c.id AND e.commit_lsn = place.lsn AND e.commit_idx = place.idx
+        RETURNING e.* INTO gone;
         was_there := FOUND;
     END IF;
     IF NOT was_there THEN
@@ -570,7 +601,7 @@ BEGIN
          WHERE g.source = c.source AND g.consumer = c.name
            AND g.from_lsn = place.lsn AND g.from_idx = place.idx;
     ELSE
-        PERFORM walbrook.promote(c.id);
+        PERFORM walbrook.promote(c.id, CASE WHEN NOT gone.whole_table THEN ARRAY[gone.group_id] END);
     END IF;
     RETURN walbrook.acted(c.id, 'discard', 1);
 END

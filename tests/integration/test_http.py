@@ -119,3 +119,21 @@ def test_one_that_is_deferred_is_not_stuck(client: httpx.Client, database: Datab
     database.execute("UPDATE walbrook.consumers SET lane = 'catch_up_1'")
     (complaint,) = client.get("/health").json()["complaints"]
     assert complaint == "search is behind and has not moved for 30 s"
+
+
+def test_a_paused_consumer_is_shown_as_that_and_is_no_complaint(
+    client: httpx.Client, database: Database
+) -> None:
+    database.execute(
+        "INSERT INTO walbrook.consumers (source, name, cursor_lsn, last_error, moved_at)"
+        "VALUES ('shop', 'search', '0/10', 'it is down', now() - interval '1 hour')"
+    )
+    database.execute("UPDATE walbrook.sources SET log_lsn = '0/64', log_idx = 0")
+    assert client.get("/health").json()["complaints"] == ["deliveries to search fail"]
+    database.execute("SELECT walbrook.pause('search')")
+    answer = client.get("/health")
+    assert (answer.status_code, answer.json()["complaints"]) == (200, [])
+    (row,) = answer.json()["consumers"]
+    assert row["paused_at"] is not None
+    line = 'walbrook_consumer_paused{consumer="search",source="shop"} 1.0'
+    assert line in client.get("/metrics").text

@@ -52,6 +52,15 @@ SELECT 'shop', %(consumer)s, %(lsn)s::pg_lsn, %(idx)s, '2026-01-01', 'public', '
 RETURNING id
 """
 
+_MANY = """
+INSERT INTO walbrook.events
+       (consumer, commit_lsn, commit_idx, group_id, due_at, commit_timestamp, xid, table_schema,
+        table_name, action, record, record_pks)
+SELECT c.id, '0/1000'::pg_lsn + n, 0, n % 10000, CASE WHEN n <= 10000 THEN now() END, now(), 1,
+       'public', 'item', 'insert', '{}', '[]'
+  FROM walbrook.consumers c, generate_series(1, 50000) n WHERE c.name = 'hook'
+"""
+
 
 class Operator:
     """A state database with a source, two webhooks, a file sink, and an operator's connection."""
@@ -414,3 +423,18 @@ def test_a_message_that_concerns_a_whole_table_waits_for_all_of_it_and_holds_all
     assert operator.queue() == [("0/220", 0, True), ("0/230", 0, False)]
     operator.act("discard('hook', '0/220:0')")
     assert operator.queue() == [("0/230", 0, True)]
+
+
+def test_in_a_long_queue_the_first_of_each_group_is_due_and_no_other(
+    operator: Operator,
+) -> None:
+    operator.connection.execute(_MANY)
+    operator.connection.execute("ANALYZE walbrook.events")
+    first, second = operator.rows(
+        "SELECT commit_lsn::text FROM walbrook.events ORDER BY commit_lsn LIMIT 2"
+    )
+    number = operator.dies(second[0])
+    assert operator.act(f"discard('hook', '{first[0]}:0')")["waiting"] == 49_998
+    assert operator.act(f"redeliver({number})")["waiting"] == 49_999
+    ((due,),) = operator.rows("SELECT count(*) FROM walbrook.events WHERE due_at IS NOT NULL")
+    assert due == 10_000, "of each group the first"

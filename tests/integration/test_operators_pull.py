@@ -49,10 +49,10 @@ class Puller(Operator):
         )
 
     def parked(self) -> None:
-        """What the service does with a paused consumer."""
-        self.act("pause('hook')")
+        """What the service says of a consumer that is paused for some time."""
         self.connection.execute(
-            "UPDATE walbrook.consumers SET lane = NULL, lane_reason = 'it is paused'"
+            "UPDATE walbrook.consumers SET lane = NULL, lane_reason = 'it is paused',"
+            " paused_at = now() - interval '3 seconds' WHERE name = 'hook'"
         )
 
 

@@ -29,6 +29,8 @@ VALUES ('shop', 'orders-to-the-search-index', '16/B374D848', 123456, 123456789, 
        ('shop', 'gone', '16/A0000000', 0, 5, 0, false, 'an old error');
 UPDATE walbrook.consumers SET dead = 1204, lane = 'catch_up_1', lane_reason = 'its sink failed'
  WHERE name = 'hook';
+INSERT INTO walbrook.consumers (source, name, cursor_lsn, lane_reason, paused_at)
+VALUES ('crm', 'mail', '0/1', 'it is paused', '2026-01-02 03:04:05');
 UPDATE walbrook.sources
    SET log_bytes = 3 << 20, earliest_lsn = '16/A0000000', earliest_idx = 7, evicted_lsn = '16/9',
        evicted_idx = 3
@@ -95,3 +97,7 @@ def test_who_went_on_without_something_is_named(printed: str) -> None:
 
 def test_who_is_served_by_itself_is_told_with_the_reason(printed: str) -> None:
     assert "hook is by itself, in lane catch_up_1: its sink failed" in printed
+
+
+def test_who_is_paused_is_told_with_the_time(printed: str) -> None:
+    assert "mail is paused since 2026-01-02 03:04:05" in printed.splitlines()
