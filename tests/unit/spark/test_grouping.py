@@ -13,9 +13,13 @@ _keys = st.tuples(st.sampled_from(["a", "b"]), st.text(max_size=8), st.text(max_
 
 
 def _changes(keys: list[tuple[str, str, str]]) -> pa.RecordBatch:
-    columns = ("table_schema", "table_name", "record_pks")
+    columns = ("table_schema", "table_name", "record_pks", "action")
     return pa.RecordBatch.from_arrays(
-        [pa.array([key[at] for key in keys], pa.string()) for at in range(3)], names=columns
+        [
+            *[pa.array([key[at] for key in keys], pa.string()) for at in range(3)],
+            pa.array(["insert"] * len(keys), pa.string()),
+        ],
+        names=columns,
     )
 
 
