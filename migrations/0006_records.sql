@@ -231,55 +231,44 @@ BEGIN
                         coalesce(cardinality(ack_ids), 0)
             USING ERRCODE = 'invalid_parameter_value', COLUMN = 'ack_ids';
     END IF;
-    IF EXISTS (SELECT FROM unnest(ack_ids) a
-                WHERE a !~ '^[0-9]{1,9}-[0-9]{1,18}-[0-9A-F]{1,8}/[0-9A-F]{1,8}-[0-9]{1,18}$'
-                      IS NOT FALSE) THEN
-        RAISE EXCEPTION 'ack_ids has one in it that no message came with'
-            USING ERRCODE = 'invalid_parameter_value', COLUMN = 'ack_ids',
-                  HINT = 'send them as walbrook.receive gave them';
+    IF array_position(ack_ids, NULL) IS NULL THEN
+        RETURN QUERY
+            SELECT a, split_part(a, '-', 1)::integer, split_part(a, '-', 2)::bigint,
+                   split_part(a, '-', 3)::pg_lsn, split_part(a, '-', 4)::bigint
+              FROM unnest(ack_ids) a ORDER BY 4, 5;
+        RETURN;
     END IF;
-    RETURN QUERY
-        SELECT a, split_part(a, '-', 1)::integer, split_part(a, '-', 2)::bigint,
-               split_part(a, '-', 3)::pg_lsn, split_part(a, '-', 4)::bigint
-          FROM unnest(ack_ids) a ORDER BY 4, 5;
+    RAISE invalid_text_representation;
+EXCEPTION WHEN invalid_text_representation OR numeric_value_out_of_range THEN
+    RAISE EXCEPTION 'ack_ids has one in it that no message came with'
+        USING ERRCODE = 'invalid_parameter_value', COLUMN = 'ack_ids',
+              HINT = 'send them as walbrook.receive gave them';
 END
 $$;
 
 -- ------------------------------------------------------------------------------------------------
 -- Claims.
 
--- Whether a claim would find anything, without a lock.
-CREATE FUNCTION walbrook.claimable(consumer integer, most integer DEFAULT 1) RETURNS integer
+-- Whether a claim would find anything, without a lock: what was stored lies ahead of the last claim,
+-- or something in flight is due.
+CREATE FUNCTION walbrook.claimable(consumer integer) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    last  walbrook.claims;
-    found bigint;
+    last walbrook.claims;
+    due  timestamptz;
 BEGIN
     SELECT c.* INTO last FROM walbrook.claims c
      WHERE c.consumer = claimable.consumer ORDER BY c.lease_id DESC LIMIT 1;
-    EXECUTE format($query$
-        SELECT (SELECT count(*) FROM (
-                    SELECT FROM walbrook.records_%1$s r
-                     WHERE r.consumer = %1$s AND (r.commit_lsn, r.commit_idx) > ($1, $2)
-                     ORDER BY r.commit_lsn, r.commit_idx LIMIT $5) few)
-             + (SELECT count(*) FROM (
-                    SELECT FROM walbrook.in_flight_%1$s f
-                     WHERE f.consumer = %1$s AND f.due_at <= $4 LIMIT $5) few)
-             + (SELECT count(*) FROM (
-                    SELECT FROM walbrook.in_flight_%1$s f
-                     WHERE f.consumer = %1$s AND f.lease_until > $3 AND f.lease_until <= $4
-                     LIMIT $5) few)
-        $query$, claimable.consumer)
-       INTO found
-      USING coalesce(last.commit_lsn, '0/0'), coalesce(last.commit_idx, -1),
-            CASE WHEN clock_timestamp() BETWEEN last.swept_at AND last.swept_at + interval '10 seconds'
-                 THEN last.swept_to ELSE '-infinity' END,
-            clock_timestamp(), most;
-    RETURN least(found, most);
+    IF EXISTS (SELECT FROM walbrook.stored s
+                WHERE s.consumer = claimable.consumer
+                  AND ((s.commit_lsn, s.commit_idx) > (last.commit_lsn, last.commit_idx)) IS NOT FALSE) THEN
+        RETURN true;
+    END IF;
+    RETURN coalesce(walbrook.next_due(claimable.consumer) <= clock_timestamp(), false);
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.claimable IS 'How many messages the next claim would at least look at, at most as many as asked.';
+COMMENT ON FUNCTION walbrook.claimable IS 'Whether the next claim would find anything to look at.';
 
 -- When something may have to be looked at again; null if nothing is in flight.
 CREATE FUNCTION walbrook.next_due(consumer integer) RETURNS timestamptz
@@ -294,6 +283,33 @@ BEGIN
                        WHERE f.consumer = %1$s AND f.lease_until IS NOT NULL))
         $query$, next_due.consumer) INTO found;
     RETURN found;
+END
+$$;
+
+-- How many a claim could look at, at most as many as asked.
+CREATE FUNCTION walbrook.available(consumer integer, most bigint) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    last  walbrook.claims;
+    found bigint;
+BEGIN
+    SELECT c.* INTO last FROM walbrook.claims c
+     WHERE c.consumer = available.consumer ORDER BY c.lease_id DESC LIMIT 1;
+    EXECUTE format($query$
+        SELECT (SELECT count(*) FROM (
+                    SELECT FROM walbrook.records_%1$s r
+                     WHERE r.consumer = %1$s AND (r.commit_lsn, r.commit_idx) > ($1, $2)
+                     ORDER BY r.commit_lsn, r.commit_idx LIMIT $4) few)
+             + (SELECT count(*) FROM (
+                    SELECT FROM walbrook.in_flight_%1$s f
+                     WHERE f.consumer = %1$s AND f.due_at <= $3 LIMIT $4) few)
+             + (SELECT count(*) FROM (
+                    SELECT FROM walbrook.in_flight_%1$s f
+                     WHERE f.consumer = %1$s AND f.lease_until <= $3 LIMIT $4) few)
+        $query$, available.consumer)
+       INTO found
+      USING coalesce(last.commit_lsn, '0/0'), coalesce(last.commit_idx, -1), clock_timestamp(), most;
+    RETURN least(found, most);
 END
 $$;
 
@@ -440,12 +456,21 @@ DECLARE
 BEGIN
     EXECUTE format($query$
         WITH due AS MATERIALIZED (
-            SELECT f.commit_lsn, f.commit_idx, f.group_id, f.whole_table, f.table_schema,
-                   f.table_name, f.deliveries
-              FROM walbrook.in_flight_%1$s f
-             WHERE f.consumer = %1$s
-               AND (f.due_at <= $2 OR (f.lease_until > $1 AND f.lease_until <= $2))
-             ORDER BY f.commit_lsn, f.commit_idx LIMIT $3 FOR UPDATE SKIP LOCKED),
+            SELECT f.*
+              FROM (SELECT f.commit_lsn, f.commit_idx FROM walbrook.in_flight_%1$s f
+                     WHERE f.consumer = %1$s AND f.due_at <= $2
+                     UNION ALL
+                    SELECT f.commit_lsn, f.commit_idx FROM walbrook.in_flight_%1$s f
+                     WHERE f.consumer = %1$s AND f.lease_until > $1 AND f.lease_until <= $2
+                     ORDER BY 1, 2) c,
+                   LATERAL (SELECT f.commit_lsn, f.commit_idx, f.group_id, f.whole_table,
+                                   f.table_schema, f.table_name, f.deliveries
+                              FROM walbrook.in_flight_%1$s f
+                             WHERE f.consumer = %1$s
+                               AND f.commit_lsn = c.commit_lsn AND f.commit_idx = c.commit_idx
+                               AND coalesce(f.lease_until, f.due_at) <= $2
+                             LIMIT 1 FOR UPDATE SKIP LOCKED) f
+             LIMIT $3),
         followers AS MATERIALIZED (
             SELECT w.*
               FROM (SELECT DISTINCT d.group_id FROM due d WHERE d.group_id IS NOT NULL) g,
@@ -557,20 +582,21 @@ BEGIN
               FROM walbrook.records_%1$s r
              WHERE r.consumer = %1$s AND (r.commit_lsn, r.commit_idx) > ($1, $2)
              ORDER BY r.commit_lsn, r.commit_idx LIMIT $4),
-        seen AS (
+        seen AS MATERIALIZED (
             SELECT f.*,
-                   EXISTS (SELECT FROM walbrook.in_flight_%1$s e
-                            WHERE e.consumer = %1$s AND e.group_id = f.group_id
-                              AND e.lease_id IS DISTINCT FROM $5)
-                   OR EXISTS (SELECT FROM walbrook.in_flight_%1$s e
-                               WHERE e.consumer = %1$s AND e.whole_table
-                                 AND e.table_schema = f.table_schema AND e.table_name = f.table_name
-                                 AND e.lease_id IS DISTINCT FROM $5)
-                   OR f.whole_table
-                      AND EXISTS (SELECT FROM walbrook.in_flight_%1$s e
-                                   WHERE e.consumer = %1$s
-                                     AND e.table_schema = f.table_schema AND e.table_name = f.table_name
-                                     AND e.lease_id IS DISTINCT FROM $5) AS is_behind
+                   coalesce((SELECT true FROM walbrook.in_flight_%1$s e
+                              WHERE e.consumer = %1$s AND e.group_id = f.group_id
+                                AND e.lease_id IS DISTINCT FROM $5 LIMIT 1),
+                            (SELECT true FROM walbrook.in_flight_%1$s e
+                              WHERE e.consumer = %1$s AND e.whole_table
+                                AND e.table_schema = f.table_schema AND e.table_name = f.table_name
+                                AND e.lease_id IS DISTINCT FROM $5 LIMIT 1),
+                            f.whole_table
+                            AND (SELECT true FROM walbrook.in_flight_%1$s e
+                                  WHERE e.consumer = %1$s
+                                    AND e.table_schema = f.table_schema AND e.table_name = f.table_name
+                                    AND e.lease_id IS DISTINCT FROM $5 LIMIT 1),
+                            false) AS is_behind
               FROM fresh f),
         judged AS (
             SELECT s.*, s.is_behind
@@ -624,17 +650,19 @@ $$;
 -- twenty steps of messages that it must pass over, and comes back with less then.
 CREATE FUNCTION walbrook.claim(consumer integer, batch_size integer, visibility interval, holder text)
 RETURNS SETOF walbrook.received
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
 DECLARE
     id       CONSTANT integer := claim.consumer;
     spare    CONSTANT integer := 5000;
     settings walbrook.pulls;
     last     walbrook.claims;
     noted    walbrook.claims;
+    next     record;
     lease    bigint;
     moment   timestamptz;
     until    timestamptz;
-    is_due   boolean;
     wanted   bigint;
     most     bigint;
     got      bigint;
@@ -663,31 +691,79 @@ BEGIN
         last.swept_to := '-infinity';
         last.swept_at := moment;
     END IF;
+    wanted := least(batch_size, settings.max_in_flight - last.held_most);
+    most := greatest(least(wanted, settings.max_in_flight + spare - last.rows_most), 0);
     FOR step IN 1..5 LOOP
+        -- Most often nothing is due, and nothing of what comes next waits for anything.
         EXECUTE format($query$
             SELECT EXISTS (SELECT FROM walbrook.in_flight_%1$s f
-                            WHERE f.consumer = %1$s AND f.due_at <= $2)
-                OR EXISTS (SELECT FROM walbrook.in_flight_%1$s f
-                            WHERE f.consumer = %1$s AND f.lease_until > $1 AND f.lease_until <= $2)
-            $query$, id) INTO is_due USING last.swept_to, moment;
-        EXIT WHEN NOT is_due OR taken >= batch_size;
+                            WHERE f.consumer = %1$s AND f.due_at <= $6)
+                   OR EXISTS (SELECT FROM walbrook.in_flight_%1$s f
+                               WHERE f.consumer = %1$s AND f.lease_until > $5 AND f.lease_until <= $6)
+                   AS is_due,
+                   count(*) AS rows, max(n.commit_lsn) AS commit_lsn,
+                   (array_agg(n.commit_idx ORDER BY n.commit_lsn DESC, n.commit_idx DESC))[1] AS commit_idx,
+                   sum(n.bytes) < 67108864
+                   AND bool_or(n.whole_table
+                               OR (SELECT true FROM walbrook.in_flight_%1$s e
+                                    WHERE e.consumer = %1$s AND e.group_id = n.group_id
+                                      AND e.lease_id IS DISTINCT FROM $3 LIMIT 1)) IS NOT TRUE
+                   AND NOT EXISTS (SELECT FROM walbrook.in_flight_%1$s e
+                                    WHERE e.consumer = %1$s AND e.whole_table) AS are_free
+              FROM (SELECT r.commit_lsn, r.commit_idx, r.group_id, r.whole_table, r.bytes
+                      FROM walbrook.records_%1$s r
+                     WHERE r.consumer = %1$s AND (r.commit_lsn, r.commit_idx) > ($1, $2)
+                     ORDER BY r.commit_lsn, r.commit_idx LIMIT $4) n
+            $query$, id) INTO next
+            USING last.commit_lsn, last.commit_idx, lease, most, last.swept_to, moment;
+        EXIT WHEN NOT next.is_due OR taken >= batch_size;
         RETURN QUERY SELECT * FROM walbrook.claim_again(
-            settings, last, (batch_size - taken)::integer,
-            greatest(least(batch_size, settings.max_in_flight - last.held_most) - taken, 0)::integer,
+            settings, last, (batch_size - taken)::integer, greatest(wanted - taken, 0)::integer,
             lease, moment, until, holder);
         GET DIAGNOSTICS got = ROW_COUNT;
         taken := taken + got;
+        most := greatest(least(wanted - taken, most), 0);
     END LOOP;
-    IF NOT is_due THEN
+    IF NOT next.is_due THEN
         last.swept_to := moment;
     END IF;
     last.held_most := last.held_most + taken;
-    wanted := least(batch_size, settings.max_in_flight - last.held_most + taken);
     FOR step IN 1..20 LOOP
-        EXIT WHEN taken >= wanted;
-        most := CASE step WHEN 1 THEN wanted - taken ELSE greatest(wanted - taken, 500) END;
-        most := least(most, settings.max_in_flight + spare - last.rows_most);
-        EXIT WHEN most < 1;
+        EXIT WHEN taken >= wanted OR most < 1 OR next.rows = 0;
+        IF step = 1 AND next.are_free THEN
+            RETURN QUERY EXECUTE format($query$
+                WITH fresh AS MATERIALIZED (
+                    SELECT r.commit_lsn, r.commit_idx, r.group_id, r.table_schema, r.table_name,
+                           r.action, r.message
+                      FROM walbrook.records_%1$s r
+                     WHERE r.consumer = %1$s AND (r.commit_lsn, r.commit_idx) > ($1, $2)
+                       AND (r.commit_lsn, r.commit_idx) <= ($3, $4)
+                     ORDER BY r.commit_lsn, r.commit_idx),
+                put AS (
+                    INSERT INTO walbrook.in_flight_%1$s
+                           (consumer, commit_lsn, commit_idx, group_id, lease_id, lease_until,
+                            deliveries, whole_table, table_schema, table_name, holder)
+                    SELECT %1$s, f.commit_lsn, f.commit_idx, f.group_id, $5, $6, 1, false,
+                           f.table_schema, f.table_name, $7
+                      FROM fresh f)
+                SELECT concat('%1$s-', $5, '-', f.commit_lsn, '-', f.commit_idx), 1, $6,
+                       f.commit_lsn, f.commit_idx, f.table_schema, f.table_name, f.action, f.message
+                  FROM fresh f
+                $query$, id)
+                USING last.commit_lsn, last.commit_idx, next.commit_lsn, next.commit_idx, lease,
+                      until, holder;
+            INSERT INTO walbrook.claims AS c
+                   (consumer, lease_id, commit_lsn, commit_idx, swept_to, swept_at, rows_most,
+                    held_most, looked_at)
+            VALUES (id, lease, next.commit_lsn, next.commit_idx, last.swept_to, last.swept_at,
+                    last.rows_most + next.rows, last.held_most + next.rows, next.rows)
+            RETURNING c.* INTO noted;
+            EXIT;
+        END IF;
+        IF step > 1 THEN
+            most := least(greatest(wanted - taken, 500), settings.max_in_flight + spare - last.rows_most);
+            EXIT WHEN most < 1;
+        END IF;
         RETURN QUERY SELECT * FROM walbrook.claim_fresh(
             settings, last, (wanted - taken)::integer, most::integer, lease, moment, until, holder);
         GET DIAGNOSTICS got = ROW_COUNT;
@@ -741,7 +817,7 @@ BEGIN
     settings := walbrook.pull_consumer(receive.consumer, to_receive => true);
     ends := clock_timestamp() + coalesce(wait, '0');
     LOOP
-        IF walbrook.claimable(settings.consumer) > 0 THEN
+        IF walbrook.claimable(settings.consumer) THEN
             IF clock_timestamp() >= ends THEN
                 RETURN QUERY SELECT * FROM walbrook.claim(settings.consumer, batch_size, visibility, left(holder, 200));
                 RETURN;
@@ -779,10 +855,10 @@ DECLARE
     turn     record;
 BEGIN
     settings := walbrook.pull_consumer(receive_shared.consumer, to_receive => true);
-    there := walbrook.claimable(settings.consumer, (SELECT least(sum(b), 1000000) FROM unnest(batch_sizes) b)::integer);
-    IF there = 0 THEN
+    IF NOT walbrook.claimable(settings.consumer) THEN
         RETURN;
     END IF;
+    there := walbrook.available(settings.consumer, (SELECT sum(b) FROM unnest(batch_sizes) b));
     -- The smallest wishes are met first; what they leave is shared by the others.
     FOR turn IN SELECT b.size, b.at, cardinality(batch_sizes) - row_number() OVER (ORDER BY b.size, b.at) + 1 AS others
                   FROM unnest(batch_sizes) WITH ORDINALITY b (size, at) ORDER BY 1, 2 LOOP
@@ -833,7 +909,9 @@ $$;
 
 CREATE FUNCTION walbrook.ack(consumer text, ack_ids text[],
                              OUT done integer, OUT refused text[], OUT reasons text[])
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
 DECLARE
     id      integer := (walbrook.pull_consumer(ack.consumer)).consumer;
     groups  bigint[];
@@ -877,7 +955,9 @@ COMMENT ON FUNCTION walbrook.ack IS 'Say that messages are done; they are gone t
 CREATE FUNCTION walbrook.nack(consumer text, ack_ids text[], delay interval DEFAULT NULL,
                               error text DEFAULT NULL,
                               OUT done integer, OUT refused text[], OUT reasons text[])
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
 DECLARE
     settings  walbrook.pulls := walbrook.pull_consumer(nack.consumer);
     id        integer := settings.consumer;
@@ -926,7 +1006,9 @@ COMMENT ON FUNCTION walbrook.nack IS 'Give messages back, to be handed out again
 
 CREATE FUNCTION walbrook.extend(consumer text, ack_ids text[], by interval,
                                 OUT done integer, OUT refused text[], OUT reasons text[])
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
 DECLARE
     id integer := (walbrook.pull_consumer(extend.consumer)).consumer;
 BEGIN
