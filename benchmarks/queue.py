@@ -1,4 +1,4 @@
-"""How many messages a second pull consumers receive and acknowledge, and whether a backlog slows them.
+"""How many messages a second pull consumers receive and acknowledge, before how long a backlog.
 
 A queue of ``sizes.rows`` messages in the ``sequin`` shape, of as many groups, in a Postgres that
 syncs its commits. Claimers are processes of their own, on the same machine, that receive and
@@ -11,7 +11,6 @@ from __future__ import annotations
 import multiprocessing
 import tempfile
 import time
-from contextlib import closing
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from statistics import median
@@ -64,25 +63,25 @@ def run(sizes: Sizes) -> dict[str, object]:
     with (
         tempfile.TemporaryDirectory(prefix="walbrook-queue-") as name,
         EmbeddedPostgres(Path(name), settings={"shared_buffers": "512MB"}) as server,
+        psycopg.connect(server.dsn, autocommit=True) as connection,
     ):
-        with closing(psycopg.connect(server.dsn, autocommit=True)) as connection:
-            migrate(connection)
-            connection.execute(_REGISTER)
-            figures: dict[int, dict[str, float]] = {1: {}, _MANY: {}}
-            filled = 0
-            for claimers in figures:
-                rates = []
-                for _ in range(sizes.rounds):
-                    filled = _fill(connection, filled, short)
-                    rates.append(_drained(server.dsn, claimers, seconds=120, messages=short))
-                figures[claimers]["short"] = median(rates)
-                progress(f"queue: {claimers} of {short} messages: {median(rates):.0f}/s")
-            progress(f"queue: storing {sizes.rows} messages")
-            filled = _fill(connection, filled, sizes.rows)
-            for claimers in figures:
-                rate = _drained(server.dsn, claimers, seconds=_SLICE_S, messages=sizes.rows)
-                figures[claimers]["long"] = rate
-                progress(f"queue: {claimers} of {sizes.rows} messages: {rate:.0f}/s")
+        migrate(connection)
+        connection.execute(_REGISTER)
+        figures: dict[int, dict[str, float]] = {1: {}, _MANY: {}}
+        filled = 0
+        for claimers in figures:
+            rates = []
+            for _ in range(sizes.rounds):
+                filled = _fill(connection, filled, short)
+                rates.append(_drained(server.dsn, claimers, seconds=120, messages=short))
+            figures[claimers]["short"] = median(rates)
+            progress(f"queue: {claimers} of {short} messages: {median(rates):.0f}/s")
+        progress(f"queue: storing {sizes.rows} messages")
+        filled = _fill(connection, filled, sizes.rows)
+        for claimers in figures:
+            rate = _drained(server.dsn, claimers, seconds=_SLICE_S, messages=sizes.rows)
+            figures[claimers]["long"] = rate
+            progress(f"queue: {claimers} of {sizes.rows} messages: {rate:.0f}/s")
     return {
         "backlog": sizes.rows,
         "batch": _BATCH,
@@ -123,7 +122,7 @@ def _drained(dsn: str, claimers: int, *, seconds: float, messages: int) -> float
     ready.wait(60)
     for process in processes:
         process.join()
-    return done.value / (time.monotonic() - started)
+    return int(done.value) / (time.monotonic() - started)
 
 
 def _claim(

@@ -1073,9 +1073,7 @@ $$;
 CREATE FUNCTION walbrook.gap_message(template text, lsn pg_lsn, idx bigint, first text, past text, reason text)
 RETURNS json
 LANGUAGE sql STABLE AS $$
-    SELECT replace(replace(replace(replace(replace(replace(replace(replace(replace(template,
-           encode('7777777777777777777:666666666666', 'base64'),
-           translate(encode(convert_to((lsn - '0/0')::text || ':' || idx, 'UTF8'), 'base64'), E'\n', '')),
+    SELECT replace(replace(replace(replace(replace(replace(replace(replace(template,
            '7777777777777777777', (lsn - '0/0')::text),
            '666666666666', idx::text),
            '2001-02-03T04:05:06.789012Z',

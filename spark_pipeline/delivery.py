@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from cdc.cursor import Cursor
 from cdc.decoding.format import PLAIN, Wanted
 from cdc.decoding.shapes import Context, shape_for
 from cdc.errors import ProtocolError, WalbrookError
-from sinks import Sink, open_sink
+from sinks import Queue, Sink, open_sink
 from sinks.base import Delivery
 from sinks.columns import prefix_at_or_below, prefix_below
 from spark_pipeline.exchange import SliceMarker, pick_up, whole
@@ -60,6 +60,7 @@ class Share:
     verdicts: str | None = None  # where those of the consumer's expressions lie, VERDICT_SCHEMA
     failed: int = 0  # how many of them say that an expression failed
     held: WalbrookError | None = None  # why it ends where it does, if its consumer cannot go on
+    state_dsn: str = field(default="", repr=False)  # where pull consumers' messages are stored
 
 
 @dataclass(frozen=True)
@@ -249,5 +250,6 @@ def _sink(share: Share) -> Sink:
                 share.consumer.destination,
                 consumer=share.consumer.name,
                 batch_size=share.consumer.effective_batch_size,
+                queue=Queue.of(share.consumer, share.origin.name, share.state_dsn),
             )
         return _open_sinks[key]

@@ -365,6 +365,7 @@ class Passage:
             slices[-1].high if slices else ORIGIN,
             [piece for piece in slices if piece.rows],
             self._settings.wanted,
+            state_dsn=self._settings.state_dsn,
         )
 
 

@@ -214,7 +214,7 @@ class WebhookDestination(Section):
 class PullDestination(Section):
     """A queue in the state database, for consumers that fetch over SQL or HTTP."""
 
-    type: Literal["pull", "sequin_stream"] = Field(
+    type: Annotated[Literal["pull", "sequin_stream"], AfterValidator(lambda _: "pull")] = Field(
         default="pull", description="pull; sequin_stream is another name for it."
     )
     visibility_s: Annotated[Integer, Field(ge=1, le=43_200)] = Field(

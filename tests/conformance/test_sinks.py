@@ -14,6 +14,7 @@ from tests.conformance.harness import (
     FileHarness,
     Harness,
     ParquetHarness,
+    PullHarness,
     RedisHarness,
     RoutedRedisHarness,
     RoutedWebhookHarness,
@@ -27,11 +28,15 @@ _SHAPED = [(sink, shape) for sink in ("file", "redis_stream", "webhook") for sha
 _ROUTED = [("redis_stream", "routed"), ("webhook", "routed")]
 
 
-@pytest.fixture(params=[*_SHAPED, *_ROUTED, ("parquet", "sequin")], ids="-".join)
+@pytest.fixture(
+    params=[*_SHAPED, *_ROUTED, ("parquet", "sequin"), ("pull", "sequin")], ids="-".join
+)
 def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
     sink, shape = request.param
     if sink == "file":
         return FileHarness(tmp_path, shape)
+    if sink == "pull":
+        return PullHarness(request.getfixturevalue("database"), shape)
     if sink == "parquet":
         return ParquetHarness(tmp_path)
     if sink == "redis_stream":

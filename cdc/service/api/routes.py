@@ -2,7 +2,7 @@
 
     guarded("/api/consumers/{name}/pause", pause, access)
 
-where ``pause(request)`` is a coroutine that answers with a ``Response`` or raises a ``RefusedError``.
+where ``pause(request)`` is a coroutine that gives a ``Response`` or raises a ``RefusedError``.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ def test_a_pull_consumer_has_its_defaults() -> None:
 def test_a_sequin_stream_is_a_pull_consumer() -> None:
     found = read(sink("destination: {type: sequin_stream, max_bytes: 1GiB}")).sinks[0].destination
     assert isinstance(found, PullDestination)
+    assert found.type == "pull"
     assert found.max_bytes == 2**30
 
 
