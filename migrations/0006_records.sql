@@ -716,7 +716,7 @@ BEGIN
                      ORDER BY r.commit_lsn, r.commit_idx LIMIT $4) n
             $query$, id) INTO next
             USING last.commit_lsn, last.commit_idx, lease, most, last.swept_to, moment;
-        EXIT WHEN NOT next.is_due OR taken >= batch_size;
+        EXIT WHEN NOT next.is_due OR taken > 0;
         RETURN QUERY SELECT * FROM walbrook.claim_again(
             settings, last, (batch_size - taken)::integer, greatest(wanted - taken, 0)::integer,
             lease, moment, until, holder);

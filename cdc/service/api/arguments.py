@@ -1,4 +1,4 @@
-"""What a request says, member by member: read, bounded, and refused by name if it makes no sense."""
+"""What a request says, member by member: read, bounded, refused by name if it makes no sense."""
 
 from __future__ import annotations
 

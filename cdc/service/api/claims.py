@@ -1,7 +1,7 @@
 """Claimers that wait: of each consumer one line, served by one claim pass after another.
 
-However many wait, one statement serves them, each with its fair share (``walbrook.receive_shared``).
-A pass is made when somebody joins the line, when messages were stored or given back (NOTIFY), and
+However many wait, one statement serves them, each with its share (``walbrook.receive_shared``). A
+pass is made when somebody joins the line, when messages were stored or given back (NOTIFY), and
 when a lease ends or a delay is over. What must always hold: every claimer gets its messages, or
 none when its time is up; whoever hung up is handed nothing, and what was claimed for it is given
 back at once; a line has a bound.
@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import psycopg
 import structlog
@@ -135,8 +136,8 @@ class Claims:
             self._keep(line.serve())
         return line
 
-    def _keep(self, work: asyncio._CoroutineLike[None]) -> None:
-        task = asyncio.ensure_future(work)
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -190,7 +191,9 @@ class _Line:
             try:
                 if claimers and await self._pass(claimers):
                     self.wake.set()  # there may be more where that came from
-            except (psycopg.Error, RefusedError) as error:
+            except Exception as error:  # a line that ends would leave its claimers waiting for ever
+                if not isinstance(error, psycopg.Error | RefusedError):
+                    _logger.exception("api.claims", consumer=self._consumer)
                 for claimer in claimers:
                     if not claimer.answer.done():
                         claimer.answer.set_exception(error)
