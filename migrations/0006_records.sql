@@ -411,31 +411,37 @@ $$;
 -- that has not seen that it waits.
 CREATE FUNCTION walbrook.hold_back(consumer integer, lease bigint, moment timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
+DECLARE
+    lsns  pg_lsn[];
+    idxs  bigint[];
+    found boolean[];
 BEGIN
+    -- In two steps: what a statement itself has changed it can no longer lock.
     EXECUTE format($query$
-        WITH behind AS MATERIALIZED (
-            SELECT w.commit_lsn, w.commit_idx, coalesce(g.found, t.found, false) AS found
-              FROM walbrook.in_flight_%1$s w
-              LEFT JOIN LATERAL (
-                   SELECT true AS found FROM walbrook.in_flight_%1$s e
-                    WHERE e.consumer = %1$s AND e.group_id = w.group_id
-                      AND (e.commit_lsn, e.commit_idx) < (w.commit_lsn, w.commit_idx)
-                      AND e.lease_id IS DISTINCT FROM $1
-                    ORDER BY e.commit_lsn, e.commit_idx LIMIT 1 FOR KEY SHARE SKIP LOCKED) g ON true
-              LEFT JOIN LATERAL (
-                   SELECT true AS found FROM walbrook.in_flight_%1$s e
-                    WHERE g.found IS NULL AND e.consumer = %1$s
-                      AND e.table_schema = w.table_schema AND e.table_name = w.table_name
-                      AND (e.whole_table OR w.whole_table)
-                      AND (e.commit_lsn, e.commit_idx) < (w.commit_lsn, w.commit_idx)
-                      AND e.lease_id IS DISTINCT FROM $1
-                    ORDER BY e.commit_lsn, e.commit_idx LIMIT 1 FOR KEY SHARE SKIP LOCKED) t ON true
-             WHERE w.consumer = %1$s AND w.due_at = $2)
+        SELECT array_agg(w.commit_lsn), array_agg(w.commit_idx), array_agg(coalesce(g.found, t.found, false))
+          FROM walbrook.in_flight_%1$s w
+          LEFT JOIN LATERAL (
+               SELECT true AS found FROM walbrook.in_flight_%1$s e
+                WHERE e.consumer = %1$s AND e.group_id = w.group_id
+                  AND (e.commit_lsn, e.commit_idx) < (w.commit_lsn, w.commit_idx)
+                  AND e.lease_id IS DISTINCT FROM $1
+                ORDER BY e.commit_lsn, e.commit_idx LIMIT 1 FOR KEY SHARE SKIP LOCKED) g ON true
+          LEFT JOIN LATERAL (
+               SELECT true AS found FROM walbrook.in_flight_%1$s e
+                WHERE g.found IS NULL AND e.consumer = %1$s
+                  AND e.table_schema = w.table_schema AND e.table_name = w.table_name
+                  AND (e.whole_table OR w.whole_table)
+                  AND (e.commit_lsn, e.commit_idx) < (w.commit_lsn, w.commit_idx)
+                  AND e.lease_id IS DISTINCT FROM $1
+                ORDER BY e.commit_lsn, e.commit_idx LIMIT 1 FOR KEY SHARE SKIP LOCKED) t ON true
+         WHERE w.consumer = %1$s AND w.due_at = $2
+        $query$, hold_back.consumer) INTO lsns, idxs, found USING lease, moment;
+    EXECUTE format($query$
         UPDATE walbrook.in_flight_%1$s f
-           SET due_at = CASE WHEN NOT b.found THEN $2 + interval '20 milliseconds' END
-          FROM behind b
-         WHERE f.consumer = %1$s AND f.commit_lsn = b.commit_lsn AND f.commit_idx = b.commit_idx
-        $query$, hold_back.consumer) USING lease, moment;
+           SET due_at = CASE WHEN NOT u.found THEN $4 + interval '20 milliseconds' END
+          FROM unnest($1, $2, $3) u (lsn, idx, found)
+         WHERE f.consumer = %1$s AND f.commit_lsn = u.lsn AND f.commit_idx = u.idx
+        $query$, hold_back.consumer) USING lsns, idxs, found, moment;
 END
 $$;
 
@@ -922,16 +928,17 @@ BEGIN
     -- Locked in cursor order, so that two who say the same do not lock each other out.
     EXECUTE format($query$
         WITH mine AS MATERIALIZED (
-            SELECT f.commit_lsn, f.commit_idx, f.group_id, f.table_schema, f.table_name, f.whole_table
-              FROM walbrook.read_ack_ids($1) g
-              JOIN walbrook.in_flight_%1$s f
-                ON f.consumer = %1$s AND f.commit_lsn = g.commit_lsn AND f.commit_idx = g.commit_idx
-               AND f.lease_id = g.lease_id
-             WHERE g.consumer = %1$s
-             ORDER BY f.commit_lsn, f.commit_idx FOR UPDATE OF f),
+            SELECT f.*
+              FROM walbrook.read_ack_ids($1) g,
+                   LATERAL (SELECT f.ctid, f.commit_lsn, f.commit_idx, f.group_id, f.table_schema,
+                                   f.table_name, f.whole_table
+                              FROM walbrook.in_flight_%1$s f
+                             WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
+                               AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
+                             LIMIT 1 FOR UPDATE) f
+             WHERE g.consumer = %1$s),
         gone AS (
-            DELETE FROM walbrook.in_flight_%1$s f USING mine m
-             WHERE f.consumer = %1$s AND f.commit_lsn = m.commit_lsn AND f.commit_idx = m.commit_idx),
+            DELETE FROM walbrook.in_flight_%1$s f USING mine m WHERE f.ctid = m.ctid),
         erased AS (
             DELETE FROM walbrook.records_%1$s r USING mine m
              WHERE r.consumer = %1$s AND r.commit_lsn = m.commit_lsn AND r.commit_idx = m.commit_idx)
@@ -967,20 +974,21 @@ BEGIN
     PERFORM walbrook.check_interval('delay', delay, 0, 43200);
     EXECUTE format($query$
         WITH mine AS MATERIALIZED (
-            SELECT f.commit_lsn, f.commit_idx
-              FROM walbrook.read_ack_ids($1) g
-              JOIN walbrook.in_flight_%1$s f
-                ON f.consumer = %1$s AND f.commit_lsn = g.commit_lsn AND f.commit_idx = g.commit_idx
-               AND f.lease_id = g.lease_id
-             WHERE g.consumer = %1$s
-             ORDER BY f.commit_lsn, f.commit_idx FOR NO KEY UPDATE OF f),
+            SELECT f.*
+              FROM walbrook.read_ack_ids($1) g,
+                   LATERAL (SELECT f.ctid
+                              FROM walbrook.in_flight_%1$s f
+                             WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
+                               AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
+                             LIMIT 1 FOR NO KEY UPDATE) f
+             WHERE g.consumer = %1$s),
         given_back AS (
             UPDATE walbrook.in_flight_%1$s f
                SET lease_id = NULL, lease_until = NULL, error = $3,
                    due_at = clock_timestamp() + coalesce($2, make_interval(secs =>
                        least($4 * 2.0 ^ least(f.deliveries - 1, 40), $5) / 1000 * (1 + random() / 10)))
               FROM mine m
-             WHERE f.consumer = %1$s AND f.commit_lsn = m.commit_lsn AND f.commit_idx = m.commit_idx
+             WHERE f.ctid = m.ctid
             RETURNING f.commit_lsn, f.commit_idx, f.deliveries)
         SELECT count(*), array_agg(commit_lsn) FILTER (WHERE deliveries >= $6),
                array_agg(commit_idx) FILTER (WHERE deliveries >= $6)
@@ -1019,19 +1027,21 @@ BEGIN
     PERFORM walbrook.check_interval('by', by, 1, 43200);
     EXECUTE format($query$
         WITH mine AS MATERIALIZED (
-            SELECT f.commit_lsn, f.commit_idx
-              FROM walbrook.read_ack_ids($1) g
-              JOIN walbrook.in_flight_%1$s f
-                ON f.consumer = %1$s AND f.commit_lsn = g.commit_lsn AND f.commit_idx = g.commit_idx
-               AND f.lease_id = g.lease_id
-             WHERE g.consumer = %1$s AND f.lease_until IS NOT NULL
-             ORDER BY f.commit_lsn, f.commit_idx FOR NO KEY UPDATE OF f),
+            SELECT f.*
+              FROM walbrook.read_ack_ids($1) g,
+                   LATERAL (SELECT f.ctid
+                              FROM walbrook.in_flight_%1$s f
+                             WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
+                               AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
+                               AND f.lease_until IS NOT NULL
+                             LIMIT 1 FOR NO KEY UPDATE) f
+             WHERE g.consumer = %1$s),
         extended AS (
             UPDATE walbrook.in_flight_%1$s f
                SET lease_until = least(greatest(f.lease_until, clock_timestamp()) + $2,
                                        clock_timestamp() + interval '12 hours')
               FROM mine m
-             WHERE f.consumer = %1$s AND f.commit_lsn = m.commit_lsn AND f.commit_idx = m.commit_idx
+             WHERE f.ctid = m.ctid
             RETURNING 1)
         SELECT count(*) FROM extended
         $query$, id) INTO done USING ack_ids, by;
@@ -1077,9 +1087,9 @@ LANGUAGE sql STABLE AS $$
            '7777777777777777777', (lsn - '0/0')::text),
            '666666666666', idx::text),
            '2001-02-03T04:05:06.789012Z',
-           to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')),
-           '981173106789012', floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint::text),
-           '981173106789', floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint::text),
+           to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')),
+           '981173106789012', floor(extract(epoch FROM now()) * 1000000)::bigint::text),
+           '981173106789', floor(extract(epoch FROM now()) * 1000)::bigint::text),
            'walbrook:from', first), 'walbrook:to', past), 'walbrook:reason', reason)::json
 $$;
 
@@ -1120,7 +1130,8 @@ BEGIN
               WHERE r.consumer = %1$s AND (r.commit_lsn, r.commit_idx) > ($1, $2)
               ORDER BY r.commit_lsn, r.commit_idx LIMIT 20000)),
         counted AS (
-            SELECT u.*, row_number() OVER place AS n, sum(u.bytes) OVER place - u.bytes AS bytes_before
+            SELECT u.*, count(*) FILTER (WHERE u.action <> 'gap') OVER place AS n,
+                   sum(u.bytes) OVER place - u.bytes AS bytes_before
               FROM unheld u WINDOW place AS (ORDER BY u.commit_lsn, u.commit_idx)),
         doomed AS MATERIALIZED (
             SELECT c.*,
@@ -1202,7 +1213,7 @@ BEGIN
            format('messages of %s are being dropped: %s', c.name, what),
            'let it fetch and acknowledge faster, or raise max_messages, max_bytes or ttl_s of its '
            'destination; walbrook.gaps lists what is gone'
-      FROM walbrook.consumers c WHERE c.id = drop_records.id
+      FROM walbrook.consumers c WHERE c.id = settings.consumer
         ON CONFLICT (source, coalesce(consumer, ''), kind) WHERE resolved_at IS NULL
         DO UPDATE SET what = excluded.what, seen_at = clock_timestamp();
 END

@@ -259,7 +259,10 @@ def test_an_acknowledgement_under_way_is_neither_waited_for_nor_robbed(
         other.connection.execute("SET lock_timeout = '2 s'")
         assert numbers(other.receive()) == [3]
         slow.rollback()
-    assert numbers(until("what was not acknowledged", other.receive)) == [1, 2]
+    back = until("what was not acknowledged", other.receive)
+    other.ack(back)
+    assert numbers(back)[0] == 1
+    assert numbers(back) == [1, 2] or numbers(until("the second", other.receive)) == [2]
 
 
 def test_the_second_of_a_group_follows_an_acknowledgement_that_was_under_way(
