@@ -35,8 +35,8 @@ def test_claims_and_acknowledgements_go_by_the_indexes_with_statistics_and_witho
 ) -> None:
     for _ in range(2):
         _check_plans(puller)
-        held = puller.receive(100)
-        puller.ack(held)
+        puller.ack(puller.receive(1000))
+        puller.receive(1000)
         puller.connection.execute("VACUUM ANALYZE")
     puller.close()
 
