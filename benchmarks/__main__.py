@@ -18,7 +18,7 @@ from pathlib import Path
 
 import orjson
 
-from benchmarks import consumers, decode, idle, large, latency, pipeline, read, wake
+from benchmarks import consumers, decode, idle, large, latency, pipeline, queue, read, wake
 from benchmarks.sizes import Sizes, progress
 from cdc.config import Service
 from cdc.errors import WalbrookError
@@ -46,6 +46,7 @@ BENCHMARKS = {
     "latency": Benchmark(latency.run),
     "wake": Benchmark(wake.run, Sizes(seconds=60)),
     "idle": Benchmark(idle.run, Sizes(seconds=30)),
+    "queue": Benchmark(queue.run),
 }
 
 
@@ -86,9 +87,9 @@ def _arguments() -> tuple[str | None, dict[str, int]]:
     parser = argparse.ArgumentParser(prog="benchmarks", description=f"Benchmarks: {names}.")
     parser.add_argument("name", nargs="?", help="which one; all of them if not given")
     used_by = {
-        "rows": "read, large, pipeline, consumers: rows to read",
+        "rows": "read, large, pipeline, consumers: rows to read; queue: messages to fetch",
         "transaction_rows": "read, pipeline, consumers: rows a transaction",
-        "rounds": "read, large: how often each way is measured",
+        "rounds": "read, large, queue: how often each way is measured",
         "rate": "latency: changes a second",
         "seconds": "latency, wake, idle: how long is measured",
     }

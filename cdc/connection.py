@@ -13,6 +13,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 Connection = psycopg.Connection[tuple[object, ...]]
+AsyncConnection = psycopg.AsyncConnection[tuple[object, ...]]
 
 LIVENESS: dict[str, Any] = {
     "connect_timeout": 10,
@@ -28,20 +29,27 @@ LIVENESS: dict[str, Any] = {
 
 def connect(dsn: str, *, name: str, statement_s: int = 30) -> Connection:
     """An autocommit connection; ``name`` is what ``pg_stat_activity`` shows after ``walbrook``."""
-    return psycopg.connect(
-        dsn,
-        autocommit=True,
-        application_name=f"walbrook:{name}",
-        options=with_options(
-            dsn,
-            {
-                "statement_timeout": f"{statement_s}s",
-                # A process that is frozen in a transaction must not hold up its successor.
-                "idle_in_transaction_session_timeout": "60s",
-            },
-        ),
-        **LIVENESS,
+    return psycopg.connect(dsn, autocommit=True, **_parameters(dsn, name, statement_s))
+
+
+async def connect_async(dsn: str, *, name: str, statement_s: int = 30) -> AsyncConnection:
+    """The same for an event loop."""
+    return await psycopg.AsyncConnection.connect(
+        dsn, autocommit=True, **_parameters(dsn, name, statement_s)
     )
+
+
+def _parameters(dsn: str, name: str, statement_s: int) -> dict[str, Any]:
+    settings = {
+        "statement_timeout": f"{statement_s}s",
+        # A process that is frozen in a transaction must not hold up its successor.
+        "idle_in_transaction_session_timeout": "60s",
+    }
+    return {
+        "application_name": f"walbrook:{name}",
+        "options": with_options(dsn, settings),
+        **LIVENESS,
+    }
 
 
 def with_options(dsn: str, settings: Mapping[str, str]) -> str:

@@ -277,18 +277,6 @@ BEGIN
                                                    ELSE 'path' END,
                                 target.lsn, target.idx, c.source, c.name);
     END IF;
-    -- Messages of a pull consumer are stored before its cursor moves: what a lane had in hand would
-    -- be stored behind the cut, and all before it be taken for repeats. A moment after a resume and
-    -- another pause the row may still say what was before both; not for two seconds.
-    IF c.destination = 'pull'
-       AND (c.paused_at < clock_timestamp() - interval '2 seconds' AND c.lane IS NULL
-            AND c.lane_reason = 'it is paused') IS NOT TRUE THEN
-        RAISE EXCEPTION '% is being stored for: a pull consumer is rewound while it is paused', c.name
-            USING ERRCODE = 'object_not_in_prerequisite_state',
-                  HINT = format('walbrook.pause(%L), wait two seconds, and until lane_reason in '
-                                'walbrook.consumers says that it is paused (the service must run), '
-                                'rewind it, and walbrook.resume(%L)', c.name, c.name);
-    END IF;
     cut := walbrook.cut_queue(c, target);
     -- What was given up from there on comes after all.
     DELETE FROM walbrook.gaps g

@@ -13,21 +13,29 @@ from cdc.config.destination import (
     Destination,
     FileDestination,
     ParquetDestination,
+    PullDestination,
     RedisStreamDestination,
     Tls,
     WebhookDestination,
 )
+from cdc.errors import ProtocolError
 from sinks.base import Delivery, Sink
 from sinks.file import FileSink
 from sinks.parquet import ParquetSink
+from sinks.pull import PullSink, Queue
 from sinks.redis_stream import RedisStreamSink
 from sinks.webhook import WebhookSink
 
-__all__ = ["Delivery", "Sink", "open_sink"]
+__all__ = ["Delivery", "Queue", "Sink", "open_sink"]
 
 
-def open_sink(destination: Destination, *, consumer: str, batch_size: int) -> Sink:
-    """The sink for a destination; it connects when it is first handed a batch."""
+def open_sink(
+    destination: Destination, *, consumer: str, batch_size: int, queue: Queue | None = None
+) -> Sink:
+    """The sink for a destination; it connects when it is first handed a batch.
+
+    ``queue`` says where one of type pull stores its messages.
+    """
     match destination:
         case FileDestination():
             return FileSink(destination.path, rotate_bytes=destination.rotate_bytes)
@@ -37,6 +45,10 @@ def open_sink(destination: Destination, *, consumer: str, batch_size: int) -> Si
                 partition_by=destination.partition_by,
                 compression=destination.compression,
             )
+        case PullDestination():
+            if queue is None:
+                raise ProtocolError(f"consumer {consumer} is pulled from, but has no queue")
+            return PullSink(queue, consumer=consumer)
         case RedisStreamDestination():
             return _redis_stream(destination, consumer, batch_size)
         case WebhookDestination():

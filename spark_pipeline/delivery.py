@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
 
@@ -27,10 +27,11 @@ from cdc.queue.groups import Grouping
 from cdc.queue.ledger import Ledger
 from cdc.queue.open_ledger import LedgerAddress, open_ledger
 from cdc.queue.waiting import NOTHING, Waiting
-from sinks import Sink, open_sink
+from sinks import Queue, Sink, open_sink
 from sinks.base import Delivery, RequestSink
 from sinks.columns import prefix_at_or_below, prefix_below
 from sinks.ledgered import LedgeredSink, LedgerPlace
+from sinks.pull import PullSink
 from spark_pipeline.desk import STRIKES, Desk
 from spark_pipeline.exchange import SliceMarker, pick_up, whole
 from spark_pipeline.expressions.verdicts import in_cursor_order, judged, unjudged
@@ -73,6 +74,8 @@ class Share:
     strikes: int = 0  # refusals in a row before it
     strikes_max: int = STRIKES  # how many its destination is allowed
     ledger: LedgerPlace | None = None  # where what was delivered is noted, if its sink needs it
+    state_dsn: str = field(default="", repr=False)  # where pull consumers' messages are stored
+    standing: Cursor | None = None  # the consumer's cursor in Postgres when it was begun
 
     def behind(self, done: Outcome) -> Share:
         """The same where something was delivered before it: what that put aside waits already."""
@@ -231,8 +234,11 @@ def _sink(share: Share, purpose: str = "") -> Sink:
                 share.consumer.destination,
                 consumer=share.consumer.name,
                 batch_size=share.consumer.effective_batch_size,
+                queue=Queue.of(share.consumer, share.origin.name, share.state_dsn),
             )
         sink, place = _open_sinks[key], share.ledger
+        if isinstance(sink, PullSink):
+            return sink.standing_at(share.standing)
         if place is None:
             return sink
         return LedgeredSink(cast("RequestSink", sink), _ledger(share.run, place.address), place)

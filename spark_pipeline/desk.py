@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from cdc.change import MessageBatch
 from cdc.config import Sink as SinkConfig
 from cdc.cursor import Cursor
-from cdc.errors import TransientError, WalbrookError
+from cdc.errors import PoisonError, TransientError, WalbrookError
 from cdc.queue.events import EVENT_SCHEMA
 from cdc.queue.groups import Grouping, groups_of
 from cdc.queue.ledger import together as all_uses
@@ -89,7 +89,7 @@ class Desk:
             if result.error is None:
                 assert large is not None
                 goes_on = self._bury(row, self._too_large(row, large))
-            elif result.error.kind == TOO_LARGE:
+            elif result.error.kind == TOO_LARGE or self._is_lost(result.error):
                 goes_on = self._bury(row, str(result.error))
             elif not self._defers or kind_of(result.error) is None:
                 goes_on = self._stop(_cursor(row, 0), result.error)
@@ -105,6 +105,10 @@ class Desk:
         """All of the share was taken: it is settled up to its end."""
         self._reach(end)
         return self.outcome
+
+    def _is_lost(self, error: WalbrookError) -> bool:
+        """Whether a message was refused for good by a destination that cannot take it later."""
+        return not self._defers and isinstance(error, PoisonError)
 
     def _deliver(self, batch: MessageBatch) -> tuple[Delivery, int | None]:
         """Up to the first message that is too large; its size, if that is where it ended."""

@@ -284,7 +284,8 @@ class SourceLanes:
         with self._lock:
             reconsider(self._roster, roll, self._seen, time.monotonic())
             # What its last micro-batch settled is nobody's move: looked at from the next look on.
-            self._seen = {name: roll.served[name] for name in self._roster.waiting()}
+            waiting = self._roster.waiting()
+            self._seen = {name: at for name, at in roll.served.items() if name in waiting}
         with closing(open_log(self._settings.log_directory)) as log:
             self._ahead = beyond(log, roll.standing)
         self._check_deadlines(passages)

@@ -308,11 +308,11 @@ class Passage:
                 if not fits(log, first, planned.start, self._settings.bridge):
                     self.members.leave([Departure(name, "behind")])
                     continue
+                self.members.admit({name: cursor})
                 if first < planned.start:
                     (before,) = log.entries(planned.start - 1, planned.start)
                     share = replace(self._share(self._consumers[name], cursor), end=high_of(before))
                     bridges[name] = self._planner.bridge(share, first, planned.start)
-                self.members.admit({name: cursor})
         self._load_versions()
         return bridges
 
@@ -378,6 +378,7 @@ class Passage:
         self, consumer: SinkConfig, start: Cursor = ORIGIN, slices: Sequence[SliceMarker] = ()
     ) -> Share:
         """What a consumer that stands at ``start`` lacks of these slices."""
+        standing = self.members.cursors.get(consumer.name)
         return Share(
             consumer,
             self._settings.origin,
@@ -386,5 +387,7 @@ class Passage:
             slices[-1].high if slices else ORIGIN,
             [piece for piece in slices if piece.rows],
             self._settings.wanted,
-            ledger=self._ledgers.place(consumer, self.members.cursors.get(consumer.name)),
+            ledger=self._ledgers.place(consumer, standing),
+            state_dsn=self._settings.state_dsn,
+            standing=standing,
         )

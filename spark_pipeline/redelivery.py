@@ -65,6 +65,7 @@ class Redelivery:
         self._not_before: dict[str, float] = {}  # monotonic
         self._failures: dict[str, int] = {}
         self._reported = 0.0  # monotonic
+        self._over = threading.Event()  # nobody waits for a delivery slot any more
 
     def serve(self) -> None:
         """Look, hand out what is due, wait; a state database that is away is waited for."""
@@ -82,6 +83,7 @@ class Redelivery:
                     state = None
                 self._queues.news.wait(pause_s)
                 self._queues.news.clear()
+            self._over.set()
         if state is not None:
             state.close()
 
@@ -132,7 +134,10 @@ class Redelivery:
         if not rows.num_rows:
             return False
         share = self._share(self._consumers[name], due.ledger)
-        outcome = self._send(share, rows)
+        with self._settings.slots.hold(
+            self._settings.source, name, share.consumer.priority, self._over
+        ):
+            outcome = self._send(share, rows)
         done = _delivered(rows, outcome)
         settle_claim(
             state,

@@ -11,6 +11,7 @@ from cdc.config.destination import (
     Destination,
     FileDestination,
     ParquetDestination,
+    PullDestination,
     RedisStreamDestination,
     Tls,
     WebhookDestination,
@@ -21,11 +22,12 @@ from cdc.config.load import load, loads
 from cdc.config.log import Flight, Log, Tier
 from cdc.config.model import Config
 from cdc.config.secrets import SecretText
-from cdc.config.settings import Http, Service, Spark, State
+from cdc.config.settings import ApiToken, Http, Service, Spark, State
 from cdc.config.sink import Sink, Source
 from cdc.config.table import TableName
 
 __all__ = [
+    "ApiToken",
     "Config",
     "Database",
     "Destination",
@@ -36,6 +38,7 @@ __all__ = [
     "Log",
     "ParquetDestination",
     "Publication",
+    "PullDestination",
     "RedisStreamDestination",
     "SecretText",
     "Service",

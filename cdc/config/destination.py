@@ -230,7 +230,54 @@ class WebhookDestination(_Destination):
         return None
 
 
+class PullDestination(_Destination):
+    """A queue in the state database, for consumers that fetch over SQL or HTTP."""
+
+    type: Annotated[Literal["pull", "sequin_stream"], AfterValidator(lambda _: "pull")] = Field(
+        default="pull", description="pull; sequin_stream is another name for it."
+    )
+    visibility_s: Annotated[Integer, Field(ge=1, le=43_200)] = Field(
+        default=30,
+        description="How long a message that was handed out is kept from others, in seconds, where "
+        "the claimer does not say.",
+    )
+    max_in_flight: Annotated[Integer, Field(ge=1, le=1_000_000)] = Field(
+        default=10_000, description="Most messages handed out and not yet acknowledged."
+    )
+    max_messages: Annotated[Integer, Field(ge=1)] | None = Field(
+        default=None,
+        description="Most messages that the queue keeps; beyond it the oldest are dropped, and a "
+        "gap is recorded. If not given, no limit.",
+    )
+    max_bytes: Annotated[Size, Field(ge=1)] | None = Field(
+        default=None, description="The same for the size of all its messages together."
+    )
+    ttl_s: Annotated[Integer, Field(ge=1)] | None = Field(
+        default=None,
+        description="After how many seconds in the queue a message is dropped, with a gap in its "
+        "place. If not given, never.",
+    )
+    max_waiting: Annotated[Integer, Field(ge=1, le=10_000)] = Field(
+        default=100, description="Most requests over HTTP that wait for messages at once."
+    )
+
+    @property
+    def default_batch_size(self) -> int:
+        return 10_000
+
+    @property
+    def ordering(self) -> Ordering:
+        return "total"
+
+    def place(self, _consumer: str) -> tuple[object, ...] | None:
+        return None
+
+
 Destination = Annotated[
-    FileDestination | ParquetDestination | RedisStreamDestination | WebhookDestination,
+    FileDestination
+    | ParquetDestination
+    | PullDestination
+    | RedisStreamDestination
+    | WebhookDestination,
     Field(discriminator="type"),
 ]

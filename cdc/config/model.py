@@ -14,6 +14,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from cdc.config.database import Database
+from cdc.config.destination import PullDestination
 from cdc.config.hosts import is_cluster, is_loopback, is_on_this_host
 from cdc.config.ledger import Ledger
 from cdc.config.log import Log
@@ -88,6 +89,19 @@ class Config(Section):
                 "is an address that executors on other machines cannot reach; set host, or "
                 "advertise, to one of this host's that they can",
                 within=("log", "flight", "host"),
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _claimers_reach_the_api(self) -> Self:
+        """What pull consumers hold is not handed to whoever finds the port."""
+        pulls = any(isinstance(sink.destination, PullDestination) for sink in self.sinks)
+        http = self.service.http
+        if pulls and http.enabled and not http.serves_api:
+            raise wrong(
+                "is an address that other machines reach, and there are no tokens; give "
+                "service.http.tokens, or listen on 127.0.0.1",
+                within=("service", "http", "host"),
             )
         return self
 

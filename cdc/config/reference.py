@@ -77,7 +77,8 @@ def _sections(
     for key, field in schema["properties"].items():
         below = f"{path}.{key}".removeprefix(".") + ("[]" if field.get("type") == "array" else "")
         for name in _references(field):
-            kind = defs[name]["properties"].get("type", {}).get("const")
+            word = defs[name]["properties"].get("type", {})
+            kind = word.get("const") or next(iter(word.get("enum", ())), None)
             title = f"`{below}` of type `{kind}`" if kind else f"`{below}`"
             yield from _sections(defs[name], below, title, defs)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from cdc.config.database import PostgresUrl
-from cdc.config.hosts import is_master
+from cdc.config.hosts import is_loopback, is_master
 from cdc.config.scalars import (
     ConfText,
     Flag,
@@ -20,6 +21,7 @@ from cdc.config.scalars import (
     Text,
     wrong,
 )
+from cdc.config.secrets import SecretText
 
 Positive = Annotated[Integer, Field(ge=1)]
 PositiveSize = Annotated[Size, Field(ge=1)]
@@ -177,6 +179,29 @@ class Spark(Section):
         return self
 
 
+class ApiToken(Section):
+    """A bearer token that lets its owner use the HTTP API."""
+
+    name: Name = Field(description="What it is called in errors and logs.")
+    token: SecretText = Field(description="The token itself, at least 16 characters.")
+    consumers: tuple[Name, ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="The sinks it may be used for; if not given, all of them, and all that "
+        "operators do.",
+    )
+
+    @model_validator(mode="after")
+    def _is_hard_to_guess(self) -> Self:
+        if not re.fullmatch(r"[\x21-\x7e]{16,1024}", self.token.get_secret_value()):
+            raise wrong(
+                "should be 16 to 1024 letters, digits and signs without spaces; openssl rand -hex "
+                "32 makes one",
+                within=("token",),
+            )
+        return self
+
+
 class Http(Section):
     """The HTTP interface."""
 
@@ -185,6 +210,27 @@ class Http(Section):
     port: Annotated[Integer, Field(ge=0, le=65535)] = Field(
         default=7376, description="Port to listen on; 0 takes a free one."
     )
+    tokens: tuple[ApiToken, ...] = Field(
+        default=(),
+        description="Bearer tokens for /api. Without any, /api is served to this machine alone, "
+        "and only if host is one of its loopback addresses.",
+    )
+
+    @model_validator(mode="after")
+    def _each_token_once(self) -> Self:
+        names = [token.name for token in self.tokens]
+        secrets = [token.token.get_secret_value() for token in self.tokens]
+        for i, token in enumerate(self.tokens):
+            for key, known in (("name", names), ("token", secrets)):
+                value = token.name if key == "name" else token.token.get_secret_value()
+                if value in known[:i]:
+                    raise wrong("is there twice; choose another", within=("tokens", i, key))
+        return self
+
+    @property
+    def serves_api(self) -> bool:
+        """Whether /api answers at all: never without tokens to strangers."""
+        return bool(self.tokens) or is_loopback(self.host)
 
 
 class Service(Section):

@@ -10,6 +10,7 @@ from cdc.config.destination import (
     Destination,
     FileDestination,
     ParquetDestination,
+    PullDestination,
     WebhookDestination,
 )
 from cdc.config.expression import NONE, ExpressionText
@@ -143,8 +144,8 @@ class Sink(Section):
     )
     batch_size: Annotated[Integer, Field(ge=1, le=10_000)] | None = Field(
         default=None,
-        description="Most messages delivered at once; if not given, 10000 for file and parquet, "
-        "1000 for redis_stream, 100 for webhook (1 with batch: false).",
+        description="Most messages delivered at once; if not given, 10000 for file, parquet and "
+        "pull, 1000 for redis_stream, 100 for webhook (1 with batch: false).",
     )
     message_grouping: Flag = Field(
         default=True,
@@ -212,7 +213,7 @@ class Sink(Section):
                 within=("transform",),
             )
         if self.routing != NONE and isinstance(
-            self.destination, FileDestination | ParquetDestination
+            self.destination, FileDestination | ParquetDestination | PullDestination
         ):
             raise wrong(
                 f"{self.destination.type} has one place for all messages, so there is nothing to "

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from psycopg import sql
 
 from cdc.connection import Connection
-from cdc.cursor import format_lsn
 from cdc.decoding.columns import bytes_of
 from cdc.decoding.joins import joined, repeated
-
-_ESCAPES = (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
+from cdc.queue.copy_text import copied_text, lsn_texts
 
 
 def copy_rows(
@@ -29,7 +26,7 @@ def copy_rows(
     )
     texts = [repeated(str(consumer), count)]
     texts += [
-        lsn_texts(column) if name == "commit_lsn" else copy_text(column)
+        lsn_texts(column) if name == "commit_lsn" else _text(column)
         for name, column in columns.items()
     ]
     parts: list[str | pa.StringArray] = []
@@ -40,18 +37,5 @@ def copy_rows(
         copy.write(bytes_of(lines).data)
 
 
-def copy_text(column: pa.Array) -> pa.StringArray:
-    """Values as COPY reads them; null stays null."""
-    if not pa.types.is_string(column.type):
-        return column.cast(pa.string())
-    for plain, escaped in _ESCAPES:
-        if pc.any(pc.match_substring(column, plain)).as_py():
-            column = pc.replace_substring(column, plain, escaped)
-    return column
-
-
-def lsn_texts(lsns: pa.Int64Array) -> pa.StringArray:
-    """LSNs as Postgres writes them; most rows share theirs with others."""
-    encoded = lsns.dictionary_encode()
-    texts = pa.array([format_lsn(lsn) for lsn in encoded.dictionary.to_pylist()], pa.string())
-    return texts.take(encoded.indices)
+def _text(column: pa.Array) -> pa.StringArray:
+    return copied_text(column) if pa.types.is_string(column.type) else column.cast(pa.string())

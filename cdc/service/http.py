@@ -29,6 +29,7 @@ from starlette.routing import Route
 from cdc.config import Http
 from cdc.connection import connect
 from cdc.errors import OperatorError
+from cdc.service.api.serve import Api
 from cdc.state.pressure import DEFERRED
 
 _logger = structlog.get_logger("walbrook.http")
@@ -219,7 +220,7 @@ def _event_metric(events: Rows) -> Metric:
     return family
 
 
-def application(observatory: Observatory) -> Starlette:
+def application(observatory: Observatory, api: Api | None = None) -> Starlette:
     """The routes; blocking work runs in Starlette's own threads."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(observatory)
@@ -246,7 +247,10 @@ def application(observatory: Observatory) -> Starlette:
         except psycopg.Error as error:
             return Response(f"# {str(error).strip()}\n", 503, media_type="text/plain")
 
-    return Starlette(routes=[Route("/health", health), Route("/metrics", metrics)])
+    ours = [Route("/health", health), Route("/metrics", metrics)]
+    if api is None:
+        return Starlette(routes=ours)
+    return Starlette(routes=[*ours, *api.routes()], lifespan=api.lifespan)
 
 
 class HttpServer:
@@ -262,12 +266,13 @@ class HttpServer:
                 "service.http.enabled to false",
             ) from error
         self.port: int = self._socket.getsockname()[1]
+        self._api = Api(settings, state_dsn)
         self._server = uvicorn.Server(
             uvicorn.Config(
-                application(Observatory(state_dsn, supervisor)),
+                application(Observatory(state_dsn, supervisor), self._api),
                 log_level="warning",
                 access_log=False,
-                lifespan="off",
+                lifespan="on",
                 timeout_graceful_shutdown=2,
             )
         )
@@ -281,6 +286,7 @@ class HttpServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._api.stop_waiting()
         self._server.should_exit = True
         self._thread.join(5)
         self._socket.close()

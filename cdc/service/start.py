@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import psycopg
 import structlog
+from psycopg.conninfo import conninfo_to_dict
 
 from cdc.config import Config, Database
 from cdc.connection import Connection, connect
 from cdc.errors import OperatorError, SourceError
+from cdc.queue.pulls import register_pulls
 from cdc.replication.control import publication_missing
 from cdc.replication.preflight import SourceIdentity, prepare_source
 from cdc.state.migrate import Migration, migrate
@@ -87,7 +89,7 @@ def _prepare(config: Config, database: Database) -> int:
     for warning in identity.warnings:
         _logger.warning("source.warning", source=database.name, warning=warning)
     with reach(config.state_dsn(), "the state database") as state:
-        return register_source(
+        term = register_source(
             state,
             name=database.name,
             slot=database.slot.name,
@@ -100,3 +102,12 @@ def _prepare(config: Config, database: Database) -> int:
                 sink.name: Described(sink.destination.type, sink.priority) for sink in sinks
             },
         )
+        place = conninfo_to_dict(database.dsn())
+        register_pulls(
+            state,
+            database.name,
+            sinks,
+            hostname=str(place.get("host", "")),
+            database=str(place.get("dbname", "")),
+        )
+        return term

@@ -8,23 +8,29 @@ from pathlib import Path
 from typing import Protocol, cast
 
 import orjson
+import psycopg
 import pyarrow as pa
 import pyarrow.dataset
 import redis
+from psycopg import sql
 
 from cdc.change import ROUTE, MessageBatch
 from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.shapes import ShapeName
+from cdc.queue.groups import BY_KEY
 from cdc.queue.ledger import Ledger
 from cdc.queue.open_ledger import LedgerAddress, open_ledger
 from sinks.base import RequestSink, Sink
 from sinks.file import FileSink
 from sinks.ledgered import LedgeredSink, LedgerPlace
 from sinks.parquet import ParquetSink
+from sinks.pull import PullSink, Queue
 from sinks.redis_stream import RedisStreamSink
 from sinks.webhook import WebhookSink
 from tests.conformance.messages import CONSUMER, Held, Sample, batch, batch_of, expected, held
 from tests.fix_http import Endpoint
+from tests.fix_postgres import Database
+from tests.pull_queue import SOURCE, make_pull_consumer
 
 
 class Harness(Protocol):
@@ -140,6 +146,34 @@ class RedisHarness(Shaped):
             yield
         finally:
             self.client.config_set("maxmemory", "0")
+
+
+class PullHarness(Shaped):
+    absorbs = True
+
+    def __init__(self, database: Database, shape: ShapeName = "sequin") -> None:
+        self.database = database
+        self.shape = shape
+        make_pull_consumer(database, CONSUMER)
+
+    def open(self) -> Sink:
+        return PullSink(Queue(self.database.dsn, SOURCE, BY_KEY), consumer=CONSUMER)
+
+    def held(self) -> list[Held]:
+        rows = self.database.execute(
+            "SELECT message::text FROM walbrook.records ORDER BY commit_lsn, commit_idx"
+        )
+        return [held(orjson.loads(row[0]), self.shape) for row in rows]
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        with psycopg.connect(self.database.dsn, dbname="postgres", autocommit=True) as admin:
+            name = sql.Identifier(self.database.name)
+            admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(name))
+            try:
+                yield
+            finally:
+                admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(name))
 
 
 class WebhookHarness(Shaped):

@@ -15,6 +15,7 @@ from tests.conformance.harness import (
     Harness,
     LedgeredHarness,
     ParquetHarness,
+    PullHarness,
     RedisHarness,
     RoutedRedisHarness,
     RoutedWebhookHarness,
@@ -30,11 +31,16 @@ _ROUTED = [("redis_stream", "routed"), ("webhook", "routed")]
 _LEDGERED = [("webhook", "postgres ledger"), ("webhook", "redis ledger")]
 
 
-@pytest.fixture(params=[*_SHAPED, *_ROUTED, *_LEDGERED, ("parquet", "sequin")], ids="-".join)
+@pytest.fixture(
+    params=[*_SHAPED, *_ROUTED, *_LEDGERED, ("parquet", "sequin"), ("pull", "sequin")],
+    ids="-".join,
+)
 def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
     sink, shape = request.param
     if sink == "file":
         return FileHarness(tmp_path, shape)
+    if sink == "pull":
+        return PullHarness(request.getfixturevalue("database"), shape)
     if sink == "parquet":
         return ParquetHarness(tmp_path)
     if sink == "redis_stream":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,11 +12,12 @@ import pytest
 import uvicorn
 import yaml
 from starlette.applications import Starlette
-from starlette.routing import Route
 from typer.testing import CliRunner
 
+from cdc.config import Http
 from cdc.errors import WalbrookError
-from cdc.service.api.operators import Handler, operator_routes
+from cdc.service.api.operators import operator_routes
+from cdc.service.api.tokens import Access
 from cdc.service.cli import app
 from tests.fix_postgres import Database
 from tests.integration.test_operators import Operator
@@ -27,11 +28,7 @@ from tests.waiting import until
 @contextmanager
 def served(state_dsn: str) -> Iterator[httpx.Client]:
     """A real server with the operators' routes, and a client of it."""
-
-    def route(path: str, handler: Handler, methods: Sequence[str]) -> Route:
-        return Route(path, handler, methods=list(methods))
-
-    application = Starlette(routes=operator_routes(state_dsn, route))
+    application = Starlette(routes=operator_routes(state_dsn, Access(Http())))
     server = uvicorn.Server(
         uvicorn.Config(application, port=0, log_level="warning", lifespan="off")
     )
@@ -122,7 +119,7 @@ def test_each_act_over_http_answers_with_the_new_state(
         ("/hook/rewind", b"{}", 400, "it is not clear where hook is to go"),
         ("/hook/rewind", b"[1]", 400, "the body is not a JSON object"),
         ("/hook/rewind", b"{", 400, "the body is not JSON"),
-        ("/hook/rewind", b" " * 70_000, 400, "larger than"),
+        ("/hook/rewind", b" " * (5 << 20), 413, "larger than"),
         ("/hook/rewind", b'{"to_cursor": "0/900:9"}', 409, "beyond the end of the change log"),
         ("/files/rewind", b'{"to_earliest": true}', 409, "keeps a position of its own"),
     ],
@@ -133,7 +130,7 @@ def test_a_refusal_over_http_says_what_and_how_to_mend_it(
     answer = client.post(path, content=body)
     assert answer.status_code == status, answer.text
     assert says in answer.json()["error"]["what"]
-    assert set(answer.json()["error"]) == {"what", "fix"}
+    assert set(answer.json()["error"]) == {"field", "what", "fix"}
 
 
 @pytest.mark.parametrize("limit", ["0", "1001", "-1", "x"])

@@ -48,13 +48,6 @@ class Puller(Operator):
             "SELECT commit_lsn::text, message::text, ack_id FROM walbrook.receive('hook', 10)"
         )
 
-    def parked(self) -> None:
-        """What the service says of a consumer that is paused for some time."""
-        self.connection.execute(
-            "UPDATE walbrook.consumers SET lane = NULL, lane_reason = 'it is paused',"
-            " paused_at = now() - interval '3 seconds' WHERE name = 'hook'"
-        )
-
 
 @pytest.fixture
 def puller(database: Database) -> Iterator[Puller]:
@@ -64,14 +57,8 @@ def puller(database: Database) -> Iterator[Puller]:
         yield made
 
 
-def test_a_rewind_waits_for_the_pause_and_then_cuts_the_queue(puller: Puller) -> None:
+def test_a_rewind_cuts_the_queue(puller: Puller) -> None:
     assert [at for at, _, _ in puller.receive()] == ["0/200", "0/300", "0/400"]
-    what, hint = puller.refused("rewind('hook', '0/300:0')")
-    assert "a pull consumer is rewound while it is paused" in what
-    assert "walbrook.pause('hook')" in hint
-    puller.act("pause('hook')")
-    assert "is being stored for" in puller.refused("rewind('hook', '0/300:0')")[0]
-    puller.parked()
     state = puller.act("rewind('hook', '0/300:0')")
     assert (state["cursor"], state["affected"], state["waiting"]) == ("0/300:0", 2, 1)
     assert puller.rows("SELECT commit_lsn::text FROM walbrook.in_flight") == [("0/200",)]

@@ -1,32 +1,29 @@
 """``/api/consumers/{name}/…`` for operators: pause, resume, rewind, redeliver, discard and so on.
 
 Thin layers over the functions of schema walbrook. Done is 200 with the consumer's new state; what
-is refused is 400, 404 or 409 with what the function said. Who may ask is for the caller to check,
-in the ``route`` that it gives.
+is refused is 400, 404 or 409 with what the function said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import orjson
-import psycopg
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from cdc.connection import Connection, connect
 from cdc.errors import OperatorError
+from cdc.service.api.refusals import RefusedError
+from cdc.service.api.routes import guarded, json_body
+from cdc.service.api.tokens import Access
 from cdc.state import operators
 from cdc.state.operators import State
 
-Handler = Callable[[Request], Awaitable[Response]]
-MakeRoute = Callable[[str, Handler, Sequence[str]], Route]
-
 _STATUS = {"malformed": 400, "unknown": 404, "refused": 409}
-_BODY_BYTES_MAX = 64 << 10
 _STATEMENT_S = 20
 _LETTERS = 100  # that are listed unless more are asked for
 
@@ -35,28 +32,24 @@ Body = Mapping[str, object]
 Act = Callable[[Connection, str, Body], object]
 
 
-def operator_routes(state_dsn: str, route: MakeRoute) -> list[Route]:
-    """The routes; ``route`` makes each of a path, a handler and its methods, and guards it."""
+def operator_routes(state_dsn: str, access: Access) -> list[Route]:
+    """The routes, for those who may do everything."""
 
-    def serving(act: Act) -> Handler:
+    def route(path: str, act: Act, method: str) -> Route:
         async def handler(request: Request) -> Response:
+            reading = dict(request.query_params) if method == "GET" else await json_body(request)
+            name = str(request.path_params["name"])
             try:
-                body = await _body(request)
-                name = str(request.path_params["name"])
-                return _answer(await run_in_threadpool(_act, state_dsn, act, name, body))
+                return _answer(await run_in_threadpool(_act, state_dsn, act, name, reading))
             except OperatorError as error:
-                return _refusal(error)
-            except psycopg.OperationalError:
-                what = "the state database does not answer"
-                return _error(503, what, "try again; if it stays, /health says more")
+                status = _STATUS.get(error.kind, 409)
+                raise RefusedError(status, error.what, fix=error.fix) from error
 
-        return handler
+        where = f"/api/consumers/{{name}}/{path}"
+        return guarded(where, handler, access, methods=(method,), operates=True)
 
-    acts = {path: serving(act) for path, act in _ACTS.items()}
-    return [
-        *(route(f"/api/consumers/{{name}}/{path}", act, ("POST",)) for path, act in acts.items()),
-        route("/api/consumers/{name}/dead_letters", serving(_dead_letters), ("GET",)),
-    ]
+    acts = [route(path, act, "POST") for path, act in _ACTS.items()]
+    return [*acts, route("dead_letters", _dead_letters, "GET")]
 
 
 def _act(state_dsn: str, act: Act, name: str, body: Body) -> object:
@@ -118,24 +111,6 @@ _ACTS: dict[str, Act] = {
 }
 
 
-async def _body(request: Request) -> Body:
-    """The members of the request's JSON, or of its query; none for an empty one."""
-    if request.method == "GET":
-        return dict(request.query_params)
-    read = bytearray()
-    async for piece in request.stream():
-        read += piece
-        if len(read) > _BODY_BYTES_MAX:
-            raise _malformed(f"the request is larger than {_BODY_BYTES_MAX} bytes")
-    try:
-        body = orjson.loads(bytes(read)) if read.strip() else {}
-    except orjson.JSONDecodeError:
-        raise _malformed("the body is not JSON") from None
-    if not isinstance(body, dict):
-        raise _malformed("the body is not a JSON object")
-    return body
-
-
 def _only(body: Body, *known: str) -> None:
     """What is misspelt must not be taken for something else, such as all for one."""
     for name in body:
@@ -158,11 +133,3 @@ def _malformed(what: str) -> OperatorError:
 
 def _answer(content: object) -> Response:
     return Response(orjson.dumps(content), media_type="application/json")
-
-
-def _refusal(error: OperatorError) -> Response:
-    return _error(_STATUS.get(error.kind, 409), error.what, error.fix)
-
-
-def _error(status: int, what: str, fix: str) -> Response:
-    return JSONResponse({"error": {"what": what, "fix": fix}}, status)

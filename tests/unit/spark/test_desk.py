@@ -181,13 +181,16 @@ def test_what_waits_from_before_holds_its_group_back() -> None:
     assert aside(outcome) == [more[0].cursor]
 
 
-def test_a_destination_that_needs_one_order_stops_at_the_first_refusal() -> None:
+def test_what_a_destination_that_needs_one_order_refuses_is_dead_and_settled_before_the_rest() -> (
+    None
+):
     messages = [Message(1, 0, "taken"), Message(2, 1, "poison"), Message(3, 2, "taken")]
     destination = Destination({m.cursor: m.fate for m in messages})
     outcome = deliver(desk_for(destination, settings=consumer(destination=ONE_ORDER)), messages, [])
     assert destination.taken == [messages[0].cursor]
-    assert outcome.cursor == messages[1].cursor
-    assert isinstance(outcome.error, PoisonError)
+    assert [poison.cursor for poison in outcome.dead] == [messages[1].cursor]
+    assert outcome.cursor == Cursor(messages[1].cursor.lsn, messages[1].cursor.idx + 1)
+    assert isinstance(outcome.error, TransientError), "what follows comes next"
     assert outcome.aside is None
 
 

@@ -1,0 +1,62 @@
+"""A few connections to the state database, shared by the requests of the API.
+
+What must always hold: no more than ``_MOST`` are open, one that failed is not used again, and a
+request waits for one no longer than it would for its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from cdc.connection import AsyncConnection, connect_async
+from cdc.service.api.refusals import RefusedError
+
+_MOST = 4
+_STATEMENT_S = 30
+_WAIT_S = 30.0
+
+Rows = list[tuple[object, ...]]
+
+
+class StateConnections:
+    """Opened when they are needed, kept open for the next request."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._idle: list[AsyncConnection] = []
+        self._free = asyncio.Semaphore(_MOST)
+
+    async def fetch(self, query: str, values: Sequence[object] = ()) -> Rows:
+        """All rows that a statement gives, in a transaction of its own."""
+        async with self._connection() as connection:
+            cursor = await connection.execute(query.encode(), values)
+            return await cursor.fetchall()
+
+    async def close(self) -> None:
+        while self._idle:
+            await self._idle.pop().close()
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[AsyncConnection]:
+        try:
+            await asyncio.wait_for(self._free.acquire(), _WAIT_S)
+        except TimeoutError:
+            raise RefusedError(503, "too many requests are being served", fix="try again") from None
+        try:
+            while self._idle and self._idle[-1].closed:
+                self._idle.pop()
+            kept = self._idle.pop() if self._idle else None
+            connection = kept or await connect_async(
+                self._dsn, name="api", statement_s=_STATEMENT_S
+            )
+            try:
+                yield connection
+            except BaseException:
+                # Whatever it was in the middle of, the next request shall not meet it.
+                await connection.close()
+                raise
+            self._idle.append(connection)
+        finally:
+            self._free.release()
