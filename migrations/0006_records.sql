@@ -326,35 +326,36 @@ BEGIN
     IF NOT waiting THEN
         RETURN false;
     END IF;
+    -- A claim that has one locked now has not seen what is gone: it is waited for. Locked in cursor
+    -- order, so that two who do this do not lock each other out.
     EXECUTE format($query$
-        WITH first AS MATERIALIZED (
+        WITH chosen AS MATERIALIZED (
             SELECT w.commit_lsn, w.commit_idx
               FROM (SELECT DISTINCT g FROM unnest($1) g WHERE g IS NOT NULL) gone,
                    LATERAL (SELECT f.commit_lsn, f.commit_idx FROM walbrook.in_flight_%1$s f
                              WHERE f.consumer = %1$s AND f.group_id = gone.g
                                AND f.lease_until IS NULL AND f.due_at IS NULL
-                             ORDER BY f.commit_lsn, f.commit_idx LIMIT 1
-                               FOR NO KEY UPDATE SKIP LOCKED) w)
-        UPDATE walbrook.in_flight_%1$s f SET due_at = clock_timestamp()
-          FROM first
-         WHERE f.consumer = %1$s AND f.commit_lsn = first.commit_lsn AND f.commit_idx = first.commit_idx
-        $query$, wake_waiting.consumer) USING group_ids;
-    -- Where one has its place among all of its table, all that waits there is looked at.
-    EXECUTE format($query$
-        WITH held AS MATERIALIZED (
+                             ORDER BY f.commit_lsn, f.commit_idx LIMIT 1) w
+             UNION
+            -- Where one has its place among all of its table, all that waits there is looked at.
             SELECT f.commit_lsn, f.commit_idx
-              FROM (SELECT s, n FROM unnest($1, $2, $3) gone (s, n, whole) GROUP BY s, n
+              FROM (SELECT s, n FROM unnest($2, $3, $4) gone (s, n, whole) GROUP BY s, n
                     HAVING bool_or(whole)
                         OR EXISTS (SELECT FROM walbrook.in_flight_%1$s w
                                     WHERE w.consumer = %1$s AND w.whole_table
                                       AND w.table_schema = s AND w.table_name = n)) t
               JOIN walbrook.in_flight_%1$s f ON f.table_schema = t.s AND f.table_name = t.n
-             WHERE f.consumer = %1$s AND f.lease_until IS NULL AND f.due_at IS NULL
-             ORDER BY f.commit_lsn, f.commit_idx FOR NO KEY UPDATE OF f SKIP LOCKED)
-        UPDATE walbrook.in_flight_%1$s f SET due_at = clock_timestamp()
-          FROM held
-         WHERE f.consumer = %1$s AND f.commit_lsn = held.commit_lsn AND f.commit_idx = held.commit_idx
-        $query$, wake_waiting.consumer) USING table_schemas, table_names, whole_tables;
+             WHERE f.consumer = %1$s AND f.lease_until IS NULL AND f.due_at IS NULL),
+        locked AS MATERIALIZED (
+            SELECT f.ctid
+              FROM (SELECT * FROM chosen ORDER BY 1, 2) c,
+                   LATERAL (SELECT f.ctid FROM walbrook.in_flight_%1$s f
+                             WHERE f.consumer = %1$s AND f.commit_lsn = c.commit_lsn
+                               AND f.commit_idx = c.commit_idx
+                               AND f.lease_until IS NULL AND f.due_at IS NULL
+                             LIMIT 1 FOR NO KEY UPDATE) f)
+        UPDATE walbrook.in_flight_%1$s f SET due_at = clock_timestamp() FROM locked l WHERE f.ctid = l.ctid
+        $query$, wake_waiting.consumer) USING group_ids, table_schemas, table_names, whole_tables;
     RETURN true;
 END
 $$;
@@ -696,6 +697,14 @@ BEGIN
     IF NOT moment BETWEEN last.swept_at AND last.swept_at + interval '10 seconds' THEN
         last.swept_to := '-infinity';
         last.swept_at := moment;
+        -- With them the first of what waits, should nobody have woken it.
+        EXECUTE format($query$
+            UPDATE walbrook.in_flight_%1$s f SET due_at = $1
+              FROM (SELECT f.commit_lsn, f.commit_idx FROM walbrook.in_flight_%1$s f
+                     WHERE f.consumer = %1$s AND f.lease_until IS NULL AND f.due_at IS NULL
+                     ORDER BY f.commit_lsn, f.commit_idx LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED) w
+             WHERE f.consumer = %1$s AND f.commit_lsn = w.commit_lsn AND f.commit_idx = w.commit_idx
+            $query$, id) USING moment;
     END IF;
     wanted := least(batch_size, settings.max_in_flight - last.held_most);
     most := greatest(least(wanted, settings.max_in_flight + spare - last.rows_most), 0);
