@@ -3,7 +3,8 @@
 A queue of ``sizes.rows`` messages in the ``sequin`` shape, of as many groups, in a Postgres that
 syncs its commits. Claimers are processes of their own, on the same machine, that receive and
 acknowledge a hundred messages at a time over SQL: one of them, then eight. What of it is due to the
-backlog is said by the same with a hundredth of it.
+backlog is said by the same with a hundredth of it. Where other things run beside it, what a message
+costs in CPU time, of the claimers and of their backends, says more than the rate does.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 import multiprocessing
 import tempfile
 import time
-from multiprocessing.sharedctypes import Synchronized
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
+import psutil
 import psycopg
 
 from benchmarks.sizes import Sizes, progress
@@ -24,7 +25,8 @@ from cdc.state.migrate import migrate
 _BATCH = 100
 _SHORT = 100  # the short backlog is this many times shorter
 _SLICE_S = 10.0  # of the long backlog: how long each number of claimers is measured
-_MANY = 8
+_CLAIMERS = (1, 8)
+_SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "16GB", "checkpoint_timeout": "1h"}
 
 _REGISTER = """
 INSERT INTO walbrook.sources (name, slot, publication, system_identifier, restart_lsn)
@@ -57,44 +59,58 @@ _RECEIVE = "SELECT ack_id, message::text FROM walbrook.receive('jobs', %s)"
 _ACK = "SELECT done FROM walbrook.ack('jobs', %s)"
 
 
+@dataclass(frozen=True)
+class Drained:
+    """Messages a second, and what each cost in CPU time."""
+
+    rate: float
+    cpu_us: float
+
+
 def run(sizes: Sizes) -> dict[str, object]:
     """Fill and drain a short backlog several times, then measure in front of a long one."""
     short = max(_BATCH, sizes.rows // _SHORT)
+    few: dict[int, Drained] = {}
+    many: dict[int, Drained] = {}
     with (
         tempfile.TemporaryDirectory(prefix="walbrook-queue-") as name,
-        EmbeddedPostgres(Path(name), settings={"shared_buffers": "512MB"}) as server,
+        EmbeddedPostgres(Path(name), settings=_SETTINGS) as server,
         psycopg.connect(server.dsn, autocommit=True) as connection,
     ):
         migrate(connection)
         connection.execute(_REGISTER)
-        figures: dict[int, dict[str, float]] = {1: {}, _MANY: {}}
         filled = 0
-        for claimers in figures:
-            rates = []
+        for claimers in _CLAIMERS:
+            runs = []
             for _ in range(sizes.rounds):
                 filled = _fill(connection, filled, short)
-                rates.append(_drained(server.dsn, claimers, seconds=120, messages=short))
-            figures[claimers]["short"] = median(rates)
-            progress(f"queue: {claimers} of {short} messages: {median(rates):.0f}/s")
+                runs.append(_drained(server.dsn, claimers, seconds=120, messages=short))
+            few[claimers] = sorted(runs, key=lambda each: each.rate)[len(runs) // 2]
+            progress(f"queue: {claimers} claimers, {short} messages: {few[claimers].rate:.0f}/s")
         progress(f"queue: storing {sizes.rows} messages")
         filled = _fill(connection, filled, sizes.rows)
-        for claimers in figures:
-            rate = _drained(server.dsn, claimers, seconds=_SLICE_S, messages=sizes.rows)
-            figures[claimers]["long"] = rate
-            progress(f"queue: {claimers} of {sizes.rows} messages: {rate:.0f}/s")
-    return {
+        for claimers in _CLAIMERS:
+            many[claimers] = _drained(
+                server.dsn, claimers, seconds=_SLICE_S, messages=sizes.rows // 2
+            )
+            rate = many[claimers].rate
+            progress(f"queue: {claimers} claimers, {sizes.rows} messages: {rate:.0f}/s")
+    figures: dict[str, object] = {
         "backlog": sizes.rows,
-        "batch": _BATCH,
-        "claims_per_s": round(min(figures[1]["long"], figures[_MANY]["long"])),
-        "claims_per_s_1": round(figures[1]["long"]),
-        "claims_per_s_8": round(figures[_MANY]["long"]),
         "short_backlog": short,
-        "short_claims_per_s_1": round(figures[1]["short"]),
-        "short_claims_per_s_8": round(figures[_MANY]["short"]),
-        # Above 1: that many times slower in front of the long backlog than of the short one.
-        "growth_1": round(figures[1]["short"] / figures[1]["long"], 2),
-        "growth_8": round(figures[_MANY]["short"] / figures[_MANY]["long"], 2),
+        "batch": _BATCH,
+        "claims_per_s": round(min(each.rate for each in many.values())),
     }
+    for n in _CLAIMERS:
+        figures |= {
+            f"claims_per_s_{n}": round(many[n].rate),
+            f"short_claims_per_s_{n}": round(few[n].rate),
+            f"cpu_us_per_message_{n}": round(many[n].cpu_us, 1),
+            # Above 1: so many times slower, or dearer, before the long backlog than the short one.
+            f"growth_{n}": round(few[n].rate / many[n].rate, 2),
+            f"cpu_growth_{n}": round(many[n].cpu_us / few[n].cpu_us, 2),
+        }
+    return figures
 
 
 def _fill(connection: psycopg.Connection[tuple[object, ...]], filled: int, messages: int) -> int:
@@ -105,42 +121,58 @@ def _fill(connection: psycopg.Connection[tuple[object, ...]], filled: int, messa
     return filled + messages
 
 
-def _drained(dsn: str, claimers: int, *, seconds: float, messages: int) -> float:
-    """Messages a second until there is nothing left, or for so long."""
+class _Board:
+    """What the claimers of one run share."""
+
+    def __init__(self, claimers: int, messages: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.ready = context.Barrier(claimers + 1)
+        self.until = context.Value("d", 0.0)
+        self.ended = context.Value("d", 0.0)
+        self.cpu_s = context.Value("d", 0.0)
+        self.done = context.Value("q", 0)
+        self.messages = messages
+
+
+def _drained(dsn: str, claimers: int, *, seconds: float, messages: int) -> Drained:
+    """Until so many messages are done, or for so long."""
+    board = _Board(claimers, messages)
     context = multiprocessing.get_context("spawn")
-    ready, go = context.Barrier(claimers + 1), context.Value("d", 0.0)
-    done = context.Value("q", 0)
-    processes = [
-        context.Process(target=_claim, args=(dsn, ready, go, done, messages))
-        for _ in range(claimers)
-    ]
+    processes = [context.Process(target=_claim, args=(dsn, board)) for _ in range(claimers)]
     for process in processes:
         process.start()
-    ready.wait(60)
+    board.ready.wait(60)
     started = time.monotonic()
-    go.value = started + seconds  # until when
-    ready.wait(60)
+    board.until.value = started + seconds
+    board.ready.wait(60)
     for process in processes:
         process.join()
-    return int(done.value) / (time.monotonic() - started)
+    done = max(1, int(board.done.value))
+    return Drained(done / (board.ended.value - started), board.cpu_s.value / done * 1e6)
 
 
-def _claim(
-    dsn: str,
-    ready: multiprocessing.synchronize.Barrier,
-    until: Synchronized[float],
-    done: Synchronized[int],
-    messages: int,
-) -> None:
+def _claim(dsn: str, board: _Board) -> None:
+    """Receive and acknowledge until told that it is enough; say what it cost."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("SELECT 1")
-        ready.wait(60)
-        ready.wait(60)
-        while time.monotonic() < until.value and done.value < messages:
+        backend = psutil.Process(connection.info.backend_pid)
+        board.ready.wait(60)
+        board.ready.wait(60)
+        before = _cpu_s(backend)
+        while time.monotonic() < board.until.value and board.done.value < board.messages:
             rows = connection.execute(_RECEIVE, (_BATCH,)).fetchall()
             if not rows:
                 continue
             row = connection.execute(_ACK, ([ack_id for ack_id, _ in rows],)).fetchone()
             assert row is not None
-            with done.get_lock():
-                done.value += int(str(row[0]))
+            with board.done.get_lock():
+                board.done.value += int(str(row[0]))
+                board.ended.value = time.monotonic()
+        with board.cpu_s.get_lock():
+            board.cpu_s.value += _cpu_s(backend) - before
+
+
+def _cpu_s(backend: psutil.Process) -> float:
+    """Of this process and of its backend."""
+    times = backend.cpu_times()
+    return time.process_time() + float(times.user) + float(times.system)

@@ -9,9 +9,12 @@ import redis
 from pydantic import TypeAdapter
 
 from cdc.config.destination import Destination
+from cdc.errors import ProtocolError
+from cdc.queue.groups import BY_KEY
 from sinks import open_sink
 from sinks.file import FileSink
 from sinks.parquet import ParquetSink
+from sinks.pull import PullSink, Queue
 from sinks.redis_stream import RedisStreamSink
 from sinks.webhook import WebhookSink
 from tests.conformance.messages import CONSUMER, batch
@@ -43,6 +46,15 @@ def test_each_type_opens_its_sink_without_connecting(
     sink = open_sink(_destination(**settings), consumer=CONSUMER, batch_size=100)
     assert type(sink) is kind
     sink.close()
+
+
+def test_a_pull_consumer_needs_to_know_where_its_queue_is() -> None:
+    queue = Queue("host=localhost", "shop", BY_KEY)
+    sink = open_sink(_destination(type="pull"), consumer=CONSUMER, batch_size=100, queue=queue)
+    assert type(sink) is PullSink
+    assert "localhost" not in repr(queue)
+    with pytest.raises(ProtocolError):
+        open_sink(_destination(type="pull"), consumer=CONSUMER, batch_size=100)
 
 
 @pytest.mark.parametrize("compression", ["zstd", "snappy", "gzip", "none"])
