@@ -122,18 +122,23 @@ BEGIN
            AND e.commit_idx = first.commit_idx AND first.due_at IS NULL;
         RETURN;
     END IF;
-    -- Some message has its place among all of its table: look at every one that waits.
+    -- Some message has its place among all of its table: look at every one that waits. In one pass: rows
+    -- that were just copied have no statistics, and a plan that compares each with each takes minutes.
     UPDATE walbrook.events e SET due_at = clock_timestamp()
-     WHERE e.consumer = promote.consumer AND e.due_at IS NULL
-       AND NOT EXISTS (
-           SELECT FROM walbrook.events f
-            WHERE f.consumer = promote.consumer AND f.group_id = e.group_id
-              AND (f.commit_lsn, f.commit_idx) < (e.commit_lsn, e.commit_idx))
-       AND NOT EXISTS (
-           SELECT FROM walbrook.events f
-            WHERE f.consumer = promote.consumer AND (f.whole_table OR e.whole_table)
-              AND f.table_schema = e.table_schema AND f.table_name = e.table_name
-              AND (f.commit_lsn, f.commit_idx) < (e.commit_lsn, e.commit_idx));
+      FROM (
+           SELECT f.commit_lsn, f.commit_idx, f.due_at, f.group_id, f.whole_table,
+                  row_number() OVER (
+                      PARTITION BY f.group_id ORDER BY f.commit_lsn, f.commit_idx) AS of_group,
+                  row_number() OVER of_table AS of_table,
+                  count(*) FILTER (WHERE f.whole_table) OVER (
+                      of_table ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS barriers
+             FROM walbrook.events f WHERE f.consumer = promote.consumer
+           WINDOW of_table AS (
+                  PARTITION BY f.table_schema, f.table_name ORDER BY f.commit_lsn, f.commit_idx)) w
+     WHERE w.due_at IS NULL AND w.barriers = 0 AND (w.group_id IS NULL OR w.of_group = 1)
+       AND (NOT w.whole_table OR w.of_table = 1)
+       AND e.consumer = promote.consumer AND e.commit_lsn = w.commit_lsn
+       AND e.commit_idx = w.commit_idx;
 END
 $$;
 

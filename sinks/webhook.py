@@ -1,7 +1,7 @@
 """An HTTP endpoint that is handed messages as JSON.
 
 A request carries ``{"data": [message, ...]}``, or one bare message, and an ``Idempotency-Key`` made
-of the consumer and the cursors it spans, so that a receiver can drop a repeated one. What must
+of the consumer and the cursors it holds, so that a receiver can drop a repeated one. What must
 always hold: a message counts as delivered only when its whole request was answered with 2xx; the
 message that an error speaks of is the first one that is not settled; no error text holds a secret.
 
@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
 import httpx
+import numpy as np
+import xxhash
 
 from cdc.change import MessageBatch
 from cdc.decoding.joins import joined
@@ -111,7 +113,7 @@ class WebhookSink:
 
     def _send(self, url: httpx.URL, batch: MessageBatch, retries: int) -> WalbrookError | None:
         body = self._body(batch)
-        key = f"{self._consumer}:{batch.cursor(0)}-{batch.cursor(-1)}"
+        key = f"{self._consumer}:{batch.cursor(0)}-{batch.cursor(-1)}:{_digest(batch)}"
         for attempt in range(retries + 1):
             answer, error = self._attempt(url, body, key)
             if not isinstance(error, TransientError) or attempt == retries:
@@ -169,6 +171,12 @@ class WebhookSink:
             f"the request to {place} failed: {type(error).__name__}",
             fix="it is retried; check that the endpoint is up and reachable",
         )
+
+
+def _digest(batch: MessageBatch) -> str:
+    """Of the cursors in a request: between its first and its last some may be left out."""
+    cursors = (batch.rows.column(name).to_numpy() for name in ("commit_lsn", "commit_idx"))
+    return xxhash.xxh3_64_hexdigest(np.concatenate(list(cursors)).tobytes())
 
 
 def below(url: httpx.URL, route: str) -> httpx.URL:

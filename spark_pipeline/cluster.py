@@ -87,8 +87,7 @@ class ClusterPlan:
         # Each thread has its own; without one its jobs would wait behind those of other lanes.
         self._frame.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self._pool)
         mine = self._frame.where(_takes(share)).select(*self._wanted.schema.names)
-        by_key = not share.consumer.tables  # Spark knows the key, not columns within the record
-        if share.announcements is None and by_key and splits_by_group(share.consumer):
+        if share.announcements is None and splits_by_group(share.consumer):
             parts = mine.sparkSession.sparkContext.defaultParallelism
             divided = mine.repartition(parts, "table_schema", "table_name", "record_pks")
         else:

@@ -1,15 +1,15 @@
 """Delivering one consumer's share of a micro-batch, in the process that runs the task.
 
 Sinks stay open between micro-batches: Spark reuses its Python workers, and each keeps the sinks it
-has opened. A consumer's messages go out in cursor order, one batch after another, and the first
-failure ends its share; what was settled before it stays settled.
+has opened. A consumer's messages go out in cursor order, one batch after another; what the desk
+does with those that are refused is its own affair. What was settled before a failure stays settled.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
@@ -104,11 +104,12 @@ def deliver_changes(share: Share, changes: Iterable[pa.RecordBatch]) -> Outcome:
     return desk.finish(share.end)
 
 
-def desk_for(share: Share, purpose: str = "") -> Desk:
+def desk_for(share: Share, purpose: str = "", around: Callable[[Sink], Sink] | None = None) -> Desk:
     """Where a share is delivered; each purpose has a sink of its own."""
+    sink = _sink(share, purpose)
     return Desk(
         share.consumer,
-        _sink(share, purpose),
+        sink if around is None else around(sink),
         partial(_shaped, share),
         share.start,
         share.waiting,

@@ -28,7 +28,7 @@ from cdc.queue.waiting import GROUP, WHOLE_TABLE, Waiting
 from sinks import Sink
 from sinks.base import Delivery
 from sinks.columns import message_bytes
-from spark_pipeline.outcome import Outcome, Poison, below, together
+from spark_pipeline.outcome import GOES_ON, Outcome, Poison, below, together
 
 STRIKES = 5
 """Refusals in a row, with nothing accepted between them, after which a destination is at fault."""
@@ -115,7 +115,9 @@ class Desk:
         if self._largest is None:
             return self._sink.deliver(batch), None
         sizes = message_bytes(batch.rows, batch.shape.message_parts)
-        large = np.flatnonzero(sizes > self._largest)
+        # Only what the log has can be a dead letter; announcements are not there.
+        told = pc.equal(batch.rows.column("action"), "schema_change")
+        large = np.flatnonzero((sizes > self._largest) & ~told.to_numpy(zero_copy_only=False))
         if not len(large):
             return self._sink.deliver(batch), None
         fits = int(large[0])
@@ -186,7 +188,8 @@ class Desk:
             # the last message it has would take it for delivered.
             cursor = _cursor(row, 0)
             self._done = replace(self._done, dead=(Poison(cursor, why),))
-            goes_on = TransientError(f"{why}; it is a dead letter, and what follows comes next")
+            what = f"{why}; it is a dead letter, and what follows comes next"
+            goes_on = TransientError(what, kind=GOES_ON)
             return self._stop(_after(cursor), goes_on)
         deliveries = _number(row, "deliveries") + 1
         self._note(
@@ -215,7 +218,8 @@ class Desk:
         if self._aside_rows < ASIDE_ROWS_MAX and self._aside_bytes < ASIDE_BYTES_MAX:
             return True
         more = TransientError(
-            f"{self._aside_rows} messages at once wait behind refused ones; what follows comes next"
+            f"{self._aside_rows} messages wait behind refused ones; what follows comes next",
+            kind=GOES_ON,
         )
         return self._stop(self._done.cursor, more)
 
@@ -237,6 +241,11 @@ class Desk:
             at = rows.schema.get_field_index(name)
             rows = rows.append_column(name, column) if at < 0 else rows.set_column(at, name, column)
         return rows
+
+
+def given_up(rows: pa.RecordBatch, why: str) -> pa.RecordBatch:
+    """Rows of the queue as dead letters."""
+    return _events(rows, error=why, error_kind="poison", pause_s=0.0, dead=True)
 
 
 def _events(

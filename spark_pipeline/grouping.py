@@ -20,9 +20,11 @@ def splits_by_group(consumer: Sink) -> bool:
     """Whether several tasks may deliver to it at once.
 
     Its destination must ask for no more than order within a group, and all that it takes must be
-    of a row: a truncate, for one, has its place among the changes of many groups.
+    of a row: a truncate, for one, has its place among the changes of many groups. So has a change
+    whose group cannot be told, as with groups by other columns than the key: a delete may not say.
     """
-    return consumer.destination.ordering == "group" and _BY_ROW.issuperset(consumer.actions)
+    by_group = consumer.destination.ordering == "group" and not consumer.tables
+    return by_group and _BY_ROW.issuperset(consumer.actions)
 
 
 def in_part(
@@ -33,6 +35,10 @@ def in_part(
 
 
 def group_hashes(changes: pa.RecordBatch, grouping: Grouping = BY_KEY) -> npt.NDArray[np.uint64]:
-    """A number for each row that all rows of its group share; 0 for those that have none."""
-    ids: npt.NDArray[np.int64] = group_ids(changes, grouping).fill_null(0).to_numpy()
+    """A number for each row that all rows of its group share; those without one are spread."""
+    if not grouping.by_group:
+        lsn, idx = (changes.column(name).to_numpy() for name in ("commit_lsn", "commit_idx"))
+        spread: npt.NDArray[np.int64] = lsn // 8 + idx
+        return spread.view(np.uint64)
+    ids: npt.NDArray[np.int64] = group_ids(changes, grouping).to_numpy()
     return ids.view(np.uint64)

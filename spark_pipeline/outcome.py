@@ -12,6 +12,10 @@ from cdc.cursor import Cursor
 from cdc.errors import WalbrookError
 from cdc.queue.ledger import LedgerUse
 from cdc.queue.ledger import together as all_uses
+from spark_pipeline.members import Departure
+
+GOES_ON = "goes_on"
+"""The kind of an error that ends a share and is no failure: what follows comes next."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,22 @@ class Outcome:
     aside: pa.RecordBatch | None = None  # EVENT_SCHEMA, below ``cursor``: for its queue
     strikes: int = 0  # refusals in a row at its end
     ledger: LedgerUse | None = None  # how its ledger did, if it was asked
+
+    @property
+    def failed(self) -> bool:
+        return self.error is not None and self.error.kind != GOES_ON
+
+    def departure(self) -> Departure:
+        """That of a consumer whose share ended before its end."""
+        if self.failed:
+            return Departure(self.consumer, "failed", self.error)
+        return Departure(self.consumer, "behind")
+
+    @property
+    def has_dead(self) -> bool:
+        """Whether settling it makes dead letters."""
+        buried = self.aside is not None and bool(self.aside.column("dead").true_count)
+        return bool(self.dead) or buried
 
     def after(self, done: Outcome) -> Outcome:
         """What both came to, where this one followed ``done``."""

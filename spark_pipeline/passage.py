@@ -191,6 +191,7 @@ class Passage:
             self._at("deliver", planned, started)
             outcomes = self._deliver(errands, as_of(slices), new, use)
             self._at("settle", planned, started)
+            self._post.queues.settling(outcomes.values())
             took_s = time.monotonic() - started
             step = Step(self.lane, self._taken, planned.rows, took_s * 1000)
             moved = self._settler.settle(
@@ -206,7 +207,7 @@ class Passage:
         self._taken += 1
         self._settled(outcomes, moved)
         self._ledgers.report(self._state, outcomes)
-        dead = any(outcome.dead for outcome in outcomes.values())
+        dead = any(outcome.has_dead for outcome in outcomes.values())
         failed = any(leg.share.failed for errand in errands for leg in errand.legs)
         self._report(dead or failed or any(piece.errors for piece in slices))
         for errand in errands:
@@ -240,7 +241,7 @@ class Passage:
         self.members.moved({name: outcome.cursor for name, outcome in outcomes.items()})
         self.members.leave(Departure(name, "moved") for name in moved)
         self.members.leave(
-            Departure(name, "failed", outcome.error)
+            outcome.departure()
             for name, outcome in outcomes.items()
             if outcome.error is not None and name not in moved
         )
@@ -256,7 +257,8 @@ class Passage:
         use: PlanUse,
     ) -> None:
         """An errand that outlived its micro-batch has ended; its consumer has left."""
-        departure = Departure(errand.consumer, "failed" if outcome.error else "slow", outcome.error)
+        departure = outcome.departure() if outcome.error else Departure(errand.consumer, "slow")
+        self._post.queues.settling([outcome])
         try:
             with connect(self._settings.state_dsn, name=f"{self._settings.source}:late") as state:
                 results = {errand.consumer: (errand, outcome)}

@@ -24,7 +24,7 @@ from cdc.errors import CorruptionError, PoisonError, TransientError, WalbrookErr
 from spark_pipeline.announce import reaches
 from spark_pipeline.delivery import Share
 from spark_pipeline.noise import said
-from spark_pipeline.outcome import Outcome, Poison
+from spark_pipeline.outcome import GOES_ON, Outcome, Poison
 
 _logger = structlog.get_logger("walbrook.lane")
 
@@ -99,7 +99,8 @@ class _Hunt:
             return _failed(piece, told(broken))
         _logger.warning("lane.poison", consumer=piece.consumer.name, cursor=str(within[0]))
         why = f"delivery of the change at {within[0]} broke: {told(error)}"
-        goes_on = TransientError(f"{why}; it is a dead letter, and what follows comes next")
+        what = f"{why}; it is a dead letter, and what follows comes next"
+        goes_on = TransientError(what, kind=GOES_ON)
         return Outcome(
             piece.consumer.name, piece.end, error=goes_on, dead=(Poison(within[0], why),)
         )

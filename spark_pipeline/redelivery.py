@@ -3,7 +3,7 @@
 A thread looks for messages that are due; each consumer's are delivered by one worker at a time. A
 lane holds back whatever belongs to a group that waits, so the two never send changes of one group.
 What must always hold: a message leaves the queue only when its destination has it or when it is a
-dead letter; one consumer's trouble is not another's.
+dead letter; no consumer has a worker for longer than one claim takes.
 """
 
 from __future__ import annotations
@@ -32,10 +32,13 @@ from cdc.state.dead_letters import report_dead_letters
 from cdc.state.positions import report_consumer
 from sinks.ledgered import LedgerPlace
 from spark_pipeline.delivery import Share, desk_for, ledger_of
+from spark_pipeline.desk import Desk, given_up
 from spark_pipeline.expressions.verdicts import added_columns
 from spark_pipeline.forms import shows_before
 from spark_pipeline.ledgers import ledger_name, needs_ledger
+from spark_pipeline.one_by_one import OneByOne
 from spark_pipeline.outcome import Outcome, below
+from spark_pipeline.poison import is_suspect, told
 from spark_pipeline.queues import Queues
 from spark_pipeline.settings import LaneSettings
 
@@ -47,6 +50,8 @@ _WORKERS = 16
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.5, 30.0
 _EVERY_REFUSAL = 1 << 30  # each of these was refused before: that says nothing of the destination
 _PURPOSE = "queue"
+_REQUESTS = 10  # of one claim: between two of them somebody else has a turn, and a stop is heard
+_ENDED = "whoever delivered it did not live to say what became of it, as often as it may be tried"
 _END = Cursor(1 << 63, 0)  # beyond every change
 
 
@@ -111,12 +116,11 @@ class Redelivery:
             report_queues(state, self._settings.source, self._settings.term)
 
     def _serve(self, due: Due) -> None:
-        """One consumer: claim after claim until nothing more is due."""
-        name = due.consumer
+        """One claim of one consumer; if there was anything, somebody looks again at once."""
+        name, some = due.consumer, False
         try:
             with self._connect() as state:
-                while not self._stop.requested and self._deliver(state, due):
-                    pass
+                some = self._deliver(state, due)
         except (WalbrookError, psycopg.Error) as error:
             self._failed(name, error)
         except Exception as error:
@@ -125,18 +129,19 @@ class Redelivery:
         finally:
             with self._lock:
                 self._busy.discard(name)
-            self._queues.news.set()
+            if some:
+                self._queues.news.set()
 
     def _deliver(self, state: Connection, due: Due) -> bool:
-        """One claim; says whether to look for more."""
-        name = due.consumer
-        rows = claim(state, due.id, self._holder)
+        """One claim; says whether there was anything."""
+        name, consumer = due.consumer, self._consumers[due.consumer]
+        most = _REQUESTS * consumer.effective_batch_size
+        rows = claim(state, due.id, self._settings.term, self._holder, most)
         if not rows.num_rows:
             return False
-        share = self._share(self._consumers[name], due.ledger)
-        with self._settings.slots.hold(
-            self._settings.source, name, share.consumer.priority, self._over
-        ):
+        share = self._share(consumer, due.ledger)
+        slots, source = self._settings.slots, self._settings.source
+        with slots.hold(source, name, consumer.priority, self._over):
             outcome = self._send(share, rows)
         done = _delivered(rows, outcome)
         settle_claim(
@@ -173,10 +178,19 @@ class Redelivery:
         )  # fmt: skip
 
     def _send(self, share: Share, rows: pa.RecordBatch) -> Outcome:
-        desk = desk_for(share, _PURPOSE)
+        """Deliver; if that breaks in a way nobody foresaw, message by message."""
         before = ("before",) if shows_before(share.consumer) else ()
         changes = as_changes(rows, (*before, *added_columns(share.consumer)))
-        return desk.finish(_END) if desk.take(changes) else desk.outcome
+        if pc.max(rows.column("deliveries")).as_py() >= share.consumer.max_deliveries:
+            # Only claims that were taken over count without an answer.
+            return Outcome(share.consumer.name, _END, aside=given_up(rows, _ENDED))
+        try:
+            return _taken(desk_for(share, _PURPOSE), changes)
+        except Exception as error:
+            if not is_suspect(error):
+                raise
+            _logger.warning("queue.broke", consumer=share.consumer.name, error=str(told(error)))
+            return _taken(desk_for(share, _PURPOSE, OneByOne), changes)
 
     def _forget(self, share: Share, done: pa.RecordBatch) -> None:
         """What left the queue cannot come again; a ledger elsewhere may know it a while longer."""
@@ -200,6 +214,10 @@ class Redelivery:
 
     def _connect(self) -> Connection:
         return connect(self._settings.state_dsn, name=f"{self._settings.source}:queue")
+
+
+def _taken(desk: Desk, changes: pa.RecordBatch) -> Outcome:
+    return desk.finish(_END) if desk.take(changes) else desk.outcome
 
 
 def _delivered(rows: pa.RecordBatch, outcome: Outcome) -> pa.RecordBatch:

@@ -86,13 +86,13 @@ class Settler:
                 del consumers[error.consumer]
 
     def _settlement(self, errand: Errand, outcome: Outcome, as_of: datetime) -> Settlement:
-        failed = outcome.error is not None
+        failed = outcome.failed
         return Settlement(
             since=errand.start,
             cursor=outcome.cursor,
             delivered=outcome.delivered,
             absorbed=outcome.absorbed,
-            last_commit=outcome.last_commit if failed else as_of,
+            last_commit=outcome.last_commit if outcome.error is not None else as_of,
             error=str(outcome.error) if failed else None,
             dead=_Dead(errand, outcome, self._open_log),
             aside=outcome.aside,

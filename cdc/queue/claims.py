@@ -31,13 +31,18 @@ SELECT c.name, c.id, greatest(extract(epoch FROM d.due_at - clock_timestamp()), 
         ORDER BY e.due_at LIMIT 1) d
  WHERE c.source = %s AND c.active
 """
-# While a message waits that has its place among all of its table, only first ones are taken.
+# Those behind a first one are taken with it, up to one that has its place among all of its table.
+# Rows that another start of the service had claimed may be what ended it: they are taken one by
+# one, and each such claim counts.
 _CLAIM = """
 WITH lease AS (SELECT nextval('walbrook.lease_ids') AS id),
 heads AS (
     SELECT commit_lsn, commit_idx, group_id FROM walbrook.events
      WHERE consumer = %(consumer)s AND due_at <= clock_timestamp()
        AND (holder IS DISTINCT FROM %(holder)s OR lease_until < clock_timestamp())
+       AND EXISTS (SELECT FROM walbrook.consumers c JOIN walbrook.sources s ON s.name = c.source
+                    WHERE c.id = %(consumer)s AND c.active AND c.paused_at IS NULL
+                      AND s.term = %(term)s)
      ORDER BY due_at LIMIT %(rows)s FOR UPDATE SKIP LOCKED),
 chosen AS (
     SELECT commit_lsn, commit_idx FROM heads
@@ -47,9 +52,12 @@ chosen AS (
            SELECT e.commit_lsn, e.commit_idx FROM walbrook.events e
             WHERE e.consumer = %(consumer)s AND e.group_id = h.group_id AND e.due_at IS NULL
               AND (e.commit_lsn, e.commit_idx) > (h.commit_lsn, h.commit_idx)
-            ORDER BY e.commit_lsn, e.commit_idx LIMIT %(rows)s) f
-     WHERE NOT EXISTS (
-           SELECT FROM walbrook.events w WHERE w.consumer = %(consumer)s AND w.whole_table)),
+              AND NOT e.whole_table AND NOT EXISTS (
+                  SELECT FROM walbrook.events w
+                   WHERE w.consumer = %(consumer)s AND w.whole_table
+                     AND w.table_schema = e.table_schema AND w.table_name = e.table_name
+                     AND (w.commit_lsn, w.commit_idx) < (e.commit_lsn, e.commit_idx))
+            ORDER BY e.commit_lsn, e.commit_idx LIMIT %(rows)s) f),
 sized AS (
     SELECT e.commit_lsn, e.commit_idx, row_number() OVER place AS number,
            sum(coalesce(octet_length(e.record), 0) + coalesce(octet_length(e.changes), 0)
@@ -58,7 +66,8 @@ sized AS (
      WHERE e.consumer = %(consumer)s
     WINDOW place AS (ORDER BY e.commit_lsn, e.commit_idx))
 UPDATE walbrook.events e
-   SET lease_id = lease.id, holder = %(holder)s,
+   SET deliveries = e.deliveries + (e.holder IS NOT NULL AND e.holder <> %(holder)s)::int,
+       lease_id = lease.id, holder = %(holder)s,
        lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s)
   FROM sized s, lease
  WHERE e.consumer = %(consumer)s AND e.commit_lsn = s.commit_lsn AND e.commit_idx = s.commit_idx
@@ -66,6 +75,9 @@ UPDATE walbrook.events e
 RETURNING e.commit_lsn::text, e.commit_idx, e.commit_timestamp, e.xid, e.table_schema,
           e.table_name, e.action, e.record, e.changes, e.record_pks, e.unchanged, e.annotations,
           e."before", e.message, e.route, e.group_id, e.whole_table, e.deliveries
+"""
+_TAKEN_OVER = """
+SELECT EXISTS (SELECT FROM walbrook.events WHERE consumer = %s AND holder <> %s)
 """
 _RELEASE = """
 UPDATE walbrook.events SET lease_id = NULL, holder = NULL, lease_until = NULL
@@ -98,14 +110,23 @@ def due(connection: Connection, source: str) -> list[Due]:
     ]
 
 
-def claim(connection: Connection, consumer: int, holder: str) -> pa.RecordBatch:
-    """Lease what is due, in cursor order: EVENT_SCHEMA without what it says of failures."""
+def claim(
+    connection: Connection, consumer: int, term: int, holder: str, most: int = CLAIM_ROWS_MAX
+) -> pa.RecordBatch:
+    """Lease what is due, in cursor order: EVENT_SCHEMA without what it says of failures.
+
+    Nothing of one that is paused, and nothing for a start of the service that is not the latest.
+    What an earlier claim of this holder did not settle is free again.
+    """
+    connection.execute(_RELEASE, (consumer, holder))
+    suspicious = connection.execute(_TAKEN_OVER, (consumer, holder)).fetchone()
     rows = connection.execute(
         _CLAIM,
         {
             "consumer": consumer,
+            "term": term,
             "holder": holder,
-            "rows": CLAIM_ROWS_MAX,
+            "rows": 1 if suspicious and suspicious[0] else min(most, CLAIM_ROWS_MAX),
             "bytes": CLAIM_BYTES_MAX,
             "lease_s": LEASE_S,
         },

@@ -1,9 +1,9 @@
 """Messages of push consumers that wait, as rows of ``walbrook.events``.
 
 Rows are added in the settling transaction that moves a cursor over them, and leave when they are
-delivered or dead. What must always hold: of every group the first row has a time at which it is
-due, so nothing waits for ever; whoever adds or takes rows holds the consumer's row in
-``walbrook.consumers`` meanwhile, so that no first row is missed.
+delivered or dead. What must always hold: a row that waits for no earlier one, of its group or its
+table, has a time at which it is due, so nothing waits for ever; whoever adds or takes rows holds
+the consumer's row in ``walbrook.consumers`` meanwhile, so that none is missed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,13 @@ SELECT w.place
 """
 _TRIED = """
 UPDATE walbrook.events e
-   SET due_at = clock_timestamp() + make_interval(secs => t.pause_s), tried_at = clock_timestamp(),
+   -- One that an operator put back before it in its group goes first.
+   SET due_at = CASE WHEN NOT EXISTS (
+           SELECT FROM walbrook.events f
+            WHERE f.consumer = e.consumer AND f.group_id = e.group_id
+              AND (f.commit_lsn, f.commit_idx) < (e.commit_lsn, e.commit_idx))
+           THEN clock_timestamp() + make_interval(secs => t.pause_s) END,
+       tried_at = clock_timestamp(),
        deliveries = t.deliveries, error = t.error, error_kind = t.error_kind,
        lease_id = NULL, holder = NULL, lease_until = NULL
   FROM unnest(%(lsn)s::pg_lsn[], %(idx)s::bigint[], %(pause_s)s::float8[], %(deliveries)s::int[],
@@ -75,26 +81,28 @@ SELECT e.group_id, e.table_schema || '.' || e.table_name, bool_or(e.whole_table)
 
 
 def lock_consumer(connection: Connection, source: str, consumer: str) -> int:
-    """The consumer's number; until the transaction ends nobody else adds or takes rows."""
+    """The consumer's number, 0 if it is gone; until the end nobody else adds or takes rows."""
     row = connection.execute(_LOCK, (source, consumer)).fetchone()
     return int(str(row[0])) if row else 0
 
 
-def enqueue(connection: Connection, source: str, consumer: str, rows: pa.RecordBatch) -> int:
-    """Add rows of EVENT_SCHEMA, inside the settling transaction; says how many of them are dead.
+def enqueue(connection: Connection, source: str, consumer: str, rows: pa.RecordBatch) -> None:
+    """Add rows of EVENT_SCHEMA, inside the settling transaction.
 
     One that waits already, because its consumer's cursor was moved back, stays as it is.
     """
     number = lock_consumer(connection, source, consumer)
+    if not number:
+        return  # its row is gone, so its cursor cannot be settled either
     places = connection.execute(_THERE, {"consumer": number, **_cursors(rows)}).fetchall()
     there = {int(str(place)) - 1 for (place,) in places}
     if there:
         rows = rows.take(pa.array(sorted(set(range(rows.num_rows)) - there), pa.int64()))
     copy_rows(connection, "events", number, {name: rows.column(name) for name in _COPIED})
-    return mark_tried(connection, number, rows)
+    mark_tried(connection, number, rows)
 
 
-def mark_tried(connection: Connection, consumer: int, rows: pa.RecordBatch) -> int:
+def mark_tried(connection: Connection, consumer: int, rows: pa.RecordBatch) -> None:
     """Say when these rows, which are there, are due again, and bury the dead ones."""
     tried = rows.filter(rows.column("pause_s").is_valid())
     if tried.num_rows:
@@ -107,7 +115,6 @@ def mark_tried(connection: Connection, consumer: int, rows: pa.RecordBatch) -> i
     if dead.num_rows:
         connection.execute(_BURY, {"consumer": consumer, **_cursors(dead)})
     promote(connection, consumer, rows)
-    return int(dead.num_rows)
 
 
 def delivered(connection: Connection, consumer: int, rows: pa.RecordBatch) -> None:

@@ -44,9 +44,15 @@ class Waiting:
         if self.barred:
             held |= _among(tables, self.barred)
         whole = rows.column(WHOLE_TABLE).to_numpy(zero_copy_only=False)
-        for at in np.flatnonzero(whole):  # few: truncates, keys that change
-            of_table = _among(tables, {tables[int(at)].as_py()})
-            if tables[int(at)].as_py() in self.tables or (held & of_table)[:at].any():
+        for table in tables.filter(rows.column(WHOLE_TABLE)).unique().to_pylist():
+            of_table = _among(tables, {table})
+            # The first that has its place in the table and stands behind something that waits: from
+            # there on the whole table waits.
+            waits = np.flatnonzero(held & of_table)
+            first = 0 if table in self.tables else int(waits[0]) if len(waits) else len(held)
+            barriers = np.flatnonzero(whole[first:] & of_table[first:])
+            if len(barriers):
+                at = first + int(barriers[0])
                 held[at:] |= of_table[at:]
         return held
 

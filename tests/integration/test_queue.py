@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cdc.change import MessageBatch
 from cdc.connection import Connection
 from cdc.errors import TransientError
+from cdc.queue.claims import claim
 from cdc.replication.stop import StopSignal
+from cdc.state import positions
+from sinks.base import Delivery
+from sinks.webhook import WebhookSink
 from spark_pipeline.desk import STRIKES
 from spark_pipeline.redelivery import Redelivery
 from tests import pgoutput
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
-from tests.lane_on_log import LogLane
+from tests.lane_on_log import LogLane, arrived
 from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
 
@@ -43,8 +49,8 @@ def lane_of(
             state_dsn = database.dsn
 
         given = {"retry": QUICK, **given}
-        destination = {"type": "webhook", "url": endpoint.url, "max_retries": 0}
-        destination |= given.pop("destination", {})
+        hook = {"type": "webhook", "url": endpoint.url, "max_retries": 0}
+        destination = given.pop("destination", hook)
         lanes.append(Lane(state, tmp_path, hook={**given, "destination": destination}))
         return lanes[-1]
 
@@ -74,17 +80,21 @@ def queue(lane: LogLane) -> list[tuple[Any, ...]]:
     )
 
 
+def serve_once(lane: LogLane) -> None:
+    """One claim of what is due."""
+    redelivery = Redelivery(lane.settings, lane.queues, StopSignal(), "run")
+    for due in lane.queues.look(lane.state, lane.settings.source):
+        redelivery._serve(due)
+
+
 def redeliver(lane: LogLane) -> None:
     """Deliver what is due, until nothing waits any more."""
-    stop = StopSignal()
-    redelivery = Redelivery(lane.settings, lane.queues, stop, "run")
 
     def empty() -> bool:
-        for due in redelivery._queues.look(lane.state, lane.settings.source):
-            redelivery._serve(due)
+        serve_once(lane)
         return not lane.rows("SELECT 1 FROM walbrook.events")
 
-    until("an empty queue", empty, 20)
+    until("an empty queue", empty, 60)
 
 
 def test_a_refused_message_holds_back_its_group_and_nobody_else(
@@ -309,3 +319,140 @@ def test_a_row_whose_key_changes_does_not_pass_what_waits_under_its_old_key(
     endpoint.refuses = None
     redeliver(lane)
     assert names(endpoint) == ["a1", "a2", "b1"]
+
+
+def test_behind_a_truncate_that_waits_many_thousands_are_settled_and_delivered_in_order(
+    lane_of: Callable[..., LogLane], endpoint: Endpoint
+) -> None:
+    lane = lane_of(actions=["insert", "truncate"], batch_size=1000)
+    lane.settings = replace(lane.settings, micro_batch_rows=50_000, micro_batch_bytes=1 << 30)
+    endpoint.refuses = lambda messages: any(m["action"] == "truncate" for m in messages)
+    inserts = [pgoutput.insert(1, [str(n), f"x{n}", "o"]) for n in range(15_000)]
+    lane.write(ITEM, *transaction(0x100, pgoutput.truncate([1]), *inserts))
+    lane.take()
+    assert lane.rows("SELECT count(*), count(due_at) FROM walbrook.events") == [(15_001, 1)]
+    endpoint.refuses = None
+    lane.state.execute("UPDATE walbrook.events SET due_at = now() WHERE due_at IS NOT NULL")
+    redeliver(lane)
+    accepted = [m for r in endpoint.accepted for m in r.messages]
+    assert accepted[0]["action"] == "truncate"
+    assert len(accepted) == 15_001
+
+
+def test_an_answer_to_the_commit_that_is_lost_lets_nobody_pass_what_waits(
+    lane_of: Callable[..., LogLane], endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = lane_of()
+    refusing(endpoint, lambda record: record["name"] == "a1")
+    lane.write(*insert(1, (2, "b1")))
+    lane.take()
+    lane.write(*insert(2, (1, "a1")))
+
+    def lost(*given: Any, **named: Any) -> None:
+        positions.settle(*given, **named)
+        raise TransientError("the connection is gone")
+
+    with monkeypatch.context() as within:
+        within.setattr("spark_pipeline.settling.settle", lost)
+        with pytest.raises(TransientError, match="the connection is gone"):
+            lane.take()
+    lane.start_lane_again()
+    lane.write(*insert(3, (1, "a2")))
+    lane.take()
+    assert names(endpoint) == ["b1"]
+    assert [name for name, *_ in queue(lane)] == ["a1", "a2"]
+
+
+def test_a_claim_whose_settling_failed_is_free_again_at_once(
+    lane_of: Callable[..., LogLane], endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = lane_of()
+    refusing(endpoint, lambda record: record["name"] == "a1")
+    lane.write(*insert(1, (1, "a1"), (2, "b1")))
+    lane.take()
+    endpoint.refuses = None
+    lane.state.execute("UPDATE walbrook.events SET due_at = now()")
+
+    def gone(*_given: Any, **_named: Any) -> None:
+        raise TransientError("the state database is away")
+
+    with monkeypatch.context() as within:
+        within.setattr("spark_pipeline.redelivery.settle_claim", gone)
+        serve_once(lane)
+    serve_once(lane)
+    assert queue(lane) == []
+
+
+def test_a_message_that_breaks_the_sink_is_counted_and_the_others_go_on(
+    lane_of: Callable[..., LogLane], endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = lane_of(max_deliveries=2)
+    refusing(endpoint, lambda record: record["name"] in ("a1", "b1"))
+    lane.write(*insert(1, (1, "a1"), (2, "b1"), (3, "c1")))
+    lane.take()
+    endpoint.refuses = None
+    send = WebhookSink.deliver
+
+    def breaks(sink: WebhookSink, batch: MessageBatch, *given: Any) -> Delivery:
+        if any('"a1"' in text for text in batch.messages().to_pylist()):
+            raise ValueError("nobody foresaw this")
+        return send(sink, batch, *given)
+
+    monkeypatch.setattr(WebhookSink, "deliver", breaks)
+    redeliver(lane)
+    assert names(endpoint) == ["c1", "b1"]
+    ((error,),) = lane.rows("SELECT error FROM walbrook.dead_letters")
+    assert "nobody foresaw this" in error
+
+
+def test_what_an_earlier_start_had_claimed_is_taken_one_by_one_and_counted(
+    lane_of: Callable[..., LogLane], endpoint: Endpoint
+) -> None:
+    lane = lane_of(max_deliveries=3)
+    refusing(endpoint, lambda record: record["name"] != "good")
+    lane.write(*insert(1, (9, "good"), (1, "a1"), (2, "b1")))
+    lane.take()
+    lane.state.execute(
+        "UPDATE walbrook.events SET due_at = now(), holder = 'shop:0', lease_id = 1, "
+        "lease_until = now() + interval '1 h', "
+        "deliveries = CASE WHEN record LIKE '%a1%' THEN 2 ELSE 1 END"
+    )
+    endpoint.refuses = None
+    serve_once(lane)
+    assert len(queue(lane)) == 1, "one at a time"
+    redeliver(lane)
+    assert names(endpoint) == ["good", "b1"]
+    assert lane.rows("SELECT event ->> 'record_pks' FROM walbrook.dead_letters") == [('["1"]',)]
+
+
+def test_a_paused_consumer_and_an_earlier_start_of_the_service_claim_nothing(
+    lane_of: Callable[..., LogLane], endpoint: Endpoint
+) -> None:
+    lane = lane_of()
+    refusing(endpoint, lambda record: record["name"] == "a1")
+    lane.write(*insert(1, (1, "a1"), (2, "b1")))
+    lane.take()
+    endpoint.refuses = None
+    ((number,),) = lane.rows("SELECT id FROM walbrook.consumers")
+    lane.state.execute("UPDATE walbrook.events SET due_at = now()")
+    lane.state.execute("SELECT walbrook.pause('hook')")
+    assert claim(lane.state, number, lane.settings.term, "h").num_rows == 0
+    lane.state.execute("SELECT walbrook.resume('hook')")
+    assert claim(lane.state, number, lane.settings.term - 1, "h").num_rows == 0
+    assert claim(lane.state, number, lane.settings.term, "h").num_rows == 1
+
+
+def test_an_announcement_that_is_too_large_goes_out_all_the_same(
+    lane_of: Callable[..., LogLane], tmp_path: Path
+) -> None:
+    file = {"type": "file", "path": str(tmp_path / "out")}
+    lane = lane_of(destination=file, actions=["insert", "schema_change"], max_message_bytes=1_000)
+    wide: list[tuple[str, int] | tuple[str, int, bool]] = [("id", 23, True)]
+    wide += [(f"a_column_with_a_long_name_{n}", 25) for n in range(60)]
+    lane.write(*insert(1, (1, "a1")))
+    lane.write(
+        pgoutput.relation(1, "public", "item", wide),
+        *transaction(0x200, pgoutput.insert(1, ["2", *[None] * 60])),
+    )
+    lane.take()
+    assert [m["action"] for m in arrived(tmp_path / "out")][:2] == ["insert", "schema_change"]

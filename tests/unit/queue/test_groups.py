@@ -96,7 +96,7 @@ def test_a_row_whose_group_is_unknown_or_was_another_has_its_place_in_the_whole_
         rows(
             ("orders", "1", {"id": 1}, None, "delete"),
             ("orders", "1", {"account": 2, "region": "eu"}, {"account": 1}, "update"),
-            ("orders", "1", {"account": 2, "region": "eu"}, {"price": 1}, "update"),
+            ("orders", "1", {"id": 1, "account": 2, "region": "eu"}, {"price": 1}, "update"),
             ("orders", "1", {"account": None, "region": "eu"}, None, "insert"),
         ),
         BY_ACCOUNT,
@@ -107,3 +107,24 @@ def test_a_row_whose_group_is_unknown_or_was_another_has_its_place_in_the_whole_
 def test_no_rows_have_no_groups() -> None:
     assert len(group_ids(rows())) == 0
     assert len(group_ids(rows(), BY_ACCOUNT)) == 0
+
+
+def test_an_update_that_changes_its_key_has_its_place_in_the_whole_table() -> None:
+    at = "2024-01-01 00:00:00+00"
+    found = groups_of(
+        rows(
+            ("orders", "2", {"id": 2, "n": 7}, {"id": 1}, "update"),
+            ("orders", "2", {"id": 2, "n": 7}, {"n": 6}, "update"),
+            ("orders", "2", {"id": 2, "n": 7}, {}, "update"),
+            # Times and truth values stand in the record in another form than in the key.
+            (
+                "days",
+                at,
+                {"day": "2024-01-01T00:00:00Z"},
+                {"day": "2023-01-01T00:00:00Z"},
+                "update",
+            ),
+            ("flags", "t", {"flag": True}, {"flag": False}, "update"),
+        )
+    )
+    assert found.whole_table.to_pylist() == [True, False, False, True, True]
