@@ -157,11 +157,12 @@ class LogLane:
 
 
 def arrived(directory: Path) -> list[dict[str, Any]]:
-    """The messages in a file sink's directory, in order."""
+    """The messages in a file sink's directory, in order; not one that is being written."""
     return [
         orjson.loads(line)
         for file in sorted(directory.glob("*.jsonl"))
-        for line in file.read_bytes().splitlines()
+        for line in file.read_bytes().splitlines(keepends=True)
+        if line.endswith(b"\n")
     ]
 
 
