@@ -48,6 +48,7 @@ CREATE TABLE walbrook.events (
 -- The claim: those that are due, then their groups in order.
 CREATE INDEX events_due ON walbrook.events (consumer, due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX events_group ON walbrook.events (consumer, group_id, commit_lsn, commit_idx);
+CREATE INDEX events_held ON walbrook.events (consumer, holder) WHERE holder IS NOT NULL;
 CREATE INDEX events_whole_table ON walbrook.events (consumer, table_schema, table_name)
     WHERE whole_table;
 
