@@ -48,7 +48,12 @@ SELECT s.name AS source, s.state, s.state_since::text, s.last_error,
 _CONSUMERS = """
 SELECT c.source, c.name AS consumer, v.cursor, v.lag_bytes, v.lag_seconds, c.delivered,
        c.absorbed, c.dead, c.last_error, v.moved_at::text, c.lane, c.lane_reason,
-       c.paused_at::text,
+       c.paused_at::text, c.breaker,
+       CASE WHEN c.destination <> 'pull' THEN
+            (SELECT count(*) FROM walbrook.events e WHERE e.consumer = c.id) END AS waiting,
+       CASE WHEN c.destination = 'pull' THEN
+            (SELECT count(*) FROM walbrook.in_flight f
+              WHERE f.consumer = c.id AND f.lease_id IS NOT NULL) END AS leased,
        (SELECT count(*) FROM walbrook.gaps g
          WHERE g.source = c.source AND g.consumer = c.name) AS gaps,
        v.lag_seconds > 0 AND v.moved_at < clock_timestamp() - make_interval(secs => %s)
@@ -190,6 +195,8 @@ def _consumer_metrics(consumers: Rows) -> Iterator[Metric]:
     yield _counter("consumer_dead_letters", "Changes it went on without, ever.", consumers, "dead")
     yield _counter("consumer_gaps", "Times changes were given up.", consumers, "gaps")
     yield _counter("consumer_absorbed", "Repeats that the sink had.", consumers, "absorbed")
+    yield _gauge("consumer_waiting", "Messages in its queue; push only.", consumers, "waiting")
+    yield _gauge("consumer_leased", "Messages handed out; pull only.", consumers, "leased")
     yield _flag(
         "consumer_apart",
         "1 while it is not served by the shared lane.",

@@ -45,7 +45,9 @@ SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx, v.lag_bytes, v.lag_seconds,
                       THEN 'tried again at ' || to_char(c.retry_at, 'HH24:MI:SS')
                       ELSE 'in no lane at the moment' END
                  || ': ' || CASE WHEN c.last_error IS NULL THEN c.lane_reason
-                                 ELSE split_part(c.lane_reason, ':', 1) END END
+                                 ELSE split_part(c.lane_reason, ':', 1) END END,
+       (SELECT q.waiting FROM walbrook.queues q
+         WHERE q.source = c.source AND q.consumer = c.name)
   FROM walbrook.consumers c
   LEFT JOIN walbrook.cursors v ON v.source = c.source AND v.consumer = c.name
  WHERE c.source = %s ORDER BY c.active DESC, c.name
@@ -107,6 +109,7 @@ def _consumers(
 ) -> list[RenderableType]:
     """The consumers of one source and who lacks what; what ails them is added to ``errors``."""
     lacking: list[str] = []
+    waiting: list[str] = []
     alone: list[Text] = []
     table = _table(
         f"Consumers of {source}",
@@ -115,7 +118,7 @@ def _consumers(
     )  # fmt: skip
     for row in connection.execute(_CONSUMERS, (source,)).fetchall():
         name, cursor, lag_bytes, lag_s, delivered, absorbed, moved_at, active, *rest = row
-        error, dead, apart = rest
+        error, dead, apart, waits = rest
         table.add_row(
             Text(name),
             cursor,
@@ -128,9 +131,11 @@ def _consumers(
         )
         errors += _error(f"consumer {name}", error if active else None)
         lacking += [f"{name} {dead:,}"] if dead else []
+        waiting += [f"{name} {waits:,}"] if waits else []
         alone += [Text(f"{name} {apart}")] if apart else []
     dead_line = [Text(f"Dead letters ever: {', '.join(lacking)}")] if lacking else []
-    return [table, *dead_line, *alone]
+    wait_line = [Text(f"Waiting to be tried again: {', '.join(waiting)}")] if waiting else []
+    return [table, *dead_line, *wait_line, *alone]
 
 
 def _table(title: str, *headings: str) -> Table:

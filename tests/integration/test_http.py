@@ -137,3 +137,23 @@ def test_a_paused_consumer_is_shown_as_that_and_is_no_complaint(
     assert row["paused_at"] is not None
     line = 'walbrook_consumer_paused{consumer="search",source="shop"} 1.0'
     assert line in client.get("/metrics").text
+
+
+def test_metrics_count_what_waits_and_what_is_handed_out(
+    client: httpx.Client, database: Database
+) -> None:
+    database.execute(
+        "INSERT INTO walbrook.consumers (source, name, cursor_lsn, destination) "
+        "VALUES ('shop', 'search', '0/64', 'webhook'), ('shop', 'jobs', '0/64', 'pull')"
+    )
+    database.execute("SELECT walbrook.make_queue(id) FROM walbrook.consumers")
+    database.execute(
+        "INSERT INTO walbrook.events (consumer, commit_lsn, commit_idx, due_at, commit_timestamp, "
+        "xid, table_schema, table_name, action, record_pks) "
+        "SELECT id, '0/50', 1, now(), now(), 1, 'public', 't', 'insert', '[]' "
+        "FROM walbrook.consumers WHERE name = 'search'"
+    )
+    lines = client.get("/metrics").text.splitlines()
+    assert 'walbrook_consumer_waiting{consumer="search",source="shop"} 1.0' in lines
+    assert 'walbrook_consumer_leased{consumer="jobs",source="shop"} 0.0' in lines
+    assert not [line for line in lines if line.startswith('walbrook_consumer_waiting{consumer="j')]

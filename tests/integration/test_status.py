@@ -29,6 +29,11 @@ VALUES ('shop', 'orders-to-the-search-index', '16/B374D848', 123456, 123456789, 
        ('shop', 'gone', '16/A0000000', 0, 5, 0, false, 'an old error');
 UPDATE walbrook.consumers SET dead = 1204, lane = 'catch_up_1', lane_reason = 'its sink failed'
  WHERE name = 'hook';
+SELECT walbrook.make_queue(id) FROM walbrook.consumers;
+INSERT INTO walbrook.events (consumer, commit_lsn, commit_idx, due_at, error, commit_timestamp, xid,
+                             table_schema, table_name, action, record_pks)
+SELECT id, '16/B0000000', n, now(), 'no', now(), 1, 'public', 't', 'insert', '["1"]'
+  FROM walbrook.consumers, generate_series(1, 1205) n WHERE name = 'hook';
 INSERT INTO walbrook.consumers (source, name, cursor_lsn, lane_reason, paused_at)
 VALUES ('crm', 'mail', '0/1', 'it is paused', '2026-01-02 03:04:05');
 UPDATE walbrook.sources
@@ -51,6 +56,10 @@ def printed(database: Database) -> str:
         connection.execute(_ROWS)
         Console(file=out, width=80).print(status_tables(connection))
     return out.getvalue()
+
+
+def test_it_says_for_whom_messages_wait(printed: str) -> None:
+    assert "Waiting to be tried again: hook 1,205" in printed
 
 
 def test_nothing_is_split_at_80_columns_but_names(printed: str) -> None:
