@@ -55,6 +55,11 @@ SELECT (:first + i) * 4 + :client_id, 1, 'counted in the long aisle, shelf ' || 
 _TRANSACTION_ROWS = 10
 _LANE = "SELECT lane FROM walbrook.consumers WHERE source = %s AND name = %s"
 _WRITTEN = "SELECT id, version FROM stock"
+_FIRST = "INSERT INTO stock VALUES (-1, 1, 'the first')"
+_STRAINED = """
+SELECT (SELECT count(*) FROM walbrook.consumers WHERE lane IS DISTINCT FROM 'shared')
+     + (SELECT count(*) FROM walbrook.pressure WHERE level > 0 OR latency_s > 2)
+"""
 _WRITERS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgbench'"
 _TOTAL = "SELECT coalesce(sum(version), 0)::bigint FROM stock"
 
@@ -87,15 +92,25 @@ class Run:
         self.destinations = destinations
         self._others = others
 
-    def wait_warm(self) -> None:
-        """Until something has arrived everywhere, and for a while after."""
+    def wait_delivering(self) -> None:
+        """Until a first change has gone all the way."""
         progress("outage: starting the service")
+        self.source.run(_FIRST)
         self.service.until(
             "a first change at every sink",
             lambda: all(each.count() for each in self.destinations.values()),
             _START_TIMEOUT_S,
         )
+
+    def wait_warm(self) -> None:
+        """For a while, until Spark's workers are warm and what waited for them is delivered."""
+        progress("outage: warming up")
         self.pass_time(_WARM_UP_S)
+        self.service.until(
+            "a warm service; it may be that it cannot deliver as much as is written",
+            lambda: not self._number(_STRAINED),
+            _START_TIMEOUT_S,
+        )
 
     @contextmanager
     def phase(self, name: str, into: dict[str, Phase]) -> Iterator[None]:
@@ -158,6 +173,7 @@ def run(sizes: Sizes) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="walbrook-outage-") as name, ExitStack() as last:
         down = last.enter_context(Endpoint())
         at_work = last.enter_context(_running(Path(name), down))
+        at_work.wait_delivering()
         script = Path(name) / "stock.sql"
         script.write_text(_SCRIPT)
         per_s = max(1, sizes.rate // _TRANSACTION_ROWS)
