@@ -24,7 +24,6 @@ from cdc.errors import OperatorError
 from spark_pipeline.jvm import start_jvm
 from spark_pipeline.noise import said
 from spark_pipeline.source import WalbrookDataSource
-from spark_pipeline.task_room import with_room
 
 _logger = structlog.get_logger("walbrook.spark")
 _STREAMING = "org.apache.spark.sql.execution.streaming"
@@ -68,7 +67,7 @@ def open_session(settings: Spark, environment: Mapping[str, str] | None = None) 
     os.environ["SPARK_LOCAL_IP"] = settings.ui_host
     conf = _own(settings, environment or {}) | _SETTINGS | settings.conf
     start_jvm(conf)
-    builder = SparkSession.builder.master(conf["spark.master"]).appName(settings.app_name)
+    builder = SparkSession.builder.master(settings.master).appName(settings.app_name)
     for name, value in conf.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
@@ -93,9 +92,8 @@ def class_archive_option(archive: Path) -> str:
 def _own(settings: Spark, environment: Mapping[str, str]) -> dict[str, str]:
     """What has a key of its own, by Spark's names."""
     logging = (_HERE / "log4j2.properties").as_uri()
-    master, cut_for = with_room(settings.master, settings.delivery_slots)
-    own = cut_for | {
-        "spark.master": master,
+    own = {
+        "spark.master": settings.master,
         "spark.driver.memory": settings.driver_memory,
         "spark.ui.enabled": str(settings.ui).lower(),
         "spark.ui.port": str(settings.ui_port),

@@ -20,8 +20,6 @@ from tests.service import Service
 from tests.waiting import until
 
 KEYS, ROUNDS = 50, 8
-TOGETHER = "SELECT bool_and(lane = 'shared') FROM walbrook.consumers"
-FILES = ("files", "more", "most")
 WITHIN_S = 15.0  # a change is everywhere else, and confirmed: much longer than it should take
 Versions = dict[int, list[int]]
 """The versions of each key in the order they came."""
@@ -130,7 +128,9 @@ def test_while_one_sink_hangs_the_others_go_on_and_it_comes_back_with_everything
         "files": {"type": "file", "path": "files"},
     }
     others = [name for name in destinations if name != "down"]
-    sinks = [{"name": name, "destination": each} for name, each in destinations.items()]
+    sinks: list[dict[str, object]] = [
+        {"name": name, "destination": each} for name, each in destinations.items()
+    ]
     service = Service(database, tmp_path / "service", sinks)
     # With fsync the log alone lets Postgres forget: no sink holds the slot.
     settings = yaml.safe_load(service.config.read_text())
@@ -170,46 +170,3 @@ def test_while_one_sink_hangs_the_others_go_on_and_it_comes_back_with_everything
         assert database.execute("SELECT count(*) FROM walbrook.dead_letters") == [(0,)]
     finally:
         service.kill()
-
-
-@pytest.mark.timeout(240)
-def test_sinks_that_hang_take_no_core_from_the_others(
-    database: Database, endpoint: Endpoint, tmp_path: Path
-) -> None:
-    database.execute("CREATE TABLE item (id int PRIMARY KEY)")
-    hook = {"type": "webhook", "url": endpoint.url, "timeout_ms": 60000, "max_retries": 0}
-    sinks: list[dict[str, object]] = [
-        *({"name": f"hook_{n}", "batch_size": 10000, "destination": hook} for n in (1, 2)),
-        *({"name": f, "destination": {"type": "file", "path": f}} for f in FILES),
-    ]
-    service = Service(database, tmp_path / "service", sinks)
-    settings = yaml.safe_load(service.config.read_text())
-    settings["spark"]["master"] = "local[2]"  # as many cores as sinks that hang
-    service.config.write_text(yaml.safe_dump(settings))
-    service.start()
-    back = threading.Event()
-    try:
-        service.until_serving()
-        for written in range(0, 40_000, 10_000):
-            # More than the driver does by itself: Spark's workers deliver it.
-            database.execute(
-                f"INSERT INTO item SELECT generate_series({written + 1}, {written + 10_000})"
-            )
-            until(
-                "the rows in the files",
-                lambda end=written + 10_000: all(  # type: ignore[misc]
-                    len(whole_lines(service.directory / name)) == end for name in FILES
-                ),
-                # The first time Spark starts its workers.
-                WITHIN_S if written else 60,
-            )
-            if not written:
-                service.until_settled()
-                service.until("all together", TOGETHER, 60)
-                endpoint.faults = lambda _messages: Scripted(after=back, hang_up=True)
-        endpoint.faults = None
-        back.set()
-        service.until_settled()
-    finally:
-        service.kill()
-    assert len(endpoint.written) == 2 * 40_000
