@@ -18,7 +18,18 @@ from pathlib import Path
 
 import orjson
 
-from benchmarks import consumers, decode, idle, large, latency, pipeline, queue, read, wake
+from benchmarks import (
+    consumers,
+    decode,
+    idle,
+    large,
+    latency,
+    outage,
+    pipeline,
+    queue,
+    read,
+    wake,
+)
 from benchmarks.sizes import Sizes, progress
 from cdc.config import Service
 from cdc.errors import WalbrookError
@@ -44,6 +55,7 @@ BENCHMARKS = {
     "pipeline": Benchmark(pipeline.run),
     "consumers": Benchmark(consumers.run, Sizes(rows=200_000)),
     "latency": Benchmark(latency.run),
+    "outage": Benchmark(outage.run, Sizes(rate=5_000, seconds=60)),
     "wake": Benchmark(wake.run, Sizes(seconds=60)),
     "idle": Benchmark(idle.run, Sizes(seconds=30)),
     "queue": Benchmark(queue.run),
@@ -90,8 +102,9 @@ def _arguments() -> tuple[str | None, dict[str, int]]:
         "rows": "read, large, pipeline, consumers: rows to read; queue: messages to fetch",
         "transaction_rows": "read, pipeline, consumers: rows a transaction",
         "rounds": "read, large, queue: how often each way is measured",
-        "rate": "latency: changes a second",
-        "seconds": "latency, wake, idle: how long is measured",
+        "rate": "latency, outage: changes a second",
+        "seconds": "latency, outage, wake, idle: how long is measured",
+        "outage": "outage: for how many seconds a sink is down",
     }
     for field in fields(Sizes):
         parser.add_argument(

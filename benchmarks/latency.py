@@ -7,12 +7,8 @@ same machine's clock. Latency is their difference, so the write of the WAL at co
 
 from __future__ import annotations
 
-import os
-import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
@@ -21,16 +17,15 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 import redis
-from psycopg.conninfo import conninfo_to_dict
 
 from benchmarks.catch_up import redis_target, roles, service_of, wait_delivering
+from benchmarks.pgbench import CONNECTIONS, writing
 from benchmarks.processes import ProcessMeter
 from benchmarks.sizes import Sizes, progress
 from benchmarks.source import ONE_ROW, Source, open_source
 from cdc.errors import TransientError
 
 _WARM_UP_S = 5
-_CONNECTIONS = 4
 _GRACE_S = 60.0  # for the last change to arrive, and for a writer that cannot hold its rate
 _BLOCK_MS = 500
 _READ_MAX = 1_000
@@ -77,12 +72,12 @@ def _measure(
 ) -> Arrivals:
     """Write at the rate, and read until the last of these changes has arrived."""
     last = cast("list[tuple[bytes, object]]", client.xrevrange(stream, count=1))
-    each = max(1, rate * seconds // _CONNECTIONS)
-    missing = each * _CONNECTIONS
+    each = max(1, rate * seconds // CONNECTIONS)
+    missing = each * CONNECTIONS
     arrivals: Arrivals = []
     position = last[0][0]
     deadline = time.monotonic() + seconds + _GRACE_S
-    with _writing(source, script, rate, each):
+    with writing(source, script, rate, f"--transactions={each}") as writer:
         while missing:
             answer = cast(Any, client.xread({stream: position}, count=_READ_MAX, block=_BLOCK_MS))
             arrived_at = time.time()
@@ -92,36 +87,8 @@ def _measure(
                 position = entries[-1][0]
             if time.monotonic() > deadline:
                 raise TransientError(f"{missing} changes had not arrived {_GRACE_S:g} s late")
+        writer.wait(_GRACE_S)
     return arrivals
-
-
-@contextmanager
-def _writing(source: Source, script: Path, rate: int, each: int) -> Iterator[None]:
-    """``pgbench`` at work: ``each`` transactions a connection, at the rate in all."""
-    to = conninfo_to_dict(source.postgres.dsn)
-    command = [
-        str(source.postgres.bin_directory / "pgbench"),
-        *("--host", str(to["host"]), "--port", str(to["port"]), "--username", str(to["user"])),
-        *("--no-vacuum", "--protocol=prepared", f"--file={script}", f"--rate={rate}"),
-        *(f"--client={_CONNECTIONS}", f"--transactions={each}", str(to["dbname"])),
-    ]
-    process = subprocess.Popen(
-        command,
-        env={**os.environ, "PGPASSWORD": str(to["password"])},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield
-        _, errors = process.communicate(timeout=_GRACE_S)
-        if process.returncode != 0:
-            raise TransientError(f"pgbench ended with {process.returncode}: {errors.strip()}")
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
 
 
 def _latencies(

@@ -35,6 +35,7 @@ def write_config(
     name: str,
     slot: str,
     sinks: Mapping[str, Mapping[str, object]] | None = None,
+    batch_sizes: Mapping[str, int] | None = None,
     durability: str = "disk",
     publication: str = PUBLICATION,
     database: Mapping[str, object] | None = None,
@@ -52,7 +53,7 @@ def write_config(
             }
         ],
         "sinks": [
-            {"name": sink, "destination": destination}
+            {"name": sink, "batch_size": (batch_sizes or {}).get(sink), "destination": destination}
             for sink, destination in (sinks or {}).items()
         ],
         "log": {"directory": "log", "durability": durability},
@@ -75,12 +76,22 @@ class RunningService:
         *,
         name: str,
         sinks: Mapping[str, Mapping[str, object]],
+        batch_sizes: Mapping[str, int] | None = None,
+        durability: str = "disk",
     ) -> None:
         self.name = name
         self.slot = f"walbrook_{name}"
         self._source = source
         self._written_before = source.written
-        self._config = write_config(directory, source, name=name, slot=self.slot, sinks=sinks)
+        self._config = write_config(
+            directory,
+            source,
+            name=name,
+            slot=self.slot,
+            sinks=sinks,
+            batch_sizes=batch_sizes,
+            durability=durability,
+        )
         self._log = directory / "service.log"
         self._process: subprocess.Popen[bytes] | None = None
 

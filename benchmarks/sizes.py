@@ -15,6 +15,7 @@ class Sizes:
     rounds: int = 3
     rate: int = 1_000
     seconds: int = 20
+    outage: int = 120
 
 
 def progress(text: str) -> None:

@@ -31,6 +31,7 @@ from sinks.http_answers import Answer, meaning, wait_asked_for
 
 _REQUEST_BYTES_MAX = 8 << 20
 _ANSWER_BYTES_MAX = 4096
+_GONE = "gone"  # the kind of the error that says that nobody answers
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 10.0
 
@@ -118,6 +119,10 @@ class WebhookSink:
             answer, error = self._attempt(url, body, key)
             if not isinstance(error, TransientError) or attempt == retries:
                 return error
+            if error.kind == _GONE:
+                # Whoever else is being delivered to need not wait while nobody is there: it is
+                # tried again later, by itself.
+                return error
             backoff = min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * 2**attempt) * random.uniform(0.5, 1)
             self._wait(max(backoff, wait_asked_for(answer, now=time.time()) if answer else 0.0))
         raise AssertionError("retries are not negative")
@@ -167,9 +172,11 @@ class WebhookSink:
                 f"the certificate of {place} is not trusted",
                 fix="install one that is, or set verify to false for a server you trust",
             )
+        gone = isinstance(error, httpx.ConnectError | httpx.TimeoutException)
         return TransientError(
             f"the request to {place} failed: {type(error).__name__}",
             fix="it is retried; check that the endpoint is up and reachable",
+            kind=_GONE if gone else "",
         )
 
 

@@ -204,7 +204,9 @@ class WebhookDestination(_Destination):
         default=5000, description="How long a request may take, in milliseconds."
     )
     max_retries: Annotated[Integer, Field(ge=0, le=100)] = Field(
-        default=3, description="How often a failed request is tried again at once."
+        default=3,
+        description="How often a failed request is tried again at once; if nobody answers it is "
+        "tried again later.",
     )
     parallel: Flag = Field(
         default=False,
