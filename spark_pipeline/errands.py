@@ -33,6 +33,7 @@ Prepare = Callable[[Share], Share]
 """Does to a share what must be done before it can be delivered."""
 
 _THREADS_MAX = 256
+_FEW_ENDED = 5  # times the patience, while less than half have ended
 _LOOK_S = 0.5  # how often those who wait see that the lane was given up
 
 
@@ -186,7 +187,7 @@ class Deliveries:
                 self._waiting_for.discard(going.errand.consumer)
 
     def _wait(self, running: Mapping[Future[Outcome], _Going], patience_s: float) -> None:
-        """Until each has ended, or takes much longer than half of the others did.
+        """Until each has ended, or takes much longer than those that have.
 
         When the lane is given up they are not waited for either.
         """
@@ -195,8 +196,10 @@ class Deliveries:
         pending = set(running)
         while pending and not self._given_up.is_set():
             allowed = _LOOK_S
-            if len(ended_after) >= half:
-                most_s = patience_s + 2 * statistics.median(ended_after)
+            if ended_after:
+                # Where most take long, those that have ended may have been quick.
+                patience = patience_s * (1 if len(ended_after) >= half else _FEW_ENDED)
+                most_s = patience + 2 * statistics.median(ended_after)
                 now = time.monotonic()
                 left_s = {each: running[each].left_s(most_s, now) for each in pending}
                 for late in (each for each in left_s if left_s[each] <= 0):
