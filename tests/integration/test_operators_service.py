@@ -154,7 +154,7 @@ def _rewind_everywhere(office: Office, client: httpx.Client) -> int:
     service.until_settled()
     assert office.ids(again) == list(range(1, last + 1))
 
-    office.endpoint.refuses = lambda _messages: True
+    office.endpoint.refuses, office.endpoint.refusal = (lambda _messages: True), 503
     again = len(office.ids())
     last = shop.write(20)
     shop.until_left("hook", "its sink failed")
@@ -187,7 +187,7 @@ def test_what_is_rewound_comes_again_and_what_is_discarded_leaves_a_gap_message(
             "from": "0/8:3", "to": "0/8:4", "reason": "discarded",
         }  # fmt: skip
 
-        endpoint.refuses = lambda _messages: True
+        endpoint.refuses, endpoint.refusal = (lambda _messages: True), 503
         shop.until_in_files(shop.write(20))
         shop.until_left("hook", "its sink failed")
         known, lost_from = len(office.messages()), last
