@@ -63,7 +63,7 @@ def meaning(answer: Answer, place: str, secrets: Iterable[str] = ()) -> Walbrook
     return PoisonError(
         what,
         fix="make the endpoint accept this message; it is retried by itself with growing pauses, "
-        "and later changes of its row wait for it",
+        "and later ones of its group wait for it",
     )
 
 

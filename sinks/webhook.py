@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 import httpx
 import numpy as np
+import pyarrow.compute as pc
 import xxhash
 
 from cdc.change import MessageBatch
@@ -181,9 +182,10 @@ class WebhookSink:
 
 
 def _digest(batch: MessageBatch) -> str:
-    """Of the cursors in a request: between its first and its last some may be left out."""
+    """Of what is in a request: between its first and its last message some may be left out."""
     cursors = (batch.rows.column(name).to_numpy() for name in ("commit_lsn", "commit_idx"))
-    return xxhash.xxh3_64_hexdigest(np.concatenate(list(cursors)).tobytes())
+    gaps = pc.equal(batch.rows.column("action"), "gap").to_numpy(zero_copy_only=False)
+    return xxhash.xxh3_64_hexdigest(np.concatenate([*cursors, gaps.astype(np.int64)]).tobytes())
 
 
 def below(url: httpx.URL, route: str) -> httpx.URL:

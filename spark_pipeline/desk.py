@@ -159,19 +159,7 @@ class Desk:
             return self._stop(
                 self._first_strike, TransientError(what, fix=error.fix, kind=REFUSES_ALL)
             )
-        kind = kind_of(error)
-        assert kind is not None
-        deliveries = _number(row, "deliveries") + 1
-        self._put_aside(
-            _events(
-                self._grouped(row),
-                deliveries=deliveries,
-                error=str(error),
-                error_kind=kind,
-                pause_s=pause_s(self._consumer.retry, deliveries, kind),
-                dead=deliveries >= self._consumer.max_deliveries,
-            )
-        )
+        self._put_aside(refused(self._consumer, self._grouped(row), error))
         return True
 
     def _too_large(self, row: pa.RecordBatch, size: int) -> str:
@@ -241,6 +229,22 @@ class Desk:
             at = rows.schema.get_field_index(name)
             rows = rows.append_column(name, column) if at < 0 else rows.set_column(at, name, column)
         return rows
+
+
+def refused(consumer: SinkConfig, row: pa.RecordBatch, error: WalbrookError) -> pa.RecordBatch:
+    """A message that its destination refused, as the queue keeps it; ``row`` has its group."""
+    kind = kind_of(error)
+    assert kind is not None
+    deliveries = _number(row, "deliveries") + 1
+    dead = deliveries >= consumer.max_deliveries
+    return _events(
+        row,
+        deliveries=deliveries,
+        error=error.what if dead else str(error),  # a dead letter is not retried
+        error_kind=kind,
+        pause_s=pause_s(consumer.retry, deliveries, kind),
+        dead=dead,
+    )
 
 
 def given_up(rows: pa.RecordBatch, why: str) -> pa.RecordBatch:

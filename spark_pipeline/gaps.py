@@ -14,8 +14,12 @@ from cdc.change import CHANGE_SCHEMA
 from cdc.connection import Connection
 from cdc.cursor import Cursor
 from cdc.errors import TransientError, WalbrookError
+from cdc.queue.events import enqueue
+from cdc.queue.retry import kind_of
+from cdc.queue.waiting import GROUP, WHOLE_TABLE
 from cdc.state.gaps import Gap, gap_told, skip_evicted, untold_gaps
 from spark_pipeline.delivery import Share, send
+from spark_pipeline.desk import refused
 
 _logger = structlog.get_logger("walbrook.lane")
 
@@ -44,11 +48,26 @@ def pass_gaps(
         error = _tell(share, gap)
         if error is None:
             gap_told(state, gap, term)
+        elif isinstance(error, WalbrookError) and _is_refusal(share, error):
+            # The destination is there and does not want this message: it waits like any other.
+            with state.transaction():
+                enqueue(state, source, gap.consumer, refused(share.consumer, _alone(gap), error))
+                gap_told(state, gap, term)
         else:
             failed[gap.consumer] = TransientError(
                 f"it cannot be told of its gap from {gap.start} to {gap.end}: {error}"
             )
     return failed
+
+
+def _is_refusal(share: Share, error: WalbrookError) -> bool:
+    return share.consumer.destination.defers and kind_of(error) is not None
+
+
+def _alone(gap: Gap) -> pa.RecordBatch:
+    """The gap as a message that belongs to no group."""
+    row = gap_change(gap).append_column(GROUP, pa.nulls(1, pa.int64()))
+    return row.append_column(WHOLE_TABLE, pa.array([False]))
 
 
 def _tell(share: Share, gap: Gap) -> Exception | None:

@@ -21,14 +21,14 @@ def report_queues(connection: Connection, source: str, term: int) -> None:
         _QUEUES, {"source": source}
     ).fetchall():
         conditions = []
-        if waiting:
+        if waiting and refused:  # without a refusal they are on their way
             behind = int(str(waiting)) - int(str(refused))
             conditions = [
                 Condition(
                     "queue_waiting",
                     "warning",
-                    f"{refused} messages were refused by the destination of {consumer} and "
-                    f"{behind} wait behind them; the others go on. One refusal: {error}",
+                    f"the destination of {consumer} refused {refused} messages, and {behind} wait "
+                    f"behind them; the others go on. One refusal: {error}",
                     fix="they are tried again by themselves, and become dead letters after the "
                     "sink's max_deliveries; walbrook.events lists them, walbrook.discard gives one "
                     "up",

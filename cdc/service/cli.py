@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import psycopg
+import structlog
 import typer
 from rich.console import Console
 
@@ -18,6 +19,7 @@ from cdc.config import Config, load, show
 from cdc.errors import OperatorError, WalbrookError
 from cdc.replication.stop import StopSignal
 from cdc.service.expression_check import check_expressions
+from cdc.service.group_check import check_groups
 from cdc.service.http import HttpServer
 from cdc.service.java import require_java
 from cdc.service.log_commands import log_app
@@ -76,6 +78,8 @@ def serve(path: Path, stop: StopSignal) -> int:
     """Prepare the sources of a configuration and run its processes until ``stop``."""
     settings = load(path)
     configure_logs(settings.service)
+    for unchecked in check_groups(settings):
+        structlog.get_logger("walbrook.start").warning("config.unchecked", what=unchecked)
     with Ownership(settings) as ownership:
         supervisor = Supervisor(settings, path.resolve(), prepare(settings))
         http = settings.service.http
@@ -112,7 +116,7 @@ def migrate(config: ConfigPath = _DEFAULT) -> None:
 def config_check(config: ConfigPath = _DEFAULT) -> None:
     """Read the file as the service would and say what is wrong with it, expressions included."""
     settings = load(config)
-    for unchecked in check_expressions(settings, config):
+    for unchecked in [*check_groups(settings), *check_expressions(settings, config)]:
         typer.echo(f"not checked: {unchecked}")
     typer.echo(f"{config}: {_summary(settings)}")
 

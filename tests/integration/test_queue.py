@@ -456,3 +456,26 @@ def test_an_announcement_that_is_too_large_goes_out_all_the_same(
     )
     lane.take()
     assert [m["action"] for m in arrived(tmp_path / "out")][:2] == ["insert", "schema_change"]
+
+
+def test_a_gap_message_that_is_refused_waits_and_holds_nobody_back(
+    lane_of: Callable[..., LogLane], endpoint: Endpoint
+) -> None:
+    lane = lane_of()
+    lane.write(*insert(1, (1, "a1")))
+    lane.take()
+    endpoint.refuses = lambda messages: any(m["action"] == "gap" for m in messages)
+    lane.state.execute(
+        "INSERT INTO walbrook.gaps (source, consumer, from_lsn, from_idx, to_lsn, to_idx, reason) "
+        "VALUES ('shop', 'hook', '0/100', 0, '0/100', 1, 'discarded')"
+    )
+    lane.start()
+    lane.write(*insert(2, (1, "a2")))
+    lane.take()
+    assert names(endpoint) == ["a1", "a2"]
+    assert lane.rows("SELECT action, deliveries FROM walbrook.events") == [("gap", 1)]
+    assert lane.rows("SELECT count(*) FROM walbrook.gaps WHERE told_at IS NULL") == [(0,)]
+    endpoint.refuses = None
+    redeliver(lane)
+    gap = endpoint.accepted[-1].messages[0]
+    assert gap["metadata"]["idempotency_key"] == "256:0:gap"  # type: ignore[index]

@@ -10,7 +10,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.decoding.joins import joined
+from cdc.decoding.joins import constant, joined
 from cdc.decoding.shapes.base import Context
 from cdc.decoding.shapes.text import for_each_value, member
 from cdc.decoding.types.text import escape
@@ -40,6 +40,7 @@ def metadata(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
         lsn,
         ":",
         idx,
+        *_of_gaps(changes.column("action")),
         '","record_pks":',
         changes.column("record_pks"),
         ',"transaction_annotations":',
@@ -48,6 +49,12 @@ def metadata(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
         _of_all(context),
         null="",
     )
+
+
+def _of_gaps(actions: pa.StringArray) -> list[pa.StringArray]:
+    """A gap may stand where a change was, which can come after all: their keys must differ."""
+    gaps = pc.equal(actions, constant("gap"))
+    return [pc.if_else(gaps, constant(":gap"), constant(""))] if gaps.true_count else []
 
 
 def _of_all(context: Context) -> str:

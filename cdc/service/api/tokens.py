@@ -46,10 +46,15 @@ class Access:
             return ""
         name, consumers = self._known(headers.get("authorization", ""))
         if consumers is not None and consumer not in consumers:
-            what = f"consumer {consumer}" if consumer is not None else "this"
+            if consumer is None:
+                raise RefusedError(
+                    403,
+                    f"token {name} is for fetching messages of some consumers alone",
+                    fix="use a token of service.http.tokens that has no consumers",
+                )
             raise RefusedError(
                 403,
-                f"token {name} may not be used for {what}",
+                f"token {name} may not be used for consumer {consumer}",
                 fix="use another token, or add it to the token's consumers",
             )
         return name

@@ -51,4 +51,4 @@ def test_a_refused_message_says_that_it_is_retried_and_its_row_waits(status: int
     error = meaning(Answer(status), "host")
     assert error is not None
     assert "retried by itself" in error.fix
-    assert "later changes of its row wait for it" in error.fix
+    assert "later ones of its group wait for it" in error.fix
