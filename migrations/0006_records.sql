@@ -12,6 +12,8 @@
 --   two has its place there, is held by somebody else or waits.
 -- * Whoever acknowledges never waits for a lock of walbrook.pulls, and a claim never waits for an
 --   acknowledgement: it passes over the rows that others are at.
+-- * What was locked is changed by its key, never by its ctid: whoever had to wait for the lock has the
+--   row's newest version, which the statement's snapshot does not see, and its ctid finds nothing.
 -- * One that waits for an earlier one (lease_until and due_at null) is looked at again when that one
 --   goes: a claim holds a lock on it that lets an acknowledgement through only after the claim.
 
@@ -347,14 +349,16 @@ BEGIN
               JOIN walbrook.in_flight_%1$s f ON f.table_schema = t.s AND f.table_name = t.n
              WHERE f.consumer = %1$s AND f.lease_until IS NULL AND f.due_at IS NULL),
         locked AS MATERIALIZED (
-            SELECT f.ctid
+            SELECT f.commit_lsn, f.commit_idx
               FROM (SELECT * FROM chosen ORDER BY 1, 2) c,
-                   LATERAL (SELECT f.ctid FROM walbrook.in_flight_%1$s f
+                   LATERAL (SELECT f.commit_lsn, f.commit_idx FROM walbrook.in_flight_%1$s f
                              WHERE f.consumer = %1$s AND f.commit_lsn = c.commit_lsn
                                AND f.commit_idx = c.commit_idx
                                AND f.lease_until IS NULL AND f.due_at IS NULL
                              LIMIT 1 FOR NO KEY UPDATE) f)
-        UPDATE walbrook.in_flight_%1$s f SET due_at = clock_timestamp() FROM locked l WHERE f.ctid = l.ctid
+        UPDATE walbrook.in_flight_%1$s f SET due_at = clock_timestamp()
+          FROM locked l
+         WHERE f.consumer = %1$s AND f.commit_lsn = l.commit_lsn AND f.commit_idx = l.commit_idx
         $query$, wake_waiting.consumer) USING group_ids, table_schemas, table_names, whole_tables;
     RETURN true;
 END
@@ -939,7 +943,7 @@ BEGIN
         WITH mine AS MATERIALIZED (
             SELECT f.*
               FROM walbrook.read_ack_ids($1) g,
-                   LATERAL (SELECT f.ctid, f.commit_lsn, f.commit_idx, f.group_id, f.table_schema,
+                   LATERAL (SELECT f.commit_lsn, f.commit_idx, f.group_id, f.table_schema,
                                    f.table_name, f.whole_table
                               FROM walbrook.in_flight_%1$s f
                              WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
@@ -947,7 +951,8 @@ BEGIN
                              LIMIT 1 FOR UPDATE) f
              WHERE g.consumer = %1$s),
         gone AS (
-            DELETE FROM walbrook.in_flight_%1$s f USING mine m WHERE f.ctid = m.ctid),
+            DELETE FROM walbrook.in_flight_%1$s f USING mine m
+             WHERE f.consumer = %1$s AND f.commit_lsn = m.commit_lsn AND f.commit_idx = m.commit_idx),
         erased AS (
             DELETE FROM walbrook.records_%1$s r USING mine m
              WHERE r.consumer = %1$s AND r.commit_lsn = m.commit_lsn AND r.commit_idx = m.commit_idx)
@@ -985,7 +990,7 @@ BEGIN
         WITH mine AS MATERIALIZED (
             SELECT f.*
               FROM walbrook.read_ack_ids($1) g,
-                   LATERAL (SELECT f.ctid
+                   LATERAL (SELECT f.commit_lsn, f.commit_idx
                               FROM walbrook.in_flight_%1$s f
                              WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
                                AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
@@ -997,7 +1002,7 @@ BEGIN
                    due_at = clock_timestamp() + coalesce($2, make_interval(secs =>
                        least($4 * 2.0 ^ least(f.deliveries - 1, 40), $5) / 1000 * (1 + random() / 10)))
               FROM mine m
-             WHERE f.ctid = m.ctid
+             WHERE f.consumer = %1$s AND f.commit_lsn = m.commit_lsn AND f.commit_idx = m.commit_idx
             RETURNING f.commit_lsn, f.commit_idx, f.deliveries)
         SELECT count(*), array_agg(commit_lsn) FILTER (WHERE deliveries >= $6),
                array_agg(commit_idx) FILTER (WHERE deliveries >= $6)
@@ -1038,7 +1043,7 @@ BEGIN
         WITH mine AS MATERIALIZED (
             SELECT f.*
               FROM walbrook.read_ack_ids($1) g,
-                   LATERAL (SELECT f.ctid
+                   LATERAL (SELECT f.commit_lsn, f.commit_idx
                               FROM walbrook.in_flight_%1$s f
                              WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
                                AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
@@ -1050,7 +1055,7 @@ BEGIN
                SET lease_until = least(greatest(f.lease_until, clock_timestamp()) + $2,
                                        clock_timestamp() + interval '12 hours')
               FROM mine m
-             WHERE f.ctid = m.ctid
+             WHERE f.consumer = %1$s AND f.commit_lsn = m.commit_lsn AND f.commit_idx = m.commit_idx
             RETURNING 1)
         SELECT count(*) FROM extended
         $query$, id) INTO done USING ack_ids, by;
