@@ -12,8 +12,8 @@
 --   two has its place there, is held by somebody else or waits.
 -- * Whoever acknowledges never waits for a lock of walbrook.pulls, and a claim never waits for an
 --   acknowledgement: it passes over the rows that others are at.
--- * What was locked is changed by its key, never by its ctid: whoever had to wait for the lock has the
---   row's newest version, which the statement's snapshot does not see, and its ctid finds nothing.
+-- * What one statement locks the next one changes, never the same: whoever had to wait for the lock
+--   has the row's newest version, which that statement's snapshot does not see.
 -- * One that waits for an earlier one (lease_until and due_at null) is looked at again when that one
 --   goes: a claim holds a lock on it that lets an acknowledgement through only after the claim.
 
@@ -127,6 +127,24 @@ COMMENT ON COLUMN walbrook.claims.swept_at IS 'When all leases were last looked 
 COMMENT ON COLUMN walbrook.claims.rows_most IS 'At most so many rows are in flight: those counted last and all that came since. held_most: of them, handed out.';
 COMMENT ON COLUMN walbrook.claims.passed IS 'How many it passed over because an earlier one of their group is not done.';
 COMMENT ON COLUMN walbrook.claims.looked_at IS 'How many it looked at, in its last step.';
+
+-- Whoever adds to it puts a row in place of those that nobody is at, so that nobody waits.
+CREATE TABLE walbrook.buried (
+    id       bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    consumer integer NOT NULL REFERENCES walbrook.consumers (id) ON DELETE CASCADE,
+    messages bigint NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+
+CREATE INDEX buried_consumer ON walbrook.buried (consumer);
+
+COMMENT ON TABLE walbrook.buried IS 'How many messages of each pull consumer have ever become dead letters after they were stored: the sum of its rows. walbrook.consumers.dead counts those before.';
+
+CREATE FUNCTION walbrook.dead_ever(c walbrook.consumers) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT c.dead + coalesce((SELECT sum(b.messages) FROM walbrook.buried b WHERE b.consumer = c.id), 0)::bigint
+$$;
+
+COMMENT ON FUNCTION walbrook.dead_ever IS 'How many changes have ever become dead letters of this consumer.';
 
 CREATE OR REPLACE FUNCTION walbrook.make_queue(consumer integer) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -322,6 +340,7 @@ RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     waiting boolean;
+    locked  tid[];
 BEGIN
     EXECUTE format('SELECT EXISTS (SELECT FROM walbrook.in_flight_%1$s f WHERE f.consumer = %1$s '
                    'AND f.lease_until IS NULL AND f.due_at IS NULL)', wake_waiting.consumer) INTO waiting;
@@ -349,19 +368,30 @@ BEGIN
               JOIN walbrook.in_flight_%1$s f ON f.table_schema = t.s AND f.table_name = t.n
              WHERE f.consumer = %1$s AND f.lease_until IS NULL AND f.due_at IS NULL),
         locked AS MATERIALIZED (
-            SELECT f.commit_lsn, f.commit_idx
+            SELECT f.ctid
               FROM (SELECT * FROM chosen ORDER BY 1, 2) c,
-                   LATERAL (SELECT f.commit_lsn, f.commit_idx FROM walbrook.in_flight_%1$s f
+                   LATERAL (SELECT f.ctid FROM walbrook.in_flight_%1$s f
                              WHERE f.consumer = %1$s AND f.commit_lsn = c.commit_lsn
                                AND f.commit_idx = c.commit_idx
                                AND f.lease_until IS NULL AND f.due_at IS NULL
                              LIMIT 1 FOR NO KEY UPDATE) f)
-        UPDATE walbrook.in_flight_%1$s f SET due_at = clock_timestamp()
-          FROM locked l
-         WHERE f.consumer = %1$s AND f.commit_lsn = l.commit_lsn AND f.commit_idx = l.commit_idx
-        $query$, wake_waiting.consumer) USING group_ids, table_schemas, table_names, whole_tables;
+        SELECT array_agg(l.ctid) FROM locked l
+        $query$, wake_waiting.consumer) INTO locked USING group_ids, table_schemas, table_names, whole_tables;
+    EXECUTE format('UPDATE walbrook.in_flight_%s f SET due_at = clock_timestamp() WHERE f.ctid = ANY ($1)',
+                   wake_waiting.consumer) USING locked;
     RETURN true;
 END
+$$;
+
+-- The message goes in as text: a \u0000 in it, which json keeps and nothing can read, would make the
+-- other members unreadable too; and its numbers stay what they were.
+CREATE FUNCTION walbrook.record_as_event(r walbrook.records) RETURNS json
+LANGUAGE sql STABLE AS $$
+    SELECT json_build_object(
+        'consumer', r.consumer, 'commit_lsn', r.commit_lsn, 'commit_idx', r.commit_idx,
+        'group_id', r.group_id, 'whole_table', r.whole_table, 'bytes', r.bytes,
+        'commit_timestamp', r.commit_timestamp, 'table_schema', r.table_schema,
+        'table_name', r.table_name, 'action', r.action, 'message', r.message::text)
 $$;
 
 -- Give these up: each becomes a dead letter, and its group goes on.
@@ -383,7 +413,7 @@ BEGIN
                       coalesce('its last holder said: ' || f.error,
                                format('%%s let its lease run out',
                                       coalesce('its last holder, ' || f.holder || ',', 'its last holder')))),
-               row_to_json(r), f.deliveries
+               walbrook.record_as_event(r), f.deliveries
           FROM unnest($1, $2) u (lsn, idx)
           JOIN walbrook.in_flight_%1$s f
             ON f.consumer = %1$s AND f.commit_lsn = u.lsn AND f.commit_idx = u.idx
@@ -395,7 +425,14 @@ BEGIN
             DO UPDATE SET kind = excluded.kind, error = excluded.error, event = excluded.event,
                           deliveries = excluded.deliveries, dead_at = excluded.dead_at
         $query$, bury_records.consumer) USING lsns, idxs;
-    UPDATE walbrook.consumers c SET dead = dead + cardinality(lsns) WHERE c.id = bury_records.consumer;
+    -- Not in walbrook.consumers: a worker's transaction that stays open would hold up who settles.
+    WITH counted AS (
+        DELETE FROM walbrook.buried b USING (
+            SELECT k.id FROM walbrook.buried k
+             WHERE k.consumer = bury_records.consumer FOR UPDATE SKIP LOCKED) k
+         WHERE b.id = k.id RETURNING b.messages)
+    INSERT INTO walbrook.buried (consumer, messages)
+    SELECT bury_records.consumer, cardinality(lsns) + coalesce(sum(c.messages), 0) FROM counted c;
     EXECUTE format($query$
         WITH gone AS (
             DELETE FROM walbrook.in_flight_%1$s f USING unnest($1, $2) u (lsn, idx)
@@ -933,6 +970,9 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 DECLARE
     id      integer := (walbrook.pull_consumer(ack.consumer)).consumer;
+    mine    tid[];
+    lsns    pg_lsn[];
+    idxs    bigint[];
     groups  bigint[];
     schemas text[];
     names   text[];
@@ -940,26 +980,26 @@ DECLARE
 BEGIN
     -- Locked in cursor order, so that two who say the same do not lock each other out.
     EXECUTE format($query$
-        WITH mine AS MATERIALIZED (
-            SELECT f.*
-              FROM walbrook.read_ack_ids($1) g,
-                   LATERAL (SELECT f.commit_lsn, f.commit_idx, f.group_id, f.table_schema,
-                                   f.table_name, f.whole_table
-                              FROM walbrook.in_flight_%1$s f
-                             WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
-                               AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
-                             LIMIT 1 FOR UPDATE) f
-             WHERE g.consumer = %1$s),
-        gone AS (
-            DELETE FROM walbrook.in_flight_%1$s f USING mine m
-             WHERE f.consumer = %1$s AND f.commit_lsn = m.commit_lsn AND f.commit_idx = m.commit_idx),
-        erased AS (
-            DELETE FROM walbrook.records_%1$s r USING mine m
-             WHERE r.consumer = %1$s AND r.commit_lsn = m.commit_lsn AND r.commit_idx = m.commit_idx)
-        SELECT count(*), array_agg(group_id), array_agg(table_schema), array_agg(table_name),
-               array_agg(whole_table)
-          FROM mine
-        $query$, id) INTO done, groups, schemas, names, wholes USING ack_ids;
+        SELECT count(*), array_agg(f.ctid), array_agg(f.commit_lsn), array_agg(f.commit_idx),
+               array_agg(f.group_id), array_agg(f.table_schema), array_agg(f.table_name),
+               array_agg(f.whole_table)
+          FROM walbrook.read_ack_ids($1) g,
+               LATERAL (SELECT f.ctid, f.commit_lsn, f.commit_idx, f.group_id, f.table_schema,
+                               f.table_name, f.whole_table
+                          FROM walbrook.in_flight_%1$s f
+                         WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
+                           AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
+                         LIMIT 1 FOR UPDATE) f
+         WHERE g.consumer = %1$s
+        $query$, id) INTO done, mine, lsns, idxs, groups, schemas, names, wholes USING ack_ids;
+    IF done > 0 THEN
+        EXECUTE format($query$
+            WITH gone AS (
+                DELETE FROM walbrook.in_flight_%1$s f WHERE f.ctid = ANY ($1))
+            DELETE FROM walbrook.records_%1$s r USING unnest($2, $3) m (commit_lsn, commit_idx)
+             WHERE r.consumer = %1$s AND r.commit_lsn = m.commit_lsn AND r.commit_idx = m.commit_idx
+            $query$, id) USING mine, lsns, idxs;
+    END IF;
     refused := '{}';
     reasons := '{}';
     IF done < cardinality(ack_ids) THEN
@@ -982,33 +1022,34 @@ AS $$
 DECLARE
     settings  walbrook.pulls := walbrook.pull_consumer(nack.consumer);
     id        integer := settings.consumer;
+    mine      tid[];
     dead_lsns pg_lsn[];
     dead_idxs bigint[];
 BEGIN
     PERFORM walbrook.check_interval('delay', delay, 0, 43200);
     EXECUTE format($query$
-        WITH mine AS MATERIALIZED (
-            SELECT f.*
-              FROM walbrook.read_ack_ids($1) g,
-                   LATERAL (SELECT f.commit_lsn, f.commit_idx
-                              FROM walbrook.in_flight_%1$s f
-                             WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
-                               AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
-                             LIMIT 1 FOR NO KEY UPDATE) f
-             WHERE g.consumer = %1$s),
-        given_back AS (
+        SELECT array_agg(f.ctid)
+          FROM walbrook.read_ack_ids($1) g,
+               LATERAL (SELECT f.ctid
+                          FROM walbrook.in_flight_%1$s f
+                         WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
+                           AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
+                         LIMIT 1 FOR NO KEY UPDATE) f
+         WHERE g.consumer = %1$s
+        $query$, id) INTO mine USING ack_ids;
+    EXECUTE format($query$
+        WITH given_back AS (
             UPDATE walbrook.in_flight_%1$s f
                SET lease_id = NULL, lease_until = NULL, error = $3,
                    due_at = clock_timestamp() + coalesce($2, make_interval(secs =>
                        least($4 * 2.0 ^ least(f.deliveries - 1, 40), $5) / 1000 * (1 + random() / 10)))
-              FROM mine m
-             WHERE f.consumer = %1$s AND f.commit_lsn = m.commit_lsn AND f.commit_idx = m.commit_idx
+             WHERE f.ctid = ANY ($1)
             RETURNING f.commit_lsn, f.commit_idx, f.deliveries)
         SELECT count(*), array_agg(commit_lsn) FILTER (WHERE deliveries >= $6),
                array_agg(commit_idx) FILTER (WHERE deliveries >= $6)
           FROM given_back
         $query$, id) INTO done, dead_lsns, dead_idxs
-      USING ack_ids, delay, left(error, 2000), settings.retry_first_ms, settings.retry_max_ms,
+      USING mine, delay, left(error, 2000), settings.retry_first_ms, settings.retry_max_ms,
             settings.max_deliveries;
     IF dead_lsns IS NOT NULL THEN
         PERFORM walbrook.bury_records(id, dead_lsns, dead_idxs);
@@ -1032,7 +1073,8 @@ LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    id integer := (walbrook.pull_consumer(extend.consumer)).consumer;
+    id   integer := (walbrook.pull_consumer(extend.consumer)).consumer;
+    mine tid[];
 BEGIN
     IF by IS NULL THEN
         RAISE EXCEPTION 'by is null, but should say by how long'
@@ -1040,25 +1082,23 @@ BEGIN
     END IF;
     PERFORM walbrook.check_interval('by', by, 1, 43200);
     EXECUTE format($query$
-        WITH mine AS MATERIALIZED (
-            SELECT f.*
-              FROM walbrook.read_ack_ids($1) g,
-                   LATERAL (SELECT f.commit_lsn, f.commit_idx
-                              FROM walbrook.in_flight_%1$s f
-                             WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
-                               AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
-                               AND f.lease_until IS NOT NULL
-                             LIMIT 1 FOR NO KEY UPDATE) f
-             WHERE g.consumer = %1$s),
-        extended AS (
-            UPDATE walbrook.in_flight_%1$s f
-               SET lease_until = least(greatest(f.lease_until, clock_timestamp()) + $2,
-                                       clock_timestamp() + interval '12 hours')
-              FROM mine m
-             WHERE f.consumer = %1$s AND f.commit_lsn = m.commit_lsn AND f.commit_idx = m.commit_idx
-            RETURNING 1)
-        SELECT count(*) FROM extended
-        $query$, id) INTO done USING ack_ids, by;
+        SELECT array_agg(f.ctid)
+          FROM walbrook.read_ack_ids($1) g,
+               LATERAL (SELECT f.ctid
+                          FROM walbrook.in_flight_%1$s f
+                         WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
+                           AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
+                           AND f.lease_until IS NOT NULL
+                         LIMIT 1 FOR NO KEY UPDATE) f
+         WHERE g.consumer = %1$s
+        $query$, id) INTO mine USING ack_ids;
+    EXECUTE format($query$
+        UPDATE walbrook.in_flight_%1$s f
+           SET lease_until = least(greatest(f.lease_until, clock_timestamp()) + $2,
+                                   clock_timestamp() + interval '12 hours')
+         WHERE f.ctid = ANY ($1)
+        $query$, id) USING mine, by;
+    GET DIAGNOSTICS done = ROW_COUNT;
     refused := '{}';
     reasons := '{}';
     IF done < cardinality(ack_ids) THEN
@@ -1074,16 +1114,25 @@ CREATE FUNCTION walbrook.give_back(consumer text, ack_ids text[]) RETURNS intege
 LANGUAGE plpgsql AS $$
 DECLARE
     id   integer := (walbrook.pull_consumer(give_back.consumer)).consumer;
+    mine tid[];
     done integer;
 BEGIN
+    EXECUTE format($query$
+        SELECT array_agg(f.ctid)
+          FROM walbrook.read_ack_ids($1) g,
+               LATERAL (SELECT f.ctid
+                          FROM walbrook.in_flight_%1$s f
+                         WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
+                           AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
+                         LIMIT 1 FOR NO KEY UPDATE) f
+         WHERE g.consumer = %1$s
+        $query$, id) INTO mine USING ack_ids;
     EXECUTE format($query$
         UPDATE walbrook.in_flight_%1$s f
            SET lease_id = NULL, lease_until = NULL, deliveries = f.deliveries - 1,
                due_at = clock_timestamp()
-          FROM walbrook.read_ack_ids($1) g
-         WHERE f.consumer = %1$s AND g.consumer = %1$s AND f.commit_lsn = g.commit_lsn
-           AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
-        $query$, id) USING ack_ids;
+         WHERE f.ctid = ANY ($1)
+        $query$, id) USING mine;
     GET DIAGNOSTICS done = ROW_COUNT;
     PERFORM pg_notify('walbrook_pull', id::text);
     RETURN done;
@@ -1335,14 +1384,33 @@ COMMENT ON VIEW walbrook.leases IS 'Who holds which message, until when; expired
 CREATE FUNCTION walbrook.requeue_record(event json) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    record walbrook.records := json_populate_record(NULL::walbrook.records, event);
-    known  boolean;
+    -- Without the message, which is text in there.
+    record  walbrook.records := json_populate_record(NULL::walbrook.records, event);
+    stored  walbrook.stored;
+    last    walbrook.claims;
+    is_next boolean;
+    known   boolean;
 BEGIN
+    -- In this order everywhere: who stores locks the first and may then want the second.
+    SELECT s.* INTO stored FROM walbrook.stored s WHERE s.consumer = record.consumer FOR UPDATE;
     PERFORM FROM walbrook.pulls p WHERE p.consumer = record.consumer FOR NO KEY UPDATE;
-    IF NOT FOUND THEN
-        RETURN false;
+    IF NOT FOUND OR stored.consumer IS NULL OR event -> 'message' IS NULL THEN
+        RAISE EXCEPTION 'this is no message of a pull consumer that there is now'
+            USING ERRCODE = 'object_not_in_prerequisite_state';
     END IF;
-    -- As text: taken apart and put together again, its numbers might not be what they were.
+    IF (record.commit_lsn, record.commit_idx) > (stored.commit_lsn, stored.commit_idx) THEN
+        IF EXISTS (SELECT FROM walbrook.consumers c
+                    WHERE c.id = record.consumer
+                      AND (c.cursor_lsn, c.cursor_idx) <= (record.commit_lsn, record.commit_idx)) THEN
+            RETURN false;  -- the consumer was moved back: it comes again by itself
+        END IF;
+        UPDATE walbrook.stored s SET commit_lsn = record.commit_lsn, commit_idx = record.commit_idx
+         WHERE s.consumer = record.consumer;
+    END IF;
+    SELECT c.* INTO last FROM walbrook.claims c
+     WHERE c.consumer = record.consumer ORDER BY c.lease_id DESC LIMIT 1;
+    -- Ahead of the last claim it is as one that nobody was handed yet: the next comes by it.
+    is_next := ((record.commit_lsn, record.commit_idx) > (last.commit_lsn, last.commit_idx)) IS NOT FALSE;
     EXECUTE format($query$
         WITH put AS (
             INSERT INTO walbrook.records_%1$s
@@ -1350,30 +1418,38 @@ BEGIN
                     table_schema, table_name, action, message)
             VALUES (%1$s, $1.commit_lsn, $1.commit_idx, $1.group_id, $1.whole_table, $1.bytes,
                     $1.commit_timestamp, $1.table_schema, $1.table_name, $1.action, $2)
-                ON CONFLICT DO NOTHING RETURNING 1)
-        INSERT INTO walbrook.in_flight_%1$s
-               (consumer, commit_lsn, commit_idx, group_id, due_at, deliveries, whole_table,
-                table_schema, table_name)
-        SELECT %1$s, $1.commit_lsn, $1.commit_idx, $1.group_id, clock_timestamp(), 0, $1.whole_table,
-               $1.table_schema, $1.table_name
-          FROM put ON CONFLICT DO NOTHING RETURNING true
-        $query$, record.consumer) INTO known USING record, event -> 'message';
+                ON CONFLICT DO NOTHING RETURNING 1),
+        flown AS (
+            INSERT INTO walbrook.in_flight_%1$s
+                   (consumer, commit_lsn, commit_idx, group_id, due_at, deliveries, whole_table,
+                    table_schema, table_name)
+            SELECT %1$s, $1.commit_lsn, $1.commit_idx, $1.group_id, clock_timestamp(), 0, $1.whole_table,
+                   $1.table_schema, $1.table_name
+              FROM put WHERE NOT $3)
+        SELECT EXISTS (SELECT FROM put)
+        $query$, record.consumer) INTO known USING record, (event ->> 'message')::json, is_next;
     PERFORM pg_notify('walbrook_pull', record.consumer::text);
-    RETURN coalesce(known, false);
+    RETURN known;
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.requeue_record IS 'Put the event of a pull consumer''s dead letter back into its queue, with its deliveries counted anew. It goes before all that nobody was handed yet.';
+COMMENT ON FUNCTION walbrook.requeue_record IS 'Put the event of a pull consumer''s dead letter back into its queue, with its deliveries counted anew. False: it is there, or comes again by itself because the consumer was moved back.';
 
-CREATE FUNCTION walbrook.forget_records(id integer, lsn pg_lsn, idx bigint) RETURNS bigint
+CREATE FUNCTION walbrook.forget_records(id integer, lsn pg_lsn, idx bigint, for_good boolean DEFAULT false)
+RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     last  walbrook.claims;
+    ends  walbrook.stored;
     count bigint;
 BEGIN
     -- In this order everywhere: who stores locks the first and may then want the second.
-    PERFORM FROM walbrook.stored s WHERE s.consumer = forget_records.id FOR UPDATE;
+    SELECT s.* INTO ends FROM walbrook.stored s WHERE s.consumer = forget_records.id FOR UPDATE;
     PERFORM FROM walbrook.pulls p WHERE p.consumer = forget_records.id FOR UPDATE;
+    -- In cursor order, as those who acknowledge lock them.
+    EXECUTE format('SELECT count(*) FROM (SELECT FROM walbrook.in_flight_%1$s f WHERE f.consumer = %1$s '
+                   'AND (f.commit_lsn, f.commit_idx) >= ($1, $2) '
+                   'ORDER BY f.commit_lsn, f.commit_idx FOR UPDATE) f', id) INTO count USING lsn, idx;
     EXECUTE format('DELETE FROM walbrook.in_flight_%1$s f WHERE f.consumer = %1$s '
                    'AND (f.commit_lsn, f.commit_idx) >= ($1, $2)', id) USING lsn, idx;
     EXECUTE format('DELETE FROM walbrook.records_%1$s r WHERE r.consumer = %1$s '
@@ -1382,15 +1458,20 @@ BEGIN
     EXECUTE format('UPDATE walbrook.in_flight_%1$s f SET due_at = clock_timestamp() WHERE f.consumer = %1$s '
                    'AND f.lease_until IS NULL AND f.due_at IS NULL', id);
     SELECT c.* INTO last FROM walbrook.claims c WHERE c.consumer = id ORDER BY c.lease_id DESC LIMIT 1;
-    IF (last.commit_lsn, last.commit_idx) >= (lsn, idx) THEN
+    -- Claims go on behind what is gone for good, or from where it comes again.
+    IF NOT for_good THEN
+        ends.commit_lsn := lsn;
+        ends.commit_idx := idx - 1;
+    END IF;
+    IF for_good OR (last.commit_lsn, last.commit_idx) >= (lsn, idx) THEN
         INSERT INTO walbrook.claims (consumer, lease_id, commit_lsn, commit_idx)
-        VALUES (id, nextval('walbrook.lease_ids'), lsn, idx - 1);
+        VALUES (id, nextval('walbrook.lease_ids'), ends.commit_lsn, ends.commit_idx);
         DELETE FROM walbrook.claims c WHERE c.consumer = id AND c.lease_id <= last.lease_id;
     END IF;
-    UPDATE walbrook.stored s SET commit_lsn = lsn, commit_idx = idx - 1
+    UPDATE walbrook.stored s SET commit_lsn = ends.commit_lsn, commit_idx = ends.commit_idx
      WHERE s.consumer = id AND (s.commit_lsn, s.commit_idx) >= (lsn, idx);
     RETURN count;
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.forget_records IS 'Take everything from a cursor on out of a pull consumer''s queue, so that it can be stored again; leases of it end. For when its cursor is moved back.';
+COMMENT ON FUNCTION walbrook.forget_records IS 'Take everything from a cursor on out of a pull consumer''s queue, so that it can be stored again, or for good; leases of it end. For when its cursor is moved.';
