@@ -10,8 +10,9 @@
 --   is handed what somebody else holds.
 -- * A message goes out only if no earlier one of its group, or of its whole table where one of the
 --   two has its place there, is held by somebody else or waits.
--- * Whoever acknowledges never waits for a lock of walbrook.pulls, and a claim never waits for an
---   acknowledgement: it passes over the rows that others are at.
+-- * Whoever acknowledges never waits for a lock of walbrook.pulls (it may wait for a claim that is at
+--   what it has to wake), and a claim never waits for an acknowledgement: it passes over the rows that
+--   others are at. Locks are taken in the order stored, pulls, in_flight by cursor, records.
 -- * What one statement locks the next one changes, never the same: whoever had to wait for the lock
 --   has the row's newest version, which that statement's snapshot does not see.
 -- * One that waits for an earlier one (lease_until and due_at null) is looked at again when that one
@@ -206,10 +207,17 @@ BEGIN
             USING ERRCODE = 'feature_not_supported',
                   HINT = 'call it in a transaction of its own that is READ COMMITTED';
     END IF;
-    SELECT c.id, c.destination, c.paused_at INTO known
+    SELECT c.id, c.destination, c.paused_at, c.active,
+           count(*) FILTER (WHERE c.active) OVER () AS active_ones
+      INTO known
       FROM walbrook.consumers c WHERE c.name = pull_consumer.name
      ORDER BY c.active DESC, c.id DESC LIMIT 1;
-    IF NOT FOUND THEN
+    IF known.active_ones > 1 THEN
+        RAISE EXCEPTION 'consumer % is ambiguous: % sources have one each', pull_consumer.name, known.active_ones
+            USING ERRCODE = 'WB004', COLUMN = 'consumer',
+                  HINT = 'give one of them another name in its configuration';
+    END IF;
+    IF known.id IS NULL THEN
         RAISE EXCEPTION 'there is no consumer %', coalesce(quote_literal(pull_consumer.name), 'null')
             USING ERRCODE = 'WB001', COLUMN = 'consumer', HINT = 'walbrook.consumers lists them';
     END IF;
@@ -335,7 +343,7 @@ $$;
 
 -- An earlier one of these is gone: the first that waits behind it is looked at by the next claim.
 CREATE FUNCTION walbrook.wake_waiting(consumer integer, group_ids bigint[], table_schemas text[],
-                                      table_names text[], whole_tables boolean[])
+                                      table_names text[], whole_tables boolean[], in_claim boolean)
 RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -348,7 +356,8 @@ BEGIN
         RETURN false;
     END IF;
     -- A claim that has one locked now has not seen what is gone: it is waited for. Locked in cursor
-    -- order, so that two who do this do not lock each other out.
+    -- order, so that two who do this do not lock each other out. A claim itself (whoever has the lock
+    -- of walbrook.pulls) waits for nobody: who has one locked wakes it.
     EXECUTE format($query$
         WITH chosen AS MATERIALIZED (
             SELECT w.commit_lsn, w.commit_idx
@@ -374,9 +383,10 @@ BEGIN
                              WHERE f.consumer = %1$s AND f.commit_lsn = c.commit_lsn
                                AND f.commit_idx = c.commit_idx
                                AND f.lease_until IS NULL AND f.due_at IS NULL
-                             LIMIT 1 FOR NO KEY UPDATE) f)
+                             LIMIT 1 FOR NO KEY UPDATE %2$s) f)
         SELECT array_agg(l.ctid) FROM locked l
-        $query$, wake_waiting.consumer) INTO locked USING group_ids, table_schemas, table_names, whole_tables;
+        $query$, wake_waiting.consumer, CASE WHEN in_claim THEN 'SKIP LOCKED' END)
+       INTO locked USING group_ids, table_schemas, table_names, whole_tables;
     EXECUTE format('UPDATE walbrook.in_flight_%s f SET due_at = clock_timestamp() WHERE f.ctid = ANY ($1)',
                    wake_waiting.consumer) USING locked;
     RETURN true;
@@ -395,7 +405,8 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Give these up: each becomes a dead letter, and its group goes on.
-CREATE FUNCTION walbrook.bury_records(consumer integer, lsns pg_lsn[], idxs bigint[]) RETURNS void
+CREATE FUNCTION walbrook.bury_records(consumer integer, lsns pg_lsn[], idxs bigint[], in_claim boolean)
+RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     groups  bigint[];
@@ -444,7 +455,7 @@ BEGIN
         SELECT array_agg(group_id), array_agg(table_schema), array_agg(table_name), array_agg(whole_table)
           FROM gone
         $query$, bury_records.consumer) INTO groups, schemas, names, wholes USING lsns, idxs;
-    PERFORM walbrook.wake_waiting(bury_records.consumer, groups, schemas, names, wholes);
+    PERFORM walbrook.wake_waiting(bury_records.consumer, groups, schemas, names, wholes, in_claim);
 END
 $$;
 
@@ -458,25 +469,55 @@ DECLARE
     idxs  bigint[];
     found boolean[];
 BEGIN
-    -- In two steps: what a statement itself has changed it can no longer lock.
+    -- In two steps: what a statement itself has changed it can no longer lock. Of each group, and of
+    -- each table, the first that nobody is at is looked for once: who acknowledges may be at thousands.
     EXECUTE format($query$
-        SELECT array_agg(w.commit_lsn), array_agg(w.commit_idx), array_agg(coalesce(g.found, t.found, false))
-          FROM walbrook.in_flight_%1$s w
-          LEFT JOIN LATERAL (
-               SELECT true AS found FROM walbrook.in_flight_%1$s e
-                WHERE e.consumer = %1$s AND e.group_id = w.group_id
-                  AND (e.commit_lsn, e.commit_idx) < (w.commit_lsn, w.commit_idx)
-                  AND e.lease_id IS DISTINCT FROM $1
-                ORDER BY e.commit_lsn, e.commit_idx LIMIT 1 FOR KEY SHARE SKIP LOCKED) g ON true
-          LEFT JOIN LATERAL (
-               SELECT true AS found FROM walbrook.in_flight_%1$s e
-                WHERE g.found IS NULL AND e.consumer = %1$s
-                  AND e.table_schema = w.table_schema AND e.table_name = w.table_name
-                  AND (e.whole_table OR w.whole_table)
-                  AND (e.commit_lsn, e.commit_idx) < (w.commit_lsn, w.commit_idx)
-                  AND e.lease_id IS DISTINCT FROM $1
-                ORDER BY e.commit_lsn, e.commit_idx LIMIT 1 FOR KEY SHARE SKIP LOCKED) t ON true
-         WHERE w.consumer = %1$s AND w.due_at = $2
+        WITH waiters AS MATERIALIZED (
+            SELECT w.commit_lsn, w.commit_idx, w.group_id, w.whole_table, w.table_schema, w.table_name,
+                   row_number() OVER (PARTITION BY w.group_id ORDER BY w.commit_lsn, w.commit_idx) = 1
+                   AS of_group,
+                   row_number() OVER (PARTITION BY w.table_schema, w.table_name
+                                      ORDER BY w.commit_lsn, w.commit_idx) = 1 AS of_table,
+                   w.whole_table
+                   AND row_number() OVER (PARTITION BY w.table_schema, w.table_name, w.whole_table
+                                          ORDER BY w.commit_lsn, w.commit_idx) = 1 AS of_whole
+              FROM walbrook.in_flight_%1$s w WHERE w.consumer = %1$s AND w.due_at = $2),
+        looked AS MATERIALIZED (
+            SELECT w.*, g.place AS in_group, t.place AS in_table, a.place AS in_whole
+              FROM waiters w
+              LEFT JOIN LATERAL (
+                   SELECT ROW(e.commit_lsn, e.commit_idx) AS place FROM walbrook.in_flight_%1$s e
+                    WHERE w.of_group AND e.consumer = %1$s AND e.group_id = w.group_id
+                      AND e.lease_id IS DISTINCT FROM $1
+                    ORDER BY e.commit_lsn, e.commit_idx LIMIT 1 FOR KEY SHARE SKIP LOCKED) g ON true
+              LEFT JOIN LATERAL (
+                   SELECT ROW(e.commit_lsn, e.commit_idx) AS place FROM walbrook.in_flight_%1$s e
+                    WHERE w.of_table AND e.consumer = %1$s AND e.whole_table
+                      AND e.table_schema = w.table_schema AND e.table_name = w.table_name
+                      AND e.lease_id IS DISTINCT FROM $1
+                    ORDER BY e.commit_lsn, e.commit_idx LIMIT 1 FOR KEY SHARE SKIP LOCKED) t ON true
+              LEFT JOIN LATERAL (
+                   SELECT ROW(e.commit_lsn, e.commit_idx) AS place FROM walbrook.in_flight_%1$s e
+                    WHERE w.of_whole AND e.consumer = %1$s
+                      AND e.table_schema = w.table_schema AND e.table_name = w.table_name
+                      AND e.lease_id IS DISTINCT FROM $1
+                    ORDER BY e.commit_lsn, e.commit_idx LIMIT 1 FOR KEY SHARE SKIP LOCKED) a ON true),
+        judged AS (
+            SELECT l.commit_lsn, l.commit_idx,
+                   first_value(l.in_group) OVER (PARTITION BY l.group_id ORDER BY l.commit_lsn, l.commit_idx)
+                   < ROW(l.commit_lsn, l.commit_idx) AS is_behind,
+                   first_value(l.in_table) OVER (PARTITION BY l.table_schema, l.table_name
+                                                 ORDER BY l.commit_lsn, l.commit_idx)
+                   < ROW(l.commit_lsn, l.commit_idx) AS is_behind_whole,
+                   l.whole_table
+                   AND first_value(l.in_whole) OVER (PARTITION BY l.table_schema, l.table_name, l.whole_table
+                                                     ORDER BY l.commit_lsn, l.commit_idx)
+                       < ROW(l.commit_lsn, l.commit_idx) AS is_behind_table
+              FROM looked l)
+        SELECT array_agg(j.commit_lsn), array_agg(j.commit_idx),
+               array_agg(coalesce(j.is_behind, false) OR coalesce(j.is_behind_whole, false)
+                         OR coalesce(j.is_behind_table, false))
+          FROM judged j
         $query$, hold_back.consumer) INTO lsns, idxs, found USING lease, moment;
     EXECUTE format($query$
         UPDATE walbrook.in_flight_%1$s f
@@ -586,7 +627,7 @@ BEGIN
        INTO take_lsns, take_idxs, dead_lsns, dead_idxs, wait_lsns, wait_idxs
       USING last.swept_to, moment, batch_size, room, settings.max_deliveries;
     IF dead_lsns IS NOT NULL THEN
-        PERFORM walbrook.bury_records(id, dead_lsns, dead_idxs);
+        PERFORM walbrook.bury_records(id, dead_lsns, dead_idxs, in_claim => true);
     END IF;
     IF take_lsns IS NOT NULL THEN
         RETURN QUERY EXECUTE format($query$
@@ -716,8 +757,13 @@ DECLARE
     got      bigint;
     taken    bigint := 0;
     passed   integer := 0;
+    is_swept boolean := false;
 BEGIN
     SELECT p.* INTO settings FROM walbrook.pulls p WHERE p.consumer = id FOR NO KEY UPDATE;
+    -- Whoever pauses it holds that lock.
+    IF EXISTS (SELECT FROM walbrook.consumers c WHERE c.id = claim.consumer AND c.paused_at IS NOT NULL) THEN
+        RETURN;
+    END IF;
     lease := nextval('walbrook.lease_ids');
     SELECT c.* INTO last FROM walbrook.claims c
      WHERE c.consumer = id ORDER BY c.lease_id DESC LIMIT 1;
@@ -738,6 +784,7 @@ BEGIN
     IF NOT moment BETWEEN last.swept_at AND last.swept_at + interval '10 seconds' THEN
         last.swept_to := '-infinity';
         last.swept_at := moment;
+        is_swept := true;
         -- With them the first of what waits, should nobody have woken it.
         EXECUTE format($query$
             UPDATE walbrook.in_flight_%1$s f SET due_at = $1
@@ -780,6 +827,9 @@ BEGIN
         taken := taken + got;
         most := greatest(least(wanted - taken, most), 0);
     END LOOP;
+    IF next.rows > most THEN
+        next.are_free := false;  -- it was looked at before some of what came back was taken
+    END IF;
     IF NOT next.is_due THEN
         last.swept_to := moment;
     END IF;
@@ -833,13 +883,13 @@ BEGIN
         END IF;
         EXIT WHEN last.looked_at < most;
     END LOOP;
-    IF noted.lease_id IS NULL AND taken > 0 THEN
+    IF noted.lease_id IS NULL AND (taken > 0 OR is_swept) THEN
         INSERT INTO walbrook.claims (consumer, lease_id, commit_lsn, commit_idx, swept_to, swept_at,
                                      rows_most, held_most)
         VALUES (id, lease, last.commit_lsn, last.commit_idx, last.swept_to, last.swept_at,
                 last.rows_most, last.held_most);
     END IF;
-    IF noted.lease_id IS NOT NULL OR taken > 0 THEN
+    IF noted.lease_id IS NOT NULL OR taken > 0 OR is_swept THEN
         DELETE FROM walbrook.claims c WHERE c.consumer = id AND c.lease_id < lease;
     END IF;
 END
@@ -866,22 +916,36 @@ LANGUAGE plpgsql AS $$
 DECLARE
     settings walbrook.pulls;
     ends     timestamptz;
-    got      boolean;
+    is_last  boolean;
+    stood    record;
+    stands   record;
 BEGIN
     PERFORM walbrook.check_receive(batch_size, visibility);
     PERFORM walbrook.check_interval('wait', coalesce(wait, '0'), 0, 60);
-    settings := walbrook.pull_consumer(receive.consumer, to_receive => true);
     ends := clock_timestamp() + coalesce(wait, '0');
     LOOP
+        -- Each time: somebody may pause it meanwhile.
+        settings := walbrook.pull_consumer(receive.consumer, to_receive => true);
+        is_last := clock_timestamp() >= ends;
         IF walbrook.claimable(settings.consumer) THEN
-            IF clock_timestamp() >= ends THEN
+            IF is_last THEN
                 RETURN QUERY SELECT * FROM walbrook.claim(settings.consumer, batch_size, visibility, left(holder, 200));
                 RETURN;
             END IF;
-            -- Nothing may be locked while it waits. What a claim without an outcome has done is undone.
+            SELECT c.commit_lsn, c.commit_idx INTO stood FROM walbrook.claims c
+             WHERE c.consumer = settings.consumer ORDER BY c.lease_id DESC LIMIT 1;
+            -- Nothing may be locked while it waits: what a claim without an outcome has done is undone.
+            -- Unless it passed messages over: then others, behind those, can be reached from there, and
+            -- the caller asks again.
             BEGIN
                 RETURN QUERY SELECT * FROM walbrook.claim(settings.consumer, batch_size, visibility, left(holder, 200));
                 IF FOUND THEN
+                    RETURN;
+                END IF;
+                SELECT c.commit_lsn, c.commit_idx INTO stands FROM walbrook.claims c
+                 WHERE c.consumer = settings.consumer ORDER BY c.lease_id DESC LIMIT 1;
+                IF (stands.commit_lsn, stands.commit_idx)
+                   > (coalesce(stood.commit_lsn, '0/0'), coalesce(stood.commit_idx, -1)) THEN
                     RETURN;
                 END IF;
                 RAISE EXCEPTION USING ERRCODE = 'WB000';
@@ -889,15 +953,16 @@ BEGIN
                 NULL;
             END;
         END IF;
-        EXIT WHEN clock_timestamp() >= ends;
+        EXIT WHEN is_last;
         PERFORM pg_sleep(least(0.05, greatest(extract(epoch FROM ends - clock_timestamp())::float8, 0.001)));
     END LOOP;
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.receive IS 'Fetch up to batch_size messages of a pull consumer. They are the caller''s for visibility; walbrook.ack says that they are done. With wait, it waits so long for a first one.';
+COMMENT ON FUNCTION walbrook.receive IS 'Fetch up to batch_size messages of a pull consumer. They are the caller''s for visibility; walbrook.ack says that they are done. With wait, it waits so long for a first one; it may come back earlier without any, to be asked again.';
 
--- Many claimers at once, first come first: one pass, of which everyone has an equal share.
+-- Many claimers at once, first come first: one pass, of which everyone has an equal share, until about
+-- 64 MiB were handed out.
 CREATE FUNCTION walbrook.receive_shared(consumer text, batch_sizes integer[], visibilities interval[],
                                         holders text[])
 RETURNS TABLE (claimer integer, ack_id text, deliveries integer, lease_until timestamptz,
@@ -909,6 +974,8 @@ DECLARE
     there    bigint;
     shares   integer[] := array_fill(0, ARRAY[cardinality(batch_sizes)]);
     turn     record;
+    handed   walbrook.received[];
+    bytes    bigint := 0;
 BEGIN
     settings := walbrook.pull_consumer(receive_shared.consumer, to_receive => true);
     IF NOT walbrook.claimable(settings.consumer) THEN
@@ -927,9 +994,17 @@ BEGIN
             there := there - 1;
         END IF;
         CONTINUE WHEN shares[turn.at] = 0;
-        RETURN QUERY SELECT turn.at::integer, c.*
-                       FROM walbrook.claim(settings.consumer, shares[turn.at], visibilities[turn.at],
-                                           left(holders[turn.at], 200)) c;
+        IF cardinality(batch_sizes) = 1 THEN
+            RETURN QUERY SELECT turn.at::integer, c.*
+                           FROM walbrook.claim(settings.consumer, shares[turn.at], visibilities[turn.at],
+                                               left(holders[turn.at], 200)) c;
+            RETURN;
+        END IF;
+        SELECT array_agg(c), bytes + coalesce(sum(octet_length(c.message::text)), 0) INTO handed, bytes
+          FROM walbrook.claim(settings.consumer, shares[turn.at], visibilities[turn.at],
+                              left(holders[turn.at], 200)) c;
+        RETURN QUERY SELECT turn.at::integer, h.* FROM unnest(handed) h;
+        EXIT WHEN bytes >= 67108864;  -- those who are left are served by the next pass
     END LOOP;
 END
 $$;
@@ -941,6 +1016,7 @@ COMMENT ON FUNCTION walbrook.receive_shared IS 'What walbrook.receive does, for 
 
 -- Why those that were not done were not: stale, or another consumer''s.
 CREATE FUNCTION walbrook.refusals(consumer integer, ack_ids text[], gone_is_fine boolean,
+                                  must_be_held boolean,
                                   OUT refused text[], OUT reasons text[])
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -955,9 +1031,10 @@ BEGIN
                   LEFT JOIN walbrook.in_flight_%1$s f
                     ON f.consumer = %1$s AND g.consumer = %1$s
                    AND f.commit_lsn = g.commit_lsn AND f.commit_idx = g.commit_idx
-                 WHERE g.consumer <> %1$s OR f.lease_id IS DISTINCT FROM g.lease_id
-                   AND NOT ($2 AND f.commit_lsn IS NULL)) w
-        $query$, refusals.consumer) INTO refused, reasons USING ack_ids, gone_is_fine;
+                 WHERE g.consumer <> %1$s
+                    OR (f.lease_id IS DISTINCT FROM g.lease_id OR $3 AND f.lease_until IS NULL)
+                       AND NOT ($2 AND f.commit_lsn IS NULL)) w
+        $query$, refusals.consumer) INTO refused, reasons USING ack_ids, gone_is_fine, must_be_held;
     refused := coalesce(refused, '{}');
     reasons := coalesce(reasons, '{}');
 END
@@ -1003,9 +1080,9 @@ BEGIN
     refused := '{}';
     reasons := '{}';
     IF done < cardinality(ack_ids) THEN
-        SELECT r.refused, r.reasons INTO refused, reasons FROM walbrook.refusals(id, ack_ids, true) r;
+        SELECT r.refused, r.reasons INTO refused, reasons FROM walbrook.refusals(id, ack_ids, true, false) r;
     END IF;
-    IF done > 0 AND walbrook.wake_waiting(id, groups, schemas, names, wholes) THEN
+    IF done > 0 AND walbrook.wake_waiting(id, groups, schemas, names, wholes, in_claim => false) THEN
         PERFORM pg_notify('walbrook_pull', id::text);
     END IF;
 END
@@ -1052,12 +1129,12 @@ BEGIN
       USING mine, delay, left(error, 2000), settings.retry_first_ms, settings.retry_max_ms,
             settings.max_deliveries;
     IF dead_lsns IS NOT NULL THEN
-        PERFORM walbrook.bury_records(id, dead_lsns, dead_idxs);
+        PERFORM walbrook.bury_records(id, dead_lsns, dead_idxs, in_claim => false);
     END IF;
     refused := '{}';
     reasons := '{}';
     IF done < cardinality(ack_ids) THEN
-        SELECT r.refused, r.reasons INTO refused, reasons FROM walbrook.refusals(id, ack_ids, false) r;
+        SELECT r.refused, r.reasons INTO refused, reasons FROM walbrook.refusals(id, ack_ids, false, false) r;
     END IF;
     IF done > 0 THEN
         PERFORM pg_notify('walbrook_pull', id::text);
@@ -1102,7 +1179,7 @@ BEGIN
     refused := '{}';
     reasons := '{}';
     IF done < cardinality(ack_ids) THEN
-        SELECT r.refused, r.reasons INTO refused, reasons FROM walbrook.refusals(id, ack_ids, false) r;
+        SELECT r.refused, r.reasons INTO refused, reasons FROM walbrook.refusals(id, ack_ids, false, true) r;
     END IF;
 END
 $$;
@@ -1161,7 +1238,10 @@ $$;
 CREATE FUNCTION walbrook.drop_records(settings walbrook.pulls, last walbrook.claims, messages bigint,
                                       bytes bigint, before timestamptz, reason text,
                                       OUT dropped bigint, OUT dropped_bytes bigint)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql
+-- Not as a claim has them, which may call it: many meet many here.
+SET enable_seqscan = on SET enable_bitmapscan = on SET enable_hashjoin = on SET enable_mergejoin = on
+AS $$
 DECLARE
     id      integer := settings.consumer;
     groups  bigint[];
@@ -1267,7 +1347,7 @@ BEGIN
         RETURN;
     END IF;
     IF groups IS NOT NULL THEN
-        PERFORM walbrook.wake_waiting(id, groups, schemas, names, wholes);
+        PERFORM walbrook.wake_waiting(id, groups, schemas, names, wholes, in_claim => true);
     END IF;
     what := CASE reason WHEN 'ttl' THEN format('messages that were stored for more than %s s', settings.ttl_s)
                         ELSE 'the oldest messages, because its queue is as full as it may be' END;

@@ -555,6 +555,9 @@ LANGUAGE plpgsql AS $$
 DECLARE
     r record;
 BEGIN
+    -- First what an acknowledgement locks first.
+    PERFORM FROM walbrook.in_flight f
+     WHERE f.consumer = c.id AND f.commit_lsn = place.lsn AND f.commit_idx = place.idx FOR UPDATE;
     SELECT * INTO r FROM walbrook.records k
      WHERE k.consumer = c.id AND k.commit_lsn = place.lsn AND k.commit_idx = place.idx
        AND k.action <> 'gap' FOR UPDATE;
@@ -577,7 +580,7 @@ BEGIN
      WHERE f.consumer = c.id AND f.commit_lsn = place.lsn AND f.commit_idx = place.idx;
     IF FOUND THEN
         PERFORM walbrook.wake_waiting(c.id, ARRAY[r.group_id], ARRAY[r.table_schema],
-                                      ARRAY[r.table_name], ARRAY[r.whole_table]);
+                                      ARRAY[r.table_name], ARRAY[r.whole_table], in_claim => true);
     END IF;
     RETURN true;
 END

@@ -1,4 +1,4 @@
-"""Two who speak of one message at once: what either says is done or refused, and nothing is left."""
+"""Two who speak of one message at once: what each says is done or refused, nothing is left."""
 
 from __future__ import annotations
 

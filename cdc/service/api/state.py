@@ -1,6 +1,7 @@
 """A few connections to the state database, shared by the requests of the API.
 
-What must always hold: no more than ``_MOST`` are open, one that failed is not used again, and a
+What must always hold: no more than ``_MOST`` are open, one that was left in the middle of something
+is not used again, and a
 request waits for one no longer than it would for its answer.
 """
 
@@ -9,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+
+from psycopg.pq import TransactionStatus
 
 from cdc.connection import AsyncConnection, connect_async
 from cdc.service.api.refusals import RefusedError
@@ -53,10 +56,12 @@ class StateConnections:
             )
             try:
                 yield connection
-            except BaseException:
-                # Whatever it was in the middle of, the next request shall not meet it.
-                await connection.close()
-                raise
-            self._idle.append(connection)
+            finally:
+                # Whatever it was in the middle of, the next request shall not meet it. A refusal
+                # is no such thing.
+                if connection.info.transaction_status == TransactionStatus.IDLE:
+                    self._idle.append(connection)
+                else:
+                    await connection.close()
         finally:
             self._free.release()
