@@ -735,6 +735,29 @@ BEGIN
 END
 $$;
 
+-- So many wait for an earlier one of their group that claims look no further: others stand behind them.
+CREATE FUNCTION walbrook.say_held_up(settings walbrook.pulls, is_full boolean) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF is_full THEN
+        INSERT INTO walbrook.health_events (source, consumer, kind, severity, what, fix)
+        SELECT c.source, c.name, 'claims_held_up', 'warning',
+               format('claims of %s look no further: more messages than its max_in_flight allows for are '
+                      'handed out or wait for an earlier one of their group', c.name),
+               'walbrook.leases says who holds what: let the holders acknowledge, or raise max_in_flight '
+               'of its destination'
+          FROM walbrook.consumers c WHERE c.id = settings.consumer
+            ON CONFLICT (source, coalesce(consumer, ''), kind) WHERE resolved_at IS NULL
+            DO UPDATE SET seen_at = clock_timestamp();
+    ELSE
+        UPDATE walbrook.health_events e SET resolved_at = clock_timestamp()
+          FROM walbrook.consumers c
+         WHERE c.id = settings.consumer AND e.source = c.source AND e.consumer = c.name
+           AND e.kind = 'claims_held_up' AND e.resolved_at IS NULL;
+    END IF;
+END
+$$;
+
 -- One pass for one claimer: what came back first, then what nobody had yet. It goes through at most
 -- twenty steps of messages that it must pass over, and comes back with less then.
 CREATE FUNCTION walbrook.claim(consumer integer, batch_size integer, visibility interval, holder text)
@@ -785,6 +808,7 @@ BEGIN
         last.swept_to := '-infinity';
         last.swept_at := moment;
         is_swept := true;
+        PERFORM walbrook.say_held_up(settings, last.rows_most + batch_size > settings.max_in_flight + spare);
         -- With them the first of what waits, should nobody have woken it.
         EXECUTE format($query$
             UPDATE walbrook.in_flight_%1$s f SET due_at = $1
