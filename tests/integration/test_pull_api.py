@@ -178,8 +178,8 @@ def test_deadlines_are_told_in_utc_whatever_the_database_is_set_to(
 
 def test_a_name_that_two_sources_have_is_refused(client: httpx.Client, jobs: Puller) -> None:
     jobs.rows(
-        "INSERT INTO walbrook.sources (name, slot, publication, system_identifier) "
-        "VALUES ('other', 'other', 'pub', '1') RETURNING 1"
+        "INSERT INTO walbrook.sources (name, slot, publication, system_identifier, restart_lsn) "
+        "VALUES ('other', 'other', 'pub', '1', '0/1') RETURNING 1"
     )
     jobs.rows(
         "INSERT INTO walbrook.consumers (source, name, cursor_lsn, destination) "
