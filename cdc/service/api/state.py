@@ -19,6 +19,8 @@ from cdc.service.api.refusals import RefusedError
 _MOST = 4
 _STATEMENT_S = 30
 _WAIT_S = 30.0
+# A transaction that somebody leaves open over SQL shall not keep all of them for long.
+_LOCKS = "SET lock_timeout = '10s'"
 
 Rows = list[tuple[object, ...]]
 
@@ -51,9 +53,7 @@ class StateConnections:
             while self._idle and self._idle[-1].closed:
                 self._idle.pop()
             kept = self._idle.pop() if self._idle else None
-            connection = kept or await connect_async(
-                self._dsn, name="api", statement_s=_STATEMENT_S
-            )
+            connection = kept or await self._open()
             try:
                 yield connection
             finally:
@@ -65,3 +65,12 @@ class StateConnections:
                     await connection.close()
         finally:
             self._free.release()
+
+    async def _open(self) -> AsyncConnection:
+        connection = await connect_async(self._dsn, name="api", statement_s=_STATEMENT_S)
+        try:
+            await connection.execute(_LOCKS)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
