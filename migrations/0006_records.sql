@@ -10,8 +10,11 @@
 --   is handed what somebody else holds.
 -- * A message goes out only if no earlier one of its group, or of its whole table where one of the
 --   two has its place there, is held by somebody else or waits.
--- * Whoever acknowledges never waits for a lock of walbrook.pulls, and a claim never waits for an
---   acknowledgement: it passes over the rows that others are at.
+-- * Whoever acknowledges never waits for a lock of walbrook.pulls (it may wait for a claim that is at
+--   what it has to wake), and a claim never waits for an acknowledgement: it passes over the rows that
+--   others are at. Locks are taken in the order stored, pulls, in_flight by cursor, records.
+-- * What one statement locks the next one changes, never the same: whoever had to wait for the lock
+--   has the row's newest version, which that statement's snapshot does not see.
 -- * One that waits for an earlier one (lease_until and due_at null) is looked at again when that one
 --   goes: a claim holds a lock on it that lets an acknowledgement through only after the claim.
 
@@ -126,6 +129,24 @@ COMMENT ON COLUMN walbrook.claims.rows_most IS 'At most so many rows are in flig
 COMMENT ON COLUMN walbrook.claims.passed IS 'How many it passed over because an earlier one of their group is not done.';
 COMMENT ON COLUMN walbrook.claims.looked_at IS 'How many it looked at, in its last step.';
 
+-- Whoever adds to it puts a row in place of those that nobody is at, so that nobody waits.
+CREATE TABLE walbrook.buried (
+    id       bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    consumer integer NOT NULL REFERENCES walbrook.consumers (id) ON DELETE CASCADE,
+    messages bigint NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+
+CREATE INDEX buried_consumer ON walbrook.buried (consumer);
+
+COMMENT ON TABLE walbrook.buried IS 'How many messages of each pull consumer have ever become dead letters after they were stored: the sum of its rows. walbrook.consumers.dead counts those before.';
+
+CREATE FUNCTION walbrook.dead_ever(c walbrook.consumers) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT c.dead + coalesce((SELECT sum(b.messages) FROM walbrook.buried b WHERE b.consumer = c.id), 0)::bigint
+$$;
+
+COMMENT ON FUNCTION walbrook.dead_ever IS 'How many changes have ever become dead letters of this consumer.';
+
 CREATE OR REPLACE FUNCTION walbrook.make_queue(consumer integer) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -186,10 +207,17 @@ BEGIN
             USING ERRCODE = 'feature_not_supported',
                   HINT = 'call it in a transaction of its own that is READ COMMITTED';
     END IF;
-    SELECT c.id, c.destination, c.paused_at INTO known
+    SELECT c.id, c.destination, c.paused_at, c.active,
+           count(*) FILTER (WHERE c.active) OVER () AS active_ones
+      INTO known
       FROM walbrook.consumers c WHERE c.name = pull_consumer.name
      ORDER BY c.active DESC, c.id DESC LIMIT 1;
-    IF NOT FOUND THEN
+    IF known.active_ones > 1 THEN
+        RAISE EXCEPTION 'consumer % is ambiguous: % sources have one each', pull_consumer.name, known.active_ones
+            USING ERRCODE = 'WB004', COLUMN = 'consumer',
+                  HINT = 'give one of them another name in its configuration';
+    END IF;
+    IF known.id IS NULL THEN
         RAISE EXCEPTION 'there is no consumer %', coalesce(quote_literal(pull_consumer.name), 'null')
             USING ERRCODE = 'WB001', COLUMN = 'consumer', HINT = 'walbrook.consumers lists them';
     END IF;
@@ -315,11 +343,12 @@ $$;
 
 -- An earlier one of these is gone: the first that waits behind it is looked at by the next claim.
 CREATE FUNCTION walbrook.wake_waiting(consumer integer, group_ids bigint[], table_schemas text[],
-                                      table_names text[], whole_tables boolean[])
+                                      table_names text[], whole_tables boolean[], in_claim boolean)
 RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     waiting boolean;
+    locked  tid[];
 BEGIN
     EXECUTE format('SELECT EXISTS (SELECT FROM walbrook.in_flight_%1$s f WHERE f.consumer = %1$s '
                    'AND f.lease_until IS NULL AND f.due_at IS NULL)', wake_waiting.consumer) INTO waiting;
@@ -327,7 +356,8 @@ BEGIN
         RETURN false;
     END IF;
     -- A claim that has one locked now has not seen what is gone: it is waited for. Locked in cursor
-    -- order, so that two who do this do not lock each other out.
+    -- order, so that two who do this do not lock each other out. A claim itself (whoever has the lock
+    -- of walbrook.pulls) waits for nobody: who has one locked wakes it.
     EXECUTE format($query$
         WITH chosen AS MATERIALIZED (
             SELECT w.commit_lsn, w.commit_idx
@@ -353,15 +383,30 @@ BEGIN
                              WHERE f.consumer = %1$s AND f.commit_lsn = c.commit_lsn
                                AND f.commit_idx = c.commit_idx
                                AND f.lease_until IS NULL AND f.due_at IS NULL
-                             LIMIT 1 FOR NO KEY UPDATE) f)
-        UPDATE walbrook.in_flight_%1$s f SET due_at = clock_timestamp() FROM locked l WHERE f.ctid = l.ctid
-        $query$, wake_waiting.consumer) USING group_ids, table_schemas, table_names, whole_tables;
+                             LIMIT 1 FOR NO KEY UPDATE %2$s) f)
+        SELECT array_agg(l.ctid) FROM locked l
+        $query$, wake_waiting.consumer, CASE WHEN in_claim THEN 'SKIP LOCKED' END)
+       INTO locked USING group_ids, table_schemas, table_names, whole_tables;
+    EXECUTE format('UPDATE walbrook.in_flight_%s f SET due_at = clock_timestamp() WHERE f.ctid = ANY ($1)',
+                   wake_waiting.consumer) USING locked;
     RETURN true;
 END
 $$;
 
+-- The message goes in as text: a \u0000 in it, which json keeps and nothing can read, would make the
+-- other members unreadable too; and its numbers stay what they were.
+CREATE FUNCTION walbrook.record_as_event(r walbrook.records) RETURNS json
+LANGUAGE sql STABLE AS $$
+    SELECT json_build_object(
+        'consumer', r.consumer, 'commit_lsn', r.commit_lsn, 'commit_idx', r.commit_idx,
+        'group_id', r.group_id, 'whole_table', r.whole_table, 'bytes', r.bytes,
+        'commit_timestamp', r.commit_timestamp, 'table_schema', r.table_schema,
+        'table_name', r.table_name, 'action', r.action, 'message', r.message::text)
+$$;
+
 -- Give these up: each becomes a dead letter, and its group goes on.
-CREATE FUNCTION walbrook.bury_records(consumer integer, lsns pg_lsn[], idxs bigint[]) RETURNS void
+CREATE FUNCTION walbrook.bury_records(consumer integer, lsns pg_lsn[], idxs bigint[], in_claim boolean)
+RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     groups  bigint[];
@@ -379,7 +424,7 @@ BEGIN
                       coalesce('its last holder said: ' || f.error,
                                format('%%s let its lease run out',
                                       coalesce('its last holder, ' || f.holder || ',', 'its last holder')))),
-               row_to_json(r), f.deliveries
+               walbrook.record_as_event(r), f.deliveries
           FROM unnest($1, $2) u (lsn, idx)
           JOIN walbrook.in_flight_%1$s f
             ON f.consumer = %1$s AND f.commit_lsn = u.lsn AND f.commit_idx = u.idx
@@ -391,7 +436,14 @@ BEGIN
             DO UPDATE SET kind = excluded.kind, error = excluded.error, event = excluded.event,
                           deliveries = excluded.deliveries, dead_at = excluded.dead_at
         $query$, bury_records.consumer) USING lsns, idxs;
-    UPDATE walbrook.consumers c SET dead = dead + cardinality(lsns) WHERE c.id = bury_records.consumer;
+    -- Not in walbrook.consumers: a worker's transaction that stays open would hold up who settles.
+    WITH counted AS (
+        DELETE FROM walbrook.buried b USING (
+            SELECT k.id FROM walbrook.buried k
+             WHERE k.consumer = bury_records.consumer FOR UPDATE SKIP LOCKED) k
+         WHERE b.id = k.id RETURNING b.messages)
+    INSERT INTO walbrook.buried (consumer, messages)
+    SELECT bury_records.consumer, cardinality(lsns) + coalesce(sum(c.messages), 0) FROM counted c;
     EXECUTE format($query$
         WITH gone AS (
             DELETE FROM walbrook.in_flight_%1$s f USING unnest($1, $2) u (lsn, idx)
@@ -403,7 +455,7 @@ BEGIN
         SELECT array_agg(group_id), array_agg(table_schema), array_agg(table_name), array_agg(whole_table)
           FROM gone
         $query$, bury_records.consumer) INTO groups, schemas, names, wholes USING lsns, idxs;
-    PERFORM walbrook.wake_waiting(bury_records.consumer, groups, schemas, names, wholes);
+    PERFORM walbrook.wake_waiting(bury_records.consumer, groups, schemas, names, wholes, in_claim);
 END
 $$;
 
@@ -417,25 +469,55 @@ DECLARE
     idxs  bigint[];
     found boolean[];
 BEGIN
-    -- In two steps: what a statement itself has changed it can no longer lock.
+    -- In two steps: what a statement itself has changed it can no longer lock. Of each group, and of
+    -- each table, the first that nobody is at is looked for once: who acknowledges may be at thousands.
     EXECUTE format($query$
-        SELECT array_agg(w.commit_lsn), array_agg(w.commit_idx), array_agg(coalesce(g.found, t.found, false))
-          FROM walbrook.in_flight_%1$s w
-          LEFT JOIN LATERAL (
-               SELECT true AS found FROM walbrook.in_flight_%1$s e
-                WHERE e.consumer = %1$s AND e.group_id = w.group_id
-                  AND (e.commit_lsn, e.commit_idx) < (w.commit_lsn, w.commit_idx)
-                  AND e.lease_id IS DISTINCT FROM $1
-                ORDER BY e.commit_lsn, e.commit_idx LIMIT 1 FOR KEY SHARE SKIP LOCKED) g ON true
-          LEFT JOIN LATERAL (
-               SELECT true AS found FROM walbrook.in_flight_%1$s e
-                WHERE g.found IS NULL AND e.consumer = %1$s
-                  AND e.table_schema = w.table_schema AND e.table_name = w.table_name
-                  AND (e.whole_table OR w.whole_table)
-                  AND (e.commit_lsn, e.commit_idx) < (w.commit_lsn, w.commit_idx)
-                  AND e.lease_id IS DISTINCT FROM $1
-                ORDER BY e.commit_lsn, e.commit_idx LIMIT 1 FOR KEY SHARE SKIP LOCKED) t ON true
-         WHERE w.consumer = %1$s AND w.due_at = $2
+        WITH waiters AS MATERIALIZED (
+            SELECT w.commit_lsn, w.commit_idx, w.group_id, w.whole_table, w.table_schema, w.table_name,
+                   row_number() OVER (PARTITION BY w.group_id ORDER BY w.commit_lsn, w.commit_idx) = 1
+                   AS of_group,
+                   row_number() OVER (PARTITION BY w.table_schema, w.table_name
+                                      ORDER BY w.commit_lsn, w.commit_idx) = 1 AS of_table,
+                   w.whole_table
+                   AND row_number() OVER (PARTITION BY w.table_schema, w.table_name, w.whole_table
+                                          ORDER BY w.commit_lsn, w.commit_idx) = 1 AS of_whole
+              FROM walbrook.in_flight_%1$s w WHERE w.consumer = %1$s AND w.due_at = $2),
+        looked AS MATERIALIZED (
+            SELECT w.*, g.place AS in_group, t.place AS in_table, a.place AS in_whole
+              FROM waiters w
+              LEFT JOIN LATERAL (
+                   SELECT ROW(e.commit_lsn, e.commit_idx) AS place FROM walbrook.in_flight_%1$s e
+                    WHERE w.of_group AND e.consumer = %1$s AND e.group_id = w.group_id
+                      AND e.lease_id IS DISTINCT FROM $1
+                    ORDER BY e.commit_lsn, e.commit_idx LIMIT 1 FOR KEY SHARE SKIP LOCKED) g ON true
+              LEFT JOIN LATERAL (
+                   SELECT ROW(e.commit_lsn, e.commit_idx) AS place FROM walbrook.in_flight_%1$s e
+                    WHERE w.of_table AND e.consumer = %1$s AND e.whole_table
+                      AND e.table_schema = w.table_schema AND e.table_name = w.table_name
+                      AND e.lease_id IS DISTINCT FROM $1
+                    ORDER BY e.commit_lsn, e.commit_idx LIMIT 1 FOR KEY SHARE SKIP LOCKED) t ON true
+              LEFT JOIN LATERAL (
+                   SELECT ROW(e.commit_lsn, e.commit_idx) AS place FROM walbrook.in_flight_%1$s e
+                    WHERE w.of_whole AND e.consumer = %1$s
+                      AND e.table_schema = w.table_schema AND e.table_name = w.table_name
+                      AND e.lease_id IS DISTINCT FROM $1
+                    ORDER BY e.commit_lsn, e.commit_idx LIMIT 1 FOR KEY SHARE SKIP LOCKED) a ON true),
+        judged AS (
+            SELECT l.commit_lsn, l.commit_idx,
+                   first_value(l.in_group) OVER (PARTITION BY l.group_id ORDER BY l.commit_lsn, l.commit_idx)
+                   < ROW(l.commit_lsn, l.commit_idx) AS is_behind,
+                   first_value(l.in_table) OVER (PARTITION BY l.table_schema, l.table_name
+                                                 ORDER BY l.commit_lsn, l.commit_idx)
+                   < ROW(l.commit_lsn, l.commit_idx) AS is_behind_whole,
+                   l.whole_table
+                   AND first_value(l.in_whole) OVER (PARTITION BY l.table_schema, l.table_name, l.whole_table
+                                                     ORDER BY l.commit_lsn, l.commit_idx)
+                       < ROW(l.commit_lsn, l.commit_idx) AS is_behind_table
+              FROM looked l)
+        SELECT array_agg(j.commit_lsn), array_agg(j.commit_idx),
+               array_agg(coalesce(j.is_behind, false) OR coalesce(j.is_behind_whole, false)
+                         OR coalesce(j.is_behind_table, false))
+          FROM judged j
         $query$, hold_back.consumer) INTO lsns, idxs, found USING lease, moment;
     EXECUTE format($query$
         UPDATE walbrook.in_flight_%1$s f
@@ -545,7 +627,7 @@ BEGIN
        INTO take_lsns, take_idxs, dead_lsns, dead_idxs, wait_lsns, wait_idxs
       USING last.swept_to, moment, batch_size, room, settings.max_deliveries;
     IF dead_lsns IS NOT NULL THEN
-        PERFORM walbrook.bury_records(id, dead_lsns, dead_idxs);
+        PERFORM walbrook.bury_records(id, dead_lsns, dead_idxs, in_claim => true);
     END IF;
     IF take_lsns IS NOT NULL THEN
         RETURN QUERY EXECUTE format($query$
@@ -653,6 +735,29 @@ BEGIN
 END
 $$;
 
+-- So many wait for an earlier one of their group that claims look no further: others stand behind them.
+CREATE FUNCTION walbrook.say_held_up(settings walbrook.pulls, is_full boolean) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF is_full THEN
+        INSERT INTO walbrook.health_events (source, consumer, kind, severity, what, fix)
+        SELECT c.source, c.name, 'claims_held_up', 'warning',
+               format('claims of %s look no further: more messages than its max_in_flight allows for are '
+                      'handed out or wait for an earlier one of their group', c.name),
+               'walbrook.leases says who holds what: let the holders acknowledge, or raise max_in_flight '
+               'of its destination'
+          FROM walbrook.consumers c WHERE c.id = settings.consumer
+            ON CONFLICT (source, coalesce(consumer, ''), kind) WHERE resolved_at IS NULL
+            DO UPDATE SET seen_at = clock_timestamp();
+    ELSE
+        UPDATE walbrook.health_events e SET resolved_at = clock_timestamp()
+          FROM walbrook.consumers c
+         WHERE c.id = settings.consumer AND e.source = c.source AND e.consumer = c.name
+           AND e.kind = 'claims_held_up' AND e.resolved_at IS NULL;
+    END IF;
+END
+$$;
+
 -- One pass for one claimer: what came back first, then what nobody had yet. It goes through at most
 -- twenty steps of messages that it must pass over, and comes back with less then.
 CREATE FUNCTION walbrook.claim(consumer integer, batch_size integer, visibility interval, holder text)
@@ -675,8 +780,13 @@ DECLARE
     got      bigint;
     taken    bigint := 0;
     passed   integer := 0;
+    is_swept boolean := false;
 BEGIN
     SELECT p.* INTO settings FROM walbrook.pulls p WHERE p.consumer = id FOR NO KEY UPDATE;
+    -- Whoever pauses it holds that lock.
+    IF EXISTS (SELECT FROM walbrook.consumers c WHERE c.id = claim.consumer AND c.paused_at IS NOT NULL) THEN
+        RETURN;
+    END IF;
     lease := nextval('walbrook.lease_ids');
     SELECT c.* INTO last FROM walbrook.claims c
      WHERE c.consumer = id ORDER BY c.lease_id DESC LIMIT 1;
@@ -697,6 +807,8 @@ BEGIN
     IF NOT moment BETWEEN last.swept_at AND last.swept_at + interval '10 seconds' THEN
         last.swept_to := '-infinity';
         last.swept_at := moment;
+        is_swept := true;
+        PERFORM walbrook.say_held_up(settings, last.rows_most + batch_size > settings.max_in_flight + spare);
         -- With them the first of what waits, should nobody have woken it.
         EXECUTE format($query$
             UPDATE walbrook.in_flight_%1$s f SET due_at = $1
@@ -739,6 +851,9 @@ BEGIN
         taken := taken + got;
         most := greatest(least(wanted - taken, most), 0);
     END LOOP;
+    IF next.rows > most THEN
+        next.are_free := false;  -- it was looked at before some of what came back was taken
+    END IF;
     IF NOT next.is_due THEN
         last.swept_to := moment;
     END IF;
@@ -792,13 +907,13 @@ BEGIN
         END IF;
         EXIT WHEN last.looked_at < most;
     END LOOP;
-    IF noted.lease_id IS NULL AND taken > 0 THEN
+    IF noted.lease_id IS NULL AND (taken > 0 OR is_swept) THEN
         INSERT INTO walbrook.claims (consumer, lease_id, commit_lsn, commit_idx, swept_to, swept_at,
                                      rows_most, held_most)
         VALUES (id, lease, last.commit_lsn, last.commit_idx, last.swept_to, last.swept_at,
                 last.rows_most, last.held_most);
     END IF;
-    IF noted.lease_id IS NOT NULL OR taken > 0 THEN
+    IF noted.lease_id IS NOT NULL OR taken > 0 OR is_swept THEN
         DELETE FROM walbrook.claims c WHERE c.consumer = id AND c.lease_id < lease;
     END IF;
 END
@@ -825,22 +940,36 @@ LANGUAGE plpgsql AS $$
 DECLARE
     settings walbrook.pulls;
     ends     timestamptz;
-    got      boolean;
+    is_last  boolean;
+    stood    record;
+    stands   record;
 BEGIN
     PERFORM walbrook.check_receive(batch_size, visibility);
     PERFORM walbrook.check_interval('wait', coalesce(wait, '0'), 0, 60);
-    settings := walbrook.pull_consumer(receive.consumer, to_receive => true);
     ends := clock_timestamp() + coalesce(wait, '0');
     LOOP
+        -- Each time: somebody may pause it meanwhile.
+        settings := walbrook.pull_consumer(receive.consumer, to_receive => true);
+        is_last := clock_timestamp() >= ends;
         IF walbrook.claimable(settings.consumer) THEN
-            IF clock_timestamp() >= ends THEN
+            IF is_last THEN
                 RETURN QUERY SELECT * FROM walbrook.claim(settings.consumer, batch_size, visibility, left(holder, 200));
                 RETURN;
             END IF;
-            -- Nothing may be locked while it waits. What a claim without an outcome has done is undone.
+            SELECT c.commit_lsn, c.commit_idx INTO stood FROM walbrook.claims c
+             WHERE c.consumer = settings.consumer ORDER BY c.lease_id DESC LIMIT 1;
+            -- Nothing may be locked while it waits: what a claim without an outcome has done is undone.
+            -- Unless it passed messages over: then others, behind those, can be reached from there, and
+            -- the caller asks again.
             BEGIN
                 RETURN QUERY SELECT * FROM walbrook.claim(settings.consumer, batch_size, visibility, left(holder, 200));
                 IF FOUND THEN
+                    RETURN;
+                END IF;
+                SELECT c.commit_lsn, c.commit_idx INTO stands FROM walbrook.claims c
+                 WHERE c.consumer = settings.consumer ORDER BY c.lease_id DESC LIMIT 1;
+                IF (stands.commit_lsn, stands.commit_idx)
+                   > (coalesce(stood.commit_lsn, '0/0'), coalesce(stood.commit_idx, -1)) THEN
                     RETURN;
                 END IF;
                 RAISE EXCEPTION USING ERRCODE = 'WB000';
@@ -848,15 +977,16 @@ BEGIN
                 NULL;
             END;
         END IF;
-        EXIT WHEN clock_timestamp() >= ends;
+        EXIT WHEN is_last;
         PERFORM pg_sleep(least(0.05, greatest(extract(epoch FROM ends - clock_timestamp())::float8, 0.001)));
     END LOOP;
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.receive IS 'Fetch up to batch_size messages of a pull consumer. They are the caller''s for visibility; walbrook.ack says that they are done. With wait, it waits so long for a first one.';
+COMMENT ON FUNCTION walbrook.receive IS 'Fetch up to batch_size messages of a pull consumer. They are the caller''s for visibility; walbrook.ack says that they are done. With wait, it waits so long for a first one; it may come back earlier without any, to be asked again.';
 
--- Many claimers at once, first come first: one pass, of which everyone has an equal share.
+-- Many claimers at once, first come first: one pass, of which everyone has an equal share, until about
+-- 64 MiB were handed out.
 CREATE FUNCTION walbrook.receive_shared(consumer text, batch_sizes integer[], visibilities interval[],
                                         holders text[])
 RETURNS TABLE (claimer integer, ack_id text, deliveries integer, lease_until timestamptz,
@@ -868,6 +998,8 @@ DECLARE
     there    bigint;
     shares   integer[] := array_fill(0, ARRAY[cardinality(batch_sizes)]);
     turn     record;
+    handed   walbrook.received[];
+    bytes    bigint := 0;
 BEGIN
     settings := walbrook.pull_consumer(receive_shared.consumer, to_receive => true);
     IF NOT walbrook.claimable(settings.consumer) THEN
@@ -886,9 +1018,17 @@ BEGIN
             there := there - 1;
         END IF;
         CONTINUE WHEN shares[turn.at] = 0;
-        RETURN QUERY SELECT turn.at::integer, c.*
-                       FROM walbrook.claim(settings.consumer, shares[turn.at], visibilities[turn.at],
-                                           left(holders[turn.at], 200)) c;
+        IF cardinality(batch_sizes) = 1 THEN
+            RETURN QUERY SELECT turn.at::integer, c.*
+                           FROM walbrook.claim(settings.consumer, shares[turn.at], visibilities[turn.at],
+                                               left(holders[turn.at], 200)) c;
+            RETURN;
+        END IF;
+        SELECT array_agg(c), bytes + coalesce(sum(octet_length(c.message::text)), 0) INTO handed, bytes
+          FROM walbrook.claim(settings.consumer, shares[turn.at], visibilities[turn.at],
+                              left(holders[turn.at], 200)) c;
+        RETURN QUERY SELECT turn.at::integer, h.* FROM unnest(handed) h;
+        EXIT WHEN bytes >= 67108864;  -- those who are left are served by the next pass
     END LOOP;
 END
 $$;
@@ -900,6 +1040,7 @@ COMMENT ON FUNCTION walbrook.receive_shared IS 'What walbrook.receive does, for 
 
 -- Why those that were not done were not: stale, or another consumer''s.
 CREATE FUNCTION walbrook.refusals(consumer integer, ack_ids text[], gone_is_fine boolean,
+                                  must_be_held boolean,
                                   OUT refused text[], OUT reasons text[])
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -914,9 +1055,10 @@ BEGIN
                   LEFT JOIN walbrook.in_flight_%1$s f
                     ON f.consumer = %1$s AND g.consumer = %1$s
                    AND f.commit_lsn = g.commit_lsn AND f.commit_idx = g.commit_idx
-                 WHERE g.consumer <> %1$s OR f.lease_id IS DISTINCT FROM g.lease_id
-                   AND NOT ($2 AND f.commit_lsn IS NULL)) w
-        $query$, refusals.consumer) INTO refused, reasons USING ack_ids, gone_is_fine;
+                 WHERE g.consumer <> %1$s
+                    OR (f.lease_id IS DISTINCT FROM g.lease_id OR $3 AND f.lease_until IS NULL)
+                       AND NOT ($2 AND f.commit_lsn IS NULL)) w
+        $query$, refusals.consumer) INTO refused, reasons USING ack_ids, gone_is_fine, must_be_held;
     refused := coalesce(refused, '{}');
     reasons := coalesce(reasons, '{}');
 END
@@ -929,6 +1071,9 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 DECLARE
     id      integer := (walbrook.pull_consumer(ack.consumer)).consumer;
+    mine    tid[];
+    lsns    pg_lsn[];
+    idxs    bigint[];
     groups  bigint[];
     schemas text[];
     names   text[];
@@ -936,31 +1081,32 @@ DECLARE
 BEGIN
     -- Locked in cursor order, so that two who say the same do not lock each other out.
     EXECUTE format($query$
-        WITH mine AS MATERIALIZED (
-            SELECT f.*
-              FROM walbrook.read_ack_ids($1) g,
-                   LATERAL (SELECT f.ctid, f.commit_lsn, f.commit_idx, f.group_id, f.table_schema,
-                                   f.table_name, f.whole_table
-                              FROM walbrook.in_flight_%1$s f
-                             WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
-                               AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
-                             LIMIT 1 FOR UPDATE) f
-             WHERE g.consumer = %1$s),
-        gone AS (
-            DELETE FROM walbrook.in_flight_%1$s f USING mine m WHERE f.ctid = m.ctid),
-        erased AS (
-            DELETE FROM walbrook.records_%1$s r USING mine m
-             WHERE r.consumer = %1$s AND r.commit_lsn = m.commit_lsn AND r.commit_idx = m.commit_idx)
-        SELECT count(*), array_agg(group_id), array_agg(table_schema), array_agg(table_name),
-               array_agg(whole_table)
-          FROM mine
-        $query$, id) INTO done, groups, schemas, names, wholes USING ack_ids;
+        SELECT count(*), array_agg(f.ctid), array_agg(f.commit_lsn), array_agg(f.commit_idx),
+               array_agg(f.group_id), array_agg(f.table_schema), array_agg(f.table_name),
+               array_agg(f.whole_table)
+          FROM walbrook.read_ack_ids($1) g,
+               LATERAL (SELECT f.ctid, f.commit_lsn, f.commit_idx, f.group_id, f.table_schema,
+                               f.table_name, f.whole_table
+                          FROM walbrook.in_flight_%1$s f
+                         WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
+                           AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
+                         LIMIT 1 FOR UPDATE) f
+         WHERE g.consumer = %1$s
+        $query$, id) INTO done, mine, lsns, idxs, groups, schemas, names, wholes USING ack_ids;
+    IF done > 0 THEN
+        EXECUTE format($query$
+            WITH gone AS (
+                DELETE FROM walbrook.in_flight_%1$s f WHERE f.ctid = ANY ($1))
+            DELETE FROM walbrook.records_%1$s r USING unnest($2, $3) m (commit_lsn, commit_idx)
+             WHERE r.consumer = %1$s AND r.commit_lsn = m.commit_lsn AND r.commit_idx = m.commit_idx
+            $query$, id) USING mine, lsns, idxs;
+    END IF;
     refused := '{}';
     reasons := '{}';
     IF done < cardinality(ack_ids) THEN
-        SELECT r.refused, r.reasons INTO refused, reasons FROM walbrook.refusals(id, ack_ids, true) r;
+        SELECT r.refused, r.reasons INTO refused, reasons FROM walbrook.refusals(id, ack_ids, true, false) r;
     END IF;
-    IF done > 0 AND walbrook.wake_waiting(id, groups, schemas, names, wholes) THEN
+    IF done > 0 AND walbrook.wake_waiting(id, groups, schemas, names, wholes, in_claim => false) THEN
         PERFORM pg_notify('walbrook_pull', id::text);
     END IF;
 END
@@ -977,41 +1123,42 @@ AS $$
 DECLARE
     settings  walbrook.pulls := walbrook.pull_consumer(nack.consumer);
     id        integer := settings.consumer;
+    mine      tid[];
     dead_lsns pg_lsn[];
     dead_idxs bigint[];
 BEGIN
     PERFORM walbrook.check_interval('delay', delay, 0, 43200);
     EXECUTE format($query$
-        WITH mine AS MATERIALIZED (
-            SELECT f.*
-              FROM walbrook.read_ack_ids($1) g,
-                   LATERAL (SELECT f.ctid
-                              FROM walbrook.in_flight_%1$s f
-                             WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
-                               AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
-                             LIMIT 1 FOR NO KEY UPDATE) f
-             WHERE g.consumer = %1$s),
-        given_back AS (
+        SELECT array_agg(f.ctid)
+          FROM walbrook.read_ack_ids($1) g,
+               LATERAL (SELECT f.ctid
+                          FROM walbrook.in_flight_%1$s f
+                         WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
+                           AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
+                         LIMIT 1 FOR NO KEY UPDATE) f
+         WHERE g.consumer = %1$s
+        $query$, id) INTO mine USING ack_ids;
+    EXECUTE format($query$
+        WITH given_back AS (
             UPDATE walbrook.in_flight_%1$s f
                SET lease_id = NULL, lease_until = NULL, error = $3,
                    due_at = clock_timestamp() + coalesce($2, make_interval(secs =>
                        least($4 * 2.0 ^ least(f.deliveries - 1, 40), $5) / 1000 * (1 + random() / 10)))
-              FROM mine m
-             WHERE f.ctid = m.ctid
+             WHERE f.ctid = ANY ($1)
             RETURNING f.commit_lsn, f.commit_idx, f.deliveries)
         SELECT count(*), array_agg(commit_lsn) FILTER (WHERE deliveries >= $6),
                array_agg(commit_idx) FILTER (WHERE deliveries >= $6)
           FROM given_back
         $query$, id) INTO done, dead_lsns, dead_idxs
-      USING ack_ids, delay, left(error, 2000), settings.retry_first_ms, settings.retry_max_ms,
+      USING mine, delay, left(error, 2000), settings.retry_first_ms, settings.retry_max_ms,
             settings.max_deliveries;
     IF dead_lsns IS NOT NULL THEN
-        PERFORM walbrook.bury_records(id, dead_lsns, dead_idxs);
+        PERFORM walbrook.bury_records(id, dead_lsns, dead_idxs, in_claim => false);
     END IF;
     refused := '{}';
     reasons := '{}';
     IF done < cardinality(ack_ids) THEN
-        SELECT r.refused, r.reasons INTO refused, reasons FROM walbrook.refusals(id, ack_ids, false) r;
+        SELECT r.refused, r.reasons INTO refused, reasons FROM walbrook.refusals(id, ack_ids, false, false) r;
     END IF;
     IF done > 0 THEN
         PERFORM pg_notify('walbrook_pull', id::text);
@@ -1027,7 +1174,8 @@ LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    id integer := (walbrook.pull_consumer(extend.consumer)).consumer;
+    id   integer := (walbrook.pull_consumer(extend.consumer)).consumer;
+    mine tid[];
 BEGIN
     IF by IS NULL THEN
         RAISE EXCEPTION 'by is null, but should say by how long'
@@ -1035,29 +1183,27 @@ BEGIN
     END IF;
     PERFORM walbrook.check_interval('by', by, 1, 43200);
     EXECUTE format($query$
-        WITH mine AS MATERIALIZED (
-            SELECT f.*
-              FROM walbrook.read_ack_ids($1) g,
-                   LATERAL (SELECT f.ctid
-                              FROM walbrook.in_flight_%1$s f
-                             WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
-                               AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
-                               AND f.lease_until IS NOT NULL
-                             LIMIT 1 FOR NO KEY UPDATE) f
-             WHERE g.consumer = %1$s),
-        extended AS (
-            UPDATE walbrook.in_flight_%1$s f
-               SET lease_until = least(greatest(f.lease_until, clock_timestamp()) + $2,
-                                       clock_timestamp() + interval '12 hours')
-              FROM mine m
-             WHERE f.ctid = m.ctid
-            RETURNING 1)
-        SELECT count(*) FROM extended
-        $query$, id) INTO done USING ack_ids, by;
+        SELECT array_agg(f.ctid)
+          FROM walbrook.read_ack_ids($1) g,
+               LATERAL (SELECT f.ctid
+                          FROM walbrook.in_flight_%1$s f
+                         WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
+                           AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
+                           AND f.lease_until IS NOT NULL
+                         LIMIT 1 FOR NO KEY UPDATE) f
+         WHERE g.consumer = %1$s
+        $query$, id) INTO mine USING ack_ids;
+    EXECUTE format($query$
+        UPDATE walbrook.in_flight_%1$s f
+           SET lease_until = least(greatest(f.lease_until, clock_timestamp()) + $2,
+                                   clock_timestamp() + interval '12 hours')
+         WHERE f.ctid = ANY ($1)
+        $query$, id) USING mine, by;
+    GET DIAGNOSTICS done = ROW_COUNT;
     refused := '{}';
     reasons := '{}';
     IF done < cardinality(ack_ids) THEN
-        SELECT r.refused, r.reasons INTO refused, reasons FROM walbrook.refusals(id, ack_ids, false) r;
+        SELECT r.refused, r.reasons INTO refused, reasons FROM walbrook.refusals(id, ack_ids, false, true) r;
     END IF;
 END
 $$;
@@ -1069,16 +1215,25 @@ CREATE FUNCTION walbrook.give_back(consumer text, ack_ids text[]) RETURNS intege
 LANGUAGE plpgsql AS $$
 DECLARE
     id   integer := (walbrook.pull_consumer(give_back.consumer)).consumer;
+    mine tid[];
     done integer;
 BEGIN
+    EXECUTE format($query$
+        SELECT array_agg(f.ctid)
+          FROM walbrook.read_ack_ids($1) g,
+               LATERAL (SELECT f.ctid
+                          FROM walbrook.in_flight_%1$s f
+                         WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
+                           AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
+                         LIMIT 1 FOR NO KEY UPDATE) f
+         WHERE g.consumer = %1$s
+        $query$, id) INTO mine USING ack_ids;
     EXECUTE format($query$
         UPDATE walbrook.in_flight_%1$s f
            SET lease_id = NULL, lease_until = NULL, deliveries = f.deliveries - 1,
                due_at = clock_timestamp()
-          FROM walbrook.read_ack_ids($1) g
-         WHERE f.consumer = %1$s AND g.consumer = %1$s AND f.commit_lsn = g.commit_lsn
-           AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
-        $query$, id) USING ack_ids;
+         WHERE f.ctid = ANY ($1)
+        $query$, id) USING mine;
     GET DIAGNOSTICS done = ROW_COUNT;
     PERFORM pg_notify('walbrook_pull', id::text);
     RETURN done;
@@ -1107,7 +1262,10 @@ $$;
 CREATE FUNCTION walbrook.drop_records(settings walbrook.pulls, last walbrook.claims, messages bigint,
                                       bytes bigint, before timestamptz, reason text,
                                       OUT dropped bigint, OUT dropped_bytes bigint)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql
+-- Not as a claim has them, which may call it: many meet many here.
+SET enable_seqscan = on SET enable_bitmapscan = on SET enable_hashjoin = on SET enable_mergejoin = on
+AS $$
 DECLARE
     id      integer := settings.consumer;
     groups  bigint[];
@@ -1213,7 +1371,7 @@ BEGIN
         RETURN;
     END IF;
     IF groups IS NOT NULL THEN
-        PERFORM walbrook.wake_waiting(id, groups, schemas, names, wholes);
+        PERFORM walbrook.wake_waiting(id, groups, schemas, names, wholes, in_claim => true);
     END IF;
     what := CASE reason WHEN 'ttl' THEN format('messages that were stored for more than %s s', settings.ttl_s)
                         ELSE 'the oldest messages, because its queue is as full as it may be' END;
@@ -1330,14 +1488,33 @@ COMMENT ON VIEW walbrook.leases IS 'Who holds which message, until when; expired
 CREATE FUNCTION walbrook.requeue_record(event json) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    record walbrook.records := json_populate_record(NULL::walbrook.records, event);
-    known  boolean;
+    -- Without the message, which is text in there.
+    record  walbrook.records := json_populate_record(NULL::walbrook.records, event);
+    stored  walbrook.stored;
+    last    walbrook.claims;
+    is_next boolean;
+    known   boolean;
 BEGIN
+    -- In this order everywhere: who stores locks the first and may then want the second.
+    SELECT s.* INTO stored FROM walbrook.stored s WHERE s.consumer = record.consumer FOR UPDATE;
     PERFORM FROM walbrook.pulls p WHERE p.consumer = record.consumer FOR NO KEY UPDATE;
-    IF NOT FOUND THEN
-        RETURN false;
+    IF NOT FOUND OR stored.consumer IS NULL OR event -> 'message' IS NULL THEN
+        RAISE EXCEPTION 'this is no message of a pull consumer that there is now'
+            USING ERRCODE = 'object_not_in_prerequisite_state';
     END IF;
-    -- As text: taken apart and put together again, its numbers might not be what they were.
+    IF (record.commit_lsn, record.commit_idx) > (stored.commit_lsn, stored.commit_idx) THEN
+        IF EXISTS (SELECT FROM walbrook.consumers c
+                    WHERE c.id = record.consumer
+                      AND (c.cursor_lsn, c.cursor_idx) <= (record.commit_lsn, record.commit_idx)) THEN
+            RETURN false;  -- the consumer was moved back: it comes again by itself
+        END IF;
+        UPDATE walbrook.stored s SET commit_lsn = record.commit_lsn, commit_idx = record.commit_idx
+         WHERE s.consumer = record.consumer;
+    END IF;
+    SELECT c.* INTO last FROM walbrook.claims c
+     WHERE c.consumer = record.consumer ORDER BY c.lease_id DESC LIMIT 1;
+    -- Ahead of the last claim it is as one that nobody was handed yet: the next comes by it.
+    is_next := ((record.commit_lsn, record.commit_idx) > (last.commit_lsn, last.commit_idx)) IS NOT FALSE;
     EXECUTE format($query$
         WITH put AS (
             INSERT INTO walbrook.records_%1$s
@@ -1345,30 +1522,38 @@ BEGIN
                     table_schema, table_name, action, message)
             VALUES (%1$s, $1.commit_lsn, $1.commit_idx, $1.group_id, $1.whole_table, $1.bytes,
                     $1.commit_timestamp, $1.table_schema, $1.table_name, $1.action, $2)
-                ON CONFLICT DO NOTHING RETURNING 1)
-        INSERT INTO walbrook.in_flight_%1$s
-               (consumer, commit_lsn, commit_idx, group_id, due_at, deliveries, whole_table,
-                table_schema, table_name)
-        SELECT %1$s, $1.commit_lsn, $1.commit_idx, $1.group_id, clock_timestamp(), 0, $1.whole_table,
-               $1.table_schema, $1.table_name
-          FROM put ON CONFLICT DO NOTHING RETURNING true
-        $query$, record.consumer) INTO known USING record, event -> 'message';
+                ON CONFLICT DO NOTHING RETURNING 1),
+        flown AS (
+            INSERT INTO walbrook.in_flight_%1$s
+                   (consumer, commit_lsn, commit_idx, group_id, due_at, deliveries, whole_table,
+                    table_schema, table_name)
+            SELECT %1$s, $1.commit_lsn, $1.commit_idx, $1.group_id, clock_timestamp(), 0, $1.whole_table,
+                   $1.table_schema, $1.table_name
+              FROM put WHERE NOT $3)
+        SELECT EXISTS (SELECT FROM put)
+        $query$, record.consumer) INTO known USING record, (event ->> 'message')::json, is_next;
     PERFORM pg_notify('walbrook_pull', record.consumer::text);
-    RETURN coalesce(known, false);
+    RETURN known;
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.requeue_record IS 'Put the event of a pull consumer''s dead letter back into its queue, with its deliveries counted anew. It goes before all that nobody was handed yet.';
+COMMENT ON FUNCTION walbrook.requeue_record IS 'Put the event of a pull consumer''s dead letter back into its queue, with its deliveries counted anew. False: it is there, or comes again by itself because the consumer was moved back.';
 
-CREATE FUNCTION walbrook.forget_records(id integer, lsn pg_lsn, idx bigint) RETURNS bigint
+CREATE FUNCTION walbrook.forget_records(id integer, lsn pg_lsn, idx bigint, for_good boolean DEFAULT false)
+RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     last  walbrook.claims;
+    ends  walbrook.stored;
     count bigint;
 BEGIN
     -- In this order everywhere: who stores locks the first and may then want the second.
-    PERFORM FROM walbrook.stored s WHERE s.consumer = forget_records.id FOR UPDATE;
+    SELECT s.* INTO ends FROM walbrook.stored s WHERE s.consumer = forget_records.id FOR UPDATE;
     PERFORM FROM walbrook.pulls p WHERE p.consumer = forget_records.id FOR UPDATE;
+    -- In cursor order, as those who acknowledge lock them.
+    EXECUTE format('SELECT count(*) FROM (SELECT FROM walbrook.in_flight_%1$s f WHERE f.consumer = %1$s '
+                   'AND (f.commit_lsn, f.commit_idx) >= ($1, $2) '
+                   'ORDER BY f.commit_lsn, f.commit_idx FOR UPDATE) f', id) INTO count USING lsn, idx;
     EXECUTE format('DELETE FROM walbrook.in_flight_%1$s f WHERE f.consumer = %1$s '
                    'AND (f.commit_lsn, f.commit_idx) >= ($1, $2)', id) USING lsn, idx;
     EXECUTE format('DELETE FROM walbrook.records_%1$s r WHERE r.consumer = %1$s '
@@ -1377,15 +1562,20 @@ BEGIN
     EXECUTE format('UPDATE walbrook.in_flight_%1$s f SET due_at = clock_timestamp() WHERE f.consumer = %1$s '
                    'AND f.lease_until IS NULL AND f.due_at IS NULL', id);
     SELECT c.* INTO last FROM walbrook.claims c WHERE c.consumer = id ORDER BY c.lease_id DESC LIMIT 1;
-    IF (last.commit_lsn, last.commit_idx) >= (lsn, idx) THEN
+    -- Claims go on behind what is gone for good, or from where it comes again.
+    IF NOT for_good THEN
+        ends.commit_lsn := lsn;
+        ends.commit_idx := idx - 1;
+    END IF;
+    IF for_good OR (last.commit_lsn, last.commit_idx) >= (lsn, idx) THEN
         INSERT INTO walbrook.claims (consumer, lease_id, commit_lsn, commit_idx)
-        VALUES (id, nextval('walbrook.lease_ids'), lsn, idx - 1);
+        VALUES (id, nextval('walbrook.lease_ids'), ends.commit_lsn, ends.commit_idx);
         DELETE FROM walbrook.claims c WHERE c.consumer = id AND c.lease_id <= last.lease_id;
     END IF;
-    UPDATE walbrook.stored s SET commit_lsn = lsn, commit_idx = idx - 1
+    UPDATE walbrook.stored s SET commit_lsn = ends.commit_lsn, commit_idx = ends.commit_idx
      WHERE s.consumer = id AND (s.commit_lsn, s.commit_idx) >= (lsn, idx);
     RETURN count;
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.forget_records IS 'Take everything from a cursor on out of a pull consumer''s queue, so that it can be stored again; leases of it end. For when its cursor is moved back.';
+COMMENT ON FUNCTION walbrook.forget_records IS 'Take everything from a cursor on out of a pull consumer''s queue, so that it can be stored again, or for good; leases of it end. For when its cursor is moved.';

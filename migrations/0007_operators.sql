@@ -176,14 +176,15 @@ LANGUAGE sql STABLE AS $$
       FROM walbrook.sources s WHERE s.name = c.source
 $$;
 
--- Remove what waits at or above a place; says how many messages that was.
-CREATE FUNCTION walbrook.cut_queue(c walbrook.consumers, target walbrook.place) RETURNS bigint
+-- Remove what waits at or above a place, to come again or for good; says how many messages that was.
+CREATE FUNCTION walbrook.cut_queue(c walbrook.consumers, target walbrook.place, for_good boolean)
+RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     cut bigint;
 BEGIN
     IF c.destination = 'pull' THEN
-        RETURN walbrook.forget_records(c.id, target.lsn, target.idx);
+        RETURN walbrook.forget_records(c.id, target.lsn, target.idx, for_good);
     END IF;
     DELETE FROM walbrook.events e
      WHERE e.consumer = c.id AND (e.commit_lsn, e.commit_idx) >= (target.lsn, target.idx);
@@ -277,13 +278,18 @@ BEGIN
                                                    ELSE 'path' END,
                                 target.lsn, target.idx, c.source, c.name);
     END IF;
-    cut := walbrook.cut_queue(c, target);
-    -- What was given up from there on comes after all.
+    -- What a pull consumer has stored above where it stands is about to be settled: if it were taken
+    -- out while the cursor stays, that would go past it.
+    IF c.destination = 'pull' AND target = ROW(c.cursor_lsn, c.cursor_idx)::walbrook.place THEN
+        RETURN walbrook.acted(c.id, 'rewind', 0);
+    END IF;
+    cut := walbrook.cut_queue(c, target, for_good => false);
+    -- What was given up or dropped from there on comes after all.
     DELETE FROM walbrook.gaps g
-     WHERE g.source = c.source AND g.consumer = c.name AND g.reason = 'discarded'
+     WHERE g.source = c.source AND g.consumer = c.name AND g.reason IN ('discarded', 'cap', 'ttl')
        AND (g.from_lsn, g.from_idx) >= (target.lsn, target.idx);
     UPDATE walbrook.gaps g SET to_lsn = target.lsn, to_idx = target.idx
-     WHERE g.source = c.source AND g.consumer = c.name AND g.reason = 'discarded'
+     WHERE g.source = c.source AND g.consumer = c.name AND g.reason IN ('discarded', 'cap', 'ttl')
        AND (g.to_lsn, g.to_idx) > (target.lsn, target.idx);
     UPDATE walbrook.consumers k
        SET cursor_lsn = target.lsn, cursor_idx = target.idx, moved_at = clock_timestamp()
@@ -313,17 +319,21 @@ DECLARE
     begins walbrook.place := ROW(c.cursor_lsn, c.cursor_idx)::walbrook.place;
     ends walbrook.place := walbrook.end_for(c);
     waits walbrook.place;
+    stored walbrook.place;
     cut bigint;
 BEGIN
     IF c.destination = 'pull' THEN
         SELECT r.commit_lsn, r.commit_idx INTO waits FROM walbrook.records r
          WHERE r.consumer = c.id ORDER BY 1, 2 LIMIT 1;
+        -- What is stored and not settled goes too: the cursor goes past it, not the settlement.
+        SELECT s.commit_lsn, s.commit_idx + 1 INTO stored FROM walbrook.stored s WHERE s.consumer = c.id;
+        ends := greatest(ends, stored);
     ELSE
         SELECT e.commit_lsn, e.commit_idx INTO waits FROM walbrook.events e
          WHERE e.consumer = c.id ORDER BY 1, 2 LIMIT 1;
     END IF;
     begins := least(begins, waits);
-    cut := walbrook.cut_queue(c, ROW('0/0', 0)::walbrook.place);
+    cut := walbrook.cut_queue(c, ROW('0/0', 0)::walbrook.place, for_good => true);
     IF begins < ends THEN
         PERFORM walbrook.note_discarded(c, begins, ends);
         UPDATE walbrook.consumers k
@@ -335,6 +345,13 @@ END
 $$;
 
 COMMENT ON FUNCTION walbrook.discard_all IS 'Give up all that a consumer has not had: its queue, and the log up to its end; a row of walbrook.gaps says from where to where, and its sink is told.';
+
+-- Whether a dead letter was a message of this consumer, not of an earlier one of its name.
+CREATE FUNCTION walbrook.is_of(d walbrook.dead_letters, c walbrook.consumers) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT c.destination <> 'pull'
+        OR (d.event -> 'message' IS NOT NULL AND (d.event ->> 'consumer')::integer = c.id) IS TRUE
+$$;
 
 -- Whether a dead letter can be sent again; if not, why, and what to do instead.
 CREATE FUNCTION walbrook.check_redelivery(d walbrook.dead_letters, c walbrook.consumers)
@@ -356,7 +373,7 @@ BEGIN
                                   d.consumer, place) END
                       || format('; then walbrook.discard(%s)', d.id);
     END IF;
-    IF c.destination = 'pull' AND (d.event ->> 'consumer')::integer <> c.id THEN
+    IF NOT walbrook.is_of(d, c) THEN
         RAISE EXCEPTION 'dead letter % is of an earlier consumer % than there is now', d.id, c.name
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = format('take what you need of it from the column event, then '
@@ -382,11 +399,11 @@ DECLARE
     idxs bigint[];
 BEGIN
     IF c.destination = 'pull' THEN
-        -- Ahead of all that nobody was handed yet; one that is there already stays as it is.
+        -- One that is there already stays as it is.
         WITH letters AS (
             DELETE FROM walbrook.dead_letters d WHERE d.id = ANY (put_back.letters)
             RETURNING d.event)
-        SELECT count(walbrook.requeue_record(letters.event)) INTO put FROM letters;
+        SELECT count(*) FILTER (WHERE walbrook.requeue_record(letters.event)) INTO put FROM letters;
         RETURN put;
     END IF;
     WITH letters AS (
@@ -467,19 +484,26 @@ DECLARE
     d walbrook.dead_letters;
     letters bigint[];
     left_over bigint;
+    earlier bigint;
 BEGIN
-    SELECT array_agg(k.id) FILTER (WHERE k.event IS NOT NULL),
-           count(*) FILTER (WHERE k.event IS NULL)
-      INTO letters, left_over
+    SELECT array_agg(k.id) FILTER (WHERE k.event IS NOT NULL AND walbrook.is_of(k, c)),
+           count(*) FILTER (WHERE k.event IS NULL),
+           count(*) FILTER (WHERE k.event IS NOT NULL AND NOT walbrook.is_of(k, c))
+      INTO letters, left_over, earlier
       FROM walbrook.dead_letters k WHERE k.source = c.source AND k.consumer = c.name;
     SELECT * INTO d FROM walbrook.dead_letters k
      WHERE k.source = c.source AND k.consumer = c.name
-     ORDER BY k.event IS NULL, k.commit_lsn, k.commit_idx LIMIT 1;
+     ORDER BY k.id <> ALL (coalesce(letters, ARRAY[]::bigint[])), k.commit_lsn, k.commit_idx LIMIT 1;
     IF d.id IS NOT NULL THEN
-        PERFORM walbrook.check_redelivery(d, c);  -- the first speaks for all
+        PERFORM walbrook.check_redelivery(d, c);  -- the first of those that can be speaks for them
     END IF;
     IF left_over > 0 THEN
         RAISE WARNING '% dead letters of % never were messages and stay', left_over, c.name
+            USING HINT = 'walbrook.redeliver of one of them by its id says what to do instead';
+    END IF;
+    IF earlier > 0 THEN
+        RAISE WARNING '% dead letters are of an earlier consumer % than there is now and stay',
+                      earlier, c.name
             USING HINT = 'walbrook.redeliver of one of them by its id says what to do instead';
     END IF;
     RETURN walbrook.acted(c.id, 'redeliver',
@@ -531,6 +555,9 @@ LANGUAGE plpgsql AS $$
 DECLARE
     r record;
 BEGIN
+    -- First what an acknowledgement locks first.
+    PERFORM FROM walbrook.in_flight f
+     WHERE f.consumer = c.id AND f.commit_lsn = place.lsn AND f.commit_idx = place.idx FOR UPDATE;
     SELECT * INTO r FROM walbrook.records k
      WHERE k.consumer = c.id AND k.commit_lsn = place.lsn AND k.commit_idx = place.idx
        AND k.action <> 'gap' FOR UPDATE;
@@ -553,7 +580,7 @@ BEGIN
      WHERE f.consumer = c.id AND f.commit_lsn = place.lsn AND f.commit_idx = place.idx;
     IF FOUND THEN
         PERFORM walbrook.wake_waiting(c.id, ARRAY[r.group_id], ARRAY[r.table_schema],
-                                      ARRAY[r.table_name], ARRAY[r.whole_table]);
+                                      ARRAY[r.table_name], ARRAY[r.whole_table], in_claim => true);
     END IF;
     RETURN true;
 END

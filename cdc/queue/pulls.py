@@ -37,6 +37,10 @@ INSERT INTO walbrook.stored (consumer, commit_lsn, commit_idx)
 SELECT c.id, '0/0', -1 FROM walbrook.consumers c WHERE c.source = %s AND c.name = %s
     ON CONFLICT (consumer) DO NOTHING
 """
+_LOCK = """
+SELECT FROM walbrook.stored s JOIN walbrook.consumers c ON c.id = s.consumer
+ WHERE c.source = %s AND c.name = %s FOR UPDATE OF s
+"""
 # What is stored counts from the start: a cap may have been set that was not there before.
 _COUNT = """
 UPDATE walbrook.stored s SET messages_most = n.messages, bytes_most = n.bytes
@@ -64,6 +68,9 @@ def register_pulls(
         if not isinstance(destination, PullDestination):
             continue
         with connection.transaction():
+            # Stored before pulls, as everyone locks them.
+            connection.execute(_PLACE, (source, consumer.name))
+            connection.execute(_LOCK, (source, consumer.name))
             connection.execute(
                 _SETTINGS,
                 {
@@ -76,7 +83,6 @@ def register_pulls(
                     "gap_message": gap_template(consumer, source, hostname, database),
                 },
             )
-            connection.execute(_PLACE, (source, consumer.name))
             if destination.max_messages or destination.max_bytes:
                 connection.execute(_COUNT, (source, consumer.name))
 

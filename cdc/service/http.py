@@ -47,8 +47,8 @@ SELECT s.name AS source, s.state, s.state_since::text, s.last_error,
 """
 _CONSUMERS = """
 SELECT c.source, c.name AS consumer, v.cursor, v.lag_bytes, v.lag_seconds, c.delivered,
-       c.absorbed, c.dead, c.last_error, v.moved_at::text, c.lane, c.lane_reason,
-       c.paused_at::text, c.breaker,
+       c.absorbed, walbrook.dead_ever(c) AS dead, c.last_error, v.moved_at::text,
+       c.lane, c.lane_reason, c.paused_at::text, c.breaker,
        CASE WHEN c.destination <> 'pull' THEN
             (SELECT count(*) FROM walbrook.events e WHERE e.consumer = c.id) END AS waiting,
        CASE WHEN c.destination = 'pull' THEN

@@ -35,7 +35,7 @@ SELECT level, widened_by, deferred, backlog_rows, backlog_bytes, latency_s
 """
 _CONSUMERS = """
 SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx, v.lag_bytes, v.lag_seconds,
-       c.delivered, c.absorbed, c.moved_at, c.active, c.last_error, c.dead,
+       c.delivered, c.absorbed, c.moved_at, c.active, c.last_error, walbrook.dead_ever(c),
        CASE WHEN c.active AND c.paused_at IS NOT NULL
             THEN 'is paused since ' || to_char(c.paused_at, 'YYYY-MM-DD HH24:MI:SS')
             WHEN c.active AND c.lane_reason IS NOT NULL

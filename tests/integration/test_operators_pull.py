@@ -11,7 +11,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from cdc.cursor import Cursor
 from cdc.state.migrate import available
+from cdc.state.positions import MovedError, Settlement, consumer_cursors, settle
 from tests.fix_postgres import Database
 from tests.integration.test_operators import Operator
 
@@ -110,6 +112,119 @@ def test_a_dead_letter_of_an_earlier_consumer_of_that_name_is_refused(puller: Pu
     assert what == f"dead letter {number} is of an earlier consumer hook than there is now"
 
 
+def test_of_all_dead_letters_those_of_an_earlier_consumer_stay(puller: Puller) -> None:
+    given = [ack_id for _, _, ack_id in puller.receive()]
+    puller.connection.execute("SELECT * FROM walbrook.nack('hook', %s)", (given[:1],))
+    earlier = puller.letter("0/250", 0, "delivery", '{"consumer": 99, "message": "{}"}')
+    said: list[str] = []
+    puller.connection.add_notice_handler(lambda notice: said.append(notice.message_primary or ""))
+    assert puller.act("redeliver('hook')")["affected"] == 1
+    assert puller.rows("SELECT id FROM walbrook.dead_letters") == [(earlier,)]
+    assert said == ["1 dead letters are of an earlier consumer hook than there is now and stay"]
+    assert puller.rows("SELECT count(*) FROM walbrook.records") == [(3,)]
+
+
+def test_a_dead_letter_is_handed_out_again_after_all_was_given_up(puller: Puller) -> None:
+    given = [ack_id for _, _, ack_id in puller.receive()]
+    puller.connection.execute("SELECT * FROM walbrook.nack('hook', %s)", (given[:1],))
+    puller.act("discard_all('hook')")
+    assert puller.act("redeliver('hook')")["affected"] == 1
+    assert [at for at, _, _ in puller.receive()] == ["0/200"]
+    assert puller.receive() == []
+
+
+def test_a_dead_letter_that_comes_again_by_itself_is_not_put_back_as_well(puller: Puller) -> None:
+    given = [ack_id for _, _, ack_id in puller.receive()]
+    puller.connection.execute("SELECT * FROM walbrook.nack('hook', %s)", (given[1:2],))
+    puller.act("rewind('hook', '0/300:0')")
+    assert puller.act("redeliver('hook')")["affected"] == 0
+    assert puller.rows("SELECT commit_lsn::text FROM walbrook.records") == [("0/200",)]
+    puller.connection.execute(
+        "INSERT INTO walbrook.records SELECT consumer, '0/300', commit_idx, group_id, whole_table, "
+        "bytes, commit_timestamp, stored_at, table_schema, table_name, action, message "
+        "FROM walbrook.records; UPDATE walbrook.stored SET commit_lsn = '0/300', commit_idx = 0"
+    )
+    puller.connection.execute("SELECT * FROM walbrook.ack('hook', %s)", (given[:1],))
+    assert [at for at, _, _ in puller.receive()] == ["0/300"]
+
+
+def test_a_dead_letter_ahead_of_the_claims_is_handed_out_once(puller: Puller) -> None:
+    given = [ack_id for _, _, ack_id in puller.receive()]
+    puller.connection.execute("SELECT * FROM walbrook.nack('hook', %s)", (given,))
+    puller.act("rewind('hook', '0/200:0')")
+    puller.connection.execute("UPDATE walbrook.stored SET commit_lsn = '0/4F0', commit_idx = 0")
+    assert puller.act("redeliver('hook')")["affected"] == 3
+    assert [at for at, _, _ in puller.receive()] == ["0/200", "0/300", "0/400"]
+    assert puller.receive() == []
+
+
+def test_a_message_that_no_text_can_hold_is_handed_out_again_as_it_was(puller: Puller) -> None:
+    text = '{"a": "x\\u0000y", "n": 12345678901234567890.10}'
+    puller.connection.execute("UPDATE walbrook.records SET message = %s", (text,))
+    given = [ack_id for _, _, ack_id in puller.receive()]
+    puller.connection.execute("SELECT * FROM walbrook.nack('hook', %s)", (given[:1],))
+    assert puller.act("redeliver('hook')")["affected"] == 1
+    assert [message for _, message, _ in puller.receive()] == [text]
+
+
+_STORED = """
+INSERT INTO walbrook.records (consumer, commit_lsn, commit_idx, group_id, bytes, commit_timestamp,
+       table_schema, table_name, action, message)
+SELECT c.id, '0/950', 0, 1, 9, now(), 'public', 'item', 'insert', '{}'
+  FROM walbrook.consumers c WHERE c.name = 'hook';
+UPDATE walbrook.stored SET commit_lsn = '0/950', commit_idx = 0;
+"""
+
+
+def settle_hook(puller: Puller, since: Cursor, cursor: Cursor) -> None:
+    settle(
+        puller.connection,
+        source="shop",
+        term=puller.term,
+        read_to=cursor,
+        consumers={"hook": Settlement(since, cursor)},
+    )
+
+
+def stands_at(puller: Puller) -> Cursor:
+    return consumer_cursors(puller.connection, "shop")["hook"]
+
+
+def test_a_rewind_to_where_it_stands_takes_nothing_from_a_batch_that_is_not_settled(
+    puller: Puller,
+) -> None:
+    since = stands_at(puller)
+    puller.connection.execute(_STORED)
+    state = puller.act(f"rewind('hook', '{since}')")
+    assert (state["cursor"], state["affected"]) == (str(since), 0)
+    settle_hook(puller, since, Cursor(0x960, 0))
+    assert [at for at, _, _ in puller.receive()] == ["0/200", "0/300", "0/400", "0/950"]
+
+
+def test_a_batch_that_is_given_up_before_it_is_settled_is_noted_and_not_settled(
+    puller: Puller,
+) -> None:
+    settle_hook(puller, stands_at(puller), Cursor(0x900, 3))
+    since = stands_at(puller)
+    puller.connection.execute(_STORED)
+    puller.act("discard_all('hook')")
+    assert puller.gaps() == [("hook", "0/200:0", "0/950:1")]
+    with pytest.raises(MovedError):
+        settle_hook(puller, since, Cursor(0x960, 0))
+    assert stands_at(puller) == Cursor(0x950, 1)
+
+
+def test_a_worker_that_buries_and_does_not_commit_holds_up_no_settlement(puller: Puller) -> None:
+    given = [ack_id for _, _, ack_id in puller.receive()]
+    with puller.database.connect() as worker, worker.transaction():
+        worker.execute("SELECT * FROM walbrook.nack('hook', %s)", (given[:1],))
+        puller.connection.execute("SET statement_timeout = '5s'")
+        settle_hook(puller, stands_at(puller), Cursor(0x960, 0))
+    assert puller.rows(
+        "SELECT walbrook.dead_ever(c) FROM walbrook.consumers c WHERE name = 'hook'"
+    ) == [(1,)]
+
+
 _ACTS = ("pause('hook')", "resume('hook')", "redeliver('hook')", "resume('hook')",
          "redeliver('hook')")  # fmt: skip
 _AGAIN = """
@@ -117,7 +232,8 @@ INSERT INTO walbrook.records (consumer, commit_lsn, commit_idx, group_id, bytes,
        table_schema, table_name, action, message)
 SELECT c.id, '0/1000'::pg_lsn + n, 0, n % 7, 9, now(), 'public', 'item', 'insert', '{}'
   FROM walbrook.consumers c, generate_series(1, 300) n WHERE c.name = 'hook'
-    ON CONFLICT DO NOTHING
+    ON CONFLICT DO NOTHING;
+UPDATE walbrook.stored SET commit_lsn = '0/1200'
 """
 
 
@@ -160,4 +276,4 @@ def test_operators_and_claims_never_wait_for_each_other_in_a_circle(puller: Pull
     for thread in operators + fetchers:
         thread.join()
     assert failures == []
-    assert puller.rows("SELECT dead > 0 FROM walbrook.consumers WHERE name = 'hook'") == [(True,)]
+    assert puller.rows("SELECT sum(messages) > 0 FROM walbrook.buried") == [(True,)]

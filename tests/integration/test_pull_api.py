@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -99,6 +100,10 @@ def test_sequins_paths_answer_as_sequin_does(client: httpx.Client, jobs: Puller)
     for _ in range(2):
         assert client.post(f"{path}/ack", json={"ack_ids": ids[:2]}).json() == {"success": True}
     assert client.post(f"{path}/nack", json={"ack_ids": ids[2:]}).json() == {"success": True}
+    late = client.post(f"{path}/ack", json={"ack_ids": ids[2:]})
+    assert late.status_code == 200
+    assert late.json()["success"] is True
+    assert [each["ack_id"] for each in late.json()["refused"]] == ids[2:]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +162,31 @@ def test_unknown_consumers_are_not_found_and_pushed_ones_refused(
         body |= {"by_s": 5} if act == "extend" else {}
         assert client.post(f"/api/consumers/nobody/{act}", json=body).status_code == 404
         assert client.post(f"/api/consumers/pushed/{act}", json=body).status_code == 409
+        assert client.post(f"/api/consumers/a%00b/{act}", json=body).status_code == 404
     assert client.get("/api/consumers/first/receive").status_code == 405
+
+
+def test_deadlines_are_told_in_utc_whatever_the_database_is_set_to(
+    client: httpx.Client, jobs: Puller
+) -> None:
+    jobs.put(1, [1])
+    (message,) = post(client, jobs, "receive", visibility_s=60).json()["messages"]
+    assert message["lease_until"].endswith("Z")
+    left_s = (datetime.fromisoformat(message["lease_until"]) - datetime.now(UTC)).total_seconds()
+    assert 30 < left_s < 90
+
+
+def test_a_name_that_two_sources_have_is_refused(client: httpx.Client, jobs: Puller) -> None:
+    jobs.rows(
+        "INSERT INTO walbrook.sources (name, slot, publication, system_identifier, restart_lsn) "
+        "VALUES ('other', 'other', 'pub', '1', '0/1') RETURNING 1"
+    )
+    jobs.rows(
+        "INSERT INTO walbrook.consumers (source, name, cursor_lsn, destination) "
+        f"VALUES ('other', '{jobs.consumer}', '0/1', 'pull') RETURNING 1"
+    )
+    answer = post(client, jobs, "receive")
+    assert (answer.status_code, "ambiguous" in answer.text) == (409, True)
 
 
 def test_a_wait_ends_as_soon_as_something_is_stored(client: httpx.Client, jobs: Puller) -> None:

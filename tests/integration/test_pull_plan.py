@@ -61,11 +61,16 @@ def _check_plans(puller: Puller) -> None:
     values = [*PLACE, "'0/64'::pg_lsn", "0", "7::bigint", until, "NULL::text"]
     _no_scan_of_everything(explain(connection, take, values))
 
-    ack = statement_of(connection, "ack", number, "mine AS MATERIALIZED")
-    plan = explain(connection, ack, [f"ARRAY['{number}-1-0/5-0']"])
+    hold = statement_of(connection, "ack", number, "read_ack_ids")
+    plan = explain(connection, hold, [f"ARRAY['{number}-1-0/5-0']"])
     assert "commit_lsn = g.commit_lsn" in plan
-    assert "commit_lsn = m_1.commit_lsn" in plan
+    _no_scan_of_everything(plan)
+    ack = statement_of(connection, "ack", number, "gone AS")
+    plan = explain(
+        connection, ack, ["ARRAY['(0,1)'::tid]", "ARRAY['0/5'::pg_lsn]", "ARRAY[0::bigint]"]
+    )
     assert "TID Cond: " in plan
+    assert "commit_lsn = m.commit_lsn" in plan
     _no_scan_of_everything(plan)
 
     passing = statement_of(connection, "claim_fresh", number, "is_behind")

@@ -143,7 +143,7 @@ def test_after_max_deliveries_a_message_is_a_dead_letter_and_its_group_goes_on(p
     mine.nack(mine.receive(1), delay="0", error="first")
     mine.nack(mine.receive(1), delay="0", error="the row makes no sense")
     letters = mine.rows(
-        "SELECT kind, error, deliveries, event->>'commit_lsn', event->'message'->>'n' "
+        "SELECT kind, error, deliveries, event->>'commit_lsn', (event->>'message')::json->>'n' "
         f"FROM walbrook.dead_letters WHERE consumer = '{mine.consumer}'"
     )
     ((kind, error, deliveries, lsn, n),) = letters

@@ -35,7 +35,9 @@ _CONSUMER = """
 SELECT p.consumer, p.max_waiting FROM walbrook.pull_consumer(%s, to_receive => true) p
 """
 _RECEIVE = """
-SELECT claimer, ack_id, deliveries, lease_until::text, commit_lsn || ':' || commit_idx,
+SELECT claimer, ack_id, deliveries,
+       to_char(lease_until AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+       commit_lsn || ':' || commit_idx,
        table_schema, table_name, action, message::text
   FROM walbrook.receive_shared(%s, %s::int[], %s::interval[], %s::text[])
 """

@@ -131,12 +131,14 @@ class PullApi:
         assert isinstance(refused, list)
         assert isinstance(reasons, list)
         pairs = zip(refused, reasons, strict=True)
+        listed = [{"ack_id": ack_id, "reason": reason} for ack_id, reason in pairs]
+        if as_sequin:  # whose clients take anything else for a request to send again
+            return _json(orjson.dumps({"success": True, "refused": listed}))
         error = {
             "field": "ack_ids",
             "what": f"{len(refused)} of {len(ack_ids)} were refused; the first: {reasons[0]}",
             "fix": "receive again; whoever holds a message now will acknowledge it",
         }
-        listed = [{"ack_id": ack_id, "reason": reason} for ack_id, reason in pairs]
         return _json(orjson.dumps({"error": error, done: count, "refused": listed}), 409)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import psycopg
 from starlette.responses import JSONResponse, Response
 
-UNKNOWN_CONSUMER, NOT_PULLED, PAUSED, BAD_ARGUMENT = "WB001", "WB002", "WB003", "22023"
+UNKNOWN_CONSUMER, NOT_PULLED, PAUSED, AMBIGUOUS = "WB001", "WB002", "WB003", "WB004"
+BAD_ARGUMENT = "22023"
 """SQLSTATEs of the functions in ``walbrook``."""
 
-_STATUS = {UNKNOWN_CONSUMER: 404, NOT_PULLED: 409, PAUSED: 409, BAD_ARGUMENT: 400}
+_STATUS = {UNKNOWN_CONSUMER: 404, NOT_PULLED: 409, PAUSED: 409, AMBIGUOUS: 409, BAD_ARGUMENT: 400}
 
 
 class RefusedError(Exception):

@@ -43,8 +43,10 @@ def guarded(
 
     async def guard(request: Request) -> Response:
         try:
-            name = None if operates else request.path_params.get("name")
-            access.require(request.headers, name)
+            name = request.path_params.get("name")
+            access.require(request.headers, None if operates else name)
+            if name is not None and "\0" in name:
+                raise RefusedError(404, "no consumer has a zero byte in its name", field="consumer")
             return await handler(request)
         except RefusedError as refused:
             return refused.response()

@@ -1,6 +1,7 @@
 """A few connections to the state database, shared by the requests of the API.
 
-What must always hold: no more than ``_MOST`` are open, one that failed is not used again, and a
+What must always hold: no more than ``_MOST`` are open, one that was left in the middle of something
+is not used again, and a
 request waits for one no longer than it would for its answer.
 """
 
@@ -10,12 +11,16 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from psycopg.pq import TransactionStatus
+
 from cdc.connection import AsyncConnection, connect_async
 from cdc.service.api.refusals import RefusedError
 
 _MOST = 4
 _STATEMENT_S = 30
 _WAIT_S = 30.0
+# A transaction that somebody leaves open over SQL shall not keep all of them for long.
+_LOCKS = "SET lock_timeout = '10s'"
 
 Rows = list[tuple[object, ...]]
 
@@ -48,15 +53,24 @@ class StateConnections:
             while self._idle and self._idle[-1].closed:
                 self._idle.pop()
             kept = self._idle.pop() if self._idle else None
-            connection = kept or await connect_async(
-                self._dsn, name="api", statement_s=_STATEMENT_S
-            )
+            connection = kept or await self._open()
             try:
                 yield connection
-            except BaseException:
-                # Whatever it was in the middle of, the next request shall not meet it.
-                await connection.close()
-                raise
-            self._idle.append(connection)
+            finally:
+                # Whatever it was in the middle of, the next request shall not meet it. A refusal
+                # is no such thing.
+                if connection.info.transaction_status == TransactionStatus.IDLE:
+                    self._idle.append(connection)
+                else:
+                    await connection.close()
         finally:
             self._free.release()
+
+    async def _open(self) -> AsyncConnection:
+        connection = await connect_async(self._dsn, name="api", statement_s=_STATEMENT_S)
+        try:
+            await connection.execute(_LOCKS)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection

@@ -82,6 +82,8 @@ def _require_local(headers: Mapping[str, str]) -> None:
         named = urlsplit(f"//{host}").hostname or ""
         origin = headers.get("origin")
         foreign = origin is not None and urlsplit(origin).netloc != host
+        # An image or a form of such a page has no origin, but browsers say where it comes from.
+        foreign = foreign or headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
     except ValueError:
         named, foreign = "", True
     if foreign or not is_loopback(named):

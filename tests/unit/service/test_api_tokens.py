@@ -52,6 +52,8 @@ def test_without_tokens_only_programs_on_this_machine_are_served() -> None:
     assert status(LOCAL, host="127.0.0.1:7376") == 200
     assert status(LOCAL, host="localhost:7376") == 200
     assert status(LOCAL, host="[::1]:7376") == 200
+    for site in ("none", "same-origin"):
+        assert status(LOCAL, **{"host": "127.0.0.1:7376", "sec-fetch-site": site}) == 200
 
 
 @pytest.mark.parametrize(
@@ -60,6 +62,8 @@ def test_without_tokens_only_programs_on_this_machine_are_served() -> None:
         {"host": "rebound.example:7376"},
         {"host": "127.0.0.1:7376", "origin": "https://elsewhere.example"},
         {"host": "127.0.0.1:7376", "origin": "null"},
+        {"host": "127.0.0.1:7376", "sec-fetch-site": "cross-site"},
+        {"host": "127.0.0.1:7376", "sec-fetch-site": "same-site"},
         {"host": "["},
         {},
     ],
