@@ -313,7 +313,6 @@ def test_wait_ends_with_nothing_when_its_time_is_up(pull: Pull) -> None:
         ("receive('{c}', 1, visibility => '13 h')", "visibility"),
         ("receive('{c}', 1, wait => '-1 s')", "wait"),
         ("receive('{c}', 1, wait => '61 s')", "wait"),
-        ("ack('{c}', '{{}}')", "ack_ids"),
         ("ack('{c}', NULL)", "ack_ids"),
         ("ack('{c}', '{{NULL}}')", "ack_ids"),
         ("ack('{c}', '{{1-2-3}}')", "ack_ids"),

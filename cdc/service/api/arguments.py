@@ -82,16 +82,16 @@ def text(given: Members, name: str) -> str | None:
 
 
 def ack_ids(given: Members) -> list[str]:
-    """The ack_ids, at least one."""
+    """The ack_ids; a worker that was handed nothing may send none."""
     value = given.get("ack_ids")
     if (
         not isinstance(value, list)
-        or not 1 <= len(value) <= BATCH_MAX
+        or len(value) > BATCH_MAX
         or not all(isinstance(each, str) and "\0" not in each for each in value)
     ):
         raise RefusedError(
             400,
-            f"ack_ids should be a list of 1 to {BATCH_MAX} of those that messages came with",
+            f"ack_ids should be a list of at most {BATCH_MAX} of those that messages came with",
             fix='send {"ack_ids": ["..."]}',
             field="ack_ids",
         )
