@@ -13,6 +13,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import psycopg
@@ -37,7 +38,7 @@ from spark_pipeline.expressions.verdicts import added_columns
 from spark_pipeline.forms import shows_before
 from spark_pipeline.ledgers import ledger_name, needs_ledger
 from spark_pipeline.one_by_one import OneByOne
-from spark_pipeline.outcome import Outcome, below
+from spark_pipeline.outcome import Outcome, below, together
 from spark_pipeline.poison import is_suspect, told
 from spark_pipeline.queues import Queues
 from spark_pipeline.settings import LaneSettings
@@ -51,7 +52,7 @@ _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.5, 30.0
 _EVERY_REFUSAL = 1 << 30  # each of these was refused before: that says nothing of the destination
 _PURPOSE = "queue"
 _REQUESTS = 10  # of one claim: between two of them somebody else has a turn, and a stop is heard
-_ENDED = "whoever delivered it did not live to say what became of it, as often as it may be tried"
+_WORN_OUT = "it was tried as often as it may be; whoever tried it did not always live to say more"
 _END = Cursor(1 << 63, 0)  # beyond every change
 
 
@@ -178,12 +179,23 @@ class Redelivery:
         )  # fmt: skip
 
     def _send(self, share: Share, rows: pa.RecordBatch) -> Outcome:
+        """Deliver what may still be tried; the rest is given up.
+
+        Most often nothing is: a message that is refused too often is dead at once. But claims that
+        were taken over count too, and a configuration may allow less than before.
+        """
+        worn_out = pc.greater_equal(rows.column("deliveries"), share.consumer.max_deliveries)
+        if not worn_out.true_count:
+            return self._try(share, rows)
+        dead = given_up(rows.filter(worn_out), _WORN_OUT)
+        rest = rows.filter(pc.invert(worn_out))
+        outcome = self._try(share, rest) if rest.num_rows else Outcome(share.consumer.name, _END)
+        return replace(outcome, aside=together([dead, outcome.aside]))
+
+    def _try(self, share: Share, rows: pa.RecordBatch) -> Outcome:
         """Deliver; if that breaks in a way nobody foresaw, message by message."""
         before = ("before",) if shows_before(share.consumer) else ()
         changes = as_changes(rows, (*before, *added_columns(share.consumer)))
-        if pc.max(rows.column("deliveries")).as_py() >= share.consumer.max_deliveries:
-            # Only claims that were taken over count without an answer.
-            return Outcome(share.consumer.name, _END, aside=given_up(rows, _ENDED))
         try:
             return _taken(desk_for(share, _PURPOSE), changes)
         except Exception as error:

@@ -479,3 +479,21 @@ def test_a_gap_message_that_is_refused_waits_and_holds_nobody_back(
     redeliver(lane)
     gap = endpoint.accepted[-1].messages[0]
     assert gap["metadata"]["idempotency_key"] == "256:0:gap"  # type: ignore[index]
+
+
+def test_those_that_may_not_be_tried_again_are_given_up_and_no_others(
+    lane_of: Callable[..., LogLane], endpoint: Endpoint
+) -> None:
+    lane = lane_of(max_deliveries=3)
+    refusing(endpoint, lambda record: record["name"] != "good")
+    lane.write(*insert(1, (9, "good"), (1, "a1"), (2, "b1")))
+    lane.take()
+    lane.state.execute(
+        "UPDATE walbrook.events SET due_at = now(), "
+        "deliveries = CASE WHEN record LIKE '%a1%' THEN 7 ELSE 1 END"
+    )
+    endpoint.refuses = None
+    serve_once(lane)
+    assert names(endpoint) == ["good", "b1"]
+    assert queue(lane) == []
+    assert lane.rows("SELECT event ->> 'record_pks' FROM walbrook.dead_letters") == [('["1"]',)]
