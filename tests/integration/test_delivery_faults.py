@@ -26,6 +26,7 @@ from tests.waiting import until
 
 Message = dict[str, Any]
 RESTARTS = ["spark_pipeline", None]
+FAULTS = {"503", "429", "lost answer", "half", "stall"}
 
 
 class Trouble:
@@ -34,7 +35,6 @@ class Trouble:
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
         self._refusals: dict[str, int] = {}
-        self._stalls = 2
         self.over = False
         self.seen: set[str] = set()
 
@@ -47,11 +47,10 @@ class Trouble:
                 self._refusals[_key(message)] = left - 1
                 self.seen.add("refused")
                 return Scripted(self._rng.choice([422, 400, 500]))
-        fault = self._rng.choices(
-            ["none", "503", "429", "lost answer", "half", "stall"], [60, 4, 2, 6, 6, 2]
-        )[0]
-        if fault == "stall" and not self._stalls:
-            fault = "none"
+        # Each of them soon, then now and then.
+        missing = sorted(FAULTS - self.seen)
+        often = missing or sorted(FAULTS - {"stall"})
+        fault = self._rng.choice([*often, *["none"] * (3 if missing else 60)])
         self.seen.add(fault)
         if fault == "503":
             return Scripted(503)
@@ -62,7 +61,6 @@ class Trouble:
         if fault == "half":
             return Scripted(503, writes=len(messages) // 2)
         if fault == "stall":
-            self._stalls -= 1
             return Scripted(after=threading.Event(), writes=len(messages))
         return Scripted()
 
@@ -152,7 +150,7 @@ def test_whatever_sinks_do_nothing_is_lost_reordered_made_up_or_altered(
         assert findings.written > 1000
         if sink == "cut":
             assert findings.duplicates == 0, (sink, seed)
-    assert {"refused", "503", "lost answer", "half", "stall"} <= trouble.seen, seed
+    assert {"refused", *FAULTS} <= trouble.seen, seed
 
 
 def _until_more(well: Endpoint, bad: Endpoint, more: int) -> None:

@@ -97,7 +97,7 @@ def test_beyond_max_messages_the_oldest_go_and_a_gap_stands_in_their_place(
     place = cursor_of(5)
     metadata = gap["metadata"]
     assert Cursor(metadata["commit_lsn"], metadata["commit_idx"]) == place
-    assert metadata["idempotency_key"] == f"{place.lsn}:{place.idx}"
+    assert metadata["idempotency_key"] == f"{place.lsn}:{place.idx}:gap"
     assert metadata["commit_timestamp"] > "2026"
     assert queue.gaps() == [(first, end, "cap", True)]
     assert queue.events() == [("records_dropped", "warning")]
