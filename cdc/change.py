@@ -51,13 +51,41 @@ MESSAGE_SCHEMA = CHANGE_SCHEMA.remove(CHANGE_SCHEMA.get_field_index("error"))
 """What the rows of every message begin with: a change that has an error never becomes one."""
 
 
+PLACED_SCHEMA = pa.schema(
+    [
+        # Where the change stands in its source.
+        pa.field("origin_lsn", pa.int64(), nullable=False),
+        pa.field("origin_idx", pa.int64(), nullable=False),
+        # JSON: its event time, null if it has none.
+        pa.field("event_time", pa.string()),
+        # JSON: true if it came after its time, else null.
+        pa.field("late", pa.string()),
+    ]
+)
+"""What messages that go out in another order than their cursors' have besides.
+
+Their ``commit_lsn`` and ``commit_idx`` are their places in the order in which they go out, which is
+all that sinks need to know of it.
+"""
+
+
+def origin(rows: pa.RecordBatch) -> tuple[pa.Int64Array, pa.Int64Array]:
+    """Where each row stands in its source."""
+    if "origin_lsn" in rows.schema.names:
+        return rows.column("origin_lsn"), rows.column("origin_idx")
+    return rows.column("commit_lsn"), rows.column("commit_idx")
+
+
 ROUTE = "route"
 """The column that says where each message goes, null for the sink's own place."""
 
 
 @dataclass(frozen=True)
 class MessageBatch:
-    """Messages of one consumer in cursor order, never empty."""
+    """Messages of one consumer in cursor order, never empty.
+
+    A consumer in event-time order has places in place of cursors: see ``PLACED_SCHEMA``.
+    """
 
     rows: pa.RecordBatch  # MESSAGE_SCHEMA, what the shape added, and ROUTE if there is routing
     shape: Shape

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from cdc.change import MESSAGE_SCHEMA, MessageBatch
+from cdc.change import MESSAGE_SCHEMA, MessageBatch, origin
 from cdc.cursor import ORIGIN
 from cdc.decoding.shapes import Parts
 from cdc.errors import WalbrookError
@@ -102,8 +102,11 @@ class ParquetSink:
     def _encoded(self, part: pa.RecordBatch) -> memoryview:
         # As in every hive-style table, a partition's own column stands in the path alone.
         names = [name for name in MESSAGE_SCHEMA.names if name not in self._partition_by]
+        table = pa.table(part.select(names))
+        for name, column in zip(("commit_lsn", "commit_idx"), origin(part), strict=True):
+            table = table.set_column(names.index(name), MESSAGE_SCHEMA.field(name), column)
         out = pa.BufferOutputStream()
-        pq.write_table(pa.table(part.select(names)), out, compression=self._compression)
+        pq.write_table(table, out, compression=self._compression)
         return memoryview(out.getvalue())
 
     def _recover(self) -> Position | None:

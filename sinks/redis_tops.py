@@ -103,7 +103,8 @@ def last_of_each(
 def _names_its_entry(metadata: bytes, entry_id: bytes, consumer: str) -> bool:
     try:
         content = orjson.loads(metadata)
-        own_id = f"{content['commit_lsn']}-{content['commit_idx']}".encode()
+        cursor = f"{content['commit_lsn']}-{content['commit_idx']}"
+        own_id = str(content.get("sequence", cursor)).encode()
         named = content.get("consumer") or {}
         return own_id == entry_id and named.get("name", consumer) == consumer
     except (ValueError, KeyError, TypeError, AttributeError):

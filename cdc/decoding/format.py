@@ -8,7 +8,7 @@ then shows a consumer its own.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 import orjson
 import pyarrow as pa
@@ -20,6 +20,8 @@ Timestamps = Literal["iso8601", "unix_microsecond", "postgres"]
 Numbers = Literal["number", "string"]
 
 _IN_FORMS = ("record", "changes", "before")
+
+EVENT_TEXT: Final = "event_text"
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,15 @@ class Wanted:
     """What decode is to write: the forms, the first under the plain names, and ``before`` or not.
 
     ``before`` is the old row of an update as far as the source sent it, else null.
+
+    ``times`` names the column that holds a row's event time, by ``schema.table``, under an empty
+    name for all other tables. Its text, as the source wrote it, is then in ``EVENT_TEXT``: null for
+    what is no row, empty where the table has no such column.
     """
 
     formats: tuple[ValueFormat, ...] = (DEFAULT_FORMAT,)
     before: bool = False
+    times: tuple[tuple[str, str], ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -63,16 +70,26 @@ class Wanted:
     @property
     def schema(self) -> pa.Schema:
         """CHANGE_SCHEMA with what is wanted beyond it behind its columns."""
-        extra = [pa.field("before", pa.string())] if self.before else []
+        extra = [pa.field(name, pa.string()) for name in self._beside]
         for at in range(1, len(self.formats)):
             extra += [pa.field(self.name(name, at), pa.string()) for name in self.columns]
         return pa.schema([*CHANGE_SCHEMA, *extra])
 
+    @property
+    def _beside(self) -> tuple[str, ...]:
+        """What rows have beside CHANGE_SCHEMA, under the plain names."""
+        return (*(("before",) if self.before else ()), *((EVENT_TEXT,) if self.times else ()))
+
+    def time_column(self, schema: str, table: str) -> str | None:
+        """The column with the event time of a table's rows, if it is wanted."""
+        named = dict(self.times)
+        return named.get(f"{schema}.{table}", named.get(""))
+
     def view(self, changes: pa.RecordBatch, form: ValueFormat) -> pa.RecordBatch:
         """``changes`` as decoded for this, with the values in ``form``: CHANGE_SCHEMA, and
-        ``before`` if it is wanted."""
+        ``before`` and event times if they are wanted."""
         at = self.formats.index(form)
-        names = [*CHANGE_SCHEMA.names, *(["before"] if self.before else [])]
+        names = [*CHANGE_SCHEMA.names, *self._beside]
         chosen = [self.name(name, at) if name in self.columns else name for name in names]
         return pa.RecordBatch.from_arrays(
             [changes.column(name) for name in chosen],
@@ -87,7 +104,11 @@ class Wanted:
     def from_text(cls, text: str) -> Wanted:
         """What ``to_text`` wrote."""
         read = orjson.loads(text)
-        return cls(tuple(ValueFormat(**form) for form in read["formats"]), read["before"])
+        return cls(
+            tuple(ValueFormat(**form) for form in read["formats"]),
+            read["before"],
+            tuple((table, column) for table, column in read["times"]),
+        )
 
 
 PLAIN = Wanted()

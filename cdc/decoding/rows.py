@@ -26,7 +26,7 @@ from cdc.decoding.columns import (
     nulls_of,
     without,
 )
-from cdc.decoding.format import ValueFormat, Wanted
+from cdc.decoding.format import EVENT_TEXT, ValueFormat, Wanted
 from cdc.decoding.objects import Member, array_of, names_where, object_of
 from cdc.decoding.plan import TablePlan
 from cdc.decoding.tuples import Payloads, read_tuples
@@ -35,6 +35,8 @@ from cdc.decoding.types.text import from_codec
 
 _TAG = 5  # after the kind byte and the oid
 _NEW = ord("N")
+# What is not UTF-8 is a fault of its row already.
+_AS_IT_IS = pc.CastOptions(target_type=pa.string(), allow_invalid_utf8=True)
 _Result = TypeVar("_Result")
 
 
@@ -140,6 +142,8 @@ def decode_rows(
             columns[wanted.name("changes", at)] = rows.changes(form)
         if rows.old is not None and wanted.before:
             columns[wanted.name("before", at)] = rows.before(form)
+    if wanted.times:
+        columns[EVENT_TEXT] = rows.event_text(wanted)
     return Decoded(columns, rows.faults)
 
 
@@ -193,6 +197,14 @@ class _Rows:
             ],
             self.count,
         )
+
+    def event_text(self, wanted: Wanted) -> pa.StringArray:
+        """What stands in the column of the event time."""
+        relation = self.plan.relation
+        name = wanted.time_column(relation.namespace, relation.name)
+        if name is None or name not in self.plan.names:
+            return pa.repeat("", self.count)
+        return pc.cast(self.row[self.plan.names.index(name)].values, options=_AS_IT_IS)
 
     def _object(self, columns: list[TextColumn], form: ValueFormat) -> pa.StringArray:
         members = []

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, Protocol
 
 import pyarrow as pa
 
-from cdc.change import MESSAGE_SCHEMA
+from cdc.change import MESSAGE_SCHEMA, PLACED_SCHEMA
 from cdc.decoding.format import DEFAULT_FORMAT, ValueFormat
 from cdc.errors import DecodeError
 from cdc.version import VERSION
@@ -32,6 +32,7 @@ class Context:
     now_ns: int  # Unix nanoseconds
     format: ValueFormat = DEFAULT_FORMAT
     version: str = VERSION
+    of_many: bool = False  # whether the consumer reads several databases
 
 
 @dataclass(frozen=True)
@@ -72,4 +73,5 @@ def message_rows(changes: pa.RecordBatch) -> pa.RecordBatch:
     error = changes.column("error")
     if error.null_count < len(error):
         raise DecodeError(error.drop_null()[0].as_py())
-    return changes.select(MESSAGE_SCHEMA.names)
+    placed = PLACED_SCHEMA.names if "origin_lsn" in changes.schema.names else []
+    return changes.select([*MESSAGE_SCHEMA.names, *placed])

@@ -1,7 +1,8 @@
 """The ``debezium`` shape: that product's envelope, as its JSON converter writes it without schemas.
 
 Names and meanings follow it, so its consumers work unchanged. What has no counterpart there is an
-addition: ``commit_idx``, ``unchanged`` and ``transaction_annotations`` in ``source``, and an action
+addition: ``commit_idx``, ``unchanged``, ``transaction_annotations`` and what event-time order needs
+in ``source``, and an action
 that it does not know (a gap, a change of a table) is its own ``op``, its record under that name.
 What must always hold: a value that the source did not send is left out, never a placeholder.
 """
@@ -16,9 +17,10 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.change import origin
 from cdc.decoding.joins import joined
 from cdc.decoding.shapes.base import Context, Parts, message_rows
-from cdc.decoding.shapes.metadata import METADATA_BYTES, metadata
+from cdc.decoding.shapes.metadata import METADATA_BYTES, metadata, placed
 from cdc.decoding.shapes.text import for_each_value, member
 from cdc.decoding.types.text import escape
 
@@ -75,8 +77,7 @@ def _where(mask: pa.BooleanArray, chosen: pa.StringArray, other: pa.StringArray)
 
 
 def _source(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
-    lsn = changes.column("commit_lsn").cast(pa.string())
-    idx = changes.column("commit_idx").cast(pa.string())
+    lsn, idx = (column.cast(pa.string()) for column in origin(changes))
     of_all = {
         "version": context.version,
         "connector": "postgresql",
@@ -103,6 +104,7 @@ def _source(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
         idx,
         *member("unchanged", changes.column("unchanged")),
         *member("transaction_annotations", changes.column("annotations")),
+        *placed(changes),
         "}",
         null="",
     )

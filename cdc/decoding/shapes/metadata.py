@@ -1,7 +1,8 @@
 """The metadata of a message, which the ``sequin`` shape has within and others beside it.
 
-Names and forms follow that product, so its consumers work unchanged. The one addition is
-``unchanged``, there only when the source did not send a TOAST value.
+Names and forms follow that product, so its consumers work unchanged. Additions are ``unchanged``,
+there only when the source did not send a TOAST value, and what ``placed`` gives to consumers in
+event-time order.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.change import origin
 from cdc.decoding.joins import constant, joined
 from cdc.decoding.shapes.base import Context
 from cdc.decoding.shapes.text import for_each_value, member
@@ -21,8 +23,7 @@ METADATA_BYTES = 450
 
 def metadata(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
     """A JSON object for each change."""
-    lsn = changes.column("commit_lsn").cast(pa.string())
-    idx = changes.column("commit_idx").cast(pa.string())
+    lsn, idx = (column.cast(pa.string()) for column in origin(changes))
     return joined(
         '{"table_schema":"',
         escape(changes.column("table_schema")),
@@ -37,6 +38,7 @@ def metadata(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
         ',"xid":',
         changes.column("xid").cast(pa.string()),
         ',"idempotency_key":"',
+        *_of_database(context),
         lsn,
         ":",
         idx,
@@ -46,9 +48,27 @@ def metadata(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
         ',"transaction_annotations":',
         pc.fill_null(changes.column("annotations"), "null"),
         *member("unchanged", changes.column("unchanged")),
+        *placed(changes),
         _of_all(context),
         null="",
     )
+
+
+def placed(changes: pa.RecordBatch) -> list[pa.StringArray | str]:
+    """Members of what goes out in event-time order: its time, whether it is late, its place."""
+    if "origin_lsn" not in changes.schema.names:
+        return []
+    place = (changes.column(name).cast(pa.string()) for name in ("commit_lsn", "commit_idx"))
+    return [
+        *member("event_time", changes.column("event_time")),
+        *member("late", changes.column("late")),
+        joined(',"sequence":"', next(place), "-", next(place), '"'),
+    ]
+
+
+def _of_database(context: Context) -> list[str]:
+    """Cursors of two databases may be equal: their keys must differ."""
+    return [f"{context.database_name}:"] if context.of_many else []
 
 
 def _of_gaps(actions: pa.StringArray) -> list[pa.StringArray]:
