@@ -1,0 +1,180 @@
+-- Consumers in event-time order: how far each has released, of which source it has read how much, and
+-- the watermarks of its tables. Times are whole microseconds since 1970, as exact as the source's own.
+
+CREATE FUNCTION walbrook.time_of(us bigint) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+    SELECT 'epoch'::timestamptz + us * interval '1 microsecond'
+$$;
+
+COMMENT ON FUNCTION walbrook.time_of IS 'Microseconds since 1970 as a time.';
+
+CREATE TABLE walbrook.event_time (
+    consumer     text PRIMARY KEY,
+    base_lsn     pg_lsn NOT NULL,
+    sequence     bigint NOT NULL DEFAULT 0,
+    watermark    bigint,
+    planned      boolean NOT NULL DEFAULT false,
+    planned_from bigint,
+    planned_to   bigint,
+    moved_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CHECK (planned = (planned_to IS NOT NULL))
+);
+
+COMMENT ON TABLE walbrook.event_time IS 'Consumers in event-time order: one row each, whatever number of databases it reads.';
+COMMENT ON COLUMN walbrook.event_time.base_lsn IS 'With sequence: what its next message is numbered; above every cursor that it ever had as a consumer in commit order.';
+COMMENT ON COLUMN walbrook.event_time.sequence IS 'How many messages it has released.';
+COMMENT ON COLUMN walbrook.event_time.watermark IS 'Microseconds since 1970: everything at or below it was released. Null before the first.';
+COMMENT ON COLUMN walbrook.event_time.planned IS 'Whether a release is under way: from planned_from, exclusive, to planned_to. After a crash it is made again, the same to the last message.';
+
+CREATE TABLE walbrook.event_sources (
+    consumer    integer PRIMARY KEY REFERENCES walbrook.consumers (id) ON DELETE CASCADE,
+    ledger      uuid NOT NULL,
+    read_lsn    pg_lsn NOT NULL,
+    read_idx    bigint NOT NULL,
+    settled_to  bigint,
+    planned_lsn pg_lsn,
+    planned_idx bigint,
+    finished_at timestamptz
+);
+
+COMMENT ON TABLE walbrook.event_sources IS 'How far such a consumer has read each of its databases. From its cursor up to there, what is due at or below settled_to was delivered; the rest is in its buffer.';
+COMMENT ON COLUMN walbrook.event_sources.ledger IS 'walbrook.consumers.ledger when it was written: another one says that the cursor was moved back, and that all from there on comes again.';
+COMMENT ON COLUMN walbrook.event_sources.planned_lsn IS 'With planned_idx: how far the release under way has read.';
+COMMENT ON COLUMN walbrook.event_sources.finished_at IS 'Since when this database is said to have ended (walbrook.finish_source): nobody waits for its time.';
+
+CREATE TABLE walbrook.event_partitions (
+    consumer   integer NOT NULL REFERENCES walbrook.consumers (id) ON DELETE CASCADE,
+    table_name text NOT NULL,
+    last_event bigint,
+    watermark  bigint,
+    idle_since timestamptz,
+    buffered   bigint NOT NULL DEFAULT 0,
+    late       bigint NOT NULL DEFAULT 0,
+    shown_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (consumer, table_name)
+);
+
+COMMENT ON TABLE walbrook.event_partitions IS 'The partitions of such a consumer: its tables in each of its databases.';
+COMMENT ON COLUMN walbrook.event_partitions.last_event IS 'The largest event time seen.';
+
+CREATE VIEW walbrook.watermarks AS
+SELECT c.name AS consumer, c.source, p.table_name AS "table", walbrook.time_of(p.watermark) AS watermark,
+       walbrook.time_of(p.last_event) AS last_event, p.idle_since, p.buffered, p.late AS late_count,
+       walbrook.time_of(e.watermark) AS released_to, p.shown_at
+  FROM walbrook.event_partitions p
+  JOIN walbrook.consumers c ON c.id = p.consumer
+  LEFT JOIN walbrook.event_time e ON e.consumer = c.name
+ WHERE c.active;
+
+COMMENT ON VIEW walbrook.watermarks IS 'Consumers in event-time order, table by table: its watermark, since when it is idle, how many of its changes wait in the buffer and how many came late. released_to is the consumer''s own watermark. Written once a second.';
+
+CREATE FUNCTION walbrook.drop_event_time() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM walbrook.event_time e
+     WHERE e.consumer = OLD.name
+       AND NOT EXISTS (SELECT FROM walbrook.consumers c WHERE c.name = OLD.name);
+    RETURN NULL;
+END
+$$;
+
+CREATE TRIGGER drop_event_time AFTER DELETE ON walbrook.consumers
+    FOR EACH ROW EXECUTE FUNCTION walbrook.drop_event_time();
+
+CREATE FUNCTION walbrook.finish_source(consumer text, source text, finished boolean DEFAULT true)
+RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE walbrook.event_sources e
+       SET finished_at = CASE WHEN finish_source.finished THEN coalesce(e.finished_at, clock_timestamp()) END
+      FROM walbrook.consumers c
+     WHERE c.id = e.consumer AND c.name = finish_source.consumer AND c.source = finish_source.source
+       AND c.active;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'there is no consumer % in event-time order that reads %', consumer, source
+            USING ERRCODE = 'WB001', HINT = 'walbrook.watermarks shows which there are';
+    END IF;
+    PERFORM pg_notify('walbrook', json_build_object('source', source, 'consumer', consumer,
+                                                    'action', 'finish_source')::text);
+END
+$$;
+
+COMMENT ON FUNCTION walbrook.finish_source IS 'Say that a database of a consumer in event-time order has ended: what it sent is released without waiting for more of it. With finished => false it counts again.';
+
+ALTER TABLE walbrook.dead_letters DROP CONSTRAINT dead_letters_kind_check;
+ALTER TABLE walbrook.dead_letters
+    ADD CONSTRAINT dead_letters_kind_check
+    CHECK (kind IN ('decode', 'expression', 'delivery', 'event_time', 'late'));
+
+COMMENT ON COLUMN walbrook.dead_letters.kind IS 'At which step it failed; decode: it could not be read; expression: the consumer''s filter, transform or routing failed on it; delivery: whatever delivered it broke; event_time: its event time could not be read; late: it came after its time, and the consumer''s late_policy is dead_letter.';
+
+-- As before, and one that came late is said to be that.
+CREATE OR REPLACE FUNCTION walbrook.bury(consumer integer, lsns pg_lsn[], idxs bigint[]) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    buried bigint;
+BEGIN
+    WITH dead AS (
+        DELETE FROM walbrook.events e USING unnest(lsns, idxs) AS d (lsn, idx)
+         WHERE e.consumer = bury.consumer AND e.commit_lsn = d.lsn AND e.commit_idx = d.idx
+        RETURNING e.*),
+    letters AS (
+        INSERT INTO walbrook.dead_letters AS l
+               (source, consumer, commit_lsn, commit_idx, commit_timestamp, table_schema,
+                table_name, action, kind, error, event, deliveries)
+        SELECT c.source, c.name, d.commit_lsn, d.commit_idx, d.commit_timestamp, d.table_schema,
+               d.table_name, d.action, CASE d.error_kind WHEN 'late' THEN 'late' ELSE 'delivery' END,
+               coalesce(d.error, 'it was given up'), row_to_json(d), d.deliveries
+          FROM dead d JOIN walbrook.consumers c ON c.id = bury.consumer
+            ON CONFLICT ON CONSTRAINT dead_letters_source_consumer_commit_lsn_commit_idx_key
+            DO UPDATE SET error = excluded.error, event = excluded.event,
+                          deliveries = l.deliveries + excluded.deliveries,
+                          dead_at = clock_timestamp()
+        RETURNING 1)
+    SELECT count(*) INTO buried FROM letters;
+    UPDATE walbrook.consumers c SET dead = c.dead + buried WHERE c.id = bury.consumer;
+    RETURN buried;
+END
+$$;
+
+-- A consumer that reads several databases has a row for each: one of them is named database/consumer.
+CREATE OR REPLACE FUNCTION walbrook.find_consumer(named text) RETURNS walbrook.consumers
+LANGUAGE plpgsql AS $$
+DECLARE
+    c walbrook.consumers;
+    sources text[];
+    others text;
+    found_id integer;
+BEGIN
+    SELECT array_agg(k.source ORDER BY k.source), min(k.id) INTO sources, found_id
+      FROM walbrook.consumers k
+     WHERE k.active AND (k.name = named OR k.source || '/' || k.name = named);
+    IF cardinality(sources) > 1 THEN
+        RAISE EXCEPTION 'consumer % is ambiguous: the sources % have one each', named,
+                        array_to_string(sources, ', ')
+            USING ERRCODE = 'too_many_rows',
+                  HINT = format('name one of them as %s/%s', sources[1], named);
+    END IF;
+    SELECT * INTO c FROM walbrook.consumers k WHERE k.id = found_id;
+    IF c.destination = 'pull' THEN
+        PERFORM FROM walbrook.stored s WHERE s.consumer = c.id FOR UPDATE;
+        PERFORM FROM walbrook.pulls p WHERE p.consumer = c.id FOR UPDATE;
+    END IF;
+    -- Not FOR UPDATE: rows that refer to it may be added meanwhile.
+    SELECT * INTO c FROM walbrook.consumers k
+     WHERE k.id = c.id AND k.active FOR NO KEY UPDATE;
+    IF c.name IS NOT NULL THEN
+        RETURN c;
+    END IF;
+    SELECT string_agg(few.name, ', ' ORDER BY few.name) INTO others
+      FROM (SELECT DISTINCT k.name FROM walbrook.consumers k WHERE k.active ORDER BY 1 LIMIT 20) few;
+    IF EXISTS (SELECT FROM walbrook.consumers k WHERE k.name = named) THEN
+        RAISE EXCEPTION 'consumer % is not active: the configuration does not name it', named
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'add it to the configuration again and start the service; active ones: '
+                         || coalesce(others, 'none');
+    END IF;
+    RAISE EXCEPTION 'there is no consumer %', coalesce(named, 'without a name')
+        USING ERRCODE = 'WB001', HINT = 'there are: ' || coalesce(others, 'none yet');
+END
+$$;
