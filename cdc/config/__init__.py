@@ -17,6 +17,7 @@ from cdc.config.destination import (
     WebhookDestination,
 )
 from cdc.config.display import show
+from cdc.config.event_time import EventTime, TableTime, Window
 from cdc.config.ledger import Ledger
 from cdc.config.load import load, loads
 from cdc.config.log import Flight, Log, Tier
@@ -31,6 +32,7 @@ __all__ = [
     "Config",
     "Database",
     "Destination",
+    "EventTime",
     "FileDestination",
     "Flight",
     "Http",
@@ -48,9 +50,11 @@ __all__ = [
     "Spark",
     "State",
     "TableName",
+    "TableTime",
     "Tier",
     "Tls",
     "WebhookDestination",
+    "Window",
     "load",
     "loads",
     "show",

@@ -15,6 +15,7 @@ from cdc.config.destination import RedisStreamDestination, WebhookDestination
 from cdc.config.interpolate import escape
 from cdc.config.model import Config
 from cdc.config.secrets import SecretText, mask, mask_url
+from cdc.config.sink import Sink
 from cdc.config.table import TableName
 
 _IN_URL = {"hostname", "host", "port", "database", "username", "password"}
@@ -43,6 +44,8 @@ def _section(section: BaseModel) -> dict[str, object]:
     shown = {key: _plain(value) for key, value in section if value is not None}
     if isinstance(section, Database | RedisStreamDestination) and section.url is not None:
         return {key: value for key, value in shown.items() if key not in _IN_URL}
+    if isinstance(section, Sink) and section.databases is not None:
+        del shown["database"]
     if isinstance(section, WebhookDestination):
         shown["url"] = escape(mask_url(section.url))
     return shown

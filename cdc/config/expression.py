@@ -25,7 +25,13 @@ _QUOTED: Final = re.compile(
 )
 
 
-def _expression(value: object) -> str:
+def is_function_name(text: str) -> bool:
+    """Whether it is ``python:package.module:function``."""
+    return _NAME.fullmatch(text) is not None
+
+
+def check_expression(value: object) -> str:
+    """The expression in ``value``, without space around it, or ``none``."""
     if value is None or value == NONE:
         return NONE
     if not isinstance(value, str):
@@ -40,7 +46,7 @@ def _expression(value: object) -> str:
     if "\0" in text:
         raise wrong("holds a NUL character; take it out")
     if text.startswith(FUNCTION):
-        if not _NAME.fullmatch(text):
+        if not is_function_name(text):
             raise wrong("names no function; write python:package.module:function")
         return text
     bare = _QUOTED.sub("", text)
@@ -51,4 +57,4 @@ def _expression(value: object) -> str:
     return text
 
 
-ExpressionText = Annotated[str, BeforeValidator(_expression)]
+ExpressionText = Annotated[str, BeforeValidator(check_expression)]

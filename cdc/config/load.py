@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from cdc.config.document import Data, Document, parse
-from cdc.config.model import Config, name_problems
+from cdc.config.model import Config, SinkNames, name_problems
 from cdc.config.problems import Problem, model_problems
 from cdc.errors import ConfigError
 
@@ -60,7 +60,10 @@ def _between_names(data: Data) -> list[tuple[tuple[str | int, ...], str]]:
     if not isinstance(data, dict):
         return []
     databases = [_get(entry, "name") for entry in _entries(data.get("databases"))]
-    sinks = [(_get(e, "name"), _get(e, "database")) for e in _entries(data.get("sinks"))]
+    sinks = [
+        SinkNames(*(_get(entry, key) for key in SinkNames._fields))
+        for entry in _entries(data.get("sinks"))
+    ]
     return name_problems(databases, sinks)
 
 

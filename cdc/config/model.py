@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import Self
+from typing import NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -20,10 +20,18 @@ from cdc.config.ledger import Ledger
 from cdc.config.log import Log
 from cdc.config.scalars import Section, wrong
 from cdc.config.settings import Service, Spark, State
-from cdc.config.sink import Sink
+from cdc.config.sink import BOTH_WAYS, Sink
 from cdc.errors import OperatorError
 
 Location = tuple[str | int, ...]
+
+
+class SinkNames(NamedTuple):
+    """What a sink says of names: its own, and those of what it reads, as the file has them."""
+
+    name: object
+    database: object = None
+    databases: object = None
 
 
 class Config(Section):
@@ -54,7 +62,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _names_agree(self) -> Self:
         names = [database.name for database in self.databases]
-        problems = name_problems(names, [(sink.name, sink.database) for sink in self.sinks])
+        problems = name_problems(names, [_names_of(sink) for sink in self.sinks])
         if problems:
             raise wrong("; ".join(f"{format_location(at)}: {what}" for at, what in problems))
         return self
@@ -122,7 +130,7 @@ class Config(Section):
 
     def sinks_of(self, database_name: str) -> list[Sink]:
         """The sinks that read this database, disabled ones included, in the file's order."""
-        return [sink for sink in self.sinks if sink.database == database_name]
+        return [sink for sink in self.sinks if database_name in sink.sources]
 
     def state_dsn(self) -> str:
         """How to reach the state database, password included."""
@@ -132,23 +140,43 @@ class Config(Section):
 
 
 def name_problems(
-    databases: Sequence[object], sinks: Sequence[tuple[object, object]]
+    databases: Sequence[object], sinks: Sequence[SinkNames]
 ) -> list[tuple[Location, str]]:
-    """What is wrong between names: of databases, and of sinks each with the database it reads.
+    """What is wrong between names: of databases, and of sinks each with what it reads.
 
     Names that are not text are left to the model's own checks.
     """
     problems = _repeated("databases", databases)
-    problems += _repeated("sinks", [name for name, _ in sinks])
+    problems += _repeated("sinks", [sink.name for sink in sinks])
     known = [name for name in databases if isinstance(name, str)]
-    for i, (_, wanted) in enumerate(sinks):
-        location: Location = ("sinks", i, "database")
-        if wanted is None and len(databases) > 1:
-            problems.append((location, f"is required; name one of {', '.join(known)}"))
-        elif isinstance(wanted, str) and known and wanted not in known:
-            what = f"there is no database '{wanted}'; {suggestion(wanted, known)}"
-            problems.append((location, what))
+    for i, sink in enumerate(sinks):
+        at: Location = ("sinks", i, "database")
+        if sink.databases is not None:
+            problems += _several(i, sink, known)
+        elif sink.database is None and len(databases) > 1:
+            problems.append((at, f"is required; name one of {', '.join(known)}"))
+        else:
+            problems += _unknown(at, sink.database, known)
     return problems
+
+
+def _several(i: int, sink: SinkNames, known: Sequence[str]) -> list[tuple[Location, str]]:
+    at: Location = ("sinks", i, "databases")
+    if sink.database is not None:
+        return [(at, BOTH_WAYS)]
+    names = list(sink.databases) if isinstance(sink.databases, list | tuple) else []
+    problems: list[tuple[Location, str]] = []
+    for k, name in enumerate(names):
+        problems += _unknown((*at, k), name, known)
+        if isinstance(name, str) and name in names[:k]:
+            problems.append(((*at, k), "is there twice; name each database once"))
+    return problems
+
+
+def _unknown(at: Location, name: object, known: Sequence[str]) -> list[tuple[Location, str]]:
+    if not isinstance(name, str) or not known or name in known:
+        return []
+    return [(at, f"there is no database '{name}'; {suggestion(name, known)}")]
 
 
 def suggestion(wrong_word: str, known: Sequence[str]) -> str:
@@ -189,4 +217,9 @@ def _sinks_with_database(data: dict[str, object]) -> dict[str, object]:
 
 
 def _names_none(sink: object) -> bool:
-    return isinstance(sink, dict) and sink.get("database") is None
+    return isinstance(sink, dict) and sink.get("database") is sink.get("databases") is None
+
+
+def _names_of(sink: Sink) -> SinkNames:
+    # The model fills in database where databases are given.
+    return SinkNames(sink.name, None if sink.databases else sink.database, sink.databases)

@@ -102,6 +102,9 @@ def _step(here: dict[str, Any], part: str | int, defs: dict[str, Any]) -> dict[s
         below = here["properties"][part]
     else:
         below = _form(here, part)
+    choices = below.get("anyOf", ())
+    if len(choices) == 2 and choices[1] == {"type": "null"}:
+        below = choices[0]  # what may be left out has no form of its own
     reference = below.get("$ref", "").rpartition("/")[2]
     return dict(defs[reference]) if reference else dict(below)
 

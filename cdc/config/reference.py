@@ -25,7 +25,8 @@ _OPENING = """\
 Walbrook reads one YAML file. Unknown keys are refused, and every problem is reported at once with
 its line, its place and what would be right. A key with an empty value means its default. Relative
 paths begin at the folder of the file. Sizes are numbers of bytes or text such as `64MiB` (2^20),
-`64MB` (10^6) or `1GiB`. Secrets never appear in errors, logs or the shown configuration.
+`64MB` (10^6) or `1GiB`. Durations are text such as `100ms`, `5s`, `1m`, `2h` or `1d`, or `0`.
+Secrets never appear in errors, logs or the shown configuration.
 
 A table is written `schema.table`, each part as the catalog spells it; a table alone is one of
 `public`. A part with a dot or a quote in it stands in double quotes, with `""` for a quote, and the
@@ -117,7 +118,8 @@ def _type(field: dict[str, Any]) -> str:
 
 
 def _scalar_type(field: dict[str, Any]) -> str:
-    names = {"size": "size", "password": "secret", "path": "path", "table": "`schema.table`"}
+    names = {name: name for name in ("size", "duration", "path")}
+    names |= {"password": "secret", "table": "`schema.table`"}
     if field.get("format") in names:
         return names[field["format"]]
     if field["type"] == "boolean":

@@ -26,7 +26,7 @@ from pydantic import WithJsonSchema as Documented
 from pydantic_core import PydanticCustomError
 
 from cdc.config.table import TableName
-from cdc.config.units import parse_size
+from cdc.config.units import parse_duration, parse_size
 
 
 def wrong(what: str, *, within: tuple[str | int, ...] = ()) -> PydanticCustomError:
@@ -79,6 +79,16 @@ def _size(value: object) -> int:
     raise wrong(message)
 
 
+def _duration(value: object) -> str:
+    try:
+        text = value.strip() if isinstance(value, str) else ""
+        parse_duration(text)
+        return text
+    except ValueError as error:
+        message = str(error)
+    raise wrong(message)
+
+
 def _matching(pattern: str, rule: str) -> BeforeValidator:
     compiled = re.compile(pattern)
 
@@ -115,6 +125,9 @@ def _conf_text(value: object) -> object:
 Integer = Annotated[int, BeforeValidator(_integer)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Size = Annotated[int, BeforeValidator(_size), Documented({"type": "integer", "format": "size"})]
+Duration = Annotated[
+    str, BeforeValidator(_duration), Documented({"type": "string", "format": "duration"})
+]
 Port = Annotated[Integer, Field(ge=1, le=65535)]
 Text = Annotated[str, Field(min_length=1)]
 ConfText = Annotated[str, BeforeValidator(_conf_text)]

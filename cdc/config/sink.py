@@ -1,8 +1,8 @@
-"""A sink: which changes of a database go where."""
+"""A sink: which changes of its databases go where, and in what order."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -13,10 +13,13 @@ from cdc.config.destination import (
     PullDestination,
     WebhookDestination,
 )
+from cdc.config.event_time import EventTime, Window
 from cdc.config.expression import NONE, ExpressionText
 from cdc.config.scalars import Flag, Integer, Name, Section, Size, Table, Text, wrong
 from cdc.cursor import Cursor
 from cdc.errors import OperatorError
+
+BOTH_WAYS: Final = "database and databases cannot both be given; keep one of them"
 
 Action = Literal["insert", "update", "delete", "truncate", "message", "schema_change"]
 
@@ -57,6 +60,16 @@ class Source(Section):
             self.refuse_together(f"include_{kind}", (f"exclude_{kind}",))
         return self
 
+    def takes(self, schema: str, table: str) -> bool:
+        """Whether the changes of a table are the sink's."""
+        name = f"{schema}.{table}"
+        return (
+            (self.include_schemas is None or schema in self.include_schemas)
+            and schema not in (self.exclude_schemas or ())
+            and (self.include_tables is None or name in self.include_tables)
+            and name not in (self.exclude_tables or ())
+        )
+
 
 class GroupedTable(Section):
     """How the changes of one table are grouped."""
@@ -92,7 +105,14 @@ class Sink(Section):
 
     name: Name = Field(description="Name of the sink, and of the consumer in SQL.")
     database: Text = Field(
-        description="Name of the database it reads; may be left out if there is only one."
+        description="Name of the database it reads; may be left out if there is only one, or if "
+        "databases are given."
+    )
+    databases: tuple[Text, ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="Names of the databases it reads, in place of database; several only with "
+        "ordering: event_time, which puts their changes into one order.",
     )
     status: Literal["active", "disabled"] = Field(
         default="active", description="A disabled sink receives nothing."
@@ -173,7 +193,39 @@ class Sink(Section):
         description="Its weight when there is more to deliver than can be delivered; 10 gets ten "
         "times the share of 1.",
     )
+    ordering: Literal["commit", "event_time"] = Field(
+        default="commit",
+        description="In what order: commit, as the changes were committed, or event_time, by a "
+        "time that their rows carry. event_time is not for pull, nor for a parallel webhook.",
+    )
+    event_time: EventTime | None = Field(
+        default=None, description="Which time counts; required with ordering: event_time."
+    )
+    window: Window | None = Field(
+        default=None,
+        description="Results over windows of event time in place of changes; only with ordering: "
+        "event_time, and not with parquet, transform, routing or another shape.",
+    )
     destination: Destination = Field(description="Where it delivers to.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_database(cls, data: object) -> object:
+        if not isinstance(data, dict) or data.get("databases") is None:
+            return data
+        if data.get("database") is not None:
+            return data
+        names = data["databases"]
+        first = names[0] if isinstance(names, list | tuple) and names else None
+        # Names that are not usable are one problem, not one more for database.
+        return {**data, "database": first if isinstance(first, str) and first else "unnamed"}
+
+    @model_validator(mode="after")
+    def _one_way_to_name_databases(self) -> Self:
+        # A file with both is refused where names are; a copy of a valid sink has both.
+        if self.databases is not None and self.databases[0] != self.database:
+            raise wrong(BOTH_WAYS, within=("databases",))
+        return self
 
     @model_validator(mode="after")
     def _groups_are_possible(self) -> Self:
@@ -221,6 +273,88 @@ class Sink(Section):
                 within=("routing",),
             )
         return self
+
+    @model_validator(mode="after")
+    def _order_is_given(self) -> Self:
+        if self.ordering == "commit":
+            for key in ("event_time", "window"):
+                if getattr(self, key) is not None:
+                    raise wrong(
+                        "has a meaning with ordering: event_time alone; set that, or leave it out",
+                        within=(key,),
+                    )
+            if len(self.sources) > 1:
+                raise wrong(
+                    "names several, and commits of different databases have no order among them; "
+                    "name one, or set ordering: event_time",
+                    within=("databases",),
+                )
+        elif self.event_time is None:
+            raise wrong(
+                "is required with ordering: event_time; name at least its column",
+                within=("event_time",),
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _destination_keeps_the_order(self) -> Self:
+        if self.ordering == "commit":
+            return self
+        if isinstance(self.destination, PullDestination):
+            raise wrong(
+                "event_time is not possible with pull yet; use another destination, or commit",
+                within=("ordering",),
+            )
+        if isinstance(self.destination, WebhookDestination) and self.destination.parallel:
+            raise wrong(
+                "is true, and requests side by side would lose the order of event time; leave it "
+                "out, or set ordering: commit",
+                within=("destination", "parallel"),
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _window_is_possible(self) -> Self:
+        event_time = self.event_time
+        parquet = isinstance(self.destination, ParquetDestination)
+        if parquet and event_time is not None and event_time.emit_watermarks:
+            raise wrong(
+                "parquet writes rows of tables, and a watermark is none; leave it out, or use "
+                "another destination",
+                within=("event_time", "emit_watermarks"),
+            )
+        if self.window is None:
+            return self
+        if parquet:
+            raise wrong(
+                "parquet writes rows of tables, and results of windows are none; use another "
+                "destination",
+                within=("window",),
+            )
+        for key, empty in (("transform", NONE), ("routing", NONE), ("shape", "sequin")):
+            if getattr(self, key) != empty:
+                raise wrong(
+                    "is not possible with a window, whose messages are its results; leave it out",
+                    within=(key,),
+                )
+        if event_time is not None and event_time.on_stop == "flush":
+            raise wrong(
+                "flush would send results of windows that are not complete; leave it out, or "
+                "write keep",
+                within=("event_time", "on_stop"),
+            )
+        return self
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of all databases that it reads."""
+        return self.databases or (self.database,)
+
+    @property
+    def flushes_on_stop(self) -> bool:
+        """Whether a stop delivers what is held back for its order."""
+        on_stop = None if self.event_time is None else self.event_time.on_stop
+        return on_stop == "flush" if on_stop is not None else self.window is None
 
     @property
     def expressions(self) -> dict[str, str]:

@@ -21,7 +21,7 @@ def check_group_columns(config: Config, database: Database, source: Connection) 
     """ConfigError for the first column that its table has not; a table that is not there yet may
     come with it."""
     for i, sink in enumerate(config.sinks):
-        if sink.database != database.name or sink.status != "active":
+        if database.name not in sink.sources or sink.status != "active":
             continue
         for j, table in enumerate(sink.tables):
             name = sql.Identifier(table.name.schema, table.name.table).as_string(source)
