@@ -13,7 +13,9 @@ from typing import Final, Literal
 
 from cdc.errors import ConfigError
 
-Step = Literal["received", "appended", "synced", "stored", "confirmed", "settled"]
+Step = Literal[
+    "received", "appended", "synced", "stored", "confirmed", "settled", "planned", "released"
+]
 
 STEPS: Final[tuple[Step, ...]] = (
     "received",  # messages came off the wire, none of them is in the log
@@ -22,6 +24,8 @@ STEPS: Final[tuple[Step, ...]] = (
     "stored",  # the reader's row in Postgres says so
     "confirmed",  # the slot was told what it may forget
     "settled",  # a micro-batch is settled
+    "planned",  # a release in event-time order is stored, nothing of it was sent
+    "released",  # all of it was sent, nothing of it is settled
 )
 VARIABLE: Final = "WALBROOK_FAILPOINT"
 

@@ -74,12 +74,13 @@ def _unjudged(share: Share, reached: Cursor, log: LogReader) -> Iterator[DeadLet
         errors = errors.slice(within)
 
 
-def poisoned(poisons: Iterable[Poison], log: LogReader) -> Iterator[DeadLetter]:
-    """The changes on which delivery broke, as dead letters."""
-    for poison in poisons:
-        first = log.seek(poison.cursor)
-        for frame in log.frames(first, first + 1):
-            yield _letter(poison, frame, "delivery")
+def poisoned(
+    poisons: Iterable[Poison], log: LogReader, kind: Kind = "delivery"
+) -> Iterator[DeadLetter]:
+    """These changes as dead letters; most often those on which delivery broke."""
+    for batch_idx, batch in groupby(poisons, key=lambda poison: log.seek(poison.cursor)):
+        for frame in log.frames(batch_idx, batch_idx + 1):
+            yield from (_letter(poison, frame, kind) for poison in batch)
 
 
 def _letter(poison: Poison, frame: Frame, kind: Kind) -> DeadLetter:

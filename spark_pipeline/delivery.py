@@ -21,7 +21,7 @@ from cdc.change import ROUTE, MessageBatch
 from cdc.config import Sink as SinkConfig
 from cdc.cursor import Cursor
 from cdc.decoding.format import PLAIN, Wanted
-from cdc.decoding.shapes import Context, shape_for
+from cdc.decoding.shapes import Context, Shape, shape_for
 from cdc.errors import ProtocolError, WalbrookError
 from cdc.queue.groups import Grouping
 from cdc.queue.ledger import Ledger
@@ -106,7 +106,7 @@ def deliver_changes(share: Share, changes: Iterable[pa.RecordBatch]) -> Outcome:
 
 def desk_for(share: Share, purpose: str = "", around: Callable[[Sink], Sink] | None = None) -> Desk:
     """Where a share is delivered; each purpose has a sink of its own."""
-    sink = _sink(share, purpose)
+    sink = sink_of(share, purpose)
     return Desk(
         share.consumer,
         sink if around is None else around(sink),
@@ -120,14 +120,14 @@ def desk_for(share: Share, purpose: str = "", around: Callable[[Sink], Sink] | N
 
 def send(share: Share, changes: pa.RecordBatch) -> Delivery:
     """Send a consumer these changes, whatever it asks for."""
-    return _sink(share).deliver(_shaped(share, changes))
+    return sink_of(share).deliver(_shaped(share, changes))
 
 
 def _batches(share: Share, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The consumer's changes in order, in batches of a size worth sending."""
     pending: list[pa.RecordBatch] = []
     rows = size = 0
-    for messages in _in_order(share, changes):
+    for messages in in_order(share, changes):
         for start in range(0, messages.num_rows, _DELIVERY_ROWS):
             piece = messages.slice(start, _DELIVERY_ROWS)
             if pending and (
@@ -142,7 +142,7 @@ def _batches(share: Share, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
         yield pa.concat_batches(pending) if len(pending) > 1 else pending[0]
 
 
-def _in_order(share: Share, decoded: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def in_order(share: Share, decoded: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The consumer's changes, and among them the announcements it takes, in cursor order."""
     told = share.announcements
     if told is not None:
@@ -205,24 +205,30 @@ def _first(changes: pa.RecordBatch) -> Cursor:
     return Cursor(changes.column("commit_lsn")[0].as_py(), changes.column("commit_idx")[0].as_py())
 
 
-def _shaped(share: Share, changes: pa.RecordBatch) -> MessageBatch:
+def shape_of(consumer: SinkConfig, origin: Origin, *, of_many: bool = False) -> Shape:
+    """How a consumer sees the changes of a database."""
     context = Context(
-        consumer=share.consumer.name,
-        database_name=share.origin.name,
-        hostname=share.origin.hostname,
-        database=share.origin.database,
+        consumer=consumer.name,
+        database_name=origin.name,
+        hostname=origin.hostname,
+        database=origin.database,
         now_ns=time.time_ns(),
-        format=form_of(share.consumer),
+        format=form_of(consumer),
+        of_many=of_many,
     )
-    transformed = "transform" in share.consumer.expressions
-    shape = shape_for(share.consumer.shape, context, transformed=transformed)
+    transformed = "transform" in consumer.expressions
+    return shape_for(consumer.shape, context, transformed=transformed)
+
+
+def _shaped(share: Share, changes: pa.RecordBatch) -> MessageBatch:
+    shape = shape_of(share.consumer, share.origin)
     rows = shape.rows(changes)
     if ROUTE in changes.schema.names:
         rows = rows.append_column(ROUTE, changes.column(ROUTE))
     return MessageBatch(rows, shape)
 
 
-def _sink(share: Share, purpose: str = "") -> Sink:
+def sink_of(share: Share, purpose: str = "") -> Sink:
     """The consumer's sink in this process, opened when it is first needed."""
     key = (share.run, share.origin.name, share.consumer.name, purpose)
     with _opening:

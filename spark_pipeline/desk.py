@@ -247,9 +247,9 @@ def refused(consumer: SinkConfig, row: pa.RecordBatch, error: WalbrookError) -> 
     )
 
 
-def given_up(rows: pa.RecordBatch, why: str) -> pa.RecordBatch:
-    """Rows of the queue as dead letters."""
-    return _events(rows, error=why, error_kind="poison", pause_s=0.0, dead=True)
+def given_up(rows: pa.RecordBatch, why: str, kind: str = "poison") -> pa.RecordBatch:
+    """Rows of the queue, or such as would stand there, as dead letters."""
+    return _events(rows, error=why, error_kind=kind, pause_s=0.0, dead=True)
 
 
 def _events(

@@ -63,7 +63,7 @@ class Planner:
 
         def decode(lacking: Share) -> Share:
             slices = Reorder(first).micro_batch(plan.decode())
-            files = {piece.path for piece in slices}
+            files = {piece.path for piece in slices if piece.rows}
             self._exchange.hold(files)
             try:
                 return self.judge(

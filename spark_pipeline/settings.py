@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from psycopg.conninfo import conninfo_to_dict
@@ -42,6 +42,8 @@ class LaneSettings:
     cluster_options: dict[str, str] | None = None  # for the source, if executors are elsewhere
     slots: Slots = field(default_factory=lambda: Slots(16))  # shared with all other lanes
     ledger: LedgerAddress | None = None  # of those whose sinks need one
+    in_event_time: list[SinkConfig] = field(default_factory=list)  # served by no lane
+    times: tuple[tuple[str, str], ...] = ()  # the columns that hold event times, as Wanted has them
 
     @property
     def bridge(self) -> Bounds:
@@ -56,7 +58,7 @@ class LaneSettings:
     @property
     def wanted(self) -> Wanted:
         """What decode is asked for, so that every consumer finds its own in it."""
-        return wanted_by(self.consumers)
+        return replace(wanted_by(self.consumers), times=self.times)
 
     @classmethod
     def of(
@@ -64,13 +66,15 @@ class LaneSettings:
     ) -> LaneSettings:
         parameters = conninfo_to_dict(database.dsn())
         spark = config.spark
+        active = [s for s in config.sinks_of(database.name) if s.status == "active"]
         return cls(
             source=database.name,
             term=term,
             origin=Origin(
                 database.name, str(parameters.get("host", "")), str(parameters.get("dbname", ""))
             ),
-            consumers=[s for s in config.sinks_of(database.name) if s.status == "active"],
+            consumers=[s for s in active if s.ordering == "commit"],
+            in_event_time=[s for s in active if s.ordering == "event_time"],
             state_dsn=config.state_dsn(),
             log_directory=config.log.directory / database.name,
             checkpoint_directory=spark.checkpoint_directory / database.name,

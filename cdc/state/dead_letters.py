@@ -48,7 +48,7 @@ SELECT c.name,
  ORDER BY 1
 """
 
-Kind = Literal["decode", "expression", "delivery"]
+Kind = Literal["decode", "expression", "delivery", "event_time"]
 
 
 @dataclass(frozen=True)

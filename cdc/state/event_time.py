@@ -14,11 +14,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn, parse_lsn
 from cdc.errors import OperatorError
 from cdc.state.fence import FENCE, fenced
 from cdc.state.positions import MovedError
+
+Integers = npt.NDArray[np.int64]
 
 _PLACES_BITS: Final = 30
 _NO_COMMIT: Final = 3
@@ -57,8 +62,6 @@ UPDATE walbrook.event_time
 _FORGET_PLAN = """
 UPDATE walbrook.event_sources SET planned_lsn = NULL, planned_idx = NULL WHERE consumer = %s
 """
-    "UPDATE walbrook.event_sources SET planned_lsn = NULL, planned_idx = NULL WHERE consumer = %s"
-)
 _PUT_SOURCE = """
 INSERT INTO walbrook.event_sources AS e (consumer, ledger, read_lsn, read_idx, settled_to)
 SELECT c.id, %(ledger)s::uuid, %(lsn)s::pg_lsn, %(idx)s, %(settled_to)s
@@ -129,6 +132,16 @@ class Numbering:
         number = self.sequence + position
         high = number >> _PLACES_BITS
         return Cursor(self.base + 8 * high, number & ((1 << _PLACES_BITS) - 1))
+
+    def positions(self, lsn: Integers, idx: Integers) -> Integers:
+        """Of messages with these numbers, which they are from here on."""
+        high = (lsn - self.base) // 8
+        return (high << _PLACES_BITS) + idx - self.sequence
+
+    def places(self, count: int) -> tuple[Integers, Integers]:
+        """Those of the next ``count`` messages."""
+        numbers = np.arange(self.sequence, self.sequence + count, dtype=np.int64)
+        return self.base + 8 * (numbers >> _PLACES_BITS), numbers & ((1 << _PLACES_BITS) - 1)
 
     def after(self, messages: int) -> Numbering:
         return Numbering(self.base, self.sequence + messages)

@@ -1,0 +1,33 @@
+"""Up to which commit a consumer has everything, though some of what it read is held back. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import UTC, datetime, timedelta
+
+from cdc.cursor import Cursor
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
+
+
+class CommitTimes:
+    """The commit times of the stretches that something of may be held back."""
+
+    def __init__(self) -> None:
+        self._stretches: deque[tuple[Cursor, int]] = deque()  # where each began; its last commit
+        self._settled_us = 0
+
+    def read(self, start: Cursor, commit_us: int) -> None:
+        """A stretch was read from there on; without a commit it says nothing."""
+        if commit_us:
+            self._stretches.append((start, commit_us))
+
+    def settled(self, oldest: Cursor | None) -> datetime | None:
+        """Up to when all is settled, if the oldest that is held back stands there."""
+        while self._stretches and self._is_past(oldest):
+            _, self._settled_us = self._stretches.popleft()
+        return _EPOCH + timedelta(microseconds=self._settled_us) if self._settled_us else None
+
+    def _is_past(self, oldest: Cursor | None) -> bool:
+        """Whether the first stretch is settled to its end."""
+        return oldest is None or (len(self._stretches) > 1 and self._stretches[1][0] <= oldest)

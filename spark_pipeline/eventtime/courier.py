@@ -1,0 +1,184 @@
+"""Sending the messages of a release, through the same desk as the lanes' messages.
+
+What must always hold: messages go out in their order, one piece after another; what is said of the
+outcome speaks of each database's own cursors again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import pyarrow as pa
+import structlog
+
+from cdc.change import ROUTE, MessageBatch
+from cdc.config import Sink as SinkConfig
+from cdc.connection import Connection
+from cdc.cursor import ORIGIN, Cursor
+from cdc.errors import WalbrookError
+from cdc.queue.waiting import NOTHING, Waiting
+from sinks import Sink
+from sinks.ledgered import LedgerPlace
+from spark_pipeline.delivery import Share, shape_of, sink_of
+from spark_pipeline.desk import Desk
+from spark_pipeline.eventtime.release import OfSource, Release, by_source, position
+from spark_pipeline.eventtime.shape import MergedShape
+from spark_pipeline.ledgers import needs_ledger
+from spark_pipeline.one_by_one import OneByOne
+from spark_pipeline.outcome import GOES_ON, Outcome
+from spark_pipeline.poison import is_suspect, told
+from spark_pipeline.queues import Queues
+from spark_pipeline.settings import LaneSettings
+
+import numpy as np
+
+_logger = structlog.get_logger("walbrook.event_time")
+_ROWS: Final = 10_000
+_END: Final = Cursor((1 << 63) - 1, 0)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What an attempt came to: everything before the message at ``reached`` is settled."""
+
+    reached: int
+    absorbed: int
+    parts: list[OfSource]  # by database
+    error: WalbrookError | None
+    outcome: Outcome
+
+
+class Courier:
+    """Delivers for one consumer; ``settings`` by database, the first of which is its home."""
+
+    def __init__(
+        self,
+        consumer: SinkConfig,
+        settings: Mapping[str, LaneSettings],
+        queues: Mapping[str, Queues],
+        *,
+        run: str,
+        over: threading.Event,
+    ) -> None:
+        self._consumer = consumer
+        self._settings = settings
+        self._queues = queues
+        self._home = next(iter(settings.values()))
+        self._run = run
+        self._over = over
+
+    def send(self, state: Connection, release: Release, begun: int, ledger: str) -> Sent:
+        """Deliver a release from its message ``begun`` on, as far as it goes."""
+        share, held = self._share(state, release, ledger)
+        if held is not None:
+            nothing = [OfSource(0, None, []) for _ in self._settings]
+            return Sent(begun, 0, nothing, held, Outcome(self._consumer.name, ORIGIN, error=held))
+        home, consumer = self._home, self._consumer
+        with home.slots.hold(home.source, consumer.name, consumer.priority, self._over):
+            outcome = self._deliver(share, release, begun)
+        parts = by_source(release, outcome, begun, len(self._settings))
+        reached = position(release.numbering, outcome.cursor, len(release))
+        error = None if outcome.error is None or not outcome.failed else outcome.error
+        sent = Sent(max(begun, reached), outcome.absorbed, parts, error, outcome)
+        for each in self._outcomes(sent).values():
+            if each.aside is not None:
+                for queues in self._queues.values():
+                    queues.settling([each])
+        return sent
+
+    def settled(self, sent: Sequence[Sent]) -> None:
+        """What these attempts put aside is in the queues."""
+        for attempt in sent:
+            for source, outcome in self._outcomes(attempt).items():
+                self._queues[source].settled(outcome)
+
+    def failed(self, sent: Sent) -> None:
+        """Nothing was settled, and the destination did not take what it was sent."""
+        for source, outcome in self._outcomes(sent).items():
+            self._queues[source].settled(replace(outcome, aside=None))
+
+    def _outcomes(self, sent: Sent) -> dict[str, Outcome]:
+        return {
+            source: replace(sent.outcome, delivered=part.delivered, aside=part.aside, dead=())
+            for source, part in zip(self._settings, sent.parts, strict=True)
+        }
+
+    def _share(
+        self, state: Connection, release: Release, ledger: str
+    ) -> tuple[Share, WalbrookError | None]:
+        home = self._home
+        place = None
+        if home.ledger is not None and needs_ledger(self._consumer):
+            place = LedgerPlace(home.ledger, ledger, release.numbering.place(0))
+        share = Share(
+            self._consumer, home.origin, self._run, ORIGIN, _END, [], ledger=place,
+            state_dsn=home.state_dsn,
+        )  # fmt: skip
+        waiting: Waiting = NOTHING
+        for source, settings in self._settings.items():
+            asked = self._queues[source].before(state, replace(share, origin=settings.origin))
+            if asked.held is not None:
+                return share, asked.held
+            share = replace(share, strikes=asked.strikes, strikes_max=asked.strikes_max)
+            waiting = _both(waiting, asked.waiting)
+        return replace(share, waiting=waiting), None
+
+    def _deliver(self, share: Share, release: Release, begun: int) -> Outcome:
+        """If it breaks in a way that nobody foresaw, message by message."""
+        try:
+            return self._through(share, release, begun, lambda sink: sink)
+        except Exception as error:
+            if not is_suspect(error):
+                raise
+            _logger.warning("event_time.broke", consumer=share.consumer.name, error=told(error))
+            return self._through(share, release, begun, OneByOne)
+
+    def _through(
+        self, share: Share, release: Release, begun: int, around: Callable[[Sink], Sink]
+    ) -> Outcome:
+        assert release.rows is not None
+        desk = Desk(
+            share.consumer,
+            around(sink_of(share)),
+            self._shaped,
+            release.numbering.place(begun),
+            share.waiting,
+            strikes=share.strikes,
+            strikes_max=share.strikes_max,
+        )
+        for start in range(begun, len(release), _ROWS):
+            if not desk.take(release.rows.slice(start, _ROWS)):
+                return desk.outcome
+        return desk.finish(release.after.place(0))
+
+    def _shaped(self, rows: pa.RecordBatch) -> MessageBatch:
+        many = len(self._settings) > 1
+        shapes = [
+            shape_of(self._consumer, each.origin, of_many=many)
+            for each in self._settings.values()
+        ]
+        shape = MergedShape(shapes) if many else shapes[0]
+        shaped = shape.rows(rows)
+        if ROUTE in rows.schema.names:
+            shaped = shaped.append_column(ROUTE, rows.column(ROUTE))
+        return MessageBatch(shaped, shape)
+
+
+def goes_on(sent: Sent) -> bool:
+    """Whether an attempt that did not reach the end may be followed by another at once."""
+    error = sent.outcome.error
+    return error is not None and error.kind == GOES_ON
+
+
+def _both(one: Waiting, other: Waiting) -> Waiting:
+    if not other:
+        return one
+    return Waiting(
+        np.union1d(one.groups, other.groups),
+        one.tables | other.tables,
+        one.barred | other.barred,
+        one.count + other.count,
+    )

@@ -1,0 +1,115 @@
+"""The partitions of one consumer: its tables in each database, with their watermarks and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import numpy.typing as npt
+
+from cdc.config.event_time import EventTime
+from cdc.eventtime.released import Released
+from cdc.eventtime.sequencer import Sequencer
+from cdc.eventtime.times import NO_TIME
+from cdc.eventtime.tracker import WatermarkTracker
+from cdc.state.event_time import PartitionRow
+from spark_pipeline.matching import Match
+
+Roots = Mapping[str, str]
+"""Published tables with the partitioned tables that they are leaves of; most are their own."""
+
+Known = Mapping[str, tuple[int | None, int]]
+"""What an earlier run knew of partitions: the last event, and how many came late."""
+
+
+class Partitions:
+    """Numbers for partitions, as the tracker gives them."""
+
+    def __init__(self, config: EventTime, tracker: WatermarkTracker, match: Match) -> None:
+        self._config = config
+        self._tracker = tracker
+        self._match = match
+        self._roots: dict[str, dict[str, str]] = {}
+        self._late: dict[int, int] = {}
+
+    def begin(self, source: str, roots: Roots, known: Known) -> None:
+        """The tables of a database when the consumer is taken up."""
+        self._roots[source] = dict(roots)
+        for table in self._taken(roots):
+            name = self.root_of(source, table)
+            last, late = known.get(name, (None, 0))
+            self._register(source, name, NO_TIME if last is None else last)
+            self._late[self.code(source, table)] = late
+
+    def renew(self, source: str, roots: Roots) -> None:
+        """The tables as they are now: some may be new, others gone."""
+        before = {self.root_of(source, table) for table in self._taken(self._roots[source])}
+        self._roots[source] |= roots
+        now = {self.root_of(source, table) for table in self._taken(roots)}
+        for name in now - before:
+            self._register(source, name, NO_TIME)
+        for name in before - now:
+            self._tracker.remove(source, name)
+        self._roots[source] = dict(roots)
+
+    def root_of(self, source: str, table: str) -> str:
+        """Whose watermark a table's rows count for."""
+        if self._config.leaf_partitions:
+            return table
+        return self._roots.get(source, {}).get(table, table)
+
+    def code(self, source: str, table: str) -> int:
+        """The number of a table's partition; one that was not known is added."""
+        name = self.root_of(source, table)
+        code = self._tracker.code(source, name)
+        return self._register(source, name, NO_TIME) if code is None else code
+
+    def count_late(self, late: Released) -> None:
+        codes, counts = np.unique(late.codes, return_counts=True)
+        for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+            self._late[code] = self._late.get(code, 0) + count
+
+    def rows(self, source: str, sequencer: Sequencer, now_us: int) -> list[PartitionRow]:
+        """What SQL is to show of a database's partitions; ``now_us`` by the database's own clock."""
+        states = [each for each in self._tracker.partitions() if each.source == source]
+        codes = [self._tracker.code(source, each.table) for each in states]
+        most = max((code for code in codes if code is not None), default=-1) + 1
+        buffered: npt.NDArray[np.int64] = sequencer.buffer.rows_of_partitions(most)
+        now = datetime.now(UTC)
+        shown = []
+        for each, code in zip(states, codes, strict=True):
+            assert code is not None
+            idle = None
+            if each.idle and each.idle_since is not None:
+                idle = now - timedelta(microseconds=max(0, now_us - each.idle_since))
+            shown.append(
+                PartitionRow(
+                    each.table,
+                    _none(each.last_event),
+                    _none(each.watermark),
+                    idle,
+                    int(buffered[code]),
+                    self._late.get(code, 0),
+                )
+            )
+        return shown
+
+    def _taken(self, roots: Roots) -> list[str]:
+        return [table for table in roots if self._match.takes(*_parts(table))]
+
+    def _register(self, source: str, name: str, last_event: int) -> int:
+        timed = self._config.of_table(*_parts(name))
+        tolerance = self._config.late_tolerance_us if timed is None else timed.late_tolerance_us
+        return self._tracker.register(
+            source, name, tolerance_us=tolerance, last_event=last_event
+        )
+
+
+def _parts(table: str) -> tuple[str, str]:
+    schema, _, name = table.partition(".")
+    return schema, name
+
+
+def _none(us: int) -> int | None:
+    return None if us == NO_TIME else us

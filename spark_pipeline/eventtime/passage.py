@@ -1,0 +1,461 @@
+"""One consumer's way through event time: read, hold back, release, deliver, settle.
+
+``turn`` does what there is to do now, and says whether there was anything. What must always hold:
+nothing is read while a release is under way; a release is stored before it is sent, and settled in
+one transaction with the cursors of all its databases; a cursor never passes what is held back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Final
+
+import pyarrow as pa
+import structlog
+from pyspark.sql import SparkSession
+
+from cdc.config import Sink as SinkConfig
+from cdc.config.event_time import EventTime
+from cdc.connection import Connection
+from cdc.cursor import Cursor
+from cdc.errors import CorruptionError, WalbrookError
+from cdc.eventtime.clock import SourceClock
+from cdc.eventtime.sequencer import Sequencer, Standing, Step
+from cdc.eventtime.times import NO_TIME
+from cdc.eventtime.tracker import WatermarkTracker
+from cdc.failpoints import reached
+from cdc.state.dead_letters import DeadLetter, bury, report_dead_letters
+from cdc.state.event_time import (
+    plan_release,
+    read_partitions,
+    show_partitions,
+    take_up,
+)
+from cdc.state.gaps import Gap, untold_gaps
+from spark_pipeline.dead import poisoned
+from spark_pipeline.eventtime.courier import Courier, Sent, goes_on
+from spark_pipeline.eventtime.intake import Intake, Stretch
+from spark_pipeline.eventtime.partitions import Partitions, Roots
+from spark_pipeline.eventtime.release import (
+    Release,
+    Told,
+    late_letters,
+    release_of,
+    watermark_row,
+)
+from spark_pipeline.eventtime.settling import EventSettler, Reached, Share
+from spark_pipeline.eventtime.timing import Timing
+from spark_pipeline.forms import form_of
+from spark_pipeline.gaps import gap_change
+from spark_pipeline.ledgers import needs_ledger
+from spark_pipeline.matching import Match
+from spark_pipeline.outcome import Poison, together
+from spark_pipeline.queues import Queues
+from spark_pipeline.settings import LaneSettings
+
+_logger = structlog.get_logger("walbrook.event_time")
+
+_SETTLE_S: Final = 1.0
+"""How often cursors move over what was read and is not the consumer's."""
+
+_SHOW_S: Final = 1.0
+_DEAD_MAX: Final = 5_000
+
+
+@dataclass
+class _UnderWay:
+    """A release on its way."""
+
+    release: Release
+    step: Step | None  # None: gaps are told
+    gaps: list[tuple[str, Gap]] = field(default_factory=list)
+    at: int = 0  # everything before this message is at the destination, aside or dead
+    sent: list[Sent] = field(default_factory=list)
+
+
+class EventPassage:
+    """From the rows in Postgres on, until it is closed; ``settings`` and ``roots`` by database."""
+
+    def __init__(
+        self,
+        consumer: SinkConfig,
+        settings: Mapping[str, LaneSettings],
+        state: Connection,
+        *,
+        roots: Mapping[str, Roots],
+        queues: Mapping[str, Queues],
+        run: str,
+        over: threading.Event,
+        spark: SparkSession | None = None,
+        windows: Windows | None = None,
+    ) -> None:
+        assert consumer.event_time is not None
+        self._consumer = consumer
+        self._config: EventTime = consumer.event_time
+        self._settings = dict(settings)
+        self._state = state
+        self._windows = windows
+        self._terms = {name: each.term for name, each in settings.items()}
+        standing = take_up(state, consumer.name, settings)
+        self._standing = standing.sources
+        self._numbering = standing.numbering
+        self._redo = standing.planned
+        self._clocks = {name: SourceClock() for name in settings}
+        self._tracker = WatermarkTracker(
+            clock=lambda source: self._clocks[source].now,
+            idle_timeout_us=self._config.idle_timeout_us,
+            safety_margin_us=self._config.safety_margin_us,
+        )
+        self._partitions = Partitions(self._config, self._tracker, Match.of(consumer))
+        self._timings = {
+            name: Timing(self._config, partial(self._partitions.table_of, name))
+            for name in settings
+        }
+        before = self._redo.before if self._redo is not None else standing.watermark
+        self._sequencer = Sequencer(
+            {
+                name: Standing(each.cursor, each.read, _time(each.floor))
+                for name, each in self._standing.items()
+            },
+            self._tracker,
+            max_bytes=self._config.max_buffer_bytes,
+            watermark=_time(before),
+            followers=windows is None,
+            **({} if windows is None else {"due": windows.due}),
+        )
+        for name, each in self._standing.items():
+            self._partitions.begin(name, roots[name], read_partitions(state, each.id))
+        self._courier = Courier(consumer, self._settings, queues, run=run, over=over)
+        self._settler = EventSettler(consumer.name, self._terms)
+        self._under_way: _UnderWay | None = None
+        self._gaps = [
+            (name, gap)
+            for name in settings
+            for gap in untold_gaps(state, name)
+            if gap.consumer == consumer.name
+        ]
+        self._dead: dict[str, list[DeadLetter]] = {name: [] for name in settings}
+        self._commits = {name: CommitTimes() for name in settings}
+        self._settled_at = self._shown_at = time.monotonic()
+        self._held: WalbrookError | None = None
+        self._intakes: dict[str, Intake] = {}
+        try:
+            for name, each in self._standing.items():
+                self._intakes[name] = Intake(settings[name], each.cursor, run=run, spark=spark)
+                if each.finished:
+                    self._sequencer.complete(name)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def cursors(self) -> dict[str, Cursor]:
+        """Where it stands in each database, as it last wrote it."""
+        return {name: each.cursor for name, each in self._standing.items()}
+
+    @property
+    def ledgers(self) -> dict[str, str]:
+        return {name: each.ledger for name, each in self._standing.items()}
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all that its logs hold was read, and nothing is on its way."""
+        ended = all(intake.at_end for intake in self._intakes.values())
+        return ended and self._under_way is None and self._redo is None and not self._gaps
+
+    @property
+    def ends(self) -> dict[str, int]:
+        """The batch of each log that it reads next."""
+        return {name: intake.next_batch for name, intake in self._intakes.items()}
+
+    @property
+    def stuck(self) -> bool:
+        """Whether nothing it may read can make room in its buffer."""
+        return self._under_way is None and self._sequencer.stuck() is not None
+
+    def close(self) -> None:
+        for intake in self._intakes.values():
+            intake.close()
+
+    def finish(self, source: str) -> None:
+        """A database has ended: nobody waits for its time."""
+        self._sequencer.complete(source)
+
+    def renew(self, source: str, roots: Roots) -> None:
+        """The tables of a database as they are now."""
+        self._partitions.renew(source, roots)
+
+    def turn(self, *, flush: bool = False) -> bool:
+        """Go on; says whether anything was done. Raises if its destination did not take it.
+
+        With ``flush`` everything that is held back is released.
+        """
+        if self._under_way is not None:
+            self._deliver(self._under_way)
+            return True
+        if self._redo is None and self._gaps:
+            told = [
+                Told(gap_change(gap), list(self._settings).index(name), placed=True)
+                for name, gap in self._gaps
+            ]
+            release = release_of(None, None, told, self._numbering, form_of(self._consumer))
+            self._send(_UnderWay(release, None, self._gaps))
+            return True
+        some = self._read()
+        if self._redo is not None:
+            if not self._read_again():
+                return some or self._is_whole()
+            step = self._sequencer.step(to=self._redo.to)
+        else:
+            step = self._sequencer.step(flush=flush)
+        if step is not None:
+            self._release(step)
+        elif self._held is not None and not some:
+            raise self._held
+        self._settle_at_times()
+        return some or step is not None
+
+    def show(self) -> None:
+        """Let SQL say what its partitions are at, once a second."""
+        if time.monotonic() - self._shown_at < _SHOW_S:
+            return
+        self._shown_at = time.monotonic()
+        for name, each in self._standing.items():
+            rows = self._partitions.rows(name, self._sequencer, self._clocks[name].now)
+            show_partitions(self._state, each.id, rows)
+
+    def _read(self) -> bool:
+        """A stretch of each log for which there is room."""
+        some = False
+        for name, intake in self._intakes.items():
+            until = None
+            if self._redo is not None:
+                until = self._redo.reads.get(name, self._standing[name].read)
+            start = intake.read
+            stretch = None
+            if self._held is None and (until is not None or self._sequencer.wants(name)):
+                stretch = intake.take(until)
+            if stretch is not None:
+                some = True
+                self._push(name, start, stretch)
+            now_us = time.monotonic_ns() // 1000
+            if intake.at_end and self._redo is None:
+                self._clocks[name].at_end(now_us)
+            else:
+                self._clocks[name].waiting(now_us)
+        return some
+
+    def _push(self, source: str, start: Cursor, stretch: Stretch) -> None:
+        if stretch.commit_us:
+            self._clocks[source].read(stretch.commit_us)
+        self._commits[source].read(start, stretch.commit_us)
+        self._dead[source] += stretch.dead
+        self._held = stretch.held
+        bad: list[Poison] = []
+        code_of = partial(self._partitions.code, source)
+        for rows in stretch.rows:
+            timed = self._timings[source].of(rows, code_of)
+            bad += timed.bad
+            if timed.rows.num_rows:
+                last = origin_at(timed.rows, -1)
+                self._sequencer.push(
+                    source, timed.rows, timed.times, timed.codes, Cursor(last.lsn, last.idx + 1)
+                )
+        empty = pa.RecordBatch.from_pylist([], CURSOR_SCHEMA)
+        self._sequencer.push(source, empty, _NONE, _NO_CODES, stretch.read)
+        if bad:
+            with closing(self._intakes[source].open_log()) as log:
+                self._dead[source] += poisoned(bad, log, "event_time")
+
+    def _read_again(self) -> bool:
+        """Whether all that a release under way had read was read again."""
+        assert self._redo is not None
+        return all(
+            intake.read >= self._redo.reads.get(name, self._standing[name].read)
+            for name, intake in self._intakes.items()
+        )
+
+    def _is_whole(self) -> bool:
+        """The log must hold what was read before; False, or it has lost some."""
+        if all(intake.at_end for intake in self._intakes.values()):
+            raise CorruptionError(
+                f"the change log ends before what {self._consumer.name} had read of it",
+                fix="it is tried again: the reader may fetch the rest from its slot",
+            )
+        return False
+
+    def _release(self, step: Step) -> None:
+        """Send what a step gives, or settle it where there is nothing to send."""
+        late = step.late
+        if late is not None:
+            self._partitions.count_late(late)
+        delivered = late if self._config.late_policy == "deliver" else None
+        released, told = step.released, list[Told]()
+        if self._windows is not None:
+            now = datetime.now(UTC)
+            told = self._windows.results(released, self._sequencer.buffer, step, now)
+            released = None
+        if self._config.emit_watermarks and step.watermark > step.before:
+            told.append(Told(watermark_row(step.watermark, datetime.now(UTC))))
+        release = release_of(
+            delivered, released, told, self._numbering, form_of(self._consumer)
+        )
+        if not len(release):
+            if late is not None or self._redo is not None:
+                self._settle(_UnderWay(release, step))
+            return
+        if self._redo is None:
+            plan_release(
+                self._state,
+                self._consumer.name,
+                terms=self._terms,
+                sources=self._standing,
+                before=_none(step.before),
+                to=step.watermark,
+                reads=step.reads,
+            )
+            reached("planned")
+        self._send(_UnderWay(release, step))
+
+    def _send(self, under_way: _UnderWay) -> None:
+        self._under_way = under_way
+        self._deliver(under_way)
+
+    def _deliver(self, under_way: _UnderWay) -> None:
+        """On from where it is; settled once all of it is there."""
+        release = under_way.release
+        while under_way.at < len(release):
+            sent = self._courier.send(self._state, release, under_way.at, self._ledger)
+            self._bury(sent)
+            under_way.at = sent.reached
+            under_way.sent.append(sent)
+            if sent.error is not None:
+                self._courier.failed(sent)
+                raise sent.error
+            if sent.reached < len(release) and not goes_on(sent):
+                raise ProtocolError(f"the release of {self._consumer.name} ended for no reason")
+        reached("released")
+        self._settle(under_way)
+
+    def _bury(self, sent: Sent) -> None:
+        """What cannot be delivered is dead before anything behind it is sent.
+
+        A destination that goes by the last message it has would take it for delivered.
+        """
+        for (name, intake), part in zip(self._intakes.items(), sent.parts, strict=True):
+            # What is no change of the source has no place in its log.
+            dead = [each for each in part.dead if each.cursor.lsn % 8 != OUR_LSN]
+            for each in set(part.dead) - set(dead):
+                _logger.error("event_time.lost", consumer=self._consumer.name, error=each.error)
+            if dead:
+                with closing(intake.open_log()) as log:
+                    letters = list(poisoned(dead, log))
+                with self._state.transaction():
+                    bury(self._state, name, self._consumer.name, letters)
+
+    @property
+    def _ledger(self) -> str:
+        """The name of its ledger: that of the first database."""
+        return next(iter(self._standing.values())).ledger
+
+    def _settle_at_times(self) -> None:
+        """Move cursors over what was read and is not the consumer's."""
+        if self._under_way is not None or self._redo is not None:
+            return
+        many = sum(map(len, self._dead.values())) >= _DEAD_MAX
+        if many or time.monotonic() - self._settled_at >= _SETTLE_S:
+            self._settle(None)
+
+    def settle(self) -> None:
+        """Write how far it has come, unless something is on its way."""
+        if self._under_way is None and self._redo is None:
+            self._settle(None)
+
+    def _settle(self, under_way: _UnderWay | None) -> None:
+        step = under_way.step if under_way is not None else None
+        names = list(self._settings)
+        cursors = {n: self._sequencer.cursor(n) for n in names} if step is None else step.cursors
+        reads = {n: self._intakes[n].read for n in names} if step is None else step.reads
+        self._settled_at = time.monotonic()
+        shares = {}
+        for at, name in enumerate(names):
+            parts = [each.parts[at] for each in (under_way.sent if under_way else ())]
+            aside = [part.aside for part in parts]
+            if step is not None and step.late is not None and self._buries_late:
+                aside.append(late_letters(step.late, at, step.before))
+            shares[name] = Share(
+                cursor=cursors[name],
+                read=reads[name],
+                delivered=sum(part.delivered for part in parts),
+                last_commit=self._settled_commit(name),
+                dead=self._dead[name],
+                aside=together(aside),
+            )
+        if under_way is not None:
+            shares[names[0]].absorbed = sum(each.absorbed for each in under_way.sent)
+            shares[names[0]].delivered -= shares[names[0]].absorbed
+        elif not self._has_moved(shares):
+            return
+        numbering = self._numbering if under_way is None else under_way.release.after
+        watermark = self._sequencer.watermark if step is None else step.watermark
+        in_postgres = needs_ledger(self._consumer) and self._home.ledger is not None
+        self._settler.settle(
+            self._state,
+            self._standing,
+            Reached(numbering, _none(watermark), shares, under_way.gaps if under_way else ()),
+            ledger=self._ledger if in_postgres else None,
+        )
+        reached("settled")
+        self._settled(under_way, shares, numbering)
+
+    def _settled(
+        self, under_way: _UnderWay | None, shares: dict[str, Share], numbering: Numbering
+    ) -> None:
+        dead = any(share.dead or share.aside is not None for share in shares.values())
+        for name, share in shares.items():
+            self._standing[name] = replace(self._standing[name], cursor=share.cursor)
+            self._dead[name] = []
+        self._numbering = numbering
+        self._saved = {name: (share.cursor, share.read) for name, share in shares.items()}
+        if under_way is not None:
+            self._under_way = None
+            self._courier.settled(under_way.sent)
+            if under_way.step is not None:
+                self._redo = None
+            else:
+                self._gaps = []
+        if dead:
+            for name, term in self._terms.items():
+                report_dead_letters(self._state, name, term)
+
+    def _has_moved(self, shares: dict[str, Share]) -> bool:
+        """Whether there is anything to write."""
+        saved = {name: (share.cursor, share.read) for name, share in shares.items()}
+        return saved != self._saved or any(share.dead for share in shares.values())
+
+    def _settled_commit(self, source: str) -> datetime | None:
+        oldest = self._sequencer.buffer.oldest(source)
+        known = self._commits[source].settled(oldest)
+        caught_up = oldest is None and self._intakes[source].at_end
+        return datetime.now(UTC) if caught_up else known
+
+    @property
+    def _buries_late(self) -> bool:
+        return self._config.late_policy == "dead_letter"
+
+    @property
+    def _home(self) -> LaneSettings:
+        return next(iter(self._settings.values()))
+
+
+def _time(us: int | None) -> int:
+    return NO_TIME if us is None else us
+
+
+def _none(us: int) -> int | None:
+    return None if us == NO_TIME else us

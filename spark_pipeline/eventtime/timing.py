@@ -1,0 +1,122 @@
+"""When changes happened: the event times of a consumer's rows, whole columns at a time. Pure.
+
+Inserts and updates have the time that stands in their table's column. All others, and rows in which
+it is null, have none, and follow what came before them. What must always hold: a value that cannot
+be read is an error of its row alone, and the same row always has the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.change import origin
+from cdc.config.event_time import EventTime
+from cdc.cursor import Cursor
+from cdc.decoding.format import EVENT_TEXT
+from cdc.eventtime.times import NO_TIME
+from cdc.eventtime.types import resolve
+from spark_pipeline.outcome import Poison
+
+_WITH_TIMES: Final = pa.array(["insert", "update"])
+_SHOWN_MAX: Final = 80
+
+CodeOf = Callable[[str], int]
+"""The number of a partition, by ``schema.table``."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Rows with their times and partitions, and what is wrong with others."""
+
+    rows: pa.RecordBatch
+    times: npt.NDArray[np.int64]  # NO_TIME where there is none
+    codes: npt.NDArray[np.int32]  # -1 for what belongs to no table
+    bad: list[Poison]
+
+
+class Timing:
+    """How one consumer reads its event times; ``root_of`` says whose a table's configuration is."""
+
+    def __init__(self, config: EventTime, root_of: Callable[[str], str]) -> None:
+        self._config = config
+        self._root_of = root_of
+        self._types: dict[str, str] = {}  # by table
+
+    def of(self, rows: pa.RecordBatch, code_of: CodeOf) -> Timed:
+        """``rows`` as decode gives them, with EVENT_TEXT, which is taken away."""
+        tables, names = _tables(rows)
+        texts = rows.column(EVENT_TEXT)
+        rows = rows.drop_columns([EVENT_TEXT])
+        has_time = pc.is_in(rows.column("action"), _WITH_TIMES).to_numpy(zero_copy_only=False)
+        codes = np.array([code_of(name) if name else -1 for name in names], np.int32)[tables]
+        types = [self._type_of(name) if name else "" for name in names]
+        times = np.full(rows.num_rows, NO_TIME, np.int64)
+        bad = np.zeros(rows.num_rows, np.bool_)
+        for type_name in set(types) - {""}:
+            of_type = np.array([each == type_name for each in types])[tables] & has_time
+            at = np.flatnonzero(of_type)
+            if len(at):
+                parsed = resolve(type_name).parse(texts.take(pa.array(at)))
+                times[at], bad[at] = parsed.times, parsed.bad
+        if not bad.any():
+            return Timed(rows, times, codes, [])
+        poisons = self._poisons(rows, texts, bad)
+        keep = ~bad
+        return Timed(rows.filter(pa.array(keep)), times[keep], codes[keep], poisons)
+
+    def _type_of(self, table: str) -> str:
+        if table not in self._types:
+            schema, _, name = self._root_of(table).partition(".")
+            timed = self._config.of_table(schema, name)
+            self._types[table] = timed.type if timed is not None else self._config.type
+        return self._types[table]
+
+    def _poisons(
+        self, rows: pa.RecordBatch, texts: pa.StringArray, bad: npt.NDArray[np.bool_]
+    ) -> list[Poison]:
+        """Rare, so they are written one by one."""
+        found = []
+        lsn, idx = origin(rows)
+        for at in np.flatnonzero(bad).tolist():
+            table = f"{rows.column('table_schema')[at]}.{rows.column('table_name')[at]}"
+            schema, _, name = self._root_of(table).partition(".")
+            timed = self._config.of_table(schema, name)
+            column = timed.column if timed is not None else "(none is configured)"
+            cursor = Cursor(lsn[at].as_py(), idx[at].as_py())
+            value = texts[at].as_py() or ""
+            shown = value if len(value) <= _SHOWN_MAX else f"{value[:_SHOWN_MAX]}..."
+            why = (
+                f"the value {shown!r} is not one of type {self._type_of(table)}"
+                if value
+                else "it is empty, or the table has no such column any more"
+            )
+            found.append(
+                Poison(
+                    cursor,
+                    f"the change at {cursor} of table {table} has no event time: column "
+                    f"{column!r}: {why}. To fix it: correct the row in the source, where the "
+                    "correction arrives as a change of its own, or the sink's event_time",
+                )
+            )
+        return found
+
+
+def _tables(rows: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """For each row the number of its table, and their names; what has no table has an empty one."""
+    schema = rows.column("table_schema").dictionary_encode()
+    table = rows.column("table_name").dictionary_encode()
+    width = len(table.dictionary)
+    pairs = schema.indices.to_numpy().astype(np.int64) * width + table.indices.to_numpy()
+    distinct, numbers = np.unique(pairs, return_inverse=True)
+    names = []
+    for pair in distinct.tolist():
+        name = table.dictionary[pair % width].as_py()
+        names.append(f"{schema.dictionary[pair // width].as_py()}.{name}" if name else "")
+    return numbers, names
