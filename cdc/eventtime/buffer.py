@@ -1,0 +1,134 @@
+"""Rows of several sources that wait until the watermark reaches them. Arrow in, Arrow out.
+
+What must always hold: a row that was added is released once, by the first watermark at or above its
+due; what is released together is ordered by due, ties by source and cursor. The memory is bounded:
+a source has its share, and at it is told to wait. Nothing is ever dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from cdc.cursor import Cursor
+from cdc.eventtime.chunk import Chunk, Places
+from cdc.eventtime.released import Released, joined
+from cdc.eventtime.times import NO_TIME, Codes, Times
+
+CHUNKS_MAX = 32
+"""Chunks of a source: what a release looks at."""
+_MERGED_AT_ONCE = 8
+
+
+class EventTimeBuffer:
+    """Chunks of each source in cursor order."""
+
+    def __init__(self, sources: Sequence[str], *, max_bytes: int) -> None:
+        self._chunks: dict[str, list[Chunk]] = {source: [] for source in sources}
+        self._share = max_bytes // max(1, len(self._chunks))
+
+    @property
+    def bytes(self) -> int:
+        return sum(chunk.bytes for _, chunk in self._all())
+
+    @property
+    def rows(self) -> int:
+        return sum(len(chunk) for _, chunk in self._all())
+
+    @property
+    def max_due(self) -> int:
+        """The highest due of what is there, ``NO_TIME`` if there is nothing."""
+        return max((chunk.max_due for _, chunk in self._all()), default=NO_TIME)
+
+    def bytes_of(self, source: str) -> int:
+        return sum(chunk.bytes for chunk in self._chunks[source])
+
+    def has_room(self, source: str) -> bool:
+        """Whether a source is below its share; a batch that goes beyond it is taken whole."""
+        return self.bytes_of(source) < self._share
+
+    def rows_of_partitions(self, partitions: int) -> NDArray[np.int64]:
+        """How many rows of each partition wait, by code, for the first ``partitions`` codes."""
+        counts: NDArray[np.int64] = np.zeros(partitions, np.int64)
+        for _, chunk in self._all():
+            codes = chunk.left_codes()
+            codes = codes[(codes >= 0) & (codes < partitions)]
+            counts += np.bincount(codes, minlength=partitions)
+        return counts
+
+    def oldest(self, source: str) -> Cursor | None:
+        """The lowest cursor of a source that waits."""
+        chunks = self._chunks[source]
+        return chunks[0].oldest if chunks else None
+
+    def half_due(self, source: str) -> int:
+        """When half of what waits of a source will have been due, ``NO_TIME`` if nothing does."""
+        dues = [chunk.left_due() for chunk in self._chunks[source]]
+        if not dues:
+            return NO_TIME
+        together = np.concatenate(dues)
+        middle = (len(together) - 1) // 2
+        return int(np.partition(together, middle)[middle])
+
+    def add(
+        self,
+        source: str,
+        rows: pa.RecordBatch,
+        times: Times,
+        due: Times,
+        codes: Codes,
+        keep: Places | None = None,
+    ) -> None:
+        """Rows in cursor order, above all of the source that came before; ``keep``: only these."""
+        if not len(due if keep is None else keep):
+            return
+        chunks = self._chunks[source]
+        chunks.append(Chunk.copied(rows, times, due, codes, keep))
+        if len(chunks) > CHUNKS_MAX:
+            _merge_smallest(chunks)
+
+    def release(self, watermark: int) -> Released | None:
+        """Everything that is due at or below the watermark."""
+        pieces = [
+            piece
+            for code, chunk in self._all()
+            if (piece := chunk.release(watermark, code)) is not None
+        ]
+        if not pieces:
+            return None
+        for source, chunks in self._chunks.items():
+            self._chunks[source] = [
+                Chunk.merged([chunk]) if chunk.wasteful else chunk for chunk in chunks if len(chunk)
+            ]
+        return _ordered(pieces)
+
+    def flush(self) -> Released | None:
+        """Everything."""
+        return self.release(self.max_due)
+
+    def within(self, start: int, end: int) -> Released | None:
+        """What waits with ``start <= time < end``, ordered as a release; nothing is taken out."""
+        pieces = (chunk.within(start, end, code) for code, chunk in self._all())
+        return _ordered([piece for piece in pieces if piece is not None])
+
+    def _all(self) -> Iterator[tuple[int, Chunk]]:
+        """In the order of sources, and of cursors in each: what a stable sort keeps of ties."""
+        for code, chunks in enumerate(self._chunks.values()):
+            for chunk in chunks:
+                yield code, chunk
+
+
+def _ordered(pieces: Sequence[Released]) -> Released | None:
+    whole = joined(pieces)
+    return None if whole is None else whole.in_order_of_due()
+
+
+def _merge_smallest(chunks: list[Chunk]) -> None:
+    """The neighbours with the fewest rows become one, so each row is copied a few times only."""
+    sizes = np.array([len(chunk) for chunk in chunks])
+    totals = np.convolve(sizes, np.ones(_MERGED_AT_ONCE, sizes.dtype), "valid")
+    at = int(np.argmin(totals))
+    chunks[at : at + _MERGED_AT_ONCE] = [Chunk.merged(chunks[at : at + _MERGED_AT_ONCE])]

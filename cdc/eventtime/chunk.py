@@ -1,0 +1,122 @@
+"""Rows of one source that wait, in cursor order, with an index by when they are due.
+
+What must always hold: the rows are a copy of their own, so that no file of the log stays mapped for
+a row that waits. The length counts what was not released; of that ``oldest`` is the lowest cursor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from cdc.cursor import Cursor
+from cdc.eventtime.released import Released
+from cdc.eventtime.times import Codes, Times
+
+Places = NDArray[np.intp]
+
+
+class Chunk:
+    """Its rows leave in the order in which they are due."""
+
+    def __init__(self, rows: pa.RecordBatch, times: Times, due: Times, codes: Codes) -> None:
+        self._rows = rows
+        self._times = times
+        self._due = due
+        self._codes = codes
+        self._order = np.argsort(due, kind="stable")
+        self._sorted_due = due[self._order]
+        # The lowest place among those that are released at or after each point of the order.
+        self._lowest = np.minimum.accumulate(self._order[::-1])[::-1]
+        self._gone = 0
+        self._row_bytes = int(rows.nbytes)
+
+    @classmethod
+    def copied(
+        cls, rows: pa.RecordBatch, times: Times, due: Times, codes: Codes, keep: Places | None
+    ) -> Chunk:
+        """Of the rows those at ``keep``, which rise; all of them without."""
+        if keep is None:
+            # Also for one batch the buffers of the result are new ones, and no longer than needed.
+            return cls(pa.concat_batches([rows]), times.copy(), due.copy(), codes.copy())
+        return cls(rows.take(pa.array(keep)), times[keep], due[keep], codes[keep])
+
+    @classmethod
+    def merged(cls, chunks: Sequence[Chunk]) -> Chunk:
+        """What is left of neighbours, as one."""
+        rest = [chunk._at(chunk._left()) for chunk in chunks]
+        return cls(
+            pa.concat_batches([rows for rows, _, _, _ in rest]),
+            np.concatenate([times for _, times, _, _ in rest]),
+            np.concatenate([due for _, _, due, _ in rest]),
+            np.concatenate([codes for _, _, _, codes in rest]),
+        )
+
+    def __len__(self) -> int:
+        return len(self._order) - self._gone
+
+    @property
+    def bytes(self) -> int:
+        """Memory that it takes, also by what was released and is still here."""
+        index = 5 * self._due.itemsize + self._codes.itemsize
+        return self._row_bytes + len(self._due) * index
+
+    @property
+    def wasteful(self) -> bool:
+        """Whether more than half of it was released."""
+        return 2 * self._gone > len(self._order)
+
+    @property
+    def oldest(self) -> Cursor:
+        """Of a chunk that has rows left."""
+        at = int(self._lowest[self._gone])
+        lsn, idx = self._rows.column("commit_lsn"), self._rows.column("commit_idx")
+        return Cursor(lsn[at].as_py(), idx[at].as_py())
+
+    @property
+    def max_due(self) -> int:
+        return int(self._sorted_due[-1])
+
+    def due_of(self, share: float) -> int:
+        """When that share of what is left will have been due."""
+        return int(self._sorted_due[self._gone :][int((len(self) - 1) * share)])
+
+    def left_due(self) -> Times:
+        return self._sorted_due[self._gone :]
+
+    def left_codes(self) -> Codes:
+        return self._codes[self._order[self._gone :]]
+
+    def release(self, watermark: int, source: int) -> Released | None:
+        """Take out what is due at or below the watermark, in that order."""
+        until = int(np.searchsorted(self._sorted_due, watermark, "right"))
+        if until <= self._gone:
+            return None
+        places = self._order[self._gone : until]
+        self._gone = until
+        return self._released(places, source)
+
+    def within(self, start: int, end: int, source: int) -> Released | None:
+        """Of what is left those with ``start <= time < end``; they stay."""
+        left = self._order[self._gone :]
+        times = self._times[left]
+        places = left[(times >= start) & (times < end)]
+        return self._released(places, source) if len(places) else None
+
+    def _released(self, places: Places, source: int) -> Released:
+        rows, times, due, codes = self._at(places)
+        return Released(rows, times, due, codes, np.full(len(places), source, np.int16))
+
+    def _left(self) -> Places:
+        return np.sort(self._order[self._gone :])
+
+    def _at(self, places: Places) -> tuple[pa.RecordBatch, Times, Times, Codes]:
+        return (
+            self._rows.take(pa.array(places)),
+            self._times[places],
+            self._due[places],
+            self._codes[places],
+        )

@@ -1,0 +1,212 @@
+"""Many sources, one order of event time: what is read waits until the watermark has reached it.
+
+A step moves the watermark from W0 to W1 and gives what was late and what is due by then. Before it
+is delivered its (W0, W1, reads) are stored. After a crash the rows from each source's cursor on are
+read again, and the same step is made again: with the watermark at W0 push the rows up to ``reads``,
+then ``step(to=W1)``.
+
+What must always hold: it gives the same rows in the same order, however the rows are cut into
+pieces. It rests on this: the watermark changes in a step only, so all rows between two steps are
+judged by the same one; of the rows that a settled step has read exactly those due at or below its
+watermark are settled (``Standing``); and a row without a time follows rows with one, of which those
+that are settled weigh no more than the watermark does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from cdc.cursor import Cursor
+from cdc.errors import ProtocolError
+from cdc.eventtime.buffer import EventTimeBuffer
+from cdc.eventtime.following import Followed
+from cdc.eventtime.released import Released, joined
+from cdc.eventtime.times import NO_TIME, Codes, Times
+from cdc.eventtime.tracker import WatermarkTracker
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Everything below ``cursor`` is settled; of the rows from there to below ``read`` exactly
+    those that are due at or below ``floor`` are settled too."""
+
+    cursor: Cursor
+    read: Cursor
+    floor: int = NO_TIME
+
+
+@dataclass(frozen=True)
+class Step:
+    """The watermark went from ``before`` to ``watermark``; this came of it."""
+
+    before: int
+    watermark: int
+    late: Released | None  # at or below the watermark when they came; by source and cursor
+    released: Released | None  # by due, ties by source and cursor
+    reads: dict[str, Cursor]  # up to where each source was read
+    cursors: dict[str, Cursor]  # where each source stands once this step is settled
+
+
+def _as_it_is(times: Times) -> Times:
+    return times
+
+
+class Sequencer:
+    """Rows of each source in, steps out; ``due`` says when a row of a time may leave."""
+
+    def __init__(
+        self,
+        standings: Mapping[str, Standing],
+        tracker: WatermarkTracker,
+        *,
+        max_bytes: int,
+        watermark: int = NO_TIME,
+        due: Callable[[Times], Times] = _as_it_is,
+        followers: bool = True,
+    ) -> None:
+        self._standings = dict(standings)
+        self._codes = {source: code for code, source in enumerate(standings)}
+        self._reads = {source: standing.cursor for source, standing in standings.items()}
+        self._followed = {source: Followed() for source in standings} if followers else None
+        self._late: dict[str, list[Released]] = {source: [] for source in standings}
+        self._tracker = tracker
+        self._buffer = EventTimeBuffer([*standings], max_bytes=max_bytes)
+        self._watermark = watermark
+        self._due = due
+
+    @property
+    def watermark(self) -> int:
+        return self._watermark
+
+    @property
+    def tracker(self) -> WatermarkTracker:
+        return self._tracker
+
+    @property
+    def buffer(self) -> EventTimeBuffer:
+        return self._buffer
+
+    def cursor(self, source: str) -> Cursor:
+        """The oldest row that waits, or else up to where the source was read."""
+        return self._buffer.oldest(source) or self._reads[source]
+
+    def wants(self, source: str) -> bool:
+        """Whether more of a source may be pushed.
+
+        What was read before a restart is always wanted: it had room then, and until it is there no
+        step can be made.
+        """
+        return not self._caught_up(source) or self._buffer.has_room(source)
+
+    def complete(self, source: str) -> None:
+        """A source has ended; its next row makes it active again."""
+        self._tracker.complete(source)
+
+    def stuck(self) -> int | None:
+        """The watermark that would make room, where nothing else can.
+
+        The partition that holds the watermark belongs to a source that is at its bound: it is not
+        read until rows are released, and they are not until it is read. Half of what that source
+        holds lies at or below the watermark given here, for ``step(to=...)``.
+        """
+        waiting = [source for source in self._tracker.holders() if not self.wants(source)]
+        if not waiting:
+            return None
+        return max(self._watermark, *(self._buffer.half_due(source) for source in waiting))
+
+    def push(
+        self, source: str, rows: pa.RecordBatch, times: Times, codes: Codes, read: Cursor
+    ) -> None:
+        """Rows in cursor order, all that there are from the last ``read`` to below this one.
+
+        ``times`` is ``NO_TIME`` for a change without an event time, ``codes`` is -1 for one that
+        belongs to no partition.
+        """
+        self._check_order(source, rows, read)
+        self._reads[source] = read
+        if not rows.num_rows:
+            return
+        self._tracker.update(codes, times)
+        due, follows = self._dues(source, times, codes)
+        again = np.arange(len(due)) < _rows_below(rows, self._standings[source].read)
+        late = ~again & ~follows & (due <= self._watermark)
+        kept = ~late & ~(again & (due <= self._standings[source].floor))
+        if self._followed is None:
+            kept &= ~follows
+        if late.any():
+            whole = Released(rows, times, due, codes, self._source_column(source, len(due)))
+            self._late[source].append(whole.take(np.flatnonzero(late)))
+        keep = None if kept.all() else np.flatnonzero(kept)
+        self._buffer.add(source, rows, times, due, codes, keep)
+
+    def step(self, *, to: int | None = None, flush: bool = False) -> Step | None:
+        """Move the watermark as far as the tracker says; None if nothing came of it.
+
+        To exactly ``to``: a step that is made again. With ``flush`` so far that nothing waits.
+        While a source has not yet been read again up to where it once was, there is no step.
+        """
+        if not all(self._caught_up(source) for source in self._standings):
+            if to is None:
+                return None
+            raise ProtocolError("a step was to be made again before its rows were read again")
+        before = self._watermark
+        if to is not None:
+            self._watermark = to
+        elif flush:
+            self._watermark = max(before, self._buffer.max_due)
+        else:
+            self._watermark = max(before, self._tracker.look())
+        late = joined([piece for pieces in self._late.values() for piece in pieces])
+        released = self._buffer.release(self._watermark)
+        if late is None and released is None and before == self._watermark:
+            return None
+        for pieces in self._late.values():
+            pieces.clear()
+        cursors = {source: self.cursor(source) for source in self._reads}
+        return Step(before, self._watermark, late, released, dict(self._reads), cursors)
+
+    def _dues(
+        self, source: str, times: Times, codes: Codes
+    ) -> tuple[Times, np.typing.NDArray[np.bool_]]:
+        """When each row is due, and which ones follow others."""
+        follows = times == NO_TIME
+        if not follows.any():
+            due = self._due(times)
+        else:
+            due = np.full(len(times), NO_TIME, np.int64)
+            due[~follows] = self._due(times[~follows])
+        if self._followed is not None:
+            due = self._followed[source].due(codes, due)
+            if follows.any():
+                due = np.where(follows, np.maximum(due, self._watermark), due)
+        return due, follows
+
+    def _caught_up(self, source: str) -> bool:
+        return self._reads[source] >= self._standings[source].read
+
+    def _check_order(self, source: str, rows: pa.RecordBatch, read: Cursor) -> None:
+        first = _cursor_at(rows, 0) if rows.num_rows else read
+        last = _cursor_at(rows, rows.num_rows - 1) if rows.num_rows else None
+        if first < self._reads[source] or (last is not None and last >= read):
+            raise ProtocolError(
+                f"rows of {source} from {first} to {last} do not lie between {self._reads[source]},"
+                f" up to where it was read, and {read}"
+            )
+
+    def _source_column(self, source: str, rows: int) -> np.typing.NDArray[np.int16]:
+        return np.full(rows, self._codes[source], np.int16)
+
+
+def _cursor_at(rows: pa.RecordBatch, at: int) -> Cursor:
+    return Cursor(rows.column("commit_lsn")[at].as_py(), rows.column("commit_idx")[at].as_py())
+
+
+def _rows_below(rows: pa.RecordBatch, cursor: Cursor) -> int:
+    """How many rows, which are in cursor order, lie below a cursor."""
+    lsn, idx = (np.asarray(rows.column(name)) for name in ("commit_lsn", "commit_idx"))
+    first, last = (int(np.searchsorted(lsn, cursor.lsn, side)) for side in ("left", "right"))
+    return first + int(np.searchsorted(idx[first:last], cursor.idx, "left"))

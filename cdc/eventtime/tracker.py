@@ -1,0 +1,234 @@
+"""Watermarks: up to which event time everything has come, for each partition and for all of them.
+
+A partition is a table of a source. What must always hold:
+
+- its watermark is the largest time seen minus its tolerance, and never goes back;
+- the combined one is the smallest of the active partitions' minus the safety margin, and never
+  goes back; one with no event yet holds it;
+- a partition is idle when its source's clock shows no event of it for the idle timeout. It then
+  holds nobody back until its next event, and neither does one of a source that is complete;
+- when none is active the largest counts, and goes on with the clock up to the last event, so that
+  the last events do not wait for ever. Of a complete source nothing more is to come: its last event
+  counts as it is.
+
+Partitions are places in arrays, so nothing here goes through them one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cdc.eventtime.times import NO_TIME, Codes, Times
+
+_CAPACITY = 16
+
+
+@dataclass(frozen=True)
+class PartitionState:
+    """A partition as the last look found it; its activity is in its source's own time."""
+
+    source: str
+    table: str
+    watermark: int
+    last_event: int
+    last_activity: int
+    idle: bool
+    idle_since: int | None
+
+
+@dataclass(frozen=True)
+class TrackerMetrics:
+    """Partitions as the last look found them, and counts since the start."""
+
+    partitions: int
+    active: int
+    idle: int
+    advances: int
+    added: int
+    removed: int
+
+
+class WatermarkTracker:
+    """Follows the event times of partitions; ``clock`` gives a source's own time."""
+
+    def __init__(
+        self, *, clock: Callable[[str], int], idle_timeout_us: int, safety_margin_us: int = 0
+    ) -> None:
+        self._clock = clock
+        self._idle_timeout = idle_timeout_us
+        self._margin = safety_margin_us
+        self._combined = NO_TIME
+        self._advances = self._added = self._removed = 0
+        self._codes: dict[tuple[str, str], int] = {}
+        self._sources: dict[str, int] = {}
+        self._nows: Times = np.empty(0, np.int64)
+        self._complete: NDArray[np.bool_] = np.empty(0, np.bool_)  # by source
+        self._watermarks: Times = np.empty(0, np.int64)
+        self._last_events: Times = np.empty(0, np.int64)
+        self._last_activity: Times = np.empty(0, np.int64)
+        self._tolerances: Times = np.empty(0, np.int64)
+        self._source_of: NDArray[np.intp] = np.empty(0, np.intp)
+        self._there: NDArray[np.bool_] = np.empty(0, np.bool_)
+        self._idle: NDArray[np.bool_] = np.empty(0, np.bool_)
+
+    @property
+    def watermark(self) -> int:
+        """The combined watermark at the last look, ``NO_TIME`` if there is none yet."""
+        return self._combined
+
+    @property
+    def metrics(self) -> TrackerMetrics:
+        there, active = int(self._there.sum()), int(self._active().sum())
+        idle = int((self._idle & self._there).sum())
+        return TrackerMetrics(there, active, idle, self._advances, self._added, self._removed)
+
+    def register(
+        self, source: str, table: str, *, tolerance_us: int = 0, last_event: int = NO_TIME
+    ) -> int:
+        """Follow a partition; the same one again has the same code and keeps what it has seen."""
+        code = self._codes.setdefault((source, table), len(self._codes))
+        of = self._sources.setdefault(source, len(self._sources))
+        self._grow()
+        if self._there[code]:
+            self._tolerances[code] = tolerance_us
+            return code
+        self._there[code], self._idle[code] = True, False
+        self._source_of[code] = of
+        self._tolerances[code] = tolerance_us
+        self._last_events[code] = last_event
+        self._watermarks[code] = NO_TIME if last_event == NO_TIME else last_event - tolerance_us
+        self._last_activity[code] = self._clock(source)
+        self._added += 1
+        return code
+
+    def remove(self, source: str, table: str) -> None:
+        """Forget a partition. Its code stays its own, since rows that carry it may still wait."""
+        code = self.code(source, table)
+        if code is None:
+            return
+        self._there[code] = False
+        self._removed += 1
+        self.look()
+
+    def code(self, source: str, table: str) -> int | None:
+        """The code of a partition, if it is followed."""
+        code = self._codes.get((source, table))
+        return code if code is not None and self._there[code] else None
+
+    def update(self, codes: Codes, times: Times) -> None:
+        """A batch was read. A row without a time shows activity; one of no partition nothing."""
+        if not len(codes):
+            return
+        at = codes.astype(np.intp)
+        if int(at.min()) < 0:
+            known = at >= 0
+            at, times = at[known], times[known]
+        np.maximum.at(self._last_events, at, times)
+        seen: NDArray[np.bool_] = np.zeros(len(self._there), np.bool_)
+        seen[at] = True
+        touched = np.flatnonzero(seen)
+        self._read_clocks()
+        of = self._source_of[touched]
+        self._last_activity[touched] = self._nows[of]
+        self._complete[of] = False
+        self._idle[touched] = False
+        events = self._last_events[touched]
+        marks = np.where(events == NO_TIME, NO_TIME, events - self._tolerances[touched])
+        self._watermarks[touched] = np.maximum(self._watermarks[touched], marks)
+
+    def complete(self, source: str) -> None:
+        """A source has ended and holds nobody back; its next event makes it active again."""
+        of = self._sources.setdefault(source, len(self._sources))
+        self._grow()
+        self._complete[of] = True
+
+    def look(self) -> int:
+        """Find out who is idle by now; the combined watermark."""
+        self._read_clocks()
+        quiet = self._nows[self._source_of] - self._last_activity
+        self._idle = (quiet >= self._idle_timeout) & self._there
+        active = self._active()
+        if active.any():
+            lowest = int(self._watermarks[active].min())
+            found = lowest if lowest == NO_TIME else lowest - self._margin
+        else:
+            found = self._with_nobody_active(quiet)
+        if found > self._combined:
+            self._combined = found
+            self._advances += 1
+        return self._combined
+
+    def source_watermark(self, source: str) -> int:
+        """The smallest watermark of a source's active partitions, or the largest if none is.
+
+        It is as the last look found them, without the margin.
+        """
+        of = self._sources.get(source)
+        own = self._there & (self._source_of == of)
+        active = own & self._active()
+        if active.any():
+            return int(self._watermarks[active].min())
+        return int(self._watermarks[own].max(initial=NO_TIME))
+
+    def holders(self) -> set[str]:
+        """The sources of the active partitions whose watermark is the smallest."""
+        active = self._active()
+        if not active.any():
+            return set()
+        lowest = self._watermarks[active].min()
+        held = np.unique(self._source_of[active & (self._watermarks == lowest)])
+        names = [*self._sources]
+        return {names[of] for of in held}
+
+    def partitions(self) -> list[PartitionState]:
+        """Every partition that is followed, in the order of its code."""
+        return [
+            PartitionState(
+                source,
+                table,
+                int(self._watermarks[code]),
+                int(self._last_events[code]),
+                last := int(self._last_activity[code]),
+                idle := bool(self._idle[code]),
+                last + self._idle_timeout if idle else None,
+            )
+            for (source, table), code in self._codes.items()
+            if self._there[code]
+        ]
+
+    def _active(self) -> NDArray[np.bool_]:
+        return self._there & ~self._idle & ~self._complete[self._source_of]
+
+    def _with_nobody_active(self, quiet: Times) -> int:
+        known = self._there & (self._last_events != NO_TIME)
+        if not known.any():
+            return NO_TIME
+        last = self._last_events[known]
+        goes_on = self._watermarks[known] - self._margin + quiet[known] - self._idle_timeout
+        complete = self._complete[self._source_of[known]]
+        return int(np.where(complete, last, np.minimum(last, goes_on)).max())
+
+    def _read_clocks(self) -> None:
+        for source, of in self._sources.items():
+            self._nows[of] = self._clock(source)
+
+    def _grow(self) -> None:
+        """Room for every code and source that was given out, by doubling."""
+        if len(self._sources) > len(self._nows):
+            more = max(_CAPACITY, len(self._nows))
+            self._nows = np.append(self._nows, np.zeros(more, np.int64))
+            self._complete = np.append(self._complete, np.zeros(more, np.bool_))
+        if len(self._codes) > len(self._there):
+            more = max(_CAPACITY, len(self._there))
+            none: Times = np.full(more, NO_TIME, np.int64)
+            self._watermarks = np.append(self._watermarks, none)
+            self._last_events = np.append(self._last_events, none)
+            self._last_activity = np.append(self._last_activity, np.zeros(more, np.int64))
+            self._tolerances = np.append(self._tolerances, np.zeros(more, np.int64))
+            self._source_of = np.append(self._source_of, np.zeros(more, np.intp))
+            self._there = np.append(self._there, np.zeros(more, np.bool_))
+            self._idle = np.append(self._idle, np.zeros(more, np.bool_))
