@@ -156,16 +156,21 @@ class EventTime(Section):
     def safety_margin_us(self) -> int:
         return parse_duration(self.safety_margin)
 
-    def entry_of(self, schema: str, table: str) -> int | None:
-        """Which entry of ``tables`` is this table's."""
-        for i, entry in enumerate(self.tables):
-            if (entry.name.schema, entry.name.table) == (schema, table):
-                return i
-        return None
+    def entry_of(self, schema: str, table: str, root: tuple[str, str] | None = None) -> int | None:
+        """Which entry of ``tables`` holds for this table: its own, or else that of its root."""
+        places = {(entry.name.schema, entry.name.table): i for i, entry in enumerate(self.tables)}
+        own = places.get((schema, table))
+        return own if own is not None or root is None else places.get(root)
 
-    def of_table(self, schema: str, table: str) -> TableTime | None:
-        """What holds for one table; None where nothing says which column has its time."""
-        entry = self.entry_of(schema, table)
+    def of_table(
+        self, schema: str, table: str, root: tuple[str, str] | None = None
+    ) -> TableTime | None:
+        """What holds for one table; None where nothing says which column has its time.
+
+        A partition whose changes come under its own name has the table that it is part of as
+        ``root``.
+        """
+        entry = self.entry_of(schema, table, root)
         own = None if entry is None else self.tables[entry]
         column = (own and own.column) or self.column
         if column is None:

@@ -18,6 +18,7 @@ from rich.console import Console
 from cdc.config import Config, load, show
 from cdc.errors import OperatorError, WalbrookError
 from cdc.replication.stop import StopSignal
+from cdc.service.event_time_check import check_event_time
 from cdc.service.expression_check import check_expressions
 from cdc.service.group_check import check_groups
 from cdc.service.http import HttpServer
@@ -78,10 +79,16 @@ def serve(path: Path, stop: StopSignal) -> int:
     """Prepare the sources of a configuration and run its processes until ``stop``."""
     settings = load(path)
     configure_logs(settings.service)
+    logger = structlog.get_logger("walbrook.start")
     for unchecked in check_groups(settings):
-        structlog.get_logger("walbrook.start").warning("config.unchecked", what=unchecked)
+        logger.warning("config.unchecked", what=unchecked)
+    unread = check_event_time(settings)
     with Ownership(settings) as ownership:
-        supervisor = Supervisor(settings, path.resolve(), prepare(settings))
+        terms = prepare(settings)
+        # A publication that had to be created shows its tables only now.
+        for unchecked in check_event_time(settings) if unread else ():
+            logger.warning("config.unchecked", what=unchecked)
+        supervisor = Supervisor(settings, path.resolve(), terms)
         http = settings.service.http
         with HttpServer(http, settings.state_dsn(), supervisor) if http.enabled else nullcontext():
             return supervisor.run(stop, ownership.keep)
@@ -116,7 +123,11 @@ def migrate(config: ConfigPath = _DEFAULT) -> None:
 def config_check(config: ConfigPath = _DEFAULT) -> None:
     """Read the file as the service would and say what is wrong with it, expressions included."""
     settings = load(config)
-    for unchecked in [*check_groups(settings), *check_expressions(settings, config)]:
+    for unchecked in [
+        *check_groups(settings),
+        *check_event_time(settings),
+        *check_expressions(settings, config),
+    ]:
         typer.echo(f"not checked: {unchecked}")
     typer.echo(f"{config}: {_summary(settings)}")
 

@@ -71,8 +71,10 @@ def _check_publication_is_there(source: Connection, database: Database) -> None:
 
 def _prepare(config: Config, database: Database) -> int:
     sinks = [sink for sink in config.sinks_of(database.name) if sink.status == "active"]
-    wanted = sorted({table for sink in sinks for table in sink.source.include_tables or ()})
-    schemas = sorted({name for sink in sinks for name in sink.source.include_schemas or ()})
+    # What a sink of several databases asks for need not be in each of them.
+    own = [sink.source for sink in sinks if len(sink.sources) == 1]
+    wanted = sorted({table for source in own for table in source.include_tables or ()})
+    schemas = sorted({name for source in own for name in source.include_schemas or ()})
     with reach(config.state_dsn(), "the state database") as state:
         known = is_registered(state, database.name)
     with reach(database.dsn(), f"database {database.name}") as source:
