@@ -32,6 +32,7 @@ def run(stop: StopSignal) -> int:
     from cdc.errors import ConfigError, WalbrookError
     from cdc.service.logs import configure_logs
     from spark_pipeline.cluster import executor_environment
+    from spark_pipeline.eventtime.start import start_stages
     from spark_pipeline.expressions.tables import check_config, has_expressions
     from spark_pipeline.jvm import NoiseStream
     from spark_pipeline.lanes import SourceLanes, run_lanes
@@ -72,7 +73,10 @@ def run(stop: StopSignal) -> int:
         ]
         lanes = [SourceLanes(session, each, stop) for each in settings]
         logger.info("lanes.started", sources=list(terms))
+        stages = start_stages(session, config, settings, lanes, stop)
         failures = run_lanes(lanes, config.service.drain_timeout_s, stop)
+        for stage in stages:
+            stage.join()
         stop_session(session)
     return _ended(failures)
 

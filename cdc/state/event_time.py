@@ -26,8 +26,8 @@ from cdc.state.positions import MovedError
 Integers = npt.NDArray[np.int64]
 
 _PLACES_BITS: Final = 30
-_NO_COMMIT: Final = 3
-"""Commit LSNs are multiples of eight: no change has a cursor that is one of our numbers."""
+OUR_LSN: Final = 3
+"""What is left of our numbers by eight: commit LSNs are multiples of it, so no change has one."""
 
 _BEGIN = """
 INSERT INTO walbrook.event_time (consumer, base_lsn) VALUES (%s, %s::pg_lsn) ON CONFLICT DO NOTHING
@@ -85,16 +85,21 @@ UPDATE walbrook.event_time
        planned_to = NULL, moved_at = clock_timestamp()
  WHERE consumer = %(consumer)s
 """
+_NUMBERED = "UPDATE walbrook.event_time SET sequence = %s WHERE consumer = %s"
 _SHOW = """
 INSERT INTO walbrook.event_partitions AS p
-       (consumer, table_name, last_event, watermark, idle_since, buffered, late)
-SELECT %(id)s, n.* FROM unnest(%(table)s::text[], %(last_event)s::bigint[], %(watermark)s::bigint[],
+       (consumer, table_name, watermark, idle_since, buffered, late)
+SELECT %(id)s, n.* FROM unnest(%(table)s::text[], %(watermark)s::bigint[],
                                %(idle_since)s::timestamptz[], %(buffered)s::bigint[],
                                %(late)s::bigint[]) n
     ON CONFLICT (consumer, table_name) DO UPDATE
-   SET last_event = excluded.last_event, watermark = excluded.watermark,
-       idle_since = excluded.idle_since, buffered = excluded.buffered,
-       late = excluded.late, shown_at = clock_timestamp()
+   SET watermark = excluded.watermark, idle_since = excluded.idle_since,
+       buffered = excluded.buffered, late = excluded.late, shown_at = clock_timestamp()
+"""
+_KEEP_EVENTS = """
+INSERT INTO walbrook.event_partitions AS p (consumer, table_name, last_event)
+SELECT %(id)s, n.* FROM unnest(%(table)s::text[], %(last_event)s::bigint[]) n
+    ON CONFLICT (consumer, table_name) DO UPDATE SET last_event = excluded.last_event
 """
 _FORGET_PARTITIONS = """
 DELETE FROM walbrook.event_partitions WHERE consumer = %s AND NOT table_name = ANY (%s::text[])
@@ -186,7 +191,6 @@ class PartitionRow:
     """What SQL shows of a partition."""
 
     table: str
-    last_event: int | None
     watermark: int | None
     idle_since: datetime | None
     buffered: int
@@ -208,7 +212,7 @@ def take_up(connection: Connection, consumer: str, sources: Iterable[str]) -> Ev
             )
         log_end = max(parse_lsn(str(row[14])) for row in rows)
         cursors = max(each.cursor.lsn for each in found.values())
-        base = format_lsn((max(log_end, cursors) & ~7) | _NO_COMMIT)
+        base = format_lsn((max(log_end, cursors) & ~7) | OUR_LSN)
         connection.execute(_BEGIN, (consumer, base))
         row = connection.execute(_READ, (consumer,)).fetchone()
         assert row is not None
@@ -296,14 +300,27 @@ def note_released(
     watermark: int | None,
     sources: Mapping[str, SourceStanding],
     reads: Mapping[str, Cursor],
+    events: Mapping[str, Mapping[str, int]],
 ) -> None:
-    """What was released is settled; inside the transaction that moves the consumer's cursors."""
+    """What was released is settled; inside the transaction that moves the consumer's cursors.
+
+    ``events`` are the largest event times of each database's tables, of all that was read: no
+    others may be taken up later, or what is read again would be late by itself.
+    """
     connection.execute(
         _RELEASED,
         {"consumer": consumer, "sequence": numbering.sequence, "watermark": watermark},
     )
     for name, each in sources.items():
         _put_source(connection, each, reads[name], watermark)
+        if seen := events[name]:
+            columns = {"table": list(seen), "last_event": list(seen.values())}
+            connection.execute(_KEEP_EVENTS, {"id": each.id, **columns})
+
+
+def note_numbering(connection: Connection, consumer: str, numbering: Numbering) -> None:
+    """Messages were sent that no cursor moves over."""
+    connection.execute(_NUMBERED, (numbering.sequence, consumer))
 
 
 def _put_source(
@@ -333,7 +350,7 @@ def show_partitions(connection: Connection, consumer: int, rows: list[PartitionR
     with connection.transaction():
         connection.execute(_FORGET_PARTITIONS, (consumer, [row.table for row in rows]))
         if rows:
-            names = ("table", "last_event", "watermark", "idle_since", "buffered", "late")
+            names = ("table", "watermark", "idle_since", "buffered", "late")
             columns = {name: [getattr(row, name) for row in rows] for name in names}
             connection.execute(_SHOW, {"id": consumer, **columns})
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import structlog
 
@@ -18,7 +19,7 @@ from cdc.change import ROUTE, MessageBatch
 from cdc.config import Sink as SinkConfig
 from cdc.connection import Connection
 from cdc.cursor import ORIGIN, Cursor
-from cdc.errors import WalbrookError
+from cdc.errors import TransientError, WalbrookError
 from cdc.queue.waiting import NOTHING, Waiting
 from sinks import Sink
 from sinks.ledgered import LedgerPlace
@@ -32,8 +33,6 @@ from spark_pipeline.outcome import GOES_ON, Outcome
 from spark_pipeline.poison import is_suspect, told
 from spark_pipeline.queues import Queues
 from spark_pipeline.settings import LaneSettings
-
-import numpy as np
 
 _logger = structlog.get_logger("walbrook.event_time")
 _ROWS: Final = 10_000
@@ -49,6 +48,13 @@ class Sent:
     parts: list[OfSource]  # by database
     error: WalbrookError | None
     outcome: Outcome
+
+
+class UndeliveredError(TransientError):
+    """A release could not be delivered; it is tried again, whatever the reason."""
+
+    def __init__(self, reason: WalbrookError) -> None:
+        super().__init__(reason.what, fix=reason.fix, kind=reason.kind)
 
 
 class Courier:
@@ -83,10 +89,8 @@ class Courier:
         reached = position(release.numbering, outcome.cursor, len(release))
         error = None if outcome.error is None or not outcome.failed else outcome.error
         sent = Sent(max(begun, reached), outcome.absorbed, parts, error, outcome)
-        for each in self._outcomes(sent).values():
-            if each.aside is not None:
-                for queues in self._queues.values():
-                    queues.settling([each])
+        for source, each in self._outcomes(sent).items():
+            self._queues[source].settling([each])
         return sent
 
     def settled(self, sent: Sequence[Sent]) -> None:
@@ -157,8 +161,7 @@ class Courier:
     def _shaped(self, rows: pa.RecordBatch) -> MessageBatch:
         many = len(self._settings) > 1
         shapes = [
-            shape_of(self._consumer, each.origin, of_many=many)
-            for each in self._settings.values()
+            shape_of(self._consumer, each.origin, of_many=many) for each in self._settings.values()
         ]
         shape = MergedShape(shapes) if many else shapes[0]
         shaped = shape.rows(rows)

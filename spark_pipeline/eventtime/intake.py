@@ -7,12 +7,12 @@ the consumer's is in it or among its dead letters. A stretch is bounded in rows 
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from cdc.cursor import ORIGIN, Cursor
+from cdc.cursor import Cursor
 from cdc.errors import WalbrookError
 from cdc.log.open import open_log
 from cdc.log.segment import high_of
@@ -57,22 +57,23 @@ class Intake:
         self.history = self._view.history()
         self._planner = Planner(settings, self._exchange, self.history, pool, spark)
         self.read = start
-        self._next = self._view.seek(start)
+        self.next_batch = self._view.seek(start)
 
     @property
     def at_end(self) -> bool:
         """Whether everything that the log has was read."""
-        return self._next >= self._view.next_batch()
+        return self.next_batch >= self._view.next_batch()
 
-    def floors(self) -> tuple[Cursor, Cursor]:
-        return self._view.floors()
+    def wait(self, timeout_s: float) -> bool:
+        """Until there is more to read; says whether there is."""
+        return self._view.wait(self.next_batch, timeout_s) > self.next_batch
 
     def take(self, until: Cursor | None = None) -> Stretch | None:
         """The next stretch, up to ``until`` at most; None if there is nothing to read."""
         end = self._view.next_batch()
-        if self._next >= end or (until is not None and self.read >= until):
+        if self.next_batch >= end or (until is not None and self.read >= until):
             return None
-        first, last = self._next, self._next + self._batches(end)
+        first, last = self.next_batch, self.next_batch + self._batches(end)
         (entry,) = self._view.entries(last - 1, last)
         read = high_of(entry)
         cut = until is not None and read > until
@@ -83,7 +84,7 @@ class Intake:
         else:  # nothing but the time has passed
             stretch = Stretch([], self.read, 0, [])
         self.read = max(self.read, stretch.read)
-        self._next = self._view.seek(self.read) if cut else last
+        self.next_batch = self._view.seek(self.read) if cut else last
         return stretch
 
     def close(self) -> None:
@@ -95,7 +96,7 @@ class Intake:
 
     def _batches(self, end: int) -> int:
         """How many are read at once: at least one."""
-        return max(1, fitting(self._view, self._next, end, self._settings.little)[0])
+        return max(1, fitting(self._view, self.next_batch, end, self._settings.little)[0])
 
     def _read(self, first: int, last: int, read: Cursor) -> Stretch:
         settings = self._settings
@@ -109,9 +110,7 @@ class Intake:
         try:
             # Rows are copied by whoever keeps them: the files go with this stretch.
             rows = [
-                each
-                for each in in_order(share, leg.plan.changes(share.slices))
-                if each.num_rows
+                each for each in in_order(share, leg.plan.changes(share.slices)) if each.num_rows
             ]
             dead: list[DeadLetter] = []
             if share.failed or any(piece.errors for piece in share.slices):
@@ -123,13 +122,3 @@ class Intake:
             leg.plan.close()
             self._exchange.release(files)
             self._exchange.clear()
-
-
-def for_consumer(
-    settings: LaneSettings, consumer: str, times: tuple[tuple[str, str], ...]
-) -> LaneSettings:
-    """The settings of a lane's source for one consumer in event-time order."""
-    (sink,) = [each for each in settings.in_event_time if each.name == consumer]
-    return replace(settings, consumers=[sink], in_event_time=[], times=times)
-
-

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import numpy.typing as npt
 
-from cdc.config.event_time import EventTime
+from cdc.config.event_time import EventTime, TableTime
 from cdc.eventtime.released import Released
 from cdc.eventtime.sequencer import Sequencer
 from cdc.eventtime.times import NO_TIME
@@ -59,6 +59,12 @@ class Partitions:
             return table
         return self._roots.get(source, {}).get(table, table)
 
+    def time_of(self, source: str, table: str) -> TableTime:
+        """Where a table's rows have their time; nowhere, if it came without being configured."""
+        root = _parts(self._roots.get(source, {}).get(table, table))
+        timed = self._config.of_table(*_parts(table), root)
+        return timed or TableTime("", self._config.type, self._config.late_tolerance_us)
+
     def code(self, source: str, table: str) -> int:
         """The number of a table's partition; one that was not known is added."""
         name = self.root_of(source, table)
@@ -71,7 +77,7 @@ class Partitions:
             self._late[code] = self._late.get(code, 0) + count
 
     def rows(self, source: str, sequencer: Sequencer, now_us: int) -> list[PartitionRow]:
-        """What SQL is to show of a database's partitions; ``now_us`` by the database's own clock."""
+        """What SQL is to show of a database's partitions; ``now_us`` by its own clock."""
         states = [each for each in self._tracker.partitions() if each.source == source]
         codes = [self._tracker.code(source, each.table) for each in states]
         most = max((code for code in codes if code is not None), default=-1) + 1
@@ -86,7 +92,6 @@ class Partitions:
             shown.append(
                 PartitionRow(
                     each.table,
-                    _none(each.last_event),
                     _none(each.watermark),
                     idle,
                     int(buffered[code]),
@@ -95,15 +100,20 @@ class Partitions:
             )
         return shown
 
+    def events(self) -> dict[str, dict[str, int]]:
+        """The largest event time of each table that has one, by database."""
+        found: dict[str, dict[str, int]] = {source: {} for source in self._roots}
+        for each in self._tracker.partitions():
+            if each.last_event != NO_TIME:
+                found[each.source][each.table] = each.last_event
+        return found
+
     def _taken(self, roots: Roots) -> list[str]:
         return [table for table in roots if self._match.takes(*_parts(table))]
 
     def _register(self, source: str, name: str, last_event: int) -> int:
-        timed = self._config.of_table(*_parts(name))
-        tolerance = self._config.late_tolerance_us if timed is None else timed.late_tolerance_us
-        return self._tracker.register(
-            source, name, tolerance_us=tolerance, last_event=last_event
-        )
+        tolerance = self.time_of(source, name).late_tolerance_us
+        return self._tracker.register(source, name, tolerance_us=tolerance, last_event=last_event)
 
 
 def _parts(table: str) -> tuple[str, str]:

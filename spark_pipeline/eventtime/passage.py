@@ -10,12 +10,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
 
-import pyarrow as pa
 import structlog
 from pyspark.sql import SparkSession
 
@@ -23,23 +21,22 @@ from cdc.config import Sink as SinkConfig
 from cdc.config.event_time import EventTime
 from cdc.connection import Connection
 from cdc.cursor import Cursor
-from cdc.errors import CorruptionError, WalbrookError
+from cdc.errors import CorruptionError, ProtocolError
 from cdc.eventtime.clock import SourceClock
 from cdc.eventtime.sequencer import Sequencer, Standing, Step
 from cdc.eventtime.times import NO_TIME
 from cdc.eventtime.tracker import WatermarkTracker
 from cdc.failpoints import reached
-from cdc.state.dead_letters import DeadLetter, bury, report_dead_letters
+from cdc.state.dead_letters import report_dead_letters
 from cdc.state.event_time import (
     plan_release,
     read_partitions,
     show_partitions,
     take_up,
 )
-from cdc.state.gaps import Gap, untold_gaps
-from spark_pipeline.dead import poisoned
-from spark_pipeline.eventtime.courier import Courier, Sent, goes_on
-from spark_pipeline.eventtime.intake import Intake, Stretch
+from cdc.state.gaps import untold_gaps
+from spark_pipeline.eventtime.courier import Courier, Sent, UndeliveredError, goes_on
+from spark_pipeline.eventtime.inflow import Inflow
 from spark_pipeline.eventtime.partitions import Partitions, Roots
 from spark_pipeline.eventtime.release import (
     Release,
@@ -49,12 +46,12 @@ from spark_pipeline.eventtime.release import (
     watermark_row,
 )
 from spark_pipeline.eventtime.settling import EventSettler, Reached, Share
-from spark_pipeline.eventtime.timing import Timing
+from spark_pipeline.eventtime.windowing import Windows
 from spark_pipeline.forms import form_of
 from spark_pipeline.gaps import gap_change
 from spark_pipeline.ledgers import needs_ledger
 from spark_pipeline.matching import Match
-from spark_pipeline.outcome import Poison, together
+from spark_pipeline.outcome import together
 from spark_pipeline.queues import Queues
 from spark_pipeline.settings import LaneSettings
 
@@ -73,7 +70,6 @@ class _UnderWay:
 
     release: Release
     step: Step | None  # None: gaps are told
-    gaps: list[tuple[str, Gap]] = field(default_factory=list)
     at: int = 0  # everything before this message is at the destination, aside or dead
     sent: list[Sent] = field(default_factory=list)
 
@@ -102,7 +98,7 @@ class EventPassage:
         self._windows = windows
         self._terms = {name: each.term for name, each in settings.items()}
         standing = take_up(state, consumer.name, settings)
-        self._standing = standing.sources
+        self._standing = {name: standing.sources[name] for name in settings}
         self._numbering = standing.numbering
         self._redo = standing.planned
         self._clocks = {name: SourceClock() for name in settings}
@@ -112,10 +108,6 @@ class EventPassage:
             safety_margin_us=self._config.safety_margin_us,
         )
         self._partitions = Partitions(self._config, self._tracker, Match.of(consumer))
-        self._timings = {
-            name: Timing(self._config, partial(self._partitions.table_of, name))
-            for name in settings
-        }
         before = self._redo.before if self._redo is not None else standing.watermark
         self._sequencer = Sequencer(
             {
@@ -139,19 +131,15 @@ class EventPassage:
             for gap in untold_gaps(state, name)
             if gap.consumer == consumer.name
         ]
-        self._dead: dict[str, list[DeadLetter]] = {name: [] for name in settings}
-        self._commits = {name: CommitTimes() for name in settings}
         self._settled_at = self._shown_at = time.monotonic()
-        self._held: WalbrookError | None = None
-        self._intakes: dict[str, Intake] = {}
-        try:
-            for name, each in self._standing.items():
-                self._intakes[name] = Intake(settings[name], each.cursor, run=run, spark=spark)
-                if each.finished:
-                    self._sequencer.complete(name)
-        except BaseException:
-            self.close()
-            raise
+        self._saved: object = None
+        starts = {name: each.cursor for name, each in self._standing.items()}
+        self._inflow = Inflow(
+            self._settings, starts, self._clocks, self._partitions, run=run, spark=spark
+        )
+        for name, each in self._standing.items():
+            if each.finished:
+                self._sequencer.complete(name)
 
     @property
     def cursors(self) -> dict[str, Cursor]:
@@ -165,26 +153,25 @@ class EventPassage:
     @property
     def at_end(self) -> bool:
         """Whether all that its logs hold was read, and nothing is on its way."""
-        ended = all(intake.at_end for intake in self._intakes.values())
-        return ended and self._under_way is None and self._redo is None and not self._gaps
-
-    @property
-    def ends(self) -> dict[str, int]:
-        """The batch of each log that it reads next."""
-        return {name: intake.next_batch for name, intake in self._intakes.items()}
+        under_way = self._under_way is not None or self._redo is not None
+        return self._inflow.at_end and not under_way and not self._gaps
 
     @property
     def stuck(self) -> bool:
         """Whether nothing it may read can make room in its buffer."""
         return self._under_way is None and self._sequencer.stuck() is not None
 
-    def close(self) -> None:
-        for intake in self._intakes.values():
-            intake.close()
+    def wait(self) -> None:
+        """Until there may be something to do, or for a moment."""
+        self._inflow.wait()
 
-    def finish(self, source: str) -> None:
-        """A database has ended: nobody waits for its time."""
-        self._sequencer.complete(source)
+    def close(self) -> None:
+        self._inflow.close()
+
+    def finished(self, source: str, is_finished: bool) -> None:
+        """Whether a database has ended: then nobody waits for its time."""
+        if is_finished:
+            self._sequencer.complete(source)
 
     def renew(self, source: str, roots: Roots) -> None:
         """The tables of a database as they are now."""
@@ -204,19 +191,20 @@ class EventPassage:
                 for name, gap in self._gaps
             ]
             release = release_of(None, None, told, self._numbering, form_of(self._consumer))
-            self._send(_UnderWay(release, None, self._gaps))
+            self._send(_UnderWay(release, None))
             return True
-        some = self._read()
-        if self._redo is not None:
-            if not self._read_again():
+        until = self._until()
+        some = self._inflow.read(self._sequencer, until)
+        if self._redo is not None and until is not None:
+            if any(self._inflow.reads[name] < end for name, end in until.items()):
                 return some or self._is_whole()
             step = self._sequencer.step(to=self._redo.to)
         else:
             step = self._sequencer.step(flush=flush)
         if step is not None:
             self._release(step)
-        elif self._held is not None and not some:
-            raise self._held
+        elif self._inflow.held is not None and not some:
+            raise self._inflow.held
         self._settle_at_times()
         return some or step is not None
 
@@ -229,60 +217,15 @@ class EventPassage:
             rows = self._partitions.rows(name, self._sequencer, self._clocks[name].now)
             show_partitions(self._state, each.id, rows)
 
-    def _read(self) -> bool:
-        """A stretch of each log for which there is room."""
-        some = False
-        for name, intake in self._intakes.items():
-            until = None
-            if self._redo is not None:
-                until = self._redo.reads.get(name, self._standing[name].read)
-            start = intake.read
-            stretch = None
-            if self._held is None and (until is not None or self._sequencer.wants(name)):
-                stretch = intake.take(until)
-            if stretch is not None:
-                some = True
-                self._push(name, start, stretch)
-            now_us = time.monotonic_ns() // 1000
-            if intake.at_end and self._redo is None:
-                self._clocks[name].at_end(now_us)
-            else:
-                self._clocks[name].waiting(now_us)
-        return some
-
-    def _push(self, source: str, start: Cursor, stretch: Stretch) -> None:
-        if stretch.commit_us:
-            self._clocks[source].read(stretch.commit_us)
-        self._commits[source].read(start, stretch.commit_us)
-        self._dead[source] += stretch.dead
-        self._held = stretch.held
-        bad: list[Poison] = []
-        code_of = partial(self._partitions.code, source)
-        for rows in stretch.rows:
-            timed = self._timings[source].of(rows, code_of)
-            bad += timed.bad
-            if timed.rows.num_rows:
-                last = origin_at(timed.rows, -1)
-                self._sequencer.push(
-                    source, timed.rows, timed.times, timed.codes, Cursor(last.lsn, last.idx + 1)
-                )
-        empty = pa.RecordBatch.from_pylist([], CURSOR_SCHEMA)
-        self._sequencer.push(source, empty, _NONE, _NO_CODES, stretch.read)
-        if bad:
-            with closing(self._intakes[source].open_log()) as log:
-                self._dead[source] += poisoned(bad, log, "event_time")
-
-    def _read_again(self) -> bool:
-        """Whether all that a release under way had read was read again."""
-        assert self._redo is not None
-        return all(
-            intake.read >= self._redo.reads.get(name, self._standing[name].read)
-            for name, intake in self._intakes.items()
-        )
+    def _until(self) -> dict[str, Cursor] | None:
+        """Up to where a release under way had read each log; None if there is none."""
+        if self._redo is None:
+            return None
+        return {n: self._redo.reads.get(n, each.read) for n, each in self._standing.items()}
 
     def _is_whole(self) -> bool:
         """The log must hold what was read before; False, or it has lost some."""
-        if all(intake.at_end for intake in self._intakes.values()):
+        if self._inflow.at_end:
             raise CorruptionError(
                 f"the change log ends before what {self._consumer.name} had read of it",
                 fix="it is tried again: the reader may fetch the rest from its slot",
@@ -292,8 +235,6 @@ class EventPassage:
     def _release(self, step: Step) -> None:
         """Send what a step gives, or settle it where there is nothing to send."""
         late = step.late
-        if late is not None:
-            self._partitions.count_late(late)
         delivered = late if self._config.late_policy == "deliver" else None
         released, told = step.released, list[Told]()
         if self._windows is not None:
@@ -302,9 +243,7 @@ class EventPassage:
             released = None
         if self._config.emit_watermarks and step.watermark > step.before:
             told.append(Told(watermark_row(step.watermark, datetime.now(UTC))))
-        release = release_of(
-            delivered, released, told, self._numbering, form_of(self._consumer)
-        )
+        release = release_of(delivered, released, told, self._numbering, form_of(self._consumer))
         if not len(release):
             if late is not None or self._redo is not None:
                 self._settle(_UnderWay(release, step))
@@ -331,32 +270,25 @@ class EventPassage:
         release = under_way.release
         while under_way.at < len(release):
             sent = self._courier.send(self._state, release, under_way.at, self._ledger)
-            self._bury(sent)
+            for name, part in zip(self._settings, sent.parts, strict=True):
+                self._settler.bury(self._state, name, part.dead, self._inflow.open_log)
             under_way.at = sent.reached
             under_way.sent.append(sent)
             if sent.error is not None:
                 self._courier.failed(sent)
-                raise sent.error
+                raise UndeliveredError(sent.error)
             if sent.reached < len(release) and not goes_on(sent):
                 raise ProtocolError(f"the release of {self._consumer.name} ended for no reason")
         reached("released")
-        self._settle(under_way)
-
-    def _bury(self, sent: Sent) -> None:
-        """What cannot be delivered is dead before anything behind it is sent.
-
-        A destination that goes by the last message it has would take it for delivered.
-        """
-        for (name, intake), part in zip(self._intakes.items(), sent.parts, strict=True):
-            # What is no change of the source has no place in its log.
-            dead = [each for each in part.dead if each.cursor.lsn % 8 != OUR_LSN]
-            for each in set(part.dead) - set(dead):
-                _logger.error("event_time.lost", consumer=self._consumer.name, error=each.error)
-            if dead:
-                with closing(intake.open_log()) as log:
-                    letters = list(poisoned(dead, log))
-                with self._state.transaction():
-                    bury(self._state, name, self._consumer.name, letters)
+        if under_way.step is not None:
+            self._settle(under_way)
+            return
+        aside = [
+            [sent.parts[at].aside for sent in under_way.sent] for at in range(len(self._terms))
+        ]
+        self._settler.tell(self._state, release.after, self._gaps, list(map(together, aside)))
+        self._courier.settled(under_way.sent)
+        self._numbering, self._gaps, self._under_way = release.after, [], None
 
     @property
     def _ledger(self) -> str:
@@ -365,41 +297,52 @@ class EventPassage:
 
     def _settle_at_times(self) -> None:
         """Move cursors over what was read and is not the consumer's."""
-        if self._under_way is not None or self._redo is not None:
+        if not self._may_settle:
             return
-        many = sum(map(len, self._dead.values())) >= _DEAD_MAX
+        many = sum(map(len, self._inflow.dead.values())) >= _DEAD_MAX
         if many or time.monotonic() - self._settled_at >= _SETTLE_S:
             self._settle(None)
 
     def settle(self) -> None:
         """Write how far it has come, unless something is on its way."""
-        if self._under_way is None and self._redo is None:
+        if self._may_settle:
             self._settle(None)
 
+    @property
+    def _may_settle(self) -> bool:
+        """Not while something is on its way, nor before all that was once read is there again."""
+        reads = self._inflow.reads
+        there = all(reads[name] >= each.read for name, each in self._standing.items())
+        return there and self._under_way is None and self._redo is None
+
     def _settle(self, under_way: _UnderWay | None) -> None:
+        """What was released, or, with nothing under way, only how far it has read."""
         step = under_way.step if under_way is not None else None
         names = list(self._settings)
         cursors = {n: self._sequencer.cursor(n) for n in names} if step is None else step.cursors
-        reads = {n: self._intakes[n].read for n in names} if step is None else step.reads
+        reads = self._inflow.reads if step is None else step.reads
         self._settled_at = time.monotonic()
-        shares = {}
+        shares: dict[str, Share] = {}
+        absorbed = sum(each.absorbed for each in under_way.sent) if under_way else 0
         for at, name in enumerate(names):
             parts = [each.parts[at] for each in (under_way.sent if under_way else ())]
             aside = [part.aside for part in parts]
             if step is not None and step.late is not None and self._buries_late:
                 aside.append(late_letters(step.late, at, step.before))
+            oldest = self._sequencer.buffer.oldest(name)
+            sent = sum(part.delivered for part in parts)
+            known = min(sent, absorbed)
+            absorbed -= known
             shares[name] = Share(
                 cursor=cursors[name],
                 read=reads[name],
-                delivered=sum(part.delivered for part in parts),
-                last_commit=self._settled_commit(name),
-                dead=self._dead[name],
+                delivered=sent - known,
+                absorbed=known,
+                last_commit=self._inflow.settled_commit(name, oldest),
+                dead=self._inflow.dead[name],
                 aside=together(aside),
             )
-        if under_way is not None:
-            shares[names[0]].absorbed = sum(each.absorbed for each in under_way.sent)
-            shares[names[0]].delivered -= shares[names[0]].absorbed
-        elif not self._has_moved(shares):
+        if under_way is None and not self._has_moved(shares):
             return
         numbering = self._numbering if under_way is None else under_way.release.after
         watermark = self._sequencer.watermark if step is None else step.watermark
@@ -407,42 +350,33 @@ class EventPassage:
         self._settler.settle(
             self._state,
             self._standing,
-            Reached(numbering, _none(watermark), shares, under_way.gaps if under_way else ()),
+            Reached(numbering, _none(watermark), shares, self._partitions.events()),
             ledger=self._ledger if in_postgres else None,
         )
-        reached("settled")
-        self._settled(under_way, shares, numbering)
-
-    def _settled(
-        self, under_way: _UnderWay | None, shares: dict[str, Share], numbering: Numbering
-    ) -> None:
-        dead = any(share.dead or share.aside is not None for share in shares.values())
         for name, share in shares.items():
             self._standing[name] = replace(self._standing[name], cursor=share.cursor)
-            self._dead[name] = []
-        self._numbering = numbering
-        self._saved = {name: (share.cursor, share.read) for name, share in shares.items()}
+        self._numbering, self._saved = numbering, self._position(shares)
+        self._settled(under_way, shares)
+
+    def _settled(self, under_way: _UnderWay | None, shares: dict[str, Share]) -> None:
         if under_way is not None:
-            self._under_way = None
+            self._under_way = self._redo = None
             self._courier.settled(under_way.sent)
-            if under_way.step is not None:
-                self._redo = None
-            else:
-                self._gaps = []
-        if dead:
+            if under_way.step is not None and under_way.step.late is not None:
+                self._partitions.count_late(under_way.step.late)
+        if any(share.dead or share.aside is not None for share in shares.values()):
             for name, term in self._terms.items():
+                self._inflow.dead[name] = []
                 report_dead_letters(self._state, name, term)
 
     def _has_moved(self, shares: dict[str, Share]) -> bool:
         """Whether there is anything to write."""
-        saved = {name: (share.cursor, share.read) for name, share in shares.items()}
-        return saved != self._saved or any(share.dead for share in shares.values())
+        dead = any(share.dead for share in shares.values())
+        return dead or self._position(shares) != self._saved
 
-    def _settled_commit(self, source: str) -> datetime | None:
-        oldest = self._sequencer.buffer.oldest(source)
-        known = self._commits[source].settled(oldest)
-        caught_up = oldest is None and self._intakes[source].at_end
-        return datetime.now(UTC) if caught_up else known
+    def _position(self, shares: dict[str, Share]) -> object:
+        places = {name: (share.cursor, share.read) for name, share in shares.items()}
+        return places, self._sequencer.watermark
 
     @property
     def _buries_late(self) -> bool:

@@ -30,7 +30,6 @@ from spark_pipeline.desk import given_up
 from spark_pipeline.eventtime.shape import SOURCE
 from spark_pipeline.outcome import Outcome, Poison
 
-
 WATERMARK: Final = "watermark"
 WINDOW: Final = "window"
 _CURSOR: Final = ("commit_lsn", "commit_idx")

@@ -6,19 +6,34 @@ become true together; a cursor that somebody else moved stops all of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from datetime import datetime
 
 import pyarrow as pa
+import structlog
 
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn
-from cdc.state.dead_letters import DeadLetter
-from cdc.state.event_time import Numbering, SourceStanding, fence, note_released
+from cdc.log.view import LogReader
+from cdc.queue.events import enqueue
+from cdc.state.dead_letters import DeadLetter, bury
+from cdc.state.event_time import (
+    OUR_LSN,
+    Numbering,
+    SourceStanding,
+    fence,
+    note_numbering,
+    note_released,
+)
 from cdc.state.gaps import Gap, gap_told
 from cdc.state.ledgers import TRIM
 from cdc.state.positions import Settlement, settle
+from spark_pipeline.dead import poisoned
+from spark_pipeline.outcome import Poison
+
+_logger = structlog.get_logger("walbrook.event_time")
 
 
 @dataclass
@@ -41,7 +56,7 @@ class Reached:
     numbering: Numbering
     watermark: int | None
     shares: dict[str, Share]
-    gaps: Sequence[tuple[str, Gap]] = field(default=())  # that were told, by database
+    events: Mapping[str, Mapping[str, int]]  # the largest event time of each table, by database
 
 
 class EventSettler:
@@ -78,12 +93,49 @@ class EventSettler:
                 watermark=reached.watermark,
                 sources=standing,
                 reads={source: share.read for source, share in reached.shares.items()},
+                events=reached.events,
             )
-            for source, gap in reached.gaps:
-                gap_told(state, gap, self._terms[source])
             if ledger is not None:
                 lsn, idx = reached.numbering.place(0)
                 state.execute(TRIM, {"ledger": ledger, "lsn": format_lsn(lsn), "idx": idx})
+
+    def tell(
+        self,
+        state: Connection,
+        numbering: Numbering,
+        gaps: Sequence[tuple[str, Gap]],
+        aside: Sequence[pa.RecordBatch | None],
+    ) -> None:
+        """Its sink has been told of gaps, or the messages wait; its cursors stay where they are."""
+        with state.transaction():
+            fence(state, self._terms)
+            for source, rows in zip(self._terms, aside, strict=True):
+                if rows is not None:
+                    enqueue(state, source, self._consumer, rows)
+            for source, gap in gaps:
+                gap_told(state, gap, self._terms[source])
+            note_numbering(state, self._consumer, numbering)
+
+    def bury(
+        self,
+        state: Connection,
+        source: str,
+        poisons: Sequence[Poison],
+        open_log: Callable[[str], LogReader],
+    ) -> None:
+        """What cannot be delivered is dead before anything behind it is sent.
+
+        A destination that goes by the last message it has would take it for delivered.
+        """
+        # What is no change of the source has no place in its log, and cannot be kept.
+        dead = [each for each in poisons if each.cursor.lsn % 8 != OUR_LSN]
+        for each in set(poisons) - set(dead):
+            _logger.error("event_time.undeliverable", consumer=self._consumer, error=each.error)
+        if dead:
+            with closing(open_log(source)) as log:
+                letters = list(poisoned(dead, log))
+            with state.transaction():
+                bury(state, source, self._consumer, letters)
 
     def _settlement(self, standing: SourceStanding, share: Share) -> Settlement:
         return Settlement(

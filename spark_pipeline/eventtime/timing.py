@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import origin
-from cdc.config.event_time import EventTime
+from cdc.config.event_time import TableTime
 from cdc.cursor import Cursor
 from cdc.decoding.format import EVENT_TEXT
 from cdc.eventtime.times import NO_TIME
@@ -42,12 +42,11 @@ class Timed:
 
 
 class Timing:
-    """How one consumer reads its event times; ``root_of`` says whose a table's configuration is."""
+    """How one consumer reads its event times in one database."""
 
-    def __init__(self, config: EventTime, root_of: Callable[[str], str]) -> None:
-        self._config = config
-        self._root_of = root_of
-        self._types: dict[str, str] = {}  # by table
+    def __init__(self, of_table: Callable[[str], TableTime]) -> None:
+        self._of_table = of_table
+        self._known: dict[str, TableTime] = {}
 
     def of(self, rows: pa.RecordBatch, code_of: CodeOf) -> Timed:
         """``rows`` as decode gives them, with EVENT_TEXT, which is taken away."""
@@ -56,7 +55,7 @@ class Timing:
         rows = rows.drop_columns([EVENT_TEXT])
         has_time = pc.is_in(rows.column("action"), _WITH_TIMES).to_numpy(zero_copy_only=False)
         codes = np.array([code_of(name) if name else -1 for name in names], np.int32)[tables]
-        types = [self._type_of(name) if name else "" for name in names]
+        types = [self._timed(name).type if name else "" for name in names]
         times = np.full(rows.num_rows, NO_TIME, np.int64)
         bad = np.zeros(rows.num_rows, np.bool_)
         for type_name in set(types) - {""}:
@@ -71,12 +70,10 @@ class Timing:
         keep = ~bad
         return Timed(rows.filter(pa.array(keep)), times[keep], codes[keep], poisons)
 
-    def _type_of(self, table: str) -> str:
-        if table not in self._types:
-            schema, _, name = self._root_of(table).partition(".")
-            timed = self._config.of_table(schema, name)
-            self._types[table] = timed.type if timed is not None else self._config.type
-        return self._types[table]
+    def _timed(self, table: str) -> TableTime:
+        if table not in self._known:
+            self._known[table] = self._of_table(table)
+        return self._known[table]
 
     def _poisons(
         self, rows: pa.RecordBatch, texts: pa.StringArray, bad: npt.NDArray[np.bool_]
@@ -86,14 +83,12 @@ class Timing:
         lsn, idx = origin(rows)
         for at in np.flatnonzero(bad).tolist():
             table = f"{rows.column('table_schema')[at]}.{rows.column('table_name')[at]}"
-            schema, _, name = self._root_of(table).partition(".")
-            timed = self._config.of_table(schema, name)
-            column = timed.column if timed is not None else "(none is configured)"
+            timed = self._timed(table)
             cursor = Cursor(lsn[at].as_py(), idx[at].as_py())
             value = texts[at].as_py() or ""
             shown = value if len(value) <= _SHOWN_MAX else f"{value[:_SHOWN_MAX]}..."
             why = (
-                f"the value {shown!r} is not one of type {self._type_of(table)}"
+                f"the value {shown!r} is not one of type {timed.type}"
                 if value
                 else "it is empty, or the table has no such column any more"
             )
@@ -101,7 +96,7 @@ class Timing:
                 Poison(
                     cursor,
                     f"the change at {cursor} of table {table} has no event time: column "
-                    f"{column!r}: {why}. To fix it: correct the row in the source, where the "
+                    f"{timed.column!r}: {why}. To fix it: correct the row in the source, where the "
                     "correction arrives as a change of its own, or the sink's event_time",
                 )
             )

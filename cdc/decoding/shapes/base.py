@@ -9,7 +9,7 @@ as they are; and nothing loops over the rows of tables.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import Literal, Protocol
 
 import pyarrow as pa
 
@@ -46,8 +46,15 @@ class Parts:
 class Shape(Protocol):
     """How one consumer sees changes."""
 
-    message_parts: ClassVar[Parts]  # of a whole message
-    entry_parts: ClassVar[Parts]  # of the fields of an entry
+    @property
+    def message_parts(self) -> Parts:
+        """Those of a whole message."""
+        ...
+
+    @property
+    def entry_parts(self) -> Parts:
+        """Those of the fields of an entry."""
+        ...
 
     def rows(self, changes: pa.RecordBatch) -> pa.RecordBatch:
         """CHANGE_SCHEMA rows, with ``before`` or not, as MESSAGE_SCHEMA and what is added here."""

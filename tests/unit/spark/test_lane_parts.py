@@ -27,10 +27,10 @@ def test_sinks_of_two_sources_live_side_by_side_and_those_of_an_earlier_run_are_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "_open_sinks", {})
-    shop, crm = (delivery._sink(share(name, "run 1", tmp_path)) for name in ("shop", "crm"))
+    shop, crm = (delivery.sink_of(share(name, "run 1", tmp_path)) for name in ("shop", "crm"))
     assert shop is not crm
-    assert delivery._sink(share("shop", "run 1", tmp_path)) is shop
-    assert delivery._sink(share("shop", "run 2", tmp_path)) is not shop
+    assert delivery.sink_of(share("shop", "run 1", tmp_path)) is shop
+    assert delivery.sink_of(share("shop", "run 2", tmp_path)) is not shop
     assert {run for run, *_ in delivery._open_sinks} == {"run 2"}
 
 

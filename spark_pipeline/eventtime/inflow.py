@@ -1,0 +1,143 @@
+"""What flows in from a consumer's databases: stretches of their logs, into the sequencer.
+
+What must always hold: everything that was read is in the sequencer or among the dead letters; the
+time of a database passes only while all that its log has was read, or by its own commits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from cdc.change import CHANGE_SCHEMA
+from cdc.cursor import Cursor
+from cdc.errors import WalbrookError
+from cdc.eventtime.clock import SourceClock
+from cdc.eventtime.sequencer import Sequencer
+from cdc.log.view import LogReader
+from cdc.state.dead_letters import DeadLetter
+from spark_pipeline.dead import poisoned
+from spark_pipeline.eventtime.commit_times import CommitTimes
+from spark_pipeline.eventtime.intake import Intake, Stretch
+from spark_pipeline.eventtime.partitions import Partitions
+from spark_pipeline.eventtime.timing import Timing
+from spark_pipeline.outcome import Poison
+from spark_pipeline.settings import LaneSettings
+
+_NO_ROWS: Final = (
+    pa.RecordBatch.from_pylist([], CHANGE_SCHEMA),
+    np.empty(0, np.int64),
+    np.empty(0, np.int32),
+)
+_WAIT_S: Final = 0.2
+_LOOK_S: Final = 0.02  # at each log, where there are several
+
+
+class Inflow:
+    """The logs of one consumer's databases, each from a cursor on."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, LaneSettings],
+        starts: Mapping[str, Cursor],
+        clocks: Mapping[str, SourceClock],
+        partitions: Partitions,
+        *,
+        run: str,
+        spark: SparkSession | None = None,
+    ) -> None:
+        self._clocks = clocks
+        self._partitions = partitions
+        self._timings = {name: Timing(partial(partitions.time_of, name)) for name in settings}
+        self._commits = {name: CommitTimes() for name in settings}
+        self.dead: dict[str, list[DeadLetter]] = {name: [] for name in settings}
+        self.held: WalbrookError | None = None
+        """Why nothing more can be read, if that is so."""
+        self._intakes: dict[str, Intake] = {}
+        try:
+            for name, each in settings.items():
+                self._intakes[name] = Intake(each, starts[name], run=run, spark=spark)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def reads(self) -> dict[str, Cursor]:
+        """Up to where each log was read."""
+        return {name: intake.read for name, intake in self._intakes.items()}
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all that the logs hold was read."""
+        return all(intake.at_end for intake in self._intakes.values())
+
+    def read(self, sequencer: Sequencer, until: Mapping[str, Cursor] | None = None) -> bool:
+        """A stretch of each log for which there is room, or up to ``until``; says whether any."""
+        some = False
+        for name, intake in self._intakes.items():
+            stretch, start = None, intake.read
+            if self.held is None and (until is not None or sequencer.wants(name)):
+                stretch = intake.take(None if until is None else until[name])
+            if stretch is not None:
+                some = True
+                self._push(sequencer, name, start, stretch)
+            now_us = time.monotonic_ns() // 1000
+            if intake.at_end and until is None:
+                self._clocks[name].at_end(now_us)
+            else:
+                self._clocks[name].waiting(now_us)
+        return some
+
+    def wait(self) -> None:
+        """Until a log has more, or for a moment."""
+        deadline = time.monotonic() + _WAIT_S
+        share_s = _WAIT_S if len(self._intakes) == 1 else _LOOK_S
+        while time.monotonic() < deadline:
+            if any(intake.wait(share_s) for intake in self._intakes.values()):
+                return
+
+    def settled_commit(self, source: str, oldest: Cursor | None) -> datetime | None:
+        """Up to when all is settled, if the oldest that is held back stands there."""
+        if oldest is None and self._intakes[source].at_end:
+            return datetime.now(UTC)
+        return self._commits[source].settled(oldest)
+
+    def open_log(self, source: str) -> LogReader:
+        return self._intakes[source].open_log()
+
+    def close(self) -> None:
+        for intake in self._intakes.values():
+            intake.close()
+
+    def _push(self, sequencer: Sequencer, source: str, start: Cursor, stretch: Stretch) -> None:
+        if stretch.commit_us:
+            self._clocks[source].read(stretch.commit_us)
+        self._commits[source].read(start, stretch.commit_us)
+        self.dead[source] += stretch.dead
+        self.held = stretch.held
+        bad: list[Poison] = []
+        code_of = partial(self._partitions.code, source)
+        for rows in stretch.rows:
+            timed = self._timings[source].of(rows, code_of)
+            bad += timed.bad
+            if timed.rows.num_rows:
+                behind = _behind(timed.rows)
+                sequencer.push(source, timed.rows, timed.times, timed.codes, behind)
+        sequencer.push(source, *_NO_ROWS, stretch.read)
+        if bad:
+            with closing(self.open_log(source)) as log:
+                self.dead[source] += poisoned(bad, log, "event_time")
+
+
+def _behind(rows: pa.RecordBatch) -> Cursor:
+    """Directly behind the last of these rows."""
+    lsn, idx = (rows.column(name)[-1].as_py() for name in ("commit_lsn", "commit_idx"))
+    return Cursor(lsn, idx + 1)

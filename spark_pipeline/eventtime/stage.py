@@ -1,0 +1,331 @@
+"""The thread that serves one consumer in event-time order, whatever happens to it.
+
+What must always hold: what cannot be delivered is tried again with a pause, and nothing else waits
+for it; whatever an operator does to the consumer's rows is seen within a second, and then it is
+taken up anew from what they say.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from typing import Final
+
+import psycopg
+import structlog
+from pyspark.sql import SparkSession
+
+from cdc.config import Config
+from cdc.config import Sink as SinkConfig
+from cdc.connection import Connection, connect
+from cdc.errors import TransientError, WalbrookError
+from cdc.log.manifest import read_manifest
+from cdc.log.open import open_log
+from cdc.replication.partition_roots import partition_roots
+from cdc.replication.stop import StopSignal
+from cdc.state.event_time import look
+from cdc.state.gaps import skip_evicted
+from cdc.state.health import Condition, report_conditions
+from cdc.state.lanes import Standing, show_standing
+from cdc.state.positions import MovedError, left_behind, report_consumer
+from spark_pipeline.eventtime.courier import UndeliveredError
+from spark_pipeline.eventtime.passage import EventPassage
+from spark_pipeline.eventtime.windowing import Windows
+from spark_pipeline.hearing import heard, listen
+from spark_pipeline.lane import RUN
+from spark_pipeline.poison import told
+from spark_pipeline.queues import Queues
+from spark_pipeline.settings import LaneSettings
+
+_logger = structlog.get_logger("walbrook.event_time")
+
+LANE: Final = "event_time"
+_BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 30.0
+_TICK_S: Final = 0.1
+_LOOK_S: Final = 1.0
+_RENEW_S: Final = 60.0
+_STUCK_S: Final = 5.0
+_CONNECT_S: Final = 5
+
+
+class _AgainError(TransientError):
+    """It must be taken up anew: somebody changed its rows."""
+
+
+class EventStage:
+    """Serves a consumer until a stop; ``settings`` and ``queues`` by database."""
+
+    def __init__(
+        self,
+        spark: SparkSession | None,
+        config: Config,
+        consumer: SinkConfig,
+        settings: Mapping[str, LaneSettings],
+        queues: Mapping[str, Queues],
+        stop: StopSignal,
+        *,
+        windows: Windows | None = None,
+    ) -> None:
+        self._spark = spark
+        self._config = config
+        self._consumer = consumer
+        self._settings = {name: settings[name] for name in consumer.sources}
+        self._queues = queues
+        self._stop = stop
+        self._windows = windows
+        self._over = threading.Event()
+        self._failures = 0
+        self._roots: dict[str, dict[str, str]] = {}
+        self._looked = self._renewed = self._moved = 0.0
+        self._told_stuck = True  # an earlier process may have told something
+
+    def run(self, drain_timeout_s: float) -> None:
+        """Until a stop, then drain."""
+        while not self._stop.requested or drain_timeout_s:
+            try:
+                self._serve(drain_timeout_s)
+                return
+            except _AgainError as error:
+                _logger.info("event_time.again", consumer=self._consumer.name, why=error.what)
+            except MovedError as error:
+                _logger.info("event_time.again", consumer=self._consumer.name, why=str(error))
+            except (WalbrookError, psycopg.Error) as error:
+                self._failed(error)
+            except Exception as error:
+                _logger.exception("event_time.broke", consumer=self._consumer.name)
+                self._failed(told(error))
+            if self._stop.requested:
+                return
+        self._over.set()
+
+    def _serve(self, drain_timeout_s: float) -> None:
+        """From what its rows say on, until they are changed or a stop."""
+        if not self._wait_for_logs():
+            return
+        home = next(iter(self._settings))
+        with connect(self._state_dsn, name=f"{home}:{LANE}"[:60]) as state:
+            listen(state)
+            if not self._wait_while_paused(state):
+                return
+            self._pass_evicted(state)
+            self._find_tables()
+            passage = EventPassage(
+                self._consumer,
+                {name: self._settings_of(name) for name in self._settings},
+                state,
+                roots=self._roots,
+                queues=self._queues,
+                run=RUN,
+                over=self._over,
+                spark=self._spark,
+                windows=self._windows,
+            )
+            with closing(passage):
+                self._show(state, Standing(LANE))
+                self._renewed = self._moved = time.monotonic()
+                while not self._stop.requested:
+                    if not self._turn(state, passage):
+                        passage.wait()
+                self._drain(state, passage, drain_timeout_s)
+
+    def _turn(self, state: Connection, passage: EventPassage, *, flush: bool = False) -> bool:
+        try:
+            some = passage.turn(flush=flush)
+        except UndeliveredError as error:
+            pause_s = self._failed(error)
+            deadline = time.monotonic() + pause_s
+            while time.monotonic() < deadline and not self._stop.wait(_TICK_S):
+                self._look(state, passage)
+            return True
+        if some:
+            self._moved = time.monotonic()
+            if self._failures:
+                self._failures = 0
+                self._show(state, Standing(LANE))
+        passage.show()
+        self._tell_stuck(state, passage)
+        self._look(state, passage)
+        return some
+
+    def _drain(self, state: Connection, passage: EventPassage, timeout_s: float) -> None:
+        """Deliver what the logs hold and, if that is wanted, what is held back."""
+        deadline = time.monotonic() + timeout_s
+        flushes = self._consumer.flushes_on_stop
+        while time.monotonic() < deadline:
+            if self._turn(state, passage):
+                continue
+            if not passage.at_end:
+                passage.wait()
+            elif not flushes or not self._turn(state, passage, flush=True):
+                break
+        else:
+            if timeout_s:
+                _logger.warning("event_time.drain_timeout", consumer=self._consumer.name)
+        passage.settle()
+
+    def _look(self, state: Connection, passage: EventPassage) -> None:
+        """For what an operator did, at once if it was heard of."""
+        now = time.monotonic()
+        told = any([heard(state, name) for name in self._settings])
+        if not told and now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        found = look(state, self._consumer.name, self._settings)
+        for name in self._settings:
+            each = found.get(name)
+            if each is None:
+                raise _AgainError(f"its row for {name} is gone")
+            if each.paused:
+                raise _AgainError("it was paused")
+            if each.ledger != passage.ledgers[name] or each.cursor != passage.cursors[name]:
+                raise _AgainError(f"its cursor in {name} was moved")
+            if each.untold:
+                raise _AgainError("its sink has to be told of a gap")
+            passage.finished(name, each.finished)
+        if now - self._renewed >= _RENEW_S:
+            self._renewed = now
+            self._find_tables()
+            for name, roots in self._roots.items():
+                passage.renew(name, roots)
+
+    def _wait_for_logs(self) -> bool:
+        """Until their readers have begun them there is nothing to read."""
+        while any(read_manifest(s.log_directory) is None for s in self._settings.values()):
+            if self._stop.wait(_TICK_S):
+                return False
+        return True
+
+    def _wait_while_paused(self, state: Connection) -> bool:
+        paused = False
+        while True:
+            found = look(state, self._consumer.name, self._settings)
+            if not any(each.paused for each in found.values()):
+                return True
+            if not paused:
+                paused = True
+                self._show(state, Standing(None, "paused", paused=True))
+                self._report(state, [_paused(self._consumer.name)], scope="lane_")
+            if self._stop.wait(_LOOK_S / 2):
+                return False
+
+    def _pass_evicted(self, state: Connection) -> None:
+        """Move over what the logs gave up on purpose; gaps are told by the passage."""
+        for name, settings in self._settings.items():
+            with closing(open_log(settings.log_directory)) as view:
+                earliest, evicted = view.floors()
+            skip_evicted(state, source=name, term=settings.term, evicted=evicted)
+            lost = left_behind(state, name, earliest).get(self._consumer.name)
+            if lost is not None:
+                raise lost
+
+    def _find_tables(self) -> None:
+        """The tables of each database now; one that does not answer has those it had."""
+        for name in self._settings:
+            database = self._config.database(name)
+            try:
+                with connect(database.dsn(), name=LANE, statement_s=_CONNECT_S) as source:
+                    self._roots[name] = partition_roots(source, database.publication.name)
+            except psycopg.Error as error:
+                self._roots.setdefault(name, {})
+                _logger.warning("event_time.tables_unknown", source=name, error=str(error).strip())
+
+    def _settings_of(self, source: str) -> LaneSettings:
+        config = self._consumer.event_time
+        assert config is not None
+        times = {"": config.column} if config.column is not None else {}
+        for table, root in self._roots[source].items():
+            timed = config.of_table(*_parts(table), _parts(root))
+            if timed is not None:
+                times[table] = timed.column
+        return replace(
+            self._settings[source],
+            consumers=[self._consumer],
+            in_event_time=[],
+            times=tuple(sorted(times.items())),
+        )
+
+    def _failed(self, error: WalbrookError | psycopg.Error) -> float:
+        """Say what keeps it, and wait a little longer each time; gives for how long."""
+        self._failures += 1
+        longest = min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * 2 ** min(self._failures - 1, 20))
+        pause_s = longest * random.uniform(0.5, 1.0)
+        what = str(error).strip()
+        _logger.warning(
+            "event_time.failed", consumer=self._consumer.name, error=what,
+            again_in_s=round(pause_s, 1),
+        )  # fmt: skip
+        try:
+            with connect(self._state_dsn, name=f"{LANE}:failed") as state:
+                self._show(state, Standing(None, what, pause_s, failing=True))
+                for name in self._settings:
+                    report_consumer(state, name, self._consumer.name, what)
+        except psycopg.Error as problem:
+            _logger.warning("event_time.state_unreachable", error=str(problem).strip())
+        if not isinstance(error, UndeliveredError):
+            self._stop.wait(pause_s)
+        return pause_s
+
+    def _tell_stuck(self, state: Connection, passage: EventPassage) -> None:
+        """A buffer that is full and cannot be emptied by reading on is told of."""
+        stuck = time.monotonic() - self._moved > _STUCK_S and passage.stuck
+        if stuck != self._told_stuck:
+            self._told_stuck = stuck
+            self._report(state, [_full(self._consumer)] if stuck else [], scope="event_time_")
+
+    def _show(self, state: Connection, standing: Standing) -> None:
+        for name in self._settings:
+            show_standing(state, name, self._consumer.name, standing)
+        if standing.lane is not None:
+            self._report(state, [], scope="lane_")
+        elif standing.failing:
+            self._report(state, [_failing(self._consumer.name, standing)], scope="lane_")
+
+    def _report(self, state: Connection, conditions: list[Condition], *, scope: str) -> None:
+        for name, settings in self._settings.items():
+            report_conditions(
+                state, name, settings.term, conditions, consumer=self._consumer.name, scope=scope
+            )
+
+    @property
+    def _state_dsn(self) -> str:
+        return next(iter(self._settings.values())).state_dsn
+
+
+def _parts(table: str) -> tuple[str, str]:
+    schema, _, name = table.partition(".")
+    return schema, name
+
+
+def _full(consumer: SinkConfig) -> Condition:
+    assert consumer.event_time is not None
+    return Condition(
+        "event_time_full",
+        "error",
+        f"{consumer.name} waits: its buffer holds {consumer.event_time.max_buffer_bytes} bytes, as "
+        "much as it may, and none of it is due before more is read",
+        fix="raise event_time.max_buffer_bytes, or lower late_tolerance or idle_timeout; "
+        "walbrook.watermarks shows which table holds the others back",
+    )
+
+
+def _failing(consumer: str, standing: Standing) -> Condition:
+    return Condition(
+        "lane_failing",
+        "warning",
+        f"{consumer} is not delivered to: {standing.reason}",
+        fix="it is tried again with pauses of up to 30 seconds; if the reason stays, mend it at "
+        "the destination or in the configuration",
+    )
+
+
+def _paused(consumer: str) -> Condition:
+    return Condition(
+        "lane_paused",
+        "warning",
+        f"{consumer} is paused: it gets nothing, and the change log keeps what it lacks",
+        fix=f"walbrook resume {consumer}, or SELECT walbrook.resume('{consumer}')",
+    )
