@@ -20,10 +20,10 @@ def listen(connection: Connection) -> Connection:
     return connection
 
 
-def heard(connection: Connection, source: str) -> bool:
-    """Whether somebody has done something to a consumer of ``source``; does not wait."""
+def heard(connection: Connection, *sources: str) -> bool:
+    """Whether somebody has done something to a consumer of these sources; does not wait."""
     told = [note.payload for note in connection.notifies(timeout=0, stop_after=_HEARD_MAX)]
-    return any(_concerns(payload, source) for payload in told)
+    return any(_concerns(payload, source) for payload in told for source in sources)
 
 
 def _concerns(payload: str, source: str) -> bool:

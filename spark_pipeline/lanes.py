@@ -75,7 +75,7 @@ class SourceLanes:
         self._fatal: list[Exception] = []
         self._state: Connection | None = None
         self._looked = 0.0
-        self._queues = Queues()
+        self.queues = Queues()
         self._showing = Showing(settings.source, settings.term)
         self._relief = Relief(settings, self._roster, self._lock)
         self._ahead: list[str] = []
@@ -87,7 +87,7 @@ class SourceLanes:
         self._wait_for_log()
         self._place()
         self._begin(SHARED, partial(self._run_shared, drain_timeout_s))
-        self._begin("queue", Redelivery(self._settings, self._queues, self._stop, RUN).serve)
+        self._begin("queue", Redelivery(self._settings, self.queues, self._stop, RUN).serve)
         while not self._stop.wait(_TICK_S) and not self._fatal:
             self._tick()
         if self._fatal:
@@ -142,7 +142,7 @@ class SourceLanes:
                     if (earlier := self._passages.pop(SHARED, None)) is not None:
                         earlier.members.close()
                     members = self._roster.in_lane(SHARED)
-                post = Post(tuple(members), self._departures.put, queues=self._queues)
+                post = Post(tuple(members), self._departures.put, queues=self.queues)
                 self._lane(post).serve(self._begun(post), drain_timeout_s)
                 return
             except Exception as error:
@@ -335,7 +335,7 @@ class SourceLanes:
                 for consumer in consumers:
                     self._roster.put(consumer, lane)
                 rejoin_after = self._roster.rejoin_after(consumers)
-            post = Post(tuple(consumers), self._departures.put, lane, self._queues, rejoin_after)
+            post = Post(tuple(consumers), self._departures.put, lane, self.queues, rejoin_after)
             _logger.info(
                 "lane.catching_up", source=self._settings.source, lane=lane, consumers=consumers
             )

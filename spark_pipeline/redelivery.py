@@ -65,7 +65,9 @@ class Redelivery:
         self._stop = stop
         self._run = run
         self._holder = f"{settings.source}:{settings.term}"
-        self._consumers = {consumer.name: consumer for consumer in settings.consumers}
+        self._consumers = {
+            each.name: each for each in (*settings.consumers, *settings.in_event_time)
+        }
         self._lock = threading.Lock()
         self._busy: set[str] = set()
         self._not_before: dict[str, float] = {}  # monotonic

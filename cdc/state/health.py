@@ -17,7 +17,7 @@ from cdc.connection import Connection
 from cdc.state.fence import FENCE, fenced
 
 Severity = Literal["warning", "error"]
-Scope = Literal["", "lane_", "dead_letters", "queue_", "ledger_", "records_"]
+Scope = Literal["", "lane_", "dead_letters", "queue_", "ledger_", "records_", "event_time_"]
 
 # Most of the time nothing changes; reading alone then keeps an idle source free of our writes.
 _OPEN = """

@@ -29,7 +29,7 @@ from cdc.replication.partition_roots import partition_roots
 from cdc.replication.stop import StopSignal
 from cdc.state.event_time import look
 from cdc.state.gaps import skip_evicted
-from cdc.state.health import Condition, report_conditions
+from cdc.state.health import Condition, Scope, report_conditions
 from cdc.state.lanes import Standing, show_standing
 from cdc.state.positions import MovedError, left_behind, report_consumer
 from spark_pipeline.eventtime.courier import UndeliveredError
@@ -170,7 +170,7 @@ class EventStage:
     def _look(self, state: Connection, passage: EventPassage) -> None:
         """For what an operator did, at once if it was heard of."""
         now = time.monotonic()
-        told = any([heard(state, name) for name in self._settings])
+        told = heard(state, *self._settings)
         if not told and now - self._looked < _LOOK_S:
             return
         self._looked = now
@@ -252,7 +252,7 @@ class EventStage:
         """Say what keeps it, and wait a little longer each time; gives for how long."""
         self._failures += 1
         longest = min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * 2 ** min(self._failures - 1, 20))
-        pause_s = longest * random.uniform(0.5, 1.0)
+        pause_s: float = longest * random.uniform(0.5, 1.0)
         what = str(error).strip()
         _logger.warning(
             "event_time.failed", consumer=self._consumer.name, error=what,
@@ -284,7 +284,7 @@ class EventStage:
         elif standing.failing:
             self._report(state, [_failing(self._consumer.name, standing)], scope="lane_")
 
-    def _report(self, state: Connection, conditions: list[Condition], *, scope: str) -> None:
+    def _report(self, state: Connection, conditions: list[Condition], *, scope: Scope) -> None:
         for name, settings in self._settings.items():
             report_conditions(
                 state, name, settings.term, conditions, consumer=self._consumer.name, scope=scope

@@ -1,0 +1,147 @@
+"""Consumers in event-time order on hand-written logs: released, late, held back, taken up again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.connection import Connection
+from cdc.cursor import Cursor
+from tests import pgoutput
+from tests.event_lane import ITEM, NAME, EventLane, S
+from tests.fix_postgres import Database
+from tests.lane_on_log import arrived
+
+
+@pytest.fixture
+def state(database: Database) -> Iterator[Connection]:
+    with database.connect() as connection:
+        yield connection
+
+
+def ids(lane: EventLane) -> list[Any]:
+    return [m["record"].get("id", m["action"]) for m in arrived(lane.directory / NAME)]
+
+
+def test_changes_go_out_in_the_order_of_their_times_and_the_rest_is_held_back(
+    state: Connection, tmp_path: Path
+) -> None:
+    lane = EventLane(state, tmp_path, event_time={"late_tolerance": "2s"})
+    lane.write("a", (1, 5 * S), (2, 3 * S), (3, 7 * S))
+    lane.write("a", (4, 4 * S))
+    lane.turns()
+    assert ids(lane) == [2, 4, 1], "all up to 7 s less the tolerance, by time"
+    lane.passage.settle()
+    assert lane.cursors() == {"a": Cursor(0x100, 2)}, "it passed what is held back"
+    (message, *_) = arrived(tmp_path / NAME)
+    assert message["metadata"]["event_time"] == "1970-01-01T00:00:03.000000Z"
+    assert message["metadata"]["commit_lsn"] == 0x100
+    lane.close()
+
+
+def test_what_was_delivered_is_not_delivered_again_and_what_was_held_back_is_not_lost(
+    state: Connection, tmp_path: Path
+) -> None:
+    lane = EventLane(state, tmp_path, event_time={"late_tolerance": "2s"})
+    lane.write("a", (1, 9 * S), (2, 3 * S), (3, 5 * S))
+    lane.turns()
+    lane.passage.settle()
+    assert ids(lane) == [2, 3]
+    lane.start()
+    lane.turns()
+    assert ids(lane) == [2, 3]
+    lane.write("a", (4, 8 * S), (5, 30 * S))
+    lane.turns()
+    assert ids(lane) == [2, 3, 4, 1]
+    lane.close()
+
+
+@pytest.mark.parametrize(
+    ("policy", "arrive", "dead"),
+    [("deliver", [1, 2, 3], 0), ("drop", [1, 3], 0), ("dead_letter", [1, 3], 1)],
+)
+def test_a_late_one_follows_the_policy_and_is_counted(
+    state: Connection, tmp_path: Path, policy: str, arrive: list[int], dead: int
+) -> None:
+    lane = EventLane(state, tmp_path, event_time={"late_policy": policy})
+    lane.write("a", (1, 10 * S))
+    lane.turns()
+    lane.write("a", (2, 4 * S), (3, 11 * S))
+    lane.turns()
+    assert ids(lane) == arrive
+    late = [m["metadata"].get("late") for m in arrived(tmp_path / NAME)]
+    assert late == [True if number == 2 else None for number in arrive]
+    assert lane.rows("SELECT kind, event IS NOT NULL FROM walbrook.dead_letters") == (
+        [("late", True)] * dead
+    )
+    lane.passage._shown_at = 0.0
+    lane.passage.show()
+    assert lane.rows('SELECT "table", buffered, late_count FROM walbrook.watermarks') == [
+        ("public.item", 0, 1)
+    ]
+    lane.start()
+    lane.turns()
+    assert ids(lane) == arrive
+    lane.close()
+
+
+def test_a_value_that_is_no_time_is_a_dead_letter_and_the_stream_goes_on(
+    state: Connection, tmp_path: Path
+) -> None:
+    lane = EventLane(state, tmp_path, event_time={"type": "iso8601"})
+    column = ("at", 25)
+    text = pgoutput.relation(1, "public", "item", [("id", 23, True), column])
+    rows = ["2026-01-02T03:04:05Z", "yesterday", "2026-01-02T03:04:06Z"]
+    changes = [pgoutput.insert(1, [str(n), at]) for n, at in enumerate(rows)]
+    lane.write_messages("a", text, *changes)
+    lane.turns()
+    lane.passage.settle()
+    assert ids(lane) == [0, 2]
+    ((kind, error),) = lane.rows("SELECT kind, error FROM walbrook.dead_letters")
+    assert kind == "event_time"
+    assert "'yesterday'" in error
+    assert "public.item" in error
+    assert "'at'" in error
+    lane.close()
+
+
+def test_changes_without_a_time_follow_what_came_before_them_in_their_table(
+    state: Connection, tmp_path: Path
+) -> None:
+    lane = EventLane(state, tmp_path, event_time={"late_tolerance": "2s"})
+    insert = pgoutput.insert(1, ["1", str(9 * S)])
+    gone = pgoutput.delete(1, key=["1", None])
+    lane.write_messages("a", ITEM, insert, gone, pgoutput.insert(1, ["2", None]))
+    lane.turns()
+    assert ids(lane) == [], "the delete went before what it deletes"
+    lane.write("a", (3, 20 * S))
+    lane.turns()
+    messages = arrived(tmp_path / NAME)
+    assert [m["action"] for m in messages] == ["insert", "delete", "insert"]
+    assert [m["record"]["id"] for m in messages] == [1, 1, 2]
+    lane.close()
+
+
+def test_two_databases_come_in_one_order_and_each_keeps_its_cursor(
+    state: Connection, tmp_path: Path
+) -> None:
+    lane = EventLane(state, tmp_path, sources=("a", "b"))
+    lane.write("a", (1, 1 * S), (3, 3 * S))
+    lane.turns()
+    assert ids(lane) == [], "the other database has said nothing yet"
+    lane.write("b", (2, 2 * S), (4, 4 * S))
+    lane.turns()
+    assert ids(lane) == [1, 2, 3]
+    assert lane.cursors() == {"a": Cursor(0x100, 2), "b": Cursor(0x100, 1)}
+    names = [m["metadata"]["database_name"] for m in arrived(tmp_path / NAME)]
+    assert names == ["a", "b", "a"]
+    keys = {m["metadata"]["idempotency_key"] for m in arrived(tmp_path / NAME)}
+    assert len(keys) == 3, "two databases share cursors"
+    lane.start()
+    lane.write("a", (6, 6 * S))
+    lane.turns()
+    assert ids(lane) == [1, 2, 3, 4]
+    lane.close()
