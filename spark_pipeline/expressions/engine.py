@@ -78,8 +78,15 @@ class Engine:
 class Projection:
     """Columns over rows of one schema, ready to run; one caller at a time."""
 
-    def __init__(self, engine: Engine, schema: pa.Schema, columns: list[Column]) -> None:
-        chosen: Any = engine.frame(schema).select(*columns)
+    def __init__(
+        self,
+        engine: Engine,
+        schema: pa.Schema,
+        columns: list[Column],
+        frame: DataFrame | None = None,
+    ) -> None:
+        """``frame`` is of ``schema``, if the columns are of one already."""
+        chosen: Any = (frame or engine.frame(schema)).select(*columns)
         plan = chosen._jdf.queryExecution().optimizedPlan()
         self._project = engine.singleton(_PROJECTION).create(
             plan.projectList(), plan.child().output()
