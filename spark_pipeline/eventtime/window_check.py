@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from spark_pipeline.eventtime.window_query import ASIDE, Aggregation, aggregated, as_texts
+from spark_pipeline.eventtime.window_query import ASIDE, Aggregation, WindowQuery, as_texts
 from spark_pipeline.eventtime.window_tables import Tables, WindowTables
 from spark_pipeline.expressions.compiled import Problem
 from spark_pipeline.expressions.engine import Engine, spark_says
@@ -109,7 +109,7 @@ class _Checked:
             texts = {name for name, one in self.tables.columns.items() if one.is_numeric_text}
             check_aggregate(self.engine, tree, texts)
         self._check_types(used_by([tree], self.tables.schema))
-        _optimize(as_texts(chosen))
+        _optimize(chosen.select(*as_texts(chosen)))
 
     def _check_types(self, used: pa.Schema) -> None:
         for row in ("record", "changes"):
@@ -123,7 +123,7 @@ class _Checked:
 
     def _query(self, spec: Aggregation) -> DataFrame:
         frame = self.engine.frame(pa.schema([*self.tables.schema, *ASIDE]))
-        return as_texts(aggregated(frame, spec))
+        return WindowQuery(frame, spec).over(frame)
 
     def _problem(
         self, key: str, name: str, which: str, error: RuleError | PySparkException

@@ -24,8 +24,7 @@ from spark_pipeline.eventtime.window_query import (
     ASIDE,
     RANK,
     Aggregation,
-    aggregated,
-    as_texts,
+    WindowQuery,
 )
 from spark_pipeline.eventtime.window_rows import WindowRows
 from spark_pipeline.eventtime.window_tables import WindowTables
@@ -33,9 +32,11 @@ from spark_pipeline.expressions.engine import Engine, Projection, spark_says
 from spark_pipeline.expressions.failures import Hunt, answers
 from spark_pipeline.expressions.pruning import used_by
 
-PARTITION_ROWS: Final = 50_000
+PARTITION_ROWS: Final = 200_000
 """One more core is asked for each so many rows in windows; fewer are not worth a shuffle."""
 
+# As rows of its own Spark would read them in the driver, three times as slowly as in a task.
+_SETTINGS: Final = {"spark.sql.execution.arrow.localRelationThreshold": "0"}
 _UTILS: Final = "org.apache.spark.sql.classic.ExpressionUtils$"
 
 
@@ -51,6 +52,8 @@ class WindowRun:
         self._used = used_by(_inputs(self._engine.frame(tables.schema), spec), tables.schema)
         self._schema = pa.schema([*self._used, *ASIDE])
         self._spark_schema = from_arrow_schema(self._schema)
+        self._session = self._engine.new_session(_SETTINGS)
+        self._query = WindowQuery(self._engine.frame(self._schema), spec)
         self._judge: Projection | None = None  # made when something fails
 
     def run(
@@ -67,11 +70,11 @@ class WindowRun:
         # The windows of a change come one after another, so this is how many rows there will be.
         rows_in_windows = int(((last - first) // self._spec.slide_us + 1).sum())
         try:
-            return self._query(_without(table, bad), rows_in_windows), bad
+            return self._results(_without(table, bad), rows_in_windows), bad
         except (PySparkException, Py4JJavaError):
             bad |= self._failing(_without(table, bad), seen, hunt)
         try:
-            return self._query(_without(table, bad), rows_in_windows), bad
+            return self._results(_without(table, bad), rows_in_windows), bad
         except (PySparkException, Py4JJavaError) as error:
             raise TransientError(
                 f"the window of consumer {self._consumer} cannot be worked out: "
@@ -81,12 +84,11 @@ class WindowRun:
                 "skipped",
             ) from None
 
-    def _query(self, table: pa.Table, rows_in_windows: int) -> pa.Table:
-        session = self._engine.session
-        most = session.sparkContext.defaultParallelism
+    def _results(self, table: pa.Table, rows_in_windows: int) -> pa.Table:
+        most = self._session.sparkContext.defaultParallelism
         partitions = min(max(1, rows_in_windows // PARTITION_ROWS), most)
-        changes = session.createDataFrame(table, self._spark_schema)
-        return as_texts(aggregated(changes, self._spec, partitions)).toArrow()
+        changes = self._session.createDataFrame(table, self._spark_schema)
+        return self._query.over(changes, partitions).toArrow()
 
     def _failing(self, table: pa.Table, seen: WindowRows, hunt: Hunt) -> dict[int, str]:
         """The rows that an expression fails on, asked of them one by one."""
