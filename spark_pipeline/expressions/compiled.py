@@ -30,7 +30,7 @@ from spark_pipeline.expressions.seen import seen_schema
 
 _PROGRAMS_MAX = 512
 # All digits of a timestamp are kept: without the formats Spark writes milliseconds.
-_JSON = {
+JSON_OPTIONS = {
     "ignoreNullFields": "false",
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
@@ -133,7 +133,7 @@ class Expressions:
         chosen: dict[str, Column] = {} if filtered is None else {"filter": filtered}
         if "transform" in self.sql:
             value = sf.struct(sf.expr(self.sql["transform"]).alias("v"))
-            chosen["transform"] = _when(passes, sf.to_json(value, _JSON))
+            chosen["transform"] = _when(passes, sf.to_json(value, JSON_OPTIONS))
         if "routing" in self.sql:
             chosen["routing"] = _when(passes, sf.expr(self.sql["routing"]))
         return chosen
@@ -173,7 +173,7 @@ def _problem(engine: Engine, key: str, text: str, plan: TablePlan) -> str:
         check_analyzed(engine, frame)
         given = frame.schema["v"].dataType
         if key == "transform":
-            frame.select(sf.to_json(sf.struct("v"), _JSON)).schema  # noqa: B018
+            frame.select(sf.to_json(sf.struct("v"), JSON_OPTIONS)).schema  # noqa: B018
         # Constants are worked out now: one that fails would fail for every change.
         java: Any = frame._jdf
         java.queryExecution().optimizedPlan()

@@ -10,6 +10,7 @@ names as Postgres spells them, and nobody's functions but Spark's own.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -47,9 +48,8 @@ class Engine:
     def __init__(self, spark: SparkSession) -> None:
         # It would print every error with the data of its row, while bad rows are looked for.
         PySparkLogger.getLogger("SQLQueryContextLogger").setLevel("CRITICAL")
-        self.session = spark.newSession()
-        for name, value in _SETTINGS.items():
-            self.session.conf.set(name, value)
+        self.session = spark
+        self.session = self.new_session()
         self.jvm: Any = self.session._jvm
 
     @classmethod
@@ -60,6 +60,13 @@ class Engine:
             if context not in _engines:
                 _engines[context] = cls(spark)
             return _engines[context]
+
+    def new_session(self, settings: Mapping[str, str] | None = None) -> SparkSession:
+        """A session with our settings, and these."""
+        session = self.session.newSession()
+        for name, value in (_SETTINGS | dict(settings or {})).items():
+            session.conf.set(name, value)
+        return session
 
     def frame(self, schema: pa.Schema) -> DataFrame:
         """No rows of these columns, in a form that the optimizer does not see through."""
@@ -78,8 +85,15 @@ class Engine:
 class Projection:
     """Columns over rows of one schema, ready to run; one caller at a time."""
 
-    def __init__(self, engine: Engine, schema: pa.Schema, columns: list[Column]) -> None:
-        chosen: Any = engine.frame(schema).select(*columns)
+    def __init__(
+        self,
+        engine: Engine,
+        schema: pa.Schema,
+        columns: list[Column],
+        frame: DataFrame | None = None,
+    ) -> None:
+        """``frame`` is of ``schema``, if the columns are of one already."""
+        chosen: Any = (frame or engine.frame(schema)).select(*columns)
         plan = chosen._jdf.queryExecution().optimizedPlan()
         self._project = engine.singleton(_PROJECTION).create(
             plan.projectList(), plan.child().output()

@@ -6,6 +6,7 @@ an expression gives the same answer over what is left; ``action`` always is, so 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -20,9 +21,15 @@ def used_schema(engine: Engine, schema: pa.Schema, columns: list[Column]) -> pa.
     """The columns of ``schema``, and of those that are structs the fields, that are looked at."""
     chosen: Any = engine.frame(schema).select(*columns)
     plan = chosen._jdf.queryExecution().analyzed()
+    trees = plan.projectList()
+    return used_by([trees.apply(at) for at in range(trees.size())], schema)
+
+
+def used_by(trees: Sequence[Any], schema: pa.Schema) -> pa.Schema:
+    """The same of analyzed expressions over columns of ``schema``."""
     whole: set[str] = {_ALWAYS}
     fields: dict[str, set[int]] = {}
-    waiting = [plan.projectList().apply(at) for at in range(plan.projectList().size())]
+    waiting = list(trees)
     while waiting:
         node = waiting.pop()
         kind = _kind(node)

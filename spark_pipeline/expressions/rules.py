@@ -5,12 +5,15 @@ and only Spark's own functions of known groups are taken, so that one that a lat
 somebody registered, is refused until it is looked at. The analyzed plan shows what became of them:
 only a choice of columns over the change itself may be left, and it must be deterministic, for a
 change that is delivered again must get the same answer.
+
+The aggregates of a window look at all changes of a group instead; of those, only such are taken as
+give the same whatever order the changes come in.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 from typing import Any, Final
 
@@ -37,6 +40,13 @@ _CLOCK: Final = _words(
     "localtimestamp now"
 )
 _RANDOM: Final = _words("aes_encrypt rand randn random randstr shuffle uniform uuid")
+_AGGREGATES: Final = _words(
+    "any approx_count_distinct approx_percentile avg bit_and bit_or bit_xor bool_and bool_or corr "
+    "count count_if covar_pop covar_samp every kurtosis max max_by mean median min min_by "
+    "percentile percentile_approx percentile_cont percentile_disc regr_avgx regr_avgy regr_count "
+    "regr_intercept regr_r2 regr_slope regr_sxx regr_sxy regr_syy skewness some std stddev "
+    "stddev_pop stddev_samp sum try_avg try_sum var_pop var_samp variance"
+)
 _OTHER: Final = _words("session_window window window_time")
 # What a name without brackets, or a call without arguments, becomes when it is analyzed.
 _CLOCK_CLASSES: Final = _words(
@@ -54,9 +64,13 @@ _BASES: Final = {
     "UserDefinedExpression": "functions that are not Spark's own",
     "Generator": "functions that make several rows of one",
     "WindowExpression": "window functions",
+}
+_AGGREGATE_BASES: Final = {
     "aggregate.AggregateExpression": "aggregates",
     "aggregate.AggregateFunction": "aggregates",
 }
+# What compares its argument, where a numeric that Spark has as text would be compared as text.
+_COMPARING: Final = _words("Max MaxBy Min MinBy")
 _EXPRESSIONS: Final = "org.apache.spark.sql.catalyst.expressions"
 _NODES_MAX: Final = 5_000
 _GAP = r"(?:\s|/\*.*?\*/|--[^\n]*\n)*"
@@ -67,12 +81,18 @@ _MOVING_LITERAL: Final = re.compile(
 _MOVING_TEXT: Final = re.compile(r"\s*(?:now|today|tomorrow|yesterday)\b", re.IGNORECASE)
 
 
+_ORDER: Final = "what it gives may depend on the order of the changes, or has no bound"
+
+
 class RuleError(Exception):
     """What an expression does that it may not."""
 
 
-def check_parsed(engine: Engine, text: str) -> None:
-    """Refuse by what is written; Spark's ParseException says what is no expression at all."""
+def check_parsed(engine: Engine, text: str, *, aggregates: bool = False) -> None:
+    """Refuse by what is written; Spark's ParseException says what is no expression at all.
+
+    ``aggregates``: those that a window may have are taken.
+    """
     session: Any = engine.session._jsparkSession
     tree = session.sessionState().sqlParser().parseExpression(text)
     if _name(tree) in ("Alias", "MultiAlias"):
@@ -82,8 +102,8 @@ def check_parsed(engine: Engine, text: str) -> None:
         if name in ("UnresolvedStar", "UnresolvedRegex", "ResolvedStar"):
             raise RuleError("* is not a value: write struct(…) or record as a whole")
         if name == "UnresolvedFunction":
-            _check_function(engine, str(node.nameParts().mkString(".")).lower())
-        _check_base(engine, node)
+            _check_function(engine, str(node.nameParts().mkString(".")).lower(), aggregates)
+        _check_base(engine, node, aggregates=aggregates)
     if _MOVING_LITERAL.search(text):
         raise RuleError(_moving("a date that moves with the clock"))
 
@@ -98,19 +118,72 @@ def check_analyzed(engine: Engine, frame: DataFrame) -> None:
         )
     (tree,) = _each(plan.projectList())
     for node in _nodes(tree, engine):
-        name = _name(node)
         _check_base(engine, node)
-        if name in _CLOCK_CLASSES:
-            raise RuleError(_moving("the clock or the time zone of the session"))
-        if name in _OUTSIDE_CLASSES:
-            raise RuleError(_outside(str(node.prettyName())))
-        if not node.deterministic():
-            raise RuleError(_moving(f"the function {node.prettyName()}"))
-        if name == "Cast" and _is_moving_text(node):
-            raise RuleError(_moving("a date that moves with the clock"))
+        _check_node(node)
 
 
-def _check_function(engine: Engine, name: str) -> None:
+def check_aggregate(engine: Engine, tree: Any, numeric_texts: Collection[str]) -> list[Any]:
+    """Refuse an analyzed aggregate by what became of it; its parts that are aggregates, else.
+
+    ``numeric_texts`` are the columns that are numbers to Postgres and text to Spark: Spark would
+    add them up as 64-bit floats and compare them letter by letter.
+    """
+    found = []
+    user_specified = engine.jvm.org.apache.spark.sql.catalyst.expressions.Cast.USER_SPECIFIED_CAST()
+    for node in _nodes(tree, engine):
+        name = _name(node)
+        _check_base(engine, node, aggregates=True)
+        _check_node(node)
+        if name == "AggregateExpression":
+            found.append(node)
+        elif name in _COMPARING:
+            _check_compared(node, numeric_texts)
+        elif (
+            name == "Cast"
+            and _is_text_as_double(node)
+            and (node.getTagValue(user_specified).isEmpty())
+        ):
+            raise RuleError(
+                f"it would make 64-bit floats of the texts {_shown(node.child())}, which rounds: "
+                "write cast(… AS decimal(38, 9)), or AS double if that will do"
+            )
+    if not found:
+        raise RuleError("it aggregates nothing: write count(*), sum(record.<column>) or the like")
+    return found
+
+
+def _check_compared(function: Any, numeric_texts: Collection[str]) -> None:
+    # Of max_by and min_by the last argument is the one that is compared.
+    compared = _each(function.children())[-1]
+    if _name(compared) == "GetStructField" and str(compared.extractFieldName()) in numeric_texts:
+        raise RuleError(
+            f"it would compare the numbers {_shown(compared)} as texts, for they have no declared "
+            "precision: write cast(… AS decimal(38, 9))"
+        )
+
+
+def _is_text_as_double(cast: Any) -> bool:
+    types = [str(node.dataType().typeName()) for node in (cast.child(), cast)]
+    return types == ["string", "double"]
+
+
+def _shown(node: Any) -> str:
+    return str(node.sql()) if _name(node) != "GetStructField" else str(node.toString())
+
+
+def _check_node(node: Any) -> None:
+    name = _name(node)
+    if name in _CLOCK_CLASSES:
+        raise RuleError(_moving("the clock or the time zone of the session"))
+    if name in _OUTSIDE_CLASSES:
+        raise RuleError(_outside(str(node.prettyName())))
+    if not node.deterministic():
+        raise RuleError(_moving(f"the function {node.prettyName()}"))
+    if name == "Cast" and _is_moving_text(node):
+        raise RuleError(_moving("a date that moves with the clock"))
+
+
+def _check_function(engine: Engine, name: str, aggregates: bool) -> None:
     plain = name.removeprefix("system.builtin.").removeprefix("builtin.")
     if plain in _CLOCK | _RANDOM:
         raise RuleError(_moving(f"the function {plain}"))
@@ -120,13 +193,18 @@ def _check_function(engine: Engine, name: str) -> None:
     )
     if known.isEmpty():
         raise RuleError(f"there is no function {name} of Spark's own")
+    if aggregates and plain in _AGGREGATES:
+        return
+    if aggregates and known.get().getGroup() == "agg_funcs":
+        raise RuleError(f"the function {plain} is refused: {_ORDER}")
     if plain in _OTHER or (known.get().getGroup() not in _GROUPS and plain not in _ALSO):
         raise RuleError(_outside(plain))
 
 
-def _check_base(engine: Engine, node: Any) -> None:
+def _check_base(engine: Engine, node: Any, *, aggregates: bool = False) -> None:
     kind = str(node.getClass().getName())
-    for base, what in _BASES.items():
+    refused = _BASES if aggregates else _BASES | _AGGREGATE_BASES
+    for base, what in refused.items():
         if _is_a(engine, kind, base):
             raise RuleError(f"{what} are refused: it may look at one change alone")
 

@@ -74,7 +74,11 @@ class SeenRows:
 
 def seen_schema(plan: TablePlan) -> pa.Schema:
     """The columns that expressions see of a table version."""
-    row = table_type(plan)
+    return schema_over(table_type(plan))
+
+
+def schema_over(row: pa.StructType) -> pa.Schema:
+    """What expressions see where these are the columns of a row."""
     return pa.schema(
         [
             pa.field("record", row),
