@@ -10,11 +10,13 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from cdc.config import Sink
-from cdc.decoding.format import PLAIN, ValueFormat, Wanted
+from cdc.decoding.format import DEFAULT_FORMAT, PLAIN, ValueFormat, Wanted
 
 
 def form_of(consumer: Sink) -> ValueFormat:
-    """How a consumer wants values to be written."""
+    """How a consumer wants values to be written; its windows read what decode wrote."""
+    if consumer.window is not None:
+        return DEFAULT_FORMAT
     return ValueFormat(consumer.timestamp_format, consumer.number_format)
 
 

@@ -73,6 +73,7 @@ class EventLane:
         self._sealers = {name: Sealer() for name in sources}
         self._lsn = dict.fromkeys(sources, 0)
         self._starts = 0
+        self._passages: list[EventPassage] = []
         migrate(state)
         self.start()
 
@@ -129,9 +130,9 @@ class EventLane:
 
     def take_up(self) -> None:
         """What the stage does when the consumer's rows were changed."""
-        if self._starts > 1 or hasattr(self, "passage"):
-            self.passage.close()
-        self.passage = EventPassage(
+        for earlier in self._passages:
+            earlier.close()
+        passage = EventPassage(
             self.sink,
             self.settings,
             self.state,
@@ -141,6 +142,11 @@ class EventLane:
             over=threading.Event(),
             windows=self._windows,
         )
+        self._passages = [passage]
+
+    @property
+    def passage(self) -> EventPassage:
+        return self._passages[0]
 
     def turns(self, most: int = 50) -> None:
         """Until nothing is left to do."""

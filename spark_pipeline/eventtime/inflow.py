@@ -23,7 +23,7 @@ from cdc.errors import WalbrookError
 from cdc.eventtime.clock import SourceClock
 from cdc.eventtime.sequencer import Sequencer
 from cdc.log.view import LogReader
-from cdc.state.dead_letters import DeadLetter
+from cdc.state.dead_letters import DeadLetter, Kind
 from spark_pipeline.dead import poisoned
 from spark_pipeline.eventtime.commit_times import CommitTimes
 from spark_pipeline.eventtime.intake import Intake, Stretch
@@ -132,9 +132,22 @@ class Inflow:
                 behind = _behind(timed.rows)
                 sequencer.push(source, timed.rows, timed.times, timed.codes, behind)
         sequencer.push(source, *_NO_ROWS, stretch.read)
-        if bad:
+        self._add_dead(source, bad, "event_time")
+
+    def add_dead(self, poisons: Mapping[int, list[Poison]], kind: Kind) -> None:
+        """Changes that the consumer goes on without, by the place of their database."""
+        names = list(self._intakes)
+        for at, some in poisons.items():
+            self._add_dead(names[at], some, kind)
+
+    def _add_dead(self, source: str, poisons: list[Poison], kind: Kind) -> None:
+        if poisons:
             with closing(self.open_log(source)) as log:
-                self.dead[source] += poisoned(bad, log, "event_time")
+                self.dead[source] += poisoned(sorted(poisons, key=_place), log, kind)
+
+
+def _place(poison: Poison) -> Cursor:
+    return poison.cursor
 
 
 def _behind(rows: pa.RecordBatch) -> Cursor:

@@ -239,8 +239,9 @@ class EventPassage:
         released, told = step.released, list[Told]()
         if self._windows is not None:
             now = datetime.now(UTC)
-            told = self._windows.results(released, self._sequencer.buffer, step, now)
-            released = None
+            closed = self._windows.results(released, self._sequencer.buffer, step, now)
+            self._inflow.add_dead(closed.bad, "expression")
+            released, told = None, closed.told
         if self._config.emit_watermarks and step.watermark > step.before:
             told.append(Told(watermark_row(step.watermark, datetime.now(UTC))))
         release = release_of(delivered, released, told, self._numbering, form_of(self._consumer))

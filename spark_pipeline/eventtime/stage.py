@@ -22,10 +22,12 @@ from pyspark.sql import SparkSession
 from cdc.config import Config
 from cdc.config import Sink as SinkConfig
 from cdc.connection import Connection, connect
+from cdc.decoding.plan import plan_for
 from cdc.errors import TransientError, WalbrookError
 from cdc.log.manifest import read_manifest
 from cdc.log.open import open_log
 from cdc.replication.partition_roots import partition_roots
+from cdc.replication.published import published_relations
 from cdc.replication.stop import StopSignal
 from cdc.state.event_time import look
 from cdc.state.gaps import skip_evicted
@@ -34,9 +36,10 @@ from cdc.state.lanes import Standing, show_standing
 from cdc.state.positions import MovedError, left_behind, report_consumer
 from spark_pipeline.eventtime.courier import UndeliveredError
 from spark_pipeline.eventtime.passage import EventPassage
-from spark_pipeline.eventtime.windowing import Windows
+from spark_pipeline.eventtime.windowing import SparkWindows, Windows
 from spark_pipeline.hearing import heard, listen
 from spark_pipeline.lane import RUN
+from spark_pipeline.matching import Match
 from spark_pipeline.poison import told
 from spark_pipeline.queues import Queues
 from spark_pipeline.settings import LaneSettings
@@ -67,8 +70,6 @@ class EventStage:
         settings: Mapping[str, LaneSettings],
         queues: Mapping[str, Queues],
         stop: StopSignal,
-        *,
-        windows: Windows | None = None,
     ) -> None:
         self._spark = spark
         self._config = config
@@ -76,10 +77,10 @@ class EventStage:
         self._settings = {name: settings[name] for name in consumer.sources}
         self._queues = queues
         self._stop = stop
-        self._windows = windows
         self._over = threading.Event()
         self._failures = 0
         self._roots: dict[str, dict[str, str]] = {}
+        self._relations: dict[str, list[bytes]] = {}  # for windows alone
         self._looked = self._renewed = self._moved = 0.0
         self._told_stuck = True  # an earlier process may have told something
 
@@ -122,7 +123,7 @@ class EventStage:
                 run=RUN,
                 over=self._over,
                 spark=self._spark,
-                windows=self._windows,
+                windows=self._windows(),
             )
             with closing(passage):
                 self._show(state, Standing(LANE))
@@ -188,7 +189,10 @@ class EventStage:
             passage.finished(name, each.finished)
         if now - self._renewed >= _RENEW_S:
             self._renewed = now
+            before = dict(self._relations)
             self._find_tables()
+            if self._relations != before:
+                raise _AgainError("the tables that its windows are over have changed")
             for name, roots in self._roots.items():
                 passage.renew(name, roots)
 
@@ -229,9 +233,28 @@ class EventStage:
             try:
                 with connect(database.dsn(), name=LANE, statement_s=_CONNECT_S) as source:
                     self._roots[name] = partition_roots(source, database.publication.name)
+                    if self._consumer.window is not None:
+                        published = published_relations(source, database.publication.name)
+                        self._relations[name] = published
             except psycopg.Error as error:
                 self._roots.setdefault(name, {})
                 _logger.warning("event_time.tables_unknown", source=name, error=str(error).strip())
+
+    def _windows(self) -> Windows | None:
+        """Its windows over the tables as they are now."""
+        window, match = self._consumer.window, Match.of(self._consumer)
+        if window is None or self._spark is None:
+            return None
+        tables = {
+            name: [
+                plan
+                for plan in map(plan_for, self._relations.get(name, []))
+                if match.takes(plan.relation.namespace, plan.relation.name)
+            ]
+            for name in self._settings
+        }
+        origins = [each.origin for each in self._settings.values()]
+        return SparkWindows(self._spark, self._consumer.name, window, tables, origins)
 
     def _settings_of(self, source: str) -> LaneSettings:
         config = self._consumer.event_time

@@ -1,0 +1,223 @@
+"""One consumer over two databases with different clocks and rates, through idleness and kills."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+import pytest
+import redis
+
+from tests.fix_http import Endpoint
+from tests.fix_postgres import Database, PostgresServer, fresh_database
+from tests.lane_on_log import arrived
+from tests.merged_service import EVENTS, MergedService
+from tests.waiting import until
+
+Messages = list[dict[str, Any]]
+
+TIMED: dict[str, object] = {
+    "databases": ["shop", "depot"],
+    "ordering": "event_time",
+    "event_time": {
+        "column": "at",
+        "late_tolerance": "1s",
+        "idle_timeout": "3s",
+        "safety_margin": "100ms",
+        "emit_watermarks": True,
+    },
+}
+
+
+@pytest.fixture
+def second(postgres_server: PostgresServer) -> Iterator[Database]:
+    with fresh_database(postgres_server.dsn) as made:
+        yield made
+
+
+class Writer:
+    """Inserts with times of a clock that is ``behind_s`` late, and out of order by up to 0.4 s."""
+
+    def __init__(self, database: Database, origin: str, pause_s: float, behind_s: float) -> None:
+        self._database, self._origin = database, origin
+        self._pause_s, self._behind_s = pause_s, behind_s
+        self.written = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._write)
+
+    def _write(self) -> None:
+        rng = random.Random(self._origin)
+        with self._database.connect() as connection:
+            while not self._stop.wait(self._pause_s):
+                self.written += 1
+                connection.execute(
+                    "INSERT INTO event VALUES (%s, clock_timestamp() - make_interval(secs => %s),"
+                    " %s)",
+                    (self.written, self._behind_s + rng.random() * 0.4, self._origin),
+                )
+
+    def __enter__(self) -> Writer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+@contextmanager
+def running(
+    first: Database, second: Database, directory: Path, sinks: list[dict[str, object]]
+) -> Iterator[MergedService]:
+    for database in (first, second):
+        database.execute(EVENTS)
+    service = MergedService(first, second, directory, sinks)
+    service.start()
+    try:
+        service.until_serving()
+        yield service
+    finally:
+        service.kill()
+
+
+def changes(messages: Messages) -> Messages:
+    return [m for m in messages if m["action"] == "insert"]
+
+
+def check(messages: Messages, writers: list[Writer]) -> None:
+    """All there, each once, in the order of their times, and each watermark in its place."""
+    rows = [(m["record"]["origin"], m["record"]["id"]) for m in changes(messages)]
+    assert len(rows) == len(set(rows)), "some came twice"
+    wanted = {(w._origin, n) for w in writers for n in range(1, w.written + 1)}
+    assert set(rows) == wanted
+    reached = datetime.min
+    for message in messages:
+        if message["action"] == "watermark":
+            told = datetime.fromisoformat(message["record"]["watermark"]).replace(tzinfo=None)
+            assert told >= reached, "a watermark went back"
+            reached = told
+        else:
+            at = datetime.fromisoformat(message["metadata"]["event_time"]).replace(tzinfo=None)
+            late = message["metadata"].get("late", False)
+            assert late or at > reached, "on time, at or below a watermark that was told"
+    on_time = [m for m in changes(messages) if not m["metadata"].get("late")]
+    times = [m["metadata"]["event_time"] for m in on_time]
+    assert times == sorted(times)
+    sequence = [tuple(map(int, m["metadata"]["sequence"].split("-"))) for m in messages]
+    assert sequence == sorted(set(sequence)), "numbers that do not rise"
+
+
+@pytest.mark.timeout(240)
+def test_two_databases_are_merged_and_one_that_falls_silent_holds_nobody(
+    database: Database, second: Database, tmp_path: Path
+) -> None:
+    sinks: list[dict[str, object]] = [
+        {"name": "merged", "destination": {"type": "file", "path": "out"}, **TIMED},
+        {
+            "name": "plain",
+            "database": "depot",
+            "destination": {"type": "file", "path": "plain"},
+        },
+    ]
+    out = tmp_path / "service" / "out"
+    with running(database, second, tmp_path / "service", sinks) as service:
+        shop = Writer(database, "shop", 0.005, 0.0)
+        depot = Writer(second, "depot", 0.05, 2.0)
+        with shop:
+            with depot:
+                until("both", lambda: len(changes(arrived(out))) > 200, 120)
+                origins = {m["record"]["origin"] for m in changes(arrived(out))}
+                assert origins == {"shop", "depot"}
+            # The depot is silent now; the shop goes on, and must not wait for it for ever.
+            before = shop.written
+            until(
+                "what came after the silence",
+                lambda: changes(arrived(out))[-1]["record"]["id"] > before,
+                60,
+            )
+            ((idle, source),) = database.execute(
+                "SELECT idle_since IS NOT NULL, source FROM walbrook.watermarks"
+                " WHERE consumer = 'merged' AND source = 'depot'"
+            )
+            assert idle, source
+        ((held, low),) = database.execute(
+            "SELECT sum(buffered), bool_and(watermark <= last_event) FROM walbrook.watermarks"
+        )
+        assert held >= 0
+        assert low
+        assert service.stop() == 0, service.log_tail()
+    messages = arrived(out)
+    check(messages, [shop, depot])
+    assert not any(m["metadata"].get("late") for m in changes(messages)), "nothing was too late"
+    assert len(arrived(tmp_path / "service" / "plain")) == depot.written
+
+
+@pytest.mark.timeout(400)
+def test_killed_in_between_nothing_is_lost_or_comes_twice(
+    database: Database,
+    second: Database,
+    redis_client: redis.Redis,
+    redis_url: str,
+    http_endpoint: Endpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = f"timed-{database.name}"
+    sinks: list[dict[str, object]] = [
+        {"name": "files", "destination": {"type": "file", "path": "out"}, **TIMED},
+        {
+            "name": "entries",
+            "destination": {"type": "redis_stream", "url": redis_url, "stream_key": stream},
+            **TIMED,
+        },
+        {"name": "hook", "destination": {"type": "webhook", "url": http_endpoint.url}, **TIMED},
+    ]
+    out = tmp_path / "service" / "out"
+    # The driver dies with a release on its way, again and again.
+    monkeypatch.setenv("WALBROOK_FAILPOINT", "released:9")
+    with running(database, second, tmp_path / "service", sinks) as service:
+        shop = Writer(database, "shop", 0.01, 0.0)
+        depot = Writer(second, "depot", 0.03, 1.0)
+        with shop, depot:
+            until("deaths of the driver", lambda: _deaths(service) >= 2, 120)
+            until("some", lambda: len(arrived(out)) > 50, 60)
+            service.kill()
+            monkeypatch.delenv("WALBROOK_FAILPOINT")
+            service.start()
+            target = len(arrived(out)) + 200
+            until("more", lambda: len(arrived(out)) > target, 90)
+            service.kill("spark_pipeline")
+            until("more still", lambda: len(arrived(out)) > target + 300, 90)
+        time.sleep(1.0)
+        assert service.stop() == 0, service.log_tail()
+    check(arrived(out), [shop, depot])
+    entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", redis_client.xrange(stream))
+    check(
+        [
+            {
+                "record": orjson.loads(fields[b"record"]),
+                "action": fields[b"action"].decode(),
+                "metadata": orjson.loads(fields[b"metadata"]),
+            }
+            for _, fields in entries
+        ],
+        [shop, depot],
+    )
+    hooked = {
+        (str(m["record"]["origin"]), int(str(m["record"]["id"])))  # type: ignore[index]
+        for request in http_endpoint.received
+        for m in request.written
+        if m["action"] == "insert"
+    }
+    assert hooked == {(w._origin, n) for w in (shop, depot) for n in range(1, w.written + 1)}
+
+
+def _deaths(service: MergedService) -> int:
+    return service.log.read_text(errors="replace").count("service.died")

@@ -1,0 +1,42 @@
+"""The service over two databases whose changes one consumer gets in event-time order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.fix_postgres import Database
+from tests.service import Service, _url
+
+EVENTS = """
+CREATE TABLE event (id bigint PRIMARY KEY, at timestamptz NOT NULL, origin text NOT NULL)
+"""
+
+
+class MergedService(Service):
+    """``first`` also holds the state."""
+
+    def __init__(
+        self, first: Database, second: Database, directory: Path, sinks: list[dict[str, object]]
+    ) -> None:
+        self.second = second
+        super().__init__(first, directory, sinks)
+
+    def _configuration(self, sinks: list[dict[str, object]]) -> dict[str, object]:
+        config = super()._configuration(sinks)
+        config["databases"] = [
+            {
+                "name": name,
+                "url": _url(database.dsn),
+                "slot": {"name": f"slot_{database.name}"[:63], "create_if_not_exists": True},
+                "publication": {"name": "pub", "create_if_not_exists": True},
+            }
+            for name, database in (("shop", self.database), ("depot", self.second))
+        ]
+        return config
+
+    def until_serving(self) -> None:
+        self.until("the state schema", "SELECT to_regclass('walbrook.event_time') IS NOT NULL")
+        self.until(
+            "both readers",
+            "SELECT count(*) = 2 AND bool_and(state = 'streaming') FROM walbrook.sources",
+        )
