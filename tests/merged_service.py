@@ -34,6 +34,15 @@ class MergedService(Service):
         ]
         return config
 
+    def until_read(self) -> None:
+        """Until all that was committed is in the change logs."""
+        for name, database in (("shop", self.database), ("depot", self.second)):
+            ((lsn,),) = database.execute("SELECT pg_logical_emit_message(true, 'test', 'mark')")
+            self.until(
+                f"{name} read up to {lsn}",
+                f"SELECT log_lsn >= '{lsn}'::pg_lsn FROM walbrook.sources WHERE name = '{name}'",
+            )
+
     def until_serving(self) -> None:
         self.until("the state schema", "SELECT to_regclass('walbrook.event_time') IS NOT NULL")
         self.until(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -142,16 +141,18 @@ def test_two_databases_are_merged_and_one_that_falls_silent_holds_nobody(
                 lambda: changes(arrived(out))[-1]["record"]["id"] > before,
                 60,
             )
-            ((idle, source),) = database.execute(
-                "SELECT idle_since IS NOT NULL, source FROM walbrook.watermarks"
-                " WHERE consumer = 'merged' AND source = 'depot'"
+            service.until(
+                "SQL to show who is idle",
+                "SELECT idle_since IS NOT NULL FROM walbrook.watermarks"
+                " WHERE consumer = 'merged' AND source = 'depot'",
+                5,
             )
-            assert idle, source
         ((held, low),) = database.execute(
             "SELECT sum(buffered), bool_and(watermark <= last_event) FROM walbrook.watermarks"
         )
         assert held >= 0
         assert low
+        service.until_read()
         assert service.stop() == 0, service.log_tail()
     messages = arrived(out)
     check(messages, [shop, depot])
@@ -165,7 +166,7 @@ def test_killed_in_between_nothing_is_lost_or_comes_twice(
     second: Database,
     redis_client: redis.Redis,
     redis_url: str,
-    http_endpoint: Endpoint,
+    endpoint: Endpoint,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -177,7 +178,7 @@ def test_killed_in_between_nothing_is_lost_or_comes_twice(
             "destination": {"type": "redis_stream", "url": redis_url, "stream_key": stream},
             **TIMED,
         },
-        {"name": "hook", "destination": {"type": "webhook", "url": http_endpoint.url}, **TIMED},
+        {"name": "hook", "destination": {"type": "webhook", "url": endpoint.url}, **TIMED},
     ]
     out = tmp_path / "service" / "out"
     # The driver dies with a release on its way, again and again.
@@ -195,7 +196,7 @@ def test_killed_in_between_nothing_is_lost_or_comes_twice(
             until("more", lambda: len(arrived(out)) > target, 90)
             service.kill("spark_pipeline")
             until("more still", lambda: len(arrived(out)) > target + 300, 90)
-        time.sleep(1.0)
+        service.until_read()
         assert service.stop() == 0, service.log_tail()
     check(arrived(out), [shop, depot])
     entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", redis_client.xrange(stream))
@@ -210,13 +211,9 @@ def test_killed_in_between_nothing_is_lost_or_comes_twice(
         ],
         [shop, depot],
     )
-    hooked = {
-        (str(m["record"]["origin"]), int(str(m["record"]["id"])))  # type: ignore[index]
-        for request in http_endpoint.received
-        for m in request.written
-        if m["action"] == "insert"
-    }
-    assert hooked == {(w._origin, n) for w in (shop, depot) for n in range(1, w.written + 1)}
+    # The request that was under way when the driver died may come twice: each has its number.
+    hooked = {m["metadata"]["sequence"]: m for m in cast("Messages", endpoint.written)}
+    check(list(hooked.values()), [shop, depot])
 
 
 def _deaths(service: MergedService) -> int:
