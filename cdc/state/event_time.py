@@ -20,7 +20,7 @@ import numpy.typing as npt
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn, parse_lsn
 from cdc.errors import OperatorError
-from cdc.state.fence import FENCE, fenced
+from cdc.state.fence import FENCE, FENCE_TO_MOVE, fenced
 from cdc.state.positions import MovedError
 
 Integers = npt.NDArray[np.int64]
@@ -59,6 +59,7 @@ UPDATE walbrook.event_time
    SET watermark = NULL, planned = false, planned_from = NULL, planned_to = NULL, sequence = %s
  WHERE consumer = %s
 """
+_FORGET_EVENTS = "UPDATE walbrook.event_partitions SET last_event = NULL WHERE consumer = %s"
 _FORGET_PLAN = """
 UPDATE walbrook.event_sources SET planned_lsn = NULL, planned_idx = NULL WHERE consumer = %s
 """
@@ -231,6 +232,7 @@ def take_up(connection: Connection, consumer: str, sources: Iterable[str]) -> Ev
                 connection.execute(_FORGET_PLAN, (each.id,))
         for each in found.values():
             if each.moved_back or each.new:
+                connection.execute(_FORGET_EVENTS, (each.id,))
                 _put_source(connection, each, each.cursor, None)
     return EventStanding(numbering, watermark, planned, found)
 
@@ -338,10 +340,15 @@ def _put_source(
     )
 
 
-def fence(connection: Connection, terms: Mapping[str, int]) -> None:
-    """Raise if another start of the service has taken over one of these sources."""
+def fence(connection: Connection, terms: Mapping[str, int], *, to_move: bool = False) -> None:
+    """Raise if another start of the service has taken over one of these sources.
+
+    Those who then move cursors lock all of them first, in one order: a lock that is raised later
+    can wait for one who waits for us.
+    """
     for source in sorted(terms):
-        if connection.execute(FENCE, (source, terms[source])).fetchone() is None:
+        query = FENCE_TO_MOVE if to_move else FENCE
+        if connection.execute(query, (source, terms[source])).fetchone() is None:
             raise fenced(source)
 
 

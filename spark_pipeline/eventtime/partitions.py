@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cdc.config.event_time import EventTime, TableTime
+from cdc.connection import Connection
 from cdc.eventtime.released import Released
 from cdc.eventtime.sequencer import Sequencer
 from cdc.eventtime.times import NO_TIME
 from cdc.eventtime.tracker import WatermarkTracker
-from cdc.state.event_time import PartitionRow
+from cdc.state.event_time import PartitionRow, show_partitions
 from spark_pipeline.matching import Match
 
 Roots = Mapping[str, str]
@@ -32,6 +33,8 @@ class Partitions:
         self._match = match
         self._roots: dict[str, dict[str, str]] = {}
         self._late: dict[int, int] = {}
+        self._idle_since: dict[int, datetime] = {}
+        self._shown: dict[str, list[PartitionRow]] = {}
 
     def begin(self, source: str, roots: Roots, known: Known) -> None:
         """The tables of a database when the consumer is taken up."""
@@ -76,8 +79,16 @@ class Partitions:
         for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
             self._late[code] = self._late.get(code, 0) + count
 
-    def rows(self, source: str, sequencer: Sequencer, now_us: int) -> list[PartitionRow]:
-        """What SQL is to show of a database's partitions; ``now_us`` by its own clock."""
+    def show(
+        self, state: Connection, consumer: int, source: str, sequencer: Sequencer, now_us: int
+    ) -> None:
+        """Let SQL say what a database's partitions are at; ``now_us`` by its own clock."""
+        rows = self._rows(source, sequencer, now_us)
+        if self._shown.get(source) != rows:  # an idle database is kept free of our writes
+            show_partitions(state, consumer, rows)
+            self._shown[source] = rows
+
+    def _rows(self, source: str, sequencer: Sequencer, now_us: int) -> list[PartitionRow]:
         states = [each for each in self._tracker.partitions() if each.source == source]
         codes = [self._tracker.code(source, each.table) for each in states]
         most = max((code for code in codes if code is not None), default=-1) + 1
@@ -86,14 +97,16 @@ class Partitions:
         shown = []
         for each, code in zip(states, codes, strict=True):
             assert code is not None
-            idle = None
-            if each.idle and each.idle_since is not None:
-                idle = now - timedelta(microseconds=max(0, now_us - each.idle_since))
+            if not each.idle or each.idle_since is None:
+                self._idle_since.pop(code, None)
+            elif code not in self._idle_since:
+                silent = timedelta(microseconds=max(0, now_us - each.idle_since))
+                self._idle_since[code] = now - silent
             shown.append(
                 PartitionRow(
                     each.table,
                     _none(each.watermark),
-                    idle,
+                    self._idle_since.get(code),
                     int(buffered[code]),
                     self._late.get(code, 0),
                 )

@@ -28,12 +28,7 @@ from cdc.eventtime.times import NO_TIME
 from cdc.eventtime.tracker import WatermarkTracker
 from cdc.failpoints import reached
 from cdc.state.dead_letters import report_dead_letters
-from cdc.state.event_time import (
-    plan_release,
-    read_partitions,
-    show_partitions,
-    take_up,
-)
+from cdc.state.event_time import plan_release, read_partitions, take_up
 from cdc.state.gaps import untold_gaps
 from spark_pipeline.eventtime.courier import Courier, Sent, UndeliveredError, goes_on
 from spark_pipeline.eventtime.inflow import Inflow
@@ -214,8 +209,8 @@ class EventPassage:
             return
         self._shown_at = time.monotonic()
         for name, each in self._standing.items():
-            rows = self._partitions.rows(name, self._sequencer, self._clocks[name].now)
-            show_partitions(self._state, each.id, rows)
+            now_us = self._clocks[name].now
+            self._partitions.show(self._state, each.id, name, self._sequencer, now_us)
 
     def _until(self) -> dict[str, Cursor] | None:
         """Up to where a release under way had read each log; None if there is none."""

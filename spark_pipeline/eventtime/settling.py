@@ -76,7 +76,7 @@ class EventSettler:
     ) -> None:
         """One transaction; ``ledger`` is the name of the consumer's, if it lies in Postgres."""
         with state.transaction():
-            fence(state, self._terms)
+            fence(state, self._terms, to_move=True)
             for source in sorted(reached.shares):
                 share = reached.shares[source]
                 settle(
