@@ -19,6 +19,7 @@ from cdc.config.units import parse_duration
 
 WINDOWS_OF_A_ROW_MAX: Final = 1_000
 BUFFER_BYTES_MIN: Final = 2**20
+BUFFER_BYTES_MAX: Final = 2**30  # a release is one Arrow batch, whose columns hold 2 GiB at most
 _RESERVED: Final = ("window_start", "window_end")
 _NAME: Final = re.compile(r"[^\W\d]\w{0,62}")
 
@@ -108,7 +109,7 @@ class EventTime(Section):
         description="Whether each leaf of a partitioned table has a watermark of its own, where "
         "the publication shows leaves; else the table has one.",
     )
-    max_buffer_bytes: Annotated[Size, Field(ge=BUFFER_BYTES_MIN)] = Field(
+    max_buffer_bytes: Annotated[Size, Field(ge=BUFFER_BYTES_MIN, le=BUFFER_BYTES_MAX)] = Field(
         default=256 * 2**20,
         description="Most that is held back in memory; at it the sink stops reading until some is "
         "released, and nothing is dropped.",

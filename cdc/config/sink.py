@@ -305,6 +305,12 @@ class Sink(Section):
                 "event_time is not possible with pull yet; use another destination, or commit",
                 within=("ordering",),
             )
+        if "schema_change" in self.actions:
+            raise wrong(
+                "schema_change has its place between commits, which event_time does not keep; take "
+                "it to a sink of its own",
+                within=("actions",),
+            )
         if isinstance(self.destination, WebhookDestination) and self.destination.parallel:
             raise wrong(
                 "is true, and requests side by side would lose the order of event time; leave it "

@@ -285,6 +285,10 @@ def test_a_window_without_slide_tumbles() -> None:
         (ORDERED + PULL, "sinks[0].ordering: event_time is not possible with pull yet"),
         (ORDERED + WEBHOOK, "sinks[0].destination.parallel: is true, and requests side by side"),
         (
+            ORDERED + "actions: [insert, schema_change]\n" + FILE,
+            "sinks[0].actions: schema_change has its place between commits",
+        ),
+        (
             ORDERED.replace("at}", "at, emit_watermarks: true}") + PARQUET,
             "sinks[0].event_time.emit_watermarks: parquet writes rows of tables",
         ),
