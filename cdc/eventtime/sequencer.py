@@ -107,12 +107,14 @@ class Sequencer:
         self._tracker.complete(source)
 
     def stuck(self) -> int | None:
-        """The watermark that would make room, where nothing else can.
+        """The watermark that would make room, where nothing else can; to ask after a step of None.
 
         The partition that holds the watermark belongs to a source that is at its bound: it is not
         read until rows are released, and they are not until it is read. Half of what that source
         holds lies at or below the watermark given here, for ``step(to=...)``.
         """
+        if not self._all_caught_up():
+            return None
         waiting = [source for source in self._tracker.holders() if not self.wants(source)]
         if not waiting:
             return None
@@ -149,7 +151,7 @@ class Sequencer:
         To exactly ``to``: a step that is made again. With ``flush`` so far that nothing waits.
         While a source has not yet been read again up to where it once was, there is no step.
         """
-        if not all(self._caught_up(source) for source in self._standings):
+        if not self._all_caught_up():
             if to is None:
                 return None
             raise ProtocolError("a step was to be made again before its rows were read again")
@@ -187,6 +189,9 @@ class Sequencer:
 
     def _caught_up(self, source: str) -> bool:
         return self._reads[source] >= self._standings[source].read
+
+    def _all_caught_up(self) -> bool:
+        return all(self._caught_up(source) for source in self._standings)
 
     def _check_order(self, source: str, rows: pa.RecordBatch, read: Cursor) -> None:
         first = _cursor_at(rows, 0) if rows.num_rows else read
