@@ -30,6 +30,7 @@ class Shop:
         watermark: int = NO_TIME,
         shop: Standing = NEW,
         followers: bool = True,
+        later: int = 0,
     ) -> None:
         self.now = 0
         self.tracker = WatermarkTracker(clock=lambda _: self.now, idle_timeout_us=IDLE)
@@ -43,6 +44,7 @@ class Shop:
             max_bytes=max_bytes,
             watermark=watermark,
             followers=followers,
+            due=lambda times: times + later,
         )
 
     def push(self, source: str, lsn: int, *rows: tuple[int, int]) -> list[Row]:
@@ -272,12 +274,24 @@ def test_a_source_that_holds_everyone_and_is_at_its_bound_is_found_stuck() -> No
     assert len(rows_in(shop.step().released)) == 1
     assert shop.sequencer.step() is None
     assert not shop.sequencer.wants("shop"), "the next row of items lies behind what has no room"
-    makes_room = shop.sequencer.stuck()
+    makes_room = shop.sequencer.stuck(["shop"])
     assert makes_room == 149
     step = shop.step(to=makes_room)
     assert len(rows_in(step.released)) == 50
     assert shop.sequencer.wants("shop")
-    assert shop.sequencer.stuck() is None
+    assert shop.sequencer.stuck(["shop"]) is None
+
+
+def test_a_source_that_is_full_when_nobody_holds_the_watermark_is_stuck() -> None:
+    """Its last window would end with its next row, for which there is no room."""
+    shop = Shop(max_bytes=4_000, later=1_000)
+    shop.push("shop", 1, *[(ORDERS, 50), (ITEMS, 50)] * 100)
+    shop.now = IDLE
+    assert shop.step().watermark == 50
+    assert shop.sequencer.step() is None
+    assert shop.sequencer.stuck([]) is None, "there is nothing more to read"
+    assert shop.sequencer.stuck(["warehouse"]) is None
+    assert shop.sequencer.stuck(["shop"]) == 1_050
 
 
 def test_a_source_that_waits_for_another_is_not_stuck() -> None:
@@ -285,4 +299,4 @@ def test_a_source_that_waits_for_another_is_not_stuck() -> None:
     shop.push("shop", 1, *[(ORDERS, 50), (ITEMS, 50)] * 100)
     assert shop.sequencer.step() is None
     assert not shop.sequencer.wants("shop")
-    assert shop.sequencer.stuck() is None, "warehouse will come or be idle"
+    assert shop.sequencer.stuck(["shop"]) is None, "warehouse will come or be idle"
