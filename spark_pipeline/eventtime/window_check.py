@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any, Final
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from spark_pipeline.eventtime.window_query import ASIDE, Aggregation, WindowQuery, as_texts
+from spark_pipeline.eventtime.window_query import ASIDE, Aggregation, WindowQuery
 from spark_pipeline.eventtime.window_tables import Tables, WindowTables
 from spark_pipeline.expressions.compiled import Problem
 from spark_pipeline.expressions.engine import Engine, spark_says
@@ -94,14 +95,18 @@ class _Checked:
                 )
         return found
 
+    @cached_property
+    def _seen(self) -> DataFrame:
+        """No changes, as expressions see them."""
+        return self.engine.frame(self.tables.schema)
+
     def _check(self, key: str, text: str) -> None:
-        frame = self.engine.frame(self.tables.schema)
         if key == "group_by":
-            chosen: Any = frame.select(sf.expr(text).alias("v"))
+            chosen: Any = self._seen.select(sf.expr(text).alias("v"))
             check_analyzed(self.engine, chosen)
             (tree,) = _trees(chosen._jdf.queryExecution().analyzed().projectList())
         else:
-            chosen = frame.agg(sf.expr(text).alias("v"))
+            chosen = self._seen.agg(sf.expr(text).alias("v"))
             plan = chosen._jdf.queryExecution().analyzed()
             if str(plan.nodeName()) != "Aggregate":
                 raise RuleError("it needs more than the changes of a group")
@@ -109,7 +114,7 @@ class _Checked:
             texts = {name for name, one in self.tables.columns.items() if one.is_numeric_text}
             check_aggregate(self.engine, tree, texts)
         self._check_types(used_by([tree], self.tables.schema))
-        _optimize(chosen.select(*as_texts(chosen)))
+        _optimize(chosen)
 
     def _check_types(self, used: pa.Schema) -> None:
         for row in ("record", "changes"):
@@ -156,6 +161,11 @@ def _optimize(frame: DataFrame) -> None:
 def _spark_says(error: PySparkException) -> str:
     """Spark's message, with the name that may have been meant where a column is not there."""
     said = spark_says(error)
+    if error.getCondition() in ("MISSING_GROUP_BY", "MISSING_AGGREGATION"):
+        return (
+            "a column stands outside of its aggregates, and a group may have many values of it: "
+            "put it into one, such as max(record.<column>)"
+        )
     if error.getCondition() != "FIELD_NOT_FOUND":
         return said
     told = error.getMessageParameters() or {}
