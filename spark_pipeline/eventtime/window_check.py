@@ -7,6 +7,7 @@ its fix.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -17,6 +18,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from cdc.config import Sink as SinkConfig
+from cdc.decoding.plan import plan_for
 from spark_pipeline.eventtime.window_query import ASIDE, Aggregation, WindowQuery
 from spark_pipeline.eventtime.window_tables import Tables, WindowTables
 from spark_pipeline.expressions.compiled import Problem
@@ -28,6 +31,7 @@ from spark_pipeline.expressions.rules import (
     check_analyzed,
     check_parsed,
 )
+from spark_pipeline.matching import Match
 
 _FIXES: Final = {
     "group_by": "let it give the value to group by, such as record.region, over record.<column>, "
@@ -38,7 +42,7 @@ _QUOTED: Final = re.compile(r"`((?:[^`]|``)*)`")
 
 
 @dataclass(frozen=True)
-class Found:
+class WindowProblems:
     """What is wrong with a window: whatever the tables are, and with these tables."""
 
     of_form: list[Problem]
@@ -47,14 +51,60 @@ class Found:
 
 def check_window(
     spark: SparkSession, consumer: str, spec: Aggregation, tables: Tables | None
-) -> Found:
+) -> WindowProblems:
     """All that is wrong; of the form alone if nobody can say what the tables are."""
     engine = Engine.of(spark)
     checked = _Checked(engine, consumer, WindowTables.of(tables or {}))
     of_form = checked.form_problems(spec)
     if tables is None:
-        return Found(list(of_form.values()), [])
-    return Found(list(of_form.values()), checked.table_problems(spec, set(of_form)))
+        return WindowProblems(list(of_form.values()), [])
+    of_tables = checked.table_problems(spec, set(of_form))
+    return WindowProblems(list(of_form.values()), of_tables)
+
+
+def window_of(sink: SinkConfig) -> Aggregation | None:
+    """The window of a sink, if it has one."""
+    window: Aggregation | None = getattr(sink, "window", None)
+    return window
+
+
+def check_windows(
+    spark: SparkSession | None,
+    sinks: Iterable[SinkConfig],
+    relations: Mapping[str, Sequence[bytes]],
+) -> WindowProblems:
+    """The windows of all sinks, against the tables of their databases as far as all are known.
+
+    ``relations`` are Relation messages as the log keeps them, by database. A window may take a
+    column of any of its tables, so nothing is said of those as long as one database is silent.
+    """
+    found = WindowProblems([], [])
+    for sink in sinks:
+        window = window_of(sink)
+        if window is None:
+            continue
+        assert spark is not None, "a window needs Spark"
+        one = check_window(spark, sink.name, window, _tables_of(sink, relations))
+        found.of_form.extend(one.of_form)
+        found.of_tables.extend(one.of_tables)
+    return found
+
+
+def _tables_of(sink: SinkConfig, relations: Mapping[str, Sequence[bytes]]) -> Tables | None:
+    """The tables that a sink takes; None where a database is silent, or there is no table yet."""
+    sources: Sequence[str] = getattr(sink, "sources", (sink.database,))
+    if not relations.keys() >= set(sources):
+        return None
+    match = Match.of(sink)
+    tables = {
+        source: [
+            plan
+            for plan in map(plan_for, relations[source])
+            if match.takes(plan.relation.namespace, plan.relation.name)
+        ]
+        for source in sources
+    }
+    return tables if any(tables.values()) else None
 
 
 @dataclass(frozen=True)
