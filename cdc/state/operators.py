@@ -44,12 +44,14 @@ _REDELIVER = "SELECT * FROM walbrook.redeliver(%s::text)"
 _DISCARD_ONE = "SELECT * FROM walbrook.discard(%s::bigint, %s::text)"
 _DISCARD = "SELECT * FROM walbrook.discard(%s::text)"
 _DISCARD_WAITING = "SELECT * FROM walbrook.discard(%s::text, %s::text)"
-_KNOWN = "SELECT FROM walbrook.consumers WHERE name = %s"
+_KNOWN = """
+SELECT 1 FROM walbrook.consumers WHERE %(named)s IN (name, source || '/' || name) LIMIT 1
+"""
 _LETTERS = """
 SELECT id, source, consumer, commit_lsn || ':' || commit_idx AS cursor, table_schema, table_name,
        action, kind, error, deliveries, event IS NOT NULL AS was_message, dead_at
   FROM walbrook.dead_letters
- WHERE %(consumer)s::text IS NULL OR consumer = %(consumer)s
+ WHERE %(consumer)s::text IS NULL OR %(consumer)s IN (consumer, source || '/' || consumer)
  ORDER BY commit_lsn, commit_idx, id LIMIT %(most)s
 """
 
@@ -109,7 +111,8 @@ def dead_letters(
     with refusals():
         rows = connection.cursor(row_factory=dict_row)
         found = rows.execute(_LETTERS, {"consumer": consumer, "most": most}).fetchall()
-        if consumer and not found and connection.execute(_KNOWN, (consumer,)).fetchone() is None:
+        known = found or not consumer or connection.execute(_KNOWN, {"named": consumer}).fetchone()
+        if not known:
             raise OperatorError(
                 f"there is no consumer {consumer}",
                 fix="walbrook status lists them",

@@ -45,7 +45,8 @@ def operator_routes(state_dsn: str, access: Access) -> list[Route]:
                 status = _STATUS.get(error.kind, 409)
                 raise RefusedError(status, error.what, fix=error.fix) from error
 
-        where = f"/api/consumers/{{name}}/{path}"
+        # One of several databases is named with a slash: database/consumer.
+        where = f"/api/consumers/{{name:path}}/{path}"
         return guarded(where, handler, access, methods=(method,), operates=True)
 
     acts = [route(path, act, "POST") for path, act in _ACTS.items()]
