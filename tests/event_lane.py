@@ -56,7 +56,7 @@ class EventLane:
         self.state = state
         self.directory = directory
         self.sources = list(sources)
-        self._tables = {f"public.{name}": f"public.{name}" for name in tables}
+        self.tables = {f"public.{name}": f"public.{name}" for name in tables}
         self._state_dsn, self._ledger, self._windows = state_dsn, ledger, windows
         timed = {"column": "at", "type": "unix_us", "idle_timeout": "1h", **(event_time or {})}
         self.sink = Sink.model_validate(
@@ -134,12 +134,13 @@ class EventLane:
         """What the stage does when the consumer's rows were changed."""
         for earlier in self._passages:
             earlier.close()
+        self.queues = {name: Queues() for name in self.sources}
         passage = EventPassage(
             self.sink,
             self.settings,
             self.state,
-            roots=dict.fromkeys(self.sources, self._tables),
-            queues={name: Queues() for name in self.sources},
+            roots=dict.fromkeys(self.sources, self.tables),
+            queues=self.queues,
             run=f"{self.directory} {self._starts}",
             over=threading.Event(),
             windows=self._windows,

@@ -5,7 +5,7 @@ What must always hold: every process gives a group the same number, whatever els
 Two groups may share a number, one time in 2^64: then one waits for the other, and nothing is lost.
 
 Some messages have a place among all of their table: a truncate, a schema change, and one whose
-group cannot be told or is not the one it had before.
+group cannot be told or is not the one it had before. What is no change of a row is for itself.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from cdc.decoding.joins import joined
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _OF_A_TABLE = pa.array(["truncate", "schema_change"])
+_ALONE = pa.array(["gap", "watermark", "window"])
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,11 @@ def _ids(rows: pa.RecordBatch, grouping: Grouping) -> tuple[pa.Int64Array, pa.Bo
     if grouping.columns:
         keys, unsure = _configured(rows, keys, grouping.columns)
     texts = joined(rows.column("table_schema"), "\n", rows.column("table_name"), "\n", keys)
-    return pa.array(text_hashes(texts).view(np.int64)), unsure
+    ids = pa.array(text_hashes(texts).view(np.int64))
+    alone = pc.is_in(rows.column("action"), value_set=_ALONE)
+    if alone.true_count:
+        ids = pc.if_else(alone, pa.scalar(None, pa.int64()), ids)
+    return ids, unsure
 
 
 def text_hashes(texts: pa.StringArray) -> npt.NDArray[np.uint64]:
