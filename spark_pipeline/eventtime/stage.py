@@ -81,6 +81,7 @@ class EventStage:
         self._queues = queues
         self._stop = stop
         self._over = threading.Event()
+        self._drained_by: float | None = None  # monotonic, once it drains
         self._failures = 0
         self._roots: dict[str, dict[str, str]] = {}
         self._strange: dict[str, set[str]] = {name: set() for name in self._settings}
@@ -90,24 +91,24 @@ class EventStage:
 
     def run(self, drain_timeout_s: float) -> None:
         """Until a stop, then drain."""
-        while not self._stop.requested or drain_timeout_s:
+        while True:
             try:
                 self._serve(drain_timeout_s)
                 return
-            except _AgainError as error:
+            except (_AgainError, MovedError) as error:
                 _logger.info("event_time.again", consumer=self._consumer.name, why=error.what)
-            except MovedError as error:
-                _logger.info("event_time.again", consumer=self._consumer.name, why=str(error))
             except StrangeTableError as error:
                 _logger.info("event_time.again", consumer=self._consumer.name, why=error.what)
                 self._strange[error.source].add(error.table)
             except (WalbrookError, psycopg.Error) as error:
                 self._failed(error)
+                if self._stop.requested:
+                    return
             except Exception as error:
                 _logger.exception("event_time.broke", consumer=self._consumer.name)
                 self._failed(told(error))
-            if self._stop.requested:
-                return
+                if self._stop.requested:
+                    return
 
     def _serve(self, drain_timeout_s: float) -> None:
         """From what its rows say on, until they are changed or a stop."""
@@ -137,8 +138,9 @@ class EventStage:
                 while not self._stop.requested:
                     if not self._turn(state, passage):
                         passage.wait()
-                if drain_timeout_s:
-                    self._drain(state, passage, drain_timeout_s)
+                if self._drained_by is None:
+                    self._drained_by = time.monotonic() + drain_timeout_s
+                self._drain(state, passage, self._drained_by)
                 passage.settle()
 
     def _turn(
@@ -171,10 +173,10 @@ class EventStage:
         self._look(state, passage)
         return some
 
-    def _drain(self, state: Connection, passage: EventPassage, timeout_s: float) -> None:
+    def _drain(self, state: Connection, passage: EventPassage, deadline: float) -> None:
         """Deliver what the logs hold and, if that is wanted, what is held back."""
-        deadline = time.monotonic() + timeout_s
-        over = threading.Timer(timeout_s, self._over.set)  # nobody waits for a slot after that
+        left_s = max(0.0, deadline - time.monotonic())
+        over = threading.Timer(left_s, self._over.set)  # nobody waits for a slot after that
         over.start()
         try:
             self._drain_until(state, passage, deadline)
