@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.cursor import Cursor
@@ -107,5 +109,15 @@ def together(pieces: Sequence[pa.RecordBatch | None]) -> pa.RecordBatch | None:
 
 def below(rows: pa.RecordBatch, cursor: Cursor) -> pa.RecordBatch:
     """The rows that stand below a cursor."""
+    return rows.filter(pa.array(_is_below(rows, cursor)))
+
+
+def from_on(rows: pa.RecordBatch, cursor: Cursor) -> pa.RecordBatch:
+    """The rows that stand at a cursor or above it."""
+    return rows.filter(pa.array(~_is_below(rows, cursor)))
+
+
+def _is_below(rows: pa.RecordBatch, cursor: Cursor) -> npt.NDArray[np.bool_]:
     lsn, idx = (rows.column(name).to_numpy() for name in ("commit_lsn", "commit_idx"))
-    return rows.filter(pa.array((lsn < cursor.lsn) | ((lsn == cursor.lsn) & (idx < cursor.idx))))
+    found: npt.NDArray[np.bool_] = (lsn < cursor.lsn) | ((lsn == cursor.lsn) & (idx < cursor.idx))
+    return found

@@ -253,9 +253,12 @@ def in_event_time(connection: Connection) -> set[str]:
     return {str(name) for (name,) in connection.execute(_ALL).fetchall()}
 
 
-def look(connection: Connection, consumer: str, sources: Iterable[str]) -> dict[str, Look]:
-    """Where a consumer's rows stand now."""
-    rows = connection.execute(_STANDING, (consumer, list(sources))).fetchall()
+def look(
+    connection: Connection, consumer: str, sources: Iterable[str], *, to_move: bool = False
+) -> dict[str, Look]:
+    """Where a consumer's rows stand now; who is about to move them locks them."""
+    query = f"{_STANDING} ORDER BY c.source FOR NO KEY UPDATE OF c" if to_move else _STANDING
+    rows = connection.execute(query, (consumer, list(sources))).fetchall()
     return {
         str(source): Look(
             Cursor(parse_lsn(str(lsn)), int(str(idx))),

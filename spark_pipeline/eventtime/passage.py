@@ -35,6 +35,7 @@ from cdc.state.event_marks import Marks
 from cdc.state.event_partitions import read_partitions
 from cdc.state.event_time import plan_gaps, plan_release, take_up
 from cdc.state.gaps import untold_gaps
+from cdc.state.positions import MovedError
 from spark_pipeline.eventtime.courier import Courier, UnderWay
 from spark_pipeline.eventtime.inflow import Inflow
 from spark_pipeline.eventtime.partitions import Partitions, Roots
@@ -324,7 +325,7 @@ class EventPassage:
         if step is not None and step.late is not None:
             self._partitions.count_late(step.late)
         in_postgres = needs_ledger(self._consumer) and self._home.ledger is not None
-        self._settler.settle(
+        moved = self._settler.settle(
             self._state,
             self._standing,
             Reached(numbering, _none(watermark), shares, self._partitions.seen()),
@@ -334,6 +335,8 @@ class EventPassage:
             self._standing[name] = replace(self._standing[name], cursor=share.cursor)
         self._numbering, self._saved = numbering, self._position(shares)
         self._settled(under_way, shares)
+        if moved:
+            raise MovedError(self._consumer.name, shares[moved].cursor)
 
     def _settled(self, under_way: UnderWay | None, shares: dict[str, Share]) -> None:
         if under_way is not None:

@@ -1,7 +1,7 @@
 """Settling for consumers in event-time order: one transaction for all their databases.
 
 What must always hold: the cursor of each database, what was released, what waits and what is dead
-become true together; a cursor that somebody else moved stops all of it.
+become true together; a cursor that somebody else moved is never moved back by it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from cdc.log.view import LogReader
 from cdc.queue.events import enqueue
 from cdc.state.dead_letters import DeadLetter, bury
 from cdc.state.event_partitions import Seen
-from cdc.state.event_time import SourceStanding, fence, note_numbering, note_released
+from cdc.state.event_time import SourceStanding, fence, look, note_numbering, note_released
 from cdc.state.gaps import Gap, gap_told
 from cdc.state.ledgers import TRIM
 from cdc.state.numbering import OUR_LSN, Numbering
-from cdc.state.positions import Settlement, settle
+from cdc.state.positions import MovedError, Settlement, settle
 from spark_pipeline.dead import poisoned
 from spark_pipeline.eventtime.courier import UnderWay
 from spark_pipeline.eventtime.inflow import Inflow
 from spark_pipeline.eventtime.release import late_letters
-from spark_pipeline.outcome import Poison, together
+from spark_pipeline.outcome import Poison, from_on, together
 
 _logger = structlog.get_logger("walbrook.event_time")
 
@@ -101,18 +101,32 @@ class EventSettler:
         reached: Reached,
         *,
         ledger: str | None,
-    ) -> None:
-        """One transaction; ``ledger`` is the name of the consumer's, if it lies in Postgres."""
+    ) -> str:
+        """One transaction; ``ledger`` is the name of the consumer's, if it lies in Postgres.
+
+        A cursor that somebody has moved meanwhile stays where it is, or goes on from there. What
+        was released of the others is settled all the same: it was delivered. The answer is the
+        database of which that is so, for whoever takes the consumer up anew.
+        """
+        moved = ""
         with state.transaction():
             fence(state, self._terms, to_move=True)
+            stands = look(state, self._consumer, reached.shares, to_move=True)
             for source in sorted(reached.shares):
-                share = reached.shares[source]
+                share, at = reached.shares[source], stands.get(source)
+                if at is None:
+                    raise MovedError(self._consumer, standing[source].cursor)
+                known = standing[source]
+                if (at.cursor, at.ledger) != (known.cursor, known.ledger):
+                    moved = source
+                if at.ledger != known.ledger:
+                    continue  # it was moved back: all of this comes again
                 settle(
                     state,
                     source=source,
                     term=self._terms[source],
                     read_to=share.read,
-                    consumers={self._consumer: self._settlement(standing[source], share)},
+                    consumers={self._consumer: _settlement(at.cursor, share)},
                 )
             note_released(
                 state,
@@ -126,6 +140,7 @@ class EventSettler:
             if ledger is not None:
                 lsn, idx = reached.numbering.place(0)
                 state.execute(TRIM, {"ledger": ledger, "lsn": format_lsn(lsn), "idx": idx})
+        return moved
 
     def tell(
         self,
@@ -165,13 +180,16 @@ class EventSettler:
             with state.transaction():
                 bury(state, source, self._consumer, letters)
 
-    def _settlement(self, standing: SourceStanding, share: Share) -> Settlement:
-        return Settlement(
-            since=standing.cursor,
-            cursor=share.cursor,
-            delivered=share.delivered,
-            absorbed=share.absorbed,
-            last_commit=share.last_commit,
-            dead=share.dead,
-            aside=share.aside,
-        )
+
+def _settlement(since: Cursor, share: Share) -> Settlement:
+    """From where the cursor is now; what it was moved over does not wait any more."""
+    aside = share.aside
+    return Settlement(
+        since=since,
+        cursor=max(since, share.cursor),
+        delivered=share.delivered,
+        absorbed=share.absorbed,
+        last_commit=share.last_commit,
+        dead=share.dead,
+        aside=None if aside is None else from_on(aside, since),
+    )

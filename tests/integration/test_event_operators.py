@@ -19,6 +19,8 @@ from cdc.errors import OperatorError
 from cdc.replication.stop import StopSignal
 from cdc.service.start import prepare
 from cdc.state import operators, positions
+from cdc.state.positions import MovedError
+from spark_pipeline.eventtime import passage as passage_module
 from spark_pipeline.eventtime import stage as stage_module
 from spark_pipeline.eventtime.stage import EventStage
 from tests import pgoutput
@@ -118,6 +120,34 @@ def test_a_database_that_is_ahead_is_not_waited_for_when_the_other_has_no_more(
     lane.passage._clocks["a"]._now += 20 * S
     lane.turns()
     assert told(lane)[4:] == [("b", 13, True), ("b", 14, False)]
+
+
+@pytest.mark.parametrize(("to", "again"), [("0/7", [1, 2]), ("0/200", [])], ids=["back", "forward"])
+def test_a_cursor_that_is_moved_during_a_release_repeats_nothing_of_the_other_database(
+    event_lane: MakeLane, monkeypatch: pytest.MonkeyPatch, to: str, again: list[int]
+) -> None:
+    lane = event_lane(sources=("a", "b"))
+    lane.write("a", (1, 1 * S), (2, 3 * S))
+    lane.write("b", (11, 2 * S), (12, 4 * S))
+
+    def move(step: str) -> None:
+        if step == "released":
+            lane.state.execute(
+                f"UPDATE walbrook.consumers SET cursor_lsn = '{to}' WHERE source = 'a'".encode()
+            )
+
+    with monkeypatch.context() as patch:
+        patch.setattr(passage_module, "reached", move)
+        with pytest.raises(MovedError):
+            lane.turns()
+    lane.start()
+    lane.turns()
+    assert [each[1] for each in told(lane)] == [1, 11, 2, *again]
+    lane.write("a", (3, 5 * S))
+    lane.turns()
+    assert [each[1] for each in told(lane)] == [1, 11, 2, *again, 12]
+    found = numbers(lane)
+    assert found == sorted(set(found))
 
 
 def test_rewind_is_for_one_database_and_for_every_kind_of_destination(
