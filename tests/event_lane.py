@@ -76,6 +76,9 @@ class EventLane:
         self._passages: list[EventPassage] = []
         migrate(state)
         self.start()
+        state.execute(
+            "UPDATE walbrook.sources SET earliest_lsn = restart_lsn, earliest_idx = restart_idx"
+        )
 
     def write(
         self, source: str, *rows: tuple[int, int | str | None], table: int = 1, at_us: int = 0
