@@ -144,7 +144,7 @@ class Look:
 def take_up(
     connection: Connection,
     consumer: str,
-    sources: Iterable[str],
+    terms: Mapping[str, int],
     marks: Marks,
     *,
     gaps: Sequence[Gap] = (),
@@ -152,11 +152,13 @@ def take_up(
 ) -> EventStanding:
     """Where a consumer goes on; what it had in a database whose cursor was moved back is undone.
 
-    ``gaps`` are those that its sink is told of first. Its numbers begin above ``log_end``, the last
-    LSN of all of its logs: above every cursor that it can have had in commit order.
+    ``terms`` are those of its databases, ``gaps`` those that its sink is told of first. Its numbers
+    begin above ``log_end``, the last LSN of all of its logs: above every cursor that it can have
+    had in commit order.
     """
-    names = list(sources)
+    names = list(terms)
     with connection.transaction():
+        fence(connection, terms)
         rows = connection.execute(_READ_SOURCES, (consumer, names)).fetchall()
         found = {str(row[0]): _source(row) for row in rows}
         missing = [name for name in names if name not in found]

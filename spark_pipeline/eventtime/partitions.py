@@ -122,7 +122,6 @@ class Partitions:
                     _none(each.watermark),
                     self._idle_since.get(code),
                     int(buffered[code]),
-                    self._late.get(code, 0),
                 )
             )
         return shown

@@ -92,7 +92,7 @@ class EventPassage:
         standing = take_up(
             state,
             consumer.name,
-            settings,
+            self._terms,
             self._marks,
             gaps=[gap for _, gap in self._gaps],
             log_end=lambda: _log_end(settings.values()),
