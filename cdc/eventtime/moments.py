@@ -140,7 +140,7 @@ def _zones(
     offset_us: NDArray[np.int64] = np.zeros(len(chars), np.int64)
     usual: NDArray[np.bool_] = np.ones(len(chars), np.bool_)
     for zone_chars, minutes_at in ((3, None), (6, 4), (5, 3)):  # +hh, +hh:mm, +hhmm
-        at = np.flatnonzero(sign(zone_chars))
+        at = np.flatnonzero(sign(zone_chars) & (body == chars))
         if not len(at):
             continue
         body[at] -= zone_chars

@@ -14,7 +14,7 @@ that are settled weigh no more than the watermark does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,17 +106,21 @@ class Sequencer:
         """A source has ended; its next row makes it active again."""
         self._tracker.complete(source)
 
-    def stuck(self) -> int | None:
-        """The watermark that would make room, where nothing else can.
+    def stuck(self, behind: Collection[str]) -> int | None:
+        """The watermark that would make room, where nothing else can; to ask after a step of None.
 
-        The partition that holds the watermark belongs to a source that is at its bound: it is not
-        read until rows are released, and they are not until it is read. Half of what that source
-        holds lies at or below the watermark given here, for ``step(to=...)``.
+        ``behind`` are the sources of which there is more to read. One of them is at its bound, and
+        the partition that holds the watermark is its own, or nobody holds it: it is not read until
+        rows are released, and they are not until it is read. Half of what it holds lies at or below
+        the watermark given here, for ``step(to=...)``.
         """
-        waiting = [source for source in self._tracker.holders() if not self.wants(source)]
-        if not waiting:
+        if not self._all_caught_up():
             return None
-        return max(self._watermark, *(self._buffer.half_due(source) for source in waiting))
+        holders = self._tracker.holders()
+        full = [s for s in behind if not self.wants(s) and (s in holders or not holders)]
+        if not full:
+            return None
+        return max(self._watermark, *(self._buffer.half_due(source) for source in full))
 
     def push(
         self, source: str, rows: pa.RecordBatch, times: Times, codes: Codes, read: Cursor
@@ -149,7 +153,7 @@ class Sequencer:
         To exactly ``to``: a step that is made again. With ``flush`` so far that nothing waits.
         While a source has not yet been read again up to where it once was, there is no step.
         """
-        if not all(self._caught_up(source) for source in self._standings):
+        if not self._all_caught_up():
             if to is None:
                 return None
             raise ProtocolError("a step was to be made again before its rows were read again")
@@ -187,6 +191,9 @@ class Sequencer:
 
     def _caught_up(self, source: str) -> bool:
         return self._reads[source] >= self._standings[source].read
+
+    def _all_caught_up(self) -> bool:
+        return all(self._caught_up(source) for source in self._standings)
 
     def _check_order(self, source: str, rows: pa.RecordBatch, read: Cursor) -> None:
         first = _cursor_at(rows, 0) if rows.num_rows else read

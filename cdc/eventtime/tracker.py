@@ -89,20 +89,23 @@ class WatermarkTracker:
     def register(
         self, source: str, table: str, *, tolerance_us: int = 0, last_event: int = NO_TIME
     ) -> int:
-        """Follow a partition; the same one again has the same code and keeps what it has seen."""
+        """Follow a partition from its last known event on.
+
+        The same one again has the same code and keeps what it has seen; the tolerance is the new
+        one.
+        """
         code = self._codes.setdefault((source, table), len(self._codes))
         of = self._sources.setdefault(source, len(self._sources))
         self._grow()
-        if self._there[code]:
-            self._tolerances[code] = tolerance_us
-            return code
-        self._there[code], self._idle[code] = True, False
-        self._source_of[code] = of
         self._tolerances[code] = tolerance_us
-        self._last_events[code] = last_event
-        self._watermarks[code] = NO_TIME if last_event == NO_TIME else last_event - tolerance_us
-        self._last_activity[code] = self._clock(source)
-        self._added += 1
+        if not self._there[code]:
+            self._there[code], self._idle[code] = True, False
+            self._source_of[code] = of
+            self._last_events[code] = last_event
+            self._watermarks[code] = NO_TIME
+            self._last_activity[code] = self._clock(source)
+            self._added += 1
+        self._raise_watermarks(np.array([code]))
         return code
 
     def remove(self, source: str, table: str) -> None:
@@ -130,15 +133,13 @@ class WatermarkTracker:
         np.maximum.at(self._last_events, at, times)
         seen: NDArray[np.bool_] = np.zeros(len(self._there), np.bool_)
         seen[at] = True
-        touched = np.flatnonzero(seen)
+        touched = np.flatnonzero(seen & self._there)
         self._read_clocks()
         of = self._source_of[touched]
         self._last_activity[touched] = self._nows[of]
         self._complete[of] = False
         self._idle[touched] = False
-        events = self._last_events[touched]
-        marks = np.where(events == NO_TIME, NO_TIME, events - self._tolerances[touched])
-        self._watermarks[touched] = np.maximum(self._watermarks[touched], marks)
+        self._raise_watermarks(touched)
 
     def complete(self, source: str) -> None:
         """A source has ended and holds nobody back; its next event makes it active again."""
@@ -199,6 +200,11 @@ class WatermarkTracker:
             for (source, table), code in self._codes.items()
             if self._there[code]
         ]
+
+    def _raise_watermarks(self, at: NDArray[np.intp]) -> None:
+        events = self._last_events[at]
+        marks = np.where(events == NO_TIME, NO_TIME, events - self._tolerances[at])
+        self._watermarks[at] = np.maximum(self._watermarks[at], marks)
 
     def _active(self) -> NDArray[np.bool_]:
         return self._there & ~self._idle & ~self._complete[self._source_of]

@@ -20,7 +20,8 @@ _MARK = "walbrook: "
 
 def check_expressions(config: Config, path: Path) -> list[str]:
     """What could not be checked; ConfigError for what is wrong."""
-    if not any(sink.expressions for sink in config.sinks if sink.status == "active"):
+    active = [sink for sink in config.sinks if sink.status == "active"]
+    if not any(sink.expressions or getattr(sink, "window", None) for sink in active):
         return []
     try:
         require_java()

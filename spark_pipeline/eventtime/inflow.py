@@ -79,6 +79,11 @@ class Inflow:
         """Whether all that the logs hold was read."""
         return all(intake.at_end for intake in self._intakes.values())
 
+    @property
+    def behind(self) -> list[str]:
+        """The databases of whose logs there is more to read."""
+        return [name for name, intake in self._intakes.items() if not intake.at_end]
+
     def read(self, sequencer: Sequencer, until: Mapping[str, Cursor] | None = None) -> bool:
         """A stretch of each log for which there is room, or up to ``until``; says whether any."""
         some = False
@@ -96,12 +101,16 @@ class Inflow:
                 self._clocks[name].waiting(now_us)
         return some
 
-    def wait(self) -> None:
-        """Until a log has more, or for a moment."""
+    def wait(self, sequencer: Sequencer) -> None:
+        """Until a log for which there is room has more, or for a moment."""
         deadline = time.monotonic() + _WAIT_S
-        share_s = _WAIT_S if len(self._intakes) == 1 else _LOOK_S
+        wanted = [each for name, each in self._intakes.items() if sequencer.wants(name)]
+        if not wanted or self.held is not None:
+            time.sleep(_WAIT_S)
+            return
+        share_s = _WAIT_S if len(wanted) == 1 else _LOOK_S
         while time.monotonic() < deadline:
-            if any(intake.wait(share_s) for intake in self._intakes.values()):
+            if any(intake.wait(share_s) for intake in wanted):
                 return
 
     def settled_commit(self, source: str, oldest: Cursor | None) -> datetime | None:

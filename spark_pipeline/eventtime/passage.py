@@ -154,11 +154,11 @@ class EventPassage:
     @property
     def stuck(self) -> bool:
         """Whether nothing it may read can make room in its buffer."""
-        return self._under_way is None and self._sequencer.stuck() is not None
+        return self._under_way is None and self._sequencer.stuck(self._inflow.behind) is not None
 
     def wait(self) -> None:
         """Until there may be something to do, or for a moment."""
-        self._inflow.wait()
+        self._inflow.wait(self._sequencer)
 
     def close(self) -> None:
         self._inflow.close()

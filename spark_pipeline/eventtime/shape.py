@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from cdc.decoding.shapes import Parts, Shape
 
-SOURCE: Final = "source"
+SOURCE: Final = "origin_source"
 """The column that says which of the consumer's databases a row is of, counted from 0."""
 
 

@@ -7,8 +7,10 @@ its fix.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any, Final
 
 import pyarrow as pa
@@ -16,7 +18,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from spark_pipeline.eventtime.window_query import ASIDE, Aggregation, WindowQuery, as_texts
+from cdc.config import Sink as SinkConfig
+from cdc.decoding.plan import plan_for
+from spark_pipeline.eventtime.window_query import ASIDE, Aggregation, WindowQuery
 from spark_pipeline.eventtime.window_tables import Tables, WindowTables
 from spark_pipeline.expressions.compiled import Problem
 from spark_pipeline.expressions.engine import Engine, spark_says
@@ -27,6 +31,7 @@ from spark_pipeline.expressions.rules import (
     check_analyzed,
     check_parsed,
 )
+from spark_pipeline.matching import Match
 
 _FIXES: Final = {
     "group_by": "let it give the value to group by, such as record.region, over record.<column>, "
@@ -37,7 +42,7 @@ _QUOTED: Final = re.compile(r"`((?:[^`]|``)*)`")
 
 
 @dataclass(frozen=True)
-class Found:
+class WindowProblems:
     """What is wrong with a window: whatever the tables are, and with these tables."""
 
     of_form: list[Problem]
@@ -46,14 +51,60 @@ class Found:
 
 def check_window(
     spark: SparkSession, consumer: str, spec: Aggregation, tables: Tables | None
-) -> Found:
+) -> WindowProblems:
     """All that is wrong; of the form alone if nobody can say what the tables are."""
     engine = Engine.of(spark)
     checked = _Checked(engine, consumer, WindowTables.of(tables or {}))
     of_form = checked.form_problems(spec)
     if tables is None:
-        return Found(list(of_form.values()), [])
-    return Found(list(of_form.values()), checked.table_problems(spec, set(of_form)))
+        return WindowProblems(list(of_form.values()), [])
+    of_tables = checked.table_problems(spec, set(of_form))
+    return WindowProblems(list(of_form.values()), of_tables)
+
+
+def window_of(sink: SinkConfig) -> Aggregation | None:
+    """The window of a sink, if it has one."""
+    window: Aggregation | None = getattr(sink, "window", None)
+    return window
+
+
+def check_windows(
+    spark: SparkSession | None,
+    sinks: Iterable[SinkConfig],
+    relations: Mapping[str, Sequence[bytes]],
+) -> WindowProblems:
+    """The windows of all sinks, against the tables of their databases as far as all are known.
+
+    ``relations`` are Relation messages as the log keeps them, by database. A window may take a
+    column of any of its tables, so nothing is said of those as long as one database is silent.
+    """
+    found = WindowProblems([], [])
+    for sink in sinks:
+        window = window_of(sink)
+        if window is None:
+            continue
+        assert spark is not None, "a window needs Spark"
+        one = check_window(spark, sink.name, window, _tables_of(sink, relations))
+        found.of_form.extend(one.of_form)
+        found.of_tables.extend(one.of_tables)
+    return found
+
+
+def _tables_of(sink: SinkConfig, relations: Mapping[str, Sequence[bytes]]) -> Tables | None:
+    """The tables that a sink takes; None where a database is silent, or there is no table yet."""
+    sources: Sequence[str] = getattr(sink, "sources", (sink.database,))
+    if not relations.keys() >= set(sources):
+        return None
+    match = Match.of(sink)
+    tables = {
+        source: [
+            plan
+            for plan in map(plan_for, relations[source])
+            if match.takes(plan.relation.namespace, plan.relation.name)
+        ]
+        for source in sources
+    }
+    return tables if any(tables.values()) else None
 
 
 @dataclass(frozen=True)
@@ -94,14 +145,18 @@ class _Checked:
                 )
         return found
 
+    @cached_property
+    def _seen(self) -> DataFrame:
+        """No changes, as expressions see them."""
+        return self.engine.frame(self.tables.schema)
+
     def _check(self, key: str, text: str) -> None:
-        frame = self.engine.frame(self.tables.schema)
         if key == "group_by":
-            chosen: Any = frame.select(sf.expr(text).alias("v"))
+            chosen: Any = self._seen.select(sf.expr(text).alias("v"))
             check_analyzed(self.engine, chosen)
             (tree,) = _trees(chosen._jdf.queryExecution().analyzed().projectList())
         else:
-            chosen = frame.agg(sf.expr(text).alias("v"))
+            chosen = self._seen.agg(sf.expr(text).alias("v"))
             plan = chosen._jdf.queryExecution().analyzed()
             if str(plan.nodeName()) != "Aggregate":
                 raise RuleError("it needs more than the changes of a group")
@@ -109,7 +164,7 @@ class _Checked:
             texts = {name for name, one in self.tables.columns.items() if one.is_numeric_text}
             check_aggregate(self.engine, tree, texts)
         self._check_types(used_by([tree], self.tables.schema))
-        _optimize(chosen.select(*as_texts(chosen)))
+        _optimize(chosen)
 
     def _check_types(self, used: pa.Schema) -> None:
         for row in ("record", "changes"):
@@ -156,6 +211,11 @@ def _optimize(frame: DataFrame) -> None:
 def _spark_says(error: PySparkException) -> str:
     """Spark's message, with the name that may have been meant where a column is not there."""
     said = spark_says(error)
+    if error.getCondition() in ("MISSING_GROUP_BY", "MISSING_AGGREGATION"):
+        return (
+            "a column stands outside of its aggregates, and a group may have many values of it: "
+            "put it into one, such as max(record.<column>)"
+        )
     if error.getCondition() != "FIELD_NOT_FOUND":
         return said
     told = error.getMessageParameters() or {}

@@ -85,6 +85,11 @@ class WindowRun:
             ) from None
 
     def _results(self, table: pa.Table, rows_in_windows: int) -> pa.Table:
+        if not table.num_rows:
+            asked = len(self._spec.group_by) + len(self._spec.aggregates)
+            kinds = [pa.int64(), *[pa.string()] * asked]
+            names = map(str, range(len(kinds)))
+            return pa.schema(zip(names, kinds, strict=True)).empty_table()
         most = self._session.sparkContext.defaultParallelism
         partitions = min(max(1, rows_in_windows // PARTITION_ROWS), most)
         changes = self._session.createDataFrame(table, self._spark_schema)
@@ -96,9 +101,7 @@ class WindowRun:
             frame = self._engine.frame(self._used)
             columns = [self._column(tree) for tree in _inputs(frame, self._spec)]
             self._judge = Projection(self._engine, self._used, columns, frame)
-        (rows,) = table.select(self._used.names).combine_chunks().to_batches() or [None]
-        if rows is None:
-            return {}
+        (rows,) = table.select(self._used.names).combine_chunks().to_batches()
         _, _, failed = answers(rows, self._judge.run, hunt)
         ranks = table.column(RANK).to_numpy()
         places = {int(ranks[at]): what for at, what in failed.items()}

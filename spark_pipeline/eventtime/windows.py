@@ -101,7 +101,8 @@ class WindowAggregator:
     ) -> pa.RecordBatch:
         """What ``close`` gives; PoisonError if a change could not be counted in."""
         closed = self.close(rows, times, closing, sources)
-        for what in closed.bad.values():
+        if closed.bad:
+            what = next(iter(closed.bad.values()))
             raise PoisonError(what, fix="correct the expression or the row; nothing was skipped")
         return closed.results
 

@@ -97,15 +97,21 @@ def check_parsed(engine: Engine, text: str, *, aggregates: bool = False) -> None
     tree = session.sessionState().sqlParser().parseExpression(text)
     if _name(tree) in ("Alias", "MultiAlias"):
         raise RuleError("a name has no use here: leave out AS and what follows it")
+    aggregating = False
     for node in _nodes(tree):
         name = _name(node)
         if name in ("UnresolvedStar", "UnresolvedRegex", "ResolvedStar"):
             raise RuleError("* is not a value: write struct(…) or record as a whole")
         if name == "UnresolvedFunction":
-            _check_function(engine, str(node.nameParts().mkString(".")).lower(), aggregates)
+            function = str(node.nameParts().mkString(".")).lower()
+            aggregating |= _check_function(engine, function, aggregates)
+        # Some aggregates have a grammar of their own; which, is looked at when they are analyzed.
+        aggregating |= name == "AggregateExpression"
         _check_base(engine, node, aggregates=aggregates)
     if _MOVING_LITERAL.search(text):
         raise RuleError(_moving("a date that moves with the clock"))
+    if aggregates and not aggregating:
+        raise RuleError("it aggregates nothing: write count(*), sum(record.<column>) or the like")
 
 
 def check_analyzed(engine: Engine, frame: DataFrame) -> None:
@@ -122,22 +128,23 @@ def check_analyzed(engine: Engine, frame: DataFrame) -> None:
         _check_node(node)
 
 
-def check_aggregate(engine: Engine, tree: Any, numeric_texts: Collection[str]) -> list[Any]:
-    """Refuse an analyzed aggregate by what became of it; its parts that are aggregates, else.
+def check_aggregate(engine: Engine, tree: Any, numeric_texts: Collection[str]) -> None:
+    """Refuse an analyzed aggregate by what became of it.
 
     ``numeric_texts`` are the columns that are numbers to Postgres and text to Spark: Spark would
     add them up as 64-bit floats and compare them letter by letter.
     """
-    found = []
     user_specified = engine.jvm.org.apache.spark.sql.catalyst.expressions.Cast.USER_SPECIFIED_CAST()
     for node in _nodes(tree, engine):
         name = _name(node)
         _check_base(engine, node, aggregates=True)
         _check_node(node)
-        if name == "AggregateExpression":
-            found.append(node)
-        elif name in _COMPARING:
-            _check_compared(node, numeric_texts)
+        kind = str(node.getClass().getName())
+        if _is_a(engine, kind, "aggregate.AggregateFunction"):
+            if str(node.prettyName()) not in _AGGREGATES:
+                raise RuleError(f"the function {node.prettyName()} is refused: {_ORDER}")
+            if name in _COMPARING:
+                _check_compared(node, numeric_texts)
         elif (
             name == "Cast"
             and _is_text_as_double(node)
@@ -147,9 +154,6 @@ def check_aggregate(engine: Engine, tree: Any, numeric_texts: Collection[str]) -
                 f"it would make 64-bit floats of the texts {_shown(node.child())}, which rounds: "
                 "write cast(… AS decimal(38, 9)), or AS double if that will do"
             )
-    if not found:
-        raise RuleError("it aggregates nothing: write count(*), sum(record.<column>) or the like")
-    return found
 
 
 def _check_compared(function: Any, numeric_texts: Collection[str]) -> None:
@@ -183,7 +187,8 @@ def _check_node(node: Any) -> None:
         raise RuleError(_moving("a date that moves with the clock"))
 
 
-def _check_function(engine: Engine, name: str, aggregates: bool) -> None:
+def _check_function(engine: Engine, name: str, aggregates: bool) -> bool:
+    """Refuse one that may not be; whether it is an aggregate."""
     plain = name.removeprefix("system.builtin.").removeprefix("builtin.")
     if plain in _CLOCK | _RANDOM:
         raise RuleError(_moving(f"the function {plain}"))
@@ -194,11 +199,12 @@ def _check_function(engine: Engine, name: str, aggregates: bool) -> None:
     if known.isEmpty():
         raise RuleError(f"there is no function {name} of Spark's own")
     if aggregates and plain in _AGGREGATES:
-        return
+        return True
     if aggregates and known.get().getGroup() == "agg_funcs":
         raise RuleError(f"the function {plain} is refused: {_ORDER}")
     if plain in _OTHER or (known.get().getGroup() not in _GROUPS and plain not in _ALSO):
         raise RuleError(_outside(plain))
+    return False
 
 
 def _check_base(engine: Engine, node: Any, *, aggregates: bool = False) -> None:

@@ -19,6 +19,7 @@ from cdc.decoding.plan import plan_for
 from cdc.errors import ConfigError, WalbrookError
 from cdc.replication.published import published_relations
 from cdc.service.start import reach
+from spark_pipeline.eventtime.window_check import check_windows, window_of
 from spark_pipeline.expressions.compiled import Expressions
 from spark_pipeline.matching import Match
 
@@ -45,28 +46,35 @@ class Found:
 
 
 def has_expressions(config: Config, *, sql: bool = False) -> bool:
-    """Whether an active sink has any; with ``sql``, any that need Spark."""
-    found = [Expressions.of(sink) for sink in config.sinks if sink.status == "active"]
-    return any(one is not None and (not sql or bool(one.sql)) for one in found)
+    """Whether an active sink has any, those of windows included; with ``sql``, any for Spark."""
+    active = [sink for sink in config.sinks if sink.status == "active"]
+    found = [Expressions.of(sink) for sink in active]
+    return any(one is not None and (not sql or bool(one.sql)) for one in found) or any(
+        window_of(sink) is not None for sink in active
+    )
 
 
 def check_config(spark: SparkSession | None, config: Config) -> Found:
     """Every consumer's expressions, against the tables of every source that answers."""
     found = Found()
+    relations: dict[str, list[bytes]] = {}
+    windowed = [sink for sink in config.sinks if sink.status == "active" and window_of(sink)]
     for database in config.databases:
         sinks = _with_expressions(config, database)
-        if not sinks:
+        if not sinks and not any(sink in windowed for sink in config.sinks_of(database.name)):
             continue
-        relations: list[bytes] = []
         try:
             with reach(database.dsn(), f"database {database.name}") as source:
-                relations = published_relations(source, database.publication.name)
+                relations[database.name] = published_relations(source, database.publication.name)
         except (WalbrookError, psycopg.Error) as error:
             found.unchecked.append(
                 f"the expressions on database {database.name} were checked for their form alone, "
                 f"not against its tables: {str(error).strip()}"
             )
-        _check(found, spark, sinks, relations)
+        _check(found, spark, sinks, relations.get(database.name, ()))
+    of_windows = check_windows(spark, windowed, relations)
+    found.problems += map(_with_fix, of_windows.of_form)
+    found.unfit += map(_with_fix, of_windows.of_tables)
     return found
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from cdc.connection import Connection
@@ -144,4 +145,22 @@ def test_two_databases_come_in_one_order_and_each_keeps_its_cursor(
     lane.write("a", (6, 6 * S))
     lane.turns()
     assert ids(lane) == [1, 2, 3, 4]
+    lane.close()
+
+
+def test_parquet_holds_the_cursors_of_the_source_and_absorbs_by_number(
+    state: Connection, tmp_path: Path
+) -> None:
+    place = {"type": "parquet", "path": tmp_path / "rows", "partition_by": ["table"]}
+    lane = EventLane(state, tmp_path, destination=place)
+    lane.write("a", (1, 5 * S), (2, 3 * S))
+    lane.write("a", (3, 9 * S))
+    lane.turns()
+    lane.start()
+    lane.turns()
+    files = [
+        pq.read_table(file, partitioning=None) for file in (tmp_path / "rows").rglob("*.parq*")
+    ]
+    cursors = [(row["commit_lsn"], row["commit_idx"]) for f in files for row in f.to_pylist()]
+    assert sorted(cursors) == [(0x100, 0), (0x100, 1), (0x200, 0)]
     lane.close()
