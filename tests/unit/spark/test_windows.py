@@ -395,7 +395,9 @@ def test_aggregates_of_many_kinds_are_taken(spark: SparkSession) -> None:
         "sum(cast(record.exact AS decimal(38, 9)))",
         "max(metadata.commit_timestamp)",
         "count_if(action = 'insert')",
-        "try_sum(record.id)",
+        "sum(cast(record.exact AS double))",
+        *(f"{name}(record.n)" for name in ("bit_xor", "median", "skewness", "std", "try_sum")),
+        *(f"{name}(record.price, record.n)" for name in ("corr", "regr_sxx", "regr_r2")),
     ]
     given = spec({f"a{at}": text for at, text in enumerate(asked)}, {"r": "upper(record.region)"})
     assert problems(spark, given) == []
