@@ -221,4 +221,4 @@ def _spark_says(error: PySparkException) -> str:
     told = error.getMessageParameters() or {}
     (asked,) = _QUOTED.findall(told.get("fieldName", "``"))[:1] or [""]
     near = get_close_matches(asked, _QUOTED.findall(told.get("fields", "")), n=1)
-    return f"{said}; did you mean {near[0]}?" if near else said
+    return f"{said} (did you mean {near[0]}?)" if near else said
