@@ -18,7 +18,7 @@ from cdc.eventtime.chunk import Chunk
 from cdc.eventtime.released import Places, Released, gathered_by_due
 from cdc.eventtime.times import NO_TIME, Codes, Times
 
-CHUNKS_MAX = 32
+CHUNKS_MAX = 16
 """Chunks of a source: what a release looks at."""
 _MERGED_AT_ONCE = 8
 

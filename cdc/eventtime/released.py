@@ -14,6 +14,8 @@ from cdc.eventtime.times import Codes, Times
 
 Places = NDArray[np.intp]
 Sources = NDArray[np.int16]
+_COPIED_MAX = 4_096
+"""Rows that are copied in the time that picking any number of them takes to begin."""
 _Number = TypeVar("_Number", bound=np.generic)
 
 
@@ -44,46 +46,55 @@ class Part:
 
 
 def gathered(parts: Sequence[Part]) -> Released | None:
-    """The rows of all parts, one part after the other; None if there are no parts."""
-    return _gathered(parts, None)
+    """The rows of all parts, one part after the other; None if there are no parts.
+
+    Of a single part that is taken whole the rows are not copied.
+    """
+    if not parts:
+        return None
+    batches = [
+        part.rows if len(part.places) == part.rows.num_rows else taken(part.rows, part.places)
+        for part in parts
+    ]
+    return _with(_one(batches), parts, None)
 
 
 def gathered_by_due(parts: Sequence[Part]) -> Released | None:
-    """The rows of all parts by due; ties stay in the order of parts and of places."""
-    if len(parts) <= 1:
-        # A merge of one is a sort, and mostly there is nothing left to sort.
-        due = parts[0].due[parts[0].places] if parts else np.empty(0, np.int64)
-        if not (due[1:] < due[:-1]).any():
-            return _gathered(parts, None)
-    due = np.concatenate([part.due[part.places] for part in parts])
-    return _gathered(parts, np.argsort(due, kind="stable"))
-
-
-def _gathered(parts: Sequence[Part], order: Places | None) -> Released | None:
+    """The rows of all parts, each in the order of due already, as one; ties stay in the order of
+    parts. None if there are no parts."""
     if not parts:
         return None
-
-    def whole(columns: Sequence[NDArray[_Number]]) -> NDArray[_Number]:
-        joined = columns[0] if len(columns) == 1 else np.concatenate(columns)
-        return joined if order is None else joined[order]
-
-    places: list[Places] = []
+    if len(parts) == 1:
+        return _with(taken(parts[0].rows, parts[0].places), parts, None)
     batches: list[pa.RecordBatch] = []
+    places: list[Places] = []
     before = 0
     for part in parts:
-        # To copy a whole batch is cheaper than to pick most of its rows twice.
-        dense = len(parts) == 1 or 2 * len(part.places) >= part.rows.num_rows
-        batches.append(part.rows if dense else taken(part.rows, part.places))
-        places.append((part.places if dense else np.arange(len(part.places))) + before)
+        # To copy a batch whole is cheaper than to pick many of its rows twice, or a few at all.
+        whole = part.rows.num_rows <= _COPIED_MAX + 2 * len(part.places)
+        batches.append(part.rows if whole else taken(part.rows, part.places))
+        places.append((part.places if whole else np.arange(len(part.places))) + before)
         before += batches[-1].num_rows
-    rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    order = np.argsort(np.concatenate([part.due[part.places] for part in parts]), kind="stable")
+    return _with(taken(_one(batches), np.concatenate(places)[order]), parts, order)
+
+
+def _with(rows: pa.RecordBatch, parts: Sequence[Part], order: Places | None) -> Released:
+    def column(values: list[NDArray[_Number]]) -> NDArray[_Number]:
+        joined = values[0] if len(values) == 1 else np.concatenate(values)
+        return joined if order is None else joined[order]
+
     return Released(
-        taken(rows, whole(places)),
-        whole([part.times[part.places] for part in parts]),
-        whole([part.due[part.places] for part in parts]),
-        whole([part.codes[part.places] for part in parts]),
-        whole([np.full(len(part.places), part.source, np.int16) for part in parts]),
+        rows,
+        column([part.times[part.places] for part in parts]),
+        column([part.due[part.places] for part in parts]),
+        column([part.codes[part.places] for part in parts]),
+        column([np.full(len(part.places), part.source, np.int16) for part in parts]),
     )
+
+
+def _one(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def taken(rows: pa.RecordBatch, places: Places) -> pa.RecordBatch:

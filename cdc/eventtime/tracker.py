@@ -159,8 +159,7 @@ class WatermarkTracker:
         self._idle = quiet >= self._idle_timeout
         active = self._active()
         if active.any():
-            lowest = int(self._watermarks[active].min())
-            found = lowest if lowest == NO_TIME else lowest - self._margin
+            found = int(self._watermarks[active].min()) - self._margin
         else:
             found = self._with_nobody_active(quiet)
         if found > self._combined:
