@@ -111,6 +111,7 @@ def _memory() -> dict[str, object]:
     _push(sequencer, batches[:1])  # what is loaded once is not the rows'
     arrow_before, before = pa.total_allocated_bytes(), _rss()
     _push(sequencer, batches[1:])
+    pa.default_memory_pool().release_unused()
     rows = (_BATCHES - 1) * _BATCH_ROWS
     arrow = pa.total_allocated_bytes() - arrow_before
     return {

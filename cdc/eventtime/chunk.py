@@ -15,6 +15,9 @@ from cdc.cursor import Cursor
 from cdc.eventtime.released import Part, Places, gathered, taken
 from cdc.eventtime.times import Codes, Times
 
+_INDEX_BYTES = 4 * 8 + 2 * 4
+"""Of each row: time, due, order and sorted due; code and lowest place."""
+
 
 class Chunk:
     """Its rows leave in the order in which they are due."""
@@ -27,7 +30,7 @@ class Chunk:
         self._order = np.argsort(due, kind="stable")
         self._sorted_due = due[self._order]
         # The lowest place among those that are released at or after each point of the order.
-        self._lowest = np.minimum.accumulate(self._order[::-1])[::-1]
+        self._lowest = np.minimum.accumulate(self._order[::-1].astype(np.int32))[::-1]
         self._gone = 0
         self._row_bytes = int(rows.nbytes)
 
@@ -54,8 +57,7 @@ class Chunk:
     @property
     def bytes(self) -> int:
         """Memory that it takes, also by what was released and is still here."""
-        index = 5 * self._due.itemsize + self._codes.itemsize
-        return self._row_bytes + len(self._due) * index
+        return self._row_bytes + len(self._due) * _INDEX_BYTES
 
     @property
     def wasteful(self) -> bool:
