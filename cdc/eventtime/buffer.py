@@ -14,11 +14,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from cdc.cursor import Cursor
-from cdc.eventtime.chunk import Chunk, Places
-from cdc.eventtime.released import Released, joined
+from cdc.eventtime.chunk import Chunk
+from cdc.eventtime.released import Places, Released, gathered_by_due
 from cdc.eventtime.times import NO_TIME, Codes, Times
 
-CHUNKS_MAX = 32
+CHUNKS_MAX = 16
 """Chunks of a source: what a release looks at."""
 _MERGED_AT_ONCE = 8
 
@@ -92,18 +92,15 @@ class EventTimeBuffer:
 
     def release(self, watermark: int) -> Released | None:
         """Everything that is due at or below the watermark."""
-        pieces = [
-            piece
-            for code, chunk in self._all()
-            if (piece := chunk.release(watermark, code)) is not None
-        ]
-        if not pieces:
+        parts = [chunk.release(watermark, code) for code, chunk in self._all()]
+        released = gathered_by_due([part for part in parts if part is not None])
+        if released is None:
             return None
         for source, chunks in self._chunks.items():
             self._chunks[source] = [
                 Chunk.merged([chunk]) if chunk.wasteful else chunk for chunk in chunks if len(chunk)
             ]
-        return _ordered(pieces)
+        return released
 
     def flush(self) -> Released | None:
         """Everything."""
@@ -111,19 +108,14 @@ class EventTimeBuffer:
 
     def within(self, start: int, end: int) -> Released | None:
         """What waits with ``start <= time < end``, ordered as a release; nothing is taken out."""
-        pieces = (chunk.within(start, end, code) for code, chunk in self._all())
-        return _ordered([piece for piece in pieces if piece is not None])
+        parts = [chunk.within(start, end, code) for code, chunk in self._all()]
+        return gathered_by_due([part for part in parts if part is not None])
 
     def _all(self) -> Iterator[tuple[int, Chunk]]:
         """In the order of sources, and of cursors in each: what a stable sort keeps of ties."""
         for code, chunks in enumerate(self._chunks.values()):
             for chunk in chunks:
                 yield code, chunk
-
-
-def _ordered(pieces: Sequence[Released]) -> Released | None:
-    whole = joined(pieces)
-    return None if whole is None else whole.in_order_of_due()
 
 
 def _merge_smallest(chunks: list[Chunk]) -> None:

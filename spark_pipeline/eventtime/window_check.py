@@ -62,12 +62,6 @@ def check_window(
     return WindowProblems(list(of_form.values()), of_tables)
 
 
-def window_of(sink: SinkConfig) -> Aggregation | None:
-    """The window of a sink, if it has one."""
-    window: Aggregation | None = getattr(sink, "window", None)
-    return window
-
-
 def check_windows(
     spark: SparkSession | None,
     sinks: Iterable[SinkConfig],
@@ -80,7 +74,7 @@ def check_windows(
     """
     found = WindowProblems([], [])
     for sink in sinks:
-        window = window_of(sink)
+        window = sink.window
         if window is None:
             continue
         assert spark is not None, "a window needs Spark"
@@ -221,4 +215,4 @@ def _spark_says(error: PySparkException) -> str:
     told = error.getMessageParameters() or {}
     (asked,) = _QUOTED.findall(told.get("fieldName", "``"))[:1] or [""]
     near = get_close_matches(asked, _QUOTED.findall(told.get("fields", "")), n=1)
-    return f"{said}; did you mean {near[0]}?" if near else said
+    return f"{said} (did you mean {near[0]}?)" if near else said

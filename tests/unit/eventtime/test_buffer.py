@@ -81,12 +81,13 @@ def test_nothing_of_what_was_handed_over_is_held() -> None:
     handed = {part.address for column in given for part in column.buffers() if part}
     buffer.add("shop", given.slice(10, 500), times[10:510], times[10:510], codes[10:510])
     buffer.add("warehouse", given, times, times, codes, keep=np.arange(2, 9))
-    released = buffer.flush()
-    assert released is not None
-    assert len(released) == 507
-    held = chain.from_iterable(column.buffers() for column in released.rows)
-    assert handed.isdisjoint(part.address for part in held if part)
-    assert not np.shares_memory(released.times, times)
+    for chunk in (*buffer._chunks["shop"], *buffer._chunks["warehouse"]):
+        held = chain.from_iterable(column.buffers() for column in chunk._rows)
+        assert handed.isdisjoint(part.address for part in held if part)
+        for column in (chunk._times, chunk._due, chunk._codes):
+            assert not np.shares_memory(column, times)
+            assert not np.shares_memory(column, codes)
+    assert buffer.rows == 507
 
 
 def test_no_more_is_held_than_twice_what_waits() -> None:
