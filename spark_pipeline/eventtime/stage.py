@@ -167,6 +167,7 @@ class EventStage:
             if timeout_s:
                 _logger.warning("event_time.drain_timeout", consumer=self._consumer.name)
         passage.settle()
+        passage.show(at_once=True)
 
     def _look(self, state: Connection, passage: EventPassage) -> None:
         """For what an operator did, at once if it was heard of."""
