@@ -212,7 +212,8 @@ class EventStage:
             if not paused:
                 paused = True
                 self._show(state, Standing(None, "paused", paused=True))
-                self._report(state, [_paused(self._consumer.name)], scope="lane_")
+                held = [name for name, each in found.items() if each.paused]
+                self._report(state, [_paused(self._consumer, held)], scope="lane_")
             if self._stop.wait(_LOOK_S / 2):
                 return False
 
@@ -345,10 +346,15 @@ def _failing(consumer: str, standing: Standing) -> Condition:
     )
 
 
-def _paused(consumer: str) -> Condition:
+def _paused(consumer: SinkConfig, sources: list[str]) -> Condition:
+    """``sources`` are the databases in which somebody paused it."""
+    one = len(consumer.sources) == 1
+    names = [consumer.name] if one else [f"{source}/{consumer.name}" for source in sources]
+    commands = " and ".join(f"walbrook resume {name}" for name in names)
+    calls = ", ".join(f"walbrook.resume('{name}')" for name in names)
     return Condition(
         "lane_paused",
         "warning",
-        f"{consumer} is paused: it gets nothing, and the change log keeps what it lacks",
-        fix=f"walbrook resume {consumer}, or SELECT walbrook.resume('{consumer}')",
+        f"{consumer.name} is paused: it gets nothing, and the change log keeps what it lacks",
+        fix=f"{commands}, or SELECT {calls}",
     )
