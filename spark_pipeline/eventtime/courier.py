@@ -159,11 +159,8 @@ class Courier:
         return desk.finish(release.after.place(0))
 
     def _shaped(self, rows: pa.RecordBatch) -> MessageBatch:
-        many = len(self._settings) > 1
-        shapes = [
-            shape_of(self._consumer, each.origin, of_many=many) for each in self._settings.values()
-        ]
-        shape = MergedShape(shapes) if many else shapes[0]
+        shapes = [shape_of(self._consumer, each.origin) for each in self._settings.values()]
+        shape = MergedShape(shapes) if len(shapes) > 1 else shapes[0]
         shaped = shape.rows(rows)
         if ROUTE in rows.schema.names:
             shaped = shaped.append_column(ROUTE, rows.column(ROUTE))

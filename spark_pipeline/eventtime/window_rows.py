@@ -94,8 +94,11 @@ class WindowRows:
         return pa.StructArray.from_arrays(arrays, fields=list(wanted))
 
     def _keys(self) -> pa.StringArray:
-        lsn, idx = (self.rows.column(name) for name in ("commit_lsn", "commit_idx"))
-        return joined(lsn.cast(pa.string()), ":", idx.cast(pa.string()))
+        lsn, idx = (
+            self.rows.column(name).cast(pa.string()) for name in ("commit_lsn", "commit_idx")
+        )
+        database = [self._of_origin("name"), ":"] if len(self.origins) > 1 else []
+        return joined(*database, lsn, ":", idx)
 
     def _names(self, column: str) -> pa.ListArray:
         return typed_values(self.rows.column(column).cast(pa.binary()), _NAMES)

@@ -111,7 +111,8 @@ def test_metadata_says_which_database_a_change_is_from() -> None:
         "database": "otherdb",
     }
     assert said[1]["consumer"] == {"name": "orders"}
-    assert said[1]["idempotency_key"] == f"{said[1]['commit_lsn']}:{said[1]['commit_idx']}"
+    cursor = f"{said[1]['commit_lsn']}:{said[1]['commit_idx']}"
+    assert said[1]["idempotency_key"] == f"shop:{cursor}", "cursors of two databases can be equal"
 
 
 def test_a_value_that_its_type_cannot_have_is_told_with_its_row() -> None:
