@@ -205,7 +205,7 @@ def _first(changes: pa.RecordBatch) -> Cursor:
     return Cursor(changes.column("commit_lsn")[0].as_py(), changes.column("commit_idx")[0].as_py())
 
 
-def shape_of(consumer: SinkConfig, origin: Origin, *, of_many: bool = False) -> Shape:
+def shape_of(consumer: SinkConfig, origin: Origin) -> Shape:
     """How a consumer sees the changes of a database."""
     context = Context(
         consumer=consumer.name,
@@ -214,7 +214,7 @@ def shape_of(consumer: SinkConfig, origin: Origin, *, of_many: bool = False) -> 
         database=origin.database,
         now_ns=time.time_ns(),
         format=form_of(consumer),
-        of_many=of_many,
+        of_many=len(consumer.sources) > 1,
     )
     transformed = "transform" in consumer.expressions
     return shape_for(consumer.shape, context, transformed=transformed)
