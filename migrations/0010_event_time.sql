@@ -16,6 +16,8 @@ CREATE TABLE walbrook.event_time (
     planned      boolean NOT NULL DEFAULT false,
     planned_from bigint,
     planned_to   bigint,
+    order_mark   text NOT NULL DEFAULT '',
+    sent_mark    text,
     moved_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     CHECK (planned = (planned_to IS NOT NULL))
 );
@@ -25,6 +27,8 @@ COMMENT ON COLUMN walbrook.event_time.base_lsn IS 'With sequence: what its next 
 COMMENT ON COLUMN walbrook.event_time.sequence IS 'How many messages it has released.';
 COMMENT ON COLUMN walbrook.event_time.watermark IS 'Microseconds since 1970: everything at or below it was released. Null before the first.';
 COMMENT ON COLUMN walbrook.event_time.planned IS 'Whether a release is under way: from planned_from, exclusive, to planned_to. After a crash it is made again, the same to the last message.';
+COMMENT ON COLUMN walbrook.event_time.order_mark IS 'Stands for what its configuration says of event times. With another one the same changes have other times, so it begins anew at its cursors.';
+COMMENT ON COLUMN walbrook.event_time.sent_mark IS 'Stands for what the messages on their way are made of; null if none are. If that has changed after a crash, numbers begin that no destination has seen.';
 
 CREATE TABLE walbrook.event_sources (
     consumer    integer PRIMARY KEY REFERENCES walbrook.consumers (id) ON DELETE CASCADE,
@@ -188,6 +192,89 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 COMMENT ON FUNCTION walbrook.called IS 'What an operator calls a consumer: its name, or database/consumer if several databases have one.';
+
+CREATE FUNCTION walbrook.is_numbered(c walbrook.consumers) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT FROM walbrook.event_sources e WHERE e.consumer = c.id)
+$$;
+
+COMMENT ON FUNCTION walbrook.is_numbered IS 'Whether its messages have numbers in place of cursors, as in event-time order: then what comes again has a number that its destination has not seen.';
+
+-- As before, and one whose messages are numbered gets everything again, whatever its destination is.
+CREATE OR REPLACE FUNCTION walbrook.rewind(
+    consumer text,
+    to_cursor text DEFAULT NULL,
+    to_time timestamptz DEFAULT NULL,
+    to_earliest boolean DEFAULT false
+) RETURNS walbrook.consumer_state
+LANGUAGE plpgsql AS $$
+DECLARE
+    c walbrook.consumers := walbrook.find_consumer(rewind.consumer);
+    stands text := c.cursor_lsn || ':' || c.cursor_idx;
+    earliest walbrook.place;
+    log_end walbrook.place := walbrook.end_for(c);
+    target walbrook.place;
+    cut bigint;
+BEGIN
+    IF num_nonnulls(to_cursor, to_time, nullif(to_earliest, false)) <> 1 THEN
+        RAISE EXCEPTION 'it is not clear where % is to go', c.name
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'give one of to_cursor, to_time and to_earliest => true';
+    END IF;
+    SELECT coalesce(s.earliest_lsn, s.restart_lsn), coalesce(s.earliest_idx, s.restart_idx)
+      INTO earliest FROM walbrook.sources s WHERE s.name = c.source;
+    target := CASE WHEN to_cursor IS NOT NULL THEN walbrook.parse_cursor(to_cursor)
+                   WHEN to_time IS NOT NULL
+                   THEN greatest(walbrook.place_at(c.source, to_time), earliest)
+                   ELSE earliest END;
+    IF target < earliest THEN
+        RAISE EXCEPTION 'the change log of % no longer has %:%: it begins at %:%', c.source,
+                        target.lsn, target.idx, earliest.lsn, earliest.idx
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'to begin with the first change that it has, say to_earliest => true';
+    END IF;
+    IF target > log_end THEN
+        RAISE EXCEPTION '%:% is beyond the end of the change log of %, which is %:%', target.lsn,
+                        target.idx, c.source, log_end.lsn, log_end.idx
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'walbrook.cursors shows where everyone stands';
+    END IF;
+    IF target > ROW(c.cursor_lsn, c.cursor_idx)::walbrook.place THEN
+        RAISE EXCEPTION '% stands at %, which is before %:%', c.name, stands, target.lsn, target.idx
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'nothing is passed over by a rewind; to give up all that it has not had, '
+                         'walbrook.discard_all';
+    END IF;
+    IF walbrook.keeps_position(c.destination) AND NOT walbrook.is_numbered(c) THEN
+        RAISE EXCEPTION '% would get nothing again: its destination (%) keeps a position of its '
+                        'own and takes what is below it for repeats', c.name, c.destination
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = format('give it an empty destination (another %s), start the service, and '
+                                'then: UPDATE walbrook.consumers SET cursor_lsn = %L, '
+                                'cursor_idx = %s WHERE source = %L AND name = %L',
+                                CASE c.destination WHEN 'redis_stream' THEN 'stream_key'
+                                                   ELSE 'path' END,
+                                target.lsn, target.idx, c.source, c.name);
+    END IF;
+    -- What a pull consumer has stored above where it stands is about to be settled: if it were taken
+    -- out while the cursor stays, that would go past it.
+    IF c.destination = 'pull' AND target = ROW(c.cursor_lsn, c.cursor_idx)::walbrook.place THEN
+        RETURN walbrook.acted(c.id, 'rewind', 0);
+    END IF;
+    cut := walbrook.cut_queue(c, target, for_good => false);
+    -- What was given up or dropped from there on comes after all.
+    DELETE FROM walbrook.gaps g
+     WHERE g.source = c.source AND g.consumer = c.name AND g.reason IN ('discarded', 'cap', 'ttl')
+       AND (g.from_lsn, g.from_idx) >= (target.lsn, target.idx);
+    UPDATE walbrook.gaps g SET to_lsn = target.lsn, to_idx = target.idx
+     WHERE g.source = c.source AND g.consumer = c.name AND g.reason IN ('discarded', 'cap', 'ttl')
+       AND (g.to_lsn, g.to_idx) > (target.lsn, target.idx);
+    UPDATE walbrook.consumers k
+       SET cursor_lsn = target.lsn, cursor_idx = target.idx, moved_at = clock_timestamp()
+     WHERE k.id = c.id;
+    RETURN walbrook.acted(c.id, 'rewind', cut);
+END
+$$;
 
 -- As before, and named either way.
 CREATE OR REPLACE FUNCTION walbrook.find_dead_letter(number bigint, consumer text)

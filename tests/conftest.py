@@ -14,4 +14,7 @@ os.environ.setdefault(TOKEN_VARIABLE, "a token of this test run")
 settings.register_profile("walbrook", deadline=None)
 settings.load_profile("walbrook")
 
-pytest_plugins = ["tests.fix_postgres", "tests.fix_redis", "tests.fix_http", "tests.fix_ledger"]
+pytest_plugins = [
+    "tests.fix_postgres", "tests.fix_redis", "tests.fix_http", "tests.fix_ledger",
+    "tests.fix_event_lane",
+]  # fmt: skip

@@ -101,6 +101,8 @@ class EventLane:
     def start(self) -> None:
         """What a start of the service does, also after a crash."""
         self._starts += 1
+        timed = self.sink.event_time
+        assert timed is not None
         settings = {}
         for name in self.sources:
             term = register_source(
@@ -123,7 +125,7 @@ class EventLane:
                 micro_batch_rows=1000,
                 micro_batch_bytes=1 << 20,
                 ledger=self._ledger,
-                times=(("", "at"),),
+                times=(("", timed.column or ""),),
             )
         self.settings = settings
         self.take_up()
@@ -143,6 +145,13 @@ class EventLane:
             windows=self._windows,
         )
         self._passages = [passage]
+
+    def change_event_time(self, **given: Any) -> None:
+        """Start with another configuration of event time."""
+        assert self.sink.event_time is not None
+        changed = self.sink.event_time.model_copy(update=given)
+        self.sink = self.sink.model_copy(update={"event_time": changed})
+        self.start()
 
     @property
     def passage(self) -> EventPassage:

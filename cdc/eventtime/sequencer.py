@@ -101,13 +101,20 @@ class Sequencer:
         """Whether more of a source may be pushed.
 
         What was read before a restart is always wanted: it had room then, and until it is there no
-        step can be made.
+        step can be made. A source that is ahead waits there: what more it has at or below its floor
+        could not be told from what is settled.
         """
-        return not self._caught_up(source) or self._buffer.has_room(source)
+        if not self._caught_up(source):
+            return True
+        return not self._is_ahead(source) and self._buffer.has_room(source)
 
     def complete(self, source: str) -> None:
         """A source has ended; its next row makes it active again."""
         self._tracker.complete(source)
+
+    def resume(self, source: str) -> None:
+        """It has not ended after all."""
+        self._tracker.resume(source)
 
     def stuck(self, behind: Collection[str]) -> int | None:
         """The watermark that would make room, where nothing else can; to ask after a step of None.
@@ -120,7 +127,7 @@ class Sequencer:
         if not self._all_caught_up():
             return None
         holders = self._tracker.holders()
-        full = [s for s in behind if not self.wants(s) and (s in holders or not holders)]
+        full = [s for s in behind if not self._buffer.has_room(s) and (s in holders or not holders)]
         if not full:
             return None
         return max(self._watermark, *(self._buffer.half_due(source) for source in full))
@@ -165,7 +172,7 @@ class Sequencer:
         elif flush:
             self._watermark = max(before, self._buffer.max_due)
         else:
-            self._watermark = max(before, self._tracker.look())
+            self._watermark = max(before, self._reachable())
         late = gathered([part for parts in self._late.values() for part in parts])
         released = self._buffer.release(self._watermark)
         if late is None and released is None and before == self._watermark:
@@ -188,6 +195,22 @@ class Sequencer:
             if follows.any():
                 due = np.where(follows, np.maximum(due, self._watermark), due)
         return due, follows
+
+    def _reachable(self) -> int:
+        """How far the tracker lets the watermark go; not past a source that is ahead.
+
+        Where nobody else is waited for, such a source is met where it stands: it was there before.
+        """
+        found = self._tracker.look()
+        ahead = {s: each.floor for s, each in self._standings.items() if self._is_ahead(s)}
+        if not ahead:
+            return found
+        lowest = min(ahead.values())
+        return lowest if self._tracker.active_sources() <= ahead.keys() else min(found, lowest)
+
+    def _is_ahead(self, source: str) -> bool:
+        """Whether more of it was released than the watermark says: another was moved back."""
+        return self._standings[source].floor > self._watermark
 
     def _caught_up(self, source: str) -> bool:
         return self._reads[source] >= self._standings[source].read

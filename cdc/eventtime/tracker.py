@@ -151,6 +151,11 @@ class WatermarkTracker:
         self._grow()
         self._complete[of] = self._some_complete = True
 
+    def resume(self, source: str) -> None:
+        """It has not ended after all."""
+        if source in self._sources:
+            self._complete[self._sources[source]] = False
+
     def look(self) -> int:
         """Find out who is idle by now; the combined watermark."""
         self._raise_watermarks()
@@ -189,6 +194,11 @@ class WatermarkTracker:
         held = np.unique(self._source_of[active & (self._watermarks == lowest)])
         names = [*self._sources]
         return {names[of] for of in held}
+
+    def active_sources(self) -> set[str]:
+        """The sources that have an active partition."""
+        names = [*self._sources]
+        return {names[of] for of in np.unique(self._source_of[self._active()])}
 
     def partitions(self) -> list[PartitionState]:
         """Every partition that is followed, in the order of its code."""

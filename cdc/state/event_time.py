@@ -4,38 +4,38 @@ Such a consumer delivers out of its log's order, so its cursor alone does not sa
 must always hold: of the changes from its cursor up to ``read``, exactly those due at or below
 ``floor`` are settled; and before a release is sent its bounds are stored (``plan_release``), so
 that after a crash the same messages go out once more, in the same order and under the same numbers,
-and whoever has some of them knows them again.
+and whoever has some of them knows them again. Where they would not be the same, because cursors or
+the configuration were changed since, numbers begin that nobody has seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
+import structlog
 
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn, parse_lsn
 from cdc.errors import OperatorError
+from cdc.state.event_marks import Marks, mark_of
+from cdc.state.event_partitions import Seen, forget_events, keep_seen
 from cdc.state.fence import FENCE, FENCE_TO_MOVE, fenced
+from cdc.state.gaps import Gap
+from cdc.state.numbering import OUR_LSN, Numbering
 from cdc.state.positions import MovedError
 
-Integers = npt.NDArray[np.int64]
-
-_PLACES_BITS: Final = 30
-OUR_LSN: Final = 3
-"""What is left of our numbers by eight: commit LSNs are multiples of it, so no change has one."""
+_logger = structlog.get_logger("walbrook.event_time")
 
 _BEGIN = """
-INSERT INTO walbrook.event_time (consumer, base_lsn) VALUES (%s, %s::pg_lsn) ON CONFLICT DO NOTHING
+INSERT INTO walbrook.event_time (consumer, base_lsn, order_mark) VALUES (%s, %s::pg_lsn, %s)
+    ON CONFLICT DO NOTHING
 """
 _READ = """
-SELECT base_lsn::text, sequence, watermark, planned, planned_from, planned_to
+SELECT base_lsn::text, sequence, watermark, planned, planned_from, planned_to, order_mark, sent_mark
   FROM walbrook.event_time WHERE consumer = %s
 """
+_ALL = "SELECT consumer FROM walbrook.event_time"
 _READ_SOURCES = """
 SELECT c.source, c.id, c.ledger::text, c.cursor_lsn::text, c.cursor_idx, c.paused_at IS NOT NULL,
        e.read_lsn::text, e.read_idx, e.settled_to, e.planned_lsn::text, e.planned_idx,
@@ -56,10 +56,10 @@ SELECT c.source, c.cursor_lsn::text, c.cursor_idx, c.ledger::text, c.paused_at I
 """
 _START_ANEW = """
 UPDATE walbrook.event_time
-   SET watermark = NULL, planned = false, planned_from = NULL, planned_to = NULL, sequence = %s
- WHERE consumer = %s
+   SET watermark = %(watermark)s, planned = false, planned_from = NULL, planned_to = NULL,
+       sequence = %(sequence)s, order_mark = %(order_mark)s, sent_mark = NULL
+ WHERE consumer = %(consumer)s
 """
-_FORGET_EVENTS = "UPDATE walbrook.event_partitions SET last_event = NULL WHERE consumer = %s"
 _FORGET_PLAN = """
 UPDATE walbrook.event_sources SET planned_lsn = NULL, planned_idx = NULL WHERE consumer = %s
 """
@@ -73,7 +73,8 @@ SELECT c.id, %(ledger)s::uuid, %(lsn)s::pg_lsn, %(idx)s, %(settled_to)s
 """
 _PLAN = """
 UPDATE walbrook.event_time
-   SET planned = true, planned_from = %(before)s, planned_to = %(to)s WHERE consumer = %(consumer)s
+   SET planned = true, planned_from = %(before)s, planned_to = %(to)s, sent_mark = %(mark)s
+ WHERE consumer = %(consumer)s
 """
 _PLAN_SOURCE = """
 UPDATE walbrook.event_sources e SET planned_lsn = %(lsn)s::pg_lsn, planned_idx = %(idx)s
@@ -83,31 +84,11 @@ UPDATE walbrook.event_sources e SET planned_lsn = %(lsn)s::pg_lsn, planned_idx =
 _RELEASED = """
 UPDATE walbrook.event_time
    SET watermark = %(watermark)s, sequence = %(sequence)s, planned = false, planned_from = NULL,
-       planned_to = NULL, moved_at = clock_timestamp()
+       planned_to = NULL, sent_mark = NULL, moved_at = clock_timestamp()
  WHERE consumer = %(consumer)s
 """
-_NUMBERED = "UPDATE walbrook.event_time SET sequence = %s WHERE consumer = %s"
-_SHOW = """
-INSERT INTO walbrook.event_partitions AS p
-       (consumer, table_name, watermark, idle_since, buffered, late)
-SELECT %(id)s, n.* FROM unnest(%(table)s::text[], %(watermark)s::bigint[],
-                               %(idle_since)s::timestamptz[], %(buffered)s::bigint[],
-                               %(late)s::bigint[]) n
-    ON CONFLICT (consumer, table_name) DO UPDATE
-   SET watermark = excluded.watermark, idle_since = excluded.idle_since,
-       buffered = excluded.buffered, late = excluded.late, shown_at = clock_timestamp()
-"""
-_KEEP_EVENTS = """
-INSERT INTO walbrook.event_partitions AS p (consumer, table_name, last_event)
-SELECT %(id)s, n.* FROM unnest(%(table)s::text[], %(last_event)s::bigint[]) n
-    ON CONFLICT (consumer, table_name) DO UPDATE SET last_event = excluded.last_event
-"""
-_FORGET_PARTITIONS = """
-DELETE FROM walbrook.event_partitions WHERE consumer = %s AND NOT table_name = ANY (%s::text[])
-"""
-_READ_PARTITIONS = """
-SELECT table_name, last_event, late FROM walbrook.event_partitions WHERE consumer = %s
-"""
+_NUMBERED = "UPDATE walbrook.event_time SET sequence = %s, sent_mark = NULL WHERE consumer = %s"
+_TELL = "UPDATE walbrook.event_time SET sent_mark = %s WHERE consumer = %s"
 
 
 @dataclass(frozen=True)
@@ -125,36 +106,9 @@ class SourceStanding:
     moved_back: bool  # since it was last written
     new: bool
 
-
-@dataclass(frozen=True)
-class Numbering:
-    """The numbers of a consumer's messages: cursors that no change has, one after another."""
-
-    base: int
-    sequence: int
-
-    def place(self, position: int) -> Cursor:
-        """That of the message ``position`` from here on."""
-        number = self.sequence + position
-        high = number >> _PLACES_BITS
-        return Cursor(self.base + 8 * high, number & ((1 << _PLACES_BITS) - 1))
-
-    def positions(self, lsn: Integers, idx: Integers) -> Integers:
-        """Of messages with these numbers, which they are from here on."""
-        high = (lsn - self.base) // 8
-        return (high << _PLACES_BITS) + idx - self.sequence
-
-    def places(self, count: int) -> tuple[Integers, Integers]:
-        """Those of the next ``count`` messages."""
-        numbers = np.arange(self.sequence, self.sequence + count, dtype=np.int64)
-        return self.base + 8 * (numbers >> _PLACES_BITS), numbers & ((1 << _PLACES_BITS) - 1)
-
-    def after(self, messages: int) -> Numbering:
-        return Numbering(self.base, self.sequence + messages)
-
-    def beyond_all(self) -> Numbering:
-        """Past every number that a release under way may have used."""
-        return Numbering(self.base, ((self.sequence >> _PLACES_BITS) + 1) << _PLACES_BITS)
+    def anew(self) -> SourceStanding:
+        """From its cursor on, as if nothing behind it had been read."""
+        return replace(self, read=self.cursor, floor=None, planned=None, moved_back=True)
 
 
 @dataclass(frozen=True)
@@ -187,19 +141,20 @@ class Look:
     untold: bool
 
 
-@dataclass(frozen=True)
-class PartitionRow:
-    """What SQL shows of a partition."""
+def take_up(
+    connection: Connection,
+    consumer: str,
+    sources: Iterable[str],
+    marks: Marks,
+    *,
+    gaps: Sequence[Gap] = (),
+    log_end: Callable[[], int] = lambda: 0,
+) -> EventStanding:
+    """Where a consumer goes on; what it had in a database whose cursor was moved back is undone.
 
-    table: str
-    watermark: int | None
-    idle_since: datetime | None
-    buffered: int
-    late: int
-
-
-def take_up(connection: Connection, consumer: str, sources: Iterable[str]) -> EventStanding:
-    """Where a consumer goes on; what it had in a database whose cursor was moved back is undone."""
+    ``gaps`` are those that its sink is told of first. Its numbers begin above ``log_end``, the last
+    LSN of all of its logs: above every cursor that it can have had in commit order.
+    """
     names = list(sources)
     with connection.transaction():
         rows = connection.execute(_READ_SOURCES, (consumer, names)).fetchall()
@@ -211,30 +166,65 @@ def take_up(connection: Connection, consumer: str, sources: Iterable[str]) -> Ev
                 "walbrook.consumers",
                 fix="start the service again: it makes it",
             )
-        log_end = max(parse_lsn(str(row[14])) for row in rows)
-        cursors = max(each.cursor.lsn for each in found.values())
-        base = format_lsn((max(log_end, cursors) & ~7) | OUR_LSN)
-        connection.execute(_BEGIN, (consumer, base))
+        found = {name: found[name] for name in names}
         row = connection.execute(_READ, (consumer,)).fetchone()
+        if row is None:
+            told_end = max(parse_lsn(str(row[14])) for row in rows)
+            highest = max(told_end, log_end(), *(each.cursor.lsn for each in found.values()))
+            base = format_lsn((highest & ~7) | OUR_LSN)
+            connection.execute(_BEGIN, (consumer, base, marks.order))
+            row = connection.execute(_READ, (consumer,)).fetchone()
         assert row is not None
-        numbering = Numbering(parse_lsn(str(row[0])), int(str(row[1])))
-        watermark = _number(row[2])
-        planned = None
-        if row[3]:
-            reads = {n: each.planned for n, each in found.items() if each.planned is not None}
-            planned = Planned(_number(row[4]), int(str(row[5])), reads)
-        if any(each.moved_back for each in found.values()):
-            # Its watermark begins anew: what comes again is not late. What a release under way has
-            # sent may come again under other numbers.
-            numbering, watermark, planned = numbering.beyond_all(), None, None
-            connection.execute(_START_ANEW, (numbering.sequence, consumer))
-            for each in found.values():
-                connection.execute(_FORGET_PLAN, (each.id,))
+        return _taken_up(connection, consumer, row, found, marks, gaps)
+
+
+def _taken_up(
+    connection: Connection,
+    consumer: str,
+    row: tuple[object, ...],
+    found: dict[str, SourceStanding],
+    marks: Marks,
+    gaps: Sequence[Gap],
+) -> EventStanding:
+    numbering = Numbering(parse_lsn(str(row[0])), int(str(row[1])))
+    watermark, planned = _number(row[2]), None
+    if row[3]:
+        reads = {n: each.planned for n, each in found.items() if each.planned is not None}
+        planned = Planned(_number(row[4]), int(str(row[5])), reads)
+    if row[6] != marks.order:
+        # Other times of the same rows: which of them were released cannot be told any more.
+        _logger.warning("event_time.begins_anew", consumer=consumer)
+        found = {name: each.anew() for name, each in found.items()}
+    moved_back = any(each.moved_back for each in found.values())
+    sent = mark_of_release(marks, found) if planned is not None else mark_of_gaps(gaps)
+    if moved_back or row[7] not in (None, sent):
+        # What is on its way may come again, under other numbers. Where something was moved back the
+        # watermark begins anew, too: what comes again is not late.
+        watermark, planned = None if moved_back else watermark, None
+        numbering = numbering.beyond_all()
+        connection.execute(
+            _START_ANEW,
+            {"consumer": consumer, "watermark": watermark, "sequence": numbering.sequence,
+             "order_mark": marks.order},
+        )  # fmt: skip
         for each in found.values():
-            if each.moved_back or each.new:
-                connection.execute(_FORGET_EVENTS, (each.id,))
-                _put_source(connection, each, each.cursor, None)
+            connection.execute(_FORGET_PLAN, (each.id,))
+    for each in found.values():
+        if each.moved_back or each.new:
+            forget_events(connection, each.id)
+            _put_source(connection, each, each.cursor, None)
     return EventStanding(numbering, watermark, planned, found)
+
+
+def mark_of_release(marks: Marks, sources: Mapping[str, SourceStanding]) -> str:
+    """What the messages of a release hang on: if it is the same, so are they."""
+    places = [[name, each.id, each.ledger, str(each.cursor)] for name, each in sources.items()]
+    return mark_of([marks.release, places])
+
+
+def mark_of_gaps(gaps: Sequence[Gap]) -> str:
+    """The same for telling of gaps."""
+    return mark_of(["gaps", [[gap.id, str(gap.end)] for gap in gaps]])
 
 
 def _source(row: tuple[object, ...]) -> SourceStanding:
@@ -258,6 +248,11 @@ def _source(row: tuple[object, ...]) -> SourceStanding:
     )
 
 
+def in_event_time(connection: Connection) -> set[str]:
+    """The consumers that were ever served in event-time order."""
+    return {str(name) for (name,) in connection.execute(_ALL).fetchall()}
+
+
 def look(connection: Connection, consumer: str, sources: Iterable[str]) -> dict[str, Look]:
     """Where a consumer's rows stand now."""
     rows = connection.execute(_STANDING, (consumer, list(sources))).fetchall()
@@ -276,14 +271,16 @@ def plan_release(
     *,
     terms: Mapping[str, int],
     sources: Mapping[str, SourceStanding],
+    marks: Marks,
     before: int | None,
     to: int,
     reads: Mapping[str, Cursor],
 ) -> None:
     """Store what is about to be sent; MovedError if somebody has moved a cursor back."""
+    mark = mark_of_release(marks, sources)
     with connection.transaction():
         fence(connection, terms)
-        connection.execute(_PLAN, {"consumer": consumer, "before": before, "to": to})
+        connection.execute(_PLAN, {"consumer": consumer, "before": before, "to": to, "mark": mark})
         for name, each in sources.items():
             lsn, idx = reads[name]
             answer = connection.execute(
@@ -294,6 +291,15 @@ def plan_release(
                 raise MovedError(consumer, each.cursor)
 
 
+def plan_gaps(
+    connection: Connection, consumer: str, terms: Mapping[str, int], gaps: Sequence[Gap]
+) -> None:
+    """Store which gaps a sink is about to be told of."""
+    with connection.transaction():
+        fence(connection, terms)
+        connection.execute(_TELL, (mark_of_gaps(gaps), consumer))
+
+
 def note_released(
     connection: Connection,
     consumer: str,
@@ -302,22 +308,21 @@ def note_released(
     watermark: int | None,
     sources: Mapping[str, SourceStanding],
     reads: Mapping[str, Cursor],
-    events: Mapping[str, Mapping[str, int]],
+    seen: Mapping[str, Mapping[str, Seen]],
 ) -> None:
     """What was released is settled; inside the transaction that moves the consumer's cursors.
 
-    ``events`` are the largest event times of each database's tables, of all that was read: no
-    others may be taken up later, or what is read again would be late by itself.
+    ``seen`` is what was seen of each database's tables, of all that was read. A database of which
+    more was released once than the watermark says keeps what it has.
     """
     connection.execute(
         _RELEASED,
         {"consumer": consumer, "sequence": numbering.sequence, "watermark": watermark},
     )
     for name, each in sources.items():
-        _put_source(connection, each, reads[name], watermark)
-        if seen := events[name]:
-            columns = {"table": list(seen), "last_event": list(seen.values())}
-            connection.execute(_KEEP_EVENTS, {"id": each.id, **columns})
+        floors = [floor for floor in (watermark, each.floor) if floor is not None]
+        _put_source(connection, each, reads[name], max(floors, default=None))
+        keep_seen(connection, each.id, seen[name])
 
 
 def note_numbering(connection: Connection, consumer: str, numbering: Numbering) -> None:
@@ -350,22 +355,6 @@ def fence(connection: Connection, terms: Mapping[str, int], *, to_move: bool = F
         query = FENCE_TO_MOVE if to_move else FENCE
         if connection.execute(query, (source, terms[source])).fetchone() is None:
             raise fenced(source)
-
-
-def show_partitions(connection: Connection, consumer: int, rows: list[PartitionRow]) -> None:
-    """Let SQL say what each partition of a consumer in one database is at."""
-    with connection.transaction():
-        connection.execute(_FORGET_PARTITIONS, (consumer, [row.table for row in rows]))
-        if rows:
-            names = ("table", "watermark", "idle_since", "buffered", "late")
-            columns = {name: [getattr(row, name) for row in rows] for name in names}
-            connection.execute(_SHOW, {"id": consumer, **columns})
-
-
-def read_partitions(connection: Connection, consumer: int) -> dict[str, tuple[int | None, int]]:
-    """Of each partition the largest event time that was seen, and how many came late."""
-    rows = connection.execute(_READ_PARTITIONS, (consumer,)).fetchall()
-    return {str(table): (_number(last), int(str(late))) for table, last, late in rows}
 
 
 def _number(value: object) -> int | None:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import structlog
 
 from cdc.change import ROUTE, MessageBatch
 from cdc.config import Sink as SinkConfig
 from cdc.connection import Connection
 from cdc.cursor import ORIGIN, Cursor
-from cdc.errors import TransientError, WalbrookError
+from cdc.errors import ProtocolError, TransientError, WalbrookError
+from cdc.eventtime.sequencer import Step
 from cdc.queue.waiting import NOTHING, Waiting
 from sinks import Sink
 from sinks.ledgered import LedgerPlace
@@ -29,7 +31,7 @@ from spark_pipeline.eventtime.release import OfSource, Release, by_source, posit
 from spark_pipeline.eventtime.shape import MergedShape
 from spark_pipeline.ledgers import needs_ledger
 from spark_pipeline.one_by_one import OneByOne
-from spark_pipeline.outcome import GOES_ON, Outcome
+from spark_pipeline.outcome import GOES_ON, Outcome, Poison
 from spark_pipeline.poison import is_suspect, told
 from spark_pipeline.queues import Queues
 from spark_pipeline.settings import LaneSettings
@@ -48,6 +50,26 @@ class Sent:
     parts: list[OfSource]  # by database
     error: WalbrookError | None
     outcome: Outcome
+
+
+@dataclass
+class UnderWay:
+    """A release on its way."""
+
+    release: Release
+    step: Step | None  # None: gaps are told
+    at: int = 0  # everything before this message is at the destination, aside or dead
+    sent: list[Sent] = field(default_factory=list)
+
+    @property
+    def aside(self) -> list[pa.RecordBatch]:
+        """What was put aside of it and is to be tried again; nobody else knows of it yet."""
+        asides = (sent.outcome.aside for sent in self.sent)
+        return [rows.filter(pc.invert(rows.column("dead"))) for rows in asides if rows is not None]
+
+
+Bury = Callable[[str, list[Poison]], None]
+"""What makes dead letters of a database's changes, before anything behind them is sent."""
 
 
 class UndeliveredError(TransientError):
@@ -76,12 +98,31 @@ class Courier:
         self._run = run
         self._over = over
 
-    def send(self, state: Connection, release: Release, begun: int, ledger: str) -> Sent:
-        """Deliver a release from its message ``begun`` on, as far as it goes."""
+    def deliver(self, state: Connection, under_way: UnderWay, ledger: str, bury: Bury) -> None:
+        """On from where it is, until all of it is there; UndeliveredError if that failed."""
+        release = under_way.release
+        while under_way.at < len(release):
+            sent = self._send(state, under_way, ledger)
+            for name, part in zip(self._settings, sent.parts, strict=True):
+                bury(name, part.dead)
+            under_way.at = sent.reached
+            under_way.sent.append(sent)
+            if sent.error is not None:
+                self._failed(sent)
+                raise UndeliveredError(sent.error)
+            if sent.reached < len(release) and not _goes_on(sent):
+                name = self._consumer.name
+                raise ProtocolError(f"the release of {name} ended for no reason")
+
+    def _send(self, state: Connection, under_way: UnderWay, ledger: str) -> Sent:
+        """As far as it goes in one attempt."""
+        release, begun = under_way.release, under_way.at
         share, held = self._share(state, release, ledger)
         if held is not None:
             nothing = [OfSource(0, None, []) for _ in self._settings]
             return Sent(begun, 0, nothing, held, Outcome(self._consumer.name, ORIGIN, error=held))
+        for rows in under_way.aside:
+            share = replace(share, waiting=share.waiting.with_these(rows))
         home, consumer = self._home, self._consumer
         with home.slots.hold(home.source, consumer.name, consumer.priority, self._over):
             outcome = self._deliver(share, release, begun)
@@ -99,7 +140,7 @@ class Courier:
             for source, outcome in self._outcomes(attempt).items():
                 self._queues[source].settled(outcome)
 
-    def failed(self, sent: Sent) -> None:
+    def _failed(self, sent: Sent) -> None:
         """Nothing was settled, and the destination did not take what it was sent."""
         for source, outcome in self._outcomes(sent).items():
             self._queues[source].settled(replace(outcome, aside=None))
@@ -167,7 +208,7 @@ class Courier:
         return MessageBatch(shaped, shape)
 
 
-def goes_on(sent: Sent) -> bool:
+def _goes_on(sent: Sent) -> bool:
     """Whether an attempt that did not reach the end may be followed by another at once."""
     error = sent.outcome.error
     return error is not None and error.kind == GOES_ON

@@ -7,7 +7,7 @@ time of a database passes only while all that its log has was read, or by its ow
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
@@ -21,7 +21,7 @@ from cdc.change import CHANGE_SCHEMA
 from cdc.cursor import Cursor
 from cdc.errors import WalbrookError
 from cdc.eventtime.clock import SourceClock
-from cdc.eventtime.sequencer import Sequencer
+from cdc.eventtime.sequencer import Sequencer, Standing
 from cdc.log.view import LogReader
 from cdc.state.dead_letters import DeadLetter, Kind
 from spark_pipeline.dead import poisoned
@@ -47,13 +47,14 @@ class Inflow:
     def __init__(
         self,
         settings: Mapping[str, LaneSettings],
-        starts: Mapping[str, Cursor],
+        standings: Mapping[str, Standing],
         clocks: Mapping[str, SourceClock],
         partitions: Partitions,
         *,
         run: str,
         spark: SparkSession | None = None,
     ) -> None:
+        self._standings = standings
         self._clocks = clocks
         self._partitions = partitions
         self._timings = {name: Timing(partial(partitions.time_of, name)) for name in settings}
@@ -64,7 +65,7 @@ class Inflow:
         self._intakes: dict[str, Intake] = {}
         try:
             for name, each in settings.items():
-                self._intakes[name] = Intake(each, starts[name], run=run, spark=spark)
+                self._intakes[name] = Intake(each, standings[name].cursor, run=run, spark=spark)
         except BaseException:
             self.close()
             raise
@@ -112,6 +113,8 @@ class Inflow:
         while time.monotonic() < deadline:
             if any(intake.wait(share_s) for intake in wanted):
                 return
+            if not wanted:
+                time.sleep(_LOOK_S)
 
     def settled_commit(self, source: str, oldest: Cursor | None) -> datetime | None:
         """Up to when all is settled, if the oldest that is held back stands there."""
@@ -130,7 +133,7 @@ class Inflow:
         if stretch.commit_us:
             self._clocks[source].read(stretch.commit_us)
         self._commits[source].read(start, stretch.commit_us)
-        self.dead[source] += stretch.dead
+        self._note_dead(source, stretch.dead)
         self.held = stretch.held
         bad: list[Poison] = []
         code_of = partial(self._partitions.code, source)
@@ -152,7 +155,12 @@ class Inflow:
     def _add_dead(self, source: str, poisons: list[Poison], kind: Kind) -> None:
         if poisons:
             with closing(self.open_log(source)) as log:
-                self.dead[source] += poisoned(sorted(poisons, key=_place), log, kind)
+                self._note_dead(source, poisoned(sorted(poisons, key=_place), log, kind))
+
+    def _note_dead(self, source: str, letters: Iterable[DeadLetter]) -> None:
+        """Those of what was once read are settled; somebody may have dealt with them since."""
+        read = self._standings[source].read
+        self.dead[source] += [letter for letter in letters if letter.cursor >= read]
 
 
 def _place(poison: Poison) -> Cursor:

@@ -1,4 +1,8 @@
-"""The partitions of one consumer: its tables in each database, with their watermarks and counts."""
+"""The partitions of one consumer: its tables in each database, with their watermarks and counts.
+
+What must always hold: a row counts for the partition that its table belongs to, a leaf for the
+partitioned table unless it is asked for. Of a table that was never looked up nothing is taken.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,12 @@ import numpy.typing as npt
 
 from cdc.config.event_time import EventTime, TableTime
 from cdc.connection import Connection
+from cdc.errors import TransientError
 from cdc.eventtime.released import Released
 from cdc.eventtime.sequencer import Sequencer
 from cdc.eventtime.times import NO_TIME
 from cdc.eventtime.tracker import WatermarkTracker
-from cdc.state.event_time import PartitionRow, show_partitions
+from cdc.state.event_partitions import PartitionRow, Seen, show_partitions
 from spark_pipeline.matching import Match
 
 Roots = Mapping[str, str]
@@ -22,6 +27,14 @@ Roots = Mapping[str, str]
 
 Known = Mapping[str, tuple[int | None, int]]
 """What an earlier run knew of partitions: the last event, and how many came late."""
+
+
+class StrangeTableError(TransientError):
+    """Changes came of a table that the database had not when its tables were last looked up."""
+
+    def __init__(self, source: str, table: str) -> None:
+        super().__init__(f"{source} has a table {table} that is new")
+        self.source, self.table = source, table
 
 
 class Partitions:
@@ -47,14 +60,13 @@ class Partitions:
 
     def renew(self, source: str, roots: Roots) -> None:
         """The tables as they are now: some may be new, others gone."""
-        before = {self.root_of(source, table) for table in self._taken(self._roots[source])}
-        self._roots[source] |= roots
+        self._roots[source] = dict(roots)
+        before = {each.table for each in self._tracker.partitions() if each.source == source}
         now = {self.root_of(source, table) for table in self._taken(roots)}
         for name in now - before:
             self._register(source, name, NO_TIME)
         for name in before - now:
             self._tracker.remove(source, name)
-        self._roots[source] = dict(roots)
 
     def root_of(self, source: str, table: str) -> str:
         """Whose watermark a table's rows count for."""
@@ -69,10 +81,12 @@ class Partitions:
         return timed or TableTime("", self._config.type, self._config.late_tolerance_us)
 
     def code(self, source: str, table: str) -> int:
-        """The number of a table's partition; one that was not known is added."""
-        name = self.root_of(source, table)
-        code = self._tracker.code(source, name)
-        return self._register(source, name, NO_TIME) if code is None else code
+        """The number of a table's partition; StrangeTableError if it must be looked up first."""
+        if table not in self._roots[source]:
+            raise StrangeTableError(source, table)
+        code = self._tracker.code(source, self.root_of(source, table))
+        assert code is not None  # of all that is taken
+        return code
 
     def count_late(self, late: Released) -> None:
         codes, counts = np.unique(late.codes, return_counts=True)
@@ -113,12 +127,14 @@ class Partitions:
             )
         return shown
 
-    def events(self) -> dict[str, dict[str, int]]:
-        """The largest event time of each table that has one, by database."""
-        found: dict[str, dict[str, int]] = {source: {} for source in self._roots}
+    def seen(self) -> dict[str, dict[str, Seen]]:
+        """What was seen of each table that has had an event, by database."""
+        found: dict[str, dict[str, Seen]] = {source: {} for source in self._roots}
         for each in self._tracker.partitions():
             if each.last_event != NO_TIME:
-                found[each.source][each.table] = each.last_event
+                code = self._tracker.code(each.source, each.table)
+                late = 0 if code is None else self._late.get(code, 0)
+                found[each.source][each.table] = Seen(each.last_event, late)
         return found
 
     def _taken(self, roots: Roots) -> list[str]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -21,32 +22,30 @@ from cdc.config import Sink as SinkConfig
 from cdc.config.event_time import EventTime
 from cdc.connection import Connection
 from cdc.cursor import Cursor
-from cdc.errors import CorruptionError, ProtocolError
+from cdc.errors import CorruptionError
 from cdc.eventtime.clock import SourceClock
 from cdc.eventtime.sequencer import Sequencer, Standing, Step
 from cdc.eventtime.times import NO_TIME
 from cdc.eventtime.tracker import WatermarkTracker
 from cdc.failpoints import reached
+from cdc.log.open import open_log
+from cdc.log.segment import high_of
 from cdc.state.dead_letters import report_dead_letters
-from cdc.state.event_time import plan_release, read_partitions, take_up
+from cdc.state.event_marks import Marks
+from cdc.state.event_partitions import read_partitions
+from cdc.state.event_time import plan_gaps, plan_release, take_up
 from cdc.state.gaps import untold_gaps
-from spark_pipeline.eventtime.courier import Courier, Sent, UndeliveredError, goes_on
+from spark_pipeline.eventtime.courier import Courier, UnderWay
 from spark_pipeline.eventtime.inflow import Inflow
 from spark_pipeline.eventtime.partitions import Partitions, Roots
-from spark_pipeline.eventtime.release import (
-    Release,
-    Told,
-    late_letters,
-    release_of,
-    watermark_row,
-)
-from spark_pipeline.eventtime.settling import EventSettler, Reached, Share
+from spark_pipeline.eventtime.release import Told, release_of, watermark_row
+from spark_pipeline.eventtime.settling import EventSettler, Reached, Share, shares_of
 from spark_pipeline.eventtime.windowing import Windows
 from spark_pipeline.forms import form_of
 from spark_pipeline.gaps import gap_change
 from spark_pipeline.ledgers import needs_ledger
 from spark_pipeline.matching import Match
-from spark_pipeline.outcome import together
+from spark_pipeline.outcome import Poison, together
 from spark_pipeline.queues import Queues
 from spark_pipeline.settings import LaneSettings
 
@@ -57,16 +56,6 @@ _SETTLE_S: Final = 1.0
 
 _SHOW_S: Final = 1.0
 _DEAD_MAX: Final = 5_000
-
-
-@dataclass
-class _UnderWay:
-    """A release on its way."""
-
-    release: Release
-    step: Step | None  # None: gaps are told
-    at: int = 0  # everything before this message is at the destination, aside or dead
-    sent: list[Sent] = field(default_factory=list)
 
 
 class EventPassage:
@@ -92,8 +81,22 @@ class EventPassage:
         self._state = state
         self._windows = windows
         self._terms = {name: each.term for name, each in settings.items()}
-        standing = take_up(state, consumer.name, settings)
-        self._standing = {name: standing.sources[name] for name in settings}
+        self._marks = Marks.of(consumer)
+        self._gaps = [
+            (name, gap)
+            for name in settings
+            for gap in untold_gaps(state, name)
+            if gap.consumer == consumer.name
+        ]
+        standing = take_up(
+            state,
+            consumer.name,
+            settings,
+            self._marks,
+            gaps=[gap for _, gap in self._gaps],
+            log_end=lambda: _log_end(settings.values()),
+        )
+        self._standing = standing.sources
         self._numbering = standing.numbering
         self._redo = standing.planned
         self._clocks = {name: SourceClock() for name in settings}
@@ -104,11 +107,12 @@ class EventPassage:
         )
         self._partitions = Partitions(self._config, self._tracker, Match.of(consumer))
         before = self._redo.before if self._redo is not None else standing.watermark
+        standings = {
+            name: Standing(each.cursor, each.read, _time(each.floor))
+            for name, each in self._standing.items()
+        }
         self._sequencer = Sequencer(
-            {
-                name: Standing(each.cursor, each.read, _time(each.floor))
-                for name, each in self._standing.items()
-            },
+            standings,
             self._tracker,
             max_bytes=self._config.max_buffer_bytes,
             watermark=_time(before),
@@ -119,18 +123,11 @@ class EventPassage:
             self._partitions.begin(name, roots[name], read_partitions(state, each.id))
         self._courier = Courier(consumer, self._settings, queues, run=run, over=over)
         self._settler = EventSettler(consumer.name, self._terms)
-        self._under_way: _UnderWay | None = None
-        self._gaps = [
-            (name, gap)
-            for name in settings
-            for gap in untold_gaps(state, name)
-            if gap.consumer == consumer.name
-        ]
+        self._under_way: UnderWay | None = None
         self._settled_at = self._shown_at = time.monotonic()
         self._saved: object = None
-        starts = {name: each.cursor for name, each in self._standing.items()}
         self._inflow = Inflow(
-            self._settings, starts, self._clocks, self._partitions, run=run, spark=spark
+            self._settings, standings, self._clocks, self._partitions, run=run, spark=spark
         )
         for name, each in self._standing.items():
             if each.finished:
@@ -156,6 +153,11 @@ class EventPassage:
         """Whether nothing it may read can make room in its buffer."""
         return self._under_way is None and self._sequencer.stuck(self._inflow.behind) is not None
 
+    @property
+    def tells(self) -> bool:
+        """Whether there are gaps that its sink is still to be told of."""
+        return bool(self._gaps)
+
     def wait(self) -> None:
         """Until there may be something to do, or for a moment."""
         self._inflow.wait(self._sequencer)
@@ -167,6 +169,8 @@ class EventPassage:
         """Whether a database has ended: then nobody waits for its time."""
         if is_finished:
             self._sequencer.complete(source)
+        else:
+            self._sequencer.resume(source)
 
     def renew(self, source: str, roots: Roots) -> None:
         """The tables of a database as they are now."""
@@ -186,20 +190,22 @@ class EventPassage:
                 for name, gap in self._gaps
             ]
             release = release_of(None, None, told, self._numbering, form_of(self._consumer))
-            self._send(_UnderWay(release, None))
+            gaps = [gap for _, gap in self._gaps]
+            plan_gaps(self._state, self._consumer.name, self._terms, gaps)
+            self._send(UnderWay(release, None))
             return True
         until = self._until()
         some = self._inflow.read(self._sequencer, until)
-        if self._redo is not None and until is not None:
-            if any(self._inflow.reads[name] < end for name, end in until.items()):
-                return some or self._is_whole()
+        if self._redo is None or until is None:
+            step = self._sequencer.step(flush=flush)
+        elif all(self._inflow.reads[name] >= end for name, end in until.items()):
             step = self._sequencer.step(to=self._redo.to)
         else:
-            step = self._sequencer.step(flush=flush)
+            step = None
         if step is not None:
             self._release(step)
-        elif self._inflow.held is not None and not some:
-            raise self._inflow.held
+        elif not some:
+            self._check_inflow()
         self._settle_at_times()
         return some or step is not None
 
@@ -218,14 +224,15 @@ class EventPassage:
             return None
         return {n: self._redo.reads.get(n, each.read) for n, each in self._standing.items()}
 
-    def _is_whole(self) -> bool:
-        """The log must hold what was read before; False, or it has lost some."""
-        if self._inflow.at_end:
+    def _check_inflow(self) -> None:
+        """Raise if what is to be read cannot be; the log must hold what was read before."""
+        if self._inflow.held is not None:
+            raise self._inflow.held
+        if self._redo is not None and self._inflow.at_end:
             raise CorruptionError(
                 f"the change log ends before what {self._consumer.name} had read of it",
                 fix="it is tried again: the reader may fetch the rest from its slot",
             )
-        return False
 
     def _release(self, step: Step) -> None:
         """Send what a step gives, or settle it where there is nothing to send."""
@@ -242,7 +249,7 @@ class EventPassage:
         release = release_of(delivered, released, told, self._numbering, form_of(self._consumer))
         if not len(release):
             if late is not None or self._redo is not None:
-                self._settle(_UnderWay(release, step))
+                self._settle(UnderWay(release, step))
             return
         if self._redo is None:
             plan_release(
@@ -250,31 +257,22 @@ class EventPassage:
                 self._consumer.name,
                 terms=self._terms,
                 sources=self._standing,
+                marks=self._marks,
                 before=_none(step.before),
                 to=step.watermark,
                 reads=step.reads,
             )
             reached("planned")
-        self._send(_UnderWay(release, step))
+        self._send(UnderWay(release, step))
 
-    def _send(self, under_way: _UnderWay) -> None:
+    def _send(self, under_way: UnderWay) -> None:
         self._under_way = under_way
         self._deliver(under_way)
 
-    def _deliver(self, under_way: _UnderWay) -> None:
+    def _deliver(self, under_way: UnderWay) -> None:
         """On from where it is; settled once all of it is there."""
         release = under_way.release
-        while under_way.at < len(release):
-            sent = self._courier.send(self._state, release, under_way.at, self._ledger)
-            for name, part in zip(self._settings, sent.parts, strict=True):
-                self._settler.bury(self._state, name, part.dead, self._inflow.open_log)
-            under_way.at = sent.reached
-            under_way.sent.append(sent)
-            if sent.error is not None:
-                self._courier.failed(sent)
-                raise UndeliveredError(sent.error)
-            if sent.reached < len(release) and not goes_on(sent):
-                raise ProtocolError(f"the release of {self._consumer.name} ended for no reason")
+        self._courier.deliver(self._state, under_way, self._ledger, self._bury)
         reached("released")
         if under_way.step is not None:
             self._settle(under_way)
@@ -285,6 +283,9 @@ class EventPassage:
         self._settler.tell(self._state, release.after, self._gaps, list(map(together, aside)))
         self._courier.settled(under_way.sent)
         self._numbering, self._gaps, self._under_way = release.after, [], None
+
+    def _bury(self, source: str, dead: list[Poison]) -> None:
+        self._settler.bury(self._state, source, dead, self._inflow.open_log)
 
     @property
     def _ledger(self) -> str:
@@ -311,42 +312,22 @@ class EventPassage:
         there = all(reads[name] >= each.read for name, each in self._standing.items())
         return there and self._under_way is None and self._redo is None
 
-    def _settle(self, under_way: _UnderWay | None) -> None:
+    def _settle(self, under_way: UnderWay | None) -> None:
         """What was released, or, with nothing under way, only how far it has read."""
         step = under_way.step if under_way is not None else None
-        names = list(self._settings)
-        cursors = {n: self._sequencer.cursor(n) for n in names} if step is None else step.cursors
-        reads = self._inflow.reads if step is None else step.reads
         self._settled_at = time.monotonic()
-        shares: dict[str, Share] = {}
-        absorbed = sum(each.absorbed for each in under_way.sent) if under_way else 0
-        for at, name in enumerate(names):
-            parts = [each.parts[at] for each in (under_way.sent if under_way else ())]
-            aside = [part.aside for part in parts]
-            if step is not None and step.late is not None and self._buries_late:
-                aside.append(late_letters(step.late, at, step.before))
-            oldest = self._sequencer.buffer.oldest(name)
-            sent = sum(part.delivered for part in parts)
-            known = min(sent, absorbed)
-            absorbed -= known
-            shares[name] = Share(
-                cursor=cursors[name],
-                read=reads[name],
-                delivered=sent - known,
-                absorbed=known,
-                last_commit=self._inflow.settled_commit(name, oldest),
-                dead=self._inflow.dead[name],
-                aside=together(aside),
-            )
+        shares = shares_of(self._inflow, self._sequencer, under_way, buries_late=self._buries_late)
         if under_way is None and not self._has_moved(shares):
             return
         numbering = self._numbering if under_way is None else under_way.release.after
         watermark = self._sequencer.watermark if step is None else step.watermark
+        if step is not None and step.late is not None:
+            self._partitions.count_late(step.late)
         in_postgres = needs_ledger(self._consumer) and self._home.ledger is not None
         self._settler.settle(
             self._state,
             self._standing,
-            Reached(numbering, _none(watermark), shares, self._partitions.events()),
+            Reached(numbering, _none(watermark), shares, self._partitions.seen()),
             ledger=self._ledger if in_postgres else None,
         )
         for name, share in shares.items():
@@ -354,12 +335,10 @@ class EventPassage:
         self._numbering, self._saved = numbering, self._position(shares)
         self._settled(under_way, shares)
 
-    def _settled(self, under_way: _UnderWay | None, shares: dict[str, Share]) -> None:
+    def _settled(self, under_way: UnderWay | None, shares: dict[str, Share]) -> None:
         if under_way is not None:
             self._under_way = self._redo = None
             self._courier.settled(under_way.sent)
-            if under_way.step is not None and under_way.step.late is not None:
-                self._partitions.count_late(under_way.step.late)
         if any(share.dead or share.aside is not None for share in shares.values()):
             for name, term in self._terms.items():
                 self._inflow.dead[name] = []
@@ -381,6 +360,17 @@ class EventPassage:
     @property
     def _home(self) -> LaneSettings:
         return next(iter(self._settings.values()))
+
+
+def _log_end(settings: Iterable[LaneSettings]) -> int:
+    """The LSN of the last change in any of these logs."""
+    highest = 0
+    for each in settings:
+        with closing(open_log(each.log_directory)) as view:
+            end = view.next_batch()
+            if end > view.first_batch():
+                highest = max(highest, high_of(view.entries(end - 1, end)[0]).lsn)
+    return highest
 
 
 def _time(us: int | None) -> int:

@@ -25,7 +25,7 @@ from cdc.decoding.joins import joined
 from cdc.eventtime.released import Released
 from cdc.eventtime.times import NO_TIME
 from cdc.queue.waiting import WHOLE_TABLE
-from cdc.state.event_time import Numbering
+from cdc.state.numbering import Numbering
 from spark_pipeline.desk import given_up
 from spark_pipeline.eventtime.shape import SOURCE
 from spark_pipeline.outcome import Outcome, Poison

@@ -16,22 +16,21 @@ import structlog
 
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn
+from cdc.eventtime.sequencer import Sequencer
 from cdc.log.view import LogReader
 from cdc.queue.events import enqueue
 from cdc.state.dead_letters import DeadLetter, bury
-from cdc.state.event_time import (
-    OUR_LSN,
-    Numbering,
-    SourceStanding,
-    fence,
-    note_numbering,
-    note_released,
-)
+from cdc.state.event_partitions import Seen
+from cdc.state.event_time import SourceStanding, fence, note_numbering, note_released
 from cdc.state.gaps import Gap, gap_told
 from cdc.state.ledgers import TRIM
+from cdc.state.numbering import OUR_LSN, Numbering
 from cdc.state.positions import Settlement, settle
 from spark_pipeline.dead import poisoned
-from spark_pipeline.outcome import Poison
+from spark_pipeline.eventtime.courier import UnderWay
+from spark_pipeline.eventtime.inflow import Inflow
+from spark_pipeline.eventtime.release import late_letters
+from spark_pipeline.outcome import Poison, together
 
 _logger = structlog.get_logger("walbrook.event_time")
 
@@ -56,7 +55,36 @@ class Reached:
     numbering: Numbering
     watermark: int | None
     shares: dict[str, Share]
-    events: Mapping[str, Mapping[str, int]]  # the largest event time of each table, by database
+    seen: Mapping[str, Mapping[str, Seen]]  # of each table, by database
+
+
+def shares_of(
+    inflow: Inflow, sequencer: Sequencer, under_way: UnderWay | None, *, buries_late: bool
+) -> dict[str, Share]:
+    """What is settled with a release; without one, only how far was read."""
+    step = under_way.step if under_way is not None else None
+    sent = under_way.sent if under_way is not None else []
+    absorbed = sum(each.absorbed for each in sent)
+    shares: dict[str, Share] = {}
+    for at, (name, read) in enumerate(inflow.reads.items()):
+        parts = [each.parts[at] for each in sent]
+        aside = [part.aside for part in parts]
+        if step is not None and step.late is not None and buries_late:
+            aside.append(late_letters(step.late, at, step.before))
+        taken = sum(part.delivered for part in parts)
+        # Which of them the destination had already is known of all together.
+        known = min(taken, absorbed)
+        absorbed -= known
+        shares[name] = Share(
+            cursor=sequencer.cursor(name) if step is None else step.cursors[name],
+            read=read if step is None else step.reads[name],
+            delivered=taken - known,
+            absorbed=known,
+            last_commit=inflow.settled_commit(name, sequencer.buffer.oldest(name)),
+            dead=inflow.dead[name],
+            aside=together(aside),
+        )
+    return shares
 
 
 class EventSettler:
@@ -93,7 +121,7 @@ class EventSettler:
                 watermark=reached.watermark,
                 sources=standing,
                 reads={source: share.read for source, share in reached.shares.items()},
-                events=reached.events,
+                seen=reached.seen,
             )
             if ledger is not None:
                 lsn, idx = reached.numbering.place(0)

@@ -29,12 +29,15 @@ from cdc.log.open import open_log
 from cdc.replication.partition_roots import partition_roots
 from cdc.replication.published import published_relations
 from cdc.replication.stop import StopSignal
+from cdc.state.event_partitions import known_tables
 from cdc.state.event_time import look
 from cdc.state.gaps import skip_evicted
 from cdc.state.health import Condition, Scope, report_conditions
 from cdc.state.lanes import Standing, show_standing
 from cdc.state.positions import MovedError, left_behind, report_consumer
+from spark_pipeline.eventtime.conditions import failing, full, paused
 from spark_pipeline.eventtime.courier import UndeliveredError
+from spark_pipeline.eventtime.partitions import StrangeTableError
 from spark_pipeline.eventtime.passage import EventPassage
 from spark_pipeline.eventtime.windowing import SparkWindows, Windows
 from spark_pipeline.hearing import heard, listen
@@ -80,6 +83,7 @@ class EventStage:
         self._over = threading.Event()
         self._failures = 0
         self._roots: dict[str, dict[str, str]] = {}
+        self._strange: dict[str, set[str]] = {name: set() for name in self._settings}
         self._relations: dict[str, list[bytes]] = {}  # for windows alone
         self._looked = self._renewed = self._moved = 0.0
         self._told_stuck = True  # an earlier process may have told something
@@ -94,6 +98,9 @@ class EventStage:
                 _logger.info("event_time.again", consumer=self._consumer.name, why=error.what)
             except MovedError as error:
                 _logger.info("event_time.again", consumer=self._consumer.name, why=str(error))
+            except StrangeTableError as error:
+                _logger.info("event_time.again", consumer=self._consumer.name, why=error.what)
+                self._strange[error.source].add(error.table)
             except (WalbrookError, psycopg.Error) as error:
                 self._failed(error)
             except Exception as error:
@@ -101,7 +108,6 @@ class EventStage:
                 self._failed(told(error))
             if self._stop.requested:
                 return
-        self._over.set()
 
     def _serve(self, drain_timeout_s: float) -> None:
         """From what its rows say on, until they are changed or a stop."""
@@ -113,7 +119,7 @@ class EventStage:
             if not self._wait_while_paused(state):
                 return
             self._pass_evicted(state)
-            self._find_tables()
+            self._find_tables(state)
             passage = EventPassage(
                 self._consumer,
                 {name: self._settings_of(name) for name in self._settings},
@@ -131,15 +137,29 @@ class EventStage:
                 while not self._stop.requested:
                     if not self._turn(state, passage):
                         passage.wait()
-                self._drain(state, passage, drain_timeout_s)
+                if drain_timeout_s:
+                    self._drain(state, passage, drain_timeout_s)
+                passage.settle()
+                passage.show(at_once=True)
 
-    def _turn(self, state: Connection, passage: EventPassage, *, flush: bool = False) -> bool:
+    def _turn(
+        self,
+        state: Connection,
+        passage: EventPassage,
+        *,
+        flush: bool = False,
+        drained_by: float | None = None,
+    ) -> bool:
+        """One turn; a failure is followed by a pause, which a stop cuts short."""
         try:
             some = passage.turn(flush=flush)
         except UndeliveredError as error:
-            pause_s = self._failed(error)
-            deadline = time.monotonic() + pause_s
-            while time.monotonic() < deadline and not self._stop.wait(_TICK_S):
+            deadline = time.monotonic() + self._failed(error)
+            while time.monotonic() < min(deadline, drained_by or deadline):
+                if drained_by is not None:
+                    time.sleep(_TICK_S)
+                elif self._stop.wait(_TICK_S):
+                    break
                 self._look(state, passage)
             return True
         if some:
@@ -155,19 +175,24 @@ class EventStage:
     def _drain(self, state: Connection, passage: EventPassage, timeout_s: float) -> None:
         """Deliver what the logs hold and, if that is wanted, what is held back."""
         deadline = time.monotonic() + timeout_s
+        over = threading.Timer(timeout_s, self._over.set)  # nobody waits for a slot after that
+        over.start()
+        try:
+            self._drain_until(state, passage, deadline)
+        finally:
+            over.cancel()
+
+    def _drain_until(self, state: Connection, passage: EventPassage, deadline: float) -> None:
         flushes = self._consumer.flushes_on_stop
         while time.monotonic() < deadline:
-            if self._turn(state, passage):
+            if self._turn(state, passage, drained_by=deadline):
                 continue
             if not passage.at_end:
                 passage.wait()
-            elif not flushes or not self._turn(state, passage, flush=True):
+            elif not flushes or not self._turn(state, passage, flush=True, drained_by=deadline):
                 break
         else:
-            if timeout_s:
-                _logger.warning("event_time.drain_timeout", consumer=self._consumer.name)
-        passage.settle()
-        passage.show(at_once=True)
+            _logger.warning("event_time.drain_timeout", consumer=self._consumer.name)
 
     def _look(self, state: Connection, passage: EventPassage) -> None:
         """For what an operator did, at once if it was heard of."""
@@ -185,15 +210,15 @@ class EventStage:
                 raise _AgainError("it was paused")
             if each.ledger != passage.ledgers[name] or each.cursor != passage.cursors[name]:
                 raise _AgainError(f"its cursor in {name} was moved")
-            if each.untold:
+            if each.untold and not passage.tells:
                 raise _AgainError("its sink has to be told of a gap")
             passage.finished(name, each.finished)
         if now - self._renewed >= _RENEW_S:
             self._renewed = now
-            before = dict(self._relations)
-            self._find_tables()
-            if self._relations != before:
-                raise _AgainError("the tables that its windows are over have changed")
+            before = dict(self._relations), self._times()
+            self._find_tables(state)
+            if (self._relations, self._times()) != before:
+                raise _AgainError("its tables have changed")
             for name, roots in self._roots.items():
                 passage.renew(name, roots)
 
@@ -205,16 +230,16 @@ class EventStage:
         return True
 
     def _wait_while_paused(self, state: Connection) -> bool:
-        paused = False
+        told = False
         while True:
             found = look(state, self._consumer.name, self._settings)
             if not any(each.paused for each in found.values()):
                 return True
-            if not paused:
-                paused = True
+            if not told:
+                told = True
                 self._show(state, Standing(None, "paused", paused=True))
                 held = [name for name, each in found.items() if each.paused]
-                self._report(state, [_paused(self._consumer, held)], scope="lane_")
+                self._report(state, [paused(self._consumer, held)], scope="lane_")
             if self._stop.wait(_LOOK_S / 2):
                 return False
 
@@ -228,19 +253,26 @@ class EventStage:
             if lost is not None:
                 raise lost
 
-    def _find_tables(self) -> None:
-        """The tables of each database now; one that does not answer has those it had."""
+    def _find_tables(self, state: Connection) -> None:
+        """The tables of each database now; one that does not answer has those it had.
+
+        Without its answer nothing can be made of a table that is new.
+        """
         for name in self._settings:
             database = self._config.database(name)
             try:
                 with connect(database.dsn(), name=LANE, statement_s=_CONNECT_S) as source:
-                    self._roots[name] = partition_roots(source, database.publication.name)
+                    found = partition_roots(source, database.publication.name)
                     if self._consumer.window is not None:
                         published = published_relations(source, database.publication.name)
                         self._relations[name] = published
             except psycopg.Error as error:
-                self._roots.setdefault(name, {})
+                found = self._roots.get(name) or known_tables(state, self._consumer.name, name)
+                if self._strange[name] - found.keys():
+                    raise
                 _logger.warning("event_time.tables_unknown", source=name, error=str(error).strip())
+            # Changes may still come of a table that is no longer there.
+            self._roots[name] = {table: table for table in self._strange[name]} | found
 
     def _windows(self) -> Windows | None:
         """Its windows over the tables as they are now."""
@@ -259,19 +291,26 @@ class EventStage:
         return SparkWindows(self._spark, self._consumer.name, window, tables, origins)
 
     def _settings_of(self, source: str) -> LaneSettings:
-        config = self._consumer.event_time
-        assert config is not None
-        times = {"": config.column} if config.column is not None else {}
-        for table, root in self._roots[source].items():
-            timed = config.of_table(*_parts(table), _parts(root))
-            if timed is not None:
-                times[table] = timed.column
         return replace(
             self._settings[source],
             consumers=[self._consumer],
             in_event_time=[],
-            times=tuple(sorted(times.items())),
+            times=self._times()[source],
         )
+
+    def _times(self) -> dict[str, tuple[tuple[str, str], ...]]:
+        """The columns that hold event times, by database, as decode is told of them."""
+        config = self._consumer.event_time
+        assert config is not None
+        found = {}
+        for source, roots in self._roots.items():
+            times = {"": config.column} if config.column is not None else {}
+            for table, root in roots.items():
+                timed = config.of_table(*_parts(table), _parts(root))
+                if timed is not None and timed.column != config.column:
+                    times[table] = timed.column
+            found[source] = tuple(sorted(times.items()))
+        return found
 
     def _failed(self, error: WalbrookError | psycopg.Error) -> float:
         """Say what keeps it, and wait a little longer each time; gives for how long."""
@@ -299,7 +338,7 @@ class EventStage:
         stuck = time.monotonic() - self._moved > _STUCK_S and passage.stuck
         if stuck != self._told_stuck:
             self._told_stuck = stuck
-            self._report(state, [_full(self._consumer)] if stuck else [], scope="event_time_")
+            self._report(state, [full(self._consumer)] if stuck else [], scope="event_time_")
 
     def _show(self, state: Connection, standing: Standing) -> None:
         for name in self._settings:
@@ -307,7 +346,7 @@ class EventStage:
         if standing.lane is not None:
             self._report(state, [], scope="lane_")
         elif standing.failing:
-            self._report(state, [_failing(self._consumer.name, standing)], scope="lane_")
+            self._report(state, [failing(self._consumer.name, standing)], scope="lane_")
 
     def _report(self, state: Connection, conditions: list[Condition], *, scope: Scope) -> None:
         for name, settings in self._settings.items():
@@ -323,39 +362,3 @@ class EventStage:
 def _parts(table: str) -> tuple[str, str]:
     schema, _, name = table.partition(".")
     return schema, name
-
-
-def _full(consumer: SinkConfig) -> Condition:
-    assert consumer.event_time is not None
-    return Condition(
-        "event_time_full",
-        "error",
-        f"{consumer.name} waits: its buffer holds {consumer.event_time.max_buffer_bytes} bytes, as "
-        "much as it may, and none of it is due before more is read",
-        fix="raise event_time.max_buffer_bytes, or lower late_tolerance or idle_timeout; "
-        "walbrook.watermarks shows which table holds the others back",
-    )
-
-
-def _failing(consumer: str, standing: Standing) -> Condition:
-    return Condition(
-        "lane_failing",
-        "warning",
-        f"{consumer} is not delivered to: {standing.reason}",
-        fix="it is tried again with pauses of up to 30 seconds; if the reason stays, mend it at "
-        "the destination or in the configuration",
-    )
-
-
-def _paused(consumer: SinkConfig, sources: list[str]) -> Condition:
-    """``sources`` are the databases in which somebody paused it."""
-    one = len(consumer.sources) == 1
-    names = [consumer.name] if one else [f"{source}/{consumer.name}" for source in sources]
-    commands = " and ".join(f"walbrook resume {name}" for name in names)
-    calls = ", ".join(f"walbrook.resume('{name}')" for name in names)
-    return Condition(
-        "lane_paused",
-        "warning",
-        f"{consumer.name} is paused: it gets nothing, and the change log keeps what it lacks",
-        fix=f"{commands}, or SELECT {calls}",
-    )

@@ -34,7 +34,6 @@ def test_after_a_time_in_the_future_one_moved_back_behind_it_is_in_order_again(
         "all but the last were read at once"
     )
     assert [m["metadata"].get("late") for m in told][-1] is True
-    # Its destination keeps a position, so the function refuses; by hand, as the page says.
     state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/200', cursor_idx = 0")
     lane.take_up()
     lane.write("a", (6, 9 * S))

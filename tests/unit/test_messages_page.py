@@ -15,7 +15,7 @@ from cdc.change import ACTIONS, CHANGE_SCHEMA
 from cdc.decoding.format import ValueFormat
 from cdc.decoding.shapes import SHAPES, Context, ShapeName, shape_for
 from cdc.eventtime.released import Released
-from cdc.state.event_time import Numbering
+from cdc.state.numbering import Numbering
 from spark_pipeline.eventtime.release import (
     WATERMARK,
     WINDOW,

@@ -1,0 +1,129 @@
+"""Consumers in event-time order for tests: a state database for many of them, and dying on purpose.
+
+``fate`` lets a passage die at a named step, as SIGKILL would: nothing is cleaned up, and what comes
+next is made from what is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+
+from cdc.connection import Connection
+from cdc.state import positions
+from cdc.state.migrate import migrate
+from spark_pipeline.desk import Desk
+from spark_pipeline.eventtime import courier, passage
+from tests.event_lane import EventLane
+from tests.fix_postgres import Database, PostgresServer, fresh_database
+
+STEPS: Final = ("planned", "sending", "released", "settled", "over")
+"""``settled`` is within the transaction, once for each database; ``over`` is after it."""
+
+PIECE: Final = 2
+"""How many messages are sent between two chances to die."""
+
+
+class Died(BaseException):
+    """Not an Exception: nobody may catch it."""
+
+
+class Fate:
+    """When to die next."""
+
+    def __init__(self) -> None:
+        self._step, self._left = "", 0
+
+    def let_die(self, step: str, count: int = 1) -> None:
+        """At this step, when it is reached for the ``count``-th time."""
+        self._step, self._left = step, count
+
+    def reach(self, step: str) -> None:
+        if step == self._step:
+            self._left -= 1
+            if self._left <= 0:
+                self._step = ""
+                raise Died(step)
+
+    def turns(self, lane: EventLane, most: int | None = None) -> bool:
+        """Let a lane go on until it has nothing to do or dies; says whether it died."""
+        died = True
+        with suppress(Died):
+            if most is None:
+                lane.turns()
+            for _ in range(most or 0):
+                lane.passage.turn()
+            died = False
+        self._step = ""
+        return died
+
+
+@pytest.fixture
+def fate(monkeypatch: pytest.MonkeyPatch) -> Fate:
+    made = Fate()
+    take, settled = Desk.take, passage.EventPassage._settled
+
+    def take_or_die(desk: Desk, rows: pa.RecordBatch) -> bool:
+        goes_on = take(desk, rows)
+        made.reach("sending")
+        return goes_on
+
+    def settled_or_dead(self: passage.EventPassage, *given: Any) -> None:
+        made.reach("over")
+        settled(self, *given)
+
+    monkeypatch.setattr(courier, "_ROWS", PIECE)
+    monkeypatch.setattr(Desk, "take", take_or_die)
+    monkeypatch.setattr(passage.EventPassage, "_settled", settled_or_dead)
+    monkeypatch.setattr(passage, "reached", made.reach)
+    monkeypatch.setattr(positions, "reached", made.reach)
+    return made
+
+
+@pytest.fixture(scope="module")
+def event_database(postgres_server: PostgresServer) -> Iterator[Database]:
+    with fresh_database(postgres_server.dsn) as made:
+        with made.connect() as state:
+            migrate(state)
+        yield made
+
+
+@pytest.fixture
+def event_state(event_database: Database) -> Iterator[Connection]:
+    """Of an empty state database."""
+    with event_database.connect() as connection:
+        forget_all(connection)
+        yield connection
+
+
+def forget_all(state: Connection) -> None:
+    state.execute("DELETE FROM walbrook.sources")
+
+
+MakeLane = Callable[..., EventLane]
+
+
+@pytest.fixture
+def event_lane(
+    event_state: Connection, event_database: Database, tmp_path: Path
+) -> Iterator[MakeLane]:
+    """Makes lanes, one after the other: each begins with nothing."""
+    lanes: list[EventLane] = []
+
+    def make(**given: Any) -> EventLane:
+        if lanes:
+            lanes[-1].close()
+        forget_all(event_state)
+        directory = tmp_path / str(len(lanes))
+        directory.mkdir()
+        lanes.append(EventLane(event_state, directory, state_dsn=event_database.dsn, **given))
+        return lanes[-1]
+
+    yield make
+    if lanes:
+        lanes[-1].close()

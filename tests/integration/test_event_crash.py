@@ -1,0 +1,403 @@
+"""Crashes of consumers in event-time order, at every step and at every kind of destination.
+
+A crash is followed by more changes, then by a start. What has arrived must be what a run without
+crashes delivers that takes the same steps: nothing lost, nothing twice, in the same order, and the
+same changes late.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import cycle
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+import pyarrow.parquet as pq
+import pytest
+import redis
+
+from cdc.config.secrets import SecretText
+from cdc.cursor import Cursor
+from cdc.queue.open_ledger import LedgerAddress
+from cdc.state.gaps import skip_evicted
+from sinks import ledgered
+from tests import pgoutput
+from tests.event_lane import ITEM, NAME, EventLane, S
+from tests.fix_event_lane import STEPS, Died, Fate, MakeLane
+from tests.fix_http import Endpoint
+from tests.fix_postgres import Database
+from tests.lane_on_log import arrived
+
+Arrived = Callable[[EventLane], list[Any]]
+STREAM = "crashes"
+
+
+def in_files(lane: EventLane) -> list[Any]:
+    return [_told(m) for m in arrived(lane.directory / NAME)]
+
+
+def _told(message: dict[str, Any]) -> tuple[Any, ...]:
+    """What of a message must be the same in every run."""
+    metadata = message["metadata"]
+    return (
+        metadata["database_name"], message["action"], message["record"].get("id"),
+        metadata.get("event_time"), metadata.get("late"), metadata["sequence"],
+    )  # fmt: skip
+
+
+class Times:
+    """Changes of two databases that come out of order, some of them late, some without a time."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._now, self._next = 100, 0
+
+    def phase(self) -> list[tuple[str, list[bytes]]]:
+        """The transactions of one phase, with their databases."""
+        rng = self._random
+        self._now += rng.randrange(4)
+        return [
+            (source, [self._change() for _ in range(rng.randrange(1, 4))])
+            for source in ("a", "b")
+            for _ in range(rng.randrange(3))
+        ]
+
+    def _change(self) -> bytes:
+        self._next += 1
+        at = self._now - self._random.choice([0, 0, 1, 1, 2, 3, 6])
+        kind = self._random.randrange(8)
+        if kind == 0:
+            return pgoutput.delete(1, key=[str(self._next), None])
+        return pgoutput.insert(1, [str(self._next), None if kind == 1 else str(at * S)])
+
+
+def write(lane: EventLane, transactions: list[tuple[str, list[bytes]]]) -> None:
+    for source, changes in transactions:
+        lane.write_messages(source, ITEM, *changes)
+
+
+def without_crashes(lane: EventLane, phases: list[list[tuple[str, list[bytes]]]]) -> None:
+    for phase in phases:
+        write(lane, phase)
+        lane.turns()
+        lane.passage.settle()
+
+
+def with_crashes(
+    lane: EventLane,
+    phases: list[list[tuple[str, list[bytes]]]],
+    fate: Fate,
+    next_death: Callable[[], tuple[str, int]],
+) -> int:
+    """The same, and after a death the next phase comes before the start; gives how many died."""
+    deaths, is_dead = 0, False
+    for phase in [*phases, []]:
+        write(lane, phase)
+        while is_dead:
+            # What was under way is made again, alone, and may be what it dies of once more.
+            lane.start()
+            fate.let_die(*next_death())
+            is_dead = lane.passage._redo is not None and fate.turns(lane, most=1)
+            deaths += is_dead
+        fate.let_die(*next_death())
+        is_dead = fate.turns(lane)
+        deaths += is_dead
+        if not is_dead:
+            lane.passage.settle()
+    if is_dead:
+        lane.start()
+        lane.turns()
+        lane.passage.settle()
+    return deaths
+
+
+def stored(lane: EventLane) -> list[tuple[Any, ...]]:
+    """What must be the same in the state database."""
+    return [
+        *lane.rows("SELECT watermark, sequence, planned, sent_mark FROM walbrook.event_time"),
+        *lane.rows(
+            "SELECT c.source, c.cursor_lsn, c.cursor_idx, c.delivered + c.absorbed, c.dead,"
+            " e.read_lsn, e.read_idx, e.settled_to, p.last_event, p.late"
+            " FROM walbrook.consumers c JOIN walbrook.event_sources e ON e.consumer = c.id"
+            " LEFT JOIN walbrook.event_partitions p ON p.consumer = c.id ORDER BY 1"
+        ),
+        *lane.rows(
+            "SELECT source, commit_lsn, commit_idx, kind FROM walbrook.dead_letters"
+            " ORDER BY 1, 2, 3"
+        ),
+    ]
+
+
+@pytest.mark.parametrize("policy", ["deliver", "drop", "dead_letter"])
+def test_random_crashes_change_nothing_of_what_arrives(
+    event_lane: MakeLane, fate: Fate, policy: str
+) -> None:
+    seed = {"deliver": 1, "drop": 2, "dead_letter": 3}[policy]
+    print("seed", seed)
+    rng, times = random.Random(seed), Times(seed)
+    phases = [times.phase() for _ in range(25)]
+    given = {
+        "sources": ("a", "b"),
+        "event_time": {
+            "late_tolerance": "2s", "late_policy": policy, "emit_watermarks": policy == "drop"
+        },
+    }  # fmt: skip
+    quiet = event_lane(**given)
+    without_crashes(quiet, phases)
+    expected, state = in_files(quiet), stored(quiet)
+    lane = event_lane(**given)
+    deaths = with_crashes(lane, phases, fate, lambda: (rng.choice(STEPS), rng.choice([1, 1, 2])))
+    assert deaths >= 8
+    assert in_files(lane) == expected
+    assert stored(lane) == state
+    late = {row[4] for row in expected}
+    assert late == ({None, True} if policy == "deliver" else {None})
+
+
+def in_parquet(lane: EventLane) -> list[Any]:
+    files = sorted((lane.directory / "rows").rglob("*.parquet"), key=lambda file: file.name)
+    rows = [row for file in files for row in pq.read_table(file, partitioning=None).to_pylist()]
+    return [(row["action"], orjson.loads(row["record"])["id"], row["commit_lsn"]) for row in rows]
+
+
+def test_parquet_has_each_row_once_and_in_order(event_lane: MakeLane, fate: Fate) -> None:
+    times = Times(4)
+    phases = [times.phase() for _ in range(len(STEPS) * 2)]
+
+    def lane_of() -> EventLane:
+        lane = event_lane(sources=("a", "b"), event_time={"late_tolerance": "2s"})
+        place = {"type": "parquet", "path": lane.directory / "rows", "partition_by": []}
+        lane.sink = lane.sink.model_validate(
+            {**lane.sink.model_dump(exclude={"database"}), "destination": place}
+        )
+        lane.take_up()
+        return lane
+
+    quiet = lane_of()
+    without_crashes(quiet, phases)
+    expected = in_parquet(quiet)
+    lane = lane_of()
+    steps = cycle(STEPS)
+    assert with_crashes(lane, phases, fate, lambda: (next(steps), 1)) >= len(STEPS)
+    assert in_parquet(lane) == expected
+
+
+def test_redis_has_each_entry_once_and_in_order(
+    event_lane: MakeLane, fate: Fate, redis_client: redis.Redis, redis_url: str
+) -> None:
+    rng, times = random.Random(5), Times(5)
+    phases = [times.phase() for _ in range(15)]
+    expected: list[Any] = []
+    for crashes in (False, True):
+        redis_client.delete(STREAM)
+        place = {"type": "redis_stream", "url": redis_url, "stream_key": STREAM}
+        lane = event_lane(
+            sources=("a", "b"), event_time={"late_tolerance": "2s"}, destination=place
+        )
+        if not crashes:
+            without_crashes(lane, phases)
+            expected = in_redis(redis_client)
+            continue
+        deaths = with_crashes(lane, phases, fate, lambda: (rng.choice(STEPS), rng.choice([1, 2])))
+        assert deaths >= 5
+        assert in_redis(redis_client) == expected
+
+
+def in_redis(client: redis.Redis) -> list[Any]:
+    entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", client.xrange(STREAM))
+    return [
+        _told(
+            {
+                "record": orjson.loads(fields[b"record"]),
+                "action": fields[b"action"].decode(),
+                "metadata": orjson.loads(fields[b"metadata"]),
+            }
+        )
+        for _, fields in entries
+    ]
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_webhook_gets_at_most_the_request_again_that_was_under_way(
+    event_lane: MakeLane,
+    fate: Fate,
+    event_database: Database,
+    endpoint: Endpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    noted: bool,
+) -> None:
+    """It dies after every second request, once the ledger has it or just before."""
+    accepted = ledgered._Followed.accepted
+
+    def note_or_die(self: Any, request: Any) -> Any:
+        if not noted:
+            fate.reach("accepted")
+        answer = accepted(self, request)
+        fate.reach("accepted")
+        return answer
+
+    monkeypatch.setattr(ledgered._Followed, "accepted", note_or_die)
+    lane = event_lane(
+        sources=("a", "b"),
+        destination={"type": "webhook", "url": endpoint.url, "max_retries": 0},
+        batch_size=2,
+        ledger=LedgerAddress("postgres", SecretText(event_database.dsn)),
+    )
+    lane.write("a", *((n, n * S) for n in range(1, 12)))
+    lane.write("b", *((n, n * S) for n in range(21, 30)))
+    deaths = 0
+    for _ in range(20):
+        fate.let_die("accepted", 2 if noted else 3)
+        if not fate.turns(lane):
+            break
+        deaths += 1
+        if deaths <= 3:
+            lane.write("a", (100 + deaths, 12 * S + deaths))
+        lane.start()
+    assert deaths >= 3
+    ids = [m["record"]["id"] for m in cast("list[dict[str, Any]]", endpoint.written)]
+    once = list(dict.fromkeys(ids))
+    assert once == [*range(1, 12), 101, 102, 103], "order, or some lost"
+    assert len(ids) - len(once) <= (0 if noted else 2 * deaths)
+    counts = "SELECT delivered + absorbed FROM walbrook.consumers WHERE source = 'a'"
+    assert lane.rows(counts) == [(len(once),)]
+
+
+def test_what_comes_after_a_crash_does_not_shift_the_numbers_of_what_was_sent(
+    event_lane: MakeLane, fate: Fate
+) -> None:
+    lane = event_lane(event_time={"late_tolerance": "2s"})
+    lane.write("a", (1, 10 * S), (2, 11 * S), (3, 12 * S), (4, 20 * S))
+    fate.let_die("sending", 1)
+    assert fate.turns(lane)
+    assert [row[2] for row in in_files(lane)] == [1, 2]
+    # By its time this one belongs between those; the release that is under way goes without it.
+    lane.write("a", (5, 11 * S), (6, 30 * S))
+    lane.start()
+    lane.turns()
+    assert [(row[2], row[4]) for row in in_files(lane)] == [
+        (1, None), (2, None), (3, None), (5, True), (4, None)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("step", ["sending", "over"])
+def test_a_gap_is_told_once_and_in_front_whatever_dies(
+    event_lane: MakeLane, fate: Fate, step: str
+) -> None:
+    lane = event_lane(sources=("a", "b"))
+    for source in ("a", "b"):
+        lane.write(source, (1, 1 * S), (2, 2 * S))
+        lane.write(source, (3, 3 * S))
+        term = lane.settings[source].term
+        skip_evicted(lane.state, source=source, term=term, evicted=Cursor(0x100, 2))
+    lane.start()
+    fate.let_die(step, 1)
+    assert fate.turns(lane)
+    lane.write("b", (4, 4 * S))
+    lane.start()
+    lane.turns()
+    rows = [(row[0], row[1], row[2]) for row in in_files(lane)]
+    assert rows == [
+        ("a", "gap", None), ("b", "gap", None), ("a", "insert", 3), ("b", "insert", 3)
+    ]  # fmt: skip
+    assert lane.rows("SELECT count(*) FROM walbrook.gaps WHERE told_at IS NULL") == [(0,)]
+
+
+def test_a_gap_that_came_while_others_were_told_does_not_take_their_number(
+    event_lane: MakeLane, fate: Fate
+) -> None:
+    lane = event_lane(sources=("a", "b"))
+    for source in ("a", "b"):
+        lane.write(source, (1, 1 * S))
+        lane.write(source, (2, 2 * S))
+    skip_evicted(lane.state, source="b", term=lane.settings["b"].term, evicted=Cursor(0x100, 1))
+    lane.start()
+    fate.let_die("released", 1)
+    assert fate.turns(lane)
+    assert [row[:2] for row in in_files(lane)] == [("b", "gap")]
+    skip_evicted(lane.state, source="a", term=lane.settings["a"].term, evicted=Cursor(0x100, 1))
+    lane.start()
+    lane.turns()
+    assert {row[:2] for row in in_files(lane)} == {
+        ("a", "gap"), ("b", "gap"), ("a", "insert"), ("b", "insert")
+    }  # fmt: skip
+    sequence = [row[5] for row in in_files(lane)]
+    assert len(set(sequence)) == len(sequence)
+
+
+def test_a_release_whose_rows_were_given_up_since_keeps_nobody_elses_number(
+    event_lane: MakeLane, fate: Fate
+) -> None:
+    """What is left of it must not be taken for what was sent under those numbers."""
+    lane = event_lane()
+    lane.write("a", *((n, n * S) for n in range(1, 9)))
+    fate.let_die("sending", 1)
+    assert fate.turns(lane)
+    lane.state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/100', cursor_idx = 6")
+    lane.start()
+    lane.turns()
+    assert [row[2] for row in in_files(lane)] == [1, 2, 7, 8]
+
+
+def test_a_release_that_another_configuration_would_cut_differently_is_numbered_anew(
+    event_lane: MakeLane, fate: Fate
+) -> None:
+    lane = event_lane()
+    lane.write("a", (1, 50 * S))
+    lane.turns()
+    lane.write("a", *((n, n * S) for n in range(2, 6)), (6, 60 * S))
+    fate.let_die("sending", 1)
+    assert fate.turns(lane)
+    assert [row[2] for row in in_files(lane)] == [1, 2, 3]
+    assert lane.sink.event_time is not None
+    dropping = lane.sink.event_time.model_copy(update={"late_policy": "drop"})
+    lane.sink = lane.sink.model_copy(update={"event_time": dropping})
+    lane.start()
+    lane.turns()
+    assert [row[2] for row in in_files(lane)] == [1, 2, 3, 6], "taken for what was sent before"
+
+
+def test_another_event_time_begins_anew_and_loses_nothing_that_was_held_back(
+    event_lane: MakeLane, tmp_path: Path
+) -> None:
+    two = pgoutput.relation(1, "public", "item", [("id", 23, True), ("at", 20), ("made", 20)])
+    lane = event_lane(event_time={"late_tolerance": "5s"})
+    rows = [(1, 10, 1), (2, 20, 2), (3, 18, 3)]
+    lane.write_messages(
+        "a", two, *(pgoutput.insert(1, [str(n), str(at * S), str(m * S)]) for n, at, m in rows)
+    )
+    lane.turns()
+    lane.passage.settle()
+    assert [row[2] for row in in_files(lane)] == [1]
+    # By the other column all of them are long due: that must not pass for delivered.
+    lane.change_event_time(column="made", late_tolerance="0")
+    lane.turns()
+    assert [row[2] for row in in_files(lane)] == [1, 2, 3]
+
+
+def test_a_plan_is_not_made_for_a_cursor_that_was_moved_back_meanwhile(
+    event_lane: MakeLane,
+) -> None:
+    lane = event_lane()
+    lane.write("a", (1, 1 * S))
+    lane.turns()
+    lane.write("a", (2, 2 * S))
+    lane.state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0")
+    with pytest.raises(Exception, match="somebody moved it"):
+        lane.turns()
+    lane.take_up()
+    lane.turns()
+    assert [row[2] for row in in_files(lane)] == [1, 1, 2]
+    assert [row[4] for row in in_files(lane)] == [None] * 3
+
+
+def test_dying_is_not_caught(event_lane: MakeLane, fate: Fate) -> None:
+    lane = event_lane()
+    lane.write("a", (1, 1 * S))
+    fate.let_die("planned")
+    with suppress(Died):
+        lane.turns()
+        raise AssertionError("it lives")
