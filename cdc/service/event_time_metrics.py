@@ -20,19 +20,23 @@ TABLES_MAX: Final = 500
 
 # Seconds from the stored number, not through a time: it is exact, and there for every year.
 _CONSUMERS = """
-SELECT e.consumer, e.watermark::float8 / 1e6 AS released,
-       count(p.table_name) AS tables, count(p.idle_since) AS idle,
+SELECT e.consumer, e.watermark::float8 / 1e6 AS watermark,
+       count(p.table_name) AS tables,
+       count(*) FILTER (WHERE num_nonnulls(p.idle_since, s.finished_at) > 0) AS idle,
        coalesce(sum(p.buffered), 0) AS buffered, coalesce(sum(p.late), 0) AS late
   FROM walbrook.event_time e
   JOIN walbrook.consumers c ON c.name = e.consumer AND c.active
+  LEFT JOIN walbrook.event_sources s ON s.consumer = c.id
   LEFT JOIN walbrook.event_partitions p ON p.consumer = c.id
  GROUP BY e.consumer ORDER BY e.consumer
 """
 _TABLES = """
 SELECT c.name AS consumer, c.source, p.table_name AS "table",
-       p.watermark::float8 / 1e6 AS watermark, (p.idle_since IS NOT NULL)::int AS idle,
-       p.buffered, p.late
-  FROM walbrook.event_partitions p JOIN walbrook.consumers c ON c.id = p.consumer
+       p.watermark::float8 / 1e6 AS watermark,
+       (num_nonnulls(p.idle_since, s.finished_at) > 0)::int AS idle, p.buffered, p.late
+  FROM walbrook.event_partitions p
+  JOIN walbrook.consumers c ON c.id = p.consumer
+  LEFT JOIN walbrook.event_sources s ON s.consumer = c.id
  WHERE c.active ORDER BY 1, 2, 3 LIMIT %s
 """
 
@@ -55,12 +59,12 @@ def event_time_metrics(seen: EventTimes) -> Iterator[Metric]:
     """A family each; without consumers in event-time order they have no series."""
     of_all, of_table = ("consumer",), ("consumer", "source", "table")
     yield _gauge(
-        "released_timestamp_seconds",
-        "The consumer's own watermark: all up to it was released.",
-        seen.consumers, of_all, "released",
+        "watermark_timestamp_seconds",
+        "The consumer's own watermark.",
+        seen.consumers, of_all, "watermark",
     )  # fmt: skip
     yield _gauge("tables", "Tables that have a watermark.", seen.consumers, of_all, "tables")
-    yield _gauge("idle_tables", "Those that are idle.", seen.consumers, of_all, "idle")
+    yield _gauge("idle_tables", "Those that hold nobody back.", seen.consumers, of_all, "idle")
     yield _gauge("buffered", "Changes held back.", seen.consumers, of_all, "buffered")
     yield _late("late", "Changes that came late.", seen.consumers, of_all)
     yield _gauge(
@@ -68,7 +72,7 @@ def event_time_metrics(seen: EventTimes) -> Iterator[Metric]:
         "The table's watermark; absent before its first event.",
         seen.tables, of_table, "watermark",
     )  # fmt: skip
-    yield _gauge("table_idle", "1 while it is idle.", seen.tables, of_table, "idle")
+    yield _gauge("table_idle", "1 while it holds nobody back.", seen.tables, of_table, "idle")
     yield _gauge("table_buffered", "Its changes held back.", seen.tables, of_table, "buffered")
     yield _late("table_late", "Its changes that came late.", seen.tables, of_table)
 

@@ -36,15 +36,19 @@ SELECT level, widened_by, deferred, backlog_rows, backlog_bytes, latency_s
 """
 # Of each consumer the tables that hold the others back come first.
 _WATERMARKS = """
-SELECT consumer, released, tables, source, "table", watermark, idle_since, buffered, late_count
-  FROM (SELECT w.consumer, w.source, w."table", w.idle_since, w.buffered, w.late_count,
-               to_char(w.watermark, 'YYYY-MM-DD HH24:MI:SS') AS watermark,
-               to_char(w.released_to, 'YYYY-MM-DD HH24:MI:SS') AS released,
+SELECT consumer, reached, tables, source, "table", watermark, idle_since, finished, buffered,
+       late_count
+  FROM (SELECT w.*, count(*) OVER (PARTITION BY w.consumer) AS tables,
                row_number() OVER (PARTITION BY w.consumer
-                                  ORDER BY w.idle_since IS NOT NULL, w.watermark NULLS FIRST,
-                                           w.source, w."table") AS place,
-               count(*) OVER (PARTITION BY w.consumer) AS tables
-          FROM walbrook.watermarks w) placed
+                                  ORDER BY w.idle_since IS NOT NULL OR w.finished,
+                                           w.watermark NULLS FIRST, w.source, w."table") AS place
+          FROM (SELECT w.consumer, w.source, w."table", w.idle_since, w.buffered, w.late_count,
+                       to_char(w.watermark, 'YYYY-MM-DD HH24:MI:SS') AS watermark,
+                       to_char(w.released_to, 'YYYY-MM-DD HH24:MI:SS') AS reached,
+                       e.finished_at IS NOT NULL AS finished
+                  FROM walbrook.watermarks w
+                  JOIN walbrook.consumers c ON c.source = w.source AND c.name = w.consumer
+                  LEFT JOIN walbrook.event_sources e ON e.consumer = c.id) w) placed
  WHERE place <= %s ORDER BY consumer, place
 """
 _WATERMARKS_MAX = 20  # of a consumer
@@ -138,18 +142,17 @@ def _watermarks(connection: psycopg.Connection[tuple[Any, ...]]) -> list[Rendera
     """The tables of each consumer in event-time order; nothing if there are none."""
     parts: list[RenderableType] = []
     rows = connection.execute(_WATERMARKS, (_WATERMARKS_MAX,)).fetchall()
-    for (consumer, released, tables), of_consumer in groupby(rows, lambda row: row[:3]):
-        up_to = f"all up to {released} was released" if released else "nothing was released yet"
+    for (consumer, reached, tables), of_consumer in groupby(rows, lambda row: row[:3]):
         table = _table(
-            f"Event time of {consumer}: {up_to}",
+            f"Event time of {consumer}: its watermark is {reached or 'not known yet'}",
             "~source", "~table", "watermark", "idle since", ">buffered", ">late",
         )  # fmt: skip
-        for _, _, _, source, name, watermark, idle_since, buffered, late in of_consumer:
+        for *_, source, name, watermark, idle_since, finished, buffered, late in of_consumer:
             table.add_row(
                 Text(source),
                 Text(name),
                 watermark or "none yet",
-                _moved(idle_since) if idle_since else "",
+                "finished" if finished else _moved(idle_since) if idle_since else "",
                 f"{buffered:,}",
                 f"{late:,}",
             )

@@ -140,6 +140,7 @@ class EventStage:
                 if drain_timeout_s:
                     self._drain(state, passage, drain_timeout_s)
                 passage.settle()
+                passage.show(at_once=True)
 
     def _turn(
         self,

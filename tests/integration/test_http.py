@@ -186,7 +186,7 @@ def test_metrics_show_event_time_by_table_and_its_sums_by_consumer(
     shop = '{consumer="merged",source="shop",table="public.event"}'
     depot = '{consumer="merged",source="depot",table="public.event"}'
     assert shown == {
-        'walbrook_event_time_released_timestamp_seconds{consumer="merged"} 1.5',
+        'walbrook_event_time_watermark_timestamp_seconds{consumer="merged"} 1.5',
         'walbrook_event_time_tables{consumer="merged"} 2.0',
         'walbrook_event_time_idle_tables{consumer="merged"} 1.0',
         'walbrook_event_time_buffered{consumer="merged"} 6.0',
@@ -197,6 +197,10 @@ def test_metrics_show_event_time_by_table_and_its_sums_by_consumer(
         *(f"walbrook_event_time_table_buffered{table} 3.0" for table in (shop, depot)),
         *(f"walbrook_event_time_table_late_total{table} 2.0" for table in (shop, depot)),
     }
+    database.execute("SELECT walbrook.finish_source('merged', 'shop')")
+    lines = client.get("/metrics").text.splitlines()
+    assert f"walbrook_event_time_table_idle{shop} 1.0" in lines, "nobody waits for it"
+    assert 'walbrook_event_time_idle_tables{consumer="merged"} 2.0' in lines
 
 
 def test_metrics_of_more_tables_than_can_be_followed_are_sums_alone(

@@ -147,7 +147,7 @@ def test_watermarks_are_shown_and_who_holds_the_others_back_comes_first(in_event
     assert max(map(len, lines)) <= 80
     at = next(i for i, line in enumerate(lines) if line.startswith("Event time of"))
     assert lines[at].split(maxsplit=3)[3].rstrip() == (
-        "orders-of-all-shops: all up to 2026-11-17 15:07:08 was released"
+        "orders-of-all-shops: its watermark is 2026-11-17 15:07:08"
     )
     assert [line.split() for line in lines[at + 1 : at + 5]] == [
         ["source", "table", "watermark", "idle", "since", "buffered", "late"],
@@ -157,6 +157,18 @@ def test_watermarks_are_shown_and_who_holds_the_others_back_comes_first(in_event
     ]
     assert lines[at + 21].split()[2:6] == ["2026-11-17", "15:07:08", "Jan", "02"], "idle, so last"
     assert lines[at + 22].rstrip() == "and 2 more in walbrook.watermarks"
+
+
+def test_a_database_that_has_ended_is_shown_as_that(database: Database, in_event_time: str) -> None:
+    assert "finished" not in in_event_time
+    database.execute("SELECT walbrook.finish_source('orders-of-all-shops', 'crm')")
+    out = io.StringIO()
+    with database.connect() as connection:
+        Console(file=out, width=80).print(status_tables(connection))
+    lines = out.getvalue().splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("Event time of"))
+    assert [line.split()[0] for line in lines[at + 2 : at + 12]] == ["shop"] * 9 + ["crm"]
+    assert lines[at + 11].split()[1:5] == ["public.item_1", "none", "yet", "finished"]
 
 
 def test_what_is_said_of_all_databases_of_a_consumer_is_said_once(in_event_time: str) -> None:
