@@ -78,13 +78,13 @@ def check_windows(
         if window is None:
             continue
         assert spark is not None, "a window needs Spark"
-        one = check_window(spark, sink.name, window, _tables_of(sink, relations))
+        one = check_window(spark, sink.name, window, tables_of(sink, relations))
         found.of_form.extend(one.of_form)
         found.of_tables.extend(one.of_tables)
     return found
 
 
-def _tables_of(sink: SinkConfig, relations: Mapping[str, Sequence[bytes]]) -> Tables | None:
+def tables_of(sink: SinkConfig, relations: Mapping[str, Sequence[bytes]]) -> Tables | None:
     """The tables that a sink takes; None where a database is silent, or there is no table yet."""
     sources: Sequence[str] = getattr(sink, "sources", (sink.database,))
     if not relations.keys() >= set(sources):

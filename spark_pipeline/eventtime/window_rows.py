@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import orjson
@@ -19,10 +20,12 @@ from numpy.typing import NDArray
 
 from cdc.decoding.joins import joined
 from cdc.decoding.rows import Faults
-from spark_pipeline.delivery import Origin
 from spark_pipeline.eventtime.json_members import members, pairs
 from spark_pipeline.eventtime.json_values import typed_values
 from spark_pipeline.eventtime.window_tables import WindowTables
+
+if TYPE_CHECKING:
+    from spark_pipeline.delivery import Origin
 
 _NAMES = pa.list_(pa.string())
 

@@ -64,7 +64,7 @@ def assert_as_decoded(frame: Frame, relation: bytes) -> None:
         assert said.to_pylist() == typed.rows.column(name).to_pylist()
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_every_value_is_read_back_exactly(data: st.DataObject) -> None:
     names = data.draw(st.lists(_TEXT.filter(bool), min_size=1, max_size=5, unique=True))
