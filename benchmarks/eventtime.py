@@ -25,6 +25,7 @@ from benchmarks.sizes import progress
 from cdc.change import CHANGE_SCHEMA
 from cdc.cursor import ORIGIN, Cursor
 from cdc.eventtime import NO_TIME, Codes, Times, types
+from cdc.eventtime.buffer import BYTES_MAX
 from cdc.eventtime.sequencer import Sequencer, Standing
 from cdc.eventtime.tracker import WatermarkTracker
 
@@ -47,6 +48,12 @@ class Batch(NamedTuple):
     read: Cursor
 
 
+class Run(NamedTuple):
+    rows_per_s: float  # that left
+    cpu_ns_per_row: float
+    waiting: float  # rows, on average
+
+
 def run() -> dict[str, object]:
     """Each measure by a process of its own: what one leaves in memory is not the next one's."""
     figures: dict[str, object] = {}
@@ -63,14 +70,16 @@ def _order() -> dict[str, object]:
     batches = _batches(followers=0.0)
     plain = [_sequenced(batches) for _ in range(_ROUNDS)]
     with_deletes = _batches(followers=0.1)
-    mixed = [_sequenced(with_deletes)[0] for _ in range(_ROUNDS)]
+    mixed = [_sequenced(with_deletes) for _ in range(_ROUNDS)]
     return {
         "rows": _BATCHES * _BATCH_ROWS,
         "bytes_per_row": round(batches[0].rows.nbytes / _BATCH_ROWS),
         "partitions": _PARTITIONS,
-        "rows_waiting": round(median(waiting for _, waiting in plain)),
-        "rows_per_s": round(median(rate for rate, _ in plain)),
-        "rows_per_s_with_deletes": round(median(mixed)),
+        "rows_waiting": round(median(run.waiting for run in plain)),
+        "rows_per_s": round(median(run.rows_per_s for run in plain)),
+        "cpu_ns_per_row": round(median(run.cpu_ns_per_row for run in plain)),
+        "rows_per_s_with_deletes": round(median(run.rows_per_s for run in mixed)),
+        "cpu_ns_per_row_with_deletes": round(median(run.cpu_ns_per_row for run in mixed)),
     }
 
 
@@ -129,20 +138,21 @@ MEASURES: dict[str, Callable[[], dict[str, object]]] = {
 }
 
 
-def _sequenced(batches: Sequence[Batch]) -> tuple[float, float]:
-    """Rows a second, and how many waited on average."""
+def _sequenced(batches: Sequence[Batch]) -> Run:
+    """Every batch pushed and a step made after it; no row may be lost."""
     sequencer = _sequencer()
     waiting, left = 0, 0
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), time.process_time()
     for batch in batches:
         sequencer.push("shop", *batch)
         step = sequencer.step()
         waiting += sequencer.buffer.rows
         left += len(step.released) if step and step.released else 0
         left += len(step.late) if step and step.late else 0
-    took = time.perf_counter() - start
-    assert left + sequencer.buffer.rows == len(batches) * _BATCH_ROWS
-    return left / took, waiting / len(batches)
+    took, cpu = time.perf_counter() - start, time.process_time() - cpu_start
+    rows = len(batches) * _BATCH_ROWS
+    assert left + sequencer.buffer.rows == rows
+    return Run(left / took, cpu * 1e9 / rows, waiting / len(batches))
 
 
 def _push(sequencer: Sequencer, batches: Sequence[Batch]) -> None:
@@ -158,7 +168,7 @@ def _tracker() -> WatermarkTracker:
 
 
 def _sequencer() -> Sequencer:
-    return Sequencer({"shop": Standing(ORIGIN, ORIGIN)}, _tracker(), max_bytes=1 << 40)
+    return Sequencer({"shop": Standing(ORIGIN, ORIGIN)}, _tracker(), max_bytes=BYTES_MAX)
 
 
 def _batches(*, followers: float) -> list[Batch]:

@@ -14,10 +14,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from cdc.cursor import Cursor
+from cdc.errors import ConfigError
 from cdc.eventtime.chunk import Chunk
 from cdc.eventtime.released import Places, Released, gathered_by_due
 from cdc.eventtime.times import NO_TIME, Codes, Times
 
+BYTES_MAX = 1 << 30
+"""The largest bound: everything must fit into one batch, and a text column of Arrow ends at 2 GiB.
+Half of that leaves room for the last batches of the sources, which may go beyond the bound."""
 CHUNKS_MAX = 16
 """Chunks of a source: what a release looks at."""
 _MERGED_AT_ONCE = 8
@@ -27,6 +31,11 @@ class EventTimeBuffer:
     """Chunks of each source in cursor order."""
 
     def __init__(self, sources: Sequence[str], *, max_bytes: int) -> None:
+        if max_bytes > BYTES_MAX:
+            raise ConfigError(
+                f"a buffer of {max_bytes} bytes for event time is too large to be released at once",
+                fix="set event_time.max_buffer_bytes to at most 1GiB",
+            )
         self._chunks: dict[str, list[Chunk]] = {source: [] for source in sources}
         self._share = max_bytes // max(1, len(self._chunks))
 

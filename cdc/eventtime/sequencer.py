@@ -167,6 +167,8 @@ class Sequencer:
                 return None
             raise ProtocolError("a step was to be made again before its rows were read again")
         before = self._watermark
+        if to is not None and to < before:
+            raise ProtocolError(f"a step would take the watermark back from {before} to {to}")
         if to is not None:
             self._watermark = to
         elif flush:

@@ -6,13 +6,15 @@ from itertools import chain
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cdc.cursor import Cursor
+from cdc.errors import ConfigError
 from cdc.eventtime import NO_TIME
-from cdc.eventtime.buffer import CHUNKS_MAX, EventTimeBuffer
+from cdc.eventtime.buffer import BYTES_MAX, CHUNKS_MAX, EventTimeBuffer
 from tests.unit.eventtime.rows import Row, batch, rows_in
 
 SOURCES = ("shop", "warehouse")
@@ -114,6 +116,13 @@ def test_a_source_at_its_share_waits_and_the_other_does_not() -> None:
     assert buffer.bytes_of("shop") == buffer.bytes > buffer.bytes_of("warehouse") == 0
     assert buffer.release(80) is not None
     assert buffer.has_room("shop")
+
+
+def test_a_bound_that_one_batch_could_not_hold_is_refused() -> None:
+    EventTimeBuffer(SOURCES, max_bytes=BYTES_MAX)
+    with pytest.raises(ConfigError, match="too large to be released at once") as refused:
+        EventTimeBuffer(SOURCES, max_bytes=BYTES_MAX + 1)
+    assert "max_buffer_bytes" in refused.value.fix
 
 
 def test_half_of_what_waits_is_due_at_its_half() -> None:

@@ -229,6 +229,13 @@ def test_a_step_cannot_be_made_again_before_its_rows_are_there() -> None:
         shop.sequencer.step(to=60)
 
 
+def test_no_step_takes_the_watermark_back() -> None:
+    shop = Shop(watermark=50)
+    with pytest.raises(ProtocolError, match="back from 50 to 49"):
+        shop.sequencer.step(to=49)
+    assert shop.sequencer.step(to=50) is None
+
+
 @pytest.mark.parametrize(
     ("first", "rows", "read"),
     [(1, [(ORDERS, 5)], 9), (3, [(ORDERS, 5)] * 3, 5), (3, [], 2)],
