@@ -73,15 +73,6 @@ class EventTimeBuffer:
         chunks = self._chunks[source]
         return chunks[0].oldest if chunks else None
 
-    def half_due(self, source: str) -> int:
-        """When half of what waits of a source will have been due, ``NO_TIME`` if nothing does."""
-        dues = [chunk.left_due() for chunk in self._chunks[source]]
-        if not dues:
-            return NO_TIME
-        together = np.concatenate(dues)
-        middle = (len(together) - 1) // 2
-        return int(np.partition(together, middle)[middle])
-
     def add(
         self,
         source: str,

@@ -75,9 +75,6 @@ class Chunk:
     def max_due(self) -> int:
         return int(self._sorted_due[-1])
 
-    def left_due(self) -> Times:
-        return self._sorted_due[self._gone :]
-
     def left_codes(self) -> Codes:
         return self._codes[self._order[self._gone :]]
 

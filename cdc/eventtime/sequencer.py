@@ -116,21 +116,17 @@ class Sequencer:
         """It has not ended after all."""
         self._tracker.resume(source)
 
-    def stuck(self, behind: Collection[str]) -> int | None:
-        """The watermark that would make room, where nothing else can; to ask after a step of None.
+    def stuck(self, behind: Collection[str]) -> bool:
+        """Whether nothing that may be read can make room; to ask after a step of None.
 
         ``behind`` are the sources of which there is more to read. One of them is at its bound, and
         the partition that holds the watermark is its own, or nobody holds it: it is not read until
-        rows are released, and they are not until it is read. Half of what it holds lies at or below
-        the watermark given here, for ``step(to=...)``.
+        rows are released, and they are not until it is read.
         """
         if not self._all_caught_up():
-            return None
+            return False
         holders = self._tracker.holders()
-        full = [s for s in behind if not self._buffer.has_room(s) and (s in holders or not holders)]
-        if not full:
-            return None
-        return max(self._watermark, *(self._buffer.half_due(source) for source in full))
+        return any(not self._buffer.has_room(s) and (s in holders or not holders) for s in behind)
 
     def push(
         self, source: str, rows: pa.RecordBatch, times: Times, codes: Codes, read: Cursor

@@ -151,7 +151,7 @@ class EventPassage:
     @property
     def stuck(self) -> bool:
         """Whether nothing it may read can make room in its buffer."""
-        return self._under_way is None and self._sequencer.stuck(self._inflow.behind) is not None
+        return self._under_way is None and self._sequencer.stuck(self._inflow.behind)
 
     @property
     def tells(self) -> bool:

@@ -125,14 +125,6 @@ def test_a_bound_that_one_batch_could_not_hold_is_refused() -> None:
     assert "max_buffer_bytes" in refused.value.fix
 
 
-def test_half_of_what_waits_is_due_at_its_half() -> None:
-    buffer = EventTimeBuffer(SOURCES, max_bytes=MUCH)
-    assert buffer.half_due("shop") == NO_TIME
-    add(buffer, [row(0, lsn, time) for lsn, time in enumerate((50, 20))])
-    add(buffer, [row(0, lsn, time) for lsn, time in enumerate((40, 10, 30), 2)])
-    assert buffer.half_due("shop") == 30
-
-
 class WaitingRows(RuleBasedStateMachine):
     """The buffer against a list of rows."""
 
