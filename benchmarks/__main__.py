@@ -21,6 +21,7 @@ import orjson
 from benchmarks import (
     consumers,
     decode,
+    eventtime,
     idle,
     large,
     latency,
@@ -50,6 +51,7 @@ class Benchmark:
 
 BENCHMARKS = {
     "decode": Benchmark(lambda _sizes: decode.run()),
+    "eventtime": Benchmark(lambda _sizes: eventtime.run()),
     "read": Benchmark(read.run),
     "large": Benchmark(large.run),
     "pipeline": Benchmark(pipeline.run),

@@ -172,7 +172,8 @@ BEGIN
     END IF;
     SELECT string_agg(few.name, ', ' ORDER BY few.name) INTO others
       FROM (SELECT DISTINCT k.name FROM walbrook.consumers k WHERE k.active ORDER BY 1 LIMIT 20) few;
-    IF EXISTS (SELECT FROM walbrook.consumers k WHERE k.name = named) THEN
+    IF EXISTS (SELECT FROM walbrook.consumers k
+                WHERE k.name = named OR k.source || '/' || k.name = named) THEN
         RAISE EXCEPTION 'consumer % is not active: the configuration does not name it', named
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = 'add it to the configuration again and start the service; active ones: '
@@ -182,6 +183,15 @@ BEGIN
         USING ERRCODE = 'WB001', HINT = 'there are: ' || coalesce(others, 'none yet');
 END
 $$;
+
+CREATE FUNCTION walbrook.called(source text, consumer text) RETURNS text
+LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN EXISTS (SELECT FROM walbrook.consumers k
+                              WHERE k.name = called.consumer AND k.source <> called.source AND k.active)
+                THEN called.source || '/' ELSE '' END || called.consumer
+$$;
+
+COMMENT ON FUNCTION walbrook.called IS 'What an operator calls a consumer: its name, or database/consumer if several databases have one.';
 
 CREATE FUNCTION walbrook.is_numbered(c walbrook.consumers) RETURNS boolean
 LANGUAGE sql STABLE AS $$
@@ -266,7 +276,7 @@ BEGIN
 END
 $$;
 
--- As before, and a dead letter is of one database, also where its consumer reads several.
+-- As before, and named either way.
 CREATE OR REPLACE FUNCTION walbrook.find_dead_letter(number bigint, consumer text)
 RETURNS walbrook.dead_letters
 LANGUAGE plpgsql AS $$
@@ -274,7 +284,8 @@ DECLARE
     d walbrook.dead_letters;
 BEGIN
     SELECT * INTO d FROM walbrook.dead_letters k WHERE k.id = number;
-    IF d.id IS NULL OR find_dead_letter.consumer NOT IN (d.consumer, d.source || '/' || d.consumer) THEN
+    IF d.id IS NULL
+       OR find_dead_letter.consumer NOT IN (d.consumer, d.source || '/' || d.consumer) THEN
         RAISE EXCEPTION 'there is no dead letter %', number
                         || coalesce(' of ' || find_dead_letter.consumer, '')
             USING ERRCODE = 'no_data_found',
@@ -285,6 +296,7 @@ BEGIN
 END
 $$;
 
+-- As before; it knows its database, so nothing is ambiguous.
 CREATE OR REPLACE FUNCTION walbrook.redeliver(dead_letter bigint, consumer text DEFAULT NULL)
 RETURNS walbrook.consumer_state
 LANGUAGE plpgsql AS $$
@@ -303,5 +315,43 @@ BEGIN
     c := walbrook.find_consumer(d.source || '/' || d.consumer);
     PERFORM walbrook.check_redelivery(d, c);
     RETURN walbrook.acted(c.id, 'redeliver', walbrook.put_back(c, ARRAY[d.id]));
+END
+$$;
+
+-- As before, and of an event time that could not be read it says what helps.
+CREATE OR REPLACE FUNCTION walbrook.check_redelivery(d walbrook.dead_letters, c walbrook.consumers)
+RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    again text := format('walbrook.rewind(%L, %L): everything from there on comes again',
+                         walbrook.called(d.source, d.consumer), d.commit_lsn || ':' || d.commit_idx);
+BEGIN
+    IF d.event IS NULL THEN
+        RAISE EXCEPTION 'dead letter % of % never was a message: %', d.id, d.consumer, d.error
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = CASE d.kind
+                      WHEN 'decode' THEN 'correct the row in the source: the correction arrives as '
+                                         'a change of its own'
+                      WHEN 'event_time' THEN 'correct the row in the source, where the correction '
+                                             'arrives as a change of its own; or correct event_time '
+                                             'of the sink, start the service, and ' || again
+                      WHEN 'expression' THEN 'correct the expression, start the service, and ' || again
+                      ELSE again END
+                      || format('; then walbrook.discard(%s)', d.id);
+    END IF;
+    IF NOT walbrook.is_of(d, c) THEN
+        RAISE EXCEPTION 'dead letter % is of an earlier consumer % than there is now', d.id, c.name
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = format('take what you need of it from the column event, then '
+                                'walbrook.discard(%s)', d.id);
+    END IF;
+    IF walbrook.keeps_position(c.destination) THEN
+        RAISE EXCEPTION '% would not take dead letter % again: its destination (%) holds messages '
+                        'in the order of their cursors and takes this one for a repeat',
+                        d.consumer, d.id, c.destination
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = format('bring the destination up to date from the column event, then '
+                                'walbrook.discard(%s)', d.id);
+    END IF;
 END
 $$;

@@ -14,11 +14,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from cdc.cursor import Cursor
-from cdc.eventtime.chunk import Chunk, Places
-from cdc.eventtime.released import Released, joined
+from cdc.errors import ConfigError
+from cdc.eventtime.chunk import Chunk
+from cdc.eventtime.released import Places, Released, gathered_by_due
 from cdc.eventtime.times import NO_TIME, Codes, Times
 
-CHUNKS_MAX = 32
+BYTES_MAX = 1 << 30
+"""The largest bound: everything must fit into one batch, and a text column of Arrow ends at 2 GiB.
+Half of that leaves room for the last batches of the sources, which may go beyond the bound."""
+CHUNKS_MAX = 16
 """Chunks of a source: what a release looks at."""
 _MERGED_AT_ONCE = 8
 
@@ -27,6 +31,11 @@ class EventTimeBuffer:
     """Chunks of each source in cursor order."""
 
     def __init__(self, sources: Sequence[str], *, max_bytes: int) -> None:
+        if max_bytes > BYTES_MAX:
+            raise ConfigError(
+                f"a buffer of {max_bytes} bytes for event time is too large to be released at once",
+                fix="set event_time.max_buffer_bytes to at most 1GiB",
+            )
         self._chunks: dict[str, list[Chunk]] = {source: [] for source in sources}
         self._share = max_bytes // max(1, len(self._chunks))
 
@@ -64,15 +73,6 @@ class EventTimeBuffer:
         chunks = self._chunks[source]
         return chunks[0].oldest if chunks else None
 
-    def half_due(self, source: str) -> int:
-        """When half of what waits of a source will have been due, ``NO_TIME`` if nothing does."""
-        dues = [chunk.left_due() for chunk in self._chunks[source]]
-        if not dues:
-            return NO_TIME
-        together = np.concatenate(dues)
-        middle = (len(together) - 1) // 2
-        return int(np.partition(together, middle)[middle])
-
     def add(
         self,
         source: str,
@@ -92,18 +92,15 @@ class EventTimeBuffer:
 
     def release(self, watermark: int) -> Released | None:
         """Everything that is due at or below the watermark."""
-        pieces = [
-            piece
-            for code, chunk in self._all()
-            if (piece := chunk.release(watermark, code)) is not None
-        ]
-        if not pieces:
+        parts = [chunk.release(watermark, code) for code, chunk in self._all()]
+        released = gathered_by_due([part for part in parts if part is not None])
+        if released is None:
             return None
         for source, chunks in self._chunks.items():
             self._chunks[source] = [
                 Chunk.merged([chunk]) if chunk.wasteful else chunk for chunk in chunks if len(chunk)
             ]
-        return _ordered(pieces)
+        return released
 
     def flush(self) -> Released | None:
         """Everything."""
@@ -111,19 +108,14 @@ class EventTimeBuffer:
 
     def within(self, start: int, end: int) -> Released | None:
         """What waits with ``start <= time < end``, ordered as a release; nothing is taken out."""
-        pieces = (chunk.within(start, end, code) for code, chunk in self._all())
-        return _ordered([piece for piece in pieces if piece is not None])
+        parts = [chunk.within(start, end, code) for code, chunk in self._all()]
+        return gathered_by_due([part for part in parts if part is not None])
 
     def _all(self) -> Iterator[tuple[int, Chunk]]:
         """In the order of sources, and of cursors in each: what a stable sort keeps of ties."""
         for code, chunks in enumerate(self._chunks.values()):
             for chunk in chunks:
                 yield code, chunk
-
-
-def _ordered(pieces: Sequence[Released]) -> Released | None:
-    whole = joined(pieces)
-    return None if whole is None else whole.in_order_of_due()
 
 
 def _merge_smallest(chunks: list[Chunk]) -> None:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from cdc.cursor import Cursor
-from cdc.eventtime.released import Released
+from cdc.eventtime.released import Part, Places, gathered, taken
 from cdc.eventtime.times import Codes, Times
 
-Places = NDArray[np.intp]
+_INDEX_BYTES = 4 * 8 + 2 * 4
+"""Of each row: time, due, order and sorted due; code and lowest place."""
 
 
 class Chunk:
@@ -30,7 +30,7 @@ class Chunk:
         self._order = np.argsort(due, kind="stable")
         self._sorted_due = due[self._order]
         # The lowest place among those that are released at or after each point of the order.
-        self._lowest = np.minimum.accumulate(self._order[::-1])[::-1]
+        self._lowest = np.minimum.accumulate(self._order[::-1].astype(np.int32))[::-1]
         self._gone = 0
         self._row_bytes = int(rows.nbytes)
 
@@ -42,18 +42,14 @@ class Chunk:
         if keep is None:
             # Also for one batch the buffers of the result are new ones, and no longer than needed.
             return cls(pa.concat_batches([rows]), times.copy(), due.copy(), codes.copy())
-        return cls(rows.take(pa.array(keep)), times[keep], due[keep], codes[keep])
+        return cls(taken(rows, keep), times[keep], due[keep], codes[keep])
 
     @classmethod
     def merged(cls, chunks: Sequence[Chunk]) -> Chunk:
         """What is left of neighbours, as one."""
-        rest = [chunk._at(chunk._left()) for chunk in chunks]
-        return cls(
-            pa.concat_batches([rows for rows, _, _, _ in rest]),
-            np.concatenate([times for _, times, _, _ in rest]),
-            np.concatenate([due for _, _, due, _ in rest]),
-            np.concatenate([codes for _, _, _, codes in rest]),
-        )
+        rest = gathered([chunk._part(np.sort(chunk._order[chunk._gone :]), 0) for chunk in chunks])
+        assert rest is not None
+        return cls(rest.rows, rest.times, rest.due, rest.codes)
 
     def __len__(self) -> int:
         return len(self._order) - self._gone
@@ -61,8 +57,7 @@ class Chunk:
     @property
     def bytes(self) -> int:
         """Memory that it takes, also by what was released and is still here."""
-        index = 5 * self._due.itemsize + self._codes.itemsize
-        return self._row_bytes + len(self._due) * index
+        return self._row_bytes + len(self._due) * _INDEX_BYTES
 
     @property
     def wasteful(self) -> bool:
@@ -80,43 +75,24 @@ class Chunk:
     def max_due(self) -> int:
         return int(self._sorted_due[-1])
 
-    def due_of(self, share: float) -> int:
-        """When that share of what is left will have been due."""
-        return int(self._sorted_due[self._gone :][int((len(self) - 1) * share)])
-
-    def left_due(self) -> Times:
-        return self._sorted_due[self._gone :]
-
     def left_codes(self) -> Codes:
         return self._codes[self._order[self._gone :]]
 
-    def release(self, watermark: int, source: int) -> Released | None:
+    def release(self, watermark: int, source: int) -> Part | None:
         """Take out what is due at or below the watermark, in that order."""
         until = int(np.searchsorted(self._sorted_due, watermark, "right"))
         if until <= self._gone:
             return None
         places = self._order[self._gone : until]
         self._gone = until
-        return self._released(places, source)
+        return self._part(places, source)
 
-    def within(self, start: int, end: int, source: int) -> Released | None:
-        """Of what is left those with ``start <= time < end``; they stay."""
+    def within(self, start: int, end: int, source: int) -> Part | None:
+        """Of what is left those with ``start <= time < end``, by due; they stay."""
         left = self._order[self._gone :]
         times = self._times[left]
         places = left[(times >= start) & (times < end)]
-        return self._released(places, source) if len(places) else None
+        return self._part(places, source) if len(places) else None
 
-    def _released(self, places: Places, source: int) -> Released:
-        rows, times, due, codes = self._at(places)
-        return Released(rows, times, due, codes, np.full(len(places), source, np.int16))
-
-    def _left(self) -> Places:
-        return np.sort(self._order[self._gone :])
-
-    def _at(self, places: Places) -> tuple[pa.RecordBatch, Times, Times, Codes]:
-        return (
-            self._rows.take(pa.array(places)),
-            self._times[places],
-            self._due[places],
-            self._codes[places],
-        )
+    def _part(self, places: Places, source: int) -> Part:
+        return Part(self._rows, self._times, self._due, self._codes, source, places)

@@ -50,7 +50,9 @@ def _highest_before(codes: Codes, due: Times) -> Times:
     The rows are laid out by code; a number made of the code and the rank of the due then rises from
     code to code, so one running maximum serves all of them.
     """
-    by_code = np.argsort(codes, kind="stable")
+    # For 16 bits NumPy counts instead of comparing.
+    small = codes.astype(np.int16) if codes.max() <= np.iinfo(np.int16).max else codes
+    by_code = np.argsort(small, kind="stable")
     by_due = np.argsort(due, kind="stable")
     rank = np.empty(len(due), np.int64)
     rank[by_due] = np.arange(len(due))

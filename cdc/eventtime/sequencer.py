@@ -19,14 +19,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from cdc.cursor import Cursor
 from cdc.errors import ProtocolError
 from cdc.eventtime.buffer import EventTimeBuffer
 from cdc.eventtime.following import Followed
-from cdc.eventtime.released import Released, joined
+from cdc.eventtime.released import Part, Released, gathered, taken
 from cdc.eventtime.times import NO_TIME, Codes, Times
 from cdc.eventtime.tracker import WatermarkTracker
+
+Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Sequencer:
         self._codes = {source: code for code, source in enumerate(standings)}
         self._reads = {source: standing.cursor for source, standing in standings.items()}
         self._followed = {source: Followed() for source in standings} if followers else None
-        self._late: dict[str, list[Released]] = {source: [] for source in standings}
+        self._late: dict[str, list[Part]] = {source: [] for source in standings}
         self._tracker = tracker
         self._buffer = EventTimeBuffer([*standings], max_bytes=max_bytes)
         self._watermark = watermark
@@ -113,21 +116,17 @@ class Sequencer:
         """It has not ended after all."""
         self._tracker.resume(source)
 
-    def stuck(self, behind: Collection[str]) -> int | None:
-        """The watermark that would make room, where nothing else can; to ask after a step of None.
+    def stuck(self, behind: Collection[str]) -> bool:
+        """Whether nothing that may be read can make room; to ask after a step of None.
 
         ``behind`` are the sources of which there is more to read. One of them is at its bound, and
         the partition that holds the watermark is its own, or nobody holds it: it is not read until
-        rows are released, and they are not until it is read. Half of what it holds lies at or below
-        the watermark given here, for ``step(to=...)``.
+        rows are released, and they are not until it is read.
         """
         if not self._all_caught_up():
-            return None
+            return False
         holders = self._tracker.holders()
-        full = [s for s in behind if not self._buffer.has_room(s) and (s in holders or not holders)]
-        if not full:
-            return None
-        return max(self._watermark, *(self._buffer.half_due(source) for source in full))
+        return any(not self._buffer.has_room(s) and (s in holders or not holders) for s in behind)
 
     def push(
         self, source: str, rows: pa.RecordBatch, times: Times, codes: Codes, read: Cursor
@@ -149,8 +148,7 @@ class Sequencer:
         if self._followed is None:
             kept &= ~follows
         if late.any():
-            whole = Released(rows, times, due, codes, self._source_column(source, len(due)))
-            self._late[source].append(whole.take(np.flatnonzero(late)))
+            self._late[source].append(self._late_part(source, rows, times, due, codes, late))
         keep = None if kept.all() else np.flatnonzero(kept)
         self._buffer.add(source, rows, times, due, codes, keep)
 
@@ -165,24 +163,24 @@ class Sequencer:
                 return None
             raise ProtocolError("a step was to be made again before its rows were read again")
         before = self._watermark
+        if to is not None and to < before:
+            raise ProtocolError(f"a step would take the watermark back from {before} to {to}")
         if to is not None:
             self._watermark = to
         elif flush:
             self._watermark = max(before, self._buffer.max_due)
         else:
             self._watermark = max(before, self._reachable())
-        late = joined([piece for pieces in self._late.values() for piece in pieces])
+        late = gathered([part for parts in self._late.values() for part in parts])
         released = self._buffer.release(self._watermark)
         if late is None and released is None and before == self._watermark:
             return None
-        for pieces in self._late.values():
-            pieces.clear()
+        for parts in self._late.values():
+            parts.clear()
         cursors = {source: self.cursor(source) for source in self._reads}
         return Step(before, self._watermark, late, released, dict(self._reads), cursors)
 
-    def _dues(
-        self, source: str, times: Times, codes: Codes
-    ) -> tuple[Times, np.typing.NDArray[np.bool_]]:
+    def _dues(self, source: str, times: Times, codes: Codes) -> tuple[Times, Mask]:
         """When each row is due, and which ones follow others."""
         follows = times == NO_TIME
         if not follows.any():
@@ -227,8 +225,13 @@ class Sequencer:
                 f" up to where it was read, and {read}"
             )
 
-    def _source_column(self, source: str, rows: int) -> np.typing.NDArray[np.int16]:
-        return np.full(rows, self._codes[source], np.int16)
+    def _late_part(
+        self, source: str, rows: pa.RecordBatch, times: Times, due: Times, codes: Codes, late: Mask
+    ) -> Part:
+        """A copy, as of what waits: no file of the log stays mapped until the step."""
+        at = np.flatnonzero(late)
+        all_of_it = np.arange(len(at))
+        return Part(taken(rows, at), times[at], due[at], codes[at], self._codes[source], all_of_it)
 
 
 def _cursor_at(rows: pa.RecordBatch, at: int) -> Cursor:

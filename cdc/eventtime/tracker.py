@@ -67,6 +67,7 @@ class WatermarkTracker:
         self._sources: dict[str, int] = {}
         self._nows: Times = np.empty(0, np.int64)
         self._complete: NDArray[np.bool_] = np.empty(0, np.bool_)  # by source
+        self._some_complete = False
         self._watermarks: Times = np.empty(0, np.int64)
         self._last_events: Times = np.empty(0, np.int64)
         self._last_activity: Times = np.empty(0, np.int64)
@@ -97,15 +98,16 @@ class WatermarkTracker:
         code = self._codes.setdefault((source, table), len(self._codes))
         of = self._sources.setdefault(source, len(self._sources))
         self._grow()
-        self._tolerances[code] = tolerance_us
-        if not self._there[code]:
+        if self._there[code]:
+            self._raise_watermarks()  # what came until now came under the old tolerance
+        else:
             self._there[code], self._idle[code] = True, False
             self._source_of[code] = of
             self._last_events[code] = last_event
             self._watermarks[code] = NO_TIME
             self._last_activity[code] = self._clock(source)
             self._added += 1
-        self._raise_watermarks(np.array([code]))
+        self._tolerances[code] = tolerance_us
         return code
 
     def remove(self, source: str, table: str) -> None:
@@ -127,25 +129,27 @@ class WatermarkTracker:
         if not len(codes):
             return
         at = codes.astype(np.intp)
-        if int(at.min()) < 0:
-            known = at >= 0
+        if codes.min() < 0:
+            known = codes >= 0
             at, times = at[known], times[known]
         np.maximum.at(self._last_events, at, times)
-        seen: NDArray[np.bool_] = np.zeros(len(self._there), np.bool_)
-        seen[at] = True
-        touched = np.flatnonzero(seen & self._there)
+        if len(at) > len(self._there):  # each partition once instead of each row
+            seen: NDArray[np.bool_] = np.zeros(len(self._there), np.bool_)
+            seen[at] = True
+            at = np.flatnonzero(seen)
+        if self._removed:
+            at = at[self._there[at]]
+        of = self._source_of[at]
         self._read_clocks()
-        of = self._source_of[touched]
-        self._last_activity[touched] = self._nows[of]
-        self._complete[of] = False
-        self._idle[touched] = False
-        self._raise_watermarks(touched)
+        self._last_activity[at] = self._nows[of]
+        if self._some_complete:
+            self._complete[of] = False
 
     def complete(self, source: str) -> None:
         """A source has ended and holds nobody back; its next event makes it active again."""
         of = self._sources.setdefault(source, len(self._sources))
         self._grow()
-        self._complete[of] = True
+        self._complete[of] = self._some_complete = True
 
     def resume(self, source: str) -> None:
         """It has not ended after all."""
@@ -154,13 +158,13 @@ class WatermarkTracker:
 
     def look(self) -> int:
         """Find out who is idle by now; the combined watermark."""
+        self._raise_watermarks()
         self._read_clocks()
         quiet = self._nows[self._source_of] - self._last_activity
-        self._idle = (quiet >= self._idle_timeout) & self._there
+        self._idle = quiet >= self._idle_timeout
         active = self._active()
         if active.any():
-            lowest = int(self._watermarks[active].min())
-            found = lowest if lowest == NO_TIME else lowest - self._margin
+            found = int(self._watermarks[active].min()) - self._margin
         else:
             found = self._with_nobody_active(quiet)
         if found > self._combined:
@@ -173,6 +177,7 @@ class WatermarkTracker:
 
         It is as the last look found them, without the margin.
         """
+        self._raise_watermarks()
         of = self._sources.get(source)
         own = self._there & (self._source_of == of)
         active = own & self._active()
@@ -197,6 +202,7 @@ class WatermarkTracker:
 
     def partitions(self) -> list[PartitionState]:
         """Every partition that is followed, in the order of its code."""
+        self._raise_watermarks()
         return [
             PartitionState(
                 source,
@@ -211,13 +217,15 @@ class WatermarkTracker:
             if self._there[code]
         ]
 
-    def _raise_watermarks(self, at: NDArray[np.intp]) -> None:
-        events = self._last_events[at]
-        marks = np.where(events == NO_TIME, NO_TIME, events - self._tolerances[at])
-        self._watermarks[at] = np.maximum(self._watermarks[at], marks)
+    def _raise_watermarks(self) -> None:
+        """To what events since the last time say; no event minus a tolerance is still none."""
+        marks = np.maximum(self._last_events, self._tolerances + NO_TIME)
+        marks -= self._tolerances
+        np.maximum(self._watermarks, marks, out=self._watermarks)
 
     def _active(self) -> NDArray[np.bool_]:
-        return self._there & ~self._idle & ~self._complete[self._source_of]
+        active = self._there > self._idle
+        return active > self._complete[self._source_of] if self._some_complete else active
 
     def _with_nobody_active(self, quiet: Times) -> int:
         known = self._there & (self._last_events != NO_TIME)

@@ -21,7 +21,7 @@ _MARK = "walbrook: "
 def check_expressions(config: Config, path: Path) -> list[str]:
     """What could not be checked; ConfigError for what is wrong."""
     active = [sink for sink in config.sinks if sink.status == "active"]
-    if not any(sink.expressions or getattr(sink, "window", None) for sink in active):
+    if not any(sink.expressions or sink.window for sink in active):
         return []
     try:
         require_java()

@@ -30,6 +30,7 @@ from cdc.config import Http
 from cdc.connection import connect
 from cdc.errors import OperatorError
 from cdc.service.api.serve import Api
+from cdc.service.event_time_metrics import EventTimes, event_time_metrics, read_event_times
 from cdc.state.pressure import DEFERRED
 
 _logger = structlog.get_logger("walbrook.http")
@@ -45,10 +46,15 @@ SELECT s.name AS source, s.state, s.state_since::text, s.last_error,
   LEFT JOIN walbrook.pressure p ON p.source = s.name
  ORDER BY 1
 """
+# In event-time order a cursor stands at the oldest change that is held back, which is no fault:
+# what counts is whether it reads on. And it is paused in all of its databases, or in none.
 _CONSUMERS = """
 SELECT c.source, c.name AS consumer, v.cursor, v.lag_bytes, v.lag_seconds, c.delivered,
        c.absorbed, walbrook.dead_ever(c) AS dead, c.last_error, v.moved_at::text,
-       c.lane, c.lane_reason, c.paused_at::text, c.breaker,
+       c.lane, c.lane_reason, c.breaker,
+       CASE WHEN r.consumer IS NULL THEN c.paused_at
+            ELSE (SELECT min(k.paused_at) FROM walbrook.consumers k
+                   WHERE k.name = c.name AND k.active) END::text AS paused_at,
        CASE WHEN c.destination <> 'pull' THEN
             (SELECT count(*) FROM walbrook.events e WHERE e.consumer = c.id) END AS waiting,
        CASE WHEN c.destination = 'pull' THEN
@@ -56,10 +62,17 @@ SELECT c.source, c.name AS consumer, v.cursor, v.lag_bytes, v.lag_seconds, c.del
               WHERE f.consumer = c.id AND f.lease_id IS NOT NULL) END AS leased,
        (SELECT count(*) FROM walbrook.gaps g
          WHERE g.source = c.source AND g.consumer = c.name) AS gaps,
-       v.lag_seconds > 0 AND v.moved_at < clock_timestamp() - make_interval(secs => %s)
-       AND (c.lane IS NULL AND c.lane_reason = %s) IS NOT TRUE AS stuck
+       CASE WHEN r.consumer IS NULL
+            THEN v.lag_seconds > 0 AND v.moved_at < w.since
+                 AND (c.lane IS NULL AND c.lane_reason = %(deferred)s) IS NOT TRUE
+            ELSE (r.read_lsn, r.read_idx) < (s.log_lsn, s.log_idx)
+                 AND t.moved_at < w.since END AS stuck
   FROM walbrook.consumers c
+  JOIN walbrook.sources s ON s.name = c.source
   JOIN walbrook.cursors v ON v.source = c.source AND v.consumer = c.name
+  LEFT JOIN walbrook.event_sources r ON r.consumer = c.id
+  LEFT JOIN walbrook.event_time t ON t.consumer = c.name
+ CROSS JOIN (SELECT clock_timestamp() - make_interval(secs => %(stuck_s)s) AS since) w
  ORDER BY 1, 2
 """
 
@@ -85,14 +98,16 @@ class Sight:
     sources: Rows
     consumers: Rows
     events: Rows  # open ones, the newest first
+    event_times: EventTimes
 
     def of_severity(self, severity: str) -> list[str]:
-        """The open events of a severity, a sentence each."""
-        return [
+        """The open events of a severity, a sentence each; one of several sources is told once."""
+        told = (
             f"{row['consumer'] or row['source']}: {row['what']}"
             for row in self.events
             if row["severity"] == severity
-        ]
+        )
+        return list(dict.fromkeys(told))
 
 
 class Observatory:
@@ -119,15 +134,19 @@ class Observatory:
                 found.append(f"deliveries to {row['consumer']} fail")
             elif row["stuck"]:
                 found.append(f"{row['consumer']} is behind and has not moved for {_STUCK_S} s")
-        return found + sight.of_severity("error")
+        # A consumer of several databases has a row for each.
+        return list(dict.fromkeys([*found, *sight.of_severity("error")]))
 
     def read(self) -> Sight:
         with connect(self._dsn, name="http", statement_s=3) as connection:
             rows = connection.cursor(row_factory=dict_row)
             return Sight(
                 sources=rows.execute(_SOURCES).fetchall(),
-                consumers=rows.execute(_CONSUMERS, (_STUCK_S, DEFERRED)).fetchall(),
+                consumers=rows.execute(
+                    _CONSUMERS, {"stuck_s": _STUCK_S, "deferred": DEFERRED}
+                ).fetchall(),
                 events=rows.execute(_EVENTS).fetchall(),
+                event_times=read_event_times(rows),
             )
 
     def collect(self) -> Iterator[Metric]:
@@ -136,6 +155,7 @@ class Observatory:
         yield from self._process_metrics()
         yield from _source_metrics(sight.sources)
         yield from _consumer_metrics(sight.consumers)
+        yield from event_time_metrics(sight.event_times)
         yield _event_metric(sight.events)
 
     def _process_metrics(self) -> Iterator[Metric]:

@@ -23,7 +23,10 @@ from cdc.state.operators import State
 
 operator_app = typer.Typer()
 
-Name = Annotated[str, typer.Argument(metavar="CONSUMER", help="The sink's name.")]
+Name = Annotated[
+    str,
+    typer.Argument(metavar="CONSUMER", help="The sink's name; database/sink if it reads several."),
+]
 ConfigPath = Annotated[
     Path, typer.Option("--config", "-c", help="The configuration file.", envvar="WALBROOK_CONFIG")
 ]
@@ -36,14 +39,14 @@ _PIPED_WIDTH = 200
 def pause(consumer: Name, config: ConfigPath = _DEFAULT) -> None:
     """Deliver nothing more to a consumer until it is resumed; it keeps its cursor."""
     with _state(config) as state:
-        _tell(operators.pause(state, consumer))
+        _tell(consumer, operators.pause(state, consumer))
 
 
 @operator_app.command()
 def resume(consumer: Name, config: ConfigPath = _DEFAULT) -> None:
     """Serve a paused consumer again, from its cursor on."""
     with _state(config) as state:
-        _tell(operators.resume(state, consumer))
+        _tell(consumer, operators.resume(state, consumer))
 
 
 @operator_app.command()
@@ -63,6 +66,7 @@ def rewind(
     """Deliver everything again from an earlier place on."""
     with _state(config) as state:
         _tell(
+            consumer,
             operators.rewind(
                 state, consumer, to_cursor=to_cursor, to_time=to_time, to_earliest=to_earliest
             ),
@@ -74,14 +78,14 @@ def rewind(
 def discard_all(consumer: Name, config: ConfigPath = _DEFAULT) -> None:
     """Give up all that a consumer has not had; its sink is told of the gap."""
     with _state(config) as state:
-        _tell(operators.discard_all(state, consumer), "removed from its queue")
+        _tell(consumer, operators.discard_all(state, consumer), "removed from its queue")
 
 
 @operator_app.command()
 def redeliver(consumer: Name, letter: Letter = None, config: ConfigPath = _DEFAULT) -> None:
     """Send dead letters again: one, or all that can be."""
     with _state(config) as state:
-        _tell(operators.redeliver(state, consumer, letter), "put back into its queue")
+        _tell(consumer, operators.redeliver(state, consumer, letter), "put back into its queue")
 
 
 @operator_app.command()
@@ -96,7 +100,7 @@ def discard(
 ) -> None:
     """Acknowledge dead letters, one or all, or give up one message that waits."""
     with _state(config) as state:
-        _tell(operators.discard(state, consumer, letter, cursor), "discarded")
+        _tell(consumer, operators.discard(state, consumer, letter, cursor), "discarded")
 
 
 @operator_app.command("dead-letters")
@@ -117,7 +121,7 @@ def dead_letters(
         table.add_column(heading, no_wrap=heading != "error", overflow="fold")
     for row in found:
         where = f"{row['table_schema']}.{row['table_name']}"
-        cells = (row["id"], row["consumer"], row["cursor"], where, row["action"], row["kind"],
+        cells = (row["id"], row["called"], row["cursor"], where, row["action"], row["kind"],
                  row["deliveries"], row["error"])  # fmt: skip
         table.add_row(*(Text(str(cell)) for cell in cells))
     console = Console()
@@ -136,13 +140,13 @@ def _state(config: Path) -> Iterator[Connection]:
         yield connection
 
 
-def _tell(state: State, what: str = "") -> None:
-    """The consumer's new state in one or two lines."""
+def _tell(consumer: str, state: State, what: str = "") -> None:
+    """The consumer's new state in one or two lines, under the name it was given."""
     if what:
         count = state["affected"]
         typer.echo(f"{count} message{'' if count == 1 else 's'} {what}")
     paused = f", paused since {state['paused_at']:%Y-%m-%d %H:%M:%S}" if state["paused_at"] else ""
     typer.echo(
-        f"{state['consumer']} stands at {state['cursor']}{paused}; {state['waiting']} in its "
+        f"{consumer} stands at {state['cursor']}{paused}; {state['waiting']} in its "
         f"queue, {state['dead_letters']} dead letters"
     )

@@ -8,6 +8,7 @@ them on terminals only.
 from __future__ import annotations
 
 from datetime import datetime
+from itertools import groupby
 from typing import Any
 
 import psycopg
@@ -33,11 +34,29 @@ _PRESSURE = """
 SELECT level, widened_by, deferred, backlog_rows, backlog_bytes, latency_s
   FROM walbrook.pressure WHERE source = %s AND level > 0
 """
+# Of each consumer the tables that hold the others back come first.
+_WATERMARKS = """
+SELECT consumer, reached, tables, source, "table", watermark, idle_since, finished, buffered,
+       late_count
+  FROM (SELECT w.*, count(*) OVER (PARTITION BY w.consumer) AS tables,
+               row_number() OVER (PARTITION BY w.consumer
+                                  ORDER BY w.idle_since IS NOT NULL OR w.finished,
+                                           w.watermark NULLS FIRST, w.source, w."table") AS place
+          FROM (SELECT w.consumer, w.source, w."table", w.idle_since, w.buffered, w.late_count,
+                       to_char(w.watermark, 'YYYY-MM-DD HH24:MI:SS') AS watermark,
+                       to_char(w.released_to, 'YYYY-MM-DD HH24:MI:SS') AS reached,
+                       e.finished_at IS NOT NULL AS finished
+                  FROM walbrook.watermarks w
+                  JOIN walbrook.consumers c ON c.source = w.source AND c.name = w.consumer
+                  LEFT JOIN walbrook.event_sources e ON e.consumer = c.id) w) placed
+ WHERE place <= %s ORDER BY consumer, place
+"""
+_WATERMARKS_MAX = 20  # of a consumer
 _CONSUMERS = """
 SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx, v.lag_bytes, v.lag_seconds,
        c.delivered, c.absorbed, c.moved_at, c.active, c.last_error, walbrook.dead_ever(c),
-       CASE WHEN c.active AND c.paused_at IS NOT NULL
-            THEN 'is paused since ' || to_char(c.paused_at, 'YYYY-MM-DD HH24:MI:SS')
+       CASE WHEN c.active AND p.paused_at IS NOT NULL
+            THEN 'is paused since ' || to_char(p.paused_at, 'YYYY-MM-DD HH24:MI:SS')
             WHEN c.active AND c.lane_reason IS NOT NULL
             THEN 'is by itself, '
                  || CASE WHEN c.lane IS NOT NULL THEN 'in lane ' || c.lane
@@ -50,6 +69,11 @@ SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx, v.lag_bytes, v.lag_seconds,
          WHERE q.source = c.source AND q.consumer = c.name)
   FROM walbrook.consumers c
   LEFT JOIN walbrook.cursors v ON v.source = c.source AND v.consumer = c.name
+  LEFT JOIN walbrook.event_sources e ON e.consumer = c.id
+ -- One of several databases is paused in all of them, whichever was named.
+ CROSS JOIN LATERAL (
+       SELECT min(k.paused_at) AS paused_at FROM walbrook.consumers k
+        WHERE k.id = c.id OR e.consumer IS NOT NULL AND k.name = c.name AND k.active) p
  WHERE c.source = %s ORDER BY c.active DESC, c.name
 """
 
@@ -66,6 +90,9 @@ def status_tables(connection: psycopg.Connection[tuple[Any, ...]]) -> Group:
         parts += ("", *_log(name, log_bytes, earliest, evicted))
         parts += _consumers(connection, name, errors)
         parts += _pressure(connection, name)
+    parts += _watermarks(connection)
+    # One of several databases fails in all of them, for one reason.
+    errors = list({error.plain: error for error in errors}.values())
     errors += _events(connection)
     return Group(*parts, *[""][: len(errors)], *errors)
 
@@ -94,14 +121,45 @@ def _pressure(connection: psycopg.Connection[tuple[Any, ...]], source: str) -> l
 
 
 def _events(connection: psycopg.Connection[tuple[Any, ...]]) -> list[Text]:
-    """The open health events; what to do stands indented below each."""
-    lines: list[Text] = []
+    """The open health events; what to do stands indented below each.
+
+    What is said of a consumer in several of its databases is one event.
+    """
+    told: dict[tuple[str | None, ...], tuple[list[str], str]] = {}
     for source, consumer, severity, age, what, fix in connection.execute(_EVENTS).fetchall():
-        who = f"{source}, consumer {consumer}" if consumer else source
+        key = (None if consumer else source, consumer, severity, what, fix)
+        told.setdefault(key, ([], age))[0].append(source)
+    lines: list[Text] = []
+    for (_, consumer, severity, what, fix), (sources, age) in told.items():
+        who = ", ".join(sorted(sources)) + (f", consumer {consumer}" if consumer else "")
         style = "red" if severity == "error" else "yellow"
         lines.append(Text(f"{severity} {who} (for {age}): {what}", style=style))
         lines += [Text(f"  fix: {fix}")] if fix else []
     return lines
+
+
+def _watermarks(connection: psycopg.Connection[tuple[Any, ...]]) -> list[RenderableType]:
+    """The tables of each consumer in event-time order; nothing if there are none."""
+    parts: list[RenderableType] = []
+    rows = connection.execute(_WATERMARKS, (_WATERMARKS_MAX,)).fetchall()
+    for (consumer, reached, tables), of_consumer in groupby(rows, lambda row: row[:3]):
+        table = _table(
+            f"Event time of {consumer}: its watermark is {reached or 'not known yet'}",
+            "~source", "~table", "watermark", "idle since", ">buffered", ">late",
+        )  # fmt: skip
+        for *_, source, name, watermark, idle_since, finished, buffered, late in of_consumer:
+            table.add_row(
+                Text(source),
+                Text(name),
+                watermark or "none yet",
+                "finished" if finished else _moved(idle_since) if idle_since else "",
+                f"{buffered:,}",
+                f"{late:,}",
+            )
+        more = tables - _WATERMARKS_MAX
+        rest = [Text(f"and {more:,} more in walbrook.watermarks")] if more > 0 else []
+        parts += ("", table, *rest)
+    return parts
 
 
 def _consumers(

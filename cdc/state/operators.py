@@ -45,13 +45,14 @@ _DISCARD_ONE = "SELECT * FROM walbrook.discard(%s::bigint, %s::text)"
 _DISCARD = "SELECT * FROM walbrook.discard(%s::text)"
 _DISCARD_WAITING = "SELECT * FROM walbrook.discard(%s::text, %s::text)"
 _KNOWN = """
-SELECT 1 FROM walbrook.consumers WHERE %(named)s IN (name, source || '/' || name) LIMIT 1
+SELECT FROM walbrook.consumers WHERE name = %(named)s OR source || '/' || name = %(named)s
 """
 _LETTERS = """
-SELECT id, source, consumer, commit_lsn || ':' || commit_idx AS cursor, table_schema, table_name,
-       action, kind, error, deliveries, event IS NOT NULL AS was_message, dead_at
+SELECT id, source, consumer, walbrook.called(source, consumer) AS called,
+       commit_lsn || ':' || commit_idx AS cursor, table_schema, table_name, action, kind,
+       error, deliveries, event IS NOT NULL AS was_message, dead_at
   FROM walbrook.dead_letters
- WHERE %(consumer)s::text IS NULL OR %(consumer)s IN (consumer, source || '/' || consumer)
+ WHERE %(named)s::text IS NULL OR consumer = %(named)s OR source || '/' || consumer = %(named)s
  ORDER BY commit_lsn, commit_idx, id LIMIT %(most)s
 """
 
@@ -110,9 +111,9 @@ def dead_letters(
     """The first dead letters, of one consumer or of all, in the order of their cursors."""
     with refusals():
         rows = connection.cursor(row_factory=dict_row)
-        found = rows.execute(_LETTERS, {"consumer": consumer, "most": most}).fetchall()
-        known = found or not consumer or connection.execute(_KNOWN, {"named": consumer}).fetchone()
-        if not known:
+        named = {"named": consumer}
+        found = rows.execute(_LETTERS, {**named, "most": most}).fetchall()
+        if consumer and not found and connection.execute(_KNOWN, named).fetchone() is None:
             raise OperatorError(
                 f"there is no consumer {consumer}",
                 fix="walbrook status lists them",

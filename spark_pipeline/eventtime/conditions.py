@@ -29,10 +29,15 @@ def failing(consumer: str, standing: Standing) -> Condition:
     )
 
 
-def paused(consumer: str) -> Condition:
+def paused(consumer: SinkConfig, sources: list[str]) -> Condition:
+    """``sources`` are the databases in which somebody paused it."""
+    one = len(consumer.sources) == 1
+    names = [consumer.name] if one else [f"{source}/{consumer.name}" for source in sources]
+    commands = " and ".join(f"walbrook resume {name}" for name in names)
+    calls = ", ".join(f"walbrook.resume('{name}')" for name in names)
     return Condition(
         "lane_paused",
         "warning",
-        f"{consumer} is paused: it gets nothing, and the change log keeps what it lacks",
-        fix=f"walbrook resume {consumer}, or SELECT walbrook.resume('{consumer}')",
+        f"{consumer.name} is paused: it gets nothing, and the change log keeps what it lacks",
+        fix=f"{commands}, or SELECT {calls}",
     )

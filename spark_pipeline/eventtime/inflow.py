@@ -80,6 +80,11 @@ class Inflow:
         """Whether all that the logs hold was read."""
         return all(intake.at_end for intake in self._intakes.values())
 
+    @property
+    def behind(self) -> list[str]:
+        """The databases of whose logs there is more to read."""
+        return [name for name, intake in self._intakes.items() if not intake.at_end]
+
     def read(self, sequencer: Sequencer, until: Mapping[str, Cursor] | None = None) -> bool:
         """A stretch of each log for which there is room, or up to ``until``; says whether any."""
         some = False
@@ -97,15 +102,13 @@ class Inflow:
                 self._clocks[name].waiting(now_us)
         return some
 
-    @property
-    def behind(self) -> list[str]:
-        """The databases of which there is more to read."""
-        return [name for name, intake in self._intakes.items() if not intake.at_end]
-
     def wait(self, sequencer: Sequencer) -> None:
-        """Until a log that is to be read has more, or for a moment."""
+        """Until a log for which there is room has more, or for a moment."""
         deadline = time.monotonic() + _WAIT_S
-        wanted = [intake for name, intake in self._intakes.items() if sequencer.wants(name)]
+        wanted = [each for name, each in self._intakes.items() if sequencer.wants(name)]
+        if not wanted or self.held is not None:
+            time.sleep(_WAIT_S)
+            return
         share_s = _WAIT_S if len(wanted) == 1 else _LOOK_S
         while time.monotonic() < deadline:
             if any(intake.wait(share_s) for intake in wanted):

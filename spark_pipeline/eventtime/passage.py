@@ -152,7 +152,7 @@ class EventPassage:
     @property
     def stuck(self) -> bool:
         """Whether nothing it may read can make room in its buffer."""
-        return self._under_way is None and self._sequencer.stuck(self._inflow.behind) is not None
+        return self._under_way is None and self._sequencer.stuck(self._inflow.behind)
 
     @property
     def tells(self) -> bool:
@@ -210,9 +210,9 @@ class EventPassage:
         self._settle_at_times()
         return some or step is not None
 
-    def show(self) -> None:
+    def show(self, *, at_once: bool = False) -> None:
         """Let SQL say what its partitions are at, once a second."""
-        if time.monotonic() - self._shown_at < _SHOW_S:
+        if not at_once and time.monotonic() - self._shown_at < _SHOW_S:
             return
         self._shown_at = time.monotonic()
         for name, each in self._standing.items():

@@ -142,6 +142,7 @@ class EventStage:
                     self._drained_by = time.monotonic() + drain_timeout_s
                 self._drain(state, passage, self._drained_by)
                 passage.settle()
+                passage.show(at_once=True)
 
     def _turn(
         self,
@@ -239,7 +240,8 @@ class EventStage:
             if not told:
                 told = True
                 self._show(state, Standing(None, "paused", paused=True))
-                self._report(state, [paused(self._consumer.name)], scope="lane_")
+                held = [name for name, each in found.items() if each.paused]
+                self._report(state, [paused(self._consumer, held)], scope="lane_")
             if self._stop.wait(_LOOK_S / 2):
                 return False
 

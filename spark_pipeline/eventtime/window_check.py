@@ -62,12 +62,6 @@ def check_window(
     return WindowProblems(list(of_form.values()), of_tables)
 
 
-def window_of(sink: SinkConfig) -> Aggregation | None:
-    """The window of a sink, if it has one."""
-    window: Aggregation | None = getattr(sink, "window", None)
-    return window
-
-
 def check_windows(
     spark: SparkSession | None,
     sinks: Iterable[SinkConfig],
@@ -80,17 +74,17 @@ def check_windows(
     """
     found = WindowProblems([], [])
     for sink in sinks:
-        window = window_of(sink)
+        window = sink.window
         if window is None:
             continue
         assert spark is not None, "a window needs Spark"
-        one = check_window(spark, sink.name, window, _tables_of(sink, relations))
+        one = check_window(spark, sink.name, window, tables_of(sink, relations))
         found.of_form.extend(one.of_form)
         found.of_tables.extend(one.of_tables)
     return found
 
 
-def _tables_of(sink: SinkConfig, relations: Mapping[str, Sequence[bytes]]) -> Tables | None:
+def tables_of(sink: SinkConfig, relations: Mapping[str, Sequence[bytes]]) -> Tables | None:
     """The tables that a sink takes; None where a database is silent, or there is no table yet."""
     sources: Sequence[str] = getattr(sink, "sources", (sink.database,))
     if not relations.keys() >= set(sources):
@@ -221,4 +215,4 @@ def _spark_says(error: PySparkException) -> str:
     told = error.getMessageParameters() or {}
     (asked,) = _QUOTED.findall(told.get("fieldName", "``"))[:1] or [""]
     near = get_close_matches(asked, _QUOTED.findall(told.get("fields", "")), n=1)
-    return f"{said}; did you mean {near[0]}?" if near else said
+    return f"{said} (did you mean {near[0]}?)" if near else said

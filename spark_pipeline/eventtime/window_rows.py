@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import orjson
@@ -19,10 +20,12 @@ from numpy.typing import NDArray
 
 from cdc.decoding.joins import joined
 from cdc.decoding.rows import Faults
-from spark_pipeline.delivery import Origin
 from spark_pipeline.eventtime.json_members import members, pairs
 from spark_pipeline.eventtime.json_values import typed_values
 from spark_pipeline.eventtime.window_tables import WindowTables
+
+if TYPE_CHECKING:
+    from spark_pipeline.delivery import Origin
 
 _NAMES = pa.list_(pa.string())
 
@@ -94,8 +97,11 @@ class WindowRows:
         return pa.StructArray.from_arrays(arrays, fields=list(wanted))
 
     def _keys(self) -> pa.StringArray:
-        lsn, idx = (self.rows.column(name) for name in ("commit_lsn", "commit_idx"))
-        return joined(lsn.cast(pa.string()), ":", idx.cast(pa.string()))
+        lsn, idx = (
+            self.rows.column(name).cast(pa.string()) for name in ("commit_lsn", "commit_idx")
+        )
+        database = [self._of_origin("name"), ":"] if len(self.origins) > 1 else []
+        return joined(*database, lsn, ":", idx)
 
     def _names(self, column: str) -> pa.ListArray:
         return typed_values(self.rows.column(column).cast(pa.binary()), _NAMES)

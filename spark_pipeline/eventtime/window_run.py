@@ -35,7 +35,7 @@ from spark_pipeline.expressions.pruning import used_by
 PARTITION_ROWS: Final = 200_000
 """One more core is asked for each so many rows in windows; fewer are not worth a shuffle."""
 
-# As rows of its own Spark would read them in the driver, three times as slowly as in a task.
+# Else Spark reads them in the driver as rows of its own, several times as slowly as in a task.
 _SETTINGS: Final = {"spark.sql.execution.arrow.localRelationThreshold": "0"}
 _UTILS: Final = "org.apache.spark.sql.classic.ExpressionUtils$"
 

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from cdc.config.event_time import Window
 from cdc.cursor import Cursor
 from cdc.eventtime.buffer import EventTimeBuffer
-from cdc.eventtime.released import Released, joined
+from cdc.eventtime.released import Released
 from cdc.eventtime.sequencer import Step
 from cdc.eventtime.times import NO_TIME, Times
 from spark_pipeline.delivery import Origin
@@ -70,7 +70,7 @@ class SparkWindows:
         rows = done
         if self._slide < self._size and self._closes(step):
             rest = left.within(NO_TIME + 1, step.watermark + 1)
-            rows = joined([some for some in (done, rest) if some is not None])
+            rows = _both(done, rest)
         if rows is None:
             return WindowResults([], {})
         closed = self._aggregator.close(
@@ -89,6 +89,18 @@ class SparkWindows:
         if step.before == NO_TIME:
             return True
         return (step.watermark + 1) // self._slide > (step.before + 1) // self._slide
+
+
+def _both(one: Released | None, other: Released | None) -> Released | None:
+    if one is None or other is None:
+        return one or other
+    return Released(
+        pa.concat_batches([one.rows, other.rows]),
+        np.concatenate([one.times, other.times]),
+        np.concatenate([one.due, other.due]),
+        np.concatenate([one.codes, other.codes]),
+        np.concatenate([one.sources, other.sources]),
+    )
 
 
 def _cursor(rows: pa.RecordBatch, at: int) -> Cursor:

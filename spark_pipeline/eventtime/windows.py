@@ -9,21 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
 from cdc.decoding.joins import joined
 from cdc.errors import ConfigError, ExpressionError, PoisonError
-from spark_pipeline.delivery import Origin
 from spark_pipeline.eventtime.window_check import check_window
+from spark_pipeline.eventtime.window_query import Aggregation
 from spark_pipeline.eventtime.window_rows import WindowRows
 from spark_pipeline.eventtime.window_run import WindowRun
 from spark_pipeline.eventtime.window_tables import Tables, WindowTables
+
+if TYPE_CHECKING:
+    from spark_pipeline.delivery import Origin
 
 Times = NDArray[np.int64]
 
@@ -78,7 +82,7 @@ class WindowAggregator:
         self,
         spark: SparkSession,
         consumer: str,
-        spec: WindowSpec,
+        spec: Aggregation,
         tables: Tables,
         origins: Sequence[Origin],
     ) -> None:
@@ -139,9 +143,10 @@ class WindowAggregator:
     def _ends(self, times: Times, closing: tuple[int, int]) -> tuple[Times, Times]:
         """The first and the last end of the windows that close and hold each time."""
         size, slide = self._spec.size_us, self._spec.slide_us
-        # Ends are multiples of slide. With end - 1 the bounds are at most so far off.
-        low = -((-(closing[0] + 2)) // slide) * slide
-        high = (closing[1] + 1) // slide * slide
+        # Ends are multiples of slide, from after + 2 to until + 1. Python's numbers have no bound.
+        after, until = map(int, closing)
+        low = -(-(after + 2) // slide) * slide
+        high = (until + 1) // slide * slide
         last = last_window_end(times, size, slide)
         absent = times == _NO_TIME
         first = np.where(absent, _MOST, last - np.where(absent, 0, size - slide))
@@ -179,4 +184,4 @@ class WindowAggregator:
 def _iso8601(times_us: pa.Int64Array) -> pa.StringArray:
     """As everywhere in messages: in UTC, with six digits."""
     texts = times_us.view(pa.timestamp("us")).cast(pa.string())
-    return joined(pa.compute.replace_substring(texts, " ", "T"), "Z")
+    return joined(pc.replace_substring(texts, " ", "T"), "Z")

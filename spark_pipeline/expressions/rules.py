@@ -47,6 +47,7 @@ _AGGREGATES: Final = _words(
     "regr_intercept regr_r2 regr_slope regr_sxx regr_sxy regr_syy skewness some std stddev "
     "stddev_pop stddev_samp sum try_avg try_sum var_pop var_samp variance"
 )
+_BECOMES: Final = "regrreplacement"  # what regr_sxx and regr_syy are made of
 _OTHER: Final = _words("session_window window window_time")
 # What a name without brackets, or a call without arguments, becomes when it is analyzed.
 _CLOCK_CLASSES: Final = _words(
@@ -79,8 +80,6 @@ _MOVING_LITERAL: Final = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _MOVING_TEXT: Final = re.compile(r"\s*(?:now|today|tomorrow|yesterday)\b", re.IGNORECASE)
-
-
 _ORDER: Final = "what it gives may depend on the order of the changes, or has no bound"
 
 
@@ -105,9 +104,9 @@ def check_parsed(engine: Engine, text: str, *, aggregates: bool = False) -> None
         if name == "UnresolvedFunction":
             function = str(node.nameParts().mkString(".")).lower()
             aggregating |= _check_function(engine, function, aggregates)
-        # Some aggregates have a grammar of their own; which, is looked at when they are analyzed.
-        aggregating |= name == "AggregateExpression"
         _check_base(engine, node, aggregates=aggregates)
+        # Some aggregates, such as first, have a grammar of their own and are functions already.
+        aggregating |= _check_aggregate_function(engine, node)
     if _MOVING_LITERAL.search(text):
         raise RuleError(_moving("a date that moves with the clock"))
     if aggregates and not aggregating:
@@ -139,21 +138,28 @@ def check_aggregate(engine: Engine, tree: Any, numeric_texts: Collection[str]) -
         name = _name(node)
         _check_base(engine, node, aggregates=True)
         _check_node(node)
-        kind = str(node.getClass().getName())
-        if _is_a(engine, kind, "aggregate.AggregateFunction"):
-            if str(node.prettyName()) not in _AGGREGATES:
-                raise RuleError(f"the function {node.prettyName()} is refused: {_ORDER}")
-            if name in _COMPARING:
-                _check_compared(node, numeric_texts)
+        _check_aggregate_function(engine, node)
+        if name in _COMPARING:
+            _check_compared(node, numeric_texts)
         elif (
             name == "Cast"
             and _is_text_as_double(node)
-            and (node.getTagValue(user_specified).isEmpty())
+            and node.getTagValue(user_specified).isEmpty()
         ):
             raise RuleError(
                 f"it would make 64-bit floats of the texts {_shown(node.child())}, which rounds: "
                 "write cast(… AS decimal(38, 9)), or AS double if that will do"
             )
+
+
+def _check_aggregate_function(engine: Engine, node: Any) -> bool:
+    """Refuse an aggregate that may not be; whether it is one."""
+    if not _is_a(engine, str(node.getClass().getName()), "aggregate.AggregateFunction"):
+        return False
+    name = str(node.prettyName())
+    if name not in _AGGREGATES and name != _BECOMES:
+        raise RuleError(f"the function {name} is refused: {_ORDER}")
+    return True
 
 
 def _check_compared(function: Any, numeric_texts: Collection[str]) -> None:

@@ -145,7 +145,7 @@ def seen_rows(
             continue
         for typed, at in _decoded(rows.raw, places, known, message):
             said = rows.annotations.take(pa.array(at)) if rows.annotations is not None else None
-            yield _seen(message, typed, said, consumer.name, origin)
+            yield _seen(message, typed, said, consumer, origin)
 
 
 def _decoded(
@@ -177,7 +177,7 @@ def _seen(
     message: bytes,
     typed: pa.RecordBatch,
     annotations: pa.StringArray | None,
-    consumer: str,
+    consumer: SinkConfig,
     origin: Origin,
 ) -> SeenRows:
     plan = plan_for(message)
@@ -200,7 +200,7 @@ def _metadata(
     plan: TablePlan,
     typed: pa.RecordBatch,
     annotations: pa.StringArray | None,
-    consumer: str,
+    consumer: SinkConfig,
     origin: Origin,
 ) -> pa.StructArray:
     count = typed.num_rows
@@ -208,16 +208,17 @@ def _metadata(
     def constant(text: str) -> pa.StringArray:
         return pa.repeat(pa.scalar(text, pa.string()), count)
 
-    lsn, idx = (typed.column(name) for name in ("commit_lsn", "commit_idx"))
+    lsn, idx = (typed.column(name).cast(pa.string()) for name in ("commit_lsn", "commit_idx"))
+    database = [constant(f"{origin.name}:")] if len(consumer.sources) > 1 else []
     known = {
         "table_schema": constant(plan.relation.namespace),
         "table_name": constant(plan.relation.name),
-        "idempotency_key": joined(lsn.cast(pa.string()), ":", idx.cast(pa.string())),
+        "idempotency_key": joined(*database, lsn, ":", idx),
         "transaction_annotations": pa.nulls(count, pa.string())
         if annotations is None
         else annotations,
         "database_name": constant(origin.name),
-        "consumer": _struct_of("consumer", [constant(consumer)]),
+        "consumer": _struct_of("consumer", [constant(consumer.name)]),
         "database": _struct_of(
             "database", [constant(o) for o in (origin.name, origin.database, origin.hostname)]
         ),

@@ -19,7 +19,7 @@ from cdc.decoding.plan import plan_for
 from cdc.errors import ConfigError, WalbrookError
 from cdc.replication.published import published_relations
 from cdc.service.start import reach
-from spark_pipeline.eventtime.window_check import check_windows, window_of
+from spark_pipeline.eventtime.window_check import check_windows
 from spark_pipeline.expressions.compiled import Expressions
 from spark_pipeline.matching import Match
 
@@ -50,7 +50,7 @@ def has_expressions(config: Config, *, sql: bool = False) -> bool:
     active = [sink for sink in config.sinks if sink.status == "active"]
     found = [Expressions.of(sink) for sink in active]
     return any(one is not None and (not sql or bool(one.sql)) for one in found) or any(
-        window_of(sink) is not None for sink in active
+        sink.window is not None for sink in active
     )
 
 
@@ -58,7 +58,9 @@ def check_config(spark: SparkSession | None, config: Config) -> Found:
     """Every consumer's expressions, against the tables of every source that answers."""
     found = Found()
     relations: dict[str, list[bytes]] = {}
-    windowed = [sink for sink in config.sinks if sink.status == "active" and window_of(sink)]
+    windowed = [
+        sink for sink in config.sinks if sink.status == "active" and sink.window is not None
+    ]
     for database in config.databases:
         sinks = _with_expressions(config, database)
         if not sinks and not any(sink in windowed for sink in config.sinks_of(database.name)):

@@ -6,7 +6,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,6 +32,16 @@ TIMED: dict[str, object] = {
         "safety_margin": "100ms",
         "emit_watermarks": True,
     },
+}
+
+
+WINDOWED: dict[str, object] = TIMED | {
+    "window": {
+        "size": "2s",
+        "slide": "1s",
+        "group_by": {"origin": "record.origin"},
+        "aggregates": {"n": "count(*)", "ids": "sum(record.id)"},
+    }
 }
 
 
@@ -113,6 +123,28 @@ def check(messages: Messages, writers: list[Writer]) -> None:
     assert sequence == sorted(set(sequence)), "numbers that do not rise"
 
 
+def check_windows(messages: Messages, rows: Messages) -> None:
+    """Each window and origin once, in the order of their ends, over exactly its rows."""
+    results = [m["record"] for m in messages if m["action"] == "window"]
+    assert len(results) > 10
+    ends = [result["window_end"] for result in results]
+    assert ends == sorted(ends)
+    seen = {(result["window_end"], result["origin"]): result for result in results}
+    assert len(seen) == len(results), "a window came twice"
+    last = datetime.fromisoformat(ends[-1])
+    wanted: dict[tuple[datetime, str], list[int]] = {}
+    for row in rows:
+        at = datetime.fromisoformat(row["metadata"]["event_time"])
+        first = at.replace(microsecond=0) + timedelta(seconds=1)
+        for end in (first, first + timedelta(seconds=1)):
+            wanted.setdefault((end, row["record"]["origin"]), []).append(row["record"]["id"])
+    closed = {key: ids for key, ids in wanted.items() if key[0] <= last}
+    assert {
+        (datetime.fromisoformat(end), origin): (result["n"], result["ids"])
+        for (end, origin), result in seen.items()
+    } == {key: (len(ids), sum(ids)) for key, ids in closed.items()}
+
+
 @pytest.mark.timeout(240)
 def test_two_databases_are_merged_and_one_that_falls_silent_holds_nobody(
     database: Database, second: Database, tmp_path: Path
@@ -179,6 +211,7 @@ def test_killed_in_between_nothing_is_lost_or_comes_twice(
             **TIMED,
         },
         {"name": "hook", "destination": {"type": "webhook", "url": endpoint.url}, **TIMED},
+        {"name": "counts", "destination": {"type": "file", "path": "counts"}, **WINDOWED},
     ]
     out = tmp_path / "service" / "out"
     # The driver dies with a release on its way, again and again.
@@ -214,6 +247,7 @@ def test_killed_in_between_nothing_is_lost_or_comes_twice(
     # The request that was under way when the driver died may come twice: each has its number.
     hooked = {m["metadata"]["sequence"]: m for m in cast("Messages", endpoint.written)}
     check(list(hooked.values()), [shop, depot])
+    check_windows(arrived(tmp_path / "service" / "counts"), changes(arrived(out)))
 
 
 def _deaths(service: MergedService) -> int:

@@ -157,3 +157,78 @@ def test_metrics_count_what_waits_and_what_is_handed_out(
     assert 'walbrook_consumer_waiting{consumer="search",source="shop"} 1.0' in lines
     assert 'walbrook_consumer_leased{consumer="jobs",source="shop"} 0.0' in lines
     assert not [line for line in lines if line.startswith('walbrook_consumer_waiting{consumer="j')]
+
+
+MERGED = """
+INSERT INTO walbrook.sources (name, slot, publication, system_identifier, restart_lsn, term, state)
+VALUES ('depot', 's', 'p', '1', '0/64', 1, 'streaming');
+UPDATE walbrook.sources SET log_lsn = '0/100', log_idx = 0;
+INSERT INTO walbrook.consumers (source, name, cursor_lsn, moved_at)
+VALUES ('shop', 'merged', '0/64', now() - interval '1 hour'),
+       ('depot', 'merged', '0/64', now() - interval '1 hour');
+INSERT INTO walbrook.event_time (consumer, base_lsn, watermark) VALUES ('merged', '0/3', 1500000);
+INSERT INTO walbrook.event_sources (consumer, ledger, read_lsn, read_idx)
+SELECT id, ledger, '0/100', 0 FROM walbrook.consumers;
+INSERT INTO walbrook.event_partitions
+       (consumer, table_name, watermark, idle_since, buffered, late)
+SELECT id, 'public.event', CASE source WHEN 'shop' THEN 1794928028123456 END,
+       CASE source WHEN 'depot' THEN now() END, 3, 2 FROM walbrook.consumers;
+"""
+
+
+def test_metrics_show_event_time_by_table_and_its_sums_by_consumer(
+    client: httpx.Client, database: Database
+) -> None:
+    assert "walbrook_event_time_buffered{" not in client.get("/metrics").text
+    database.execute(MERGED)
+    lines = client.get("/metrics").text.splitlines()
+    shown = {line for line in lines if line.startswith("walbrook_event_time_")}
+    shop = '{consumer="merged",source="shop",table="public.event"}'
+    depot = '{consumer="merged",source="depot",table="public.event"}'
+    assert shown == {
+        'walbrook_event_time_watermark_timestamp_seconds{consumer="merged"} 1.5',
+        'walbrook_event_time_tables{consumer="merged"} 2.0',
+        'walbrook_event_time_idle_tables{consumer="merged"} 1.0',
+        'walbrook_event_time_buffered{consumer="merged"} 6.0',
+        'walbrook_event_time_late_total{consumer="merged"} 4.0',
+        f"walbrook_event_time_table_watermark_timestamp_seconds{shop} 1.794928028123456e+09",
+        f"walbrook_event_time_table_idle{shop} 0.0",
+        f"walbrook_event_time_table_idle{depot} 1.0",
+        *(f"walbrook_event_time_table_buffered{table} 3.0" for table in (shop, depot)),
+        *(f"walbrook_event_time_table_late_total{table} 2.0" for table in (shop, depot)),
+    }
+    database.execute("SELECT walbrook.finish_source('merged', 'shop')")
+    lines = client.get("/metrics").text.splitlines()
+    assert f"walbrook_event_time_table_idle{shop} 1.0" in lines, "nobody waits for it"
+    assert 'walbrook_event_time_idle_tables{consumer="merged"} 2.0' in lines
+
+
+def test_metrics_of_more_tables_than_can_be_followed_are_sums_alone(
+    client: httpx.Client, database: Database
+) -> None:
+    database.execute(MERGED)
+    database.execute(
+        "INSERT INTO walbrook.event_partitions (consumer, table_name, buffered)"
+        "SELECT min(id), 'public.t' || n, 1 FROM walbrook.consumers, generate_series(1, 499) n "
+        "GROUP BY n"
+    )
+    lines = client.get("/metrics").text.splitlines()
+    assert 'walbrook_event_time_buffered{consumer="merged"} 505.0' in lines
+    assert 'walbrook_event_time_tables{consumer="merged"} 501.0' in lines
+    assert not [line for line in lines if line.startswith("walbrook_event_time_table_")]
+
+
+def test_one_that_holds_changes_back_is_stuck_only_if_it_does_not_read_on(
+    client: httpx.Client, database: Database
+) -> None:
+    database.execute(MERGED)
+    database.execute("UPDATE walbrook.event_time SET moved_at = now() - interval '50 seconds'")
+    assert client.get("/health").json()["complaints"] == []
+    database.execute("UPDATE walbrook.sources SET log_idx = 1")
+    complaints = client.get("/health").json()["complaints"]
+    assert complaints == ["merged is behind and has not moved for 30 s"], "once, for both"
+    database.execute("SELECT walbrook.pause('shop/merged')")
+    assert client.get("/health").json()["complaints"] == []
+    assert {row["paused_at"] is None for row in client.get("/health").json()["consumers"]} == {
+        False
+    }

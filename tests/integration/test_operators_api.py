@@ -189,6 +189,69 @@ def test_a_refusal_on_the_command_line_is_the_sentence_of_the_function(
         assert says in str(result.exception)
 
 
+_DEPOT = """
+INSERT INTO walbrook.sources (name, slot, publication, system_identifier, restart_lsn, log_lsn,
+                              log_idx)
+VALUES ('depot', 's', 'p', '1', '0/64', '0/900', 3);
+INSERT INTO walbrook.consumers (source, name, cursor_lsn, destination)
+VALUES ('depot', 'hook', '0/500', 'webhook');
+SELECT walbrook.make_queue(id) FROM walbrook.consumers WHERE source = 'depot';
+"""
+
+
+@pytest.mark.parametrize("name", ["depot%2Fhook", "depot%2fhook", "depot/hook"])
+def test_over_http_one_of_several_databases_is_named_with_its_database(
+    client: httpx.Client, operator: Operator, name: str
+) -> None:
+    operator.connection.execute(_DEPOT)
+    answer = client.post("/hook/pause")
+    assert answer.status_code == 409
+    assert answer.json()["error"]["fix"] == "name one of them as depot/hook"
+    paused = client.post(f"/{name}/pause").json()
+    assert (paused["source"], paused["paused_at"] is None) == ("depot", False)
+    rewound = client.post(f"/{name}/rewind", json={"to_cursor": "0/300:2"}).json()
+    assert (rewound["source"], rewound["cursor"]) == ("depot", "0/300:2")
+    ours, theirs = operator.letter("0/200", 4, "event_time"), operator.letter("0/210", 0, "late")
+    operator.connection.execute("UPDATE walbrook.dead_letters SET source = 'depot'")
+    listed = client.get(f"/{name}/dead_letters").json()["data"]
+    assert [(each["id"], each["called"]) for each in listed] == [
+        (ours, "depot/hook"), (theirs, "depot/hook"),
+    ]  # fmt: skip
+    refused = client.post(f"/{name}/redeliver", json={"id": ours})
+    assert refused.status_code == 409, "and not 404, nor that it is ambiguous"
+    assert "never was a message" in refused.json()["error"]["what"]
+    assert "walbrook.rewind('depot/hook', '0/200:4')" in refused.json()["error"]["fix"]
+    assert client.post(f"/{name}/discard", json={"id": ours}).json()["source"] == "depot"
+    assert client.post("/shop%2Fhook/discard", json={"id": theirs}).status_code == 404
+    assert client.post(f"/{name}/discard").json()["affected"] == 1
+    assert client.post("/depot%2Fnobody/pause").status_code == 404
+    assert client.post("/depot/hook/nothing/pause").status_code == 404
+
+
+def test_on_the_command_line_one_of_several_databases_is_named_with_its_database(
+    operator: Operator, config: Path
+) -> None:
+    def walbrook(*arguments: str) -> str:
+        result = CliRunner().invoke(app, [*arguments, "-c", str(config)], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    operator.waits("0/200")
+    number = operator.dies("0/200")
+    operator.connection.execute(_DEPOT)
+    refused = CliRunner().invoke(app, ["pause", "hook", "-c", str(config)]).exception
+    assert "name one of them as depot/hook" in str(refused)
+    assert "depot/hook stands at 0/500:0, paused since 20" in walbrook("pause", "depot/hook")
+    assert "depot/hook stands at 0/500:0;" in walbrook("resume", "depot/hook")
+    assert walbrook("dead-letters", "depot/hook") == "no dead letters\n"
+    assert walbrook("dead-letters", "shop/hook").splitlines()[1].split()[1] == "shop/hook"
+    assert "1 message put back" in walbrook("redeliver", "shop/hook", "--id", str(number))
+    assert "shop/hook stands at 0/900:3;" in walbrook("discard-all", "shop/hook")
+    operator.connection.execute("UPDATE walbrook.consumers SET active = false")
+    refused = CliRunner().invoke(app, ["pause", "depot/hook", "-c", str(config)]).exception
+    assert "consumer depot/hook is not active" in str(refused)
+
+
 def test_a_database_that_was_never_migrated_is_named_as_that(
     operator: Operator, config: Path
 ) -> None:

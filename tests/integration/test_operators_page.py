@@ -17,8 +17,11 @@ from tests.integration.test_operators_api import config as config
 from tests.integration.test_operators_api import served
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
-_SECTION = _PAGE[_PAGE.index("\n## Acting:") : _PAGE.index("\n## When")]
+_SECTION = _PAGE[_PAGE.index("\n## Acting:") : _PAGE.index("\n## Event time")]
 _SQL, _COMMANDS, _CALLS = re.findall(r"```(?:sql|sh)\n(.*?)```", _SECTION, re.DOTALL)
+
+_EVENT_TIME = _PAGE[_PAGE.index("\n## Event time") : _PAGE.index("\n## When")]
+_LOOKS, _ACTS, _SHELL = re.findall(r"```(?:sql|sh)\n(.*?)```", _EVENT_TIME, re.DOTALL)
 
 _SHOP = """
 UPDATE walbrook.consumers SET name = 'search', cursor_lsn = '16/B374D900' WHERE name = 'hook';
@@ -94,3 +97,43 @@ def test_every_call_of_the_page_is_answered(operator: Operator) -> None:
             answer = client.request(method, path, content=body)
             assert answer.status_code == 200, (line, answer.text)
             _aside(operator, line)
+
+
+_MERGED = """
+INSERT INTO walbrook.sources (name, slot, publication, system_identifier, restart_lsn, log_lsn)
+VALUES ('warehouse', 's', 'p', '1', '0/64', '0/64');
+INSERT INTO walbrook.consumers (source, name, cursor_lsn, destination)
+SELECT s, 'orders-by-time', CASE s WHEN 'shop' THEN '0/500' ELSE '0/64' END::pg_lsn, 'webhook'
+  FROM unnest(ARRAY['shop', 'warehouse']) s;
+SELECT walbrook.make_queue(id) FROM walbrook.consumers WHERE name = 'orders-by-time';
+INSERT INTO walbrook.event_time (consumer, base_lsn) VALUES ('orders-by-time', '0/3');
+INSERT INTO walbrook.event_sources (consumer, ledger, read_lsn, read_idx)
+SELECT id, ledger, cursor_lsn, 0 FROM walbrook.consumers WHERE name = 'orders-by-time';
+INSERT INTO walbrook.event_partitions (consumer, table_name, watermark)
+SELECT id, 'public.orders', CASE source WHEN 'shop' THEN 7 END FROM walbrook.consumers
+ WHERE name = 'orders-by-time';
+INSERT INTO walbrook.health_events (source, consumer, kind, severity, what)
+VALUES ('shop', 'orders-by-time', 'event_time_full', 'error', 'it waits');
+"""
+
+
+def test_what_the_page_says_of_event_time_can_be_done(operator: Operator, config: Path) -> None:
+    operator.connection.execute(_MERGED)
+    operator.letter("0/200", 0, "late", consumer="orders-by-time")
+    looks = re.split(r";[^\n]*\n", _LOOKS)[:-1]
+    found = [operator.rows(statement) for statement in looks]
+    assert [len(rows) for rows in found] == [2, 1, 1, 1, 1]
+    assert found[1][0][1] == "warehouse", "it has no watermark yet: it holds the other back"
+    for line in _ACTS.splitlines():
+        assert operator.rows(line.partition(";")[0]), line
+    assert operator.rows("SELECT FROM walbrook.event_sources WHERE finished_at IS NOT NULL") == []
+    with served(operator.database.dsn) as client:
+        for line in _SHELL.splitlines():
+            program, *words = shlex.split(line)
+            if program == "curl":
+                path = words[-1].removeprefix("$WALBROOK/api/consumers")
+                assert client.post(path).status_code == 200, line
+            else:
+                arguments = [*words, "-c", str(config)]
+                result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+                assert "shop/orders-by-time" in result.output, line

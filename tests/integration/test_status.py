@@ -110,3 +110,80 @@ def test_who_is_served_by_itself_is_told_with_the_reason(printed: str) -> None:
 
 def test_who_is_paused_is_told_with_the_time(printed: str) -> None:
     assert "mail is paused since 2026-01-02 03:04:05" in printed.splitlines()
+
+
+_IN_EVENT_TIME = """
+INSERT INTO walbrook.consumers (source, name, cursor_lsn, last_error)
+VALUES ('shop', 'orders-of-all-shops', '0/1', 'it is down'),
+       ('crm', 'orders-of-all-shops', '0/1', 'it is down');
+INSERT INTO walbrook.event_time (consumer, base_lsn, watermark)
+VALUES ('orders-of-all-shops', '0/3', 1794928028123456);
+INSERT INTO walbrook.event_sources (consumer, ledger, read_lsn, read_idx)
+SELECT id, ledger, '0/1', 0 FROM walbrook.consumers WHERE name = 'orders-of-all-shops';
+INSERT INTO walbrook.event_partitions
+       (consumer, table_name, watermark, idle_since, buffered, late)
+SELECT id, 'public.item_' || n, CASE WHEN n > 1 THEN 1794928028123456 + n END,
+       CASE WHEN n >= 10 THEN '2026-01-02'::timestamptz END, 12345678, 1234567
+  FROM walbrook.consumers, generate_series(1, 11) n WHERE name = 'orders-of-all-shops';
+INSERT INTO walbrook.health_events (source, consumer, kind, severity, what, fix)
+SELECT s, 'orders-of-all-shops', 'event_time_full', 'error', 'it waits', 'raise it'
+  FROM unnest(ARRAY['crm', 'shop']) s;
+"""
+
+
+@pytest.fixture
+def in_event_time(database: Database, printed: str) -> str:
+    assert "Event time" not in printed, "there was none"
+    out = io.StringIO()
+    with database.connect() as connection:
+        connection.execute("SET timezone = 'UTC'")
+        connection.execute(_IN_EVENT_TIME)
+        Console(file=out, width=80).print(status_tables(connection))
+    return out.getvalue()
+
+
+def test_watermarks_are_shown_and_who_holds_the_others_back_comes_first(in_event_time: str) -> None:
+    lines = in_event_time.splitlines()
+    assert max(map(len, lines)) <= 80
+    at = next(i for i, line in enumerate(lines) if line.startswith("Event time of"))
+    assert lines[at].split(maxsplit=3)[3].rstrip() == (
+        "orders-of-all-shops: its watermark is 2026-11-17 15:07:08"
+    )
+    assert [line.split() for line in lines[at + 1 : at + 5]] == [
+        ["source", "table", "watermark", "idle", "since", "buffered", "late"],
+        ["crm", "public.item_1", "none", "yet", "12,345,678", "1,234,567"],
+        ["shop", "public.item_1", "none", "yet", "12,345,678", "1,234,567"],
+        ["crm", "public.item_2", "2026-11-17", "15:07:08", "12,345,678", "1,234,567"],
+    ]
+    assert lines[at + 21].split()[2:6] == ["2026-11-17", "15:07:08", "Jan", "02"], "idle, so last"
+    assert lines[at + 22].rstrip() == "and 2 more in walbrook.watermarks"
+
+
+def test_a_database_that_has_ended_is_shown_as_that(database: Database, in_event_time: str) -> None:
+    assert "finished" not in in_event_time
+    database.execute("SELECT walbrook.finish_source('orders-of-all-shops', 'crm')")
+    out = io.StringIO()
+    with database.connect() as connection:
+        Console(file=out, width=80).print(status_tables(connection))
+    lines = out.getvalue().splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("Event time of"))
+    assert [line.split()[0] for line in lines[at + 2 : at + 12]] == ["shop"] * 9 + ["crm"]
+    assert lines[at + 11].split()[1:5] == ["public.item_1", "none", "yet", "finished"]
+
+
+def test_what_is_said_of_all_databases_of_a_consumer_is_said_once(in_event_time: str) -> None:
+    lines = in_event_time.splitlines()
+    assert lines.count("consumer orders-of-all-shops: it is down") == 1
+    (full,) = [line for line in lines if line.endswith(": it waits")]
+    assert full.startswith("error crm, shop, consumer orders-of-all-shops (for 00:0")
+
+
+def test_one_that_is_paused_in_one_of_its_databases_is_so_in_all(
+    database: Database, in_event_time: str
+) -> None:
+    assert "paused since" not in in_event_time.replace("mail is paused since", "")
+    database.execute("SELECT walbrook.pause('shop/orders-of-all-shops')")
+    out = io.StringIO()
+    with database.connect() as connection:
+        Console(file=out, width=80).print(status_tables(connection))
+    assert out.getvalue().count("orders-of-all-shops is paused since 20") == 2

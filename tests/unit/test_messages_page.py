@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pytest
+
 from cdc.change import ACTIONS, CHANGE_SCHEMA
-from cdc.decoding.shapes import SHAPES, Context, shape_for
+from cdc.decoding.format import ValueFormat
+from cdc.decoding.shapes import SHAPES, Context, ShapeName, shape_for
+from cdc.eventtime.released import Released
+from cdc.state.numbering import Numbering
+from spark_pipeline.eventtime.release import (
+    WATERMARK,
+    WINDOW,
+    Told,
+    our_rows,
+    release_of,
+    watermark_row,
+)
 from tests.unit.decoding.changes_of_every_kind import changes_of_every_kind
 
 PAGE = (Path(__file__).parents[2] / "docs" / "messages.md").read_text(encoding="utf-8")
@@ -21,7 +37,12 @@ def test_the_columns_are_those_of_the_schema() -> None:
 
 def test_every_action_is_explained() -> None:
     table = PAGE[PAGE.index("| action | `record` |") : PAGE.index("A sink takes")]
-    assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == (*ACTIONS, "gap")
+    assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == (
+        *ACTIONS,
+        "gap",
+        WATERMARK,
+        WINDOW,
+    )
 
 
 def test_every_shape_is_explained() -> None:
@@ -39,8 +60,59 @@ def test_the_example_of_an_envelope_has_the_keys_of_one() -> None:
     assert list(example["source"]) == list(message["source"])
 
 
+def in_event_time_order() -> pa.RecordBatch:
+    """An update, a watermark and a window, as the product makes them."""
+    times = np.array([1_794_797_480_100_000])
+    update = changes_of_every_kind().slice(2, 1)
+    late = Released(update, times, times, np.zeros(1, np.int32), np.zeros(1, np.int16))
+    now = datetime(2026, 11, 16, 2, 51, 25, 104211, tzinfo=UTC)
+    told = [
+        Told(watermark_row(int(times[0]), now)),
+        Told(our_rows(WINDOW, pa.array(['{"window_start":"","window_end":""}']), now)),
+    ]
+    rows = release_of(late, None, told, Numbering(71299203, 41), ValueFormat()).rows
+    assert rows is not None
+    return rows
+
+
+def test_the_examples_in_event_time_order_have_the_keys_of_such_messages() -> None:
+    shape = shape_for(
+        "sequin", Context("orders-by-time", "shop", "localhost", "shop", now_ns=0, of_many=True)
+    )
+    texts = shape.messages(shape.rows(in_event_time_order())).to_pylist()
+    section = PAGE[PAGE.index("## In event-time order") : PAGE.index("## Transaction annotations")]
+    examples = map(json.loads, re.findall(r"```json\n(.*?)```", section, re.DOTALL))
+    for example, message in zip(examples, map(json.loads, texts), strict=True):
+        assert example["action"] == message["action"]
+        assert list(example) == list(message)
+        said, made = example["metadata"], message["metadata"]
+        assert list(said) == list(made)
+        assert said["sequence"] == made["sequence"]
+        assert re.fullmatch(r"shop:\d+:\d+", made["idempotency_key"])
+        if message["action"] == "update":
+            assert said["event_time"] == made["event_time"]
+            assert said["late"] is made["late"] is True
+            continue
+        same = ("commit_lsn", "commit_idx", "xid", "idempotency_key", "record_pks", "database")
+        assert [said[key] for key in same] == [made[key] for key in same]
+        assert list(example["record"])[:2] == list(message["record"])[:2]
+
+
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_no_key_is_there_twice(name: ShapeName) -> None:
+    def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        keys = [key for key, _ in pairs]
+        assert len(keys) == len(set(keys)), keys
+        return dict(pairs)
+
+    shape = shape_for(name, Context("search", "shop", "localhost", "shop", now_ns=0, of_many=True))
+    for changes in (changes_of_every_kind(), in_event_time_order()):
+        for text in shape.messages(shape.rows(changes)).to_pylist():
+            json.loads(text, object_pairs_hook=distinct)
+
+
 def test_the_examples_are_json() -> None:
     examples = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
-    assert len(examples) == 8
+    assert len(examples) == 11
     for example in examples:
         assert isinstance(json.loads(example), dict)

@@ -88,11 +88,8 @@ def _source(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
     return joined(
         orjson.dumps(of_all).decode()[:-1],
         for_each_value(changes.column("commit_timestamp"), _commit_times),
-        ',"sequence":"[\\"',
-        lsn,
-        '\\",\\"',
-        idx,
-        '\\"]","schema":"',
+        *_sequence(changes, lsn, idx),
+        ',"schema":"',
         escape(changes.column("table_schema")),
         '","table":"',
         escape(changes.column("table_name")),
@@ -108,6 +105,15 @@ def _source(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
         "}",
         null="",
     )
+
+
+def _sequence(
+    changes: pa.RecordBatch, lsn: pa.StringArray, idx: pa.StringArray
+) -> list[pa.StringArray | str]:
+    """The cursor; in event-time order there is the number instead, which ``placed`` gives."""
+    if "origin_lsn" in changes.schema.names:
+        return []
+    return [',"sequence":"[\\"', lsn, '\\",\\"', idx, '\\"]"']
 
 
 def _commit_times(times: pa.TimestampArray) -> pa.StringArray:

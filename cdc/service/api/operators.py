@@ -1,7 +1,8 @@
 """``/api/consumers/{name}/…`` for operators: pause, resume, rewind, redeliver, discard and so on.
 
 Thin layers over the functions of schema walbrook. Done is 200 with the consumer's new state; what
-is refused is 400, 404 or 409 with what the function said.
+is refused is 400, 404 or 409 with what the function said. A consumer of several databases is named
+``database/consumer``, its slash as it is or as ``%2F``.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def operator_routes(state_dsn: str, access: Access) -> list[Route]:
                 status = _STATUS.get(error.kind, 409)
                 raise RefusedError(status, error.what, fix=error.fix) from error
 
-        # One of several databases is named with a slash: database/consumer.
+        # A path, because one of several databases is called database/consumer.
         where = f"/api/consumers/{{name:path}}/{path}"
         return guarded(where, handler, access, methods=(method,), operates=True)
 

@@ -6,13 +6,15 @@ from itertools import chain
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cdc.cursor import Cursor
+from cdc.errors import ConfigError
 from cdc.eventtime import NO_TIME
-from cdc.eventtime.buffer import CHUNKS_MAX, EventTimeBuffer
+from cdc.eventtime.buffer import BYTES_MAX, CHUNKS_MAX, EventTimeBuffer
 from tests.unit.eventtime.rows import Row, batch, rows_in
 
 SOURCES = ("shop", "warehouse")
@@ -81,12 +83,13 @@ def test_nothing_of_what_was_handed_over_is_held() -> None:
     handed = {part.address for column in given for part in column.buffers() if part}
     buffer.add("shop", given.slice(10, 500), times[10:510], times[10:510], codes[10:510])
     buffer.add("warehouse", given, times, times, codes, keep=np.arange(2, 9))
-    released = buffer.flush()
-    assert released is not None
-    assert len(released) == 507
-    held = chain.from_iterable(column.buffers() for column in released.rows)
-    assert handed.isdisjoint(part.address for part in held if part)
-    assert not np.shares_memory(released.times, times)
+    for chunk in (*buffer._chunks["shop"], *buffer._chunks["warehouse"]):
+        held = chain.from_iterable(column.buffers() for column in chunk._rows)
+        assert handed.isdisjoint(part.address for part in held if part)
+        for column in (chunk._times, chunk._due, chunk._codes):
+            assert not np.shares_memory(column, times)
+            assert not np.shares_memory(column, codes)
+    assert buffer.rows == 507
 
 
 def test_no_more_is_held_than_twice_what_waits() -> None:
@@ -115,12 +118,11 @@ def test_a_source_at_its_share_waits_and_the_other_does_not() -> None:
     assert buffer.has_room("shop")
 
 
-def test_half_of_what_waits_is_due_at_its_half() -> None:
-    buffer = EventTimeBuffer(SOURCES, max_bytes=MUCH)
-    assert buffer.half_due("shop") == NO_TIME
-    add(buffer, [row(0, lsn, time) for lsn, time in enumerate((50, 20))])
-    add(buffer, [row(0, lsn, time) for lsn, time in enumerate((40, 10, 30), 2)])
-    assert buffer.half_due("shop") == 30
+def test_a_bound_that_one_batch_could_not_hold_is_refused() -> None:
+    EventTimeBuffer(SOURCES, max_bytes=BYTES_MAX)
+    with pytest.raises(ConfigError, match="too large to be released at once") as refused:
+        EventTimeBuffer(SOURCES, max_bytes=BYTES_MAX + 1)
+    assert "max_buffer_bytes" in refused.value.fix
 
 
 class WaitingRows(RuleBasedStateMachine):

@@ -41,6 +41,15 @@ def test_a_backlog_passes_by_its_commit_times_however_long_reading_it_takes() ->
     assert clock.now == 9 + 3 * S
 
 
+def test_what_passes_from_the_end_to_the_next_row_passes_by_its_commit() -> None:
+    clock = SourceClock()
+    clock.read(1_700_000_000 * S)
+    clock.at_end(0)
+    clock.read(1_700_000_001 * S)
+    clock.at_end(60 * S)
+    assert clock.now == 1 * S
+
+
 def test_what_passed_at_the_end_does_not_count_twice_when_the_next_commit_shows_it() -> None:
     clock = SourceClock()
     clock.read(1_700_000_000 * S)

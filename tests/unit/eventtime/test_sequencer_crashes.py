@@ -154,8 +154,8 @@ class World:
         step = self.sequencer.step(flush=flush)
         if step is None:
             behind = [source for source in SOURCES if self.read[source] < END]
-            makes_room = self.sequencer.stuck(behind)
-            step = None if makes_room is None else self.sequencer.step(to=makes_room)
+            if self.sequencer.stuck(behind):
+                step = self.sequencer.step(flush=True)
         if step is None:
             return False
         expected = self.model.step(step.before, step.watermark, [step.reads[s] for s in SOURCES])

@@ -155,6 +155,17 @@ def test_of_a_complete_source_the_last_event_counts_without_tolerance_or_margin(
     assert tracker.look() == 500
 
 
+def test_what_still_comes_of_a_removed_partition_does_not_wake_a_complete_source(
+    tracker: WatermarkTracker,
+) -> None:
+    orders, items = tracker.register("shop", "orders"), tracker.register("shop", "items")
+    stock = tracker.register("warehouse", "stock")
+    update(tracker, (orders, 10), (items, 10))
+    tracker.remove("shop", "items")
+    tracker.complete("shop")
+    assert update(tracker, (items, 20), (stock, 30)) == 30
+
+
 def test_a_source_can_be_complete_before_it_has_a_partition(tracker: WatermarkTracker) -> None:
     tracker.complete("shop")
     tracker.register("shop", "orders")
