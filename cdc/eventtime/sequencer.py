@@ -26,7 +26,7 @@ from cdc.errors import ProtocolError
 from cdc.eventtime.buffer import EventTimeBuffer
 from cdc.eventtime.following import Followed
 from cdc.eventtime.released import Part, Released, gathered, taken
-from cdc.eventtime.times import NO_TIME, Codes, Times
+from cdc.eventtime.times import NO_TIME, Codes, Times, as_it_is
 from cdc.eventtime.tracker import WatermarkTracker
 
 Mask = NDArray[np.bool_]
@@ -40,6 +40,9 @@ class Standing:
     cursor: Cursor
     read: Cursor
     floor: int = NO_TIME
+    cut: bool = False
+    """Whether the cursor was moved forward, over rows that others may follow: those of which it
+    cannot be told any more whether they are settled come, perhaps once more."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,6 @@ class Step:
     cursors: dict[str, Cursor]  # where each source stands once this step is settled
 
 
-def _as_it_is(times: Times) -> Times:
-    return times
-
-
 class Sequencer:
     """Rows of each source in, steps out; ``due`` says when a row of a time may leave."""
 
@@ -68,7 +67,7 @@ class Sequencer:
         *,
         max_bytes: int,
         watermark: int = NO_TIME,
-        due: Callable[[Times], Times] = _as_it_is,
+        due: Callable[[Times], Times] = as_it_is,
         followers: bool = True,
     ) -> None:
         self._standings = dict(standings)
@@ -106,7 +105,9 @@ class Sequencer:
         """
         if not self._caught_up(source):
             return True
-        return not self._is_ahead(source) and self._buffer.has_room(source)
+        # Late rows wait for the next step, and are in nobody's bound.
+        room = self._buffer.has_room(source) and not self._late[source]
+        return room and not self._is_ahead(source)
 
     def complete(self, source: str) -> None:
         """A source has ended; its next row makes it active again."""
@@ -143,8 +144,14 @@ class Sequencer:
         self._tracker.update(codes, times)
         due, follows = self._dues(source, times, codes)
         again = np.arange(len(due)) < _rows_below(rows, self._standings[source].read)
+        settled = again & (due <= self._standings[source].floor)
+        if self._standings[source].cut:
+            settled &= ~(follows & (due == NO_TIME))
+        if follows.any():
+            # Only now: one that followed what is settled is settled, whatever the watermark is.
+            due = np.where(follows, np.maximum(due, self._watermark), due)
         late = ~again & ~follows & (due <= self._watermark)
-        kept = ~late & ~(again & (due <= self._standings[source].floor))
+        kept = ~late & ~settled
         if self._followed is None:
             kept &= ~follows
         if late.any():
@@ -172,7 +179,7 @@ class Sequencer:
         else:
             self._watermark = max(before, self._reachable())
         late = gathered([part for parts in self._late.values() for part in parts])
-        released = self._buffer.release(self._watermark)
+        released = self._buffer.flush() if flush else self._buffer.release(self._watermark)
         if late is None and released is None and before == self._watermark:
             return None
         for parts in self._late.values():
@@ -181,7 +188,7 @@ class Sequencer:
         return Step(before, self._watermark, late, released, dict(self._reads), cursors)
 
     def _dues(self, source: str, times: Times, codes: Codes) -> tuple[Times, Mask]:
-        """When each row is due, and which ones follow others."""
+        """When each row is due, and which ones follow others: NO_TIME if there is nobody."""
         follows = times == NO_TIME
         if not follows.any():
             due = self._due(times)
@@ -190,8 +197,6 @@ class Sequencer:
             due[~follows] = self._due(times[~follows])
         if self._followed is not None:
             due = self._followed[source].due(codes, due)
-            if follows.any():
-                due = np.where(follows, np.maximum(due, self._watermark), due)
         return due, follows
 
     def _reachable(self) -> int:

@@ -7,9 +7,9 @@ A partition is a table of a source. What must always hold:
   goes back; one with no event yet holds it;
 - a partition is idle when its source's clock shows no event of it for the idle timeout. It then
   holds nobody back until its next event, and neither does one of a source that is complete;
-- when none is active the largest counts, and goes on with the clock up to the last event, so that
-  the last events do not wait for ever. Of a complete source nothing more is to come: its last event
-  counts as it is.
+- when none is active the largest counts, and goes on with the clock until the last event is due,
+  so that the last events do not wait for ever. Of a complete source nothing more is to come: that
+  its last event is due is waited for no longer.
 
 Partitions are places in arrays, so nothing here goes through them one by one.
 """
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cdc.eventtime.times import NO_TIME, Codes, Times
+from cdc.eventtime.times import NO_TIME, Codes, Times, as_it_is
 
 _CAPACITY = 16
 
@@ -53,12 +53,22 @@ class TrackerMetrics:
 
 
 class WatermarkTracker:
-    """Follows the event times of partitions; ``clock`` gives a source's own time."""
+    """Follows the event times of partitions; ``clock`` gives a source's own time.
+
+    ``due`` says at which watermark an event of a time leaves; where nobody is active that is how
+    far it goes on.
+    """
 
     def __init__(
-        self, *, clock: Callable[[str], int], idle_timeout_us: int, safety_margin_us: int = 0
+        self,
+        *,
+        clock: Callable[[str], int],
+        idle_timeout_us: int,
+        safety_margin_us: int = 0,
+        due: Callable[[Times], Times] = as_it_is,
     ) -> None:
         self._clock = clock
+        self._due = due
         self._idle_timeout = idle_timeout_us
         self._margin = safety_margin_us
         self._combined = NO_TIME
@@ -231,7 +241,7 @@ class WatermarkTracker:
         known = self._there & (self._last_events != NO_TIME)
         if not known.any():
             return NO_TIME
-        last = self._last_events[known]
+        last = self._due(self._last_events[known])
         goes_on = self._watermarks[known] - self._margin + quiet[known] - self._idle_timeout
         complete = self._complete[self._source_of[known]]
         return int(np.where(complete, last, np.minimum(last, goes_on)).max())

@@ -48,6 +48,8 @@ SELECT c.name,
  ORDER BY 1
 """
 
+_COUNTED = "UPDATE walbrook.consumers SET dead = dead + %s WHERE source = %s AND name = %s"
+
 Kind = Literal["decode", "expression", "delivery", "event_time"]
 
 
@@ -86,6 +88,11 @@ def bury(connection: Connection, source: str, consumer: str, letters: Iterable[D
             first=some[0].error,
         )
     return new
+
+
+def count_dead(connection: Connection, source: str, consumer: str, new: int) -> None:
+    """Count dead letters that were written before what follows them is settled."""
+    connection.execute(_COUNTED, (new, source, consumer))
 
 
 def report_dead_letters(connection: Connection, source: str, term: int) -> None:

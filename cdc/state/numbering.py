@@ -48,5 +48,5 @@ class Numbering:
         return Numbering(self.base, self.sequence + messages)
 
     def beyond_all(self) -> Numbering:
-        """Past every number that a release under way may have used."""
-        return Numbering(self.base, ((self.sequence >> _PLACES_BITS) + 1) << _PLACES_BITS)
+        """Past every number that a release under way may have used; it may have begun a range."""
+        return Numbering(self.base, ((self.sequence >> _PLACES_BITS) + 2) << _PLACES_BITS)

@@ -20,18 +20,18 @@ from cdc.change import ROUTE, MessageBatch
 from cdc.config import Sink as SinkConfig
 from cdc.connection import Connection
 from cdc.cursor import ORIGIN, Cursor
-from cdc.errors import ProtocolError, TransientError, WalbrookError
+from cdc.errors import TransientError, WalbrookError
 from cdc.eventtime.sequencer import Step
 from cdc.queue.waiting import NOTHING, Waiting
 from sinks import Sink
 from sinks.ledgered import LedgerPlace
 from spark_pipeline.delivery import Share, shape_of, sink_of
-from spark_pipeline.desk import Desk
+from spark_pipeline.desk import ASIDE_ROWS_MAX, Desk
 from spark_pipeline.eventtime.release import OfSource, Release, by_source, position
 from spark_pipeline.eventtime.shape import MergedShape
-from spark_pipeline.ledgers import needs_ledger
+from spark_pipeline.ledgers import Ledgers, ledger_name, needs_ledger
 from spark_pipeline.one_by_one import OneByOne
-from spark_pipeline.outcome import GOES_ON, Outcome, Poison
+from spark_pipeline.outcome import Outcome, Poison, together
 from spark_pipeline.poison import is_suspect, told
 from spark_pipeline.queues import Queues
 from spark_pipeline.settings import LaneSettings
@@ -67,6 +67,28 @@ class UnderWay:
         asides = (sent.outcome.aside for sent in self.sent)
         return [rows.filter(pc.invert(rows.column("dead"))) for rows in asides if rows is not None]
 
+    @property
+    def aside_by_source(self) -> list[pa.RecordBatch | None]:
+        """All that was put aside of it, by the place of its database."""
+        parts = zip(*(sent.parts for sent in self.sent), strict=True)
+        return [together([part.aside for part in of_source]) for of_source in parts]
+
+    @property
+    def has_much_aside(self) -> bool:
+        """Whether it is more than is kept in memory."""
+        return sum(rows.num_rows for rows in self.aside) >= ASIDE_ROWS_MAX
+
+    def forget_aside(self) -> None:
+        """It is in the queues now."""
+        self.sent = [
+            replace(
+                sent,
+                parts=[replace(part, aside=None) for part in sent.parts],
+                outcome=replace(sent.outcome, aside=None),
+            )
+            for sent in self.sent
+        ]
+
 
 Bury = Callable[[str, list[Poison]], None]
 """What makes dead letters of a database's changes, before anything behind them is sent."""
@@ -97,22 +119,19 @@ class Courier:
         self._home = next(iter(settings.values()))
         self._run = run
         self._over = over
+        self._ledgers = Ledgers(self._home.source, self._home.term, self._home.ledger)
 
     def deliver(self, state: Connection, under_way: UnderWay, ledger: str, bury: Bury) -> None:
-        """On from where it is, until all of it is there; UndeliveredError if that failed."""
-        release = under_way.release
-        while under_way.at < len(release):
-            sent = self._send(state, under_way, ledger)
-            for name, part in zip(self._settings, sent.parts, strict=True):
-                bury(name, part.dead)
-            under_way.at = sent.reached
-            under_way.sent.append(sent)
-            if sent.error is not None:
-                self._failed(sent)
-                raise UndeliveredError(sent.error)
-            if sent.reached < len(release) and not _goes_on(sent):
-                name = self._consumer.name
-                raise ProtocolError(f"the release of {name} ended for no reason")
+        """A piece of it, on from where it is; UndeliveredError if that failed."""
+        sent = self._send(state, under_way, ledger)
+        for name, part in zip(self._settings, sent.parts, strict=True):
+            bury(name, part.dead)
+        under_way.at = sent.reached
+        under_way.sent.append(sent)
+        self._ledgers.report(state, {self._consumer.name: sent.outcome})
+        if sent.error is not None:
+            self._failed(sent)
+            raise UndeliveredError(sent.error)
 
     def _send(self, state: Connection, under_way: UnderWay, ledger: str) -> Sent:
         """As far as it goes in one attempt."""
@@ -155,12 +174,9 @@ class Courier:
         self, state: Connection, release: Release, ledger: str
     ) -> tuple[Share, WalbrookError | None]:
         home = self._home
-        place = None
-        if home.ledger is not None and needs_ledger(self._consumer):
-            place = LedgerPlace(home.ledger, ledger, release.numbering.place(0))
         share = Share(
-            self._consumer, home.origin, self._run, ORIGIN, _END, [], ledger=place,
-            state_dsn=home.state_dsn,
+            self._consumer, home.origin, self._run, ORIGIN, _END, [],
+            ledger=self._place(ledger, release.numbering.place(0)), state_dsn=home.state_dsn,
         )  # fmt: skip
         waiting: Waiting = NOTHING
         for source, settings in self._settings.items():
@@ -170,6 +186,15 @@ class Courier:
             share = replace(share, strikes=asked.strikes, strikes_max=asked.strikes_max)
             waiting = _both(waiting, asked.waiting)
         return replace(share, waiting=waiting), None
+
+    def ledger_name(self, ledger: str) -> str | None:
+        """The name of its ledger, if it has one in the state database."""
+        return ledger_name(self._place(ledger, ORIGIN))
+
+    def _place(self, ledger: str, settled: Cursor) -> LedgerPlace | None:
+        if self._home.ledger is None or not needs_ledger(self._consumer):
+            return None
+        return LedgerPlace(self._home.ledger, ledger, settled)
 
     def _deliver(self, share: Share, release: Release, begun: int) -> Outcome:
         """If it breaks in a way that nobody foresaw, message by message."""
@@ -194,10 +219,10 @@ class Courier:
             strikes=share.strikes,
             strikes_max=share.strikes_max,
         )
-        for start in range(begun, len(release), _ROWS):
-            if not desk.take(release.rows.slice(start, _ROWS)):
-                return desk.outcome
-        return desk.finish(release.after.place(0))
+        end = min(begun + _ROWS, len(release))
+        if not desk.take(release.rows.slice(begun, end - begun)):
+            return desk.outcome
+        return desk.finish(release.numbering.place(end))
 
     def _shaped(self, rows: pa.RecordBatch) -> MessageBatch:
         shapes = [shape_of(self._consumer, each.origin) for each in self._settings.values()]
@@ -206,12 +231,6 @@ class Courier:
         if ROUTE in rows.schema.names:
             shaped = shaped.append_column(ROUTE, rows.column(ROUTE))
         return MessageBatch(shaped, shape)
-
-
-def _goes_on(sent: Sent) -> bool:
-    """Whether an attempt that did not reach the end may be followed by another at once."""
-    error = sent.outcome.error
-    return error is not None and error.kind == GOES_ON
 
 
 def _both(one: Waiting, other: Waiting) -> Waiting:

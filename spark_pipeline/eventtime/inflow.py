@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from cdc.change import CHANGE_SCHEMA
 from cdc.cursor import Cursor
-from cdc.errors import WalbrookError
+from cdc.errors import CorruptionError, WalbrookError
 from cdc.eventtime.clock import SourceClock
 from cdc.eventtime.sequencer import Sequencer, Standing
 from cdc.log.view import LogReader
@@ -106,13 +106,25 @@ class Inflow:
         """Until a log for which there is room has more, or for a moment."""
         deadline = time.monotonic() + _WAIT_S
         wanted = [each for name, each in self._intakes.items() if sequencer.wants(name)]
-        if not wanted or self.held is not None:
+        if not wanted or self.held is not None:  # all are full, or nothing can be read
             time.sleep(_WAIT_S)
             return
         share_s = _WAIT_S if len(wanted) == 1 else _LOOK_S
         while time.monotonic() < deadline:
             if any(intake.wait(share_s) for intake in wanted):
                 return
+
+    def check(self, needed: Mapping[str, Cursor]) -> None:
+        """Raise if nothing more can be read, or a log ends before what was once read of it."""
+        if self.held is not None:
+            raise self.held
+        for name, intake in self._intakes.items():
+            if intake.at_end and intake.read < needed[name]:
+                raise CorruptionError(
+                    f"the change log of {name} ends at {intake.read}, before {needed[name]}, up to "
+                    "where it was read",
+                    fix="it is tried again: its reader may fetch the rest from its slot",
+                )
 
     def settled_commit(self, source: str, oldest: Cursor | None) -> datetime | None:
         """Up to when all is settled, if the oldest that is held back stands there."""
@@ -131,7 +143,7 @@ class Inflow:
         if stretch.commit_us:
             self._clocks[source].read(stretch.commit_us)
         self._commits[source].read(start, stretch.commit_us)
-        self._note_dead(source, stretch.dead)
+        self.dead[source] += self._unsettled(source, stretch.dead)
         self.held = stretch.held
         bad: list[Poison] = []
         code_of = partial(self._partitions.code, source)
@@ -142,23 +154,24 @@ class Inflow:
                 behind = _behind(timed.rows)
                 sequencer.push(source, timed.rows, timed.times, timed.codes, behind)
         sequencer.push(source, *_NO_ROWS, stretch.read)
-        self._add_dead(source, bad, "event_time")
+        self.dead[source] += self._unsettled(source, self._letters(source, bad, "event_time"))
 
     def add_dead(self, poisons: Mapping[int, list[Poison]], kind: Kind) -> None:
         """Changes that the consumer goes on without, by the place of their database."""
         names = list(self._intakes)
         for at, some in poisons.items():
-            self._add_dead(names[at], some, kind)
+            self.dead[names[at]] += self._letters(names[at], some, kind)
 
-    def _add_dead(self, source: str, poisons: list[Poison], kind: Kind) -> None:
-        if poisons:
-            with closing(self.open_log(source)) as log:
-                self._note_dead(source, poisoned(sorted(poisons, key=_place), log, kind))
+    def _letters(self, source: str, poisons: list[Poison], kind: Kind) -> list[DeadLetter]:
+        if not poisons:
+            return []
+        with closing(self.open_log(source)) as log:
+            return list(poisoned(sorted(poisons, key=_place), log, kind))
 
-    def _note_dead(self, source: str, letters: Iterable[DeadLetter]) -> None:
+    def _unsettled(self, source: str, letters: Iterable[DeadLetter]) -> list[DeadLetter]:
         """Those of what was once read are settled; somebody may have dealt with them since."""
         read = self._standings[source].read
-        self.dead[source] += [letter for letter in letters if letter.cursor >= read]
+        return [letter for letter in letters if letter.cursor >= read]
 
 
 def _place(poison: Poison) -> Cursor:

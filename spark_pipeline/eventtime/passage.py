@@ -22,10 +22,9 @@ from cdc.config import Sink as SinkConfig
 from cdc.config.event_time import EventTime
 from cdc.connection import Connection
 from cdc.cursor import Cursor
-from cdc.errors import CorruptionError
 from cdc.eventtime.clock import SourceClock
 from cdc.eventtime.sequencer import Sequencer, Standing, Step
-from cdc.eventtime.times import NO_TIME
+from cdc.eventtime.times import NO_TIME, as_it_is
 from cdc.eventtime.tracker import WatermarkTracker
 from cdc.failpoints import reached
 from cdc.log.open import open_log
@@ -44,9 +43,8 @@ from spark_pipeline.eventtime.settling import EventSettler, Reached, Share, shar
 from spark_pipeline.eventtime.windowing import Windows
 from spark_pipeline.forms import form_of
 from spark_pipeline.gaps import gap_change
-from spark_pipeline.ledgers import needs_ledger
 from spark_pipeline.matching import Match
-from spark_pipeline.outcome import Poison, together
+from spark_pipeline.outcome import Poison
 from spark_pipeline.queues import Queues
 from spark_pipeline.settings import LaneSettings
 
@@ -101,10 +99,12 @@ class EventPassage:
         self._numbering = standing.numbering
         self._redo = standing.planned
         self._clocks = {name: SourceClock() for name in settings}
+        due = as_it_is if windows is None else windows.due
         self._tracker = WatermarkTracker(
             clock=lambda source: self._clocks[source].now,
             idle_timeout_us=self._config.idle_timeout_us,
             safety_margin_us=self._config.safety_margin_us,
+            due=due,
         )
         self._partitions = Partitions(self._config, self._tracker, Match.of(consumer))
         before = self._redo.before if self._redo is not None else standing.watermark
@@ -118,7 +118,7 @@ class EventPassage:
             max_bytes=self._config.max_buffer_bytes,
             watermark=_time(before),
             followers=windows is None,
-            **({} if windows is None else {"due": windows.due}),
+            due=due,
         )
         for name, each in self._standing.items():
             self._partitions.begin(name, roots[name], read_partitions(state, each.id))
@@ -206,7 +206,7 @@ class EventPassage:
         if step is not None:
             self._release(step)
         elif not some:
-            self._check_inflow()
+            self._inflow.check(until or {n: each.read for n, each in self._standing.items()})
         self._settle_at_times()
         return some or step is not None
 
@@ -225,16 +225,6 @@ class EventPassage:
             return None
         return {n: self._redo.reads.get(n, each.read) for n, each in self._standing.items()}
 
-    def _check_inflow(self) -> None:
-        """Raise if what is to be read cannot be; the log must hold what was read before."""
-        if self._inflow.held is not None:
-            raise self._inflow.held
-        if self._redo is not None and self._inflow.at_end:
-            raise CorruptionError(
-                f"the change log ends before what {self._consumer.name} had read of it",
-                fix="it is tried again: the reader may fetch the rest from its slot",
-            )
-
     def _release(self, step: Step) -> None:
         """Send what a step gives, or settle it where there is nothing to send."""
         late = step.late
@@ -249,7 +239,7 @@ class EventPassage:
             told.append(Told(watermark_row(step.watermark, datetime.now(UTC))))
         release = release_of(delivered, released, told, self._numbering, form_of(self._consumer))
         if not len(release):
-            if late is not None or self._redo is not None:
+            if late is not None or step.released is not None or self._redo is not None:
                 self._settle(UnderWay(release, step))
             return
         if self._redo is None:
@@ -271,17 +261,20 @@ class EventPassage:
         self._deliver(under_way)
 
     def _deliver(self, under_way: UnderWay) -> None:
-        """On from where it is; settled once all of it is there."""
+        """A piece of it, from where it is; settled once all of it is there."""
         release = under_way.release
         self._courier.deliver(self._state, under_way, self._ledger, self._bury)
+        if under_way.at < len(release):
+            if under_way.has_much_aside:
+                self._settler.put_aside(self._state, under_way.aside_by_source)
+                self._courier.settled(under_way.sent)
+                under_way.forget_aside()
+            return
         reached("released")
         if under_way.step is not None:
             self._settle(under_way)
             return
-        aside = [
-            [sent.parts[at].aside for sent in under_way.sent] for at in range(len(self._terms))
-        ]
-        self._settler.tell(self._state, release.after, self._gaps, list(map(together, aside)))
+        self._settler.tell(self._state, release.after, self._gaps, under_way.aside_by_source)
         self._courier.settled(under_way.sent)
         self._numbering, self._gaps, self._under_way = release.after, [], None
 
@@ -324,12 +317,11 @@ class EventPassage:
         watermark = self._sequencer.watermark if step is None else step.watermark
         if step is not None and step.late is not None:
             self._partitions.count_late(step.late)
-        in_postgres = needs_ledger(self._consumer) and self._home.ledger is not None
         moved = self._settler.settle(
             self._state,
             self._standing,
             Reached(numbering, _none(watermark), shares, self._partitions.seen()),
-            ledger=self._ledger if in_postgres else None,
+            ledger=self._courier.ledger_name(self._ledger),
         )
         for name, share in shares.items():
             self._standing[name] = replace(self._standing[name], cursor=share.cursor)
@@ -359,10 +351,6 @@ class EventPassage:
     @property
     def _buries_late(self) -> bool:
         return self._config.late_policy == "dead_letter"
-
-    @property
-    def _home(self) -> LaneSettings:
-        return next(iter(self._settings.values()))
 
 
 def _log_end(settings: Iterable[LaneSettings]) -> int:

@@ -25,10 +25,10 @@ from cdc.decoding.joins import joined
 from cdc.eventtime.released import Released
 from cdc.eventtime.times import NO_TIME
 from cdc.queue.waiting import WHOLE_TABLE
-from cdc.state.numbering import Numbering
+from cdc.state.numbering import OUR_LSN, Numbering
 from spark_pipeline.desk import given_up
 from spark_pipeline.eventtime.shape import SOURCE
-from spark_pipeline.outcome import Outcome, Poison
+from spark_pipeline.outcome import Outcome, Poison, together
 
 WATERMARK: Final = "watermark"
 WINDOW: Final = "window"
@@ -184,8 +184,7 @@ def late_letters(late: Released, source: int, watermark: int) -> pa.RecordBatch 
     mine = late.sources == source
     if not mine.any():
         return None
-    rows = late.rows.filter(pa.array(mine)).drop_columns(["error"])
-    rows = rows.append_column(WHOLE_TABLE, pa.array(np.zeros(rows.num_rows, np.bool_)))
+    rows = _alone(late.rows.filter(pa.array(mine)))
     why = (
         f"it came late: its event time is at or below the watermark, which was {iso(watermark)}. "
         "To fix it: raise late_tolerance of the sink, or take it from here"
@@ -213,24 +212,35 @@ def by_source(release: Release, outcome: Outcome, begun: int, sources: int) -> l
     codes = rows.column(SOURCE).to_numpy()
     settled = np.zeros(len(codes), np.bool_)
     settled[begun:reached] = True
-    found = []
     aside_at = _positions(release.numbering, outcome.aside)
-    settled[aside_at] = False
     dead_at = [position(release.numbering, each.cursor, len(release)) for each in outcome.dead]
-    settled[dead_at] = False
+    settled[aside_at] = settled[dead_at] = False
+    found = []
     for source in range(sources):
-        aside = None
-        if outcome.aside is not None:
-            mine = codes[aside_at] == source
-            if mine.any():
-                aside = _at_home(rows, outcome.aside.filter(pa.array(mine)), aside_at[mine])
-        dead = [
-            Poison(_origin(rows, at), each.error)
-            for at, each in zip(dead_at, outcome.dead, strict=True)
-            if codes[at] == source
-        ]
-        found.append(OfSource(int((settled & (codes == source)).sum()), aside, dead))
+        aside: list[pa.RecordBatch | None] = []
+        mine = codes[aside_at] == source
+        if outcome.aside is not None and mine.any():
+            aside = [_at_home(rows, outcome.aside.filter(pa.array(mine)), aside_at[mine])]
+        dead = []
+        for at, each in zip(dead_at, outcome.dead, strict=True):
+            if codes[at] != source:
+                continue
+            origin = _origin(rows, at)
+            if origin.lsn % 8 == OUR_LSN:  # it is in no log: it is kept as the message it was
+                aside.append(given_up(_alone(rows.slice(at, 1)), each.error))
+            else:
+                error = each.error.replace(str(each.cursor), str(origin))
+                dead.append(Poison(origin, error))
+        count = int((settled & (codes == source)).sum())
+        found.append(OfSource(count, together(aside), dead))
     return found
+
+
+def _alone(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Messages that belong to no group."""
+    return rows.drop_columns(["error"]).append_column(
+        WHOLE_TABLE, pa.array(np.zeros(rows.num_rows, np.bool_))
+    )
 
 
 def position(numbering: Numbering, place: Cursor, most: int) -> int:

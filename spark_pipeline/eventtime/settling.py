@@ -12,27 +12,24 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import pyarrow as pa
-import structlog
 
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn
 from cdc.eventtime.sequencer import Sequencer
 from cdc.log.view import LogReader
 from cdc.queue.events import enqueue
-from cdc.state.dead_letters import DeadLetter, bury
+from cdc.state.dead_letters import DeadLetter, bury, count_dead, report_dead_letters
 from cdc.state.event_partitions import Seen
 from cdc.state.event_time import SourceStanding, fence, look, note_numbering, note_released
 from cdc.state.gaps import Gap, gap_told
 from cdc.state.ledgers import TRIM
-from cdc.state.numbering import OUR_LSN, Numbering
+from cdc.state.numbering import Numbering
 from cdc.state.positions import MovedError, Settlement, settle
 from spark_pipeline.dead import poisoned
 from spark_pipeline.eventtime.courier import UnderWay
 from spark_pipeline.eventtime.inflow import Inflow
 from spark_pipeline.eventtime.release import late_letters
 from spark_pipeline.outcome import Poison, from_on, together
-
-_logger = structlog.get_logger("walbrook.event_time")
 
 
 @dataclass
@@ -152,9 +149,7 @@ class EventSettler:
         """Its sink has been told of gaps, or the messages wait; its cursors stay where they are."""
         with state.transaction():
             fence(state, self._terms)
-            for source, rows in zip(self._terms, aside, strict=True):
-                if rows is not None:
-                    enqueue(state, source, self._consumer, rows)
+            self._enqueue(state, aside)
             for source, gap in gaps:
                 gap_told(state, gap, self._terms[source])
             note_numbering(state, self._consumer, numbering)
@@ -170,15 +165,25 @@ class EventSettler:
 
         A destination that goes by the last message it has would take it for delivered.
         """
-        # What is no change of the source has no place in its log, and cannot be kept.
-        dead = [each for each in poisons if each.cursor.lsn % 8 != OUR_LSN]
-        for each in set(poisons) - set(dead):
-            _logger.error("event_time.undeliverable", consumer=self._consumer, error=each.error)
-        if dead:
-            with closing(open_log(source)) as log:
-                letters = list(poisoned(dead, log))
-            with state.transaction():
-                bury(state, source, self._consumer, letters)
+        if not poisons:
+            return
+        with closing(open_log(source)) as log:
+            letters = list(poisoned(poisons, log))
+        with state.transaction():
+            fence(state, {source: self._terms[source]})
+            count_dead(state, source, self._consumer, bury(state, source, self._consumer, letters))
+        report_dead_letters(state, source, self._terms[source])
+
+    def put_aside(self, state: Connection, aside: Sequence[pa.RecordBatch | None]) -> None:
+        """What was refused of a release that is not over yet waits in the queues, by database."""
+        with state.transaction():
+            fence(state, self._terms)
+            self._enqueue(state, aside)
+
+    def _enqueue(self, state: Connection, aside: Sequence[pa.RecordBatch | None]) -> None:
+        for source, rows in zip(self._terms, aside, strict=True):
+            if rows is not None:
+                enqueue(state, source, self._consumer, rows)
 
 
 def _settlement(since: Cursor, share: Share) -> Settlement:
