@@ -48,6 +48,8 @@ SELECT c.name,
  ORDER BY 1
 """
 
+_COUNT_DEAD = "UPDATE walbrook.consumers SET dead = dead + %s WHERE source = %s AND name = %s"
+
 Kind = Literal["decode", "expression", "delivery", "event_time"]
 
 
@@ -86,6 +88,11 @@ def bury(connection: Connection, source: str, consumer: str, letters: Iterable[D
             first=some[0].error,
         )
     return new
+
+
+def count_dead(connection: Connection, source: str, consumer: str, new: int) -> None:
+    """Count those that are written before the cursor moves over them."""
+    connection.execute(_COUNT_DEAD, (new, source, consumer))
 
 
 def report_dead_letters(connection: Connection, source: str, term: int) -> None:

@@ -19,7 +19,7 @@ from cdc.cursor import Cursor, format_lsn
 from cdc.eventtime.sequencer import Sequencer
 from cdc.log.view import LogReader
 from cdc.queue.events import enqueue
-from cdc.state.dead_letters import DeadLetter, bury
+from cdc.state.dead_letters import DeadLetter, bury, count_dead, report_dead_letters
 from cdc.state.event_partitions import Seen
 from cdc.state.event_time import SourceStanding, fence, look, note_numbering, note_released
 from cdc.state.gaps import Gap, gap_told
@@ -178,7 +178,10 @@ class EventSettler:
             with closing(open_log(source)) as log:
                 letters = list(poisoned(dead, log))
             with state.transaction():
-                bury(state, source, self._consumer, letters)
+                fence(state, self._terms)
+                new = bury(state, source, self._consumer, letters)
+                count_dead(state, source, self._consumer, new)
+            report_dead_letters(state, source, self._terms[source])
 
 
 def _settlement(since: Cursor, share: Share) -> Settlement:
