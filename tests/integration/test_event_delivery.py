@@ -175,9 +175,10 @@ def test_a_message_that_is_too_large_is_dead_before_what_follows_is_sent(
     lane.write_messages("b", NOTE, big(8, 9))
     lane.turns()
     assert lane.rows(LETTERS) == [("a", 0x100, 1, "delivery"), ("b", 0x100, 2, "delivery")]
-    assert lane.rows("SELECT source, delivered + absorbed FROM walbrook.consumers ORDER BY 1") == [
-        ("a", 3), ("b", 3)
-    ]  # fmt: skip
+    counts = "SELECT source, delivered + absorbed, dead FROM walbrook.consumers ORDER BY 1"
+    assert lane.rows(counts) == [("a", 3, 1), ("b", 3, 1)]
+    told = "SELECT source FROM walbrook.health WHERE kind = 'dead_letters' ORDER BY 1"
+    assert lane.rows(told) == [("a",), ("b",)]
 
 
 def passes(rows: pa.RecordBatch) -> pa.Array:
