@@ -33,6 +33,8 @@ COMMENT ON COLUMN walbrook.event_time.sent_mark IS 'Stands for what the messages
 CREATE TABLE walbrook.event_sources (
     consumer    integer PRIMARY KEY REFERENCES walbrook.consumers (id) ON DELETE CASCADE,
     ledger      uuid NOT NULL,
+    cursor_lsn  pg_lsn NOT NULL,
+    cursor_idx  bigint NOT NULL,
     read_lsn    pg_lsn NOT NULL,
     read_idx    bigint NOT NULL,
     settled_to  bigint,
@@ -43,6 +45,7 @@ CREATE TABLE walbrook.event_sources (
 
 COMMENT ON TABLE walbrook.event_sources IS 'How far such a consumer has read each of its databases. From its cursor up to there, what is due at or below settled_to was delivered; the rest is in its buffer.';
 COMMENT ON COLUMN walbrook.event_sources.ledger IS 'walbrook.consumers.ledger when it was written: another one says that the cursor was moved back, and that all from there on comes again.';
+COMMENT ON COLUMN walbrook.event_sources.cursor_lsn IS 'With cursor_idx: where its cursor was when it was written. Above it, it was moved forward.';
 COMMENT ON COLUMN walbrook.event_sources.planned_lsn IS 'With planned_idx: how far the release under way has read.';
 COMMENT ON COLUMN walbrook.event_sources.finished_at IS 'Since when this database is said to have ended (walbrook.finish_source): nobody waits for its time.';
 
@@ -200,7 +203,8 @@ $$;
 
 COMMENT ON FUNCTION walbrook.is_numbered IS 'Whether its messages have numbers in place of cursors, as in event-time order: then what comes again has a number that its destination has not seen.';
 
--- As before, and one whose messages are numbered gets everything again, whatever its destination is.
+-- As before, and one whose messages are numbered gets everything again, whatever its destination is,
+-- from its cursor on at the latest.
 CREATE OR REPLACE FUNCTION walbrook.rewind(
     consumer text,
     to_cursor text DEFAULT NULL,
@@ -239,6 +243,10 @@ BEGIN
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = 'walbrook.cursors shows where everyone stands';
     END IF;
+    -- Behind its cursor some was delivered and some is held back: all of it comes again.
+    IF walbrook.is_numbered(c) THEN
+        target := least(target, ROW(c.cursor_lsn, c.cursor_idx)::walbrook.place);
+    END IF;
     IF target > ROW(c.cursor_lsn, c.cursor_idx)::walbrook.place THEN
         RAISE EXCEPTION '% stands at %, which is before %:%', c.name, stands, target.lsn, target.idx
             USING ERRCODE = 'object_not_in_prerequisite_state',
@@ -262,6 +270,7 @@ BEGIN
         RETURN walbrook.acted(c.id, 'rewind', 0);
     END IF;
     cut := walbrook.cut_queue(c, target, for_good => false);
+    DELETE FROM walbrook.ledger l WHERE l.ledger = c.ledger AND walbrook.is_numbered(c);
     -- What was given up or dropped from there on comes after all.
     DELETE FROM walbrook.gaps g
      WHERE g.source = c.source AND g.consumer = c.name AND g.reason IN ('discarded', 'cap', 'ttl')
@@ -270,9 +279,30 @@ BEGIN
      WHERE g.source = c.source AND g.consumer = c.name AND g.reason IN ('discarded', 'cap', 'ttl')
        AND (g.to_lsn, g.to_idx) > (target.lsn, target.idx);
     UPDATE walbrook.consumers k
-       SET cursor_lsn = target.lsn, cursor_idx = target.idx, moved_at = clock_timestamp()
+       SET cursor_lsn = target.lsn, cursor_idx = target.idx, moved_at = clock_timestamp(),
+           -- By it one that stands where it is to begin anew sees that it is to.
+           ledger = CASE WHEN walbrook.is_numbered(c) THEN gen_random_uuid() ELSE k.ledger END
      WHERE k.id = c.id;
     RETURN walbrook.acted(c.id, 'rewind', cut);
+END
+$$;
+
+-- As before, but for messages that are no changes of the source: they have numbers, which say nothing
+-- of where in it they stand, and what they were made of may not come again.
+CREATE OR REPLACE FUNCTION walbrook.cut_queue(c walbrook.consumers, target walbrook.place, for_good boolean)
+RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    cut bigint;
+BEGIN
+    IF c.destination = 'pull' THEN
+        RETURN walbrook.forget_records(c.id, target.lsn, target.idx, for_good);
+    END IF;
+    DELETE FROM walbrook.events e
+     WHERE e.consumer = c.id AND (e.commit_lsn, e.commit_idx) >= (target.lsn, target.idx)
+       AND (for_good OR e.action NOT IN ('window', 'watermark'));
+    GET DIAGNOSTICS cut = ROW_COUNT;
+    RETURN cut;
 END
 $$;
 

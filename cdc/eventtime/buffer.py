@@ -55,9 +55,10 @@ class EventTimeBuffer:
     def bytes_of(self, source: str) -> int:
         return sum(chunk.bytes for chunk in self._chunks[source])
 
-    def has_room(self, source: str) -> bool:
-        """Whether a source is below its share; a batch that goes beyond it is taken whole."""
-        return self.bytes_of(source) < self._share
+    def has_room(self, source: str, *, besides: int = 0) -> bool:
+        """Whether a source is below its share, with so many bytes elsewhere; a batch that goes
+        beyond it is taken whole."""
+        return self.bytes_of(source) + besides < self._share
 
     def rows_of_partitions(self, partitions: int) -> NDArray[np.int64]:
         """How many rows of each partition wait, by code, for the first ``partitions`` codes."""

@@ -105,9 +105,8 @@ class Sequencer:
         """
         if not self._caught_up(source):
             return True
-        # Late rows wait for the next step, and are in nobody's bound.
-        room = self._buffer.has_room(source) and not self._late[source]
-        return room and not self._is_ahead(source)
+        late = sum(part.rows.nbytes for part in self._late[source])
+        return not self._is_ahead(source) and self._buffer.has_room(source, besides=late)
 
     def complete(self, source: str) -> None:
         """A source has ended; its next row makes it active again."""

@@ -40,7 +40,8 @@ _READ_SOURCES = """
 SELECT c.source, c.id, c.ledger::text, c.cursor_lsn::text, c.cursor_idx, c.paused_at IS NOT NULL,
        e.read_lsn::text, e.read_idx, e.settled_to, e.planned_lsn::text, e.planned_idx,
        e.finished_at IS NOT NULL, e.ledger <> c.ledger, e.ledger IS NULL,
-       coalesce(s.log_lsn, s.restart_lsn)::text
+       coalesce(s.log_lsn, s.restart_lsn)::text,
+       (c.cursor_lsn, c.cursor_idx) > (e.cursor_lsn, e.cursor_idx)
   FROM walbrook.consumers c
   JOIN walbrook.sources s ON s.name = c.source
   LEFT JOIN walbrook.event_sources e ON e.consumer = c.id
@@ -64,11 +65,13 @@ _FORGET_PLAN = """
 UPDATE walbrook.event_sources SET planned_lsn = NULL, planned_idx = NULL WHERE consumer = %s
 """
 _PUT_SOURCE = """
-INSERT INTO walbrook.event_sources AS e (consumer, ledger, read_lsn, read_idx, settled_to)
-SELECT c.id, %(ledger)s::uuid, %(lsn)s::pg_lsn, %(idx)s, %(settled_to)s
+INSERT INTO walbrook.event_sources AS e
+       (consumer, ledger, cursor_lsn, cursor_idx, read_lsn, read_idx, settled_to)
+SELECT c.id, %(ledger)s::uuid, c.cursor_lsn, c.cursor_idx, %(lsn)s::pg_lsn, %(idx)s, %(settled_to)s
   FROM walbrook.consumers c WHERE c.id = %(id)s AND c.ledger = %(ledger)s::uuid
     ON CONFLICT (consumer) DO UPDATE
-   SET ledger = excluded.ledger, read_lsn = excluded.read_lsn, read_idx = excluded.read_idx,
+   SET ledger = excluded.ledger, cursor_lsn = excluded.cursor_lsn,
+       cursor_idx = excluded.cursor_idx, read_lsn = excluded.read_lsn, read_idx = excluded.read_idx,
        settled_to = excluded.settled_to, planned_lsn = NULL, planned_idx = NULL
 """
 _PLAN = """
@@ -105,6 +108,7 @@ class SourceStanding:
     finished: bool
     moved_back: bool  # since it was last written
     new: bool
+    cut: bool  # moved forward since then
 
     def anew(self) -> SourceStanding:
         """From its cursor on, as if nothing behind it had been read."""
@@ -247,6 +251,7 @@ def _source(row: tuple[object, ...]) -> SourceStanding:
         finished=bool(row[11]),
         moved_back=bool(row[12]),
         new=bool(row[13]),
+        cut=bool(row[15]) and not moved,
     )
 
 

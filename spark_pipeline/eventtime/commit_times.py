@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from cdc.cursor import Cursor
 
+_STRETCHES_MAX = 1_000
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
@@ -19,8 +20,16 @@ class CommitTimes:
 
     def read(self, start: Cursor, commit_us: int) -> None:
         """A stretch was read from there on; without a commit it says nothing."""
-        if commit_us:
-            self._stretches.append((start, commit_us))
+        if not commit_us:
+            return
+        self._stretches.append((start, commit_us))
+        if len(self._stretches) > _STRETCHES_MAX:  # two as one: half as exact
+            first = list(self._stretches)
+            self._stretches = deque(
+                (one[0], other[1]) for one, other in zip(first[::2], first[1::2], strict=False)
+            )
+            if len(first) % 2:
+                self._stretches.append(first[-1])
 
     def settled(self, oldest: Cursor | None) -> datetime | None:
         """Up to when all is settled, if the oldest that is held back stands there."""

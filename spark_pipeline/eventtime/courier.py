@@ -76,7 +76,7 @@ class UnderWay:
     @property
     def has_much_aside(self) -> bool:
         """Whether it is more than is kept in memory."""
-        return sum(rows.num_rows for rows in self.aside) >= ASIDE_ROWS_MAX
+        return sum(len(rows) for rows in self.aside) >= ASIDE_ROWS_MAX
 
     def forget_aside(self) -> None:
         """It is in the queues now."""

@@ -109,7 +109,7 @@ class EventPassage:
         self._partitions = Partitions(self._config, self._tracker, Match.of(consumer))
         before = self._redo.before if self._redo is not None else standing.watermark
         standings = {
-            name: Standing(each.cursor, each.read, _time(each.floor))
+            name: Standing(each.cursor, each.read, _time(each.floor), each.cut)
             for name, each in self._standing.items()
         }
         self._sequencer = Sequencer(

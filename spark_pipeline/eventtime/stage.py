@@ -102,13 +102,23 @@ class EventStage:
                 self._strange[error.source].add(error.table)
             except (WalbrookError, psycopg.Error) as error:
                 self._failed(error)
-                if self._stop.requested:
+                if self._is_over(drain_timeout_s):
                     return
             except Exception as error:
                 _logger.exception("event_time.broke", consumer=self._consumer.name)
                 self._failed(told(error))
-                if self._stop.requested:
+                if self._is_over(drain_timeout_s):
                     return
+
+    def _is_over(self, drain_timeout_s: float) -> bool:
+        """Whether a stop was asked for, and the time to drain has passed."""
+        if not self._stop.requested:
+            return False
+        now = time.monotonic()
+        self._drained_by = self._drained_by or now + drain_timeout_s
+        if now < self._drained_by:
+            time.sleep(_TICK_S)  # a stop ends every other pause
+        return now >= self._drained_by
 
     def _serve(self, drain_timeout_s: float) -> None:
         """From what its rows say on, until they are changed or a stop."""
@@ -307,6 +317,7 @@ class EventStage:
         found = {}
         for source, roots in self._roots.items():
             times = {"": config.column} if config.column is not None else {}
+            times |= {str(each.name): each.column for each in config.tables if each.column}
             for table, root in roots.items():
                 timed = config.of_table(*_parts(table), _parts(root))
                 if timed is not None and timed.column != config.column:

@@ -51,10 +51,11 @@ class Timing:
     def of(self, rows: pa.RecordBatch, code_of: CodeOf) -> Timed:
         """``rows`` as decode gives them, with EVENT_TEXT, which is taken away."""
         tables, names = _tables(rows)
+        # First, because it says so if a table is not known.
+        codes = np.array([code_of(name) if name else -1 for name in names], np.int32)[tables]
         texts = rows.column(EVENT_TEXT)
         rows = rows.drop_columns([EVENT_TEXT])
         has_time = pc.is_in(rows.column("action"), _WITH_TIMES).to_numpy(zero_copy_only=False)
-        codes = np.array([code_of(name) if name else -1 for name in names], np.int32)[tables]
         types = [self._timed(name).type if name else "" for name in names]
         times = np.full(rows.num_rows, NO_TIME, np.int64)
         bad = np.zeros(rows.num_rows, np.bool_)

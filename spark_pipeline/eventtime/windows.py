@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
 from cdc.decoding.joins import joined
-from cdc.errors import ConfigError, ExpressionError, PoisonError
+from cdc.errors import ConfigError, ExpressionError
 from spark_pipeline.eventtime.window_check import check_window
 from spark_pipeline.eventtime.window_query import Aggregation
 from spark_pipeline.eventtime.window_rows import WindowRows
@@ -95,20 +95,6 @@ class WindowAggregator:
         self._origins = origins
         self._tables = WindowTables.of(tables)
         self._run = WindowRun(spark, consumer, spec, self._tables)
-
-    def results(
-        self,
-        rows: pa.RecordBatch,
-        times: Times,
-        closing: tuple[int, int],
-        sources: NDArray[np.int16] | None = None,
-    ) -> pa.RecordBatch:
-        """What ``close`` gives; PoisonError if a change could not be counted in."""
-        closed = self.close(rows, times, closing, sources)
-        if closed.bad:
-            what = next(iter(closed.bad.values()))
-            raise PoisonError(what, fix="correct the expression or the row; nothing was skipped")
-        return closed.results
 
     def close(
         self,

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from cdc.config import Spark
 from cdc.decoding import decode_changes
 from cdc.decoding.plan import plan_for
-from cdc.errors import ConfigError, ExpressionError, PoisonError, TransientError
+from cdc.errors import ConfigError, ExpressionError, TransientError
 from spark_pipeline.delivery import Origin
 from spark_pipeline.eventtime import window_run
 from spark_pipeline.eventtime.window_check import check_window
@@ -123,7 +123,7 @@ def test_the_example_of_the_page_gives_what_the_page_says(spark: SparkSession) -
     times = [int(datetime.fromisoformat(record["placed_at"]).timestamp()) * S for record in records]
     given = WindowSpec(60 * S, 60 * S, sink["window"]["group_by"], sink["window"]["aggregates"])
     made = windows(spark, given, shop=[plan_for(relation)])
-    results = made.results(rows, np.array(times), (NO_TIME, max(times) + 60 * S))
+    results = made.close(rows, np.array(times), (NO_TIME, max(times) + 60 * S)).results
     assert [read(text) for text in results.column("record").to_pylist()] == as_values(
         parse(blocks["json"])
     )
@@ -181,10 +181,10 @@ def test_results_are_those_of_a_plain_count_however_windows_close(spark: SparkSe
             slide=slide,
         ),
     )
-    at_once = made.results(rows, times, (NO_TIME, 60 * S))
+    at_once = made.close(rows, times, (NO_TIME, 60 * S)).results
     assert at_once.schema == RESULT_SCHEMA
     bounds = [NO_TIME, -1, 60 * S]
-    pieces = [made.results(rows, times, closing) for closing in pairwise(bounds)]
+    pieces = [made.close(rows, times, closing).results for closing in pairwise(bounds)]
     assert pa.Table.from_batches(pieces).combine_chunks().to_batches()[0].equals(at_once)
 
     found = {}
@@ -209,16 +209,16 @@ def test_a_window_closes_when_the_watermark_has_reached_its_last_microsecond(
 ) -> None:
     made = windows(spark, spec({"n": "count(*)"}))
     rows, times = changes(order(1)), np.array([3 * S])
-    assert made.results(rows, times, (NO_TIME, 10 * S - 2)).num_rows == 0
-    (row,) = made.results(rows, times, (10 * S - 2, 10 * S - 1)).to_pylist()
-    assert made.results(rows, times, (10 * S - 1, 99 * S)).num_rows == 0
+    assert made.close(rows, times, (NO_TIME, 10 * S - 2)).results.num_rows == 0
+    (row,) = made.close(rows, times, (10 * S - 2, 10 * S - 1)).results.to_pylist()
+    assert made.close(rows, times, (10 * S - 1, 99 * S)).results.num_rows == 0
     assert row == {
         "window_start": 0,
         "window_end": 10 * S,
         "record": '{"window_start":"1970-01-01T00:00:00.000000Z",'
         '"window_end":"1970-01-01T00:00:10.000000Z","n":1}',
     }
-    none = made.results(rows.slice(0, 0), times[:0], (NO_TIME, 10 * S))
+    none = made.close(rows.slice(0, 0), times[:0], (NO_TIME, 10 * S)).results
     assert none.schema == RESULT_SCHEMA
     assert none.num_rows == 0
 
@@ -244,11 +244,11 @@ def test_the_same_rows_give_the_same_results_in_whatever_order_and_on_how_many_c
         "l": "max_by(record.id, record.n)",
     }
     made = windows(spark, spec(asked, {"region": "record.region"}, slide=5 * S))
-    once = made.results(rows, times, (NO_TIME, 60 * S))
+    once = made.close(rows, times, (NO_TIME, 60 * S)).results
     assert once.num_rows > 7
     order_of = random.permutation(count)
     monkeypatch.setattr(window_run, "PARTITION_ROWS", 100)
-    again = made.results(rows.take(pa.array(order_of)), times[order_of], (NO_TIME, 60 * S))
+    again = made.close(rows.take(pa.array(order_of)), times[order_of], (NO_TIME, 60 * S)).results
     assert again.equals(once)
 
 
@@ -284,7 +284,7 @@ def test_numbers_are_exact_and_values_written_as_elsewhere(spark: SparkSession) 
         "table": "max(metadata.table_name)",
     }
     made = windows(spark, spec(asked, {"by": "action"}))
-    (row,) = made.results(rows, np.zeros(5, np.int64), (NO_TIME, 10 * S)).to_pylist()
+    (row,) = made.close(rows, np.zeros(5, np.int64), (NO_TIME, 10 * S)).results.to_pylist()
     _, _, said = row["record"].partition('"1970-01-01T00:00:10.000000Z",')
     assert said == (
         '"by":"insert","total":100000000.00,"exact":9007199254740993.123456790,'
@@ -314,8 +314,6 @@ def test_a_change_that_cannot_be_read_or_judged_is_told_and_left_out(
         1: "cannot read the change at 16/100:1 of table public.orders: column n: this value is "
         "beyond the range of its type"
     }
-    with pytest.raises(PoisonError, match="Division by zero"):
-        made.results(rows, times, (NO_TIME, 10 * S))
     monkeypatch.setattr(failures, "BAD_ROWS_MAX", 0)
     with pytest.raises(TransientError, match="fail on more than 0 changes"):
         made.close(rows, times, (NO_TIME, 10 * S))
@@ -340,12 +338,8 @@ def test_changes_of_several_tables_and_databases_are_in_one_window(spark: SparkS
         other=[plan_for(TEXTS)],
     )
     rows = joined(changes(order(1)), changes(["1", "x", "2"], ["2", "y", "3"], relation=TEXTS))
-    results = made.results(
-        rows,
-        np.zeros(3, np.int64),
-        (NO_TIME, 10 * S),
-        np.array([0, 1, 1], np.int16),
-    )
+    sources = np.array([0, 1, 1], np.int16)
+    results = made.close(rows, np.zeros(3, np.int64), (NO_TIME, 10 * S), sources).results
     records = [orjson.loads(text) for text in results.column("record").to_pylist()]
     said = [(one["database"], one["n"], one["regions"]) for one in records]
     assert said == [("other", 2, 0), ("shop", 1, 1)]

@@ -1,0 +1,226 @@
+"""Event time where steps, restarts and operators meet: cases that once went wrong."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cdc.cursor import Cursor
+from cdc.errors import CorruptionError
+from cdc.eventtime.buffer import EventTimeBuffer
+from cdc.eventtime.released import Released
+from cdc.eventtime.sequencer import Step
+from cdc.eventtime.times import Times
+from cdc.log.writer import LogWriter
+from cdc.replication.seal import Sealer
+from cdc.state.gaps import skip_evicted
+from cdc.state.numbering import Numbering
+from spark_pipeline.eventtime.partitions import StrangeTableError
+from spark_pipeline.eventtime.release import WINDOW, Told, our_rows
+from spark_pipeline.eventtime.windowing import WindowResults, _cursor
+from spark_pipeline.outcome import Poison
+from tests import pgoutput
+from tests.event_lane import ITEM, NAME, OTHER, EventLane, S
+from tests.fix_event_lane import Fate, MakeLane
+from tests.lane_on_log import arrived
+
+SIZE = 10 * S
+
+
+class Counts:
+    """Windows of ten seconds, counted without Spark; what has the id 2 cannot be counted in."""
+
+    def due(self, times: Times) -> Times:
+        return (times // SIZE + 1) * SIZE - 1
+
+    def results(
+        self, done: Released | None, _left: EventTimeBuffer, _step: Step, now: datetime
+    ) -> WindowResults:
+        if done is None:
+            return WindowResults([], {})
+        bad = [at for at, text in enumerate(done.rows["record"].to_pylist()) if '"id":2,' in text]
+        good = len(done) - len(bad)
+        told = [Told(our_rows(WINDOW, pa.array([f'{{"n":{good}}}']), now))] if good else []
+        poisons: dict[int, list[Poison]] = {}
+        for at in bad:
+            poison = Poison(_cursor(done.rows, at), "it cannot be counted")
+            poisons.setdefault(int(done.sources[at]), []).append(poison)
+        return WindowResults(told, poisons)
+
+
+def seen(lane: EventLane) -> list[tuple[Any, ...]]:
+    return [
+        (m["action"], m["record"].get("id", m["record"].get("n")), m["metadata"]["sequence"],
+         m["metadata"].get("late"))
+        for m in arrived(lane.directory / NAME)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("step", ["planned", "sending"])
+def test_a_delete_that_was_settled_behind_the_cursor_stays_settled_whatever_the_watermark_is(
+    event_lane: MakeLane, fate: Fate, step: str
+) -> None:
+    def run(die: str) -> list[tuple[Any, ...]]:
+        lane = event_lane(tables=("item", "other"), event_time={"late_tolerance": "2s"})
+        lane.write_messages("a", OTHER, pgoutput.insert(2, ["100", str(50 * S)]))
+        gone = pgoutput.delete(1, key=["1", None])
+        first, second = (pgoutput.insert(1, [n, str(at * S)]) for n, at in (("1", 10), ("2", 12)))
+        lane.write_messages("a", ITEM, first, gone, second)
+        lane.turns()
+        lane.passage.settle()
+        lane.write("a", (3, 13 * S + S // 2))
+        lane.turns()  # the watermark moves, nothing goes out, and nothing is written
+        lane.write("a", (4, 20 * S))
+        if die:
+            fate.let_die(die)
+            assert fate.turns(lane)
+            lane.start()
+        lane.turns()
+        return seen(lane)
+
+    assert run(step) == run("")
+
+
+def test_what_a_window_cannot_count_is_a_dead_letter_after_a_restart_too(
+    event_lane: MakeLane,
+) -> None:
+    lane = event_lane(windows=Counts())
+    lane.write("a", (1, 1 * S), (2, 2 * S))
+    lane.turns()
+    lane.passage.settle()
+    lane.start()
+    lane.write("a", (3, 30 * S))
+    lane.turns()
+    lane.passage.settle()
+    assert [each[:2] for each in seen(lane)] == [("window", 1)]
+    assert lane.rows("SELECT kind, commit_idx FROM walbrook.dead_letters") == [("expression", 1)]
+    assert lane.rows("SELECT dead FROM walbrook.consumers") == [(1,)]
+
+
+@pytest.mark.parametrize("step", ["planned", "sending"])
+def test_a_window_of_which_nothing_could_be_counted_changes_nothing_of_what_follows(
+    event_lane: MakeLane, fate: Fate, step: str
+) -> None:
+    lane = event_lane(windows=Counts())
+    lane.write("a", (2, 2 * S))
+    lane.turns()
+    lane.write("a", (5, 12 * S))
+    lane.turns()
+    lane.write("a", (6, 25 * S))
+    fate.let_die(step)
+    assert fate.turns(lane)
+    lane.start()
+    lane.turns()
+    assert [each[:2] for each in seen(lane)] == [("window", 1)]
+    assert lane.rows("SELECT kind FROM walbrook.dead_letters") == [("expression",)]
+
+
+def test_the_last_window_closes_when_nothing_more_comes(event_lane: MakeLane) -> None:
+    idle = {"idle_timeout": "100ms", "late_tolerance": "0"}
+    lane = event_lane(windows=Counts(), event_time=idle)
+    lane.write("a", (1, 1 * S), (3, 9 * S + S // 2))
+    deadline = time.monotonic() + 20
+    while not seen(lane) and time.monotonic() < deadline:
+        if not lane.passage.turn():
+            lane.passage.wait()
+    assert [each[:2] for each in seen(lane)] == [("window", 2)]
+
+
+@pytest.mark.parametrize("place", ["0/200:0", "0/100:1", "0/100:0"])
+def test_after_a_time_in_the_future_a_rewind_begins_anew_wherever_the_consumer_stands(
+    event_lane: MakeLane, place: str
+) -> None:
+    lane = event_lane(event_time={"late_tolerance": "2s"})
+    lane.write("a", (1, 5 * S), (2, 10**9 * S))
+    lane.write("a", (3, 7 * S))
+    lane.turns()
+    lane.write("a", (5, 8 * S))
+    lane.turns()
+    lane.passage.settle()
+    assert lane.cursors() == {"a": Cursor(0x100, 1)}, "the row in the future is held back"
+    assert seen(lane)[-1][3] is True
+    lane.state.execute(
+        "UPDATE walbrook.sources SET log_lsn = '0/900', log_idx = 0, earliest_lsn = '0/8',"
+        " earliest_idx = 0"
+    )
+    lane.rows(f"SELECT walbrook.rewind('{NAME}', '{place}')")
+    before = len(seen(lane))
+    # As a filter would do that keeps such rows out.
+    lane.sink = lane.sink.model_copy(update={"actions": ("insert", "delete")})
+    lane.take_up()
+    lane.turns()
+    again = seen(lane)[before:]
+    assert not any(late for *_, late in again)
+    assert {number for _, number, *_ in again} >= {3, 5}
+    numbers = [tuple(map(int, each[2].split("-"))) for each in seen(lane)]
+    assert numbers == sorted(set(numbers))
+
+
+def test_a_log_that_lost_what_a_release_had_read_is_told_of(
+    event_lane: MakeLane, fate: Fate
+) -> None:
+    lane = event_lane(sources=("a", "b"))
+    for n in (1, 2, 3):
+        lane.write("a", (n, n * S))
+        lane.write("b", (10 + n, n * S))
+    fate.let_die("planned")
+    assert fate.turns(lane)
+    lane.passage.close()
+    lane.logs["b"].close()
+    shutil.rmtree(lane.directory / "b" / "log")
+    lane.logs["b"] = LogWriter(lane.directory / "b" / "log")
+    lane._sealers["b"], lane._lsn["b"] = Sealer(), 0
+    lane.write("b", (11, 1 * S))
+    lane.write("a", (9, 9 * S))
+    lane.start()
+    with pytest.raises(CorruptionError, match="the change log of b ends at"):
+        lane.turns()
+
+
+def test_a_delete_behind_a_row_that_was_evicted_comes(event_lane: MakeLane) -> None:
+    lane = event_lane(event_time={"late_tolerance": "5s"})
+    lane.write("a", (1, 10 * S))
+    lane.write("a", (2, 100 * S))
+    lane.write_messages("a", ITEM, pgoutput.delete(1, key=["7", None]))
+    lane.turns()
+    lane.passage.settle()
+    assert lane.cursors() == {"a": Cursor(0x200, 0)}
+    evicted, term = Cursor(0x300, 0), lane.settings["a"].term
+    skip_evicted(lane.state, source="a", term=term, evicted=evicted)
+    lane.take_up()
+    lane.write("a", (3, 200 * S))
+    lane.turns()
+    assert [each[0] for each in seen(lane)] == ["insert", "gap", "delete"]
+
+
+def test_a_table_that_nobody_told_of_is_named_before_its_column_is_missed(
+    event_lane: MakeLane,
+) -> None:
+    lane = event_lane(tables=())
+    lane.settings = {name: replace(each, times=()) for name, each in lane.settings.items()}
+    lane.take_up()
+    lane.write("a", (1, S))
+    with pytest.raises(StrangeTableError, match=r"public\.item"):
+        lane.turns()
+
+
+def test_numbers_that_begin_anew_are_above_those_of_a_release_that_began_a_range() -> None:
+    near = Numbering(11, (1 << 30) - 5)
+    assert near.beyond_all().place(0) > near.after(1 << 30).place(0)
+
+
+def test_a_large_release_goes_out_piece_by_piece(event_lane: MakeLane, fate: Fate) -> None:
+    """So that a pause or a stop is heard in between; ``fate`` makes pieces of two messages."""
+    lane = event_lane()
+    lane.write("a", *((n, n * S) for n in range(1, 8)))
+    assert lane.passage.turn()
+    sizes = [len(seen(lane))]
+    while lane.passage.turn():
+        sizes.append(len(seen(lane)))
+    assert sizes[:4] == [2, 4, 6, 7]
