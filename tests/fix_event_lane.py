@@ -50,13 +50,16 @@ class Fate:
                 self._step = ""
                 raise Died(step)
 
-    def turns(self, lane: EventLane, most: int | None = None) -> bool:
-        """Let a lane go on until it has nothing to do or dies; says whether it died."""
+    def turns(self, lane: EventLane, *, again: bool = False) -> bool:
+        """Let a lane go on until it has nothing to do or dies; says whether it died.
+
+        With ``again`` only until what was under way is settled.
+        """
         died = True
         with suppress(Died):
-            if most is None:
+            if not again:
                 lane.turns()
-            for _ in range(most or 0):
+            while again and lane.passage._redo is not None:
                 lane.passage.turn()
             died = False
         self._step = ""

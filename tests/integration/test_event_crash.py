@@ -99,7 +99,7 @@ def with_crashes(
             # What was under way is made again, alone, and may be what it dies of once more.
             lane.start()
             fate.let_die(*next_death())
-            is_dead = lane.passage._redo is not None and fate.turns(lane, most=1)
+            is_dead = lane.passage._redo is not None and fate.turns(lane, again=True)
             deaths += is_dead
         fate.let_die(*next_death())
         is_dead = fate.turns(lane)

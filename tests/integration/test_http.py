@@ -167,8 +167,8 @@ INSERT INTO walbrook.consumers (source, name, cursor_lsn, moved_at)
 VALUES ('shop', 'merged', '0/64', now() - interval '1 hour'),
        ('depot', 'merged', '0/64', now() - interval '1 hour');
 INSERT INTO walbrook.event_time (consumer, base_lsn, watermark) VALUES ('merged', '0/3', 1500000);
-INSERT INTO walbrook.event_sources (consumer, ledger, read_lsn, read_idx)
-SELECT id, ledger, '0/100', 0 FROM walbrook.consumers;
+INSERT INTO walbrook.event_sources (consumer, ledger, cursor_lsn, cursor_idx, read_lsn, read_idx)
+SELECT id, ledger, cursor_lsn, cursor_idx, '0/100', 0 FROM walbrook.consumers;
 INSERT INTO walbrook.event_partitions
        (consumer, table_name, watermark, idle_since, buffered, late)
 SELECT id, 'public.event', CASE source WHEN 'shop' THEN 1794928028123456 END,
