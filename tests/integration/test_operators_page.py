@@ -108,7 +108,8 @@ SELECT s, 'orders-by-time', CASE s WHEN 'shop' THEN '0/500' ELSE '0/64' END::pg_
 SELECT walbrook.make_queue(id) FROM walbrook.consumers WHERE name = 'orders-by-time';
 INSERT INTO walbrook.event_time (consumer, base_lsn) VALUES ('orders-by-time', '0/3');
 INSERT INTO walbrook.event_sources (consumer, ledger, cursor_lsn, cursor_idx, read_lsn, read_idx)
-SELECT id, ledger, cursor_lsn, cursor_idx, cursor_lsn, 0 FROM walbrook.consumers WHERE name = 'orders-by-time';
+SELECT id, ledger, cursor_lsn, cursor_idx, cursor_lsn, 0
+  FROM walbrook.consumers WHERE name = 'orders-by-time';
 INSERT INTO walbrook.event_partitions (consumer, table_name, watermark)
 SELECT id, 'public.orders', CASE source WHEN 'shop' THEN 7 END FROM walbrook.consumers
  WHERE name = 'orders-by-time';

@@ -119,7 +119,8 @@ VALUES ('shop', 'orders-of-all-shops', '0/1', 'it is down'),
 INSERT INTO walbrook.event_time (consumer, base_lsn, watermark)
 VALUES ('orders-of-all-shops', '0/3', 1794928028123456);
 INSERT INTO walbrook.event_sources (consumer, ledger, cursor_lsn, cursor_idx, read_lsn, read_idx)
-SELECT id, ledger, cursor_lsn, cursor_idx, '0/1', 0 FROM walbrook.consumers WHERE name = 'orders-of-all-shops';
+SELECT id, ledger, cursor_lsn, cursor_idx, '0/1', 0
+  FROM walbrook.consumers WHERE name = 'orders-of-all-shops';
 INSERT INTO walbrook.event_partitions
        (consumer, table_name, watermark, idle_since, buffered, late)
 SELECT id, 'public.item_' || n, CASE WHEN n > 1 THEN 1794928028123456 + n END,
