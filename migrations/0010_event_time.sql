@@ -53,6 +53,7 @@ CREATE TABLE walbrook.event_partitions (
     consumer   integer NOT NULL REFERENCES walbrook.consumers (id) ON DELETE CASCADE,
     table_name text NOT NULL,
     last_event bigint,
+    seen_to    bigint,
     watermark  bigint,
     idle_since timestamptz,
     buffered   bigint NOT NULL DEFAULT 0,
@@ -62,11 +63,12 @@ CREATE TABLE walbrook.event_partitions (
 );
 
 COMMENT ON TABLE walbrook.event_partitions IS 'The partitions of such a consumer: its tables in each of its databases.';
-COMMENT ON COLUMN walbrook.event_partitions.last_event IS 'The largest event time seen.';
+COMMENT ON COLUMN walbrook.event_partitions.last_event IS 'The largest event time of what was read when it was last settled.';
+COMMENT ON COLUMN walbrook.event_partitions.seen_to IS 'The largest event time seen when it was last shown.';
 
 CREATE VIEW walbrook.watermarks AS
 SELECT c.name AS consumer, c.source, p.table_name AS "table", walbrook.time_of(p.watermark) AS watermark,
-       walbrook.time_of(p.last_event) AS last_event, p.idle_since, p.buffered, p.late AS late_count,
+       walbrook.time_of(greatest(p.seen_to, p.last_event)) AS last_event, p.idle_since, p.buffered, p.late AS late_count,
        walbrook.time_of(e.watermark) AS released_to, p.shown_at
   FROM walbrook.event_partitions p
   JOIN walbrook.consumers c ON c.id = p.consumer

@@ -183,6 +183,8 @@ class Exchange:
 
     def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
+        with suppress(OSError):  # somebody else's may be in it
+            self.directory.parent.rmdir()
 
 
 def note_planned(directory: Path, planned: PlannedRange) -> None:

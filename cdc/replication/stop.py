@@ -19,6 +19,8 @@ class StopSignal:
     def __init__(self) -> None:
         self._read_end, self._write_end = os.pipe()
         self.requested = False
+        self.orphaned = False
+        """Whether it was the death of the process that started us: nobody asked for a stop."""
 
     @property
     def descriptor(self) -> int:
@@ -51,6 +53,7 @@ class StopSignal:
         def watch() -> None:
             while os.read(sys.stdin.fileno(), 4096):
                 pass
+            self.orphaned = not self.requested
             self.request()
 
         threading.Thread(target=watch, name="parent-watch", daemon=True).start()

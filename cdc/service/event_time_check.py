@@ -43,11 +43,28 @@ def check_event_time(config: Config) -> list[str]:
                         )
     if problems:
         raise _refusal(problems)
-    return [
+    unchecked = [
         f"the event time of tables of database {name}: {found.why_not}"
         for name, found in shown.items()
         if found.why_not
     ]
+    for place, sink, event_time in sinks:
+        of_sink = [shown[source] for source in sink.sources]
+        unchecked += _without_effect(f"{place}.event_time", event_time, of_sink)
+    return unchecked
+
+
+def _without_effect(place: str, event_time: EventTime, shown: Sequence[Shown]) -> Iterator[str]:
+    """Tables that nobody publishes, or not yet: what is said of them has no effect until then."""
+    if any(found.why_not for found in shown):
+        return
+    known = {str(table) for found in shown for table in found.tables}
+    known |= {".".join(t.root) for found in shown for t in found.tables if t.root is not None}
+    for j, table in enumerate(event_time.tables):
+        if str(table.name) not in known:
+            near = difflib.get_close_matches(str(table.name), sorted(known), n=1, cutoff=0.8)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            yield f"{place}.tables[{j}].name: nobody publishes {table.name} yet{hint}"
 
 
 def _unknown_types(

@@ -14,12 +14,12 @@ from cdc.connection import Connection
 
 _SHOW = """
 INSERT INTO walbrook.event_partitions AS p
-       (consumer, table_name, watermark, idle_since, buffered)
-SELECT %(id)s, n.* FROM unnest(%(table)s::text[], %(watermark)s::bigint[],
+       (consumer, table_name, seen_to, watermark, idle_since, buffered)
+SELECT %(id)s, n.* FROM unnest(%(table)s::text[], %(seen_to)s::bigint[], %(watermark)s::bigint[],
                                %(idle_since)s::timestamptz[], %(buffered)s::bigint[]) n
     ON CONFLICT (consumer, table_name) DO UPDATE
-   SET watermark = excluded.watermark, idle_since = excluded.idle_since,
-       buffered = excluded.buffered, shown_at = clock_timestamp()
+   SET seen_to = excluded.seen_to, watermark = excluded.watermark,
+       idle_since = excluded.idle_since, buffered = excluded.buffered, shown_at = clock_timestamp()
 """
 _KEEP_EVENTS = """
 INSERT INTO walbrook.event_partitions AS p (consumer, table_name, last_event, late)
@@ -45,6 +45,7 @@ class PartitionRow:
     """What SQL shows of a partition."""
 
     table: str
+    seen_to: int | None
     watermark: int | None
     idle_since: datetime | None
     buffered: int
@@ -82,7 +83,7 @@ def show_partitions(connection: Connection, consumer: int, rows: list[PartitionR
     with connection.transaction():
         connection.execute(_FORGET_PARTITIONS, (consumer, [row.table for row in rows]))
         if rows:
-            names = ("table", "watermark", "idle_since", "buffered")
+            names = ("table", "seen_to", "watermark", "idle_since", "buffered")
             columns = {name: [getattr(row, name) for row in rows] for name in names}
             connection.execute(_SHOW, {"id": consumer, **columns})
 

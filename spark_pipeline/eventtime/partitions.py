@@ -119,6 +119,7 @@ class Partitions:
             shown.append(
                 PartitionRow(
                     each.table,
+                    _none(each.last_event),
                     _none(each.watermark),
                     self._idle_since.get(code),
                     int(buffered[code]),

@@ -54,6 +54,7 @@ _SETTLE_S: Final = 1.0
 """How often cursors move over what was read and is not the consumer's."""
 
 _SHOW_S: Final = 1.0
+_QUIET_S: Final = 1.0
 _DEAD_MAX: Final = 5_000
 
 
@@ -127,6 +128,7 @@ class EventPassage:
         self._under_way: UnderWay | None = None
         self._settled_at = self._shown_at = time.monotonic()
         self._saved: object = None
+        self._quiet_until = 0.0  # monotonic
         self._inflow = Inflow(
             self._settings, standings, self._clocks, self._partitions, run=run, spark=spark
         )
@@ -169,6 +171,7 @@ class EventPassage:
     def finished(self, source: str, is_finished: bool) -> None:
         """Whether a database has ended: then nobody waits for its time."""
         if is_finished:
+            self._quiet_until = 0.0
             self._sequencer.complete(source)
         else:
             self._sequencer.resume(source)
@@ -198,17 +201,18 @@ class EventPassage:
         until = self._until()
         some = self._inflow.read(self._sequencer, until)
         if self._redo is None or until is None:
-            step = self._sequencer.step(flush=flush)
+            waits = not some and not flush and time.monotonic() < self._quiet_until
+            step = None if waits else self._sequencer.step(flush=flush)
         elif all(self._inflow.reads[name] >= end for name, end in until.items()):
             step = self._sequencer.step(to=self._redo.to)
         else:
             step = None
         if step is not None:
-            self._release(step)
+            some |= self._release(step)
         elif not some:
             self._inflow.check(until or {n: each.read for n, each in self._standing.items()})
         self._settle_at_times()
-        return some or step is not None
+        return some
 
     def show(self, *, at_once: bool = False) -> None:
         """Let SQL say what its partitions are at, once a second."""
@@ -225,9 +229,12 @@ class EventPassage:
             return None
         return {n: self._redo.reads.get(n, each.read) for n, each in self._standing.items()}
 
-    def _release(self, step: Step) -> None:
-        """Send what a step gives, or settle it where there is nothing to send."""
+    def _release(self, step: Step) -> bool:
+        """Send what a step gives, or settle it where there is nothing to send; says if any did."""
         late = step.late
+        if late is None and step.released is None:
+            # The watermark goes on with the clock: nobody needs to hear of each microsecond.
+            self._quiet_until = time.monotonic() + _QUIET_S
         delivered = late if self._config.late_policy == "deliver" else None
         released, told = step.released, list[Told]()
         if self._windows is not None:
@@ -239,9 +246,10 @@ class EventPassage:
             told.append(Told(watermark_row(step.watermark, datetime.now(UTC))))
         release = release_of(delivered, released, told, self._numbering, form_of(self._consumer))
         if not len(release):
-            if late is not None or step.released is not None or self._redo is not None:
+            some = late is not None or step.released is not None or self._redo is not None
+            if some:
                 self._settle(UnderWay(release, step))
-            return
+            return some
         if self._redo is None:
             plan_release(
                 self._state,
@@ -255,6 +263,7 @@ class EventPassage:
             )
             reached("planned")
         self._send(UnderWay(release, step))
+        return True
 
     def _send(self, under_way: UnderWay) -> None:
         self._under_way = under_way

@@ -195,7 +195,8 @@ class EventStage:
             over.cancel()
 
     def _drain_until(self, state: Connection, passage: EventPassage, deadline: float) -> None:
-        flushes = self._consumer.flushes_on_stop
+        # Whoever was killed is started again: that is no end of what it serves.
+        flushes = self._consumer.flushes_on_stop and not self._stop.orphaned
         while time.monotonic() < deadline:
             if self._turn(state, passage, drained_by=deadline):
                 continue

@@ -224,3 +224,24 @@ def test_a_large_release_goes_out_piece_by_piece(event_lane: MakeLane, fate: Fat
     while lane.passage.turn():
         sizes.append(len(seen(lane)))
     assert sizes[:4] == [2, 4, 6, 7]
+
+
+def test_while_only_the_watermark_moves_nothing_turns_and_a_stop_flushes(
+    event_lane: MakeLane,
+) -> None:
+    idle = {"idle_timeout": "50ms", "late_tolerance": "1h", "emit_watermarks": True}
+    lane = event_lane(event_time=idle)
+    lane.write("a", (1, 10_000 * S), (2, 10_001 * S))
+    lane.turns()
+    deadline, idle_turns = time.monotonic() + 2.5, 0
+    while time.monotonic() < deadline:
+        if not lane.passage.turn():
+            idle_turns += 1
+            lane.passage.wait()
+    assert idle_turns >= 5, "it turned without a pause"
+    told = [m for m in arrived(lane.directory / NAME) if m["action"] == "watermark"]
+    assert 1 <= len(told) <= 4, "a watermark a second is enough"
+    while lane.passage.turn(flush=True):
+        pass
+    ids = [m["record"]["id"] for m in arrived(lane.directory / NAME) if m["action"] == "insert"]
+    assert ids == [1, 2]
