@@ -102,6 +102,14 @@ class Service:
             self._process.wait(30)
         return ", ".join(killed)
 
+    def orphan(self) -> list[psutil.Process]:
+        """SIGKILL the supervisor alone; the answer is what outlives it."""
+        assert self._process is not None
+        supervisor, *others = self.tree()
+        supervisor.kill()
+        self._process.wait(30)
+        return others
+
     def until(self, what: str, sql: str, timeout_s: float = START_S) -> None:
         """Wait until a query gives a row whose first value is true."""
 
