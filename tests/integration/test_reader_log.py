@@ -303,7 +303,7 @@ def test_a_publication_that_is_made_anew_while_it_is_read_stops_the_reader(
     shop: SlotSource,
 ) -> None:
     with pytest.raises(GapError, match="created again"), shop.reading(heartbeat_s=0.2):
-        until("the reader to stop", lambda: made_anew(shop) and state_is(shop, "stopped"))
+        replace_publication(shop)
     assert health(shop) == ["publication_replaced"]
 
 
@@ -324,11 +324,18 @@ def test_a_publication_that_was_made_anew_is_a_gap_until_it_is_accepted(shop: Sl
     assert shop.count() == 50
 
 
+def replace_publication(shop: SlotSource) -> None:
+    """Until the reader has stopped for it; its row says stopped before it has begun, too."""
+    until("the publication to be replaced", lambda: made_anew(shop))
+    until("the reader to stop", lambda: not made_anew(shop) and state_is(shop, "stopped"))
+
+
 def made_anew(shop: SlotSource) -> bool:
-    """Whether the publication was replaced, which happens once the watch has seen it."""
+    """Replace the publication, while the reader is at work and its watch has seen it; says so."""
     if state_is(shop, "streaming") and source_row(shop, "heartbeat_at IS NOT NULL") == (True,):
         shop.database.execute(MADE_ANEW)
-    return True
+        return True
+    return False
 
 
 def dropped(shop: SlotSource) -> bool:

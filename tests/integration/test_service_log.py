@@ -20,7 +20,7 @@ MANY = 60_000
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("log_format", ["json", "console"])
+@pytest.mark.parametrize("log_format", ["json", pytest.param("console", marks=pytest.mark.chaos)])
 def test_a_whole_run_with_lost_workers_and_a_stop_in_mid_batch_is_lines_of_one_form(
     database: Database, redis_client: redis.Redis, redis_url: str, tmp_path: Path, log_format: str
 ) -> None:
