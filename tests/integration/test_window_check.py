@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
-
 from tests.fix_postgres import Database
 from tests.service import Service
-
-pytest.importorskip("cdc.config.event_time", reason="sinks have no window yet")
 
 TABLES = """
 CREATE TABLE orders (id int PRIMARY KEY, region text, amount numeric(10, 2), at timestamptz);
