@@ -6,12 +6,14 @@ SHELL := /bin/sh
 BIN := .venv/bin
 READY := .venv/.ready
 CLASSES := .venv/.classes
+# Each test run starts hundreds of Python processes: none of them has to compile our modules again.
+export PYTHONDONTWRITEBYTECODE :=
 # Spark is started by what these targets run; it asks for Java by JAVA_HOME.
 WITH_JAVA = java_home="$$(scripts/ensure-java)" && export JAVA_HOME="$$java_home" &&
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: $(CLASSES) ## Make .venv with all dependencies as locked, and find or install Java
@@ -41,10 +43,35 @@ check: $(READY) ## Lint, formatting and types
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
 
-# As the files come: the services first, many small ones last, so that both workers end together.
+# Files in the order that tests/conftest.py gives them: the longest first.
+PYTEST = pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+
 .PHONY: test
 test: $(CLASSES) ## All tests, on real servers; ARGS= goes to pytest
-	@$(WITH_JAVA) $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(WITH_JAVA) $(BIN)/$(PYTEST)
+
+.PHONY: coverage
+coverage: export COVERAGE_FILE = $(CURDIR)/build/coverage/data
+coverage: $(CLASSES) ## Branch coverage by all tests and the processes that they start
+	@rm -rf build/coverage && mkdir -p build/coverage
+	@$(WITH_JAVA) $(BIN)/coverage run -m $(PYTEST)
+	@$(BIN)/coverage combine --quiet && $(BIN)/coverage report
+
+# The parts that speak with the source: reader, streaming, catalog, types, preflight, connections.
+VERSIONS ?= 14 15 16 17 18
+VERSION_TESTS := $(wildcard $(foreach part,reader* stream* catalog* published_relations \
+	partition_roots annotations decode_from* type* preflight* identity heartbeat connections, \
+	tests/integration/test_$(part).py))
+
+.PHONY: test-versions
+test-versions: $(CLASSES) ## The tests of the source's side on Postgres 14 to 18; VERSIONS= names some
+	@$(WITH_JAVA) $(BIN)/python -m tests.postgres_builds $(VERSIONS) >/dev/null && failed= && \
+	for version in $(VERSIONS); do \
+		echo "Postgres $$version"; \
+		WALBROOK_TEST_POSTGRES_VERSION=$$version $(BIN)/pytest -n 2 --dist loadfile \
+			$(VERSION_TESTS) $(ARGS) || failed="$$failed $$version"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "Failed on Postgres$$failed"; exit 1; fi
 
 .PHONY: chaos
 chaos: $(CLASSES) ## The tests that take minutes; ARGS= goes to pytest

@@ -111,7 +111,7 @@ def record(dsn: str, load: Load, path: Path) -> None:
     """Do what ``load`` says on the server at ``dsn``, and write what its slot gives to ``path``."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         # Only what is flushed can be read from a slot.
-        for name, value in {**PINNED, "synchronous_commit": "on"}.items():
+        for name, value in {**PINNED, "search_path": "public", "synchronous_commit": "on"}.items():
             connection.execute("SELECT set_config(%s, %s, false)", (name, value))
         _do(connection, load)
         messages = [

@@ -38,6 +38,7 @@ class RowChange(NamedTuple):
     record: bytes
     changes: bytes | None
     record_pks: bytes
+    old_record_pks: bytes | None
     unchanged: bytes | None
 
 
@@ -48,11 +49,12 @@ def decode_row(payload: bytes, schema: bytes | None) -> RowChange:
     """Decode one message with the Relation message of its table."""
     kind = chr(payload[0])
     if kind == "M":
-        return RowChange("", "", "message", _logical(payload), None, b"[]", None)
+        return RowChange("", "", "message", _logical(payload), None, b"[]", None, None)
     assert schema is not None
     relation = _cached_relation(schema)
     if kind == "T":
-        return RowChange(relation.namespace, relation.name, "truncate", b"{}", None, b"[]", None)
+        table = (relation.namespace, relation.name)
+        return RowChange(*table, "truncate", b"{}", None, b"[]", None, None)
     old: Row | None = None
     new: Row | None = None
     at, tag = 5, ""
@@ -153,10 +155,15 @@ def _change(relation: Relation, kind: str, tag: str, old: Row | None, new: Row |
             was = old[index]
             if UNCHANGED not in (was, value) and was != value:
                 changes[column.name] = _json(column.type_oid, was)
+    old_pks, moved = [], False
     for index in relation.key:
         value = row[index]
         key = old[index] if value is UNCHANGED and old is not None else value
         pks.append(key.decode() if isinstance(key, bytes) else None)
+        if kind == "U" and old is not None:
+            was = old[index] if tag == "O" or relation.columns[index].is_key else key
+            moved |= relation.columns[index].name in changes
+            old_pks.append(was.decode() if isinstance(was, bytes) else None)
     return RowChange(
         relation.namespace,
         relation.name,
@@ -164,6 +171,7 @@ def _change(relation: Relation, kind: str, tag: str, old: Row | None, new: Row |
         orjson.dumps(record),
         orjson.dumps(changes) if kind == "U" else None,
         orjson.dumps(pks),
+        orjson.dumps(old_pks) if moved else None,
         orjson.dumps(unchanged) if unchanged else None,
     )
 

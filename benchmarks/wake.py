@@ -68,8 +68,8 @@ class Calls:
 
     def take(self, _markers: object, _batch_id: int) -> None:
         now = time.time()
-        planned = self.exchange.planned()
-        self.begun_at |= dict.fromkeys(range(planned.start, planned.end), now)
+        if (planned := self.exchange.planned()) is not None:
+            self.begun_at |= dict.fromkeys(range(planned.start, planned.end), now)
 
 
 class HandWritten:

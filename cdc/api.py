@@ -104,7 +104,7 @@ def _checked(message: object) -> bytes:
 def catalog_of(connection: psycopg.Connection[Any]) -> CatalogOf:
     """Ask this connection, once for each table version."""
 
-    def ask(relation: Relation) -> CatalogNote:
-        return ask_catalog(connection, relation)
+    def ask(relation: Relation, xid: int) -> CatalogNote:
+        return ask_catalog(connection, relation, xid)
 
     return ask

@@ -37,6 +37,8 @@ CHANGE_SCHEMA = pa.schema(
         pa.field("changes", pa.string()),
         # JSON array of the primary key's values as text, in key order; with the table, the group.
         pa.field("record_pks", pa.string(), nullable=False),
+        # JSON array: the key that an update took from its row; null where the key stayed the same.
+        pa.field("old_record_pks", pa.string()),
         # JSON array of column names whose TOAST value the source did not send; null if none.
         pa.field("unchanged", pa.string()),
         # JSON: what the transaction said of itself before this change; null if nothing.

@@ -27,12 +27,31 @@ LIVENESS: dict[str, Any] = {
 """Parameters for any connection, replication included."""
 
 
-def connect(dsn: str, *, name: str, statement_s: int = 30) -> Connection:
+_STATEMENT_S = 30
+_LARGE_BYTES = 8 << 20
+_BYTES_PER_S = 1 << 20  # what even a slow server and a slow network manage
+_ALLOW = """
+SELECT set_config('statement_timeout', %s, true),
+       set_config('idle_in_transaction_session_timeout', %s, true)
+"""
+
+
+def connect(dsn: str, *, name: str, statement_s: int = _STATEMENT_S) -> Connection:
     """An autocommit connection; ``name`` is what ``pg_stat_activity`` shows after ``walbrook``."""
     return psycopg.connect(dsn, autocommit=True, **_parameters(dsn, name, statement_s))
 
 
-async def connect_async(dsn: str, *, name: str, statement_s: int = 30) -> AsyncConnection:
+def allow_time_for(connection: Connection, size: int) -> None:
+    """Let the statements of this transaction take as long as ``size`` bytes may need.
+
+    The server counts what it waits for within one large message as idle time.
+    """
+    if size > _LARGE_BYTES:
+        allowed = f"{_STATEMENT_S + size // _BYTES_PER_S}s"
+        connection.execute(_ALLOW, (allowed, allowed))
+
+
+async def connect_async(dsn: str, *, name: str, statement_s: int = _STATEMENT_S) -> AsyncConnection:
     """The same for an event loop."""
     return await psycopg.AsyncConnection.connect(
         dsn, autocommit=True, **_parameters(dsn, name, statement_s)

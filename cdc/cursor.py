@@ -52,3 +52,6 @@ class Cursor(NamedTuple):
 
 ORIGIN = Cursor(0, 0)
 """Below every change."""
+
+END = Cursor((1 << 63) - 1, 0)
+"""Above every change; its LSN still fits a signed 64-bit column."""

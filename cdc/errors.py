@@ -4,6 +4,9 @@ Every error says what happened and, in ``fix``, what to do next. Its class decid
 does with it; that mapping lives with the caller that recovers, never at the place that raises. Its
 ``kind``, where it has one, is a short name that health events and tests know it by.
 
+Invariant: ``what`` and ``fix``, and so ``str(error)``, quote no value of a row: they are shown in
+logs, health and metrics. What may quote one is ``detail``, for ``walbrook.dead_letters`` alone.
+
     WalbrookError
     ├── TransientError    may pass by itself: retried with backoff
     ├── OperatorError     a person must change something: stop and say what
@@ -21,24 +24,37 @@ from __future__ import annotations
 
 
 class WalbrookError(Exception):
-    """What happened (``what``) and what to do about it (``fix``)."""
+    """What happened (``what``), what to do about it (``fix``), and what only few may read."""
 
-    def __init__(self, what: str, *, fix: str = "", kind: str = "") -> None:
+    def __init__(self, what: str, *, fix: str = "", kind: str = "", detail: str = "") -> None:
         super().__init__(what, fix)
         self.what = what
         self.fix = fix
         self.kind = kind
+        self.detail = detail
 
     def __str__(self) -> str:
         return f"{self.what}. To fix it: {self.fix}" if self.fix else self.what
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross process borders (Spark workers); keyword arguments need help with that.
-        return (_rebuild, (type(self), self.what, self.fix, self.kind))
+        return (_rebuild, (type(self), self.what, self.fix, self.kind, self.detail))
+
+    @property
+    def full_what(self) -> str:
+        """What happened, with the detail: it may quote a row."""
+        return f"{self.what}: {self.detail}" if self.detail else self.what
+
+    @property
+    def full_text(self) -> str:
+        """All that is known: it may quote a row."""
+        return f"{self.full_what}. To fix it: {self.fix}" if self.fix else self.full_what
 
 
-def _rebuild(error: type[WalbrookError], what: str, fix: str, kind: str) -> WalbrookError:
-    return error(what, fix=fix, kind=kind)
+def _rebuild(
+    error: type[WalbrookError], what: str, fix: str, kind: str, detail: str
+) -> WalbrookError:
+    return error(what, fix=fix, kind=kind, detail=detail)
 
 
 NEEDS_OPERATOR, FAILED = 78, 70

@@ -16,6 +16,8 @@ CREATE TABLE walbrook.sources (
     log_lsn           pg_lsn,
     log_idx           bigint,
     seen_at           timestamptz,
+    -- Everything that was committed before this moment has been read.
+    current_at        timestamptz,
     state             text NOT NULL DEFAULT 'stopped'
                       CHECK (state IN ('stopped', 'connecting', 'streaming', 'paused', 'disconnected')),
     state_since       timestamptz NOT NULL DEFAULT now(),
@@ -41,15 +43,32 @@ CREATE TABLE walbrook.consumers (
     last_error     text,
     error_at       timestamptz,
     created_at     timestamptz NOT NULL DEFAULT now(),
+    -- A destination that keeps a position: where it is, the last message that it was sent, and since
+    -- when it is known to lack some that it had.
+    place          text NOT NULL DEFAULT '',
+    top_lsn        pg_lsn,
+    top_idx        bigint,
+    lost_at        timestamptz,
     PRIMARY KEY (source, name)
 );
 
+COMMENT ON COLUMN walbrook.consumers.place IS 'Where its destination is, if that keeps a position of its own.';
+COMMENT ON COLUMN walbrook.consumers.top_lsn IS 'With top_idx: the last message that its destination was sent, if that keeps a position of its own.';
+COMMENT ON COLUMN walbrook.consumers.lost_at IS 'When its destination was found to lack messages that it once had; walbrook.accept_loss sets it back.';
 COMMENT ON TABLE walbrook.sources IS 'One row a source database: its slot, its restart cursor, the state of its reader.';
 COMMENT ON TABLE walbrook.consumers IS 'One row a consumer (a configured sink): its cursor and its counts.';
 
+-- How many seconds a reader is behind the clock. Its row is written about every ten seconds, so a
+-- younger one means that it reads.
+CREATE FUNCTION walbrook.reader_lag(current_at timestamptz) RETURNS numeric
+LANGUAGE sql VOLATILE AS $$
+    SELECT CASE WHEN current_at < clock_timestamp() - interval '30 seconds'
+                THEN extract(epoch FROM clock_timestamp() - current_at) ELSE 0 END
+$$;
+
 -- The restart cursor of each source (consumer is null) and the cursor of each active consumer.
 -- lag_seconds is 0 when everything that the log holds is settled, else the age of the last
--- settled change.
+-- settled change. A reader that does not read is behind too, by the clock: the log does not show it.
 CREATE VIEW walbrook.cursors AS
 SELECT s.name AS source,
        NULL::text AS consumer,
@@ -57,8 +76,10 @@ SELECT s.name AS source,
        s.restart_lsn AS lsn,
        s.restart_idx AS idx,
        greatest(s.head_lsn - s.restart_lsn, 0)::bigint AS lag_bytes,
-       CASE WHEN ((s.restart_lsn, s.restart_idx) < (s.log_lsn, s.log_idx)) IS NOT TRUE THEN 0
-            ELSE extract(epoch FROM clock_timestamp() - s.restart_at) END::float8 AS lag_seconds,
+       greatest(
+           CASE WHEN ((s.restart_lsn, s.restart_idx) < (s.log_lsn, s.log_idx)) IS NOT TRUE THEN 0
+                ELSE extract(epoch FROM clock_timestamp() - s.restart_at) END,
+           walbrook.reader_lag(s.current_at))::float8 AS lag_seconds,
        s.restart_at AS moved_at
   FROM walbrook.sources s
 UNION ALL
@@ -68,8 +89,10 @@ SELECT c.source,
        c.cursor_lsn,
        c.cursor_idx,
        greatest(s.head_lsn - c.cursor_lsn, 0)::bigint,
-       CASE WHEN ((c.cursor_lsn, c.cursor_idx) < (s.log_lsn, s.log_idx)) IS NOT TRUE THEN 0
-            ELSE extract(epoch FROM clock_timestamp() - coalesce(c.settled_commit, c.moved_at)) END::float8,
+       greatest(
+           CASE WHEN ((c.cursor_lsn, c.cursor_idx) < (s.log_lsn, s.log_idx)) IS NOT TRUE THEN 0
+                ELSE extract(epoch FROM clock_timestamp() - coalesce(c.settled_commit, c.moved_at)) END,
+           walbrook.reader_lag(s.current_at))::float8,
        c.moved_at
   FROM walbrook.consumers c
   JOIN walbrook.sources s ON s.name = c.source

@@ -108,22 +108,55 @@ COMMENT ON COLUMN walbrook.gaps.to_lsn IS 'With to_idx: the first cursor that is
 COMMENT ON COLUMN walbrook.gaps.reason IS 'Why: what was evicted, or which gap an operator accepted.';
 COMMENT ON COLUMN walbrook.gaps.told_at IS 'When the consumer''s sink was sent the gap message; null until then.';
 
+-- The end of a source's WAL: as its reader last saw it, or as it is now where this is its server.
+CREATE FUNCTION walbrook.wal_end(s walbrook.sources) RETURNS pg_lsn
+LANGUAGE sql AS $$
+    SELECT greatest(s.head_lsn, CASE WHEN c.system_identifier::text = s.system_identifier
+                                     THEN pg_current_wal_flush_lsn() END)
+      FROM pg_control_system() c
+$$;
+
 -- For an operator who has read why the source stopped and lets the changes go that the slot lost.
+-- Invariant: nothing moves unless the reader found that changes are lost, does not read, and has seen
+-- WAL up to the place to move to.
 CREATE FUNCTION walbrook.accept_gap(source text, lsn pg_lsn) RETURNS SETOF walbrook.gaps
 LANGUAGE plpgsql AS $$
 DECLARE
-    restart pg_lsn;
+    -- The kinds of health events whose fix is to accept a gap.
+    lost CONSTANT text[] := ARRAY['slot_missing', 'slot_lost', 'slot_ahead', 'publication_replaced',
+                                  'prepared_missing', 'untranslatable_text', 'log_ends_early',
+                                  'spill_damaged'];
+    s walbrook.sources;
 BEGIN
-    SELECT s.restart_lsn INTO restart
-      FROM walbrook.sources s WHERE s.name = accept_gap.source FOR UPDATE;
-    IF restart IS NULL THEN
+    SELECT * INTO s FROM walbrook.sources k WHERE k.name = accept_gap.source FOR UPDATE;
+    IF NOT FOUND THEN
         RAISE EXCEPTION 'there is no source %', accept_gap.source
             USING HINT = 'walbrook.sources lists them';
     END IF;
-    IF accept_gap.lsn <= restart THEN
-        RAISE EXCEPTION 'source % already stands at %, not before %',
-                        accept_gap.source, restart, accept_gap.lsn
+    IF s.state IN ('streaming', 'paused') THEN
+        RAISE EXCEPTION 'source % is being read: it has no gap to accept', s.name
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'a reader that misses changes stops, and walbrook.health says what to call; '
+                         'to pass over changes of one consumer, walbrook.discard_all';
+    END IF;
+    IF NOT EXISTS (SELECT FROM walbrook.health h
+                    WHERE h.source = s.name AND h.consumer IS NULL AND h.kind = ANY (lost)) THEN
+        RAISE EXCEPTION 'nothing says that source % has lost changes', s.name
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'start the service: if changes are lost, the reader stops, and walbrook.health '
+                         'says what to call';
+    END IF;
+    IF accept_gap.lsn <= s.restart_lsn THEN
+        RAISE EXCEPTION 'source % already stands at %, not before %', s.name, s.restart_lsn,
+                        accept_gap.lsn
             USING HINT = 'there is no gap to accept; the source''s last_error says where it stands';
+    END IF;
+    IF (accept_gap.lsn <= walbrook.wal_end(s)) IS NOT TRUE THEN
+        RAISE EXCEPTION '% is beyond the end of the WAL of source %, which was last seen at %',
+                        accept_gap.lsn, s.name, coalesce(walbrook.wal_end(s)::text, 'no place yet')
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'if the slot is there now, start the service: the reader sees how far the WAL '
+                         'goes, and walbrook.health says what to call';
     END IF;
     RETURN QUERY
         INSERT INTO walbrook.gaps AS g
@@ -138,11 +171,11 @@ BEGIN
     UPDATE walbrook.consumers c
        SET cursor_lsn = accept_gap.lsn, cursor_idx = 0, moved_at = clock_timestamp()
      WHERE c.source = accept_gap.source AND c.active AND c.cursor_lsn < accept_gap.lsn;
-    UPDATE walbrook.sources s
+    UPDATE walbrook.sources k
        SET restart_lsn = accept_gap.lsn, restart_idx = 0, restart_at = clock_timestamp(),
            publication_oid = NULL, last_error = 'the gap is accepted; start the service'
-     WHERE s.name = accept_gap.source;
+     WHERE k.name = accept_gap.source;
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.accept_gap IS 'Move a source and its consumers to lsn, recording what they will never get; with the service stopped.';
+COMMENT ON FUNCTION walbrook.accept_gap IS 'Move a source that has lost changes, and its consumers, to lsn, recording what they will never get; once its reader has stopped.';

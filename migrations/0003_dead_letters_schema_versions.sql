@@ -22,6 +22,9 @@ CREATE TABLE walbrook.dead_letters (
     UNIQUE (source, consumer, commit_lsn, commit_idx)
 );
 
+-- Compressing a payload of hundreds of megabytes takes longer than all the rest of a settlement.
+ALTER TABLE walbrook.dead_letters ALTER COLUMN payload SET STORAGE EXTERNAL;
+
 COMMENT ON TABLE walbrook.dead_letters IS 'Changes that a consumer was not sent because nothing can be made of them; the consumer has gone on. Deleting a row acknowledges it.';
 COMMENT ON COLUMN walbrook.dead_letters.commit_lsn IS 'With commit_idx: the cursor of the change.';
 COMMENT ON COLUMN walbrook.dead_letters.kind IS 'At which step it failed; decode: a value could not be read.';

@@ -22,6 +22,7 @@ CREATE TABLE walbrook.events (
     whole_table      boolean NOT NULL DEFAULT false,
     due_at           timestamptz,
     deliveries       integer NOT NULL DEFAULT 0,
+    abandoned        integer NOT NULL DEFAULT 0,
     error            text,
     error_kind       text,
     tried_at         timestamptz,
@@ -37,6 +38,7 @@ CREATE TABLE walbrook.events (
     record           text,
     changes          text,
     record_pks       text NOT NULL,
+    old_record_pks   text,
     unchanged        text,
     annotations      text,
     "before"         text,
@@ -61,7 +63,8 @@ COMMENT ON COLUMN walbrook.events.group_id IS 'A number of its group: a message 
 COMMENT ON COLUMN walbrook.events.whole_table IS 'It has its place among all messages of its table: a truncate, or a row whose key changed.';
 COMMENT ON COLUMN walbrook.events.due_at IS 'When it is tried again; null while it waits for an earlier one.';
 COMMENT ON COLUMN walbrook.events.deliveries IS 'How often its sink has refused it.';
-COMMENT ON COLUMN walbrook.events.error IS 'Why it was refused last; null if it has only waited.';
+COMMENT ON COLUMN walbrook.events.abandoned IS 'How often the process that was delivering it alone ended before it said what became of it.';
+COMMENT ON COLUMN walbrook.events.error IS 'Why it was refused last, in full: it may quote the message, as the row does. Null if it has only waited.';
 COMMENT ON COLUMN walbrook.events.error_kind IS 'poison: for its content; transient: for a reason that may pass.';
 COMMENT ON COLUMN walbrook.events.lease_id IS 'With holder and lease_until: who is delivering it, and until when nobody else does.';
 COMMENT ON COLUMN walbrook.events.message IS 'What the consumer''s transform made of it; null without one.';
@@ -177,12 +180,19 @@ $$;
 COMMENT ON FUNCTION walbrook.bury IS 'Make dead letters of messages that wait in a consumer''s queue.';
 
 CREATE VIEW walbrook.queues AS
-SELECT c.source, c.name AS consumer, q.waiting, q.refused, q.oldest, q.next_due, q.error
+SELECT c.source, c.name AS consumer, q.waiting, q.refused, q.oldest, q.next_due, f.first_refused
   FROM walbrook.consumers c
  CROSS JOIN LATERAL (
        SELECT count(*) AS waiting, count(e.error) AS refused, min(e.queued_at) AS oldest,
-              min(e.due_at) AS next_due, min(e.error) AS error
+              min(e.due_at) AS next_due
          FROM walbrook.events e WHERE e.consumer = c.id) q
+  LEFT JOIN LATERAL (
+       -- Not its error, which may quote the row.
+       SELECT format('%s, %s%s', e.error_kind, e.commit_lsn || ':' || e.commit_idx,
+                     ' of table ' || nullif(e.table_schema || '.' || e.table_name, '.'))
+              AS first_refused
+         FROM walbrook.events e WHERE e.consumer = c.id AND e.error IS NOT NULL
+        ORDER BY e.commit_lsn, e.commit_idx LIMIT 1) f ON true
  WHERE q.waiting > 0;
 
-COMMENT ON VIEW walbrook.queues IS 'Push consumers for which messages wait: how many, how many of them were refused, since when, and when the next is tried.';
+COMMENT ON VIEW walbrook.queues IS 'Push consumers for which messages wait: how many, how many of them were refused, since when, when the next is tried, and kind, cursor and table of the first that was refused.';

@@ -228,6 +228,13 @@ BEGIN
             USING ERRCODE = 'WB002', COLUMN = 'consumer',
                   HINT = 'give its sink a destination of type pull';
     END IF;
+    -- The functions of pull workers run as their owner: here is asked what the caller itself may do.
+    IF NOT has_table_privilege(coalesce(nullif(current_setting('role'), 'none'), session_user)::name,
+                               format('walbrook.records_%s', known.id), 'SELECT') THEN
+        RAISE EXCEPTION 'the role has no right to the messages of consumer %', pull_consumer.name
+            USING ERRCODE = 'insufficient_privilege', COLUMN = 'consumer',
+                  HINT = format('SELECT walbrook.grant_pull(role, %L) gives it', pull_consumer.name);
+    END IF;
     IF to_receive AND known.paused_at IS NOT NULL THEN
         RAISE EXCEPTION 'consumer % is paused since %', pull_consumer.name, known.paused_at
             USING ERRCODE = 'WB003', COLUMN = 'consumer',
@@ -944,6 +951,7 @@ DECLARE
     is_last  boolean;
     stood    record;
     stands   record;
+    pause_s  float8 := 0.05;
 BEGIN
     PERFORM walbrook.check_receive(batch_size, visibility);
     PERFORM walbrook.check_interval('wait', coalesce(wait, '0'), 0, 60);
@@ -975,11 +983,15 @@ BEGIN
                 END IF;
                 RAISE EXCEPTION USING ERRCODE = 'WB000';
             EXCEPTION WHEN SQLSTATE 'WB000' THEN
-                NULL;
+                -- Messages wait, and max_in_flight are handed out. A claim counts those: the pause
+                -- before the next claim doubles, up to a second.
+                pause_s := least(pause_s * 2, 1);
             END;
+        ELSE
+            pause_s := 0.05;
         END IF;
         EXIT WHEN is_last;
-        PERFORM pg_sleep(least(0.05, greatest(extract(epoch FROM ends - clock_timestamp())::float8, 0.001)));
+        PERFORM pg_sleep(least(pause_s, greatest(extract(epoch FROM ends - clock_timestamp())::float8, 0.001)));
     END LOOP;
 END
 $$;

@@ -16,7 +16,7 @@ CREATE TYPE walbrook.consumer_state AS (
     lane_reason  text
 );
 
-COMMENT ON TYPE walbrook.consumer_state IS 'What a consumer came to by an operator''s act: where it stands, what waits in its queue, its dead letters, and how many messages the act moved or gave up.';
+COMMENT ON TYPE walbrook.consumer_state IS 'A consumer after an operator''s act: its cursor, how many messages wait in its queue, how many dead letters it has (10000 stands for 10000 or more), and how many messages the act moved or gave up.';
 
 CREATE TYPE walbrook.place AS (lsn pg_lsn, idx bigint);
 
@@ -88,19 +88,25 @@ $$;
 CREATE FUNCTION walbrook.keeps_position(destination text) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$ SELECT destination IN ('file', 'parquet', 'redis_stream') $$;
 
+-- Not more than these are counted: whoever counts holds locks that settling waits for.
+CREATE FUNCTION walbrook.counted_max() RETURNS integer
+LANGUAGE sql IMMUTABLE AS $$ SELECT 10000 $$;
+
 CREATE FUNCTION walbrook.waiting(c walbrook.consumers) RETURNS bigint
 LANGUAGE plpgsql AS $$
 BEGIN
     IF c.destination = 'pull' THEN
-        RETURN (SELECT count(*) FROM walbrook.records r WHERE r.consumer = c.id);
+        RETURN (SELECT count(*) FROM (SELECT FROM walbrook.records r WHERE r.consumer = c.id
+                                       LIMIT walbrook.counted_max()) few);
     END IF;
-    RETURN (SELECT count(*) FROM walbrook.events e WHERE e.consumer = c.id);
+    RETURN (SELECT count(*) FROM (SELECT FROM walbrook.events e WHERE e.consumer = c.id
+                                   LIMIT walbrook.counted_max()) few);
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.waiting IS 'How many messages are in a consumer''s queue.';
+COMMENT ON FUNCTION walbrook.waiting IS 'How many messages are in a consumer''s queue; 10000 stands for 10000 or more.';
 
-CREATE FUNCTION walbrook.acted(id integer, what text, affected bigint)
+CREATE FUNCTION walbrook.acted(id integer, action text, affected bigint)
 RETURNS walbrook.consumer_state
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -108,18 +114,26 @@ DECLARE
 BEGIN
     SELECT c.source, c.name, c.cursor_lsn || ':' || c.cursor_idx, c.paused_at,
            walbrook.waiting(c),
-           (SELECT count(*) FROM walbrook.dead_letters d
-             WHERE d.source = c.source AND d.consumer = c.name),
+           (SELECT count(*) FROM (SELECT FROM walbrook.dead_letters d
+                                   WHERE d.source = c.source AND d.consumer = c.name
+                                   LIMIT walbrook.counted_max()) few),
            acted.affected, c.lane, c.lane_reason
       INTO answer FROM walbrook.consumers c WHERE c.id = acted.id;
-    PERFORM pg_notify('walbrook', json_build_object(
-        'source', answer.source, 'consumer', answer.consumer, 'what', acted.what)::text);
+    PERFORM walbrook.announce(answer.source, answer.consumer, acted.action);
     PERFORM pg_notify('walbrook_pull', acted.id::text);  -- who waits for messages looks again
     RETURN answer;
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.acted IS 'Tell the service what was done to a consumer, and its new state to whoever did it.';
+COMMENT ON FUNCTION walbrook.acted IS 'Announce what an operator did to a consumer. Returns its new state.';
+
+CREATE FUNCTION walbrook.announce(source text, consumer text, action text) RETURNS void
+LANGUAGE sql AS $$
+    SELECT pg_notify('walbrook', json_build_object(
+        'source', announce.source, 'consumer', announce.consumer, 'action', announce.action)::text)
+$$;
+
+COMMENT ON FUNCTION walbrook.announce IS 'Tell the running service what an operator did to a consumer (channel walbrook).';
 
 CREATE FUNCTION walbrook.is_head(e walbrook.events) RETURNS boolean
 LANGUAGE plpgsql STABLE AS $$
@@ -161,12 +175,28 @@ LANGUAGE plpgsql AS $$
 DECLARE
     c walbrook.consumers := walbrook.find_consumer(resume.consumer);
 BEGIN
-    UPDATE walbrook.consumers k SET paused_at = NULL WHERE k.id = c.id;
+    UPDATE walbrook.consumers k
+       SET paused_at = NULL, disabled_at = NULL, disabled_reason = NULL,
+           backlog_excused = k.backlog_excused OR k.disabled_at IS NOT NULL
+     WHERE k.id = c.id;
     RETURN walbrook.acted(c.id, 'resume', 0);
 END
 $$;
 
 COMMENT ON FUNCTION walbrook.resume IS 'Serve a paused consumer again, from its cursor on.';
+
+CREATE FUNCTION walbrook.accept_loss(consumer text) RETURNS walbrook.consumer_state
+LANGUAGE plpgsql AS $$
+DECLARE
+    c walbrook.consumers := walbrook.find_consumer(accept_loss.consumer);
+BEGIN
+    UPDATE walbrook.consumers k SET lost_at = NULL, top_lsn = NULL, top_idx = NULL
+     WHERE k.id = c.id;
+    RETURN walbrook.acted(c.id, 'accept_loss', 0);
+END
+$$;
+
+COMMENT ON FUNCTION walbrook.accept_loss IS 'Take note that the destination of a consumer lost messages that it had; ends destination_lost_data in walbrook.health.';
 
 -- The end of the log as its reader last told, or the consumer itself if that is further.
 CREATE FUNCTION walbrook.end_for(c walbrook.consumers) RETURNS walbrook.place
@@ -329,10 +359,16 @@ BEGIN
         SELECT s.commit_lsn, s.commit_idx + 1 INTO stored FROM walbrook.stored s WHERE s.consumer = c.id;
         ends := greatest(ends, stored);
     ELSE
+        -- Windows and watermarks have numbers, which are no places in the log.
         SELECT e.commit_lsn, e.commit_idx INTO waits FROM walbrook.events e
-         WHERE e.consumer = c.id ORDER BY 1, 2 LIMIT 1;
+         WHERE e.consumer = c.id AND e.action NOT IN ('window', 'watermark') ORDER BY 1, 2 LIMIT 1;
     END IF;
     begins := least(begins, waits);
+    IF begins < ends AND ends = stored THEN
+        -- The gap's message has the last cursor of the gap: it must be above all that was stored,
+        -- or it would be taken for one that is there.
+        ends.idx := ends.idx + 1;
+    END IF;
     cut := walbrook.cut_queue(c, ROW('0/0', 0)::walbrook.place, for_good => true);
     IF begins < ends THEN
         PERFORM walbrook.note_discarded(c, begins, ends);
@@ -413,11 +449,11 @@ BEGIN
         SELECT e.*
           FROM letters, LATERAL jsonb_populate_record(NULL::walbrook.events,
                letters.event::jsonb || jsonb_build_object(
-                   'consumer', c.id, 'due_at', NULL, 'deliveries', 0, 'error', NULL,
-                   'error_kind', NULL, 'tried_at', NULL, 'queued_at', clock_timestamp(),
+                   'consumer', c.id, 'due_at', NULL, 'deliveries', 0, 'abandoned', 0,
+                   'error', NULL, 'error_kind', NULL, 'tried_at', NULL, 'queued_at', clock_timestamp(),
                    'lease_id', NULL, 'holder', NULL, 'lease_until', NULL)) e
             ON CONFLICT (consumer, commit_lsn, commit_idx)
-            DO UPDATE SET due_at = NULL, deliveries = 0
+            DO UPDATE SET due_at = NULL, deliveries = 0, abandoned = 0
         RETURNING q.group_id, q.whole_table, q.table_schema, q.table_name,
                   q.commit_lsn, q.commit_idx),
     behind AS (
@@ -521,7 +557,7 @@ DECLARE
     answer walbrook.consumer_state;
 BEGIN
     DELETE FROM walbrook.dead_letters k WHERE k.id = d.id;
-    SELECT (walbrook.acted(c.id, 'discard', 1)).* INTO answer FROM walbrook.consumers c
+    SELECT a.* INTO answer FROM walbrook.consumers c, walbrook.acted(c.id, 'discard', 1) a
      WHERE c.source = d.source AND c.name = d.consumer;
     IF answer.consumer IS NULL THEN  -- one that is no more
         answer.source := d.source;

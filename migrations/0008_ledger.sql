@@ -7,7 +7,7 @@ ALTER TABLE walbrook.consumers
 
 COMMENT ON COLUMN walbrook.consumers.ledger IS 'What its ledger is known by; another one each time its cursor is moved back.';
 
--- One row a request that was accepted. Rows come and go with every micro-batch, so they are cleared
+-- One row per request that was accepted, or per message that came from a queue. Rows come and go with every micro-batch, so they are cleared
 -- away by their number, not by their share of a table that is almost empty.
 CREATE TABLE walbrook.ledger (
     ledger   uuid NOT NULL,
@@ -32,6 +32,9 @@ BEGIN
     DELETE FROM walbrook.ledger l WHERE l.ledger = OLD.ledger;
     IF TG_OP = 'UPDATE' THEN
         NEW.ledger := gen_random_uuid();
+        NEW.top_lsn := NULL;
+        NEW.top_idx := NULL;
+        NEW.lost_at := NULL;
         RETURN NEW;
     END IF;
     RETURN NULL;

@@ -103,8 +103,7 @@ BEGIN
         RAISE EXCEPTION 'there is no consumer % in event-time order that reads %', consumer, source
             USING ERRCODE = 'WB001', HINT = 'walbrook.watermarks shows which there are';
     END IF;
-    PERFORM pg_notify('walbrook', json_build_object('source', source, 'consumer', consumer,
-                                                    'action', 'finish_source')::text);
+    PERFORM walbrook.announce(source, consumer, 'finish_source');
 END
 $$;
 
@@ -275,13 +274,14 @@ BEGIN
     DELETE FROM walbrook.ledger l WHERE l.ledger = c.ledger AND walbrook.is_numbered(c);
     -- What was given up or dropped from there on comes after all.
     DELETE FROM walbrook.gaps g
-     WHERE g.source = c.source AND g.consumer = c.name AND g.reason IN ('discarded', 'cap', 'ttl')
+     WHERE g.source = c.source AND g.consumer = c.name AND g.reason IN ('discarded', 'cap', 'ttl', 'backlog', 'skipped')
        AND (g.from_lsn, g.from_idx) >= (target.lsn, target.idx);
     UPDATE walbrook.gaps g SET to_lsn = target.lsn, to_idx = target.idx
-     WHERE g.source = c.source AND g.consumer = c.name AND g.reason IN ('discarded', 'cap', 'ttl')
+     WHERE g.source = c.source AND g.consumer = c.name AND g.reason IN ('discarded', 'cap', 'ttl', 'backlog', 'skipped')
        AND (g.to_lsn, g.to_idx) > (target.lsn, target.idx);
     UPDATE walbrook.consumers k
        SET cursor_lsn = target.lsn, cursor_idx = target.idx, moved_at = clock_timestamp(),
+           backlog_excused = true,
            -- By it one that stands where it is to begin anew sees that it is to.
            ledger = CASE WHEN walbrook.is_numbered(c) THEN gen_random_uuid() ELSE k.ledger END
      WHERE k.id = c.id;
@@ -359,7 +359,7 @@ DECLARE
                          walbrook.called(d.source, d.consumer), d.commit_lsn || ':' || d.commit_idx);
 BEGIN
     IF d.event IS NULL THEN
-        RAISE EXCEPTION 'dead letter % of % never was a message: %', d.id, d.consumer, d.error
+        RAISE EXCEPTION 'dead letter % of % never was a message (%)', d.id, d.consumer, d.kind
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = CASE d.kind
                       WHEN 'decode' THEN 'correct the row in the source: the correction arrives as '

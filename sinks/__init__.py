@@ -38,10 +38,13 @@ def open_sink(
     """
     match destination:
         case FileDestination():
-            return FileSink(destination.path, rotate_bytes=destination.rotate_bytes)
+            return FileSink(
+                destination.path, consumer=consumer, rotate_bytes=destination.rotate_bytes
+            )
         case ParquetDestination():
             return ParquetSink(
                 destination.path,
+                consumer=consumer,
                 partition_by=destination.partition_by,
                 compression=destination.compression,
             )

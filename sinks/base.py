@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cdc.change import MessageBatch
+from cdc.cursor import Cursor
 from cdc.errors import WalbrookError
-from cdc.queue.ledger import LedgerUse
+from cdc.queue.ledger import Integers, LedgerUse
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,9 @@ class Delivery:
     absorbed: int = 0  # of the settled ones, how many the destination already had
     error: WalbrookError | None = None  # why the rest is not settled; its type says what to do
     ledger: LedgerUse | None = None  # how its ledger did, if it has one and it was asked
+    # The last message that the destination had before this delivery, ORIGIN for none; None where
+    # it keeps no position. Below what was delivered earlier, it says that the destination lost it.
+    top: Cursor | None = None
 
 
 class Sink(Protocol):
@@ -44,11 +48,14 @@ class Sink(Protocol):
         ...
 
 
-Accepted = Callable[[MessageBatch], WalbrookError | None]
-"""Told of the messages of a request once it was accepted; an error ends the delivery behind it."""
+Accepted = Callable[[Integers, Integers], WalbrookError | None]
+"""Called with the cursors of a request, as LSNs and indexes, once it was accepted.
+
+An error that it returns ends the delivery behind that request.
+"""
 
 
-def nobody_asks(_accepted: MessageBatch) -> None:
+def nobody_asks(_lsn: Integers, _idx: Integers) -> None:
     """For a delivery that nobody follows."""
 
 

@@ -22,9 +22,20 @@ _FOR_AN_OPERATOR = frozenset(
 )
 
 
+_HOLDER_BYTES = 16
+
+
+def new_holder() -> bytes:
+    """A name that no other holder of a lock has."""
+    return os.urandom(_HOLDER_BYTES)
+
+
 @contextmanager
-def locked(path: Path, *, wait_s: float) -> Iterator[None]:
-    """Hold the lock file at ``path`` alone; the kernel lets go of it when a process dies."""
+def locked(path: Path, *, wait_s: float, holder: bytes) -> Iterator[bool]:
+    """Hold the lock file at ``path`` alone; the kernel lets go of it when a process dies.
+
+    Yields whether ``holder`` was the last to hold it: nobody else can have changed anything since.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         deadline = time.monotonic() + wait_s
@@ -35,7 +46,10 @@ def locked(path: Path, *, wait_s: float) -> Iterator[None]:
                     fix="it is retried; if it stays, stop the other process that delivers there",
                 )
             time.sleep(_POLL_S)
-        yield
+        again = os.pread(descriptor, _HOLDER_BYTES, 0) == holder
+        if not again:
+            os.pwrite(descriptor, holder, 0)
+        yield again
     finally:
         os.close(descriptor)
 

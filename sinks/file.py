@@ -3,9 +3,9 @@
 The directory holds ``changes-<first cursor>.jsonl`` files, which sort in the order they were
 written, and ``.position``, the commit point: the file, its committed length and the last cursor.
 What must always hold: bytes beyond the committed length were never counted as delivered, and are
-cut off before anything is appended. Nothing about the files is remembered from one delivery to the
-next, since another process may deliver, or die delivering, in between. A file that an operator
-moved away is not missed; it is the position that says what was delivered.
+cut off before anything is appended. Another process may deliver, or die delivering, between two
+deliveries: the folder is listed for what it left behind whenever the lock was in other hands. A
+file that an operator moved away is not missed; it is the position that says what was delivered.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import MessageBatch
-from cdc.cursor import ORIGIN
+from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.joins import joined
 from cdc.errors import CorruptionError, WalbrookError
 from sinks.base import Delivery
@@ -27,6 +27,7 @@ from sinks.directory import (
     disk_error,
     locked,
     make_directories,
+    new_holder,
     refuse_strangers,
     sync_directory,
     write_all,
@@ -40,19 +41,27 @@ _LF, _CR = 10, 13
 class FileSink:
     """Appends to rolling files in one directory."""
 
-    def __init__(self, directory: Path, *, rotate_bytes: int, lock_wait_s: float = 30.0) -> None:
+    def __init__(
+        self, directory: Path, *, consumer: str, rotate_bytes: int, lock_wait_s: float = 30.0
+    ) -> None:
         self._directory = directory
         self._rotate_bytes = rotate_bytes
         self._lock_wait_s = lock_wait_s
-        self._position = PositionFile(directory / ".position")
+        self._position = PositionFile(directory / ".position", consumer)
+        self._holder = new_holder()
+        self._clean = False  # whether our last delivery left nothing uncommitted
 
     def deliver(self, batch: MessageBatch) -> Delivery:
         """Append what the files do not hold yet, and commit it."""
         settled = absorbed = 0
+        top: Cursor | None = None
         try:
             make_directories(self._directory)
-            with locked(self._directory / ".lock", wait_s=self._lock_wait_s):
-                position = self._recover()
+            with locked(
+                self._directory / ".lock", wait_s=self._lock_wait_s, holder=self._holder
+            ) as undisturbed:
+                position = self._recover(listed=not (undisturbed and self._clean))
+                self._clean, top = False, position.cursor
                 settled = absorbed = prefix_at_or_below(batch.rows, position.cursor)
                 rest = batch.slice(absorbed)
                 for piece, _ in pieces(
@@ -63,11 +72,12 @@ class FileSink:
                 ):
                     position = self._append(position, piece)
                     settled += len(piece)
+                self._clean = True
         except OSError as error:
-            return Delivery(settled, absorbed, disk_error(self._directory, error))
+            return Delivery(settled, absorbed, disk_error(self._directory, error), top=top)
         except WalbrookError as error:
-            return Delivery(settled, absorbed, error)
-        return Delivery(settled, absorbed)
+            return Delivery(settled, absorbed, error, top=top)
+        return Delivery(settled, absorbed, top=top)
 
     def close(self) -> None:
         """Nothing stays open between deliveries."""
@@ -90,18 +100,22 @@ class FileSink:
         self._position.commit(committed)
         return committed
 
-    def _recover(self) -> Position:
-        """The committed position, once nothing uncommitted is left behind it."""
+    def _recover(self, *, listed: bool) -> Position:
+        """The committed position, once nothing uncommitted is left behind it.
+
+        Unless ``listed``, no file can be there that is not committed.
+        """
         position = self._position.read()
         if position is None:
             refuse_strangers(self._directory, _is_data)
             position = Position(ORIGIN, ())
             self._position.commit(position)
-        for name in filter(_is_data, os.listdir(self._directory)):
-            if position.files and name == position.files[0]:
-                _cut(self._directory / name, position.file_bytes)
-            elif not position.files or name > position.files[0]:
-                os.unlink(self._directory / name)
+        if listed:
+            for name in filter(_is_data, os.listdir(self._directory)):
+                if not position.files or name > position.files[0]:
+                    os.unlink(self._directory / name)
+        if position.files:
+            _cut(self._directory / position.files[0], position.file_bytes)
         return position
 
 
@@ -110,7 +124,10 @@ def _is_data(name: str) -> bool:
 
 
 def _cut(path: Path, committed_bytes: int) -> None:
-    found = path.stat().st_size
+    try:
+        found = path.stat().st_size
+    except FileNotFoundError:
+        return
     if found < committed_bytes:
         raise CorruptionError(
             f"{path} holds {found} bytes, but {committed_bytes} were committed",

@@ -46,24 +46,34 @@ def meaning(answer: Answer, place: str, secrets: Iterable[str] = ()) -> Walbrook
         return OperatorError(
             f"{what}, a redirect, which is not followed", fix="configure the final url"
         )
-    what += _quoted(answer.excerpt, secrets)
+    # Endpoints repeat what they were sent.
+    detail = _quoted(answer.excerpt, secrets)
     if status in _PASSES:
-        return TransientError(what, fix="it is retried; check the endpoint if it stays")
+        return TransientError(
+            what, fix="it is retried; check the endpoint if it stays", detail=detail
+        )
     if status >= 500:
         # The endpoint is there and failed on what it was sent, which may be one message's doing.
         return TransientError(
-            what, fix="it is retried; check the endpoint if it stays", kind=ANSWERED
+            what,
+            fix="it is retried; check the endpoint if it stays",
+            kind=ANSWERED,
+            detail=detail,
         )
     if status == 413:
         return PoisonError(
-            what, fix="let the endpoint take larger requests, and redeliver it", kind=TOO_LARGE
+            what,
+            fix="let the endpoint take larger requests, and redeliver it",
+            kind=TOO_LARGE,
+            detail=detail,
         )
     if status in _ABOUT_THE_ENDPOINT:
-        return OperatorError(what, fix=_ABOUT_THE_ENDPOINT[status])
+        return OperatorError(what, fix=_ABOUT_THE_ENDPOINT[status], detail=detail)
     return PoisonError(
         what,
         fix="make the endpoint accept this message; it is retried by itself with growing pauses, "
         "and later ones of its group wait for it",
+        detail=detail,
     )
 
 
@@ -85,4 +95,4 @@ def _quoted(excerpt: bytes, secrets: Iterable[str]) -> str:
     for secret in secrets:
         text = text.replace(secret, "***")
     text = "".join(char if char.isprintable() else " " for char in text).strip()
-    return f": {text[:_EXCERPT_CHARS_MAX]}" if text else ""
+    return text[:_EXCERPT_CHARS_MAX]

@@ -93,14 +93,14 @@ class _Followed:
             noted = b""
         return among(lsn, idx, noted)
 
-    def accepted(self, request: MessageBatch) -> TransientError | None:
+    def accepted(self, lsn: Integers, idx: Integers) -> TransientError | None:
         """Note a request; without a ledger that can be reached, that it was not noted."""
         try:
-            self._ledger.note(self._name, *_cursors(request), queued=self._queued)
+            self._ledger.note(self._name, lsn, idx, queued=self._queued)
         except TransientError as error:
             if self._ledger.with_state:
                 return error
-            self.use = LedgerUse(error.what, self.use.unnoted + len(request))
+            self.use = LedgerUse(error.what, self.use.unnoted + len(lsn))
         return None
 
 

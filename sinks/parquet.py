@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from cdc.change import MESSAGE_SCHEMA, MessageBatch, origin
-from cdc.cursor import ORIGIN
+from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.shapes import Parts
 from cdc.errors import WalbrookError
 from sinks.base import Delivery
@@ -30,6 +30,7 @@ from sinks.directory import (
     disk_error,
     locked,
     make_directories,
+    new_holder,
     refuse_strangers,
     sync_directory,
     write_synced,
@@ -48,6 +49,7 @@ class ParquetSink:
         self,
         root: Path,
         *,
+        consumer: str,
         partition_by: Sequence[str] = ("table", "date"),
         compression: str = "zstd",
         lock_wait_s: float = 30.0,
@@ -58,19 +60,20 @@ class ParquetSink:
         self._partition_by = tuple(partition_by)
         self._compression = compression
         self._lock_wait_s = lock_wait_s
-        self._position = PositionFile(self._own / "position")
+        self._position = PositionFile(self._own / "position", consumer)
+        self._holder = new_holder()
         self._placed: Position | None = None  # the last one whose files we put or found in place
 
     def deliver(self, batch: MessageBatch) -> Delivery:
         """Write what the folder does not hold yet, and commit it."""
         settled = absorbed = 0
+        top: Cursor | None = None
         try:
             make_directories(self._staging)
-            with locked(self._own / "lock", wait_s=self._lock_wait_s):
+            with locked(self._own / "lock", wait_s=self._lock_wait_s, holder=self._holder):
                 position = self._recover()
-                settled = absorbed = prefix_at_or_below(
-                    batch.rows, position.cursor if position else ORIGIN
-                )
+                top = position.cursor if position else ORIGIN
+                settled = absorbed = prefix_at_or_below(batch.rows, top)
                 rest = batch.slice(absorbed)
                 for piece, _ in pieces(
                     rest, _PARTS, messages_max=len(rest), bytes_max=_COMMIT_BYTES_MAX
@@ -78,10 +81,10 @@ class ParquetSink:
                     self._commit(piece)
                     settled += len(piece)
         except OSError as error:
-            return Delivery(settled, absorbed, disk_error(self._root, error))
+            return Delivery(settled, absorbed, disk_error(self._root, error), top=top)
         except WalbrookError as error:
-            return Delivery(settled, absorbed, error)
-        return Delivery(settled, absorbed)
+            return Delivery(settled, absorbed, error, top=top)
+        return Delivery(settled, absorbed, top=top)
 
     def close(self) -> None:
         """Nothing stays open between deliveries."""

@@ -1,7 +1,9 @@
 """How far a destination on disk has come: one small file that is the commit point.
 
-What must always hold: whatever the position names is durable before the position is, and a
-position that was read is durable before anything is counted as delivered because of it.
+Invariants: whatever the position names is durable before the position is; a position that was read
+is durable before anything is counted as delivered because of it; a position names the consumer that
+it is of, and no other consumer reads or replaces it. To another consumer it would say that messages
+are there which never were.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import orjson
 import xxhash
 
 from cdc.cursor import Cursor
-from cdc.errors import CorruptionError
+from cdc.errors import CorruptionError, OperatorError
 from sinks.directory import publish, sync_directory
 
 
@@ -34,8 +36,9 @@ class Position:
 class PositionFile:
     """The position of a destination, read and replaced under that destination's lock."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, consumer: str) -> None:
         self._path = path
+        self._consumer = consumer
         self._durable: bytes | None = None
 
     def read(self) -> Position | None:
@@ -55,6 +58,7 @@ class PositionFile:
         """Make ``position`` the committed one."""
         body = orjson.dumps(
             {
+                "consumer": self._consumer,
                 "cursor": str(position.cursor),
                 "files": position.files,
                 "file_bytes": position.file_bytes,
@@ -73,6 +77,13 @@ class PositionFile:
                 "then goes on there from the consumer's cursor",
             )
         fields = orjson.loads(body)
+        if fields["consumer"] != self._consumer:
+            raise OperatorError(
+                f"{self._path} is the position of the consumer {fields['consumer']}, not of "
+                f"{self._consumer}",
+                fix="give every consumer a directory of its own; if the sink was renamed, name it "
+                f"{fields['consumer']} again, or point it at an empty directory",
+            )
         return Position(
             Cursor.parse(fields["cursor"]), tuple(fields["files"]), fields["file_bytes"]
         )

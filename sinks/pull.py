@@ -9,6 +9,7 @@ messages become visible in cursor order, which claims rely on.
 from __future__ import annotations
 
 import re
+import threading
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -19,9 +20,11 @@ from psycopg import sql
 
 from cdc.change import MessageBatch
 from cdc.config import Sink as SinkConfig
-from cdc.connection import Connection, connect
+from cdc.connection import Connection
+from cdc.connection_pool import ConnectionPool
 from cdc.cursor import Cursor, format_lsn, parse_lsn
 from cdc.decoding.joins import joined
+from cdc.error_text import public_text
 from cdc.errors import OperatorError, PoisonError, TransientError, WalbrookError
 from cdc.queue.copy_text import copied_text, lsn_texts
 from cdc.queue.groups import Grouping, groups_of
@@ -57,6 +60,15 @@ _KEEP_BOUNDS = "SELECT walbrook.keep_bounds(%s, %s, %s)"
 # As in CONTEXT of an error: COPY records_1, line 5, column message: "..."
 _LINE = re.compile(r"^COPY records_\d+, line (\d+)", re.MULTILINE)
 
+_pools: dict[str, ConnectionPool] = {}
+_pools_lock = threading.Lock()
+
+
+def _pool(dsn: str) -> ConnectionPool:
+    """The connections of this process to a state database."""
+    with _pools_lock:
+        return _pools.setdefault(dsn, ConnectionPool(dsn, name="pull"))
+
 
 @dataclass(frozen=True)
 class Queue:
@@ -75,12 +87,12 @@ class Queue:
 
 
 class PullSink:
-    """Stores messages over one connection, opened when it is first needed."""
+    """Stores messages over connections that all pull consumers of the process share."""
 
     def __init__(self, queue: Queue, *, consumer: str) -> None:
         self._queue = queue
         self._consumer = consumer
-        self._connection: Connection | None = None
+        self._connections = _pool(queue.dsn)
         self._standing: Cursor | None = None
 
     def standing_at(self, cursor: Cursor | None) -> Self:
@@ -96,22 +108,15 @@ class PullSink:
         try:
             return self._deliver(batch)
         except psycopg.DataError as error:
-            self.close()
             return self._without(batch, error)
         except psycopg.Error as error:
-            self.close()
             return Delivery(0, error=_refusal(error))
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._connections.close()
 
     def _deliver(self, batch: MessageBatch) -> Delivery:
-        if self._connection is None:
-            self._connection = connect(self._queue.dsn, name=f"pull:{self._consumer}"[:60])
-        connection = self._connection
-        with connection.transaction():
+        with self._connections.connection() as connection, connection.transaction():
             row = connection.execute(_LOCK, (self._queue.source, self._consumer)).fetchone()
             if row is None:
                 return Delivery(0, error=self._unknown())
@@ -197,24 +202,26 @@ class PullSink:
     def _without(self, batch: MessageBatch, error: psycopg.DataError) -> Delivery:
         """A message that the server cannot store: those before it are stored, it is named."""
         line = _LINE.search(error.diag.context or "")
-        reason = error.diag.message_primary or str(error).strip()
+        detail = error.diag.message_primary or str(error).strip()
         if line is None:
-            return Delivery(0, error=OperatorError(f"the state database refuses: {reason}"))
+            what = f"the state database refuses to store messages: {public_text(error)}"
+            return Delivery(0, error=OperatorError(what, detail=detail))
         # The line counts from what was not there yet; that has not changed since.
         before = self._stored_of(batch) + int(line[1]) - 1
         done = self.deliver(batch.slice(0, before)) if before else Delivery(0)
         if done.error is not None:
             return done
         refused = PoisonError(
-            f"the state database cannot store the message at {batch.cursor(before)}: {reason}",
+            f"the state database cannot store the message at {batch.cursor(before)}",
             fix="take it out by a filter, or change what it is made of by a transform",
+            detail=detail,
         )
         return Delivery(before, done.absorbed, refused)
 
     def _stored_of(self, batch: MessageBatch) -> int:
         """How many of the batch are stored already."""
         try:
-            with connect(self._queue.dsn, name="pull") as connection:
+            with self._connections.connection() as connection:
                 row = connection.execute(_LOCK, (self._queue.source, self._consumer)).fetchone()
         except psycopg.Error:
             row = None
@@ -253,7 +260,7 @@ def _first_above(sizes: pa.Int32Array, most: int) -> int:
 def _refusal(error: psycopg.Error) -> WalbrookError:
     """What an error of the state database means for delivery."""
     code = error.sqlstate or ""
-    reason = error.diag.message_primary or str(error).strip()
+    reason = public_text(error)
     if code.startswith(("28", "42", "3D", "3F")):
         return OperatorError(
             f"the state database refuses to store messages: {reason}",

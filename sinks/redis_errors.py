@@ -1,6 +1,7 @@
 """What a Redis server's refusal means: whether it passes by itself or needs a person.
 
-Passwords never stand in these texts: the server does not repeat them, and ours name only codes.
+Invariant: ``what`` names the code alone. The server's text is the detail: it may repeat what it was
+sent, but no password.
 """
 
 from __future__ import annotations
@@ -49,14 +50,25 @@ def from_exception(error: Exception) -> WalbrookError:
             return _meaning(code, str(error))
     if isinstance(error, redis.ResponseError):
         return from_reply(str(error))
+    said = str(error)[:_TEXT_MAX]
+    of_the_network = isinstance(error, OSError | redis.ConnectionError | redis.TimeoutError)
     return TransientError(
-        f"the connection to Redis failed: {str(error)[:_TEXT_MAX]}",
+        f"the connection to Redis failed: {said if of_the_network else type(error).__name__}",
         fix="it is retried; check that the server is up and reachable",
+        detail="" if of_the_network else said,
     )
 
 
 def _meaning(code: str, text: str) -> WalbrookError:
-    what = f"Redis refused a message ({code}): {text[:_TEXT_MAX]}"
+    what, detail = f"Redis refused a message ({_code(code)})", text[:_TEXT_MAX]
     if code in _PASSES:
-        return TransientError(what, fix="it is retried until the server accepts writes again")
-    return OperatorError(what, fix=_FIXES.get(code, "check the server and the destination"))
+        return TransientError(
+            what, fix="it is retried until the server accepts writes again", detail=detail
+        )
+    fix = _FIXES.get(code, "check the server and the destination")
+    return OperatorError(what, fix=fix, detail=detail)
+
+
+def _code(word: str) -> str:
+    """The first word of an answer, if it is an error code."""
+    return word if word.isascii() and word.isalpha() and word.isupper() else "unknown"

@@ -25,6 +25,7 @@ from redis.connection import Connection, SSLConnection
 from redis.retry import Retry
 
 from cdc.change import MessageBatch
+from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import PoisonError, ProtocolError, WalbrookError
 from cdc.queue.retry import TOO_LARGE
 from sinks.base import Delivery
@@ -37,6 +38,7 @@ _REQUEST_BYTES = 512 << 10  # larger ones cost the server more a message, and ho
 _REQUEST_MESSAGES_MAX = 4096
 _MESSAGE_BYTES_MAX = 256 << 20  # the server hangs up on fields of 512 MB
 _RECEIVE_BYTES = 64 << 10
+_LAST_ID = b"last-generated-id"
 
 
 class _Connection(Protocol):
@@ -107,18 +109,26 @@ class RedisStreamSink:
         self._connection = cast(_Connection, pool.make_connection())
         self._open = False
         self._tops = StreamTops(consumer)
+        self._last_id: Cursor | None = None  # of the own stream, as it was at the first delivery
 
     def deliver(self, batch: MessageBatch) -> Delivery:
         """Add the messages in order, up to the first one that the server cannot take."""
         settled = absorbed = 0
+        top: Cursor | None = None
         try:
             self._connect()
-            self._refuse_strangers(streams_of(keys_of(batch, self._key)))
+            streams = keys_of(batch, self._key)
+            exists = self._exists(streams) if isinstance(streams, str) else None
+            if exists is False:
+                self._forget()  # it is not what we added to
+            self._refuse_strangers(streams_of(streams))
+            if isinstance(streams, str):
+                top = self._top(streams, exists)
             requests = self._requests(batch)
             request = next(requests, None)
             while request is not None:
                 if isinstance(request, PoisonError):
-                    return Delivery(settled, absorbed, request)
+                    return Delivery(settled, absorbed, request, top=top)
                 piece, keys, command = request
                 self._connection.send_packed_command(command, check_health=False)
                 request = next(requests, None)  # encoded while the server works
@@ -126,18 +136,18 @@ class RedisStreamSink:
                 settled, absorbed = settled + outcome.settled, absorbed + outcome.absorbed
                 self._tops.written(last_of_each(piece, keys, outcome.settled))
                 if outcome.refusal:
-                    return Delivery(settled, absorbed, _refusal(outcome))
+                    return Delivery(settled, absorbed, _refusal(outcome), top=top)
         except (redis.RedisError, OSError) as error:
             self.close()
-            return Delivery(settled, absorbed, from_exception(error))
+            return Delivery(settled, absorbed, from_exception(error), top=top)
         except WalbrookError as error:
             self.close()
-            return Delivery(settled, absorbed, error)
+            return Delivery(settled, absorbed, error, top=top)
         except BaseException:
             # An answer may be outstanding; the next delivery must not take it for its own.
             self.close()
             raise
-        return Delivery(settled, absorbed)
+        return Delivery(settled, absorbed, top=top)
 
     def close(self) -> None:
         """Hang up; the next delivery connects again."""
@@ -148,8 +158,34 @@ class RedisStreamSink:
         if self._open:
             return
         self._connection.connect()
-        self._tops.forget()
+        self._forget()
         self._open = True
+
+    def _forget(self) -> None:
+        self._tops.forget()
+        self._last_id = None
+
+    def _exists(self, key: str) -> bool | None:
+        """Whether there is such a stream; None if the account may not ask."""
+        try:
+            self._connection.send_command("EXISTS", key.encode())
+            return bool(self._connection.read_response())
+        except redis.exceptions.NoPermissionError:
+            return None
+
+    def _top(self, key: str, exists: bool | None) -> Cursor | None:
+        """The last entry that a stream had, also if its readers have deleted it."""
+        if not exists:
+            return None if exists is None else ORIGIN
+        if self._last_id is None:
+            try:
+                self._connection.send_command("XINFO", "STREAM", key.encode())
+                said = self._connection.read_response()
+            except redis.exceptions.NoPermissionError:
+                return None
+            lsn, _, idx = dict(zip(said[::2], said[1::2], strict=True))[_LAST_ID].partition(b"-")
+            self._last_id = Cursor(int(lsn), int(idx))
+        return max(self._last_id, self._tops.top(key))
 
     def _refuse_strangers(self, streams: list[str]) -> None:
         """Entries of another writer would make Redis refuse ours, which would look delivered."""
@@ -201,4 +237,5 @@ def _refusal(outcome: Outcome) -> WalbrookError:
     return ProtocolError(
         f"{error.what}; yet it took later messages, so this one is missing from the stream",
         fix="give the consumer a new stream_key, on a server whose transactions are whole",
+        detail=error.detail,
     )

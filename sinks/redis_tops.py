@@ -37,9 +37,13 @@ class StreamTops:
     def forget(self) -> None:
         self._ours.clear()
 
+    def top(self, key: str) -> Cursor:
+        """The last entry of a stream as far as it is known; ORIGIN if it is not."""
+        return self._ours.get(key, ORIGIN)
+
     def above(self, key: str) -> str:
         """From where on entries of a stream are not known yet; most often there are none."""
-        known = self._ours.get(key, ORIGIN)
+        known = self.top(key)
         return f"{known.lsn}-{known.idx + 1}" if known > ORIGIN else "-"
 
     def seen(self, key: str, top: list[Entry]) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 import ssl
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
@@ -23,14 +24,18 @@ import pyarrow.compute as pc
 import xxhash
 
 from cdc.change import MessageBatch
+from cdc.cursor import Cursor
+from cdc.decoding.columns import offsets_of
 from cdc.decoding.joins import joined
 from cdc.errors import OperatorError, TransientError, WalbrookError
-from cdc.queue.retry import kind_of
+from cdc.queue.ledger import Integers
+from cdc.queue.retry import TOO_LARGE, kind_of
 from sinks.base import Accepted, Delivery, nobody_asks
 from sinks.columns import by_route, pieces, text_bytes
 from sinks.http_answers import Answer, meaning, wait_asked_for
 
 _REQUEST_BYTES_MAX = 8 << 20
+_LEARNED_S = 600.0  # how long an endpoint's refusal of a large request is remembered
 _ANSWER_BYTES_MAX = 4096
 _GONE = "gone"  # the kind of the error that says that nobody answers
 _BACKOFF_FIRST_S = 0.1
@@ -62,6 +67,7 @@ class WebhookSink:
         self._timeout_s = timeout_s
         self._max_retries = max_retries
         self._wait = wait
+        self._learned = (_REQUEST_BYTES_MAX, 0.0)  # a smaller bound, and until when (monotonic)
         self._secrets = _secrets(self._url, headers or {})
         self._client = httpx.Client(
             headers={"Content-Type": "application/json", **(headers or {})},
@@ -79,10 +85,10 @@ class WebhookSink:
             for piece, _ in pieces(
                 run,
                 batch.shape.message_parts,
-                messages_max=self._messages_max,
+                messages_max=len(run),
                 bytes_max=_REQUEST_BYTES_MAX,
             ):
-                count, error = self._send_isolating(url, piece, accepted)
+                count, error = self._send_all(url, _Written(piece), accepted)
                 settled += count
                 if error is not None:
                     return Delivery(settled, error=error)
@@ -92,30 +98,59 @@ class WebhookSink:
         """Close the connection."""
         self._client.close()
 
-    def _send_isolating(
-        self, url: httpx.URL, batch: MessageBatch, accepted: Accepted
+    def _send_all(
+        self, url: httpx.URL, written: _Written, accepted: Accepted
     ) -> tuple[int, WalbrookError | None]:
-        """Send; a request that may be one message's fault is halved until that is found alone."""
-        count, waiting = 0, [batch]
-        while waiting:
-            part = waiting.pop()
-            # What is cut was tried often enough as a whole.
-            error = self._send(url, part, self._max_retries if part is batch else 0)
-            if error is None:
-                count += len(part)
-                error = accepted(part)
-                if error is not None:
-                    return count, error
-            elif kind_of(error) is not None and len(part) > 1:
-                half = len(part) // 2
-                waiting += [part.slice(half), part.slice(0, half)]
-            else:
-                return count, error
-        return count, None
+        """Request after request; returns how many messages are safe, and why not all are."""
+        at, error = 0, None
+        while at < len(written) and error is None:
+            end = written.fitting(at, self._messages_max, self._bytes_max())
+            at, error = self._send_isolating(url, written, at, end, accepted)
+        return at, error
 
-    def _send(self, url: httpx.URL, batch: MessageBatch, retries: int) -> WalbrookError | None:
-        body = self._body(batch)
-        key = f"{self._consumer}:{batch.cursor(0)}-{batch.cursor(-1)}:{_digest(batch)}"
+    def _send_isolating(
+        self, url: httpx.URL, written: _Written, start: int, end: int, accepted: Accepted
+    ) -> tuple[int, WalbrookError | None]:
+        """Send; a request that may be one message's fault is halved until that is found alone.
+
+        Returns up to where all is safe, and what is wrong with the message there.
+        """
+        waiting = [(start, end)]
+        while waiting:
+            first, last = waiting.pop()
+            middle = (first + last) // 2
+            if last - first > 1 and written.size(first, last) > self._bytes_max():
+                waiting += [(middle, last), (first, middle)]
+                continue
+            # What is cut was tried often enough as a whole.
+            retries = self._max_retries if (first, last) == (start, end) else 0
+            error = self._send(url, written, first, last, retries)
+            if error is None:
+                error = accepted(*written.cursors(first, last))
+                if error is not None:
+                    return last, error
+            elif kind_of(error) is not None and last - first > 1:
+                if error.kind == TOO_LARGE:
+                    self._learn(written.size(first, last) // 2)
+                waiting += [(middle, last), (first, middle)]
+            else:
+                return first, error
+        return end, None
+
+    def _bytes_max(self) -> int:
+        """The largest request of several messages that the endpoint is thought to take."""
+        return self._learned[0] if time.monotonic() < self._learned[1] else _REQUEST_BYTES_MAX
+
+    def _learn(self, bytes_max: int) -> None:
+        """The endpoint refused a request for its size: send smaller ones for a while."""
+        self._learned = (max(1, min(bytes_max, self._bytes_max())), time.monotonic() + _LEARNED_S)
+
+    def _send(
+        self, url: httpx.URL, written: _Written, start: int, end: int, retries: int
+    ) -> WalbrookError | None:
+        text = written.text(start, end)
+        body = b"".join((b'{"data":[', text, b"]}")) if self._batch else bytes(text)
+        key = f"{self._consumer}:{written.name(start, end)}"
         for attempt in range(retries + 1):
             answer, error = self._attempt(url, body, key)
             if not isinstance(error, TransientError) or attempt == retries:
@@ -155,13 +190,6 @@ class WebhookSink:
                 pass  # the status has said what became of the request; the body only explains it
             return Answer(response.status_code, response.headers.get("Retry-After", ""), excerpt)
 
-    def _body(self, batch: MessageBatch) -> bytes:
-        shaped = batch.messages()
-        if not self._batch:
-            return bytes(memoryview(text_bytes(joined(shaped))))
-        listed = memoryview(text_bytes(joined(shaped, ",")))
-        return b"".join((b'{"data":[', listed[:-1], b"]}"))
-
     def _connection_error(self, error: httpx.HTTPError) -> WalbrookError:
         place = self._url.netloc.decode()
         if isinstance(error, httpx.UnsupportedProtocol):
@@ -181,11 +209,42 @@ class WebhookSink:
         )
 
 
-def _digest(batch: MessageBatch) -> str:
-    """Of what is in a request: between its first and its last message some may be left out."""
-    cursors = (batch.rows.column(name).to_numpy() for name in ("commit_lsn", "commit_idx"))
-    gaps = pc.equal(batch.rows.column("action"), "gap").to_numpy(zero_copy_only=False)
-    return xxhash.xxh3_64_hexdigest(np.concatenate([*cursors, gaps.astype(np.int64)]).tobytes())
+class _Written:
+    """Messages as JSON, written once for all of them: requests are ranges of their text."""
+
+    def __init__(self, batch: MessageBatch) -> None:
+        joined_text = joined(batch.messages(), ",")
+        self._text = memoryview(text_bytes(joined_text))
+        ends = offsets_of(joined_text).astype(np.int64)
+        self._ends: list[int] = (ends - ends[0]).tolist()
+        self._lsn, self._idx = (
+            batch.rows.column(name).to_numpy() for name in ("commit_lsn", "commit_idx")
+        )
+        gaps = pc.equal(batch.rows.column("action"), "gap").to_numpy(zero_copy_only=False)
+        self._named = np.column_stack((self._lsn, self._idx, gaps))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def fitting(self, start: int, messages_max: int, bytes_max: int) -> int:
+        """Where a request ends that begins at ``start``: within both bounds, or one message."""
+        fits = bisect_right(self._ends, self._ends[start] + bytes_max) - 1
+        return min(max(fits, start + 1), start + messages_max, len(self))
+
+    def size(self, start: int, end: int) -> int:
+        return self._ends[end] - self._ends[start]
+
+    def text(self, start: int, end: int) -> memoryview:
+        """The messages with commas between them."""
+        return self._text[self._ends[start] : self._ends[end] - 1]
+
+    def cursors(self, start: int, end: int) -> tuple[Integers, Integers]:
+        return self._lsn[start:end], self._idx[start:end]
+
+    def name(self, start: int, end: int) -> str:
+        """The first and the last cursor, and a digest: some between them may be left out."""
+        first, last = (Cursor(int(self._lsn[at]), int(self._idx[at])) for at in (start, end - 1))
+        return f"{first}-{last}:{xxhash.xxh3_64_hexdigest(self._named[start:end].data)}"
 
 
 def below(url: httpx.URL, route: str) -> httpx.URL:

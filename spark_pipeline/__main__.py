@@ -1,11 +1,13 @@
 """The Spark driver as a process: ``python -m spark_pipeline CONFIG --term SOURCE=N …``.
 
 Started by the supervisor, which holds the other end of our standard input: when it dies, so do we.
+A source that becomes ready later comes as a line ``SOURCE=N`` on standard input.
 """
 
 from __future__ import annotations
 
 import argparse
+import queue
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr
@@ -18,12 +20,13 @@ def main() -> int:
     # Importing Spark takes seconds; a stop that comes in the meantime must be heard.
     stop = StopSignal()
     stop.on_signals()
-    stop.on_parent_death()
-    return run(stop)
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    stop.on_parent_death(told.put)
+    return run(stop, told)
 
 
-def run(stop: StopSignal) -> int:
-    """Serve every source of the configuration until ``stop``."""
+def run(stop: StopSignal, told: queue.SimpleQueue[str]) -> int:
+    """Serve the sources whose terms are given, now or later by ``told``, until ``stop``."""
     import structlog
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -32,13 +35,11 @@ def run(stop: StopSignal) -> int:
     from cdc.errors import ConfigError, WalbrookError
     from cdc.service.logs import configure_logs
     from spark_pipeline.cluster import executor_environment
-    from spark_pipeline.eventtime.start import start_stages
+    from spark_pipeline.exchange import sweep_shared_memory
     from spark_pipeline.expressions.tables import check_config, has_expressions
     from spark_pipeline.jvm import NoiseStream
-    from spark_pipeline.lanes import SourceLanes, run_lanes
     from spark_pipeline.session import open_session, stop_session
-    from spark_pipeline.settings import LaneSettings
-    from spark_pipeline.slots import Slots
+    from spark_pipeline.sources import Sources
 
     parser = argparse.ArgumentParser(prog="spark_pipeline")
     parser.add_argument("config", type=Path)
@@ -48,11 +49,13 @@ def run(stop: StopSignal) -> int:
     configure_logs(config.service)
     logger = structlog.get_logger("walbrook.lane")
     terms = dict(pair.rsplit("=", 1) for pair in arguments.term)
+    sweep_shared_memory()
+    logger.info("spark.starting", master=config.spark.master)
 
     with redirect_stderr(NoiseStream()):
         try:
             session = open_session(config.spark, executor_environment(config))
-        except (WalbrookError, Py4JError, PySparkException) as error:
+        except (WalbrookError, Py4JError, PySparkException, OSError) as error:
             return _ended([error])
         if has_expressions(config):
             found = check_config(session, config)
@@ -66,17 +69,10 @@ def run(stop: StopSignal) -> int:
             except ConfigError as error:
                 stop_session(session)
                 return _ended([error])
-        slots = Slots(config.spark.delivery_slots)
-        settings = [
-            LaneSettings.of(config, database, int(terms[database.name]), slots)
-            for database in config.databases
-        ]
-        lanes = [SourceLanes(session, each, stop) for each in settings]
-        logger.info("lanes.started", sources=list(terms))
-        stages = start_stages(session, config, settings, lanes, stop)
-        failures = run_lanes(lanes, config.service.drain_timeout_s, stop)
-        for stage in stages:
-            stage.join()
+        sources = Sources(session, config, stop)
+        for source, term in terms.items():
+            sources.begin(source, int(term))
+        failures = sources.run(told)
         stop_session(session)
     return _ended(failures)
 

@@ -90,7 +90,7 @@ class Desk:
                 assert large is not None
                 goes_on = self._bury(row, self._too_large(row, large))
             elif result.error.kind == TOO_LARGE or self._is_lost(result.error):
-                goes_on = self._bury(row, str(result.error))
+                goes_on = self._bury(row, result.error.full_text)
             elif not self._defers or kind_of(result.error) is None:
                 goes_on = self._stop(_cursor(row, 0), result.error)
             else:
@@ -126,7 +126,8 @@ class Desk:
 
     def _count(self, batch: MessageBatch, result: Delivery) -> None:
         use = all_uses((self._done.ledger, result.ledger))
-        self._done = replace(self._done, ledger=use)
+        top_before = self._done.top_before or result.top
+        self._done = replace(self._done, ledger=use, top_before=top_before)
         if not result.settled:
             return
         self._strikes, self._first_strike = 0, None
@@ -135,6 +136,8 @@ class Desk:
             delivered=self._done.delivered + result.settled - result.absorbed,
             absorbed=self._done.absorbed + result.absorbed,
             last_commit=batch.rows.column("commit_timestamp")[result.settled - 1].as_py(),
+            # A delivery that names no top went to places that keep none.
+            top=self._done.top if result.top is None else batch.cursor(result.settled - 1),
         )
         self._reach(batch.cursor(result.settled - 1), inclusive=True)
 
@@ -157,7 +160,8 @@ class Desk:
         if self._strikes > self._strikes_max:
             what = f"it refused {self._strikes} messages in a row and took none: {error.what}"
             return self._stop(
-                self._first_strike, TransientError(what, fix=error.fix, kind=REFUSES_ALL)
+                self._first_strike,
+                TransientError(what, fix=error.fix, kind=REFUSES_ALL, detail=error.detail),
             )
         self._put_aside(refused(self._consumer, self._grouped(row), error))
         return True
@@ -176,7 +180,7 @@ class Desk:
             # the last message it has would take it for delivered.
             cursor = _cursor(row, 0)
             self._done = replace(self._done, dead=(Poison(cursor, why),))
-            what = f"{why}; it is a dead letter, and what follows comes next"
+            what = f"the message at {cursor} is a dead letter, and what follows comes next"
             goes_on = TransientError(what, kind=GOES_ON)
             return self._stop(_after(cursor), goes_on)
         deliveries = _number(row, "deliveries") + 1
@@ -240,7 +244,7 @@ def refused(consumer: SinkConfig, row: pa.RecordBatch, error: WalbrookError) -> 
     return _events(
         row,
         deliveries=deliveries,
-        error=error.what if dead else str(error),  # a dead letter is not retried
+        error=error.full_what if dead else error.full_text,  # a dead letter is not retried
         error_kind=kind,
         pause_s=pause_s(consumer.retry, deliveries, kind),
         dead=dead,

@@ -93,7 +93,8 @@ class Errand:
     def turn(self, slots: Slots, given_up: threading.Event) -> AbstractContextManager[Turn]:
         """Its turn to deliver, among all that are delivered to."""
         share = self.legs[0].share
-        return slots.hold(share.origin.name, self.consumer, share.consumer.priority, given_up)
+        size = max(leg.plan.driver_bytes for leg in self.legs)
+        return slots.hold(share.origin.name, self.consumer, share.consumer.priority, given_up, size)
 
     def run(self) -> Outcome:
         """Deliver leg by leg; the first failure, whatever it is, ends it and is its outcome."""

@@ -6,6 +6,7 @@ and the delivering task maps the file. Rows that cross the JVM cost more than al
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import stat
@@ -26,8 +27,12 @@ from cdc.errors import TransientError
 
 _SHARED_MEMORY = Path("/dev/shm")
 _SHARED_MEMORY_FREE_MIN = 1 << 30
+_LOCK = "owner.lock"
+_owned: dict[Path, int] = {}  # folders in shared memory of this process, and their locks
 _PLANNED = "planned.json"
 _PRESSURE = "pressure.json"
+_FOLLOWED = "followed.json"
+_NOTES = frozenset({_PRESSURE, _FOLLOWED})  # these outlive a micro-batch
 
 
 @dataclass(frozen=True)
@@ -105,13 +110,50 @@ def _shared_memory(scratch: Path) -> Path | None:
         place.mkdir(mode=0o700, exist_ok=True)
         status = place.lstat()
         ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-        if not ours or status.st_mode & 0o077:
+        if not ours or status.st_mode & 0o077 or not _own(place):
             return None
         _empty(place)
         enough = shutil.disk_usage(place).free >= _SHARED_MEMORY_FREE_MIN
     except OSError:
         return None
     return place if enough else None
+
+
+def _own(place: Path) -> bool:
+    """Lock a folder for the life of this process; returns whether it is ours."""
+    if place in _owned:
+        return True
+    lock = os.open(place / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_nlink:  # else a sweep removed it before it was locked
+            _owned[place] = lock
+            return True
+    except OSError:
+        pass
+    os.close(lock)
+    return False
+
+
+def _disown(place: Path) -> None:
+    """Remove a folder in shared memory that holds nothing but its lock."""
+    if place in _owned and [path.name for path in place.iterdir()] == [_LOCK]:
+        shutil.rmtree(place, ignore_errors=True)
+        os.close(_owned.pop(place))
+
+
+def sweep_shared_memory() -> None:
+    """Remove the folders of processes of this account that were killed."""
+    for place in _SHARED_MEMORY.glob("walbrook-*"):
+        with suppress(OSError):
+            if place in _owned or place.lstat().st_uid != os.geteuid():
+                continue
+            lock = os.open(place / _LOCK, os.O_RDWR)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(place, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def _empty(directory: Path) -> None:
@@ -150,9 +192,15 @@ class Exchange:
         directory.mkdir(mode=0o700)
         return cls(directory)
 
-    def planned(self) -> PlannedRange:
-        """What the source's side noted for the micro-batch that is under way."""
-        return PlannedRange(**orjson.loads((self.directory / _PLANNED).read_bytes()))
+    def planned(self) -> PlannedRange | None:
+        """What the source's side noted for the micro-batch that is under way, if it has any rows.
+
+        The first micro-batch of a query over an idle log has none.
+        """
+        try:
+            return PlannedRange(**orjson.loads((self.directory / _PLANNED).read_bytes()))
+        except FileNotFoundError:
+            return None
 
     def widen(self, by: float) -> None:
         """Note for the source's side by how much longer micro-batches may take."""
@@ -160,11 +208,16 @@ class Exchange:
         with self._holding, suppress(FileNotFoundError):
             _note(self.directory / _PRESSURE, {"widened_by": by})
 
+    def note_followed(self, followed: Followed) -> None:
+        """Tell the source's side where the next micro-batch begins."""
+        with self._holding, suppress(FileNotFoundError):
+            _note(self.directory / _FOLLOWED, followed)
+
     def clear(self) -> None:
         """Forget what a finished, or failed, micro-batch left."""
         with self._holding:
             for path in self.directory.iterdir():
-                if str(path) not in self._held and path.name != _PRESSURE:
+                if str(path) not in self._held and path.name not in _NOTES:
                     path.unlink(missing_ok=True)
 
     def hold(self, files: Iterable[str]) -> None:
@@ -183,13 +236,29 @@ class Exchange:
 
     def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
-        with suppress(OSError):  # somebody else's may be in it
-            self.directory.parent.rmdir()
+        with suppress(OSError):
+            _disown(self.directory.parent)
 
 
 def note_planned(directory: Path, planned: PlannedRange) -> None:
     """Spark does not show a micro-batch's offsets to ``foreachBatch``; this note does."""
     _note(directory / _PLANNED, planned)
+
+
+@dataclass(frozen=True)
+class Followed:
+    """How far a micro-batch got beyond its planned range, and the time that this took."""
+
+    batch: int = 0
+    spent_s: float = 0.0
+
+
+def followed(exchange: str) -> Followed:
+    """What the driver noted for the source's side; nothing without an exchange, or a note in it."""
+    if exchange:
+        with suppress(FileNotFoundError):
+            return Followed(**orjson.loads((Path(exchange) / _FOLLOWED).read_bytes()))
+    return Followed()
 
 
 def widened_by(exchange: str) -> float:
@@ -221,7 +290,7 @@ def leave(directory: Path, batches: Iterator[pa.RecordBatch], schema: pa.Schema)
 def pick_up(markers: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
     """The slices of ``markers`` in their order, mapped; neighbours come as one."""
     opened: dict[str, pa.ipc.RecordBatchFileReader] = {}
-    for path, position, offset, rows in _runs(markers):
+    for path, position, offset, rows in runs(markers):
         reader = opened.get(path)
         if reader is None:
             reader = opened[path] = _opened(path)
@@ -243,7 +312,7 @@ def _opened(path: str) -> pa.ipc.RecordBatchFileReader:
         ) from None
 
 
-def _runs(markers: Sequence[SliceMarker]) -> Iterator[tuple[str, int, int, int]]:
+def runs(markers: Sequence[SliceMarker]) -> Iterator[tuple[str, int, int, int]]:
     """Path, record batch, offset and rows of slices that lie side by side."""
     run: tuple[str, int, int, int] | None = None
     for marker in markers:

@@ -13,6 +13,7 @@ import structlog
 from cdc.change import CHANGE_SCHEMA
 from cdc.connection import Connection
 from cdc.cursor import Cursor
+from cdc.error_text import public_text
 from cdc.errors import TransientError, WalbrookError
 from cdc.queue.events import enqueue
 from cdc.queue.retry import kind_of
@@ -55,7 +56,7 @@ def pass_gaps(
                 gap_told(state, gap, term)
         else:
             failed[gap.consumer] = TransientError(
-                f"it cannot be told of its gap from {gap.start} to {gap.end}: {error}"
+                f"it cannot be told of its gap from {gap.start} to {gap.end}: {public_text(error)}"
             )
     return failed
 

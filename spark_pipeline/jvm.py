@@ -10,7 +10,9 @@ from __future__ import annotations
 import io
 import os
 import re
+import subprocess
 import threading
+import traceback
 from collections import deque
 from collections.abc import Mapping
 from typing import TextIO
@@ -20,11 +22,13 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 
-from cdc.errors import OperatorError
+from cdc.errors import OperatorError, TransientError
 from spark_pipeline.noise import Noise
 
 _LAST_LINES = 20
 _LINE_MAX = 1 << 16
+_END_S = 5.0
+_SHELL_SIGNAL = 128
 # As Spark itself decides what its web page must not show.
 _SECRET = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
 
@@ -37,20 +41,51 @@ def start_jvm(settings: Mapping[str, str]) -> None:
     for name, value in settings.items():
         if not _SECRET.search(name):
             conf.set(name, value)
+    try:
+        gateway = _launch(conf)
+    except OperatorError:
+        # Of the script that starts it a kill cannot be told from a refusal: once more.
+        gateway = _launch(conf)
+    SparkContext._ensure_initialized(gateway=gateway)
+
+
+def _launch(conf: SparkConf) -> object:
+    """One try to start the JVM, with all that it prints relayed."""
     reading, writing = os.pipe()
     relay = Relay(os.fdopen(reading, errors="replace"))
     try:
-        gateway = launch_gateway(conf, {"stdout": writing, "stderr": writing})  # type: ignore[no-untyped-call]
-    except PySparkRuntimeError:
+        return launch_gateway(conf, {"stdout": writing, "stderr": writing})  # type: ignore[no-untyped-call]
+    except PySparkRuntimeError as error:
         os.close(writing)
+        writing = -1
         relay.join()
+        if _was_killed(error):
+            raise TransientError(
+                "Spark's JVM was killed while it started",
+                fix="it is started again; if it is killed again, look for the out-of-memory killer "
+                "in the system's log, and lower spark.driver_memory",
+            ) from None
         raise OperatorError(
             f"Spark's JVM did not start: {relay.last_words()}",
             fix="correct the spark section of the configuration; spark.log_level and "
             "service.log_level debug show more",
         ) from None
-    os.close(writing)
-    SparkContext._ensure_initialized(gateway=gateway)
+    finally:
+        if writing >= 0:
+            os.close(writing)
+
+
+def _was_killed(error: PySparkRuntimeError) -> bool:
+    """Whether a signal ended the JVM: one that refuses its settings ends by itself, and says why.
+
+    Spark keeps the process to itself; only the frame that waited for it has it.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        process = frame.f_locals.get("proc")
+        if isinstance(process, subprocess.Popen):
+            status = process.wait(_END_S)
+            return status < 0 or status > _SHELL_SIGNAL  # the shell that starts it adds 128
+    return False
 
 
 class Relay(threading.Thread):

@@ -26,12 +26,13 @@ from cdc.log.open import open_log
 from cdc.log.view import LogReader
 from cdc.replication.stop import StopSignal
 from spark_pipeline.backlog import fits, fitting
-from spark_pipeline.exchange import Exchange, PlannedRange, note_planned
+from spark_pipeline.exchange import Exchange, PlannedRange
 from spark_pipeline.passage import Passage
 from spark_pipeline.planner import ATTEMPTS_IN_DRIVER
 from spark_pipeline.poison import told
 from spark_pipeline.post import Post
 from spark_pipeline.settings import LaneSettings
+from spark_pipeline.tail import Tail
 
 _logger = structlog.get_logger("walbrook.lane")
 _POLL_S = 0.2
@@ -92,7 +93,7 @@ class Lane:
                 begun(passage)
                 try:
                     here = self._post.catches_up and passage.lane.attempts <= ATTEMPTS_IN_DRIVER
-                    if here and not self._serve_here(passage, view, exchange):
+                    if here and not self._serve_here(passage, view):
                         return
                     self._serve_by_query(passage, view, exchange, drain_timeout_s)
                 finally:
@@ -100,7 +101,7 @@ class Lane:
             finally:
                 exchange.remove()
 
-    def _serve_here(self, passage: Passage, view: LogReader, exchange: Exchange) -> bool:
+    def _serve_here(self, passage: Passage, view: LogReader) -> bool:
         """A few rows at a time, without a query; says whether a query is needed all the same.
 
         Starting one takes longer than a few rows do. And a sink that is down is tried again and
@@ -114,8 +115,7 @@ class Lane:
                 batches, rows = fitting(view, first, end, most)
                 if not batches:  # one alone is more than that
                     batches, rows = 1, int(view.entries(first, first + 1)["rows"].sum())
-                note_planned(exchange.directory, PlannedRange(first, first + batches, rows))
-                passage.take(None, 0)
+                passage.take_range(PlannedRange(first, first + batches, rows))
                 if not self._is_over(passage) and not fits(view, passage.next_batch, end, most):
                     return True
         if passage.failure is not None:
@@ -130,13 +130,14 @@ class Lane:
         self, passage: Passage, view: LogReader, exchange: Exchange, drain_timeout_s: float
     ) -> None:
         checkpoint = self._scratch / "checkpoint" / uuid.uuid4().hex
-        query = self.start(passage, exchange, checkpoint)
-        try:
-            self._watch(query, passage, view, drain_timeout_s)
-        finally:
-            passage.ended.set()  # whoever is still waited for comes to an end alone
-            _stop(query)
-            shutil.rmtree(checkpoint, ignore_errors=True)
+        with closing(Tail(passage, exchange, self._settings)) as tail:
+            query = self.start(tail, exchange, checkpoint)
+            try:
+                self._watch(query, passage, view, drain_timeout_s)
+            finally:
+                passage.ended.set()  # whoever is still waited for comes to an end alone
+                _stop(query)
+                shutil.rmtree(checkpoint, ignore_errors=True)
 
     def start(self, taker: Taker, exchange: Exchange, checkpoint: Path) -> StreamingQuery:
         """The query alone: every micro-batch goes to ``taker``, and nobody watches it."""
@@ -155,7 +156,8 @@ class Lane:
             .option("wanted", settings.wanted.to_text())
             .options(**(settings.cluster_options or {}))
             .load()
-            .writeStream.queryName(f"{self._post.name}-{settings.source}")
+            # A name that is never used twice: Spark may still hold the query of a failed start.
+            .writeStream.queryName(f"{self._post.name}-{settings.source}-{uuid.uuid4().hex[:8]}")
             .option("checkpointLocation", str(checkpoint))
             .options(**_ASYNC_PROGRESS)
             .foreachBatch(taker.take)

@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 
 from cdc.connection import Connection, connect
 from cdc.cursor import Cursor
-from cdc.errors import CorruptionError, GapError, OperatorError, WalbrookError
+from cdc.errors import CorruptionError, GapError, OperatorError, TransientError, WalbrookError
 from cdc.log.damage import report_damage
 from cdc.log.manifest import read_manifest
 from cdc.log.open import open_log
@@ -40,7 +40,7 @@ from spark_pipeline.hearing import heard, listen
 from spark_pipeline.lane import RUN, Begun, Lane
 from spark_pipeline.looking import dismiss, reconsider
 from spark_pipeline.members import Departure
-from spark_pipeline.overdue import GIVEN_UP_AFTER, overdue, to_be_given_up
+from spark_pipeline.overdue import GIVEN_UP_AFTER, overdue, stopped, to_be_given_up
 from spark_pipeline.passage import Passage
 from spark_pipeline.poison import told
 from spark_pipeline.post import Post
@@ -56,12 +56,21 @@ _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 30.0
 _TICK_S = 0.1
 _LOOK_S = 1.0  # how often cursors are looked at for somebody else's moves, if none is heard of
 _TURN_S = 30.0  # how long a lane catches up while others wait for one
+_AHEAD_S = 5.0  # how long a cursor may stand beyond the end of the log before health says so
+_SPARK_FAILURES_MAX = 5  # in a row, after which a new driver process is the remedy
+_SERVING_AFTER_S = 10.0  # without a micro-batch: a lane that runs this long is not failing
 
 
 class SourceLanes:
     """Serves a source's consumers until told to stop."""
 
-    def __init__(self, spark: SparkSession, settings: LaneSettings, stop: StopSignal) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: LaneSettings,
+        stop: StopSignal,
+        queues: Queues | None = None,
+    ) -> None:
         self._spark = spark
         self._settings = settings
         self._stop = stop
@@ -73,12 +82,16 @@ class SourceLanes:
         self._begun_at: dict[str, float] = {}  # lanes that catch up
         self._lock = threading.Lock()  # around the roster, the passages and the threads
         self._fatal: list[Exception] = []
+        self._shared_error: WalbrookError | None = None  # while the shared lane cannot run
+        self._shared_since = 0.0  # monotonic
+        self._state_away = False
+        self._recoveries = 0  # of the state database
         self._state: Connection | None = None
         self._looked = 0.0
-        self.queues = Queues()
+        self.queues = queues or Queues()
         self._showing = Showing(settings.source, settings.term)
         self._relief = Relief(settings, self._roster, self._lock)
-        self._ahead: list[str] = []
+        self._ahead: dict[str, float] = {}  # since when (monotonic) beyond the end of the log
         self._seen: dict[str, Cursor] = {}
         self._told_slow = True  # an earlier process may have told something
 
@@ -120,7 +133,7 @@ class SourceLanes:
                         behind.append(name)
         except (WalbrookError, psycopg.Error) as error:
             # Where all begin together nothing is lost; whoever is behind is then waited for.
-            _logger.warning("lane.not_placed", source=self._settings.source, error=str(error))
+            _logger.warning("lane.not_placed", source=self._settings.source, error=error)
         for consumer in self._settings.consumers:
             if consumer.name in roll.paused:
                 self._roster.departed(Departure(consumer.name, "paused"), time.monotonic())
@@ -131,10 +144,11 @@ class SourceLanes:
 
     def _run_shared(self, drain_timeout_s: float) -> None:
         """Query after query, with a pause after a failure, until a stop; then drain."""
-        backoff_s = _BACKOFF_FIRST_S
+        backoff_s, spark_failures = _BACKOFF_FIRST_S, 0
         # A stop may come before Spark is up; what the log holds is delivered all the same.
         while not self._stop.requested or (drain_timeout_s and self._behind()):
-            started = time.monotonic()
+            started = self._shared_since = time.monotonic()
+            recoveries = self._recoveries
             try:
                 self._place_departed()
                 with self._lock:
@@ -146,13 +160,42 @@ class SourceLanes:
                 self._lane(post).serve(self._begun(post), drain_timeout_s)
                 return
             except Exception as error:
-                if self._is_fatal(SHARED, error):
+                self._shared_error = told(error)
+                if self._is_fatal(SHARED, error) or self._stop.requested:
                     return
-            if time.monotonic() - started > _BACKOFF_MAX_S:
+                if isinstance(error, CorruptionError):
+                    self._let_those_behind_go(error)
+                if time.monotonic() - started > _BACKOFF_MAX_S:
+                    backoff_s, spark_failures = _BACKOFF_FIRST_S, 0
+                of_spark = isinstance(error, PySparkException | Py4JJavaError)
+                spark_failures = spark_failures + 1 if of_spark else 0
+                if spark_failures >= _SPARK_FAILURES_MAX:
+                    self._fatal.append(error)
+                    return
+            if self._pause(backoff_s, recoveries):
                 backoff_s = _BACKOFF_FIRST_S
-            if self._stop.wait(backoff_s):
-                return
-            backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+            else:
+                backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+
+    def _let_those_behind_go(self, error: CorruptionError) -> None:
+        """Damage concerns the consumers before it alone: all but the first go on by themselves."""
+        with self._lock:
+            passage = self._passages.get(SHARED)
+        cursors = {} if passage is None else passage.members.cursors
+        for name, cursor in cursors.items():
+            if cursor < max(cursors.values()):
+                self._departures.put(Departure(name, "lane_failed", error))
+
+    def _pause(self, pause_s: float, recoveries: int) -> bool:
+        """Wait before the next try, at most until a stop or a recovery of the state database.
+
+        ``recoveries`` is their number before the try that failed. Returns whether there was one.
+        """
+        until = time.monotonic() + pause_s
+        while self._recoveries == recoveries and time.monotonic() < until:
+            if self._stop.wait(_TICK_S):
+                break
+        return self._recoveries != recoveries
 
     def _run_catch_up(self, post: Post) -> None:
         """One query; whoever is left in it when it fails waits for another."""
@@ -188,7 +231,7 @@ class SourceLanes:
             with connect(self._settings.state_dsn, name=f"{self._settings.source}:lanes") as state:
                 close_lane(state, self._settings.source, name)
         except psycopg.Error as error:
-            _logger.warning("lane.state_unreachable", error=str(error).strip())
+            _logger.warning("lane.state_unreachable", error=error)
         with self._lock:
             passage = self._passages.pop(name, None)
             self._begun_at.pop(name, None)
@@ -198,15 +241,15 @@ class SourceLanes:
 
     def _is_fatal(self, name: str, error: Exception) -> bool:
         """Say in the log and in SQL what keeps a lane from moving, and whether trying is no use."""
-        what = str(told(error)).strip()
+        what = told(error)
         if isinstance(error, OSError | Py4JNetworkError):
-            what = f"Spark does not answer, its JVM may be gone: {what}"
+            what = TransientError(f"Spark does not answer, its JVM may be gone: {what.what}")
         _logger.warning("lane.failed", source=self._settings.source, lane=name, error=what)
         try:
             with connect(self._settings.state_dsn, name=f"{self._settings.source}:lanes") as state:
                 report_lane(state, self._settings.source, self._settings.term, what, name)
         except psycopg.Error as problem:
-            _logger.warning("lane.state_unreachable", error=str(problem).strip())
+            _logger.warning("lane.state_unreachable", error=problem)
         if isinstance(error, CorruptionError):
             # The reader looks, and reads again from the slot what is damaged if it can.
             report_damage(self._settings.log_directory)
@@ -234,7 +277,9 @@ class SourceLanes:
     def _tick(self) -> None:
         try:
             self._place_departed()
-            told = heard(self._connected(), self._settings.source)
+            state = self._connected()
+            self._note_recovery()
+            told = heard(state, self._settings.source)
             if told or time.monotonic() - self._looked >= _LOOK_S:
                 self._looked = time.monotonic()
                 self._look()
@@ -242,12 +287,22 @@ class SourceLanes:
             self._start_lanes()
             self._show()
         except psycopg.Error as error:
-            _logger.warning("lane.state_unreachable", error=str(error).strip())
-            self._state = None
+            if not self._state_away:
+                _logger.warning("lane.state_unreachable", error=error)
+            self._state, self._state_away = None, True
             self._stop.wait(_LOOK_S)
         except WalbrookError as error:
             if self._is_fatal(SHARED, error):
                 return
+
+    def _note_recovery(self) -> None:
+        """The state database answers again: nobody waits out a pause that it was the cause of."""
+        if self._state_away:
+            self._state_away = False
+            self._recoveries += 1
+            _logger.info("lane.state_reachable", source=self._settings.source)
+            with self._lock:
+                self._roster.hurry_all(time.monotonic())
 
     def _place_departed(self) -> None:
         heard: list[Departure] = []
@@ -268,9 +323,7 @@ class SourceLanes:
             elif departure.error is None:
                 _logger.info("lane.left", **told_of, why=departure.why)
             else:
-                _logger.warning(
-                    "lane.left", **told_of, why=departure.why, error=str(departure.error)
-                )
+                _logger.warning("lane.left", **told_of, why=departure.why, error=departure.error)
 
     def _look(self) -> None:
         """For cursors that somebody else moved, consumers that come and go, and lanes that hang."""
@@ -287,7 +340,8 @@ class SourceLanes:
             waiting = self._roster.waiting()
             self._seen = {name: at for name, at in roll.served.items() if name in waiting}
         with closing(open_log(self._settings.log_directory)) as log:
-            self._ahead = beyond(log, roll.standing)
+            now = time.monotonic()
+            self._ahead = {name: self._ahead.get(name, now) for name in beyond(log, roll.standing)}
         self._check_deadlines(passages)
 
     def _check_deadlines(self, passages: dict[str, Passage]) -> None:
@@ -300,6 +354,8 @@ class SourceLanes:
                 passage.give_up(f"a micro-batch had not ended after {GIVEN_UP_AFTER} deadlines")
         conditions = list(overdue(progress, leaving, deadline_s=deadline_s, now=now))
         conditions += self._relief.conditions()
+        if self._is_shared_stopped(passages.get(SHARED), now):
+            conditions.append(stopped(self._settings.source, self._shared_error))
         if conditions or self._told_slow:
             report_conditions(
                 self._connected(),
@@ -309,6 +365,14 @@ class SourceLanes:
                 scope="lane_",
             )
             self._told_slow = bool(conditions)
+
+    def _is_shared_stopped(self, passage: Passage | None, now: float) -> bool:
+        """Whether the shared lane failed and has done nothing since."""
+        if passage is None or passage.ended.is_set():
+            return self._shared_error is not None
+        if passage.taken or now - self._shared_since > _SERVING_AFTER_S:
+            self._shared_error = None
+        return self._shared_error is not None
 
     def _start_lanes(self) -> None:
         """Lanes for those that wait and are due, as many as are free."""
@@ -365,34 +429,15 @@ class SourceLanes:
         thread.start()
 
     def _show(self) -> None:
+        now = time.monotonic()
+        ahead = [name for name, since in self._ahead.items() if now - since >= _AHEAD_S]
         with self._lock:
-            standings = self._roster.standings(time.monotonic())
+            standings = self._roster.standings(now)
             members = {name: sorted(p.members.cursors) for name, p in self._passages.items()}
-        self._showing.show(self._connected(), standings, members, self._ahead)
+        self._showing.show(self._connected(), standings, members, ahead)
 
     def _connected(self) -> Connection:
         if self._state is None or self._state.closed:
             name = f"{self._settings.source}:lanes"
             self._state = listen(connect(self._settings.state_dsn, name=name))
         return self._state
-
-
-def run_lanes(
-    sources: list[SourceLanes], drain_timeout_s: float, stop: StopSignal
-) -> list[Exception]:
-    """Run the lanes of every source in threads; the first that fails for good stops all."""
-    failures: list[Exception] = []
-
-    def run(lanes: SourceLanes) -> None:
-        try:
-            lanes.run(drain_timeout_s)
-        except Exception as error:
-            failures.append(error)
-            stop.request()
-
-    threads = [threading.Thread(target=run, args=(lanes,)) for lanes in sources]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return failures

@@ -2,7 +2,8 @@
 
 Spark logs through ``log4j2.properties``, one line of fields an event. Everything else that passes
 the same way was printed: by the JVM's launcher, by a library, by a Python worker that was stopped
-in the middle of something. What must always hold: one event is one short line, whatever it was.
+in the middle of something. Invariants: one event is one short line, whatever it was; the text of
+an error that may quote a row is left out of it.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from cdc.error_text import one_line, public_line, public_raised
+
 Level = Literal["debug", "info", "warning", "error"]
 
 _EVENT, _FIELD = "\x02", "\x1f"
-_TEXT_MAX = 400
 _LEVELS: dict[str, Level] = {
     "FATAL": "error",
     "ERROR": "error",
@@ -59,19 +61,19 @@ class Noise:
             self._in_traceback = True
         elif not self._in_traceback:
             level: Level = "warning" if _GRAVE.search(line) else "debug"
-            yield Event(level, "spark.printed", {"text": short(line)})
+            yield Event(level, "spark.printed", {"text": public_line(line)})
         elif not line[0].isspace() and not line.startswith(_CHAINED):
             self._in_traceback = False
             usual = line.startswith(_USUAL) or not _RAISED.match(line)
             level = "debug" if usual else "warning"
-            yield Event(level, "spark.worker_raised", {"error": short(line)})
+            yield Event(level, "spark.worker_raised", {"error": public_raised(line)})
 
 
 def _logged(event: str) -> Event:
     level, logger, message, thrown = [*event.split(_FIELD), "", "", ""][:4]
-    fields = {"logger": logger, "text": short(_lines(message).strip().partition("\n")[0])}
+    fields = {"logger": logger, "text": public_line(_lines(message).strip().partition("\n")[0])}
     if thrown.strip():
-        fields["error"] = short(said(_lines(thrown)))
+        fields["error"] = _public_said(_lines(thrown))
     return Event(_LEVELS.get(level, "debug"), "spark.log", fields)
 
 
@@ -87,6 +89,7 @@ def said(text: str) -> str:
     return text.strip().partition("\n")[0]
 
 
-def short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}…"
+def _public_said(text: str) -> str:
+    """The same without what may quote a row; what our own code raised quotes none."""
+    ours = _OURS.findall(text)
+    return one_line(ours[-1]) if ours else public_raised(said(text))

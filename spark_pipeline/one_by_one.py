@@ -42,5 +42,7 @@ class OneByOne:
         except Exception as error:
             if not is_suspect(error):
                 raise
-            what = f"delivery of the change at {message.cursor(0)} broke: {told(error)}"
-            return Delivery(0, error=PoisonError(what, fix="it is tried again"))
+            broken = told(error)
+            what = f"delivery of the change at {message.cursor(0)} broke: {broken.what}"
+            refused = PoisonError(what, fix="it is tried again", detail=broken.detail)
+            return Delivery(0, error=refused)

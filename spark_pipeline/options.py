@@ -107,6 +107,12 @@ def lane_options(log: Path, exchange: Path, wanted: Wanted = PLAIN) -> Options:
     return Options.read(given | {"wanted": wanted.to_text()})
 
 
+def driver_options(log: Path, wanted: Wanted) -> Options:
+    """For the driver's own decoding: one partition, rows with their markers."""
+    given = {"path": str(log), "markers": "true", "partitions": "1"}
+    return Options.read(given | {"wanted": wanted.to_text()})
+
+
 def _known(key: str) -> str:
     name = _NAMES.get(key.lower())
     if name is None:

@@ -22,7 +22,10 @@ GOES_ON = "goes_on"
 
 @dataclass(frozen=True)
 class Poison:
-    """A message that cannot be delivered whatever is tried, and why."""
+    """A message that cannot be delivered whatever is tried, and why.
+
+    The error may quote the message: it is for ``walbrook.dead_letters`` alone.
+    """
 
     cursor: Cursor
     error: str
@@ -42,6 +45,8 @@ class Outcome:
     aside: pa.RecordBatch | None = None  # EVENT_SCHEMA, below ``cursor``: for its queue
     strikes: int = 0  # refusals in a row at its end
     ledger: LedgerUse | None = None  # how its ledger did, if it was asked
+    top_before: Cursor | None = None  # the destination's last message before it (Delivery.top)
+    top: Cursor | None = None  # the last message that the destination has of it
 
     @property
     def failed(self) -> bool:
@@ -69,6 +74,8 @@ class Outcome:
             dead=done.dead + self.dead,
             aside=together([done.aside, self.aside]),
             ledger=all_uses((done.ledger, self.ledger)),
+            top_before=done.top_before or self.top_before,
+            top=self.top or done.top,
         )
 
     def cut(self, at: Cursor) -> Outcome:
@@ -109,15 +116,11 @@ def together(pieces: Sequence[pa.RecordBatch | None]) -> pa.RecordBatch | None:
 
 def below(rows: pa.RecordBatch, cursor: Cursor) -> pa.RecordBatch:
     """The rows that stand below a cursor."""
-    return rows.filter(pa.array(_is_below(rows, cursor)))
+    return rows.filter(pa.array(is_below(rows, cursor)))
 
 
-def from_on(rows: pa.RecordBatch, cursor: Cursor) -> pa.RecordBatch:
-    """The rows that stand at a cursor or above it."""
-    return rows.filter(pa.array(~_is_below(rows, cursor)))
-
-
-def _is_below(rows: pa.RecordBatch, cursor: Cursor) -> npt.NDArray[np.bool_]:
+def is_below(rows: pa.RecordBatch, cursor: Cursor) -> npt.NDArray[np.bool_]:
+    """For each row whether it stands below a cursor."""
     lsn, idx = (rows.column(name).to_numpy() for name in ("commit_lsn", "commit_idx"))
     found: npt.NDArray[np.bool_] = (lsn < cursor.lsn) | ((lsn == cursor.lsn) & (idx < cursor.idx))
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from cdc.errors import WalbrookError
 from cdc.state.health import Condition
 from spark_pipeline.post import Progress
 
@@ -41,6 +42,17 @@ def overdue(
                 "delivered to it until it ends",
                 fix="look at its destination; if it cannot end, restart the service",
             )
+
+
+def stopped(source: str, error: WalbrookError | None) -> Condition:
+    """The shared lane of a source failed and has delivered nothing since."""
+    return Condition(
+        "lane_stopped",
+        "error",
+        f"the shared lane of source {source} cannot run: {error}",
+        fix="it is started again with a growing pause, after several failures of Spark in a new "
+        "driver process; if that does not help, look at the log of the service for the cause",
+    )
 
 
 def to_be_given_up(progress: Progress | None, *, deadline_s: float, now: float) -> bool:

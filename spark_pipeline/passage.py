@@ -87,7 +87,7 @@ class Passage:
         self._settler = Settler(settings.source, settings.term, self._open_log)
         self._reported = -_HEALTH_S  # monotonic
         self._progress: Progress | None = None
-        self._taken = 0
+        self.taken = 0  # micro-batches that were settled
         self._near = 0
         self._versions = Versions({})
         self.lane: LaneEpoch = open_lane(
@@ -122,7 +122,7 @@ class Passage:
         self.members.admit(serving)
         self._load_versions()
         for name, error in refused.items():
-            report_consumer(state, settings.source, name, str(error))
+            report_consumer(state, settings.source, name, error)
         self.members.leave(Departure(name, "failed", error) for name, error in refused.items())
         self.members.leave(
             Departure(name, roll.absence(name)) for name in shares if name not in roll.served
@@ -141,7 +141,13 @@ class Passage:
         return view.seek(restart_cursor(self._state, self._settings.source))
 
     def take(self, markers: DataFrame | None, _batch_id: int) -> None:
-        """One micro-batch, called by Spark, or with no DataFrame for one that is served here.
+        """One micro-batch as Spark planned it."""
+        # A note that is missing for another reason shows at the next one: as a missing range.
+        if not self.ended.is_set() and (planned := self._exchange.planned()) is not None:
+            self.take_range(planned, markers)
+
+    def take_range(self, planned: PlannedRange, markers: DataFrame | None = None) -> None:
+        """Serve a range of the log; without ``markers`` in this process.
 
         Raising here would make Spark print pages and tell the lane only a text. So a failure is
         kept for the lane, which stops the query; until it has, nothing more is taken.
@@ -149,13 +155,22 @@ class Passage:
         if self.ended.is_set():
             return
         try:
-            self._take(markers, self._exchange.planned())
+            self._take(markers, planned)
         except Exception as error:
-            self.failure = told(error)
-            self.ended.set()
+            self.fail(error)
         finally:
             self._progress = None
             self.members.end()
+
+    def fail(self, error: Exception) -> None:
+        """Take nothing more; the lane is told why."""
+        self.failure = told(error)
+        self.ended.set()
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether what comes next may be what ended this process again and again."""
+        return self.lane.attempts > ATTEMPTS_IN_DRIVER and not self.taken
 
     def progress(self) -> Progress | None:
         """What the micro-batch under way is at; None between two."""
@@ -178,8 +193,7 @@ class Passage:
         started = time.monotonic()
         self._at("decode", planned, started)
         bridges = self._join(self.members.begin(), planned)
-        suspicious = self.lane.attempts > ATTEMPTS_IN_DRIVER and not self._taken
-        plan = self._planner.plan(frame, planned, len(self.members.cursors), suspicious)
+        plan = self._planner.plan(frame, planned, len(self.members.cursors), self.suspicious)
         use = PlanUse(plan)
         try:
             slices = self._reorder.micro_batch(plan.decode())
@@ -193,7 +207,7 @@ class Passage:
             self._at("settle", planned, started)
             self._post.queues.settling(outcomes.values())
             took_s = time.monotonic() - started
-            step = Step(self.lane, self._taken, planned.rows, took_s * 1000)
+            step = Step(self.lane, self.taken, planned.rows, took_s * 1000)
             moved = self._settler.settle(
                 self._state,
                 {e.consumer: (e, outcomes[e.consumer]) for e in errands if e.consumer in outcomes},
@@ -204,7 +218,7 @@ class Passage:
             )
         finally:
             use.end()
-        self._taken += 1
+        self.taken += 1
         self._settled(outcomes, moved)
         self._ledgers.report(self._state, outcomes)
         dead = any(outcome.has_dead for outcome in outcomes.values())
@@ -226,7 +240,7 @@ class Passage:
             self._late(errand, outcome, when, new, use)
 
         # The first time connections are opened and code is compiled.
-        patience_s = self._settings.patience_s * (1 if self._taken else _FIRST_PATIENCE)
+        patience_s = self._settings.patience_s * (1 if self.taken else _FIRST_PATIENCE)
         outcomes = self._deliveries.run(errands, late, patience_s)
         for errand in errands:
             if errand.consumer in outcomes:
@@ -314,7 +328,8 @@ class Passage:
                 if first < planned.start:
                     (before,) = log.entries(planned.start - 1, planned.start)
                     share = replace(self._share(self._consumers[name], cursor), end=high_of(before))
-                    bridges[name] = self._planner.bridge(share, first, planned.start)
+                    size = int(log.entries(first, planned.start)["bytes"].sum())
+                    bridges[name] = self._planner.bridge(share, first, planned.start, size)
         self._load_versions()
         return bridges
 

@@ -9,17 +9,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from cdc.decoding.format import Wanted
-from spark_pipeline.delivery import Share, deliver
-from spark_pipeline.exchange import PlannedRange, SliceMarker, markers_from_arrow, pick_up
+from spark_pipeline.delivery import Share, deliver, deliver_changes
+from spark_pipeline.exchange import PlannedRange, SliceMarker, markers_from_arrow, pick_up, runs
 from spark_pipeline.grouping import splits_by_group
-from spark_pipeline.options import lane_options
+from spark_pipeline.options import Options
 from spark_pipeline.outcome import Outcome, combined
 from spark_pipeline.places import Offset
 from spark_pipeline.reading import RangeReader
@@ -32,6 +30,11 @@ _ROWS_PER_PART_MIN = 2_000
 
 class Plan(Protocol):
     """How one micro-batch is decoded and delivered."""
+
+    @property
+    def driver_bytes(self) -> int:
+        """How many decoded bytes a delivery keeps in the memory of the driver."""
+        ...
 
     def decode(self) -> list[SliceMarker]:
         """Decode all of it; the markers come in any order."""
@@ -55,6 +58,8 @@ class SparkPlan:
 
     A share is one task, or one a core where the consumer's order allows it.
     """
+
+    driver_bytes = 0
 
     def __init__(self, frame: DataFrame, pool: str) -> None:
         self._frame = frame
@@ -85,35 +90,39 @@ class SparkPlan:
 
 
 class DriverPlan:
-    """Decode and deliver in this process."""
+    """Decode and deliver in this process; what was decoded lives as long as the plan."""
 
-    def __init__(
-        self, log: Path, exchange: Path, planned: PlannedRange, history: int, wanted: Wanted
-    ) -> None:
-        self._reader = RangeReader(lane_options(log, exchange, wanted))
+    def __init__(self, options: Options, planned: PlannedRange, history: int) -> None:
+        self._reader = RangeReader(options)
         self._planned = planned
         self._history = history
+        self._decoded: list[pa.RecordBatch] = []
+        self.driver_bytes = 0  # until it is decoded
 
     def decode(self) -> list[SliceMarker]:
         first, last = (
             Offset(batch, self._history) for batch in (self._planned.start, self._planned.end)
         )
-        batches = [
-            batch
-            for partition in self._reader.plan(first, last)
-            for batch in self._reader.read(partition)
-        ]
-        self._reader.close()
-        return markers_from_arrow(pa.Table.from_batches(batches))
+        markers: list[SliceMarker] = []
+        try:
+            (partition,) = self._reader.plan(first, last)
+            for found, changes in self._reader.decode(partition):
+                markers += found
+                self._decoded.append(changes)
+        finally:
+            self._reader.close()
+        self.driver_bytes = sum(changes.nbytes for changes in self._decoded)
+        return markers
 
     def deliver(self, share: Share) -> Outcome:
-        return deliver(share)
+        return deliver_changes(share, self.changes(share.slices))
 
     def changes(self, slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
-        return pick_up(slices)
+        for _path, position, offset, rows in runs(slices):
+            yield self._decoded[position].slice(offset, rows)
 
     def close(self) -> None:
-        """The exchange is emptied by whoever owns it."""
+        """Who still refers to the plan may still read it."""
 
 
 class PlanUse:

@@ -11,6 +11,7 @@ from spark_pipeline.delivery import Share
 from spark_pipeline.errands import Leg
 from spark_pipeline.exchange import Exchange, PlannedRange
 from spark_pipeline.expressions.shares import DRIVER_ROWS_MAX, judge
+from spark_pipeline.options import driver_options
 from spark_pipeline.plan import DRIVER_WORK_MAX, DriverPlan, Plan, SparkPlan
 from spark_pipeline.reorder import Reorder
 from spark_pipeline.settings import LaneSettings
@@ -35,6 +36,7 @@ class Planner:
         self._history = history
         self._pool = pool
         self._spark = spark
+        self._in_driver = driver_options(settings.log_directory, settings.wanted)
 
     def plan(
         self, frame: DataFrame | None, planned: PlannedRange, consumers: int, suspicious: bool
@@ -53,25 +55,19 @@ class Planner:
         return SparkPlan(frame, self._pool)
 
     def in_driver(self, planned: PlannedRange) -> DriverPlan:
-        settings = self._settings
-        where = self._exchange.directory
-        return DriverPlan(settings.log_directory, where, planned, self._history, settings.wanted)
+        return DriverPlan(self._in_driver, planned, self._history)
 
-    def bridge(self, share: Share, first: int, end: int) -> Leg:
-        """What a consumer lacks of the batches ``[first, end)``, decoded when its turn comes."""
+    def bridge(self, share: Share, first: int, end: int, size: int = 0) -> Leg:
+        """What a consumer lacks of the batches ``[first, end)``, decoded when its turn comes.
+
+        ``size`` is how many bytes they have in the log: they count as decoded ones until then.
+        """
         plan = self.in_driver(PlannedRange(first, end, 0))
+        plan.driver_bytes = size
 
         def decode(lacking: Share) -> Share:
             slices = Reorder(first).micro_batch(plan.decode())
-            files = {piece.path for piece in slices if piece.rows}
-            self._exchange.hold(files)
-            try:
-                return self.judge(
-                    replace(lacking, slices=[piece for piece in slices if piece.rows])
-                )
-            except Exception:
-                self._exchange.release(files)
-                raise
+            return self.judge(replace(lacking, slices=[piece for piece in slices if piece.rows]))
 
         return Leg(share, plan, decode)
 

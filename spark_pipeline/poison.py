@@ -3,9 +3,10 @@
 A sink says what its destination refused; that is an outcome like any other. This is about the
 rest: an exception nobody foresaw, a Python worker that a message kills. The share is tried once
 more, then cut in halves until one message is left, which is tried again and then counted as dead.
-What must always hold: messages stay in order, nothing is dead that was not tried alone, and nothing
-at all while a share that sends nothing fails too. Nothing is sent past a dead message before it is
-settled as one: a destination that goes by the last message it has would take it for delivered.
+Invariants: messages stay in order; nothing is dead that was not tried alone, and nothing at all
+while a share without the message fails too; no announcement is passed over with a message; nothing
+is sent past a dead message before it is settled as one: a destination that goes by the last message
+it has would take it for delivered.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pyarrow as pa
 import structlog
 
 from cdc.cursor import Cursor
+from cdc.error_text import public_raised, public_text
 from cdc.errors import CorruptionError, PoisonError, TransientError, WalbrookError
 from spark_pipeline.announce import reaches
 from spark_pipeline.delivery import Share
 from spark_pipeline.noise import said
-from spark_pipeline.outcome import GOES_ON, Outcome, Poison
+from spark_pipeline.outcome import GOES_ON, Outcome, Poison, below
 
 _logger = structlog.get_logger("walbrook.lane")
 
@@ -49,9 +50,7 @@ def deliver_carefully(deliver: Deliver, share: Share, cursors_of: CursorsOf) -> 
             failure = error
             if not is_suspect(error):
                 return _failed(share, told(error))
-    _logger.warning(
-        "lane.looking_for_poison", consumer=share.consumer.name, error=str(told(failure))
-    )
+    _logger.warning("lane.looking_for_poison", consumer=share.consumer.name, error=told(failure))
     return _Hunt(deliver).over(share, cursors_of(share))
 
 
@@ -92,36 +91,43 @@ class _Hunt:
             error = again
         if not within or not is_suspect(error):
             return _failed(piece, told(error))
+        (message,) = within
         try:
-            # The same in everything but that nothing of it is sent.
-            self._deliver(replace(piece, end=piece.start, announcements=None))
+            # The same without the message: what is announced before it, most often nothing.
+            before, _ = _told_around(piece.announcements, message)
+            done = self._deliver(replace(piece, end=message, announcements=before))
         except Exception as broken:
             return _failed(piece, told(broken))
-        _logger.warning("lane.poison", consumer=piece.consumer.name, cursor=str(within[0]))
-        why = f"delivery of the change at {within[0]} broke: {told(error)}"
+        if done.error is not None:
+            return done
+        _logger.warning("lane.poison", consumer=piece.consumer.name, cursor=str(message))
+        why = f"delivery of the change at {message} broke"
         what = f"{why}; it is a dead letter, and what follows comes next"
         goes_on = TransientError(what, kind=GOES_ON)
-        return Outcome(
-            piece.consumer.name, piece.end, error=goes_on, dead=(Poison(within[0], why),)
-        )
+        dead = Poison(message, f"{why}: {told(error).full_text}")
+        # Not to the end of the piece: something may be announced behind the message.
+        behind = Cursor(message.lsn, message.idx + 1)
+        return Outcome(piece.consumer.name, behind, error=goes_on, dead=(dead,)).after(done)
 
 
 def halves(share: Share, middle: Cursor) -> tuple[Share, Share]:
     """A share cut at a cursor; announcements go with the half they stand in."""
-    told_first = told_second = share.announcements
-    if share.announcements is not None:
-        lsn, idx = (
-            share.announcements.column(name).to_numpy() for name in ("commit_lsn", "commit_idx")
-        )
-        # As for any range: one who stands at the cursor has passed those that come before it.
-        passed = reaches(middle)
-        below = (lsn < passed.lsn) | ((lsn == passed.lsn) & (idx < passed.idx))
-        told_first = share.announcements.filter(pa.array(below))
-        told_second = share.announcements.filter(pa.array(np.logical_not(below)))
+    # As for any range: one who stands at the cursor has passed those that come before it.
+    told_first, told_second = _told_around(share.announcements, reaches(middle))
     return (
         replace(share, end=middle, announcements=told_first),
         replace(share, start=middle, announcements=told_second),
     )
+
+
+def _told_around(
+    announcements: pa.RecordBatch | None, at: Cursor
+) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None]:
+    """The announcements below a cursor, and those from it on; they are in order."""
+    if announcements is None:
+        return None, None
+    first = below(announcements, at)
+    return first, announcements.slice(first.num_rows)
 
 
 def is_suspect(error: Exception) -> bool:
@@ -147,7 +153,8 @@ def is_suspect(error: Exception) -> bool:
 def told(error: Exception) -> WalbrookError:
     """An error that came through Spark: what our own code said in a worker, or what says most.
 
-    Only damage keeps its class: everything else is tried again all the same.
+    Only damage keeps its class: everything else is tried again all the same. Texts that are not
+    ours may quote a row: they are the detail.
     """
     if isinstance(error, WalbrookError):
         return error
@@ -155,8 +162,15 @@ def told(error: Exception) -> WalbrookError:
     if _CRASHED in text:
         return TransientError("the Python worker that was at it died")
     if not (ours := _ours(text)):
-        raised = re.findall(_RAISED, text, re.MULTILINE)
-        return TransientError(raised[-1] if raised else f"{type(error).__name__}: {said(text)}")
+        if raised := re.findall(_RAISED, text, re.MULTILINE):
+            return TransientError(
+                public_raised(raised[-1]), detail=str(raised[-1]).partition(": ")[2]
+            )
+        line = said(text)
+        through_spark = "spark" in type(error).__module__ or "py4j" in type(error).__module__
+        named = f"{type(error).__name__}: {line}"
+        public = public_raised(named) if through_spark else public_text(error)
+        return TransientError(public, detail="" if line in public else line)
     name, what = ours[-1]
     return CorruptionError(what) if name == CorruptionError.__name__ else TransientError(what)
 

@@ -21,6 +21,7 @@ from cdc.queue.waiting import NOTHING, Waiting
 from spark_pipeline.delivery import Share
 from spark_pipeline.desk import REFUSES_ALL, STRIKES
 from spark_pipeline.outcome import Outcome
+from spark_pipeline.refusal_log import RefusalLog
 
 _STRIKES_MAX = 10_000
 _MANY, _LOOK_S = 1_000, 1.0
@@ -38,6 +39,7 @@ class Queues:
         self._unsure: set[str] = set()  # for whom something was being put aside when last heard of
         self._failing: set[str] = set()
         self._looked: dict[str, tuple[Waiting, float]] = {}  # what waited, and when (monotonic)
+        self.refusals = RefusalLog()
         self.news = threading.Event()
         """Set when something was put aside."""
 
@@ -86,6 +88,7 @@ class Queues:
     def settled(self, outcome: Outcome) -> None:
         """What a lane has settled for a consumer."""
         name, error = outcome.consumer, outcome.error
+        self.refusals.note(outcome)
         if outcome.aside is not None:
             self.news.set()
         with self._lock:

@@ -121,13 +121,18 @@ class RangeReader:
         markers: list[SliceMarker] = []
 
         def batches() -> Iterator[pa.RecordBatch]:
-            for position, (pieces, changes) in enumerate(self._decoded(partition)):
-                markers.extend(_markers(partition, pieces, position, changes))
+            for found, changes in self.decode(partition):
+                markers.extend(found)
                 yield changes
 
         exchange = Path(self._options.exchange)
         path = str(leave(exchange, batches(), self._options.wanted.schema))
         yield markers_to_arrow([replace(marker, path=path) for marker in markers])
+
+    def decode(self, partition: LogPartition) -> Iterator[tuple[list[SliceMarker], pa.RecordBatch]]:
+        """Decoded slices, several at a time, with their markers: which batch they are part of."""
+        for position, (pieces, changes) in enumerate(self._decoded(partition)):
+            yield list(_markers(partition, pieces, position, changes)), changes
 
     def _with_markers(
         self, partition: LogPartition

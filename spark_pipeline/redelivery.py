@@ -23,13 +23,15 @@ import structlog
 
 from cdc.config import Sink as SinkConfig
 from cdc.connection import Connection, connect
-from cdc.cursor import ORIGIN, Cursor
+from cdc.connection_pool import ConnectionPool
+from cdc.cursor import END, ORIGIN
 from cdc.errors import TransientError, WalbrookError
-from cdc.queue.claims import Due, claim, settle_claim
+from cdc.queue.claims import ABANDONED, Due, claim, settle_claim
 from cdc.queue.events import as_changes
 from cdc.queue.report import report_queues
 from cdc.replication.stop import StopSignal
 from cdc.state.dead_letters import report_dead_letters
+from cdc.state.lost_destinations import report_lost_destinations
 from cdc.state.positions import report_consumer
 from sinks.ledgered import LedgerPlace
 from spark_pipeline.delivery import Share, desk_for, ledger_of
@@ -52,8 +54,13 @@ _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.5, 30.0
 _EVERY_REFUSAL = 1 << 30  # each of these was refused before: that says nothing of the destination
 _PURPOSE = "queue"
 _REQUESTS = 10  # of one claim: between two of them somebody else has a turn, and a stop is heard
-_WORN_OUT = "it was tried as often as it may be; whoever tried it did not always live to say more"
-_END = Cursor(1 << 63, 0)  # beyond every change
+_WORN_OUT = "it was tried as often as max_deliveries allows"
+ABANDONED_MAX = 5
+"""How many processes may end while they deliver a message alone before it is a dead letter."""
+_KILLER = (
+    f"{ABANDONED_MAX} processes of the service ended while each was delivering this message alone. "
+    "To fix it: look in the service's log for what ended them, and redeliver it then"
+)
 
 
 class Redelivery:
@@ -64,10 +71,11 @@ class Redelivery:
         self._queues = queues
         self._stop = stop
         self._run = run
-        self._holder = f"{settings.source}:{settings.term}"
+        self._holder = f"{settings.source}:{run}"
         self._consumers = {
             each.name: each for each in (*settings.consumers, *settings.in_event_time)
         }
+        self._connections = ConnectionPool(settings.state_dsn, name=f"{settings.source}:queue")
         self._lock = threading.Lock()
         self._busy: set[str] = set()
         self._not_before: dict[str, float] = {}  # monotonic
@@ -78,6 +86,7 @@ class Redelivery:
     def serve(self) -> None:
         """Look, hand out what is due, wait; a state database that is away is waited for."""
         state: Connection | None = None
+        is_away = False
         with ThreadPoolExecutor(_WORKERS, thread_name_prefix="redelivery") as workers:
             while not self._stop.requested:
                 pause_s = _LOOK_S
@@ -86,12 +95,15 @@ class Redelivery:
                         state = self._connect()
                     pause_s = self._look(state, workers)
                     self._report(state)
+                    is_away = False
                 except psycopg.Error as error:
-                    _logger.warning("queue.state_unreachable", error=str(error).strip())
-                    state = None
+                    if not is_away:
+                        _logger.warning("queue.state_unreachable", error=error)
+                    state, is_away = None, True
                 self._queues.news.wait(pause_s)
                 self._queues.news.clear()
             self._over.set()
+        self._connections.close()
         if state is not None:
             state.close()
 
@@ -110,6 +122,9 @@ class Redelivery:
                     continue
                 self._busy.add(each.consumer)
             workers.submit(self._serve, each)
+        with self._lock:
+            if not self._busy:
+                self._connections.close()
         return max(pause_s, 0.02)
 
     def _report(self, state: Connection) -> None:
@@ -117,12 +132,13 @@ class Redelivery:
         if time.monotonic() - self._reported >= _REPORT_S:
             self._reported = time.monotonic()
             report_queues(state, self._settings.source, self._settings.term)
+            report_lost_destinations(state, self._settings.source, self._settings.term)
 
     def _serve(self, due: Due) -> None:
         """One claim of one consumer; if there was anything, somebody looks again at once."""
         name, some = due.consumer, False
         try:
-            with self._connect() as state:
+            with self._connections.connection() as state:
                 some = self._deliver(state, due)
         except (WalbrookError, psycopg.Error) as error:
             self._failed(name, error)
@@ -158,11 +174,12 @@ class Redelivery:
             tried=outcome.aside,
             ledger=ledger_name(share.ledger),
         )
+        self._queues.refusals.note(outcome)
         self._forget(share, done)
         if outcome.aside is not None and pc.any(outcome.aside.column("dead")).as_py():
             report_dead_letters(state, self._settings.source, self._settings.term)
         if outcome.error is not None:
-            report_consumer(state, self._settings.source, name, str(outcome.error))
+            report_consumer(state, self._settings.source, name, outcome.error)
             self._failed(name, outcome.error)
             return False
         with self._lock:
@@ -176,23 +193,29 @@ class Redelivery:
         if address is not None and needs_ledger(consumer):
             place = LedgerPlace(address, ledger, queued=True)
         return Share(
-            consumer, self._settings.origin, self._run, ORIGIN, _END, [],
+            consumer, self._settings.origin, self._run, ORIGIN, END, [],
             strikes_max=_EVERY_REFUSAL, ledger=place,
         )  # fmt: skip
 
     def _send(self, share: Share, rows: pa.RecordBatch) -> Outcome:
         """Deliver what may still be tried; the rest is given up.
 
-        Most often nothing is: a message that is refused too often is dead at once. But claims that
-        were taken over count too, and a configuration may allow less than before.
+        A message that is refused too often is dead at once. What is left for here are messages on
+        which processes ended, and a configuration that allows less than before.
         """
-        worn_out = pc.greater_equal(rows.column("deliveries"), share.consumer.max_deliveries)
-        if not worn_out.true_count:
+        killers = pc.greater_equal(rows.column(ABANDONED), ABANDONED_MAX)
+        worn_out = pc.and_not(
+            pc.greater_equal(rows.column("deliveries"), share.consumer.max_deliveries), killers
+        )
+        if not killers.true_count and not worn_out.true_count:
             return self._try(share, rows)
-        dead = given_up(rows.filter(worn_out), _WORN_OUT)
-        rest = rows.filter(pc.invert(worn_out))
-        outcome = self._try(share, rest) if rest.num_rows else Outcome(share.consumer.name, _END)
-        return replace(outcome, aside=together([dead, outcome.aside]))
+        dead = [
+            given_up(rows.filter(killers), _KILLER),
+            given_up(rows.filter(worn_out), _WORN_OUT),
+        ]
+        rest = rows.filter(pc.invert(pc.or_(killers, worn_out)))
+        outcome = self._try(share, rest) if rest.num_rows else Outcome(share.consumer.name, END)
+        return replace(outcome, aside=together([*dead, outcome.aside]))
 
     def _try(self, share: Share, rows: pa.RecordBatch) -> Outcome:
         """Deliver; if that breaks in a way nobody foresaw, message by message."""
@@ -203,7 +226,7 @@ class Redelivery:
         except Exception as error:
             if not is_suspect(error):
                 raise
-            _logger.warning("queue.broke", consumer=share.consumer.name, error=str(told(error)))
+            _logger.warning("queue.broke", consumer=share.consumer.name, error=told(error))
             return _taken(desk_for(share, _PURPOSE, OneByOne), changes)
 
     def _forget(self, share: Share, done: pa.RecordBatch) -> None:
@@ -222,16 +245,14 @@ class Redelivery:
             longest = min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * 2 ** min(failures - 1, 20))
             pause_s = longest * random.uniform(0.5, 1.0)
             self._not_before[name] = time.monotonic() + pause_s
-        _logger.warning(
-            "queue.failed", consumer=name, error=str(error).strip(), again_in_s=round(pause_s, 1)
-        )
+        _logger.warning("queue.failed", consumer=name, error=error, again_in_s=round(pause_s, 1))
 
     def _connect(self) -> Connection:
         return connect(self._settings.state_dsn, name=f"{self._settings.source}:queue")
 
 
 def _taken(desk: Desk, changes: pa.RecordBatch) -> Outcome:
-    return desk.finish(_END) if desk.take(changes) else desk.outcome
+    return desk.finish(END) if desk.take(changes) else desk.outcome
 
 
 def _delivered(rows: pa.RecordBatch, outcome: Outcome) -> pa.RecordBatch:

@@ -37,7 +37,8 @@ _REASONS: dict[Why, str] = {
 @dataclass
 class _Place:
     lane: str | None = None
-    reason: str | None = None
+    why: Why | None = None  # it is not in the shared lane
+    error: str | None = None  # what failed, in words
     due_at: float | None = None  # when a lane may be started for it; None: not by itself
     leaving_since: float | None = None  # while its last share in a lane goes on
     failures: int = 0
@@ -61,20 +62,21 @@ class Roster:
         place = self._places[consumer]
         place.lane, place.due_at = lane, None
         if lane == SHARED:
-            place.reason, place.failing = None, False
+            place.why, place.error, place.failing = None, None, False
 
     def wait(self, consumer: str, why: Why, due_at: float) -> None:
         """Nobody serves it; a lane may be started for it at ``due_at``."""
         place = self._places[consumer]
-        place.lane, place.reason, place.due_at = None, _REASONS[why], due_at
+        place.lane, place.why, place.error, place.due_at = None, why, None, due_at
 
     def departed(self, departure: Departure, now: float) -> None:
         """A lane has let a consumer go."""
         place, why = self._places[departure.consumer], departure.why
         if why == "caught_up":
             self.put(departure.consumer, SHARED)
+            place.failures = 0
             return
-        place.lane, place.reason, place.due_at = None, _REASONS[why], now
+        self.wait(departure.consumer, why, now)
         place.leaving_since = now if why == "detached" else None
         place.failing = why in ("failed", "lane_failed")
         if why in ("failed", "lane_failed"):
@@ -83,7 +85,7 @@ class Roster:
             place.failed_at = now
             place.due_at = now + _backoff_s(place.failures)
             if departure.error is not None:
-                place.reason = f"{_what_failed(departure)}: {departure.error}"
+                place.error = f"{_what_failed(departure)}: {departure.error}"
         elif why == "slow":
             place.slow = 1 if now - place.rejoin_after > _ALONE_MAX_S else place.slow + 1
             doubled: float = _ALONE_FIRST_S * 2 ** min(place.slow - 1, 10)
@@ -95,13 +97,19 @@ class Roster:
 
     def deferred(self) -> list[str]:
         """Those that pressure holds back; one that catches up is not."""
-        return [name for name in self.waiting() if self._places[name].reason == DEFERRED]
+        return [name for name in self.waiting() if self._places[name].why == "deferred"]
 
     def hurry(self, consumer: str, now: float) -> None:
         """Somebody has changed something: it need not wait for the rest of its pause."""
         place = self._places[consumer]
         if place.due_at is not None:
             place.due_at = min(place.due_at, now)
+
+    def hurry_all(self, now: float) -> None:
+        """The cause of every pause may be gone: each consumer that waits is tried at once."""
+        for consumer in self.waiting():
+            if self._places[consumer].why != "deferred":
+                self.hurry(consumer, now)
 
     def waiting(self) -> list[str]:
         """Those that wait for a pause to end, or for a lane."""
@@ -141,10 +149,10 @@ class Roster:
         return {
             name: Standing(
                 place.lane,
-                place.reason,
+                place.error or (_REASONS[place.why] if place.why else None),
                 max(0.0, place.due_at - now) if place.due_at is not None else None,
                 place.failing,
-                place.reason == _REASONS["paused"],
+                place.why == "paused",
             )
             for name, place in self._places.items()
         }

@@ -21,8 +21,8 @@ from pyspark.sql import SparkSession
 from cdc.config import Spark
 from cdc.config.hosts import is_cluster, is_on_this_host
 from cdc.errors import OperatorError
+from cdc.log.files import make_private
 from spark_pipeline.jvm import start_jvm
-from spark_pipeline.noise import said
 from spark_pipeline.source import WalbrookDataSource
 
 _logger = structlog.get_logger("walbrook.spark")
@@ -66,6 +66,8 @@ def open_session(settings: Spark, environment: Mapping[str, str] | None = None) 
     # The only way to tell Spark's web page where to listen. The driver is told its host below.
     os.environ["SPARK_LOCAL_IP"] = settings.ui_host
     conf = _own(settings, environment or {}) | _SETTINGS | settings.conf
+    # The JVM makes files with the rights that its account gives by default.
+    make_private(Path(settings.checkpoint_directory))
     start_jvm(conf)
     builder = SparkSession.builder.master(settings.master).appName(settings.app_name)
     for name, value in conf.items():
@@ -81,7 +83,7 @@ def stop_session(session: SparkSession) -> None:
     try:
         session.stop()
     except (Py4JError, OSError) as error:
-        _logger.debug("spark.not_stopped", error=said(str(error)))
+        _logger.debug("spark.not_stopped", error=error)
 
 
 def class_archive_option(archive: Path) -> str:
@@ -107,6 +109,9 @@ def _own(settings: Spark, environment: Mapping[str, str]) -> dict[str, str]:
         ).strip(),
     }
     if not is_cluster(settings.master):
+        # Every account of this machine can reach the driver's ports, which read Java objects. Spark
+        # makes a secret of its own at each start; a cluster's must be configured.
+        own["spark.authenticate"] = "true"
         return own | _driver_at("127.0.0.1", bind="127.0.0.1")
     near = is_on_this_host(settings.master)
     host = settings.driver_host or ("127.0.0.1" if near else socket.gethostname())

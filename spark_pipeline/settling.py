@@ -97,6 +97,8 @@ class Settler:
             dead=_Dead(errand, outcome, self._open_log),
             aside=outcome.aside,
             ledger=errand.ledger,
+            top_before=outcome.top_before,
+            top=outcome.top,
         )
 
 

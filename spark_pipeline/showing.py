@@ -61,7 +61,8 @@ def _conditions(consumer: str, standing: Standing, ahead: bool) -> Iterator[Cond
         yield Condition(
             "lane_paused",
             "warning",
-            f"{consumer} is paused: it gets nothing, and the change log keeps what it lacks",
+            f"{consumer} is paused: it gets nothing until it is resumed. The change log keeps what "
+            "it lacks, within its bounds; walbrook.gaps has what was given up",
             fix=f"walbrook resume {consumer}, or SELECT walbrook.resume('{consumer}')",
         )
     if ahead:

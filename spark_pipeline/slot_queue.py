@@ -2,10 +2,13 @@
 
 Each consumer's use of the slots is counted in time divided by its weight; whoever has used least
 goes first (start-time fair queueing). One that comes late begins where the others are: time in
-which it wanted nothing is no credit. What must always hold: no slot is free while
-somebody waits; as long as all want more than they get, each gets slot time in proportion to its
-weight; and whoever ``k`` others came before waits no longer than ``longest_wait_s(k, slots)``,
-whatever its weight.
+which it wanted nothing is no credit. Deliveries also share a bound of bytes, because each holds
+copies of what it delivers; a delivery above the bound goes alone, for ``COUNTED_S``. What must
+always hold: no slot is free while somebody waits whose bytes fit; as long as all want more than
+they get, each gets slot time in proportion to its weight; and whoever ``k`` others came before
+waits no longer than
+``longest_wait_s(k, slots)``, whatever its weight, or ``longest_wait_s(k, 1)`` where sizes let only
+one deliver at a time.
 """
 
 from __future__ import annotations
@@ -22,6 +25,12 @@ AGED_S = 10.0
 HELD_MAX_S = 30.0
 """A slot is held for no longer: who takes longer goes on without it, and it goes to the next."""
 
+
+BYTES_MAX = 64 << 20
+"""How many decoded bytes the deliveries that hold a slot may have together."""
+
+COUNTED_S = 2.0
+"""A delivery that takes longer waits for its destination: its bytes hold nobody else back."""
 
 BACK_S = 5.0
 """Whoever comes back within this wanted to all along: between two deliveries a lane settles."""
@@ -45,6 +54,7 @@ class Ticket:
     entered_at: float
     start: float  # how much its consumer has used by then, by weight
     held_since: float | None = None
+    size: int = 0  # decoded bytes that it keeps in memory
 
 
 class SlotQueue:
@@ -58,11 +68,11 @@ class SlotQueue:
         self._virtual = 0.0
         self._turn_of_the_aged = False
 
-    def enter(self, consumer: Who, weight: int, now: float) -> Ticket:
+    def enter(self, consumer: Who, weight: int, now: float, size: int = 0) -> Ticket:
         """Wait for a slot."""
         used, left_at = self._used.get(consumer, (0.0, -math.inf))
         start = used if now - left_at <= BACK_S else max(self._virtual, used)
-        ticket = Ticket(consumer, weight, now, start)
+        ticket = Ticket(consumer, weight, now, start, size=size)
         self.waiting.append(ticket)
         return ticket
 
@@ -74,13 +84,20 @@ class SlotQueue:
             return None
         first = self.waiting[0]
         aged = self._turn_of_the_aged and now - first.entered_at >= AGED_S
-        chosen = first if aged else min(self.waiting, key=lambda ticket: ticket.start)
+        fitting = [t for t in ([first] if aged else self.waiting) if self._fits(t, now)]
+        if not fitting:  # an aged one waits for the others to end, and nobody overtakes it
+            return None
+        chosen = min(fitting, key=lambda ticket: ticket.start)
         self._turn_of_the_aged = not aged
         self.waiting.remove(chosen)
         chosen.held_since = now
         self.holding.append(chosen)
         self._advance(now)
         return chosen
+
+    def _fits(self, ticket: Ticket, now: float) -> bool:
+        held = sum(each.size for each in self.holding if now - _since(each) < COUNTED_S)
+        return not held or not ticket.size or held + ticket.size <= BYTES_MAX
 
     def leave(self, ticket: Ticket, now: float) -> None:
         """Give a slot back, or wait no more; again does nothing."""

@@ -50,11 +50,14 @@ class Slots:
 
     @contextmanager
     def hold(
-        self, source: str, consumer: str, weight: int, given_up: threading.Event
+        self, source: str, consumer: str, weight: int, given_up: threading.Event, size: int = 0
     ) -> Iterator[Turn]:
-        """Wait for a slot and hold it; raises if ``given_up`` comes first."""
+        """Wait for a slot and hold it; raises if ``given_up`` comes first.
+
+        ``size`` is how many decoded bytes the delivery keeps in this process.
+        """
         with self._lock:
-            ticket = self._queue.enter((source, consumer), weight, time.monotonic())
+            ticket = self._queue.enter((source, consumer), weight, time.monotonic(), size)
             turn = self._turns[ticket] = Turn(self, ticket)
             self._grant()
         try:

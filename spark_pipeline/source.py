@@ -42,7 +42,13 @@ from cdc.decoding.format import PLAIN, Wanted
 from cdc.errors import ConfigError, GapError
 from cdc.log.open import open_log
 from spark_pipeline.admission import Admission
-from spark_pipeline.exchange import MARKER_SCHEMA, PlannedRange, note_planned, widened_by
+from spark_pipeline.exchange import (
+    MARKER_SCHEMA,
+    PlannedRange,
+    followed,
+    note_planned,
+    widened_by,
+)
 from spark_pipeline.marked import marked_schema
 from spark_pipeline.options import Options, lane_options
 from spark_pipeline.places import Offset, ending, starting
@@ -149,20 +155,28 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of what one micro-batch may take; waits a little when there is nothing."""
         offset = Offset.from_json(start)
-        self._admission.asked(offset.batch, _now_s(), widened_by(self._options.exchange))
-        end = self._end(offset)
+        done = followed(self._options.exchange)
+        now_s = _now_s() - done.spent_s
+        self._admission.asked(offset.batch, now_s, widened_by(self._options.exchange))
+        beyond = done.batch > offset.batch
+        if beyond:
+            offset = Offset(done.batch, offset.history)
+        end = self._end(offset, _LONG_POLL_S if not beyond else 0.0)
         if end <= offset.batch:
-            return start
+            return offset.to_json() if beyond else start
         taken, limited = self._fitting(offset, end, limit)
         self._admission.handed_out(offset.batch + taken, _now_s(), limited=limited)
         return Offset(offset.batch + taken, offset.history).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        planned = self._range.plan(Offset.from_json(start), Offset.from_json(end))
+        first, last = Offset.from_json(start), Offset.from_json(end)
+        if (done := followed(self._options.exchange)).batch > first.batch:
+            first = Offset(done.batch, first.history)
+        planned = self._range.plan(first, last)
         if planned and self._options.exchange:
             rows = sum(piece.rows for partition in planned for piece in partition.slices)
-            first, last = planned[0].range_start, planned[0].range_end
-            note_planned(Path(self._options.exchange), PlannedRange(first, last, rows))
+            directory = Path(self._options.exchange)
+            note_planned(directory, PlannedRange(first.batch, last.batch, rows))
         return planned
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -171,10 +185,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         self._range.close()
 
-    def _end(self, start: Offset) -> int:
+    def _end(self, start: Offset, wait_s: float) -> int:
         """The end of what there is to read."""
         view, last = self._range.log(start.history), self._last
-        end = view.wait(start.batch, _LONG_POLL_S) if last is None else view.next_batch()
+        end = view.wait(start.batch, wait_s) if last is None else view.next_batch()
         if end < start.batch:
             # Batches would be numbered again from there, and those below never be read.
             raise GapError(

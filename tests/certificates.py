@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 import subprocess
 from pathlib import Path
 
@@ -21,15 +20,12 @@ class Authority:
             *("-keyout", str(self._key), "-out", str(self.certificate)),
         )
 
-    def server_context(self, alternative: str) -> ssl.SSLContext:
-        """What a server presents; ``alternative`` is a name such as ``IP:127.0.0.1``."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(*self.sign(alternative))
-        return context
-
     def sign(self, alternative: str) -> tuple[Path, Path]:
-        """The files of a server's certificate and of its key."""
-        name = alternative.replace(":", "_")
+        """The files of a server's certificate and of its key.
+
+        ``alternative`` has its names, such as ``DNS:localhost,IP:127.0.0.1``.
+        """
+        name = alternative.replace(":", "_").replace(",", "_")
         key, chain = self._directory / f"{name}.key", self._directory / f"{name}.pem"
         self._openssl(
             *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),

@@ -12,17 +12,29 @@ import hashlib
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import psycopg
 
 from tests.fix_postgres import Database
 
-SCHEMA = """
-CREATE TABLE counter (key int PRIMARY KEY, n int NOT NULL, payload text NOT NULL, digest text);
-CREATE SCHEMA ledger;
-CREATE TABLE ledger.entry (key int, n int, digest text, PRIMARY KEY (key, n));
+
+def schema_of(table: str) -> str:
+    """The statements for a table that writers count in, and its ledger."""
+    return f"""
+CREATE TABLE {table} (key int PRIMARY KEY, n int NOT NULL, payload text NOT NULL, digest text);
+CREATE SCHEMA IF NOT EXISTS ledger;
+CREATE TABLE ledger.{table} (key int, n int, digest text, PRIMARY KEY (key, n));
+"""
+
+
+SCHEMA = schema_of("counter")
+
+_UPSERT = """
+INSERT INTO {table} VALUES (%(k)s, %(n)s, %(p)s, %(d)s)
+    ON CONFLICT (key) DO UPDATE SET n = %(n)s, payload = %(p)s, digest = %(d)s
 """
 
 
@@ -34,6 +46,12 @@ class Arrival:
     n: int
     payload: str
     digest: str
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Arrival:
+        return cls(
+            int(record["key"]), int(record["n"]), str(record["payload"]), str(record["digest"])
+        )
 
 
 @dataclass
@@ -87,9 +105,11 @@ class Writers:
         threads: int = 2,
         keys: int = 20,
         pause_s: float = 0.0025,  # between two transactions of a thread, on average
+        table: str = "counter",
     ) -> None:
         self._database = database
         self._pause_s = pause_s
+        self._table = table
         self._stop = threading.Event()
         self._failures: list[BaseException] = []
         self._threads = [
@@ -110,7 +130,7 @@ class Writers:
             raise self._failures[0]
 
     def ledger(self) -> dict[tuple[int, int], str]:
-        rows = self._database.execute("SELECT key, n, digest FROM ledger.entry")
+        rows = self._database.execute(f"SELECT key, n, digest FROM ledger.{self._table}")
         return {(key, n): text for key, n, text in rows}
 
     def _run(self, seed: int, number: int, threads: int, keys: int) -> None:
@@ -133,20 +153,18 @@ class Writers:
         chosen = rng.choices(list(counts), k=rng.choice([1, 1, 2, 5, 40]))
         rollback = rng.random() < 0.1
         trial = dict(counts)
+        delete = f"DELETE FROM {self._table} WHERE key = %s".encode()
+        upsert = _UPSERT.format(table=self._table).encode()
+        note = f"INSERT INTO ledger.{self._table} VALUES (%s, %s, %s)".encode()
         with connection.transaction(force_rollback=rollback):
             for key in chosen:
                 trial[key] += 1
                 payload = "".join(rng.choices('abc "\\\n{}é😀', k=rng.randrange(1, 80)))
                 text = digest(key, trial[key], payload)
                 if rng.random() < 0.1:
-                    connection.execute("DELETE FROM counter WHERE key = %s", (key,))
-                connection.execute(
-                    "INSERT INTO counter VALUES (%(k)s, %(n)s, %(p)s, %(d)s) ON CONFLICT (key) "
-                    "DO UPDATE SET n = %(n)s, payload = %(p)s, digest = %(d)s",
-                    {"k": key, "n": trial[key], "p": payload, "d": text},
-                )
-                connection.execute(
-                    "INSERT INTO ledger.entry VALUES (%s, %s, %s)", (key, trial[key], text)
-                )
+                    connection.execute(delete, (key,))
+                given = {"k": key, "n": trial[key], "p": payload, "d": text}
+                connection.execute(upsert, given)
+                connection.execute(note, (key, trial[key], text))
         if not rollback:
             counts.update(trial)

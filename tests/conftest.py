@@ -2,9 +2,11 @@
 
 import os
 
+import pytest
 from hypothesis import settings
 
 from cdc.log.flight_wire import TOKEN_VARIABLE
+from tests import durations
 
 # Spark's JVM is started once a process, by whichever test comes first, and hands its environment on
 # to the Python workers of all that follow.
@@ -16,5 +18,15 @@ settings.load_profile("walbrook")
 
 pytest_plugins = [
     "tests.fix_postgres", "tests.fix_redis", "tests.fix_http", "tests.fix_ledger",
-    "tests.fix_event_lane",
+    "tests.fix_event_lane", "tests.fix_spark", "tests.fix_tls",
 ]  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest come first; the tests of a file keep their order."""
+    seconds = durations.known()
+
+    def taken(item: pytest.Item) -> float:
+        return seconds.get(item.location[0], durations.UNKNOWN_S)
+
+    items.sort(key=taken, reverse=True)

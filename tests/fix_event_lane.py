@@ -16,11 +16,10 @@ import pytest
 
 from cdc.connection import Connection
 from cdc.state import positions
-from cdc.state.migrate import migrate
 from spark_pipeline.desk import Desk
 from spark_pipeline.eventtime import courier, passage
 from tests.event_lane import EventLane
-from tests.fix_postgres import Database, PostgresServer, fresh_database
+from tests.fix_postgres import Database, PostgresServer, PostgresServers, fresh_database
 
 STEPS: Final = ("planned", "sending", "released", "settled", "over")
 """``settled`` is within the transaction, once for each database; ``over`` is after it."""
@@ -89,10 +88,11 @@ def fate(monkeypatch: pytest.MonkeyPatch) -> Fate:
 
 
 @pytest.fixture(scope="module")
-def event_database(postgres_server: PostgresServer) -> Iterator[Database]:
-    with fresh_database(postgres_server.dsn) as made:
-        with made.connect() as state:
-            migrate(state)
+def event_database(
+    postgres_servers: PostgresServers, postgres_server: PostgresServer
+) -> Iterator[Database]:
+    dsn = postgres_server.dsn
+    with fresh_database(dsn, copied=postgres_servers.migrated(dsn)) as made:
         yield made
 
 

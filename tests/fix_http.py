@@ -9,8 +9,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self
 
 import orjson
 import pytest
@@ -123,6 +125,17 @@ class Endpoint:
             self._server.server_close()
             self._server = self._thread = None
 
+    @classmethod
+    @contextmanager
+    def running(cls) -> Iterator[Self]:
+        """An endpoint that is stopped at the end."""
+        server = cls()
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
     def _answer(self, handler: BaseHTTPRequestHandler) -> None:
         length = int(handler.headers.get("Content-Length", "0"))
         body = handler.rfile.read(length)
@@ -165,7 +178,5 @@ class Endpoint:
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
-    server = Endpoint()
-    server.start()
-    yield server
-    server.stop()
+    with Endpoint.running() as server:
+        yield server

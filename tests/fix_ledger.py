@@ -11,10 +11,9 @@ import redis
 
 from cdc.config.secrets import SecretText
 from cdc.queue.open_ledger import LedgerAddress
-from cdc.state.migrate import migrate
 from cdc.state.positions import register_source
 from cdc.state.roll import call_roll
-from tests.fix_postgres import Database, PostgresServer, fresh_database
+from tests.fix_postgres import Database, PostgresServer, PostgresServers, fresh_database
 
 SOURCE = "shop"
 
@@ -29,11 +28,12 @@ class KnownLedger:
 
 
 @pytest.fixture(scope="session")
-def ledger_database(postgres_server: PostgresServer) -> Iterator[Database]:
+def ledger_database(
+    postgres_servers: PostgresServers, postgres_server: PostgresServer
+) -> Iterator[Database]:
     """A state database; whoever wants a ledger in it has it alone."""
-    with fresh_database(postgres_server.dsn) as made:
-        with made.connect() as state:
-            migrate(state)
+    dsn = postgres_server.dsn
+    with fresh_database(dsn, copied=postgres_servers.migrated(dsn)) as made:
         yield made
 
 

@@ -1,10 +1,12 @@
 """A real Postgres with ``wal_level = logical`` for the tests.
 
 The server is, in this order: the one at ``WALBROOK_TEST_POSTGRES_URL``, a container if a Docker
-engine answers, or the embedded one. ``WALBROOK_TEST_POSTGRES_VERSION`` picks the major version of
-the last two (16 or 18). Every test that asks for ``database`` gets an empty one of its own; one
-marked ``on_both_versions`` runs on both. Extensions that the embedded servers lack are tested on a
-server that the system has installed, if it has one.
+engine answers, or one of our own: 16 and 18 from the embedded wheel, 14, 15 and 17 from
+``tests.postgres_builds``. Every test that asks for ``database`` gets an empty one of its own, or
+one with the state schema if it is marked ``migrated``. One that is marked ``on_both_versions`` runs
+on 16 and on 18. ``WALBROOK_TEST_POSTGRES_VERSION`` picks one major version for all of them.
+Extensions that the wheel's servers lack are tested on a server that the system has installed, if
+it has one.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import psycopg
 import pytest
@@ -26,6 +28,8 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from cdc.service.embedded import EmbeddedPostgres, Version, find_postgres
+from cdc.state.migrate import migrate
+from tests.postgres_builds import RELEASES, build_of
 from tests.waiting import held_now
 
 DOCKER_TIMEOUT_S = 3
@@ -37,7 +41,6 @@ class PostgresServer:
 
     dsn: str
     version: int  # major
-    bin_directory: Path  # psql and pg_recvlogical of the embedded wheel
     restart: Callable[[], None] | None  # only for the embedded server
 
 
@@ -71,7 +74,23 @@ class Database:
             return run(connection)
 
 
-DEFAULT_VERSION: Version = 16 if os.environ.get("WALBROOK_TEST_POSTGRES_VERSION") == "16" else 18
+_CHOSEN = os.environ.get("WALBROOK_TEST_POSTGRES_VERSION")
+
+DEFAULT_VERSION = int(_CHOSEN or 18)
+if DEFAULT_VERSION not in RELEASES:
+    raise ValueError(f"WALBROOK_TEST_POSTGRES_VERSION is {_CHOSEN}, not one of {list(RELEASES)}")
+
+VERSIONS = (DEFAULT_VERSION,) if _CHOSEN else (16, 18)
+"""For tests that run on more than one."""
+
+
+def since(version: int) -> pytest.MarkDecorator:
+    """For a test of what older servers cannot do."""
+    return pytest.mark.skipif(version > DEFAULT_VERSION, reason=f"needs Postgres {version}")
+
+
+FROM_WHEEL = (16, 18)
+"""These have pgvector and nothing of contrib; all others are the other way round."""
 
 INSTALLED = "installed"
 """In place of a version: a server that the system has, with the extensions of contrib."""
@@ -79,9 +98,26 @@ INSTALLED = "installed"
 _SYSTEM_SERVERS = Path("/usr/lib/postgresql")
 
 on_both_versions = pytest.mark.parametrize(
-    "database", [16, 18], indirect=True, ids="postgres_{}".format
+    "database", VERSIONS, indirect=True, ids="postgres_{}".format
 )
 """Runs a test, or as ``pytestmark`` a module, on an older and on the newest Postgres."""
+
+
+def programs_of(version: int) -> Path:
+    """The folder with ``initdb``, ``pg_ctl`` and ``postgres`` of a major version."""
+    return find_postgres(cast(Version, version)) if version in FROM_WHEEL else build_of(version)
+
+
+def embedded(
+    directory: Path,
+    version: int = DEFAULT_VERSION,
+    *,
+    fast: bool = False,
+    settings: Mapping[str, str] | None = None,
+) -> EmbeddedPostgres:
+    """A server for one test or module, of the version that is being tested."""
+    installed = (version, programs_of(version))
+    return EmbeddedPostgres(directory, fast=fast, settings=settings, installed=installed)
 
 
 class PostgresServers:
@@ -90,8 +126,9 @@ class PostgresServers:
     def __init__(self, running: ExitStack) -> None:
         self._running = running
         self._servers: dict[int | str, PostgresServer] = {}
+        self._templates: dict[str, str] = {}
 
-    def of(self, version: Version | Literal["installed"]) -> PostgresServer:
+    def of(self, version: int | Literal["installed"]) -> PostgresServer:
         if isinstance(version, str):
             return self._installed()
         if version not in self._servers:
@@ -101,13 +138,22 @@ class PostgresServers:
             pytest.skip(f"the server that was given is version {found.version}")
         return found
 
+    def migrated(self, dsn: str) -> str:
+        """The name of a database with the state schema, on the server at ``dsn``, to be copied."""
+        if dsn not in self._templates:
+            made = self._running.enter_context(fresh_database(dsn))
+            with made.connect() as connection:
+                migrate(connection)
+            self._templates[dsn] = made.name
+        return self._templates[dsn]
+
     def _installed(self) -> PostgresServer:
         found = find_installed()
         if found is None:
             pytest.skip("the system has no Postgres with contrib's extensions")
         version, _ = found
         if INSTALLED not in self._servers:
-            self._servers[INSTALLED] = self._running.enter_context(_embedded(18, found))
+            self._servers[INSTALLED] = self._running.enter_context(_own(*found))
         assert self._servers[INSTALLED].version == version
         return self._servers[INSTALLED]
 
@@ -137,30 +183,39 @@ def postgres_server(postgres_servers: PostgresServers) -> PostgresServer:
 def database(
     request: pytest.FixtureRequest, postgres_servers: PostgresServers
 ) -> Iterator[Database]:
-    version: Version | Literal["installed"] = getattr(request, "param", DEFAULT_VERSION)
-    with fresh_database(postgres_servers.of(version).dsn) as made:
+    version: int | Literal["installed"] = getattr(request, "param", DEFAULT_VERSION)
+    dsn = postgres_servers.of(version).dsn
+    migrated = request.node.get_closest_marker("migrated") is not None
+    with fresh_database(dsn, copied=postgres_servers.migrated(dsn) if migrated else None) as made:
         yield made
 
 
 @contextmanager
-def _server(version: Version) -> Iterator[PostgresServer]:
+def _server(version: int) -> Iterator[PostgresServer]:
     url = os.environ.get("WALBROOK_TEST_POSTGRES_URL")
     if url:
-        yield _given_server(url, find_postgres(version))
+        yield _given_server(url)
     elif _docker_answers():
         with _container(version) as server:
             yield server
     else:
-        with _embedded(version) as server:
+        with _own(version, programs_of(version)) as server:
             yield server
 
 
 @contextmanager
-def fresh_database(dsn: str, encoding: str | None = None) -> Iterator[Database]:
-    """A database with a new name on the server at ``dsn``, dropped with its slots at the end."""
+def fresh_database(
+    dsn: str, encoding: str | None = None, *, copied: str | None = None
+) -> Iterator[Database]:
+    """A database with a new name on the server at ``dsn``, dropped with its slots at the end.
+
+    It is empty, or a copy of the database ``copied``.
+    """
     name = f"test_{secrets.token_hex(6)}"
     create = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
     given: dict[str, str] = {}
+    if copied is not None:
+        create += sql.SQL(" TEMPLATE {}").format(sql.Identifier(copied))
     if encoding is not None:
         create += sql.SQL(" ENCODING {} TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'").format(
             sql.Literal(encoding)
@@ -204,27 +259,24 @@ def _drop_slots(admin: psycopg.Connection[tuple[Any, ...]], database: str) -> No
     raise AssertionError(f"a reader of {database} keeps coming back for its slot")
 
 
-def _given_server(url: str, bin_directory: Path) -> PostgresServer:
+def _given_server(url: str) -> PostgresServer:
     with psycopg.connect(url, autocommit=True) as connection:
         version = connection.info.server_version // 10_000
-    return PostgresServer(make_conninfo(url), version, bin_directory, restart=None)
+    return PostgresServer(make_conninfo(url), version, restart=None)
 
 
 @contextmanager
-def _embedded(
-    version: Version, installed: tuple[int, Path] | None = None
-) -> Iterator[PostgresServer]:
+def _own(version: int, programs: Path) -> Iterator[PostgresServer]:
     # Not under pytest's own folder: that one is closed to the account the server runs as.
     directory = Path(tempfile.mkdtemp(prefix="walbrook-test-postgres-"))
     try:
         with EmbeddedPostgres(
             directory,
-            version,
             fast=True,
             settings={"max_wal_senders": "30", "max_replication_slots": "30"},
-            installed=installed,
+            installed=(version, programs),
         ) as server:
-            yield PostgresServer(server.dsn, server.version, server.bin_directory, server.restart)
+            yield PostgresServer(server.dsn, server.version, server.restart)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -245,7 +297,7 @@ def _docker_answers() -> bool:
 
 
 @contextmanager
-def _container(version: Version) -> Iterator[PostgresServer]:
+def _container(version: int) -> Iterator[PostgresServer]:
     from testcontainers.postgres import PostgresContainer
 
     container = PostgresContainer(f"postgres:{version}", driver=None).with_command(
@@ -253,4 +305,4 @@ def _container(version: Version) -> Iterator[PostgresServer]:
         "-c fsync=off"
     )
     with container as running:
-        yield _given_server(running.get_connection_url(), find_postgres(version))
+        yield _given_server(running.get_connection_url())

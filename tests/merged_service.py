@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.fix_postgres import Database
@@ -13,13 +14,23 @@ CREATE TABLE event (id bigint PRIMARY KEY, at timestamptz NOT NULL, origin text 
 
 
 class MergedService(Service):
-    """``first`` also holds the state."""
+    """``first`` also holds the state, unless another database is given for it."""
 
     def __init__(
-        self, first: Database, second: Database, directory: Path, sinks: list[dict[str, object]]
+        self,
+        first: Database,
+        second: Database,
+        directory: Path,
+        sinks: list[dict[str, object]],
+        *,
+        settings: Mapping[str, Mapping[str, object]] | None = None,
+        state: Database | None = None,
     ) -> None:
         self.second = second
-        super().__init__(first, directory, sinks)
+        super().__init__(first, directory, sinks, settings)
+        if state is not None:
+            self.state = state
+            self.configure({"state": {"url": _url(state.dsn)}})
 
     def _configuration(self, sinks: list[dict[str, object]]) -> dict[str, object]:
         config = super()._configuration(sinks)

@@ -1,33 +1,24 @@
-"""A proxy before a Postgres server that can be cut, frozen and pointed elsewhere; TLS if asked.
-
-With a TLS context it takes the client's request for TLS itself and speaks plainly to the server,
-so that certificates can be tested against a server that has none.
-"""
+"""A proxy before a Postgres server that can be cut, frozen and pointed elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
 import select
 import socket
-import ssl
-import struct
 import threading
 from types import TracebackType
 from typing import Self
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-_REQUEST = struct.Struct(">II")
-_SSL_REQUEST, _GSS_REQUEST = 80877103, 80877104
 _TICK_S = 0.05
 
 
 class Proxy:
     """Listens on the loopback interface; a context manager."""
 
-    def __init__(self, target_dsn: str, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, target_dsn: str) -> None:
         self._target = _address(target_dsn)
-        self._tls = tls
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(_TICK_S)
         self._flowing = threading.Event()
@@ -93,9 +84,6 @@ class Proxy:
         client.settimeout(10)
         with contextlib.suppress(OSError), contextlib.ExitStack() as ours:
             ours.callback(client.close)
-            if self._tls is not None:
-                client = _answer_tls(client, self._tls)
-                ours.callback(client.close)
             server = ours.enter_context(socket.create_connection(self._target, timeout=10))
             while not self._closed.is_set() and self._cuts == cuts:
                 if not self._flowing.wait(_TICK_S):
@@ -114,21 +102,8 @@ def _readable(
     client: socket.socket, server: socket.socket
 ) -> list[tuple[socket.socket, socket.socket]]:
     other = {client: server, server: client}
-    if isinstance(client, ssl.SSLSocket) and client.pending():
-        return [(client, server)]
     ready, _, _ = select.select([client, server], [], [], _TICK_S)
     return [(side, other[side]) for side in ready]
-
-
-def _answer_tls(client: socket.socket, context: ssl.SSLContext) -> socket.socket:
-    while True:
-        _, code = _REQUEST.unpack(client.recv(_REQUEST.size, socket.MSG_WAITALL))
-        if code == _SSL_REQUEST:
-            client.sendall(b"S")
-            return context.wrap_socket(client, server_side=True)
-        if code != _GSS_REQUEST:
-            raise OSError("the client does not want TLS")
-        client.sendall(b"N")
 
 
 def _address(dsn: str) -> tuple[str, int]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,13 +19,25 @@ from tests.waiting import until
 
 ROOT = Path(__file__).parents[1]
 START_S = 120.0
+_PORT = re.compile(r"http\.listening.*?port=(\d+)")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Service:
-    """``walbrook run`` with a configuration for ``database``; log and data below ``directory``."""
+    """``walbrook run`` with a configuration for ``database``; log and data below ``directory``.
 
-    def __init__(self, database: Database, directory: Path, sinks: list[dict[str, object]]) -> None:
+    ``settings`` are added to the sections of the configuration that they name.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        directory: Path,
+        sinks: list[dict[str, object]],
+        settings: Mapping[str, Mapping[str, object]] | None = None,
+    ) -> None:
         self.database = database
+        self.state = database  # where the state schema is
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self.slot = f"slot_{database.name}"[:63]
@@ -32,6 +45,20 @@ class Service:
         self.log = directory / "service.log"
         self._process: subprocess.Popen[bytes] | None = None
         self.config.write_text(yaml.safe_dump(self._configuration(sinks), sort_keys=False))
+        self.configure(settings or {})
+
+    def configure(
+        self,
+        sections: Mapping[str, Mapping[str, object]],
+        sinks: list[dict[str, object]] | None = None,
+    ) -> None:
+        """Other sinks, and more settings in some sections, for the next start."""
+        config = yaml.safe_load(self.config.read_text())
+        if sinks is not None:
+            config["sinks"] = sinks
+        for name, given in sections.items():
+            config[name] = {**config.get(name, {}), **given}
+        self.config.write_text(yaml.safe_dump(config, sort_keys=False))
 
     def _configuration(self, sinks: list[dict[str, object]]) -> dict[str, object]:
         return {
@@ -48,6 +75,11 @@ class Service:
             "spark": {"checkpoint_directory": "spark", "driver_memory": "512m"},
             "service": {"http": {"port": 0}},
         }
+
+    def sinks(self) -> list[dict[str, object]]:
+        """As they are configured now."""
+        found: list[dict[str, object]] = yaml.safe_load(self.config.read_text())["sinks"]
+        return found
 
     def start(self) -> None:
         with self.log.open("ab") as log:
@@ -116,7 +148,7 @@ class Service:
         def holds() -> bool:
             assert self._process is not None
             assert self._process.poll() is None, f"the service ended:\n{self.log_tail()}"
-            rows = self.database.execute(sql)
+            rows = self.state.execute(sql)
             return bool(rows and rows[0][0])
 
         try:
@@ -129,18 +161,45 @@ class Service:
         self.until("the state schema", "SELECT to_regclass('walbrook.consumers') IS NOT NULL")
         self.until("the reader", "SELECT state = 'streaming' FROM walbrook.sources")
 
-    def until_settled(self, timeout_s: float = START_S, besides: str | None = None) -> None:
-        """Until every change committed so far is settled for every consumer ``besides`` one."""
-        ((lsn,),) = self.database.execute(
+    def until_settled(
+        self,
+        timeout_s: float = START_S,
+        besides: str | None = None,
+        only: Sequence[str] = (),
+        source: Database | None = None,
+    ) -> None:
+        """Until every change committed so far is settled for every consumer ``besides`` one.
+
+        Or for ``only`` some; ``source`` is another database than the first.
+        """
+        ((lsn,),) = (source or self.database).execute(
             "SELECT pg_logical_emit_message(true, 'test', 'mark', true)"
             if self._version() >= 17
             else "SELECT pg_logical_emit_message(true, 'test', 'mark')"
         )
+        wanted = f"consumer = ANY ('{{{','.join(only)}}}')" if only else "true"
+        if besides:
+            wanted += f" AND consumer <> '{besides}'"
         self.until(
             f"everything up to {lsn} settled",
-            f"SELECT bool_and(lsn >= '{lsn}'::pg_lsn) FROM walbrook.cursors"
-            + (f" WHERE consumer <> '{besides}'" if besides else ""),
+            f"SELECT bool_and(lsn >= '{lsn}'::pg_lsn) FROM walbrook.cursors WHERE {wanted}",
             timeout_s,
+        )
+
+    def http_port(self) -> int:
+        """Of the latest start."""
+
+        def found() -> list[str]:
+            return _PORT.findall(_COLOUR.sub("", self.log.read_text(errors="replace")))
+
+        return int(until("the HTTP port", found)[-1])
+
+    def until_read(self) -> None:
+        """Until all that was committed is in the change log."""
+        ((lsn,),) = self.database.execute("SELECT pg_logical_emit_message(true, 'test', 'mark')")
+        self.until(
+            f"everything up to {lsn} read",
+            f"SELECT log_lsn >= '{lsn}'::pg_lsn FROM walbrook.sources WHERE name = 'shop'",
         )
 
     def log_tail(self, lines: int = 40) -> str:
@@ -152,10 +211,19 @@ class Service:
 
 @contextmanager
 def running(
-    database: Database, directory: Path, sinks: list[dict[str, object]]
+    database: Database,
+    directory: Path,
+    sinks: list[dict[str, object]],
+    settings: Mapping[str, Mapping[str, object]] | None = None,
 ) -> Iterator[Service]:
     """A started service; whatever is left of it at the end is killed."""
-    service = Service(database, directory, sinks)
+    with started(Service(database, directory, sinks, settings)) as service:
+        yield service
+
+
+@contextmanager
+def started(service: Service) -> Iterator[Service]:
+    """A service that serves; whatever is left of it at the end is killed."""
     service.start()
     try:
         service.until_serving()

@@ -27,7 +27,9 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 @contextmanager
 def as_the_reader(database: Database) -> Iterator[Connection]:
     """A connection with the settings that the reader pins; only what is flushed can be read."""
-    options = with_options(database.dsn, {**PINNED, "synchronous_commit": "on"})
+    options = with_options(
+        database.dsn, {**PINNED, "search_path": "public", "synchronous_commit": "on"}
+    )
     with psycopg.connect(database.dsn, autocommit=True, options=options) as connection:
         yield connection
 

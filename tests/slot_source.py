@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cdc.connection import Connection
 from cdc.cursor import Cursor, parse_lsn
 from cdc.errors import GapError
 from cdc.log.view import LogView
@@ -16,8 +17,11 @@ from cdc.replication.settings import ReaderSettings
 from cdc.replication.stop import StopSignal
 from cdc.state.migrate import migrate
 from cdc.state.positions import Settlement, consumer_cursors, register_source, settle
-from tests.fix_postgres import Database
+from tests.fix_postgres import DEFAULT_VERSION, Database
 from tests.waiting import until
+
+# Postgres 14 cannot publish a schema.
+PUBLISHED = "FOR ALL TABLES" if DEFAULT_VERSION < 15 else "FOR TABLES IN SCHEMA public"
 
 
 @dataclass
@@ -80,12 +84,12 @@ class SlotSource:
         until(f"{count} messages in the log", lambda: self.count() >= count)
         return self.messages()
 
-    def settle_all(self) -> Cursor:
+    def settle_all(self, given: Connection | None = None) -> Cursor:
         """What a pipeline does once everything in the log is delivered."""
         view = self.view
         last = view.entries(view.next_batch() - 1, view.next_batch())[0]
         end = Cursor(int(last["high_lsn"]), int(last["high_idx"]))
-        with self.database.connect() as connection:
+        with nullcontext(given) if given is not None else self.database.connect() as connection:
             consumers = {
                 name: Settlement(since, end)
                 for name, since in consumer_cursors(connection, "shop").items()
@@ -110,7 +114,7 @@ class SlotSource:
 
 
 def make_slot_source(
-    database: Database, directory: Path, *, publication: str = "FOR TABLES IN SCHEMA public"
+    database: Database, directory: Path, *, publication: str = PUBLISHED
 ) -> SlotSource:
     """Publication, slot, state schema and rows for ``database``."""
     slot = f"slot_{database.name}"[:63]
@@ -138,6 +142,7 @@ def make_slot_source(
         publication="pub",
         state_dsn=database.dsn,
         log_directory=directory,
+        durability="disk",
         idle_s=0.2,
     )
     return SlotSource(database, settings, term)

@@ -180,8 +180,11 @@ class RedisStreamDestination(_Destination):
         return "total"
 
     def place(self, consumer: str) -> tuple[object, ...] | None:
-        server = self.url.get_secret_value() if self.url else (self.host, self.port, self.database)
-        return ("redis", server, self.stream_key or f"walbrook.{consumer}")
+        host, port, database = self.host, self.port, str(self.database)
+        if self.url is not None:
+            url = urlsplit(self.url.get_secret_value())
+            host, port, database = url.hostname, url.port or 6379, url.path.strip("/") or "0"
+        return ("redis", host, port, database, self.stream_key or f"walbrook.{consumer}")
 
 
 class WebhookDestination(_Destination):

@@ -113,16 +113,20 @@ class Log(Section):
         default=Path("var/log"), description="Directory that holds the segments."
     )
     durability: Literal["memory", "disk", "fsync"] = Field(
-        default="disk",
-        description="When a batch is synced: never, in the background, or as soon as the disk "
-        "can. With fsync the log alone lets Postgres forget; else delivery does.",
+        default="fsync",
+        description="When a batch is on disk, and what lets Postgres remove its WAL. fsync: at "
+        "once; WAL goes as soon as the log has it on disk. disk: once a second; WAL goes when "
+        "every sink has the change. memory: never; the same. With disk and memory one sink that "
+        "is paused, slow or down keeps all later WAL on the source.",
     )
     batch_rows: Positive = Field(default=16384, description="Most changes in one batch.")
     batch_bytes: BatchSize = Field(
         default=4 * 2**20, description="Most bytes in one batch; at most 1GiB."
     )
     linger_ms: Annotated[Integer, Field(ge=0, le=60_000)] = Field(
-        default=10, description="How long a batch waits for more changes, in milliseconds."
+        default=5,
+        description="How long a batch waits for more changes while changes keep coming, in "
+        "milliseconds. A lone transaction does not wait.",
     )
     segment_bytes: PositiveSize = Field(
         default=64 * 2**20, description="Size at which a segment is sealed."

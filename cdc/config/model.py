@@ -81,6 +81,18 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _backlogs_have_room(self) -> Self:
+        """Backlogs are counted in segments, the one that a sink reads left out."""
+        for i, sink in enumerate(self.sinks):
+            backlog = sink.max_backlog
+            if backlog is not None and backlog.size < 2 * self.log.segment_bytes:
+                raise wrong(
+                    "is less than 2 × log.segment_bytes; raise it or lower the other",
+                    within=("sinks", i, "max_backlog", "size"),
+                )
+        return self
+
+    @model_validator(mode="after")
     def _executors_reach_the_log(self) -> Self:
         """Executors elsewhere read the log through its server, so there must be one for them."""
         flight = self.log.flight

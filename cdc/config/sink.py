@@ -38,6 +38,21 @@ def _start_at(value: str) -> str:
 StartAt = Annotated[str, AfterValidator(_start_at)]
 
 
+class MaxBacklog(Section):
+    """How much of the change log one sink may hold, and what happens to it beyond that."""
+
+    size: Annotated[Size, Field(ge=1)] = Field(
+        description="Most bytes of the log before the sink, counted in whole segments "
+        "(log.segment_bytes); at least 2 segments."
+    )
+    on_full: Literal["warn", "evict", "disable"] = Field(
+        default="warn",
+        description="What happens to this sink beyond size. warn: a health event names it. evict: "
+        "its cursor moves on, and a gap says over what. disable: it is paused, and the log keeps "
+        "nothing more for it, until it is resumed.",
+    )
+
+
 class Source(Section):
     """Which tables a sink takes changes from."""
 
@@ -192,6 +207,11 @@ class Sink(Section):
         default=5,
         description="Its weight when there is more to deliver than can be delivered; 10 gets ten "
         "times the share of 1.",
+    )
+    max_backlog: MaxBacklog | None = Field(
+        default=None,
+        description="A bound on what the log keeps for this sink; if not given, log.max_bytes "
+        "alone bounds it, for all sinks together.",
     )
     ordering: Literal["commit", "event_time"] = Field(
         default="commit",

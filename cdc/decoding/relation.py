@@ -10,7 +10,7 @@ bytes left over or says something impossible is refused; nothing is guessed.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cdc.decoding.catalog import CatalogNote, read_note, write_note
 from cdc.errors import DecodeError
@@ -41,7 +41,7 @@ class Relation:
     replica_identity: str
     columns: tuple[Column, ...]
     key: tuple[int, ...]  # positions of the key's columns, in key order
-    key_noted: bool = False  # whether the catalog was asked; else nobody knows if there is a key
+    key_noted: bool = False  # whether the key and its order are certain
     catalog: CatalogNote = field(default_factory=CatalogNote)
     codec: str = ""  # of the texts in its rows, as Python calls it; UTF-8 if it is not said
 
@@ -49,6 +49,14 @@ class Relation:
     def attnums(self) -> tuple[int, ...] | None:
         """The number that each column has kept since it was made, through every rename."""
         return self.catalog.attnums or None
+
+    @property
+    def said_key(self) -> tuple[int, ...]:
+        """The key's columns as the message itself has them, in column order.
+
+        Empty if it does not say: the whole row is the replica identity, or none of it.
+        """
+        return () if self.replica_identity == "f" else _flagged(self.columns)
 
     def __str__(self) -> str:
         return f"{self.namespace}.{self.name}"
@@ -73,11 +81,18 @@ def parse_relation(message: bytes) -> Relation:
     key = _key(reader, columns)
     catalog = _catalog(reader, columns)
     reader.end()
+    relation = Relation(
+        oid, namespace, name, identity, columns, key or _flagged(columns), True, catalog, codec
+    )
+    if key is not None:
+        return relation
     # A catalog that numbers the columns has the table: if it noted no key, there is none.
-    noted = key is not None or bool(catalog.attnums)
-    if key is None:
-        key = tuple(at for at, column in enumerate(columns) if column.is_key)
-    return Relation(oid, namespace, name, identity, columns, key, noted, catalog, codec)
+    certain = len(relation.said_key) == 1 if relation.said_key else bool(catalog.attnums)
+    return replace(relation, key_noted=certain)
+
+
+def _flagged(columns: tuple[Column, ...]) -> tuple[int, ...]:
+    return tuple(at for at, column in enumerate(columns) if column.is_key)
 
 
 def from_encoding(message: bytes, codec: str) -> bytes:
@@ -97,12 +112,15 @@ def from_encoding(message: bytes, codec: str) -> bytes:
 def with_catalog(message: bytes, note: CatalogNote) -> bytes:
     """The message with what the catalog says of its table behind it.
 
-    The catalog may be ahead of the message: a key with a column that the message does not have is
-    not this version's, and is left out.
+    The catalog may be ahead of the message. If the message says which columns are the key, the
+    catalog adds only their order. If it does not, the catalog's key is taken, provided that this
+    version has its columns.
     """
-    positions = {column.name: at for at, column in enumerate(parse_relation(message).columns)}
+    relation = parse_relation(message)
+    positions = {column.name: at for at, column in enumerate(relation.columns)}
+    said = {relation.columns[at].name for at in relation.said_key}
     key = note.key
-    if key and positions.keys() >= set(key):
+    if key and (set(key) == said if said else positions.keys() >= set(key)):
         message += struct.pack(f">cH{len(key)}H", _KEY, len(key), *map(positions.get, key))
     rest = write_note(note)
     return message + struct.pack(">cI", _CATALOG, len(rest)) + rest if rest else message

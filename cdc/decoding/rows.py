@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -142,6 +143,8 @@ def decode_rows(
             columns[wanted.name("changes", at)] = rows.changes(form)
         if rows.old is not None and wanted.before:
             columns[wanted.name("before", at)] = rows.before(form)
+    if (old_keys := rows.old_keys()) is not None:
+        columns["old_record_pks"] = old_keys
     if wanted.times:
         columns[EVENT_TEXT] = rows.event_text(wanted)
     return Decoded(columns, rows.faults)
@@ -187,6 +190,27 @@ class _Rows:
                 column = filled(column, self.old[at])
             columns.append(self.faults.sound(self.plan.names[at], column.values, text_json))
         return array_of(columns, self.count)
+
+    def old_keys(self) -> pa.StringArray | None:
+        """The keys that updates took from their rows, null for all others; None without any.
+
+        An old key ('K') carries the columns of the replica identity alone.
+        """
+        if self.old is None:
+            return None
+        known = range(len(self.row)) if self.old_is_whole else self.plan.identity
+        compared = [at for at in self.plan.relation.key if at in known]
+        changed = np.zeros(self.count, dtype=bool)
+        for at in compared:
+            changed |= differences(self.old[at], self.row[at])
+        if not changed.any():
+            return None
+        columns = []
+        for at in self.plan.relation.key:
+            column = self.old[at] if at in known else filled(self.row[at], self.old[at])
+            columns.append(self.faults.sound(self.plan.names[at], column.values, text_json))
+        keys = array_of(columns, self.count)
+        return pc.if_else(pa.array(changed), keys, pa.scalar(None, pa.string()))
 
     def unchanged(self) -> pa.StringArray:
         return names_where(

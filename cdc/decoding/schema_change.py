@@ -48,11 +48,15 @@ def key_of(relation: Relation) -> list[str]:
 def same_key(old: Relation, new: Relation, renamed: Mapping[str, str]) -> bool:
     """Whether they have the same key, also if one of its columns has another name now.
 
-    A table that is gone when the catalog is asked has no noted key: then nobody can say.
+    The catalog may no longer know this version when it is asked. Then the order of the key's
+    columns is not known, and of a table whose messages do not say its key not even the columns.
     """
-    if old.key_noted != new.key_noted:
-        return True
-    return [renamed.get(name, name) for name in key_of(old)] == key_of(new)
+    before, after = [renamed.get(name, name) for name in key_of(old)], key_of(new)
+    if old.key_noted == new.key_noted:
+        return before == after
+    if old.said_key and new.said_key:
+        return set(before) == set(after)
+    return True
 
 
 def same_table(old: Relation, new: Relation) -> bool:

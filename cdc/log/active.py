@@ -16,6 +16,7 @@ import pyarrow as pa
 import xxhash
 
 from cdc.cursor import Cursor
+from cdc.log.files import FILE_MODE
 from cdc.log.frame import Marker
 from cdc.log.manifest import Manifest, SegmentInfo
 from cdc.log.segment import (
@@ -131,7 +132,7 @@ class ActiveSegment:
 
 
 def _open_to_append(path: Path, create: int, opened: ExitStack) -> int:
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | create, mode=0o644)
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | create, mode=FILE_MODE)
     opened.callback(os.close, handle)
     return handle
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from cdc.log.files import FILE_MODE
+
 _NOTE = "damaged"
 
 
 def report_damage(directory: Path) -> None:
     """Leave the note; where that cannot be done, whoever meets the damage next does."""
     with suppress(OSError):
-        (directory / _NOTE).touch()
+        (directory / _NOTE).touch(FILE_MODE)
 
 
 def take_damage_report(directory: Path) -> bool:

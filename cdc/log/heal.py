@@ -1,8 +1,7 @@
-"""Looking through the log for what is damaged: to be cut, to be mended, or only to be told of.
+"""What is found damaged in a log, and what can be done about it.
 
-Frames that may hold an unsettled change are read and checked in full, one segment at a time; of
-the settled past only what costs nothing. Nothing is changed here but indexes, which are put anew
-from the frames.
+What the source can send again is cut. An index is written again from its frames. Anything else
+stays as it is, and concerns the consumers that stand before it.
 """
 
 from __future__ import annotations
@@ -28,46 +27,33 @@ _LOOK_BACK_S = 10.0
 
 @dataclass(frozen=True)
 class Findings:
-    """What is not as it should be."""
+    """What is not as it should be; of each segment only the first damage."""
 
-    cut: Examined | None  # the first damage among the unsettled
-    kept: tuple[SegmentInfo, ...]  # all before it, the last one up to its last whole frame
-    to_mend: tuple[Examined, ...]  # whole, but not their indexes
-    settled: tuple[Examined, ...]  # damage that nobody waits for
+    damaged: tuple[Examined, ...] = ()  # among the unsettled, in the log's order
+    to_mend: tuple[Examined, ...] = ()  # whole, but not their indexes
+    settled: tuple[Examined, ...] = ()  # damage that nobody waits for
 
-    def require_refetchable(self, end: Cursor, again_from: Cursor, has_from: Cursor) -> None:
-        """Refuse a cut at ``end`` if the source does not have what is needed from there on."""
-        if again_from >= has_from:
-            return
-        where = self.cut.what if self.cut else f"the log ends at {end}"
-        raise CorruptionError(
-            f"{where}: changes from {again_from} on are lost here, and "
-            f"the source has them only from {has_from} on",
-            fix="restore the file from a copy; or, with the service stopped, let them go: SELECT "
-            f"walbrook.accept_gap(source, '{format_lsn(has_from.lsn)}')",
-            kind="log_damaged",
+    def refetchable(self, unsettled_from: Cursor, has_from: Cursor) -> Examined | None:
+        """The first damage from which on the source has everything, so that it can be cut."""
+        return next(
+            (one for one in self.damaged if max(one.whole_to, unsettled_from) >= has_from), None
         )
 
 
-def look_through(
-    directory: Path, segments: Sequence[SegmentInfo], unsettled_from: Cursor
-) -> Findings:
-    """Examine all segments up to the first damage that matters."""
-    past = [segment for segment in segments if segment.high <= unsettled_from]
-    looked_at = list(_look_back(directory, past))
-    settled = tuple(found for found in looked_at if not found.whole)
-    to_mend = [found for found in looked_at if found.whole and not found.index_stored]
-    for position, segment in enumerate(segments[len(past) :], len(past)):
-        found = examine(directory, segment, unsettled_from)
-        if not found.whole:
-            kept = (*segments[:position], *([found.kept] if found.kept else []))
-            return Findings(found, kept, tuple(to_mend), settled)
-        if not found.index_stored:
-            to_mend.append(found)
-    return Findings(None, tuple(segments), tuple(to_mend), settled)
+def require_refetchable(end: Cursor, again_from: Cursor, has_from: Cursor) -> None:
+    """Refuse a log that ends at ``end`` if the source does not have what follows."""
+    if again_from >= has_from:
+        return
+    raise CorruptionError(
+        f"the log ends at {end}: changes from {again_from} on are lost here, and "
+        f"the source has them only from {has_from} on",
+        fix="restore the file from a copy; or, with the service stopped, let them go: SELECT "
+        f"walbrook.accept_gap(source, '{format_lsn(has_from.lsn)}')",
+        kind="log_ends_early",
+    )
 
 
-def _look_back(directory: Path, past: Sequence[SegmentInfo]) -> Iterator[Examined]:
+def look_back(directory: Path, past: Sequence[SegmentInfo]) -> Iterator[Examined]:
     """The settled past, the latest first: nothing waits for a tier that is slow or away."""
     deadline = time.monotonic() + _LOOK_BACK_S
     reachable = True
@@ -76,8 +62,8 @@ def _look_back(directory: Path, past: Sequence[SegmentInfo]) -> Iterator[Examine
             continue
         try:
             yield examine(directory, segment, None)
-        except TransientError:
-            reachable = False
+        except (OSError, TransientError):
+            reachable = reachable and not segment.place
 
 
 def mend_index(directory: Path, found: Examined) -> None:

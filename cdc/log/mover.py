@@ -213,7 +213,9 @@ class Mover:
         assert self._place is not None
         cold = (one for one in self._manifest().segments if one.place == self._place)
         known = next((one.name + DATA for one in cold), None)
-        folder_at(self._place).claim(self._log_id, known)
+        folder = folder_at(self._place)
+        folder.claim(self._log_id, known)
+        folder.keep_private()
         self._claimed, self._refusal = True, None
 
     def _manifest(self) -> Manifest:

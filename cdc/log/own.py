@@ -74,6 +74,7 @@ class OwnManifest:
 def fenced(directory: Path, other: int, own: int) -> OperatorError:
     return OperatorError(
         f"the log in {directory} is written by term {other}; this is term {own}",
-        fix="stop this service: a newer one has taken over",
+        fix="stop this service if a newer one has taken over. If there is none, the log belongs to "
+        "another state database: give this one another log.directory, or empty that one",
         kind="fenced",
     )

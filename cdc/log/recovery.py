@@ -22,7 +22,7 @@ import structlog
 
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import CorruptionError, TransientError
-from cdc.log.files import TEMPORARY, keep_aside, sync_directory, write_synced
+from cdc.log.files import FILE_MODE, TEMPORARY, keep_aside, sync_directory, write_synced
 from cdc.log.floors import keep_floors, new_log_id, read_floors
 from cdc.log.found import Found, find_active
 from cdc.log.frame import LOST_FIX, find_whole
@@ -56,7 +56,7 @@ class Recovered:
 
 def take_lock(directory: Path, timeout_s: float) -> int:
     """Take the writer's lock; an earlier process may need a moment to die."""
-    handle = os.open(directory / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    handle = os.open(directory / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     deadline = time.monotonic() + timeout_s
     while True:
         try:

@@ -19,7 +19,7 @@ import xxhash
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import CorruptionError, TransientError
 from cdc.failpoints import reached
-from cdc.log.files import sync_directory
+from cdc.log.files import FILE_MODE, sync_directory
 
 Durability = Literal["memory", "disk", "fsync"]
 
@@ -70,7 +70,7 @@ class Syncer:
         self._failure: OSError | None = None
         self._stopping = False
         self._handle = os.open(
-            directory / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode=0o644
+            directory / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode=FILE_MODE
         )
         self._thread: threading.Thread | None = None
         try:

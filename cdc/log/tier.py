@@ -18,7 +18,7 @@ import pyarrow.fs as pafs
 import xxhash
 
 from cdc.errors import OperatorError, TransientError
-from cdc.log.files import TEMPORARY, make_directory, sync_directory
+from cdc.log.files import TEMPORARY, make_directory, make_private, private, sync_directory
 
 _CHUNK_BYTES = 4 << 20
 # Beside the folder, which holds segments and nothing else.
@@ -88,6 +88,11 @@ class Folder:
             raise OSError(f"{self._path} holds nothing of what was moved there: is it mounted?")
         self._put(f"{self._path}{_OWNER}", iter([pa.py_buffer(log_id.encode())]))
 
+    def keep_private(self) -> None:
+        """Where the folder is one of this machine, only the service's account may look into it."""
+        if self._local:
+            make_private(Path(self._path))
+
     def owner(self) -> str | None:
         """The log whose folder this is; None while nobody has said so."""
         path = f"{self._path}{_OWNER}"
@@ -115,6 +120,8 @@ class Folder:
         writing = f"{path}{TEMPORARY}" if self._local else path
         if self._local:
             make_directory(Path(path).parent)
+            with open(writing, "wb", opener=private):
+                pass  # opened again below, it keeps its mode
         else:
             self._files.create_dir(os.path.dirname(path), recursive=True)
         written = xxhash.xxh3_64()

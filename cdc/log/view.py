@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from cdc.cursor import Cursor
 from cdc.errors import CorruptionError, GapError
+from cdc.log.files import make_directory
 from cdc.log.frame import Frame, Marker, open_frame, read_marker
 from cdc.log.manifest import Manifest, ManifestFile, SegmentInfo
 from cdc.log.segment import (
@@ -105,7 +106,7 @@ class LogView:
         """``next_batch`` as soon as it exceeds ``beyond``, or after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         if self._waker is None:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_directory(self._directory)
             self._waker = Waker(self._directory)
         while (end := self.next_batch()) <= beyond:
             remaining = deadline - time.monotonic()
@@ -255,18 +256,21 @@ class LogView:
         buffer = data.read(offset, int(entry["bytes"]))
         marker = read_marker(buffer, 0)
         if marker is None or index_entry(marker, offset) != entry.item():
+            first = Cursor(int(entry["first_lsn"]), int(entry["first_idx"]))
             raise self._damaged(
-                f"the frame at byte {offset} of {name}.seg does not match its checksum or its "
-                "index: it"
+                f"the frame at byte {offset} of {name}.seg (changes from {first} to "
+                f"{high_of(entry)}) does not match its checksum or its index: it",
+                high_of(entry),
             )
         return marker, buffer
 
-    def _damaged(self, what: str) -> CorruptionError:
+    def _damaged(self, what: str, behind: Cursor | None = None) -> CorruptionError:
         # In a log that was cut meanwhile this is not damage but another history.
         self._manifest_anew()
         return CorruptionError(
             f"{what} cannot be read as written",
-            fix="restart the service, which makes indexes anew and fetches again what the source "
-            "still has; else restore the segment from a copy",
+            fix="the reader looks at it, and reads again what the source still has; else restore "
+            "the segment from a copy"
+            + ("" if behind is None else f", or go on without: walbrook.skip_to(…, '{behind}')"),
             kind="log_damaged",
         )

@@ -37,10 +37,25 @@ class Examined:
     index: bytes  # of all frames in front of the damage
     index_stored: bool  # the index lies there as it must
     damaged_at: int | None  # the byte of the first frame that is not whole
+    damaged_entry: bytes | None = None  # what the index says of that frame, if it can be believed
 
     @property
     def whole(self) -> bool:
         return self.damaged_at is None
+
+    @property
+    def whole_to(self) -> Cursor:
+        """Up to where the segment can be read from its start."""
+        kept = self.kept
+        return self.segment.first if kept is None else kept.high
+
+    @property
+    def lost(self) -> tuple[Cursor, Cursor]:
+        """The bounds of the damaged batch; of the rest of the segment if no index has them."""
+        if self.damaged_entry is None:
+            return self.whole_to, self.segment.high
+        entry = parse_index(self.damaged_entry)[0]
+        return Cursor(int(entry["first_lsn"]), int(entry["first_idx"])), high_of(entry)
 
     @property
     def kept(self) -> SegmentInfo | None:
@@ -94,7 +109,8 @@ def examine(directory: Path, segment: SegmentInfo, frames_above: Cursor | None) 
         marker = read_marker(data, offset)
         if marker is None or index_entry(marker, offset) != entry.item():
             at = int(entry["batch_idx"]) - segment.first_batch
-            return Examined(segment, index[: at * entry.nbytes], True, offset)
+            damaged = index[at * entry.nbytes : (at + 1) * entry.nbytes]
+            return Examined(segment, index[: at * entry.nbytes], True, offset, damaged)
     return Examined(segment, index, True, None)
 
 

@@ -11,6 +11,7 @@ it must be opened anew (``needs_reopen``).
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,11 +23,12 @@ import pyarrow as pa
 
 from cdc.cursor import Cursor
 from cdc.decoding.annotations import Run
-from cdc.errors import ProtocolError, TransientError
+from cdc.errors import OperatorError, ProtocolError, TransientError
 from cdc.log.active import ActiveSegment
-from cdc.log.files import make_directory
+from cdc.log.files import make_private
 from cdc.log.frame import Marker, encode_frame
-from cdc.log.heal import Findings, look_through, mend_index
+from cdc.log.heal import Findings, mend_index, require_refetchable
+from cdc.log.inspection import Inspection
 from cdc.log.manifest import Manifest, SegmentInfo
 from cdc.log.mover import Mover
 from cdc.log.own import OwnManifest, UnsureError
@@ -38,6 +40,7 @@ from cdc.log.segment import data_path, index_path
 from cdc.log.sync import Durability as Durability
 from cdc.log.sync import Syncer
 from cdc.log.tier import Tier as Tier
+from cdc.log.whole import Examined
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,10 @@ class SegmentLimits:
 
 
 _LIMITS = SegmentLimits()
+_NEEDS_OPERATOR = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT),
+    *(errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
+}
 
 
 class LogWriter:
@@ -73,8 +80,8 @@ class LogWriter:
         self._limits = limits
         self._tier = tier
         place = tier.place_of(directory) if tier else None
-        with self._writing():
-            make_directory(directory)
+        with self._writing(), self._permitted():
+            make_private(directory)
             self._lock = take_lock(directory, lock_timeout_s)
         self._active: ActiveSegment | None = None
         try:
@@ -82,7 +89,7 @@ class LogWriter:
                 found = recover(directory, term, place, to_heal=to_heal)
                 self._own = OwnManifest(directory, found.manifest)
                 self._lost, self._aside = found.lost, found.aside
-                self._damaged: dict[SegmentInfo, str] = {}
+                self._damaged: dict[str, Examined] = {}
                 self._active = ActiveSegment(directory, found.manifest, found.active)
                 self.end = self._active.high
                 self.next_batch = found.manifest.next_batch + self._active.batches
@@ -120,13 +127,17 @@ class LogWriter:
         return self._own.bytes + self._active_bytes
 
     @property
-    def damage(self) -> str | None:
-        """What does not read back, or was kept aside, though nothing waits for it."""
+    def damaged(self) -> tuple[Examined, ...]:
+        """The segments that do not read back and were not cut, as long as they are there."""
         if self._damaged:
-            left = set(self.manifest.segments)
-            self._damaged = {one: text for one, text in self._damaged.items() if one in left}
-        found = [*([self._aside] if self._aside else []), *self._damaged.values()]
-        return "; ".join(found) or None
+            names = {segment.name for segment in self._readable()}
+            self._damaged = {name: one for name, one in self._damaged.items() if name in names}
+        return tuple(self._damaged.values())
+
+    @property
+    def aside(self) -> str | None:
+        """What was kept aside when the log was opened, and why."""
+        return self._aside
 
     @property
     def tier_problem(self) -> str | None:
@@ -201,12 +212,8 @@ class LogWriter:
                 )
             )
 
-    def heal(self, unsettled_from: Cursor, refetchable_from: Cursor) -> Cursor | None:
-        """Check every frame that may hold an unsettled change; cut where one is damaged.
-
-        What is cut must be had again from the source, or else it is a CorruptionError. Returns
-        from where, or None if nothing was damaged.
-        """
+    def inspect(self, unsettled_from: Cursor, refetchable_from: Cursor) -> Inspection:
+        """Begin to read back, in a thread, every frame that may hold an unsettled change."""
         self._syncer.flush()
         with self._writing():
             self._require_own_manifest()
@@ -215,16 +222,55 @@ class LogWriter:
             if active is not None and active.batches and not active.index_is_whole(path):
                 # It is open under its old inode: sealed, it can be made anew.
                 self._seal()
-            segments = self.manifest.segments
-            if self._active is not None and self._active.batches:
-                segments = (*segments, self._active.info(time.time()))
-            found = look_through(self._directory, segments, unsettled_from)
+            return Inspection(self._directory, self._readable(), unsettled_from, refetchable_from)
+
+    def heal(
+        self, found: Findings, unsettled_from: Cursor, refetchable_from: Cursor
+    ) -> Cursor | None:
+        """Mend indexes, and cut the log where the source can send again what is damaged.
+
+        Damage that the source cannot send stays where it is: it concerns the consumers that stand
+        before it. A log that ends before what was on disk is a CorruptionError, unless the source
+        has the rest. Returns from where the source has to send, or None if nothing was cut.
+        """
+        with self._writing():
+            self._require_own_manifest()
             for one in found.to_mend:
-                mend_index(self._directory, one)
-            self._damaged = {one.segment: one.what for one in found.settled}
-            if found.cut is None and self._lost is None:
-                return None
-            return self._cut_damage(found, unsettled_from, refetchable_from)
+                # A segment that was removed or moved since would get an index that nobody reads.
+                if one.segment in self.manifest.segments:
+                    mend_index(self._directory, one)
+            cut = found.refetchable(unsettled_from, refetchable_from)
+            left = [*found.settled, *(one for one in found.damaged if one is not cut)]
+            self._damaged = {one.segment.name: one for one in left}
+            kept = None if cut is None else self._before(cut)
+            if kept is not None:
+                return self._cut_damage(kept, unsettled_from)
+            if self._lost is not None:
+                again_from = max(self.end, unsettled_from)
+                require_refetchable(self.end, again_from, refetchable_from)
+                return self._cut_damage(self._readable(), unsettled_from)
+            return None
+
+    @property
+    def ended_early(self) -> bool:
+        """More was on disk than is left: nothing can be appended before ``heal``."""
+        return self._lost is not None
+
+    def _readable(self) -> tuple[SegmentInfo, ...]:
+        active = self._active
+        if active is None or not active.batches:
+            return self.manifest.segments
+        return (*self.manifest.segments, active.info(time.time()))
+
+    def _before(self, damage: Examined) -> tuple[SegmentInfo, ...] | None:
+        """The segments up to the damage, wherever they lie by now; None if it is gone."""
+        segments = self._readable()
+        for at, segment in enumerate(segments):
+            if segment.name == damage.segment.name:
+                kept = damage.kept
+                end = [] if kept is None else [replace(kept, place=segment.place)]
+                return (*segments[:at], *end)
+        return None
 
     def close(self) -> None:
         """Sync and let go; what was appended stays readable."""
@@ -279,12 +325,9 @@ class LogWriter:
             self._active.close()
             self._active = None
 
-    def _cut_damage(
-        self, found: Findings, unsettled_from: Cursor, refetchable_from: Cursor
-    ) -> Cursor:
-        end = found.kept[-1].high if found.kept else self.manifest.earliest
+    def _cut_damage(self, kept: tuple[SegmentInfo, ...], unsettled_from: Cursor) -> Cursor:
+        end = kept[-1].high if kept else self.manifest.earliest
         again_from = max(end, unsettled_from)
-        found.require_refetchable(end, again_from, refetchable_from)
         if again_from > end:
             # The settled changes between would be a hole, so the settled past goes as well.
             self.restart_at(again_from)
@@ -294,7 +337,7 @@ class LogWriter:
                 self.manifest,
                 history=self.manifest.history + 1,
                 start_batch=self.manifest.first_batch,
-                segments=found.kept,
+                segments=kept,
             )
         )
         return again_from
@@ -383,6 +426,21 @@ class LogWriter:
         except UnsureError as error:
             self._syncer.fail(error)
             self._syncer.check()
+
+    @contextmanager
+    def _permitted(self) -> Iterator[None]:
+        """Waiting does not mend a directory that may not be made or written."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _NEEDS_OPERATOR:
+                raise
+            raise OperatorError(
+                f"the log directory {self._directory} cannot be used: {error.strerror}",
+                fix="let the account of the service make and write it, or set log.directory to "
+                "another place",
+                kind="log_directory",
+            ) from error
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -1,13 +1,14 @@
 """Claiming the messages of a push consumer that are due, and saying what became of them.
 
-What must always hold: a claim is a lease with a deadline by the database's clock; whoever claims
-takes the first of a group and those behind it, in order; what another start of the service has
-claimed is taken over, because there is only one.
+Invariants: a claim is a lease with a deadline by the database's clock; a claim takes the first
+message of a group and those behind it, in order; what another process has claimed is taken over,
+because only one process serves a source.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 import pyarrow as pa
 
@@ -32,8 +33,8 @@ SELECT c.name, c.id, greatest(extract(epoch FROM d.due_at - clock_timestamp()), 
  WHERE c.source = %s AND c.active
 """
 # Those behind a first one are taken with it, up to one that has its place among all of its table.
-# Rows that another start of the service had claimed may be what ended it: they are taken one by
-# one, and each such claim counts.
+# Rows that a process which is gone had claimed may be what ended it: each is taken alone. A row
+# counts as abandoned if that process had claimed it alone: nothing else can be to blame then.
 _CLAIM = """
 WITH lease AS (SELECT nextval('walbrook.lease_ids') AS id),
 heads AS (
@@ -57,32 +58,55 @@ chosen AS (
                    WHERE w.consumer = %(consumer)s AND w.whole_table
                      AND w.table_schema = e.table_schema AND w.table_name = e.table_name
                      AND (w.commit_lsn, w.commit_idx) < (e.commit_lsn, e.commit_idx))
-            ORDER BY e.commit_lsn, e.commit_idx LIMIT %(rows)s) f),
+            ORDER BY e.commit_lsn, e.commit_idx LIMIT %(behind)s) f),
 sized AS (
-    SELECT e.commit_lsn, e.commit_idx, row_number() OVER place AS number,
-           sum(coalesce(octet_length(e.record), 0) + coalesce(octet_length(e.changes), 0)
-               + coalesce(octet_length(e.message), 0)) OVER place AS bytes
-      FROM walbrook.events e JOIN chosen c USING (commit_lsn, commit_idx)
-     WHERE e.consumer = %(consumer)s
-    WINDOW place AS (ORDER BY e.commit_lsn, e.commit_idx))
+    SELECT c.commit_lsn, c.commit_idx, row_number() OVER place AS number,
+           sum(e.bytes) OVER place AS bytes, bool_or(e.taken_over) OVER place AS taken_over
+      FROM chosen c
+     CROSS JOIN LATERAL (
+           SELECT coalesce(e.holder <> %(holder)s, false) AS taken_over,
+                  coalesce(octet_length(e.record), 0) + coalesce(octet_length(e.changes), 0)
+                  + coalesce(octet_length(e.message), 0) AS bytes FROM walbrook.events e
+            WHERE e.consumer = %(consumer)s AND e.commit_lsn = c.commit_lsn
+              AND e.commit_idx = c.commit_idx LIMIT 1) e
+    WINDOW place AS (ORDER BY c.commit_lsn, c.commit_idx))
 UPDATE walbrook.events e
-   SET deliveries = e.deliveries + (e.holder IS NOT NULL AND e.holder <> %(holder)s)::int,
+   SET abandoned = e.abandoned
+                   + coalesce(e.holder <> %(holder)s AND e.lease_id IS NOT NULL, false)::int,
        lease_id = lease.id, holder = %(holder)s,
        lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s)
   FROM sized s, lease
  WHERE e.consumer = %(consumer)s AND e.commit_lsn = s.commit_lsn AND e.commit_idx = s.commit_idx
-   AND s.number <= %(rows)s AND (s.bytes <= %(bytes)s OR s.number = 1)
+   AND s.number <= %(rows)s
+   AND (s.number = 1 OR s.bytes <= %(bytes)s AND NOT s.taken_over)
 RETURNING e.commit_lsn::text, e.commit_idx, e.commit_timestamp, e.xid, e.table_schema,
-          e.table_name, e.action, e.record, e.changes, e.record_pks, e.unchanged, e.annotations,
-          e."before", e.message, e.route, e.group_id, e.whole_table, e.deliveries
+          e.table_name, e.action, e.record, e.changes, e.record_pks, e.old_record_pks, e.unchanged,
+          e.annotations, e."before", e.message, e.route, e.group_id, e.whole_table, e.deliveries,
+          e.abandoned
 """
 # Rows that were just copied have no statistics; what is claimed is little, whatever waits.
 BY_INDEX = """
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true)
+       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true),
+       set_config('enable_sort', 'off', true)
 """
 _TAKEN_OVER = """
-SELECT EXISTS (SELECT FROM walbrook.events WHERE consumer = %s AND holder <> %s)
+SELECT EXISTS (SELECT FROM walbrook.events
+                WHERE consumer = %s AND holder <> %s AND due_at <= clock_timestamp())
+"""
+# What such a process had claimed together is marked by a lease that is taken away: when all others
+# have been taken over, the last one must not look as if it had been claimed alone.
+_CLAIMED_TOGETHER = """
+UPDATE walbrook.events e SET lease_id = NULL
+ WHERE e.consumer = %(consumer)s AND e.holder <> %(holder)s AND e.lease_id IS NOT NULL
+   AND EXISTS (SELECT FROM walbrook.events o
+                WHERE o.consumer = %(consumer)s AND o.holder = e.holder AND o.lease_id = e.lease_id
+                  AND (o.commit_lsn, o.commit_idx) <> (e.commit_lsn, e.commit_idx))
+"""
+# How many heads a claim finds, at most as many as asked.
+_HEADS = """
+SELECT count(*) FROM (SELECT FROM walbrook.events
+                       WHERE consumer = %s AND due_at <= clock_timestamp() LIMIT %s) few
 """
 _RELEASE = """
 UPDATE walbrook.events SET lease_id = NULL, holder = NULL, lease_until = NULL
@@ -91,8 +115,13 @@ UPDATE walbrook.events SET lease_id = NULL, holder = NULL, lease_until = NULL
 _COUNT = """
 UPDATE walbrook.consumers SET delivered = delivered + %s, absorbed = absorbed + %s WHERE id = %s
 """
-_CLAIMED = [name for name in EVENT_SCHEMA.names if name not in (
-    "error", "error_kind", "pause_s", "dead")]  # fmt: skip
+ABANDONED = "abandoned"
+"""The column that says how often a process ended while it was delivering this row alone."""
+
+_CLAIMED = pa.schema([
+    *(each for each in EVENT_SCHEMA if each.name not in ("error", "error_kind", "pause_s", "dead")),
+    pa.field(ABANDONED, pa.int32(), nullable=False),
+])  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -118,7 +147,7 @@ def due(connection: Connection, source: str) -> list[Due]:
 def claim(
     connection: Connection, consumer: int, term: int, holder: str, most: int = CLAIM_ROWS_MAX
 ) -> pa.RecordBatch:
-    """Lease what is due, in cursor order: EVENT_SCHEMA without what it says of failures.
+    """Lease what is due, in cursor order: EVENT_SCHEMA without failures, and ABANDONED.
 
     Nothing of one that is paused, and nothing for a start of the service that is not the latest.
     What an earlier claim of this holder did not settle is free again.
@@ -126,23 +155,29 @@ def claim(
     with connection.transaction():
         connection.execute(BY_INDEX)
         connection.execute(_RELEASE, (consumer, holder))
-        suspicious = connection.execute(_TAKEN_OVER, (consumer, holder)).fetchone()
+        most = min(most, CLAIM_ROWS_MAX)
+        if connection.execute(_TAKEN_OVER, (consumer, holder)).fetchone() == (True,):
+            connection.execute(_CLAIMED_TOGETHER, {"consumer": consumer, "holder": holder})
+            most = 1
+        heads = connection.execute(_HEADS, (consumer, most)).fetchone()
         rows = connection.execute(
             _CLAIM,
             {
                 "consumer": consumer,
                 "term": term,
                 "holder": holder,
-                "rows": 1 if suspicious and suspicious[0] else min(most, CLAIM_ROWS_MAX),
+                "rows": most,
+                # A claim reads about twice as many rows as it takes, however many wait.
+                "behind": ceil(most / max(int(str(heads[0])) if heads else 0, 1)),
                 "bytes": CLAIM_BYTES_MAX,
                 "lease_s": LEASE_S,
             },
+            prepare=False,  # a generic plan does not know the limits
         ).fetchall()
     placed = sorted((parse_lsn(str(lsn)), *rest) for lsn, *rest in rows)
     columns = list(zip(*placed, strict=True)) or [()] * len(_CLAIMED)
-    schema = pa.schema([EVENT_SCHEMA.field(name) for name in _CLAIMED])
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    arrays = [pa.array(column, each.type) for column, each in zip(columns, _CLAIMED, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_CLAIMED)
 
 
 def settle_claim(
@@ -166,12 +201,13 @@ def settle_claim(
         if connection.execute(FENCE, (source, term)).fetchone() is None:
             raise fenced(source)
         number = lock_consumer(connection, source, consumer)
-        if tried is not None:
-            mark_tried(connection, number, tried)
         if done.num_rows:
             delivered(connection, number, done)
             connection.execute(_COUNT, (done.num_rows - absorbed, absorbed, number))
             if ledger is not None:
                 lsn, idx = (done.column(name).to_numpy() for name in ("commit_lsn", "commit_idx"))
                 connection.execute(DROP, dropped(ledger, lsn, idx))
+        # Behind those that left: a refused message is the first of its group then, and waits.
+        if tried is not None:
+            mark_tried(connection, number, tried)
         connection.execute(_RELEASE, (number, holder))

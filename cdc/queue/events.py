@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.change import MESSAGE_SCHEMA
-from cdc.connection import Connection
+from cdc.connection import Connection, allow_time_for
 from cdc.cursor import format_lsn
 from cdc.queue.copying import copy_rows
 from cdc.queue.waiting import Waiting
@@ -98,6 +98,7 @@ def enqueue(connection: Connection, source: str, consumer: str, rows: pa.RecordB
     there = {int(str(place)) - 1 for (place,) in places}
     if there:
         rows = rows.take(pa.array(sorted(set(range(rows.num_rows)) - there), pa.int64()))
+    allow_time_for(connection, rows.nbytes)
     copy_rows(connection, "events", number, {name: rows.column(name) for name in _COPIED})
     mark_tried(connection, number, rows)
 

@@ -65,7 +65,8 @@ def groups_of(rows: pa.RecordBatch, grouping: Grouping = BY_KEY) -> Groups:
     if not grouping.by_group:
         return Groups(ids, unsure)
     of_a_table = pc.is_in(rows.column("action"), value_set=_OF_A_TABLE)
-    return Groups(ids, pc.or_(pc.or_(of_a_table, _key_changed(rows)), unsure))
+    key_changed = rows.column("old_record_pks").is_valid()
+    return Groups(ids, pc.or_(pc.or_(of_a_table, key_changed), unsure))
 
 
 def _ids(rows: pa.RecordBatch, grouping: Grouping) -> tuple[pa.Int64Array, pa.BooleanArray]:
@@ -104,27 +105,6 @@ def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     mixed = (numbers ^ (numbers >> np.uint64(30))) * _MIX[0]
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX[1]
     return mixed ^ (mixed >> np.uint64(31))
-
-
-def _key_changed(rows: pa.RecordBatch) -> pa.BooleanArray:
-    """Which updates seem to change their row's key: it had another group before.
-
-    Old values are there for key columns that changed and, with replica identity full, for all that
-    did. The key's columns are not named, so any that holds one of its values counts; and any at all
-    where a part of the key stands in the record in another form, as a time does.
-    """
-    told = pc.and_(pc.equal(rows.column("action"), "update"), rows.column("changes").is_valid())
-    some = pc.and_(told, pc.not_equal(pc.fill_null(rows.column("changes"), "{}"), "{}"))
-    places = np.flatnonzero(some.to_numpy(zero_copy_only=False))
-    changed = np.zeros(rows.num_rows, dtype=bool)
-    columns = ("record_pks", "record", "changes")
-    texts = (rows.column(name).take(pa.array(places)).to_pylist() for name in columns)
-    for place, pks, record, changes in zip(places, *texts, strict=True):
-        key, values = set(orjson.loads(pks)), _object(record)
-        known = {str(value) for value in values.values()}
-        now = {str(values.get(name)) for name in _object(changes)}
-        changed[place] = bool(key & now) or not key <= known
-    return pa.array(changed)
 
 
 def _configured(

@@ -6,8 +6,9 @@ ledger was accepted by the destination, under this very ledger's name; one that 
 have been. A cursor is sixteen bytes, two big-endian numbers, so bytes compare as cursors do and
 nothing is ever rounded.
 
-The messages of a consumer's queue stand below its cursor and are settled one by one, so theirs are
-kept apart (``queued``).
+The messages of a consumer's queue stand below its cursor, and leave the queue one by one: after a
+crash those of one request may be claimed singly and in any order. So theirs are kept apart
+(``queued``), one entry per message. All other entries hold the cursors of one request.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Ledger(Protocol):
         ...
 
     def drop(self, ledger: str, lsn: Integers, idx: Integers) -> None:
-        """These have left the consumer's queue."""
+        """Forget these messages, which have left the consumer's queue, and no others."""
         ...
 
     def close(self) -> None:
@@ -78,6 +79,12 @@ def together(uses: Iterable[LedgerUse | None]) -> LedgerUse | None:
 def pack(lsn: Integers, idx: Integers) -> bytes:
     """Cursors as bytes, sixteen each."""
     return np.column_stack((lsn, idx)).astype(">i8").tobytes()
+
+
+def pack_each(lsn: Integers, idx: Integers) -> list[bytes]:
+    """The bytes of each cursor."""
+    whole = pack(lsn, idx)
+    return [whole[at : at + CURSOR_BYTES] for at in range(0, len(whole), CURSOR_BYTES)]
 
 
 def packed(cursor: Cursor) -> bytes:

@@ -1,4 +1,6 @@
-"""The ledger as rows of ``walbrook.ledger`` in the state database: one row a request.
+"""The ledger as rows of ``walbrook.ledger`` in the state database: one row per request.
+
+Messages of a queue have one row per message.
 
 A row is not waited for on the server's disk: a server that loses power forgets the last fraction of
 a second, which costs repeats, and a request would otherwise cost a sync. What must always hold: a
@@ -16,7 +18,7 @@ import psycopg
 from cdc.connection import Connection, connect
 from cdc.cursor import Cursor, format_lsn
 from cdc.errors import TransientError
-from cdc.queue.ledger import Integers, pack_request
+from cdc.queue.ledger import Integers, pack_each, pack_request
 from cdc.state.ledgers import TRIM
 
 STATEMENT_S: Final = 10
@@ -29,12 +31,18 @@ SELECT cursors FROM walbrook.ledger
 # Two processes may send the same request for a moment after a crash, cut differently.
 _NOTE = """
 INSERT INTO walbrook.ledger AS l (ledger, queued, high_lsn, high_idx, cursors)
-SELECT %(ledger)s::uuid, %(queued)s, %(lsn)s::pg_lsn, %(idx)s, %(cursors)s
+SELECT %(ledger)s::uuid, false, %(lsn)s::pg_lsn, %(idx)s, %(cursors)s
  WHERE EXISTS (SELECT FROM walbrook.consumers c WHERE c.ledger = %(ledger)s::uuid)
     ON CONFLICT (ledger, queued, high_lsn, high_idx)
     DO UPDATE SET cursors = l.cursors || excluded.cursors
 """
-# A row goes with its highest message; those of a request leave the queue together.
+_NOTE_QUEUED = """
+INSERT INTO walbrook.ledger (ledger, queued, high_lsn, high_idx, cursors)
+SELECT %(ledger)s::uuid, true, n.lsn, n.idx, n.cursor
+  FROM unnest(%(lsn)s::pg_lsn[], %(idx)s::bigint[], %(cursors)s::bytea[]) AS n (lsn, idx, cursor)
+ WHERE EXISTS (SELECT FROM walbrook.consumers c WHERE c.ledger = %(ledger)s::uuid)
+    ON CONFLICT (ledger, queued, high_lsn, high_idx) DO NOTHING
+"""
 DROP = """
 DELETE FROM walbrook.ledger l USING unnest(%(lsn)s::pg_lsn[], %(idx)s::bigint[]) AS n (lsn, idx)
  WHERE l.ledger = %(ledger)s::uuid AND l.queued AND l.high_lsn = n.lsn AND l.high_idx = n.idx
@@ -56,9 +64,12 @@ class PostgresLedger:
         return b"".join(bytes(row[0]) for row in rows)  # type: ignore[call-overload]
 
     def note(self, ledger: str, lsn: Integers, idx: Integers, *, queued: bool = False) -> None:
-        high, cursors = pack_request(lsn, idx)
-        given = {"ledger": ledger, "queued": queued, "cursors": cursors}
-        self._execute(_NOTE, {**given, **_place(high)})
+        if queued:
+            cursors = pack_each(lsn, idx)
+            self._execute(_NOTE_QUEUED, {**dropped(ledger, lsn, idx), "cursors": cursors})
+            return
+        high, request = pack_request(lsn, idx)
+        self._execute(_NOTE, {"ledger": ledger, "cursors": request, **_place(high)})
 
     def trim(self, ledger: str, below: Cursor) -> None:
         self._execute(TRIM, {"ledger": ledger, **_place(below)})

@@ -1,9 +1,9 @@
 """The ledger as sorted sets in Redis, for those who do not want it in the state database.
 
-A member is a request: its cursors, the highest first. All scores are 0, so members are in the order
-of their bytes, which is that of their highest cursors; a score is a floating-point number and could
-not hold one. What must always hold: a server that fails or hangs costs a delivery no more than two
-timeouts in ``pause_s``; what it loses is repeated at worst.
+A member is a request: its cursors, the highest first. In the set of a queue it is one message. All
+scores are 0, so members are in the order of their bytes, which is that of their highest cursors; a
+score is a floating-point number and could not hold one. Invariant: a server that fails or hangs
+costs a delivery no more than two timeouts in ``pause_s``; what it loses is repeated at worst.
 
 A key that nobody has written to for a month expires: a consumer that is gone leaves nothing.
 """
@@ -21,13 +21,12 @@ from redis.retry import Retry
 
 from cdc.cursor import Cursor
 from cdc.errors import TransientError
-from cdc.queue.ledger import Integers, pack_request, packed
+from cdc.queue.ledger import Integers, pack_each, pack_request, packed
 
 PAUSE_S: Final = 5.0
 _KEPT_S: Final = 30 * 86_400
 _TRIMMED_EVERY_S: Final = 1.0
 _TEXT_MAX: Final = 200
-_ABOVE_ALL: Final = b"\xff"  # what follows in a member is a cursor, and its first bit is not set
 
 
 class RedisLedger:
@@ -56,7 +55,8 @@ class RedisLedger:
 
     def note(self, ledger: str, lsn: Integers, idx: Integers, *, queued: bool = False) -> None:
         told, key = self._pipeline(), _key(ledger, queued)
-        told.zadd(key, {pack_request(lsn, idx)[1]: 0})
+        members = pack_each(lsn, idx) if queued else [pack_request(lsn, idx)[1]]
+        told.zadd(key, dict.fromkeys(members, 0))
         told.expire(key, _KEPT_S)
         self._run(told)
 
@@ -74,11 +74,8 @@ class RedisLedger:
         self._run(told)
 
     def drop(self, ledger: str, lsn: Integers, idx: Integers) -> None:
-        """A request goes with its highest message; those of a request leave the queue together."""
-        told, key = self._pipeline(), _key(ledger, queued=True)
-        for cursor in map(Cursor, lsn.tolist(), idx.tolist()):
-            start = packed(cursor)
-            told.zremrangebylex(key, b"[" + start, b"[" + start + _ABOVE_ALL)
+        told = self._pipeline()
+        told.zrem(_key(ledger, queued=True), *pack_each(lsn, idx))
         self._run(told)
 
     def close(self) -> None:

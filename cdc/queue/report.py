@@ -7,7 +7,7 @@ from cdc.state.health import Condition, report_conditions
 
 # Consumers for which something waits, and those that have an open event about it.
 _QUEUES = """
-SELECT coalesce(q.consumer, h.consumer), coalesce(q.waiting, 0), q.refused, q.error
+SELECT coalesce(q.consumer, h.consumer), coalesce(q.waiting, 0), q.refused, q.first_refused
   FROM (SELECT * FROM walbrook.queues WHERE source = %(source)s) q
   FULL JOIN (SELECT consumer FROM walbrook.health
               WHERE source = %(source)s AND kind = 'queue_waiting') h USING (consumer)
@@ -17,7 +17,7 @@ SELECT coalesce(q.consumer, h.consumer), coalesce(q.waiting, 0), q.refused, q.er
 
 def report_queues(connection: Connection, source: str, term: int) -> None:
     """Open, renew or resolve each consumer's event about what waits for it."""
-    for consumer, waiting, refused, error in connection.execute(
+    for consumer, waiting, refused, first in connection.execute(
         _QUEUES, {"source": source}
     ).fetchall():
         conditions = []
@@ -28,10 +28,10 @@ def report_queues(connection: Connection, source: str, term: int) -> None:
                     "queue_waiting",
                     "warning",
                     f"the destination of {consumer} refused {refused} messages, and {behind} wait "
-                    f"behind them; the others go on. One refusal: {error}",
+                    f"behind them; the others go on. The first: {first}",
                     fix="they are tried again by themselves, and become dead letters after the "
-                    "sink's max_deliveries; walbrook.events lists them, walbrook.discard gives one "
-                    "up",
+                    "sink's max_deliveries; walbrook.events lists them with their errors, "
+                    "walbrook.discard gives one up",
                 )
             ]
         report_conditions(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cdc.config import load
 from cdc.errors import WalbrookError, exit_status
+from cdc.replication.pulse import Pulse
 from cdc.replication.reader import SlotReader
 from cdc.replication.settings import settings_of
 from cdc.replication.state_link import tell_failed_start
@@ -23,6 +24,7 @@ def main() -> int:
     parser.add_argument("config", type=Path)
     parser.add_argument("source")
     parser.add_argument("--term", type=int, required=True)
+    parser.add_argument("--pulse", type=int, help="the descriptor for signs of life")
     arguments = parser.parse_args()
     config = load(arguments.config)
     configure_logs(config.service)
@@ -32,7 +34,7 @@ def main() -> int:
     stop.on_parent_death()
     settings = settings_of(config, arguments.source, arguments.term)
     try:
-        reader = SlotReader(settings, stop)
+        reader = SlotReader(settings, stop, Pulse(arguments.pulse))
     except WalbrookError as error:
         tell_failed_start(settings.state_dsn, settings.source, settings.term, error)
         return _ended(settings.source, error)

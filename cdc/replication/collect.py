@@ -1,10 +1,20 @@
-"""Messages on their way into one batch, bounded by rows, bytes and age."""
+"""Messages on their way into one batch, bounded by rows, bytes and age.
+
+The linger adapts to the load. A lone transaction is sealed as soon as its commit is here. In a
+stream of small transactions batches follow each other at the pace of the linger, so that sealing
+does not cost more than reading. A transaction that is not whole yet waits for the linger at most.
+"""
 
 from __future__ import annotations
 
-from cdc.replication.protocol import Keepalive
+import math
+
+from cdc.replication.protocol import XLOG_HEADER_BYTES, Keepalive
 from cdc.replication.publish import BatchLimits
 from cdc.replication.stream import ReplicationStream
+
+_ENDS = frozenset(b"CcAPKrp")
+"""The first bytes of the messages that end a transaction, or a piece of one."""
 
 
 class Collector:
@@ -16,6 +26,7 @@ class Collector:
         self._messages: list[bytes] = []
         self._bytes = 0
         self._since = 0.0
+        self._handed_over_at = -math.inf
 
     @property
     def empty(self) -> bool:
@@ -37,16 +48,21 @@ class Collector:
         return bool(self._messages) and (
             len(self._messages) >= self._limits.rows
             or self._bytes >= self._limits.bytes
-            or now - self._since >= self._linger_s
+            or now >= self._lingers_until()
         )
 
     def patience_s(self, now: float, wake: float) -> float:
         """How long the socket may be waited for before ``wake`` or the end of the linger."""
         if self._messages:
-            wake = min(wake, self._since + self._linger_s)
+            wake = min(wake, self._lingers_until())
         return max(0.0, wake - now)
 
-    def hand_over(self) -> list[bytes]:
-        """The collected messages; the collector begins anew and keeps nothing of them."""
+    def hand_over(self, now: float) -> list[bytes]:
+        """Returns the collected messages and forgets them."""
         messages, self._messages, self._bytes = self._messages, [], 0
+        self._handed_over_at = now
         return messages
+
+    def _lingers_until(self) -> float:
+        whole = self._messages[-1][XLOG_HEADER_BYTES] in _ENDS
+        return (self._handed_over_at if whole else self._since) + self._linger_s

@@ -27,9 +27,11 @@ from cdc.replication.identity import (
     Recorded,
     Server,
     check_cluster,
+    check_history,
     check_resume,
     find_fork,
     identify,
+    identify_timeline,
 )
 from cdc.replication.slot_row import READ_SLOT, SlotRow, slot_fault, slot_row
 
@@ -59,6 +61,7 @@ class SlotControl:
         self._dsn = dsn
         self._slot = slot
         self._publication = publication
+        self._standby: psycopg.Connection[tuple[Any, ...]] | None = None
         with _answering():
             self._connection = connect(dsn, name=f"{slot}:lock", statement_s=10)
         try:
@@ -83,6 +86,7 @@ class SlotControl:
         with _answering(), self._replication() as replication:
             server = identify(replication)
             check_cluster(server, recorded)
+            self.end_lsn = server.end_lsn
             row = replication.execute(READ_SLOT, (self._slot,)).fetchone()
             published = replication.execute(_PUBLICATION, (self._publication,)).fetchone()
             fork = find_fork(replication, server, recorded)
@@ -109,6 +113,13 @@ class SlotControl:
             fork_lsn=fork,
         )
 
+    def check_settled(self, identity: Identity, restart: Cursor) -> None:
+        """Refuse a restart cursor that this server's history does not reach.
+
+        Asked before the log is touched, which a restart cursor above its end would empty.
+        """
+        check_history(identity, restart)
+
     def check(self, identity: Identity, resume: Cursor) -> None:
         """Refuse a position from which going on would skip or mix up changes."""
         check_resume(identity, resume)
@@ -131,11 +142,34 @@ class SlotControl:
         slot = None if row is None else slot_row(self._slot, row[0], row[2])
         check_resume(replace(identity, slot=_usable(self._slot, slot, server)), resume)
 
-    def catalog_of(self, relation: Relation) -> CatalogNote:
-        """What the catalog says of a table now."""
+    def require_timeline(self, identity: Identity) -> None:
+        """Raise TransientError once a standby that is being read is on another timeline.
+
+        A promotion does not end the stream. Invariant: what was read of a timeline goes into the
+        log only after the timeline was recorded, which the next connection does first. Asked after
+        changes were received and before they are kept, this holds for them. A primary stays on its
+        timeline for as long as it runs, so only a standby is asked.
+        """
+        if not identity.server.in_recovery:
+            return
+        with _answering():
+            if self._standby is None:
+                self._standby = self._connect_replication()
+            with deadline(self._standby, _ANSWER_S):
+                timeline = identify_timeline(self._standby)
+        if timeline != identity.timeline:
+            raise TransientError(
+                f"the standby that is being read went from timeline {identity.timeline} to "
+                f"{timeline}: it was promoted, or follows a server that was",
+                fix="it connects again and notes the new timeline",
+                kind="promoted",
+            )
+
+    def catalog_of(self, relation: Relation, xid: int) -> CatalogNote:
+        """What the catalog says of a table now, for a row of transaction ``xid``."""
         try:
             with _answering(), deadline(self._connection, _ANSWER_S):
-                return ask_catalog(self._connection, relation)
+                return ask_catalog(self._connection, relation, xid)
         except psycopg.Error as error:
             raise TransientError(
                 f"the source's catalog cannot be asked about {relation}: {error}".strip(),
@@ -144,6 +178,8 @@ class SlotControl:
 
     def close(self) -> None:
         self._connection.close()
+        if self._standby is not None:
+            self._standby.close()
 
     def _check_same(self, started_at: str) -> None:
         with deadline(self._connection, _ANSWER_S):
@@ -151,10 +187,9 @@ class SlotControl:
         if row is None or row[0] != started_at:
             raise _another_server()
 
-    @contextmanager
-    def _replication(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-        """A short replication connection, which speaks the simple protocol only."""
-        connection = psycopg.connect(
+    def _connect_replication(self) -> psycopg.Connection[tuple[Any, ...]]:
+        """A replication connection, which speaks the simple protocol only."""
+        return psycopg.connect(
             self._dsn,
             replication="database",
             autocommit=True,
@@ -163,6 +198,11 @@ class SlotControl:
             cursor_factory=psycopg.ClientCursor,
             **LIVENESS,
         )
+
+    @contextmanager
+    def _replication(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+        """A short replication connection."""
+        connection = self._connect_replication()
         try:
             with deadline(connection, _ANSWER_S):
                 yield connection

@@ -113,6 +113,12 @@ class HeartbeatLedger:
             kind="heartbeat_missed",
         )
 
+    def behind_since(self, now: float) -> datetime | None:
+        """When the oldest was sent that should have come back, if there is one."""
+        with self._lock:
+            oldest = self._oldest()
+        return None if oldest is None or now - oldest.sent < _PASSED_S else oldest.sent_at
+
     def late(self, now: float) -> Condition | None:
         """What to say when the oldest has been on its way for long."""
         with self._lock:

@@ -96,6 +96,13 @@ def identify(replication: psycopg.Connection[Any]) -> Server:
     )
 
 
+def identify_timeline(replication: psycopg.Connection[Any]) -> int:
+    """The timeline that the server is on; a standby, what it has replayed of."""
+    system = replication.execute("IDENTIFY_SYSTEM").fetchone()
+    assert system is not None
+    return int(system[1])
+
+
 def check_cluster(server: Server, recorded: Recorded) -> None:
     """Refuse another cluster, and a timeline older than the one that was read."""
     if server.system_identifier != recorded.system_identifier:
@@ -142,12 +149,9 @@ def parse_history(text: str) -> dict[int, int]:
     return ends
 
 
-def check_resume(identity: Identity, resume: Cursor) -> None:
-    """Refuse to go on from ``resume`` where that would repeat, mix up or skip changes in silence.
-
-    Everything below ``resume`` was read; nothing at or above it.
-    """
-    server, slot = identity.server, identity.slot
+def check_history(identity: Identity, resume: Cursor) -> None:
+    """Refuse a position, below which everything was read, that this history does not have."""
+    server = identity.server
     if identity.fork_lsn is not None and resume > (identity.fork_lsn, 0):
         raise _diverged(
             f"the server that took over has the history of timeline {identity.failed_over_from} "
@@ -168,6 +172,15 @@ def check_resume(identity: Identity, resume: Cursor) -> None:
             fix=_START_ANEW,
             kind="older_history",
         )
+
+
+def check_resume(identity: Identity, resume: Cursor) -> None:
+    """Refuse to go on from ``resume`` where that would repeat, mix up or skip changes in silence.
+
+    Everything below ``resume`` was read; nothing at or above it.
+    """
+    check_history(identity, resume)
+    slot = identity.slot
     if slot.confirmed_lsn > resume.lsn:
         confirmed = format_lsn(slot.confirmed_lsn)
         raise GapError(

@@ -7,11 +7,13 @@ counted, those of subtransactions that were rolled back are not.
 
 How the reader uses it, with one ``Spill`` for its lifetime and one ``Intake`` a connection::
 
+    start = spill.start(resume.lsn, confirmed_lsn, two_phase=…)
     intake = Intake(Sealer(resume, control.catalog_of), spill, BatchLimits(rows, bytes))
     for sealed in intake.take(messages):      # to the end, or give up the connection
         log.append(…)                         # a large transaction is many batches:
                                               # send feedback between them when it is due
-    spill.settled(confirmed_lsn)              # after each feedback
+    spill.settled(kept)                       # before each feedback
+    confirm(spill.secure(safe_lsn, end_lsn))
 
 ``intake.in_transaction`` keeps an idle position from moving; transactions that wait in the spill
 need not, because their commit lies beyond every position that the server has named so far.
@@ -19,7 +21,7 @@ need not, because their commit lies beyond every position that the server has na
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -60,12 +62,18 @@ class Intake:
         limits: BatchLimits = _DEFAULTS,
         *,
         settled: Cursor = ORIGIN,
+        skipped: Callable[[], None] = lambda: None,
     ) -> None:
-        """Below ``settled`` nobody needs anything any more."""
+        """Below ``settled`` nobody needs anything any more.
+
+        ``skipped`` is called for each piece of a spilled transaction that is not for the log: going
+        past gigabytes of them takes minutes.
+        """
         self._sealer = sealer
         self._spill = spill
         self._limits = limits
         self._settled = settled
+        self._skipped = skipped
         self._block: Block | None = None
         spill.forget_waiting()
 
@@ -196,11 +204,11 @@ class Intake:
         if isinstance(end, StreamCommitted):
             yield from self._stream_committed(end)
         elif isinstance(end, Prepared):
-            self._spill.prepare(self._known(end.xid), end.gid, end.prepare_lsn)
+            self._spill.prepare(self._known(end.xid))
         elif isinstance(end, PreparedCommitted):
             yield from self._prepared_committed(end)
         elif isinstance(end, PreparedRolledBack):
-            self._spill.drop_prepared(end.xid, end.gid)
+            self._spill.drop_prepared(end.xid)
 
     def _stream_committed(self, end: StreamCommitted) -> Iterator[Sealed]:
         waiting = self._known(end.xid)
@@ -210,17 +218,25 @@ class Intake:
         self._spill.drop(waiting)
 
     def _prepared_committed(self, end: PreparedCommitted) -> Iterator[Sealed]:
-        found = self._spill.prepared(end.xid, end.gid)
+        if end.commit_lsn < self._settled.lsn:
+            self._spill.drop_prepared(end.xid)  # delivered to everyone, or given up
+            return
+        found = self._spill.prepared(end.xid)
         if found is None:
-            if end.commit_lsn < max(self._sealer.resume, self._settled).lsn:
-                return  # published before this connection, or given up by everyone
+            if end.commit_lsn < self._sealer.resume.lsn:
+                return  # published before this connection
             raise self._spill.missing(end.gid, end.commit_lsn)
         aborted, frames = found
-        yield from self._publish(Outcome(end.xid, end.commit_lsn, end.commit_ts, aborted), frames)
-        self._spill.published(end.xid, end.gid, end.commit_lsn)
+        # Rows below ``resume`` are in the log already, but it may not keep them yet.
+        published = max(Cursor(end.commit_lsn, 0), self._sealer.resume)
+        outcome = Outcome(end.xid, end.commit_lsn, end.commit_ts, aborted)
+        for sealed in self._publish(outcome, frames):
+            published = sealed.high
+            yield sealed
+        self._spill.published(end.xid, published)
 
     def _publish(self, outcome: Outcome, frames: Iterable[SpilledRows]) -> Iterator[Sealed]:
-        publisher = Publisher(outcome, self._sealer.resume, self._sealer.catalog_of)
+        publisher = Publisher(outcome, self._sealer.resume, self._sealer.catalog_of, self._skipped)
         yield from publisher.batches(frames, self._limits)
 
     def _known(self, xid: int) -> Waiting:

@@ -7,19 +7,30 @@ it the log begins anew where everyone stands.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import structlog
 
 from cdc.cursor import ORIGIN, Cursor
+from cdc.errors import TransientError
 from cdc.log.damage import take_damage_report
+from cdc.log.heal import Findings
+from cdc.log.inspection import Inspection
 from cdc.log.manifest import Manifest, SegmentInfo
+from cdc.log.whole import Examined
 from cdc.log.writer import Durability, LogWriter, Retention, SegmentLimits, Tier
 from cdc.replication.seal import Sealed
 from cdc.state.health import Condition
 from cdc.state.reader_state import SegmentRow
 
 _logger = structlog.get_logger("walbrook.reader")
+
+# Share of log.max_bytes from which on a warning says who fills it.
+_FILLING = 0.8
+# Least time between two inspections that readers of a running log asked for. It grows while part of
+# the log cannot be reached, because each inspection reads all the rest.
+_INSPECTION_PAUSE_S, _INSPECTION_PAUSE_MAX_S = 60.0, 3600.0
 
 
 class LogKeeper:
@@ -41,9 +52,17 @@ class LogKeeper:
         self._limits = limits
         self._retention = retention
         self._tier = tier
-        self._to_verify = True
+        self._to_inspect = True
+        self._inspection: Inspection | None = None
+        self._inspected_at = float("-inf")
+        self._inspection_pause_s = _INSPECTION_PAUSE_S
+        self._to_cut: Findings | None = None  # damage to be cut before the next connection
+        self._confirmed = ORIGIN  # what the slot was told, as far as is known
+        self._hold: Cursor | None = None  # beyond which nothing is confirmed yet
+        self._lowest = ORIGIN
         self._shown: tuple[Manifest | None, tuple[SegmentRow, ...]] = (None, ())
         self.full = False
+        self._needed_bytes = 0  # of what somebody still lacks
         self.log = self._open()
 
     def resume(self, restart: Cursor, lowest: Cursor, confirmed_lsn: int, *, anew: bool) -> Cursor:
@@ -54,13 +73,19 @@ class LogKeeper:
         between was given up, and the source may not even be able to send it.
         """
         if self.log.needs_reopen:
+            self._end_inspection()
             self.log.close()
-            self.log, self._to_verify = self._open(), True
-        if self._to_verify:
-            healed = self.log.heal(lowest, Cursor(confirmed_lsn, 0))
+            self.log, self._to_inspect = self._open(), True
+        has_from = Cursor(confirmed_lsn, 0)
+        if self._to_cut is not None or self.log.ended_early:
+            self._end_inspection()
+            healed = self.log.heal(self._to_cut or Findings(), lowest, has_from)
+            self._to_cut = self._hold = None
             if healed is not None:
                 _logger.warning("reader.log_damaged", read_again_from=str(healed))
-            self._to_verify = False
+        self._confirmed = has_from
+        if self._to_inspect:
+            self._inspect(lowest)
         end = self.log.end
         if end >= restart or (not anew and end != ORIGIN and confirmed_lsn <= end.lsn):
             return end
@@ -80,12 +105,20 @@ class LogKeeper:
 
     def tend(self, lowest: Cursor) -> None:
         """Let go of what everyone below ``lowest`` has had; about once a second."""
+        self._lowest = lowest
         result = self.log.retain(lowest, self._retention)
+        kept = [segment.bytes for segment in self.log.manifest.segments if segment.high > lowest]
+        self._needed_bytes = sum(kept) + self.log.active.bytes
         if result.evicted:
             _logger.warning("reader.evicted", segments=result.evicted, to=str(self.evicted))
         self.full = result.full
         if take_damage_report(self._directory):
-            self._to_verify = True
+            self._to_inspect = True
+        self._look_at_inspection(lowest)
+
+    @property
+    def _evicts(self) -> bool:
+        return self._retention.on_full == "evict"
 
     def at_limit(self) -> bool:
         """Whether one more batch must wait until something has gone."""
@@ -93,8 +126,8 @@ class LogKeeper:
 
     @property
     def suspect(self) -> bool:
-        """Somebody met damage in it: it is looked at before the next connection."""
-        return self._to_verify
+        """Something is damaged that the source can send again, from a new connection."""
+        return self._to_cut is not None
 
     @property
     def end(self) -> Cursor:
@@ -106,32 +139,105 @@ class LogKeeper:
 
     def safe(self, restart: Cursor) -> Cursor:
         """Up to where Postgres may forget; ``restart`` is up to where everyone is served."""
-        if self._durability == "memory":
-            return min(restart, self.log.end)
-        durable = self.log.durable_end
-        return durable if self._durability == "fsync" else min(restart, durable)
+        safe = self.kept(restart)
+        if self._durability == "disk":
+            safe = min(restart, safe)
+        self._confirmed = max(self._confirmed, safe)
+        return safe
 
-    def conditions(self) -> list[Condition]:
-        found = []
+    def kept(self, restart: Cursor) -> Cursor:
+        """Up to where the log outlives a crash, or nobody needs it any more."""
+        kept = min(restart, self.end) if self._durability == "memory" else self.log.durable_end
+        return kept if self._hold is None else min(kept, self._hold)
+
+    def _inspect(self, lowest: Cursor) -> None:
+        self._end_inspection()
+        self._inspection = self.log.inspect(lowest, self._confirmed)
+        self._to_inspect = False
+        # What the source could still send is not confirmed before it was read back.
+        self._hold = self._confirmed
+
+    def _look_at_inspection(self, lowest: Cursor) -> None:
+        """Take what an inspection found; begin another where one is due."""
+        inspection = self._inspection
+        if inspection is None:
+            if self._to_inspect and self._since_inspection_s() >= self._inspection_pause_s:
+                self._inspected_at = time.monotonic()
+                self._inspect(lowest)
+            return
+        if inspection.tail_is_whole:
+            self._hold = None
+        ended = inspection.wait(0)
+        found = inspection.found
+        if found is None:
+            if ended:  # an error ended it, so another one follows
+                self._inspection, self._to_inspect = None, True
+            return
+        self._inspection = None
+        self._to_inspect |= inspection.left_out
+        self._inspection_pause_s = (
+            min(self._inspection_pause_s * 2, _INSPECTION_PAUSE_MAX_S)
+            if inspection.left_out
+            else _INSPECTION_PAUSE_S
+        )
+        if found.refetchable(lowest, self._confirmed) is not None:
+            self._to_cut = found
+            return
+        if not inspection.left_out:
+            self._hold = None
+        try:
+            self.log.heal(found, lowest, self._confirmed)
+        except TransientError:
+            self._to_inspect = True
+            raise
+
+    def _since_inspection_s(self) -> float:
+        return time.monotonic() - self._inspected_at
+
+    def _end_inspection(self) -> None:
+        if self._inspection is not None:
+            self._inspection.close()
+            self._inspection = None
+
+    def conditions(self, held_by: str | None) -> list[Condition]:
+        """What is wrong with the log; ``held_by`` is the consumer that it keeps the most for."""
+        found, bytes_max = [], self._retention.bytes_max
+        holder = "no consumer" if held_by is None else f"consumer {held_by}"
+        fix = (
+            f"mend, resume or remove {holder}, give it a max_backlog, or raise log.max_bytes; "
+            "walbrook.backlogs shows what each consumer has before it"
+        )
         if self.full:
             found.append(
                 Condition(
                     "log_full",
                     "error",
-                    f"the log has reached log.max_bytes ({self._retention.bytes_max} bytes) of "
-                    "undelivered changes; reading waits, and the source keeps its WAL",
-                    "find the consumer that is behind (walbrook status), or raise log.max_bytes",
+                    f"the log has reached log.max_bytes ({bytes_max} bytes) of undelivered "
+                    f"changes, because of {holder}; reading waits, and the source keeps its WAL",
+                    fix,
                 )
             )
-        if self.log.damage is not None:
+        elif self._needed_bytes >= _FILLING * bytes_max:
+            at_limit = "evicts the oldest" if self._evicts else "stops reading, for all consumers"
+            found.append(
+                Condition(
+                    "log_filling",
+                    "warning",
+                    f"undelivered changes take more than {_FILLING:.0%} of log.max_bytes "
+                    f"({bytes_max} bytes), because of {holder}; at the limit the log {at_limit}",
+                    fix,
+                )
+            )
+        if self.log.aside is not None:
             found.append(
                 Condition(
                     "log_damaged_past",
                     "warning",
-                    f"something in the log does not read back: {self.log.damage}",
+                    f"something in the log did not read back: {self.log.aside}",
                     "nothing that anyone waits for is missing; walbrook log verify lists it all",
                 )
             )
+        found += [_damage(one, self._lowest) for one in self.log.damaged]
         if self.log.tier_problem is not None:
             found.append(
                 Condition(
@@ -155,6 +261,7 @@ class LogKeeper:
         return (*self._shown[1], _row(active, here, 0.0, active=True))
 
     def close(self) -> None:
+        self._end_inspection()
         self.log.close()
 
     def _open(self) -> LogWriter:
@@ -166,6 +273,25 @@ class LogKeeper:
             tier=self._tier,
             to_heal=True,
         )
+
+
+def _damage(found: Examined, lowest: Cursor) -> Condition:
+    first, high = found.lost
+    if high <= lowest:
+        return Condition(
+            "log_damaged_past",
+            "warning",
+            f"something in the log does not read back: {found.what}",
+            "nothing that anyone waits for is missing; walbrook log verify lists it all",
+        )
+    return Condition(
+        "log_damaged",
+        "error",
+        f"{found.what}: changes from {first} to {high} do not read back, and the source no longer "
+        "has them. Consumers that stand before them stop there; the others go on",
+        "restore the file from a copy; or, for each consumer that stops there, go on without: "
+        f"SELECT walbrook.skip_to(consumer, '{high}'); walbrook log verify lists all damage",
+    )
 
 
 def _row(

@@ -6,7 +6,7 @@ ever been sent; memory is bounded by one batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,6 +47,7 @@ class Publisher:
     outcome: Outcome
     resume: Cursor
     catalog_of: CatalogOf
+    skipped: Callable[[], None] = lambda: None  # called for each frame that is not for the log
     _next_idx: int = 0
     _listener: Listener = field(default_factory=Listener)
     _schemas: dict[int, Schema] = field(default_factory=dict)  # by the bare message's hash
@@ -58,7 +59,10 @@ class Publisher:
         """
         held: list[_Numbered] = []
         rows = size = 0
-        for numbered in filter(None, map(self._numbered, spilled)):
+        for numbered in map(self._numbered, spilled):
+            if numbered is None:
+                self.skipped()
+                continue
             raw = numbered.raw
             if held and (rows + raw.num_rows > limits.rows or size + raw.nbytes > limits.bytes):
                 yield self._sealed(held)
@@ -111,7 +115,9 @@ class Publisher:
                 continue
             if bare_id not in self._schemas:
                 message = messages[bare_id]
-                self._schemas[bare_id] = noted(message, parse_relation(message), self.catalog_of)
+                self._schemas[bare_id] = noted(
+                    message, parse_relation(message), self.catalog_of, self.outcome.xid
+                )
             ids[at] = self._schemas[bare_id].schema_id
         return pa.array(ids[inverse])
 

@@ -14,7 +14,7 @@ import structlog
 
 from cdc.decoding.relation import parse_relation, with_catalog
 from cdc.errors import DecodeError
-from cdc.replication.catalog import ask_catalog
+from cdc.replication.catalog import describe
 from cdc.replication.relations import OWN_SCHEMA
 
 _logger = structlog.get_logger("walbrook.start")
@@ -28,7 +28,8 @@ SELECT c.oid::int8, n.nspname, c.relname, c.relreplident::text,
        a.attname, a.atttypid::int8, a.atttypmod,
        CASE c.relreplident WHEN 'f' THEN true WHEN 'n' THEN false
             ELSE EXISTS (SELECT FROM pg_index i
-                          WHERE i.indrelid = c.oid AND a.attnum = ANY (i.indkey::int2[])
+                          WHERE i.indrelid = c.oid
+                            AND a.attnum = ANY ((i.indkey::int2[])[:i.indnkeyatts - 1])
                             AND CASE c.relreplident WHEN 'i' THEN i.indisreplident
                                      ELSE i.indisprimary END) END
   FROM pg_publication_tables p
@@ -56,7 +57,7 @@ def published_relations(connection: psycopg.Connection[Any], publication: str) -
     for columns in tables.values():
         try:
             message = _message(columns)
-            note = ask_catalog(connection, parse_relation(message))
+            note = describe(connection, parse_relation(message))
             found.append(with_catalog(message, note))
         except (DecodeError, UnicodeDecodeError, struct.error) as error:
             # Its changes cannot be decoded either, and then say so.

@@ -14,8 +14,10 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
 
 import psycopg
 import pyarrow as pa
@@ -33,6 +35,7 @@ from cdc.replication.intake import Intake
 from cdc.replication.keep import LogKeeper
 from cdc.replication.options import StreamOptions
 from cdc.replication.protocol import Keepalive
+from cdc.replication.pulse import Pulse
 from cdc.replication.seal import Sealed, Sealer
 from cdc.replication.settings import ReaderSettings
 from cdc.replication.source_watch import SourceWatch
@@ -48,6 +51,8 @@ _logger = structlog.get_logger("walbrook.reader")
 _FEEDBACK_S = 1.0
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 10.0
 _PINGS, _PINGS_S = 10, 1.0
+_SILENT_S = 60.0  # a reader that works reports at least this often
+_CONNECTING_S = 600.0  # opening a large log, or a busy server, may take long
 _NO_ROWS = pa.RecordBatch.from_pylist([], schema=RAW_SCHEMA)
 _SPILL = "spill"
 
@@ -59,9 +64,12 @@ class _GivenUpError(Exception):
 class SlotReader:
     """Reads one slot until told to stop, through any number of connections."""
 
-    def __init__(self, settings: ReaderSettings, stop: StopSignal) -> None:
+    def __init__(
+        self, settings: ReaderSettings, stop: StopSignal, pulse: Pulse | None = None
+    ) -> None:
         self._settings = settings
         self._stop = stop
+        self._pulse = pulse or Pulse()
         self._keeper = LogKeeper(
             settings.log_directory,
             term=settings.term,
@@ -83,12 +91,17 @@ class SlotReader:
         )
         self._head_lsn = 0
         self._timeline: int | None = None
+        # Refuses what the source sends of a timeline that is not recorded yet.
+        self._require_timeline: Callable[[], None] = lambda: None
         # Why there is no stream; told until there is one again.
         self._trouble: Exception | None = None
+        # How the next connection reads: as configured, unless the last one met something that has
+        # to come another way, and until something more is in the log.
         self._wanted = settings.stream
-        self._as_stored = False  # whether the next connection takes texts as they are stored
+        self._as_stored = False
         self._backoff_s = _BACKOFF_FIRST_S
         self._next_feedback = 0.0
+        self._is_paused = False  # as was logged
 
     def run(self) -> None:
         """Read until stopped; transient errors reconnect, the others are for the operator."""
@@ -136,6 +149,7 @@ class SlotReader:
                     position.system_identifier, known, position.publication_oid, settings.source
                 )
             )
+            control.check_settled(identity, self._state.restart)
             resume = self._keeper.resume(
                 self._state.restart,
                 min(position.lowest, self._state.lowest),
@@ -147,30 +161,36 @@ class SlotReader:
             found = (identity.timeline, identity.publication_oid)
             if found != (position.timeline, position.publication_oid):
                 self._record(identity)
-            wanted, self._wanted = self._wanted, settings.stream
-            as_stored, self._as_stored = self._as_stored, False
             stream = ReplicationStream(
                 settings.dsn,
                 slot=settings.slot,
                 publication=settings.publication,
-                start_lsn=resume.lsn,
-                options=wanted,
+                start_lsn=self._spill.start(
+                    resume.lsn,
+                    identity.confirmed,
+                    two_phase=self._wanted.two_phase or identity.slot.two_phase,
+                ),
+                options=self._wanted,
                 check=lambda connection: control.check_again(connection, identity, resume),
-                as_stored=as_stored,
+                as_stored=self._as_stored,
+                silence_s=settings.silence_s,
             )
             try:
+                self._require_timeline = partial(control.require_timeline, identity)
                 self._begun(resume)
                 intake = Intake(
                     Sealer(resume, control.catalog_of, stream.codec),
                     self._spill,
                     settings.batch,
                     settled=self._state.restart,
+                    skipped=lambda: self._feed_back_if_due(stream),
                 )
                 with suppress(_GivenUpError):
                     self._read(stream, intake)
             finally:
                 stream.close()
         finally:
+            self._head_lsn = max(self._head_lsn, control.end_lsn)
             control.close()
 
     def _record(self, identity: Identity) -> None:
@@ -216,7 +236,7 @@ class SlotReader:
             taken, keepalive = batch.fill(stream, now)
             if batch.due(now):
                 reached("received")
-                if self._take(stream, intake, batch.hand_over()):
+                if self._take(stream, intake, batch.hand_over(now)):
                     idle_since = now
             if keepalive is not None:
                 if keepalive.reply_requested:
@@ -231,7 +251,7 @@ class SlotReader:
                 self._require_a_voice(stream)
                 stream.wait(batch.patience_s(now, self._next_feedback), self._stop.descriptor)
         if self._stop.requested and not batch.empty:
-            self._take(stream, intake, batch.hand_over())
+            self._take(stream, intake, batch.hand_over(time.monotonic()))
 
     def _require_a_voice(self, stream: ReplicationStream) -> None:
         """A server that says nothing, though asked for a keepalive, is gone."""
@@ -247,8 +267,7 @@ class SlotReader:
         """
         anything = False
         for sealed in intake.take(messages):
-            if time.monotonic() >= self._next_feedback:
-                self._feedback(stream)
+            self._feed_back_if_due(stream)
             self._append(stream, sealed)
             self._tell_refused(sealed)
             anything = True
@@ -277,16 +296,20 @@ class SlotReader:
             if not self._keeper.full:
                 break
             self._hold(stream, "the log has reached log.max_bytes", _FEEDBACK_S / 4)
+        self._require_timeline()
         while True:
             try:
                 self._keeper.append(sealed)
                 self._backoff_s = _BACKOFF_FIRST_S
+                self._wanted, self._as_stored = self._settings.stream, False
                 reached("appended")
+                if self._is_paused:
+                    self._is_paused = False
+                    _logger.info("reader.resumed", source=self._settings.source)
                 return
             except TransientError as error:
                 if self._keeper.log.needs_reopen:
                     raise
-                _logger.warning("reader.paused", error=str(error))
                 self._hold(stream, str(error), _FEEDBACK_S, [condition_of(error)])
 
     def _hold(
@@ -297,6 +320,9 @@ class SlotReader:
         conditions: Iterable[Condition] = (),
     ) -> None:
         """Wait with a batch in hand, and say so; a stop or damage in the log ends the wait."""
+        if not self._is_paused:
+            self._is_paused = True
+            _logger.warning("reader.paused", source=self._settings.source, why=why)
         self._feedback(stream, "paused", why, conditions)
         if self._stop.wait(seconds) or self._keeper.suspect:
             raise _GivenUpError
@@ -306,6 +332,10 @@ class SlotReader:
         position = Cursor(keepalive.end_lsn, 0)
         if position > max(self._keeper.end, self._state.restart):
             self._append(stream, Sealed(_NO_ROWS, {}, position, position))
+
+    def _feed_back_if_due(self, stream: ReplicationStream) -> None:
+        if time.monotonic() >= self._next_feedback:
+            self._feedback(stream)
 
     def _feedback(
         self,
@@ -318,16 +348,16 @@ class SlotReader:
         self._state.require_ours()
         self._trouble = None
         self._head_lsn = max(self._head_lsn, stream.server_lsn)
-        safe = self._keeper.safe(self._state.restart)
+        safe, end = self._keeper.safe(self._state.restart), self._keeper.end
+        self._spill.settled(self._keeper.kept(self._state.restart))
         stream.confirm(
-            received_lsn=self._keeper.end.lsn,
-            confirmed_lsn=safe.lsn,
+            received_lsn=end.lsn,
+            confirmed_lsn=self._spill.secure(safe.lsn, end.lsn),
             reply_requested=time.monotonic() - stream.received_at > self._settings.silence_s / 3,
         )
         reached("confirmed")
-        self._spill.settled(safe.lsn)
         self._tend()
-        self._next_feedback = time.monotonic() + _FEEDBACK_S
+        self._next_feedback = time.monotonic() + min(_FEEDBACK_S, self._settings.silence_s / 10)
         self._report(state, why or self._state.problem, conditions)
 
     def _tend(self) -> None:
@@ -341,27 +371,32 @@ class SlotReader:
     def _report(
         self, state: ReaderState, why: str | None = None, conditions: Iterable[Condition] = ()
     ) -> None:
+        self._pulse.beat(_CONNECTING_S if state == "connecting" else _SILENT_S)
         if self._trouble is not None:
             why, conditions = str(self._trouble).strip(), [condition_of(self._trouble)]
         keeper = self._keeper
         manifest = keeper.log.manifest
+        sight = self._watch.sight()
         self._state.tell(
             News(
                 ReaderReport(
                     state=state,
                     error=why,
-                    head_lsn=self._head_lsn,
+                    head_lsn=max(self._head_lsn, sight.server_lsn),
                     log_end=keeper.end,
                     durable_end=keeper.log.durable_end,
                     earliest=manifest.earliest,
                     evicted=manifest.evicted,
                     log_bytes=keeper.log.size_bytes,
                     timeline=self._timeline,
-                    sight=self._watch.sight(),
+                    sight=sight,
+                    current_at=(
+                        sight.behind_since or datetime.now(UTC) if state == "streaming" else None
+                    ),
                 ),
                 (
                     *conditions,
-                    *keeper.conditions(),
+                    *keeper.conditions(self._state.held_by),
                     *self._watch.conditions(reading=state == "streaming"),
                 ),
                 keeper.segments(),

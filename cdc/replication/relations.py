@@ -1,9 +1,8 @@
 """Tables as the server announced them, and the schema that the log keeps of each.
 
 A Relation message holds from where it was sent on: for the connection, or, inside a stream, for
-that transaction alone. What must always hold: the catalog is asked about a table only when a
-committed row needs it, because an ordinary connection cannot see a table before its transaction
-has ended.
+that transaction alone. Invariant: the catalog is asked about a table only when a committed row
+needs it, because an ordinary connection cannot see a table before its transaction has ended.
 """
 
 from __future__ import annotations
@@ -22,11 +21,13 @@ from cdc.replication.wire import RELATION, Ints, Wire
 OWN_SCHEMA = "walbrook"
 """Our own tables never enter the stream: settling a change would otherwise make a new one."""
 
-CatalogOf = Callable[[Relation], CatalogNote]
-"""Asks the source's catalog about a table: its key, its columns' numbers, its types."""
+CatalogOf = Callable[[Relation, int], CatalogNote]
+"""Asks the source's catalog about a table: its key, its columns' numbers, its types.
+
+The number is the transaction of the first row that needs the answer."""
 
 
-def no_catalog(_relation: Relation) -> CatalogNote:
+def no_catalog(_relation: Relation, _xid: int) -> CatalogNote:
     return CatalogNote()
 
 
@@ -56,15 +57,15 @@ class Announced:
         """The message as it came."""
         return Schema(xxhash.xxh3_64_intdigest(self.message), self.message)
 
-    def schema(self, catalog_of: CatalogOf) -> Schema:
-        """With what the catalog says; it is asked once."""
+    def schema(self, catalog_of: CatalogOf, xid: int) -> Schema:
+        """With what the catalog says; it is asked once, for a row of transaction ``xid``."""
         if self._schema is None:
-            self._schema = noted(self.message, self.relation, catalog_of)
+            self._schema = noted(self.message, self.relation, catalog_of, xid)
         return self._schema
 
 
-def noted(message: bytes, relation: Relation, catalog_of: CatalogOf) -> Schema:
-    whole = with_catalog(message, catalog_of(relation))
+def noted(message: bytes, relation: Relation, catalog_of: CatalogOf, xid: int) -> Schema:
+    whole = with_catalog(message, catalog_of(relation, xid))
     return Schema(xxhash.xxh3_64_intdigest(whole), whole)
 
 

@@ -113,7 +113,7 @@ class Sealer:
         row, nth = wire.rows()
         lsn, idx = cursors.lsn[row], cursors.idx[row] + nth
         relation = wire.relation(row, nth)
-        schema_id, hidden, schemas = self._schemas_of(wire, row, relation)
+        schema_id, hidden, schemas = self._schemas_of(wire, row, relation, cursors.xid[row])
         hidden |= self._heartbeats(wire)[row]
         keep = ~hidden & at_or_above(self.resume, lsn, idx)
         if not keep.any():
@@ -188,7 +188,7 @@ class Sealer:
             )
 
     def _schemas_of(
-        self, wire: Wire, row: Ints, relation: Ints
+        self, wire: Wire, row: Ints, relation: Ints, xid: Ints
     ) -> tuple[npt.NDArray[np.uint64], Mask, dict[int, bytes]]:
         """For each row the schema in force when it was sent, and which rows are our own tables'."""
         schema_id = np.zeros(len(row), dtype=np.uint64)
@@ -198,7 +198,7 @@ class Sealer:
             if known.own:
                 own[rows] = True
                 continue
-            schema = known.schema(self.catalog_of)
+            schema = known.schema(self.catalog_of, int(xid[rows[0]]))
             schema_id[rows] = schema.schema_id
             schemas[schema.schema_id] = schema.message
         return schema_id, own, schemas

@@ -10,6 +10,7 @@ from cdc.config import Config
 from cdc.log.writer import Durability, Retention, SegmentLimits, Tier
 from cdc.replication.options import StreamOptions
 from cdc.replication.publish import BatchLimits
+from cdc.replication.stream import SILENCE_S
 
 _BATCH: Final = BatchLimits()
 _SEGMENTS: Final = SegmentLimits()
@@ -28,9 +29,9 @@ class ReaderSettings:
     publication: str
     state_dsn: str
     log_directory: Path
-    durability: Durability = "disk"
+    durability: Durability = "fsync"
     batch: BatchLimits = _BATCH
-    linger_ms: int = 10
+    linger_ms: int = 5
     segments: SegmentLimits = _SEGMENTS
     retention: Retention = _RETENTION
     tier: Tier | None = None
@@ -39,7 +40,7 @@ class ReaderSettings:
     heartbeat_s: float = 10.0
     primary_dsn: str | None = None
     idle_s: float = 10.0
-    silence_s: float = 30.0  # a server that answers nothing for this long is gone
+    silence_s: float = SILENCE_S
 
 
 def settings_of(config: Config, source: str, term: int) -> ReaderSettings:

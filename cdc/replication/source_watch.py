@@ -37,6 +37,10 @@ _EMIT = "SELECT pg_logical_emit_message(false, %s, %s)::text"
 _EMIT_FLUSHED = "SELECT pg_logical_emit_message(false, %s, %s, true)::text"
 _FLUSH_FROM = 170_000
 _PUBLICATION = "SELECT oid FROM pg_publication WHERE pubname = %s"
+_END = """
+SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+            ELSE pg_current_wal_lsn() END::text
+"""
 _WHERE = """
 SELECT system_identifier::text, current_database()::text, pg_is_in_recovery()
   FROM pg_control_system()
@@ -50,6 +54,7 @@ class _Seen:
     slot: SlotRow | None = None
     refusal: Condition | None = None
     publication: Condition | None = None
+    server_lsn: int = 0
 
 
 class SourceWatch:
@@ -95,11 +100,11 @@ class SourceWatch:
             raise TransientError(condition.what, fix=condition.fix, kind=condition.kind)
 
     def conditions(self, *, reading: bool = True) -> list[Condition]:
-        """What is wrong; while the reader is not reading, heartbeats are not late."""
+        """What is wrong; while the reader is not reading, it says itself why heartbeats fail."""
         seen = self._seen
-        found = [seen.refusal, seen.publication, _slot_condition(seen.slot)]
+        found = [seen.publication, _slot_condition(seen.slot)]
         if reading:
-            found.append(self._ledger.late(time.monotonic()))
+            found += [seen.refusal, self._ledger.late(time.monotonic())]
         return [condition for condition in found if condition is not None]
 
     def sight(self) -> SourceSight:
@@ -110,6 +115,8 @@ class SourceWatch:
             heartbeat_lag_s=self._ledger.lag_s,
             slot_wal_status=None if slot is None else slot.wal_status,
             slot_safe_bytes=None if slot is None else slot.safe_bytes,
+            server_lsn=self._seen.server_lsn,
+            behind_since=self._ledger.behind_since(time.monotonic()),
         )
 
     def close(self) -> None:
@@ -140,9 +147,9 @@ class SourceWatch:
         publication = self._look_at_publication()
         if beat:
             refusal = self._beat()
-            if refusal is not None and refusal != self._seen.refusal:
-                _logger.warning("watch.heartbeat_refused", error=refusal.what)
-        self._seen = _Seen(slot, refusal, publication)
+            if refusal is not None and self._seen.refusal is None:
+                _logger.warning(f"watch.{refusal.kind}", error=refusal.what)
+        self._seen = _Seen(slot, refusal, publication, self._look_at_end())
 
     def _look_at_slot(self) -> SlotRow | None:
         """The slot's row; while the source does not answer, the last one stays."""
@@ -152,6 +159,15 @@ class SourceWatch:
             self._source.drop()
             return self._seen.slot
         return None if row is None else slot_row(self._slot, row[0], row[2])  # type: ignore[arg-type]
+
+    def _look_at_end(self) -> int:
+        """The end of the server's WAL: how far a reader that does not read is behind."""
+        try:
+            row = self._source.ask(_END)
+        except psycopg.Error:
+            self._source.drop()
+            return self._seen.server_lsn
+        return parse_lsn(str(row[0])) if row and row[0] else 0
 
     def _look_at_publication(self) -> Condition | None:
         """From Postgres 18 on a stream goes on without its publication, and without its changes."""
@@ -199,8 +215,7 @@ class SourceWatch:
             self._ledger.sent(Heartbeat(number, lsn, sent, sent_at), time.monotonic())
         except psycopg.OperationalError as error:
             link.drop()
-            # The reader itself tells when the source is away.
-            return _unreachable(error) if self._primary is not None else None
+            return self._failed(error)
         except psycopg.Error as error:
             link.drop()
             return _refused(
@@ -208,6 +223,19 @@ class SourceWatch:
                 "grant the role EXECUTE ON FUNCTION pg_logical_emit_message, or set heartbeat_s: 0",
             )
         return None
+
+    def _failed(self, error: psycopg.OperationalError) -> Condition:
+        if self._primary is not None:
+            what, fix = (
+                "primary_url cannot be reached",
+                "check that the primary runs, and primary_url",
+            )
+        else:
+            what, fix = (
+                "a heartbeat could not be written",
+                "read the server's log; it is tried again",
+            )
+        return Condition("heartbeat_failed", "warning", f"{what}: {error}".strip(), fix)
 
     def _wrong_place(self, link: _Link) -> Condition | None:
         """Why a heartbeat written there could never come back through our slot."""
@@ -298,10 +326,3 @@ def _slot_condition(slot: SlotRow | None) -> Condition | None:
 
 def _refused(what: str, fix: str) -> Condition:
     return Condition("heartbeat_refused", "warning", what, fix)
-
-
-def _unreachable(error: psycopg.OperationalError) -> Condition:
-    return _refused(
-        f"primary_url cannot be reached: {error}".strip(),
-        "check that the primary runs, and primary_url",
-    )

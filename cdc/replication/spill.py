@@ -1,13 +1,17 @@
 """Where the rows of transactions wait that are sent before they end: a folder beside the log.
 
-What must always hold:
+Invariants:
 
-- The rows of a prepared transaction are on disk, and found again after a crash, from the moment
-  ``prepare`` returns until the source was told a position beyond its commit. Until then it may
-  send the outcome again, and without the rows.
+- The rows of a prepared transaction can be had from its PREPARE until the log keeps them: they are
+  in this folder, and named in its list, or the source sends them again. The source sends again
+  what lies at or above the position it was told, so it is told no position before the list is on
+  disk that is complete up to there (``secure``), and is asked to start no higher (``start``).
 - Those of a transaction that is only streamed are gone with the connection: the source streams it
   again.
 - The folder never holds more than ``bytes_max``.
+
+Syncing is by position and not by transaction: however many are prepared and committed between two
+positions, those that have ended in between are never synced.
 """
 
 from __future__ import annotations
@@ -22,12 +26,13 @@ from pathlib import Path
 import pyarrow as pa
 import xxhash
 
-from cdc.cursor import format_lsn
+from cdc.cursor import Cursor, format_lsn
 from cdc.errors import CorruptionError, GapError, OperatorError, TransientError
+from cdc.log.files import make_directory, make_private, private, sync_directory
 from cdc.replication.relations import Relations
 from cdc.replication.spill_file import SpilledRows, SpillFile, encode_spilled
 
-_ROWS, _NOTE, _FRESH = ".rows", ".prepared", ".tmp"
+_ROWS, _LIST = ".rows", "prepared.json"
 
 
 class NotStreamableError(TransientError):
@@ -52,53 +57,102 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class _Note:
-    """What stands beside the rows of a prepared transaction; the moment it is there they count."""
+class _Prepared:
+    """A prepared transaction: what is left out of it, and where its rows are."""
 
-    xid: int
-    gid: str
-    prepare_lsn: int
     aborted: tuple[int, ...]
     rows: str  # the file's name
     bytes: int
-    commit_lsn: int = 0  # once it is committed and published
+    # Once it is committed and published: where it ends in the log.
+    commit_lsn: int = 0
+    end_idx: int = 0
+
+    @property
+    def end(self) -> Cursor:
+        return Cursor(self.commit_lsn, self.end_idx)
 
 
 class Spill:
-    """The folder; outlives connections."""
+    """The folder; outlives connections.
+
+    A prepared transaction goes by its xid, which is its own until it has ended. Its gid is not: on
+    a connection with another encoding it has other bytes.
+    """
 
     def __init__(self, directory: Path, *, bytes_max: int = 8 << 30) -> None:
         self._directory = directory
         self._bytes_max = bytes_max
         self._waiting: dict[int, Waiting] = {}
-        self._prepared: dict[tuple[int, str], _Note] = {}
+        self._prepared: dict[int, _Prepared] = {}
         self._next_file = 0
-        if directory.exists():
-            self._find_prepared()
-
-    @property
-    def size_bytes(self) -> int:
+        # Every PREPARE below was received; none: no prepared transactions are asked for.
+        self._complete_to: int | None = None
+        self._resume_lsn: int | None = None  # where the log went on at the last start
+        self._listed: object = None  # what the list on disk says
+        self._listed_rows: set[str] = set()  # the files that it names, all of them synced
+        self._ended: list[str] = []  # files that go once it does not name them any more
+        self.size_bytes = 0
         """What the folder holds now."""
-        prepared = sum(note.bytes for note in self._prepared.values())
-        return prepared + sum(waiting.file.bytes for waiting in self._waiting.values())
+        if directory.exists():
+            make_private(directory)
+            self._find_prepared()
 
     @property
     def transactions(self) -> int:
         """How many transactions wait for their end."""
-        undecided = sum(not note.commit_lsn for note in self._prepared.values())
+        undecided = sum(not prepared.commit_lsn for prepared in self._prepared.values())
         return len(self._waiting) + undecided
+
+    def start(self, resume_lsn: int, confirmed_lsn: int, *, two_phase: bool) -> int:
+        """A connection begins: where it has to start so that no prepared transaction is missing.
+
+        ``resume_lsn`` is where the log goes on, ``confirmed_lsn`` what the source was told last.
+        """
+        if not two_phase:
+            self._complete_to = None
+            return resume_lsn
+        known = resume_lsn if self._complete_to is None else self._complete_to
+        self._complete_to = max(known, confirmed_lsn)
+        self._received_to(resume_lsn)
+        self._resume_lsn = resume_lsn
+        self._put_list()
+        return min(resume_lsn, self._complete_to)
+
+    def secure(self, safe_lsn: int, end_lsn: int) -> int:
+        """Up to where the source may be told to forget, at most ``safe_lsn``.
+
+        ``end_lsn`` is the end of the log.
+        """
+        if self._complete_to is None:
+            return safe_lsn
+        self._received_to(end_lsn)
+        self._put_list()
+        return min(safe_lsn, self._complete_to)
+
+    def _received_to(self, end_lsn: int) -> None:
+        """A log that has grown since the start has all that the source sent below its end."""
+        if self._complete_to is None or self._resume_lsn is None:
+            return
+        if end_lsn > self._resume_lsn:
+            self._complete_to = max(self._complete_to, end_lsn)
 
     def forget_waiting(self) -> None:
         """A connection is over; what it had not finished is sent again on the next."""
-        for waiting in self._waiting.values():
-            waiting.file.remove()
-        self._waiting.clear()
+        for waiting in list(self._waiting.values()):
+            self.drop(waiting)
 
-    def settled(self, confirmed_lsn: int) -> None:
-        """The source was told ``confirmed_lsn``: it sends no outcome below it again."""
-        for key, note in list(self._prepared.items()):
-            if 0 < note.commit_lsn < confirmed_lsn:
-                self._remove_note(key)
+    def settled(self, kept: Cursor) -> None:
+        """The log keeps what is below ``kept``: of that no rows are needed here.
+
+        The source may send a commit again at which the log ends. Until the log goes on beyond it,
+        the transaction stays in the list, without rows.
+        """
+        for xid, prepared in list(self._prepared.items()):
+            if not prepared.commit_lsn or prepared.end > kept:
+                continue
+            self.drop_prepared(xid)
+            if prepared.commit_lsn == kept.lsn:
+                self._prepared[xid] = replace(prepared, bytes=0)
 
     def waiting(self, xid: int) -> Waiting | None:
         return self._waiting.get(xid)
@@ -106,7 +160,7 @@ class Spill:
     def wait(self, xid: int, *, streamed: bool) -> Waiting:
         """A transaction begins to come."""
         with self._writable():
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_directory(self._directory)
         path = self._directory / f"{self._next_file:08d}{_ROWS}"
         self._next_file += 1
         waiting = self._waiting[xid] = Waiting(xid, streamed, SpillFile(path))
@@ -114,7 +168,8 @@ class Spill:
 
     def append(self, waiting: Waiting, rows: pa.RecordBatch, schemas: Mapping[int, bytes]) -> None:
         header, body = encode_spilled(rows, schemas)
-        if self.size_bytes + len(header) + body.size > self._bytes_max:
+        size = len(header) + body.size
+        if self.size_bytes + size > self._bytes_max:
             raise self._full(waiting)
         try:
             waiting.file.append(header, body)
@@ -124,41 +179,41 @@ class Spill:
             if waiting.streamed:
                 raise NotStreamableError(what, fix=fix, kind="spill_full") from error
             raise TransientError(what, fix=fix, kind="spill_full") from error
+        self.size_bytes += size
 
     def drop(self, waiting: Waiting) -> None:
         """It ended: by its commit, when all of it is published, or by its abort."""
         waiting.file.remove()
+        self.size_bytes -= waiting.file.bytes
         del self._waiting[waiting.xid]
 
-    def prepare(self, waiting: Waiting, gid: str, prepare_lsn: int) -> None:
+    def prepare(self, waiting: Waiting) -> None:
         """It is prepared; an earlier copy, from a prepare that was sent before, gives way."""
-        key, file = (waiting.xid, gid), waiting.file
-        note = _Note(
-            waiting.xid, gid, prepare_lsn, tuple(waiting.aborted), file.path.name, file.bytes
-        )
-        earlier = self._prepared.get(key)
-        with self._writable():
-            file.sync()
-        self._write_note(note)
-        if earlier is not None:
-            (self._directory / earlier.rows).unlink(missing_ok=True)
+        self.drop_prepared(waiting.xid)
+        file = waiting.file
+        self._prepared[waiting.xid] = _Prepared(tuple(waiting.aborted), file.path.name, file.bytes)
         del self._waiting[waiting.xid]
 
-    def prepared(self, xid: int, gid: str) -> tuple[frozenset[int], Iterator[SpilledRows]] | None:
+    def prepared(self, xid: int) -> tuple[frozenset[int], Iterator[SpilledRows]] | None:
         """Of a prepared transaction the subtransactions to leave out, and its rows."""
-        note = self._prepared.get((xid, gid))
-        if note is None:
+        prepared = self._prepared.get(xid)
+        if prepared is None:
             return None
-        return frozenset(note.aborted), self._file_of(note).frames()
+        return frozenset(prepared.aborted), self._file_of(prepared).frames()
 
-    def published(self, xid: int, gid: str, commit_lsn: int) -> None:
-        """Its rows are in the log; they are kept until ``settled`` passes the commit."""
-        self._write_note(replace(self._prepared[xid, gid], commit_lsn=commit_lsn))
+    def published(self, xid: int, end: Cursor) -> None:
+        """Its rows are in the log up to ``end``; they stay here until the log keeps them."""
+        self._prepared[xid] = replace(self._prepared[xid], commit_lsn=end.lsn, end_idx=end.idx)
 
-    def drop_prepared(self, xid: int, gid: str) -> None:
-        """It was rolled back; when the source says so again there is nothing left to do."""
-        if (xid, gid) in self._prepared:
-            self._remove_note((xid, gid))
+    def drop_prepared(self, xid: int) -> None:
+        """It was rolled back, or the log keeps it; else there is nothing to do."""
+        prepared = self._prepared.pop(xid, None)
+        if prepared is None:
+            return
+        self.size_bytes -= prepared.bytes
+        self._ended.append(prepared.rows)
+        if prepared.rows not in self._listed_rows:
+            self._remove_ended()
 
     def missing(self, gid: str, commit_lsn: int) -> GapError:
         at = format_lsn(commit_lsn)
@@ -173,17 +228,24 @@ class Spill:
 
     def _full(self, waiting: Waiting) -> OperatorError | TransientError:
         what = (
-            f"transactions that have not ended hold {self.size_bytes} bytes in {self._directory}; "
-            f"with transaction {waiting.xid} it would be more than the {self._bytes_max} allowed"
+            f"transactions hold {self.size_bytes} bytes in {self._directory}; with transaction "
+            f"{waiting.xid} it would be more than the {self._bytes_max} allowed"
         )
+        more = "raise log.max_bytes, of which half is for them"
         if any(other.streamed for other in self._waiting.values()):
             return NotStreamableError(
                 what, fix="it is read at its commit instead", kind="spill_full"
             )
+        if any(prepared.commit_lsn for prepared in self._prepared.values()):
+            return TransientError(
+                f"{what}. Some are committed and stay until the log keeps them",
+                fix=f"find the consumer that is behind (walbrook status), or {more}; reading goes "
+                "on by itself",
+                kind="spill_full",
+            )
         return OperatorError(
-            what,
-            fix="end the prepared transactions that SELECT gid, prepared FROM pg_prepared_xacts "
-            "shows, or allow more",
+            f"{what}. All of them are prepared and have not ended",
+            fix=f"{more}; pg_prepared_xacts shows those that somebody may have forgotten",
             kind="spill_full",
         )
 
@@ -199,62 +261,78 @@ class Spill:
             ) from error
 
     def _find_prepared(self) -> None:
-        for path in self._directory.glob(f"*{_NOTE}"):
-            note = _read_note(path)
-            self._prepared[note.xid, note.gid] = note
-        kept = {note.rows for note in self._prepared.values()}
-        for path in self._directory.iterdir():
-            if path.name not in kept and path.suffix in (_ROWS, _FRESH):
-                path.unlink()
-        taken = [int(name.removesuffix(_ROWS)) for name in kept]
+        path = self._directory / _LIST
+        if path.exists():
+            self._complete_to, self._prepared = _read_list(path)
+        kept = self._files()
+        for other in self._directory.iterdir():
+            if other.name not in kept and other != path:
+                other.unlink()
+        self._listed_rows = kept
+        self._listed = (self._complete_to, dict(self._prepared))
+        self.size_bytes = sum(prepared.bytes for prepared in self._prepared.values())
+        taken = [int(one.rows.removesuffix(_ROWS)) for one in self._prepared.values()]
         self._next_file = max(taken, default=-1) + 1
 
-    def _write_note(self, note: _Note) -> None:
-        path, text = self._note_path(note.xid, note.gid), json.dumps(asdict(note))
-        fresh = path.with_suffix(_FRESH)
+    def _put_list(self) -> None:
+        """Put the list on disk, and the rows that it names; then what it named before may go."""
+        listed = (self._complete_to, dict(self._prepared))
+        if listed == self._listed:
+            return
         with self._writable():
-            with fresh.open("w") as file:
-                file.write(f"{_checksum(text)}\n{text}")
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(path)
-            for directory in (self._directory, self._directory.parent):
-                _sync_directory(directory)
-        self._prepared[note.xid, note.gid] = note
+            make_directory(self._directory)
+            for prepared in self._prepared.values():
+                if prepared.rows not in self._listed_rows:
+                    self._file_of(prepared).sync()
+            _write_list(self._directory / _LIST, *listed)
+        self._listed = listed
+        self._listed_rows = self._files()
+        self._remove_ended()
 
-    def _remove_note(self, key: tuple[int, str]) -> None:
-        # The note goes first, and what cannot be removed now is removed another time.
-        with suppress(OSError):
-            self._note_path(*key).unlink(missing_ok=True)
-            self._file_of(self._prepared.pop(key)).remove()
+    def _remove_ended(self) -> None:
+        """Remove what the list on disk does not name; what cannot be goes at the next start."""
+        for rows in self._ended:
+            if rows not in self._listed_rows:
+                with suppress(OSError):
+                    (self._directory / rows).unlink(missing_ok=True)
+        self._ended = [rows for rows in self._ended if rows in self._listed_rows]
 
-    def _note_path(self, xid: int, gid: str) -> Path:
-        return self._directory / f"{xid}-{_checksum(gid)}{_NOTE}"
+    def _files(self) -> set[str]:
+        return {prepared.rows for prepared in self._prepared.values() if prepared.bytes}
 
-    def _file_of(self, note: _Note) -> SpillFile:
-        return SpillFile(self._directory / note.rows, note.bytes)
+    def _file_of(self, prepared: _Prepared) -> SpillFile:
+        return SpillFile(self._directory / prepared.rows, prepared.bytes)
 
 
-def _read_note(path: Path) -> _Note:
+def _read_list(path: Path) -> tuple[int, dict[int, _Prepared]]:
     checksum, _, text = path.read_text(errors="replace").partition("\n")
     if _checksum(text) != checksum:
         raise CorruptionError(
             f"{path} does not match its checksum",
-            fix="restore it from a copy; without it the prepared transaction it describes is "
-            "missing when it is committed",
+            fix="restore it from a copy; without it the prepared transactions that it names are "
+            "missing when they are committed",
             kind="spill_damaged",
         )
     fields = json.loads(text)
-    return _Note(**{**fields, "aborted": tuple(fields["aborted"])})
+    prepared = {
+        int(xid): _Prepared(**{**one, "aborted": tuple(one["aborted"])})
+        for xid, one in fields["prepared"].items()
+    }
+    return int(fields["complete_to"]), prepared
+
+
+def _write_list(path: Path, complete_to: int | None, prepared: Mapping[int, _Prepared]) -> None:
+    text = json.dumps(
+        {"complete_to": complete_to, "prepared": {xid: asdict(p) for xid, p in prepared.items()}}
+    )
+    fresh = path.with_suffix(".tmp")
+    with open(fresh, "w", opener=private) as file:
+        file.write(f"{_checksum(text)}\n{text}")
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    sync_directory(path.parent)
 
 
 def _checksum(text: str) -> str:
     return xxhash.xxh3_64_hexdigest(text.encode())
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

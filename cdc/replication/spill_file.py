@@ -19,6 +19,7 @@ import xxhash
 
 from cdc.decoding.raw import SCHEMAS_KEY, decode_schemas, encode_schemas
 from cdc.errors import CorruptionError
+from cdc.log.files import private
 
 SPILL_SCHEMA = pa.schema(
     [
@@ -52,7 +53,7 @@ class SpillFile:
 
     def append(self, header: bytes, body: pa.Buffer) -> None:
         # Opened each time: any number of transactions may wait, and descriptors are few.
-        with self.path.open("ab" if self.bytes else "wb") as file:
+        with open(self.path, "ab" if self.bytes else "wb", opener=private) as file:
             file.write(header)
             file.write(body)
         self.bytes += len(header) + body.size
@@ -96,8 +97,10 @@ class SpillFile:
     def _damaged(self, at: int) -> CorruptionError:
         return CorruptionError(
             f"the spilled rows at byte {at} of {self.path} do not match their checksum",
-            fix="check the disk; a streamed transaction is sent again at the next connection, a "
-            "prepared one has to be restored from a copy of the log directory",
+            fix="check the disk; a streamed transaction is sent again at the next connection. A "
+            "prepared one has to be restored from a copy of the log directory; or, with the "
+            "service stopped, let its changes go: walbrook.accept_gap, with an LSN behind its "
+            "commit",
             kind="spill_damaged",
         )
 

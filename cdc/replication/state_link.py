@@ -16,8 +16,10 @@ import structlog
 
 from cdc.connection import Connection, connect
 from cdc.cursor import ORIGIN
+from cdc.error_text import public_text
 from cdc.errors import OperatorError, ProtocolError, TransientError, WalbrookError
 from cdc.failpoints import reached
+from cdc.state.backlog import BacklogBounds, LogExtent
 from cdc.state.health import Condition, report_conditions
 from cdc.state.positions import SourcePosition, source_position
 from cdc.state.reader_state import (
@@ -55,6 +57,8 @@ class StateLink:
         self._idle_s = idle_s
         self.restart = ORIGIN
         self.lowest = ORIGIN
+        self.held_by: str | None = None
+        self._bounds = BacklogBounds(source, term)
         self.problem: str | None = None
         self._position: SourcePosition | None = None
         self._fenced: WalbrookError | None = None
@@ -124,14 +128,22 @@ class StateLink:
             self._connection = connect(self._dsn, name=f"{self._source}:state", statement_s=5)
         self._position = position = source_position(self._connection, self._source)
         self.restart = max(self.restart, position.restart)
-        self.lowest = position.lowest
+        self.lowest, self.held_by = position.lowest, position.held_by
         self._known.set()
         news = self._news
-        if news is None or not self._due(news):
+        if news is None:
             return
-        report_reader(self._connection, self._source, self._term, news.report)
-        report_conditions(self._connection, self._source, self._term, news.conditions)
-        report_segments(self._connection, self._source, self._term, news.segments, self._segments)
+        if self._due(news):
+            self._write(self._connection, news)
+        report = news.report
+        self._bounds.keep(
+            self._connection, LogExtent(report.earliest, report.evicted, report.log_end)
+        )
+
+    def _write(self, connection: Connection, news: News) -> None:
+        report_reader(connection, self._source, self._term, news.report)
+        report_conditions(connection, self._source, self._term, news.conditions)
+        report_segments(connection, self._source, self._term, news.segments, self._segments)
         self._segments = news.segments
         self._written, self._written_at = news, time.monotonic()
         reached("stored")
@@ -141,7 +153,8 @@ class StateLink:
         written = self._written
         if written is None or self._closing or _settled(written) != _settled(news):
             return True
-        return written != news and time.monotonic() - self._written_at >= self._idle_s
+        # A reader that hangs says nothing new: its last words are not written again.
+        return written is not news and time.monotonic() - self._written_at >= self._idle_s
 
     def _disconnect(self) -> None:
         self._segments = None
@@ -156,13 +169,14 @@ def _urgent(news: News) -> object:
 
 def _settled(news: News) -> News:
     """What was said, without what moves by itself on an idle source."""
-    return replace(news, report=replace(news.report, head_lsn=0, sight=SourceSight()))
+    report = replace(news.report, head_lsn=0, sight=SourceSight(), current_at=None)
+    return replace(news, report=report)
 
 
 def condition_of(error: Exception) -> Condition:
     """What an error is as a health event: of its own kind, or of the kind of its class."""
     if not isinstance(error, WalbrookError):
-        return Condition("disconnected", "error", str(error).strip())
+        return Condition("disconnected", "error", public_text(error))
     passing = isinstance(error, TransientError)
     kind = error.kind or ("disconnected" if passing else "reader_stopped")
     return Condition(kind, "error", error.what, error.fix)

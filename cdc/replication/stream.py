@@ -35,14 +35,29 @@ PINNED = {
     "bytea_output": "hex",
     "extra_float_digits": "1",
     "lc_monetary": "C",
+    "quote_all_identifiers": "off",
+    "search_path": "pg_catalog",
 }
-"""What changes the text form of values is pinned, so that a row reads the same on every server."""
+"""What changes the text form of values is pinned, so that a row reads the same on every server.
 
-_SETTINGS = {**PINNED, "wal_sender_timeout": "60s", "statement_timeout": "0"}
+The last two do so for types that name an object, such as regclass: it comes with its schema.
+"""
+
+SILENCE_S = 30.0
+"""A server that sends nothing for this long, though asked, is gone."""
+
+_SETTINGS = {**PINNED, "statement_timeout": "0"}
 _SEND_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 30.0  # the server may first have to read what it saved of the slot
+_TRANSACTION_TIMEOUT_FROM = 170_000
+_NAME_MAX = 63  # the server cuts what is longer
 _PLAIN = StreamOptions()
 _UNTRANSLATABLE = (b"22P05", b"22021")  # of one encoding, in another
+
+
+def stream_name(slot: str) -> str:
+    """What the server calls the connection that reads ``slot``."""
+    return f"walbrook:{slot}"[:_NAME_MAX]
 
 
 class UntranslatableError(TransientError):
@@ -62,9 +77,13 @@ class ReplicationStream:
         options: StreamOptions = _PLAIN,
         check: Callable[[psycopg.Connection[tuple[object, ...]]], None] | None = None,
         as_stored: bool = False,
+        silence_s: float = SILENCE_S,
     ) -> None:
         """``check`` may look at who answers, over this connection, before anything is read.
 
+        ``silence_s``: how long the caller waits for a sign of life before it gives up. A server
+        that skips a large transaction reads our feedback, and answers it, only every half of
+        ``wal_sender_timeout``: that has to be well within.
         ``as_stored``: take texts in the database's own encoding, which is ``codec`` then.
         """
         self.codec = ""
@@ -74,8 +93,10 @@ class ReplicationStream:
                 dsn,
                 replication="database",
                 autocommit=True,
-                options=with_options(dsn, _SETTINGS),
-                application_name=f"walbrook:{slot}",
+                options=with_options(
+                    dsn, {**_SETTINGS, "wal_sender_timeout": f"{silence_s * 2000 / 3:.0f}ms"}
+                ),
+                application_name=stream_name(slot),
                 **LIVENESS,
             )
         except psycopg.OperationalError as error:
@@ -88,6 +109,7 @@ class ReplicationStream:
         try:
             if check is not None:
                 check(self._connection)
+            self._lift_timeout()
             self._choose_encoding(as_stored)
             self._start(slot, publication, start_lsn, options)
         except BaseException:
@@ -172,6 +194,15 @@ class ReplicationStream:
             if not both.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise TransientError("the server does not take feedback")
             self._pgconn.consume_input()
+
+    def _lift_timeout(self) -> None:
+        """The server decodes a transaction within one of its own, however long that takes.
+
+        Servers before 17 do not know the setting, so it cannot be one of the connection's options.
+        """
+        if self._pgconn.server_version >= _TRANSACTION_TIMEOUT_FROM:
+            with deadline(self._connection, _SEND_TIMEOUT_S):
+                self._connection.execute("SET transaction_timeout TO 0")
 
     def _choose_encoding(self, as_stored: bool) -> None:
         """A database without an encoding may hold anything.

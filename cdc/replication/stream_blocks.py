@@ -49,16 +49,17 @@ class StreamCommitted:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A transaction, streamed or not, is prepared under the name ``gid``."""
+    """A transaction, streamed or not, is prepared."""
 
     xid: int
-    gid: str
-    prepare_lsn: int
 
 
 @dataclass(frozen=True)
 class PreparedCommitted:
-    """One that was prepared, perhaps on an earlier connection, is committed."""
+    """One that was prepared, perhaps on an earlier connection, is committed.
+
+    Its ``gid`` is for people: on a connection with another encoding it has other bytes.
+    """
 
     xid: int
     gid: str
@@ -71,7 +72,6 @@ class PreparedRolledBack:
     """One that was prepared is not to be."""
 
     xid: int
-    gid: str
 
 
 End = StreamCommitted | Prepared | PreparedCommitted | PreparedRolledBack
@@ -162,11 +162,11 @@ def _end(message: bytes) -> End:
     head, gid = _named(message)
     if kind == "r":
         *_skipped, xid = _fields(head, _ROLLBACK_PREPARED)
-        return PreparedRolledBack(_valid(xid), gid)
+        return PreparedRolledBack(_valid(xid))
     _flags, lsn, _end_lsn, time, xid = _fields(head, _END_OF_PREPARED)
     if kind == "K":
         return PreparedCommitted(_valid(xid), gid, _lsn(lsn), _time(time))
-    return Prepared(_valid(xid), gid, _lsn(lsn))
+    return Prepared(_valid(xid))
 
 
 def _fields(message: bytes, layout: struct.Struct) -> tuple[int, ...]:
@@ -183,7 +183,7 @@ def _named(message: bytes) -> tuple[bytes, str]:
     name = message[1 + layout.size :]
     if not name or name.find(b"\0") != len(name) - 1:
         raise _broken(f"a message of kind {message[:1]!r} does not end with a name")
-    # A database need not be in UTF-8, and the name only has to be the same each time.
+    # A database need not be in UTF-8.
     return message[: 1 + layout.size], name[:-1].decode(errors="backslashreplace")
 
 

@@ -6,7 +6,8 @@ bug.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,8 @@ from cdc.service.log_commands import log_app
 from cdc.service.logs import configure_logs
 from cdc.service.operator_commands import operator_app
 from cdc.service.ownership import Ownership
-from cdc.service.start import migrate_state, prepare, reach
+from cdc.service.source_keeper import SourceKeeper, wait_for_sources
+from cdc.service.start import migrate_state, patiently, prepare_state, reach
 from cdc.service.status import status_tables
 from cdc.service.supervisor import Supervisor
 
@@ -80,18 +82,31 @@ def serve(path: Path, stop: StopSignal) -> int:
     settings = load(path)
     configure_logs(settings.service)
     logger = structlog.get_logger("walbrook.start")
-    for unchecked in check_groups(settings):
+    for unchecked in patiently(lambda: check_groups(settings), stop):
         logger.warning("config.unchecked", what=unchecked)
     unread = check_event_time(settings)
-    with Ownership(settings) as ownership:
-        terms = prepare(settings)
+    with ExitStack() as held:
+        ownership = patiently(lambda: held.enter_context(Ownership(settings)), stop)
+        patiently(lambda: prepare_state(settings), stop)
+        sources = {base.name: SourceKeeper(settings, base) for base in settings.databases}
+        for keeper in sources.values():
+            held.callback(keeper.close)
+        wait_for_sources(sources.values(), stop)
         # A publication that had to be created shows its tables only now.
         for unchecked in check_event_time(settings) if unread else ():
             logger.warning("config.unchecked", what=unchecked)
-        supervisor = Supervisor(settings, path.resolve(), terms)
-        http = settings.service.http
-        with HttpServer(http, settings.state_dsn(), supervisor) if http.enabled else nullcontext():
-            return supervisor.run(stop, ownership.keep)
+        supervisor = Supervisor(settings, path.resolve(), sources)
+        if settings.service.http.enabled:
+            held.enter_context(
+                HttpServer(
+                    settings.service.http,
+                    settings.state_dsn(),
+                    supervisor,
+                    sources=[*sources],
+                    started_at=time.monotonic(),
+                )
+            )
+        return supervisor.run(stop, ownership.keep)
 
 
 @app.command()

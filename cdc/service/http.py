@@ -6,10 +6,12 @@ thread of the supervisor and ends with it.
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,6 +32,7 @@ from cdc.config import Http
 from cdc.connection import connect
 from cdc.errors import OperatorError
 from cdc.service.api.serve import Api
+from cdc.service.bounded_http import HEADER_BYTES_MAX, BoundedProtocol
 from cdc.service.event_time_metrics import EventTimes, event_time_metrics, read_event_times
 from cdc.state.pressure import DEFERRED
 
@@ -41,9 +44,12 @@ SELECT s.name AS source, s.state, s.state_since::text, s.last_error,
          WHERE l.source = s.name AND l.name = 'shared') AS lane_error, v.cursor,
        v.lag_bytes, v.lag_seconds, s.log_bytes, s.slot_wal_status, s.slot_safe_bytes,
        extract(epoch FROM clock_timestamp() - s.heartbeat_at)::float8 AS heartbeat_age_s,
+       extract(epoch FROM clock_timestamp() - s.seen_at)::float8 AS seen_age_s,
+       walbrook.reader_lag(s.current_at)::float8 AS reader_lag_s,
        p.level AS pressure_level, p.slots_busy AS delivery_slots_busy
   FROM walbrook.sources s JOIN walbrook.cursors v ON v.source = s.name AND v.consumer IS NULL
   LEFT JOIN walbrook.pressure p ON p.source = s.name
+ WHERE %(sources)s::text[] IS NULL OR s.name = ANY (%(sources)s)
  ORDER BY 1
 """
 # In event-time order a cursor stands at the oldest change that is held back, which is no fault:
@@ -63,7 +69,7 @@ SELECT c.source, c.name AS consumer, v.cursor, v.lag_bytes, v.lag_seconds, c.del
        (SELECT count(*) FROM walbrook.gaps g
          WHERE g.source = c.source AND g.consumer = c.name) AS gaps,
        CASE WHEN r.consumer IS NULL
-            THEN v.lag_seconds > 0 AND v.moved_at < w.since
+            THEN (c.cursor_lsn, c.cursor_idx) < (s.log_lsn, s.log_idx) AND v.moved_at < w.since
                  AND (c.lane IS NULL AND c.lane_reason = %(deferred)s) IS NOT TRUE
             ELSE (r.read_lsn, r.read_idx) < (s.log_lsn, s.log_idx)
                  AND t.moved_at < w.since END AS stuck
@@ -73,16 +79,20 @@ SELECT c.source, c.name AS consumer, v.cursor, v.lag_bytes, v.lag_seconds, c.del
   LEFT JOIN walbrook.event_sources r ON r.consumer = c.id
   LEFT JOIN walbrook.event_time t ON t.consumer = c.name
  CROSS JOIN (SELECT clock_timestamp() - make_interval(secs => %(stuck_s)s) AS since) w
+ WHERE %(sources)s::text[] IS NULL OR c.source = ANY (%(sources)s)
  ORDER BY 1, 2
 """
 
 _EVENTS = """
 SELECT source, consumer, kind, severity, what, fix, since::text FROM walbrook.health
+ WHERE %(sources)s::text[] IS NULL OR source = ANY (%(sources)s)
 """
 
 Rows = list[dict[str, object]]
 
 _STUCK_S = 30
+_SILENT_S = 30  # a reader writes its row about every ten seconds
+_BEHIND_S = 60
 
 
 class Processes(Protocol):
@@ -113,9 +123,22 @@ class Sight:
 class Observatory:
     """Reads sources and consumers from the state database, processes from the supervisor."""
 
-    def __init__(self, state_dsn: str, supervisor: Processes) -> None:
+    def __init__(
+        self,
+        state_dsn: str,
+        supervisor: Processes,
+        sources: Sequence[str] | None = None,
+        *,
+        started_at: float = -math.inf,
+    ) -> None:
+        """``sources`` are those of this service: others may share its state database.
+
+        ``started_at`` (monotonic): before that nothing could move.
+        """
+        self._started_at = started_at
         self._dsn = state_dsn
         self._supervisor = supervisor
+        self._sources = None if sources is None else list(sources)
 
     def complaints(self, sight: Sight) -> list[str]:
         """What is not as it should be, a sentence each; none means well."""
@@ -123,8 +146,7 @@ class Observatory:
             f"{name} does not run" for name, up in self._supervisor.processes().items() if not up
         ]
         for row in sight.sources:
-            if row["state"] != "streaming":
-                found.append(f"the reader of {row['source']} is {row['state']}")
+            found += _reader_complaints(row)
             if row["lane_error"] is not None:
                 found.append(f"deliveries from {row['source']} stand still: {row['lane_error']}")
         for row in sight.consumers:
@@ -132,7 +154,7 @@ class Observatory:
                 continue  # on purpose; an event of severity warning says so
             if row["last_error"] is not None:
                 found.append(f"deliveries to {row['consumer']} fail")
-            elif row["stuck"]:
+            elif row["stuck"] and time.monotonic() - self._started_at >= _STUCK_S:
                 found.append(f"{row['consumer']} is behind and has not moved for {_STUCK_S} s")
         # A consumer of several databases has a row for each.
         return list(dict.fromkeys([*found, *sight.of_severity("error")]))
@@ -140,12 +162,11 @@ class Observatory:
     def read(self) -> Sight:
         with connect(self._dsn, name="http", statement_s=3) as connection:
             rows = connection.cursor(row_factory=dict_row)
+            given = {"stuck_s": _STUCK_S, "deferred": DEFERRED, "sources": self._sources}
             return Sight(
-                sources=rows.execute(_SOURCES).fetchall(),
-                consumers=rows.execute(
-                    _CONSUMERS, {"stuck_s": _STUCK_S, "deferred": DEFERRED}
-                ).fetchall(),
-                events=rows.execute(_EVENTS).fetchall(),
+                sources=rows.execute(_SOURCES, given).fetchall(),
+                consumers=rows.execute(_CONSUMERS, given).fetchall(),
+                events=rows.execute(_EVENTS, given).fetchall(),
                 event_times=read_event_times(rows),
             )
 
@@ -167,12 +188,31 @@ class Observatory:
         yield running
 
 
+def _reader_complaints(row: dict[str, object]) -> Iterator[str]:
+    """Why a source is not being read, or not up to now."""
+    reader = f"the reader of {row['source']}"
+    if row["state"] != "streaming":
+        why = f": {row['last_error']}" if row["last_error"] else ""
+        yield f"{reader} is {row['state']}{why}"
+    elif _is_silent(row):
+        yield f"{reader} has reported nothing for {row['seen_age_s']:.0f} s: it may hang"
+    elif isinstance(row["reader_lag_s"], float) and row["reader_lag_s"] > _BEHIND_S:
+        yield (
+            f"{reader} is {row['reader_lag_s']:.0f} s behind the server: a heartbeat of then has "
+            "not come back through the slot"
+        )
+
+
+def _is_silent(row: dict[str, object]) -> bool:
+    return isinstance(row["seen_age_s"], float) and row["seen_age_s"] > _SILENT_S
+
+
 def _source_metrics(sources: Rows) -> Iterator[Metric]:
     yield _flag(
         "source_streaming",
         "1 while the reader streams.",
         sources,
-        lambda row: row["state"] == "streaming",
+        lambda row: row["state"] == "streaming" and not _is_silent(row),
     )
     yield _flag(
         "source_lane_failing",
@@ -181,6 +221,7 @@ def _source_metrics(sources: Rows) -> Iterator[Metric]:
         lambda row: row["lane_error"] is not None,
     )
     yield _gauge("source_lag_bytes", "WAL behind the restart cursor.", sources, "lag_bytes")
+    yield _gauge("source_lag_seconds", "Age of what is settled.", sources, "lag_seconds")
     yield _gauge("source_log_bytes", "Size of the change log.", sources, "log_bytes")
     yield _gauge(
         "source_slot_safe_bytes",
@@ -283,7 +324,15 @@ def application(observatory: Observatory, api: Api | None = None) -> Starlette:
 class HttpServer:
     """The server in its thread; ``port`` is the one it listens on."""
 
-    def __init__(self, settings: Http, state_dsn: str, supervisor: Processes) -> None:
+    def __init__(
+        self,
+        settings: Http,
+        state_dsn: str,
+        supervisor: Processes,
+        sources: Sequence[str] | None = None,
+        *,
+        started_at: float = -math.inf,
+    ) -> None:
         try:
             self._socket = socket.create_server((settings.host, settings.port))
         except OSError as error:
@@ -296,11 +345,16 @@ class HttpServer:
         self._api = Api(settings, state_dsn)
         self._server = uvicorn.Server(
             uvicorn.Config(
-                application(Observatory(state_dsn, supervisor), self._api),
+                application(
+                    Observatory(state_dsn, supervisor, sources, started_at=started_at), self._api
+                ),
                 log_level="warning",
                 access_log=False,
                 lifespan="on",
                 timeout_graceful_shutdown=2,
+                http=BoundedProtocol,
+                ws="none",
+                h11_max_incomplete_event_size=HEADER_BYTES_MAX,
             )
         )
         self._thread = threading.Thread(

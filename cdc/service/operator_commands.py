@@ -50,6 +50,13 @@ def resume(consumer: Name, config: ConfigPath = _DEFAULT) -> None:
 
 
 @operator_app.command()
+def accept_loss(consumer: Name, config: ConfigPath = _DEFAULT) -> None:
+    """Take note that a consumer's destination lost messages that it had."""
+    with _state(config) as state:
+        _tell(consumer, operators.accept_loss(state, consumer))
+
+
+@operator_app.command()
 def rewind(
     consumer: Name,
     to_cursor: Annotated[
@@ -147,6 +154,10 @@ def _tell(consumer: str, state: State, what: str = "") -> None:
         typer.echo(f"{count} message{'' if count == 1 else 's'} {what}")
     paused = f", paused since {state['paused_at']:%Y-%m-%d %H:%M:%S}" if state["paused_at"] else ""
     typer.echo(
-        f"{consumer} stands at {state['cursor']}{paused}; {state['waiting']} in its "
-        f"queue, {state['dead_letters']} dead letters"
+        f"{consumer} stands at {state['cursor']}{paused}; {_counted(state['waiting'])} in its "
+        f"queue, {_counted(state['dead_letters'])} dead letters"
     )
+
+
+def _counted(count: object) -> str:
+    return f"{count} or more" if count == operators.COUNTED_MAX else str(count)

@@ -14,7 +14,7 @@ import structlog
 
 from cdc.config import Config
 from cdc.connection import Connection
-from cdc.errors import OperatorError
+from cdc.errors import OperatorError, TransientError
 from cdc.service.start import reach
 
 _logger = structlog.get_logger("walbrook.service")
@@ -32,6 +32,7 @@ class Ownership:
         self._sources = [database.name for database in config.databases]
         self._connection: Connection | None = None
         self._looked_at = 0.0
+        self._is_away = False  # the state database, as was said
 
     def __enter__(self) -> Ownership:
         self._take()
@@ -53,10 +54,14 @@ class Ownership:
             self._let_go()
         try:
             self._take()
-        except OperatorError as error:
+        except (OperatorError, TransientError) as error:
             if self._connection is not None:
                 raise
-            _logger.warning("service.state_unreachable", error=str(error))
+            if not self._is_away:
+                _logger.warning("service.state_unreachable", error=str(error))
+            self._is_away = True
+        else:
+            self._is_away = False
 
     def _take(self) -> None:
         self._connection = reach(self._dsn, "the state database")
@@ -65,9 +70,7 @@ class Ownership:
                 self._lock(self._connection, source)
         except psycopg.OperationalError as error:
             self._let_go()
-            raise OperatorError(
-                f"the state database went away: {str(error).strip()}", fix="start again"
-            ) from error
+            raise TransientError(f"the state database went away: {str(error).strip()}") from error
 
     def _lock(self, connection: Connection, source: str) -> None:
         deadline = time.monotonic() + _WAIT_S

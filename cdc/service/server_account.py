@@ -6,6 +6,7 @@ programs: to pass, not to list or read.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pwd
 import shutil
@@ -23,11 +24,25 @@ def server_account() -> str | None:
     """The account to run the server as, made if need be; nothing if we may run it ourselves."""
     if os.geteuid() != 0:
         return None
+    if not _exists():
+        # Two useradd at the same moment both succeed, and the account's number changes under the
+        # process that saw the first. Locking the directory leaves no file behind.
+        accounts = os.open("/etc", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(accounts, fcntl.LOCK_EX)
+            if not _exists():
+                _create()
+        finally:
+            os.close(accounts)
+    return _NAME
+
+
+def _exists() -> bool:
     try:
         pwd.getpwnam(_NAME)
     except KeyError:
-        _create()
-    return _NAME
+        return False
+    return True
 
 
 def _create() -> None:

@@ -1,29 +1,46 @@
 """Everything that must be true before a process of the service starts.
 
 The state schema is up to date, the source is usable, and the rows of sources and consumers are
-there. It is safe to do again: a second start changes only the term.
+there. It is safe to do again: a second start changes only the term. Each source is prepared by
+itself: one that is not ready keeps no other from being served.
 """
 
 from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import psycopg
 import structlog
 from psycopg.conninfo import conninfo_to_dict
 
-from cdc.config import Config, Database
+from cdc.config import Config, Database, Sink
 from cdc.connection import Connection, connect
-from cdc.errors import OperatorError, SourceError
+from cdc.errors import OperatorError, SourceError, TransientError
 from cdc.queue.pulls import register_pulls
 from cdc.replication.control import publication_missing
 from cdc.replication.preflight import SourceIdentity, prepare_source
+from cdc.replication.stop import StopSignal
 from cdc.state.event_time import in_event_time
+from cdc.state.health import resolve_unserved
 from cdc.state.migrate import Migration, migrate
 from cdc.state.positions import Described, is_registered, register_source
 
 _logger = structlog.get_logger("walbrook.start")
 
+T = TypeVar("T")
+
+START_S = 60.0
+"""How long a start goes on after connections that were cut."""
+_BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.5, 10.0
+
 _SLOT = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s"
 _PUBLICATION = "SELECT 1 FROM pg_publication WHERE pubname = %s"
+
+
+class UnreachableError(OperatorError):
+    """A database cannot be connected to: it is down, or its address or password is wrong."""
 
 
 def reach(dsn: str, what: str) -> Connection:
@@ -31,10 +48,30 @@ def reach(dsn: str, what: str) -> Connection:
     try:
         return connect(dsn, name="service", statement_s=120)
     except psycopg.OperationalError as error:
-        raise OperatorError(
+        raise UnreachableError(
             f"{what} cannot be reached: {str(error).strip()}",
             fix="check that it runs, and its address, user and password in the configuration",
         ) from error
+
+
+def patiently(step: Callable[[], T], stop: StopSignal) -> T:
+    """Do one step of the start; where a connection was cut, do it again, within a bound.
+
+    A database that could not be connected to at all ends the start at once: most likely its
+    address or password is wrong.
+    """
+    started, backoff_s, cut = time.monotonic(), _BACKOFF_FIRST_S, False
+    while True:
+        try:
+            return step()
+        except (UnreachableError, TransientError, psycopg.OperationalError) as error:
+            cut = cut or not isinstance(error, UnreachableError)
+            if not cut or time.monotonic() - started > START_S:
+                raise
+            _logger.warning("start.again", error=str(error).strip(), again_in_s=backoff_s)
+            if stop.wait(backoff_s):
+                raise
+        backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
 
 
 def migrate_state(config: Config) -> list[Migration]:
@@ -44,12 +81,18 @@ def migrate_state(config: Config) -> list[Migration]:
 
 
 def prepare(config: Config) -> dict[str, int]:
-    """Check and register every source; the answer is the term of each."""
+    """Prepare the state database and every source. Returns the term of each source."""
+    prepare_state(config)
+    return {database.name: prepare_database(config, database) for database in config.databases}
+
+
+def prepare_state(config: Config) -> None:
+    """Bring the state database up to date, and check what needs no source."""
     for migration in migrate_state(config):
         _logger.info("state.migrated", number=migration.number, name=migration.name)
     with reach(config.state_dsn(), "the state database") as state:
         _check_order_is_kept(config, state)
-    return {database.name: _prepare(config, database) for database in config.databases}
+        resolve_unserved(state, [database.name for database in config.databases])
 
 
 def _check_order_is_kept(config: Config, state: Connection) -> None:
@@ -87,7 +130,23 @@ def _check_publication_is_there(source: Connection, database: Database) -> None:
         raise publication_missing(name)
 
 
-def _prepare(config: Config, database: Database) -> int:
+def _described(sink: Sink) -> Described:
+    backlog = sink.max_backlog
+    return Described(
+        sink.destination.type,
+        sink.priority,
+        None if backlog is None else backlog.size,
+        None if backlog is None else backlog.on_full,
+        " ".join(map(str, sink.destination.place(sink.name) or ())),
+    )
+
+
+def prepare_database(config: Config, database: Database) -> int:
+    """Check and register one source. Returns its new term.
+
+    Tables that sinks name are checked for a source that is new. Of a known source a table may have
+    been renamed meanwhile: that concerns its sinks, and the service reports it while it runs.
+    """
     sinks = [sink for sink in config.sinks_of(database.name) if sink.status == "active"]
     # What a sink of several databases asks for need not be in each of them.
     own = [sink.source for sink in sinks if len(sink.sources) == 1]
@@ -95,6 +154,8 @@ def _prepare(config: Config, database: Database) -> int:
     schemas = sorted({name for source in own for name in source.include_schemas or ()})
     with reach(config.state_dsn(), "the state database") as state:
         known = is_registered(state, database.name)
+    if known:
+        wanted, schemas = [], []
     with reach(database.dsn(), f"database {database.name}") as source:
         if known:
             _check_slot_is_there(source, database)
@@ -118,9 +179,8 @@ def _prepare(config: Config, database: Database) -> int:
             slot_lsn=identity.slot_confirmed_lsn,
             consumers=[sink.name for sink in sinks],
             starts={sink.name: sink.start_at for sink in sinks},
-            described={
-                sink.name: Described(sink.destination.type, sink.priority) for sink in sinks
-            },
+            wal_end_lsn=identity.wal_end_lsn,
+            described={sink.name: _described(sink) for sink in sinks},
         )
         place = conninfo_to_dict(database.dsn())
         register_pulls(

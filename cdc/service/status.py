@@ -55,7 +55,10 @@ _WATERMARKS_MAX = 20  # of a consumer
 _CONSUMERS = """
 SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx, v.lag_bytes, v.lag_seconds,
        c.delivered, c.absorbed, c.moved_at, c.active, c.last_error, walbrook.dead_ever(c),
-       CASE WHEN c.active AND p.paused_at IS NOT NULL
+       CASE WHEN c.active AND c.disabled_at IS NOT NULL
+            THEN 'is disabled since ' || to_char(c.disabled_at, 'YYYY-MM-DD HH24:MI:SS')
+                 || ' (' || c.disabled_reason || ')'
+            WHEN c.active AND p.paused_at IS NOT NULL
             THEN 'is paused since ' || to_char(p.paused_at, 'YYYY-MM-DD HH24:MI:SS')
             WHEN c.active AND c.lane_reason IS NOT NULL
             THEN 'is by itself, '

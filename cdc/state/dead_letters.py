@@ -1,7 +1,8 @@
 """Dead letters: changes that a consumer went on without, as rows of ``walbrook.dead_letters``.
 
-What must always hold: a row is written in the transaction that moves the consumer's cursor over
-the change, and once; a change that comes again finds its row there.
+Invariants: a row is written in the transaction that moves the consumer's cursor over the change,
+and once; a change that comes again finds its row there. Its error may quote the change, and is
+shown nowhere else: logs and health name kind, table and cursor.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Literal
 
 import structlog
 
-from cdc.connection import Connection
+from cdc.connection import Connection, allow_time_for
 from cdc.cursor import Cursor, format_lsn
 from cdc.state.health import Condition, report_conditions
 
@@ -39,10 +40,15 @@ SELECT c.name,
        (SELECT count(*) FROM (
             SELECT FROM walbrook.dead_letters d
              WHERE d.source = %(source)s AND d.consumer = c.name LIMIT %(most)s) few),
-       (SELECT d.error FROM walbrook.dead_letters d
+       (SELECT format('%%s, %%s%%s', d.kind, d.commit_lsn || ':' || d.commit_idx,
+                      ' of table ' || nullif(d.table_schema || '.' || d.table_name, '.'))
+          FROM walbrook.dead_letters d
          WHERE d.source = %(source)s AND d.consumer = c.name
          ORDER BY d.commit_lsn, d.commit_idx LIMIT 1)
-  FROM (SELECT name FROM walbrook.consumers WHERE source = %(source)s
+  FROM (SELECT name FROM walbrook.consumers k
+         WHERE source = %(source)s
+           AND EXISTS (SELECT FROM walbrook.dead_letters d
+                        WHERE d.source = %(source)s AND d.consumer = k.name)
          UNION SELECT consumer FROM walbrook.health
                 WHERE source = %(source)s AND consumer IS NOT NULL AND kind = 'dead_letters') c
  ORDER BY 1
@@ -63,9 +69,14 @@ class DeadLetter:
     table_name: str
     action: str
     kind: Kind
-    error: str
+    error: str  # in full: it may quote the change
     payload: bytes
     schema: bytes | None  # None for a logical message
+
+    @property
+    def table(self) -> str:
+        """Empty for a message that belongs to none."""
+        return f"{self.table_schema}.{self.table_name}" if self.table_name else ""
 
     @property
     def size(self) -> int:
@@ -76,6 +87,7 @@ def bury(connection: Connection, source: str, consumer: str, letters: Iterable[D
     """Write dead letters, inside the settling transaction; says how many are new."""
     new = 0
     for some in _bounded(letters):
+        allow_time_for(connection, sum(letter.size for letter in some))
         new += connection.execute(
             _INSERT, {"source": source, "consumer": consumer, **_columns(some)}
         ).rowcount
@@ -85,7 +97,8 @@ def bury(connection: Connection, source: str, consumer: str, letters: Iterable[D
             consumer=consumer,
             count=len(some),
             kind=some[0].kind,
-            first=some[0].error,
+            table=some[0].table,
+            first=str(some[0].cursor),
         )
     return new
 

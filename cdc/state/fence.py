@@ -1,4 +1,4 @@
-"""The fence around a source's rows: who is not the latest start of the service writes nothing."""
+"""What a transaction on a source's rows needs: to be of the latest start, and to last."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ FENCE = "SELECT 1 FROM walbrook.sources WHERE name = %s AND term = %s FOR SHARE"
 
 FENCE_TO_MOVE = "SELECT 1 FROM walbrook.sources WHERE name = %s AND term = %s FOR NO KEY UPDATE"
 """The same for those who then move the restart cursor: they come one after another."""
+
+DURABLY = """
+SELECT set_config('synchronous_commit', 'on', true)
+ WHERE current_setting('synchronous_commit') = 'off'
+"""
+"""Inside a transaction: its commit waits for the server's disk, whatever the role's default is."""
 
 
 def fenced(source: str) -> OperatorError:

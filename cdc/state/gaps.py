@@ -6,30 +6,47 @@ is told to the consumer's sink before anything that follows it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn, parse_lsn
 from cdc.state.fence import FENCE_TO_MOVE, fenced
 from cdc.state.positions import move_restart
 
-_NOTE = """
-INSERT INTO walbrook.gaps AS g (source, consumer, from_lsn, from_idx, to_lsn, to_idx, reason)
-SELECT source, name, cursor_lsn, cursor_idx, %(lsn)s::pg_lsn, %(idx)s, 'evicted'
-  FROM walbrook.consumers
- WHERE source = %(source)s AND active
-   AND (cursor_lsn, cursor_idx) < (%(lsn)s::pg_lsn, %(idx)s)
-    ON CONFLICT (source, consumer, from_lsn, from_idx)
-    DO UPDATE SET to_lsn = excluded.to_lsn, to_idx = excluded.to_idx, reason = excluded.reason,
-                  noted_at = excluded.noted_at, told_at = NULL
-     WHERE (g.to_lsn, g.to_idx) < (excluded.to_lsn, excluded.to_idx)
+# A gap that goes on where an untold one of the same reason ends is one gap with it.
+_PASS = """
+WITH behind AS (
+    SELECT c.source, c.name, c.cursor_lsn, c.cursor_idx, n.lsn, n.idx, n.reason
+      FROM walbrook.consumers c
+      JOIN unnest(%(names)s::text[], %(lsns)s::pg_lsn[], %(idxs)s::bigint[], %(reasons)s::text[])
+           AS n (name, lsn, idx, reason) ON n.name = c.name
+     WHERE c.source = %(source)s AND c.active
+       AND (c.cursor_lsn, c.cursor_idx) < (n.lsn, n.idx)
+       FOR NO KEY UPDATE OF c),
+grown AS (
+    UPDATE walbrook.gaps g SET to_lsn = b.lsn, to_idx = b.idx, noted_at = clock_timestamp()
+      FROM behind b
+     WHERE g.source = b.source AND g.consumer = b.name AND g.reason = b.reason
+       AND g.told_at IS NULL AND (g.to_lsn, g.to_idx) = (b.cursor_lsn, b.cursor_idx)
+    RETURNING g.consumer),
+noted AS (
+    INSERT INTO walbrook.gaps AS g (source, consumer, from_lsn, from_idx, to_lsn, to_idx, reason)
+    SELECT b.source, b.name, b.cursor_lsn, b.cursor_idx, b.lsn, b.idx, b.reason FROM behind b
+     WHERE b.name NOT IN (SELECT consumer FROM grown)
+        ON CONFLICT (source, consumer, from_lsn, from_idx)
+        DO UPDATE SET to_lsn = excluded.to_lsn, to_idx = excluded.to_idx, reason = excluded.reason,
+                      noted_at = excluded.noted_at, told_at = NULL
+         WHERE (g.to_lsn, g.to_idx) < (excluded.to_lsn, excluded.to_idx))
+UPDATE walbrook.consumers c
+   SET cursor_lsn = b.lsn, cursor_idx = b.idx, moved_at = clock_timestamp()
+  FROM behind b WHERE c.source = b.source AND c.name = b.name
 """
-_SKIP = """
-UPDATE walbrook.consumers SET cursor_lsn = %(lsn)s::pg_lsn, cursor_idx = %(idx)s,
-       moved_at = clock_timestamp()
- WHERE source = %(source)s AND active
-   AND (cursor_lsn, cursor_idx) < (%(lsn)s::pg_lsn, %(idx)s)
+_BELOW = """
+SELECT name FROM walbrook.consumers
+ WHERE source = %s AND active AND (cursor_lsn, cursor_idx) < (%s::pg_lsn, %s)
 """
 _UNTOLD = """
 SELECT id, consumer, from_lsn::text, from_idx, to_lsn::text, to_idx, reason, noted_at
@@ -40,8 +57,26 @@ SELECT id, consumer, from_lsn::text, from_idx, to_lsn::text, to_idx, reason, not
 """
 _TOLD = """
 UPDATE walbrook.gaps g SET told_at = clock_timestamp() FROM walbrook.sources s
- WHERE g.id = %s AND s.name = g.source AND s.term = %s
+ WHERE g.id = %(id)s AND (g.to_lsn, g.to_idx) = (%(lsn)s::pg_lsn, %(idx)s)
+   AND s.name = g.source AND s.term = %(term)s
 """
+
+
+class GapReason(StrEnum):
+    """Why the service itself let a consumer's changes go; operators have reasons of their own."""
+
+    EVICTED = "evicted"  # log.on_full: evict
+    BACKLOG = "backlog"  # the consumer's max_backlog
+    DISABLED = "disabled"  # the log let it go while the consumer was disabled
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a consumer will not get: everything from its cursor up to ``end``, exclusive."""
+
+    consumer: str
+    end: Cursor
+    reason: GapReason
 
 
 @dataclass(frozen=True)
@@ -68,13 +103,34 @@ class Gap:
 
 def skip_evicted(connection: Connection, *, source: str, term: int, evicted: Cursor) -> None:
     """Move consumers that the log has left behind to what it still holds, and record the gaps."""
-    place = {"source": source, "lsn": format_lsn(evicted.lsn), "idx": evicted.idx}
     with connection.transaction():
         if connection.execute(FENCE_TO_MOVE, (source, term)).fetchone() is None:
             raise fenced(source)
-        connection.execute(_NOTE, place)
-        if connection.execute(_SKIP, place).rowcount:
+        below = connection.execute(
+            _BELOW, (source, format_lsn(evicted.lsn), evicted.idx)
+        ).fetchall()
+        losses = [Loss(str(name), evicted, GapReason.EVICTED) for (name,) in below]
+        if pass_over(connection, source, losses):
             move_restart(connection, source, evicted)
+
+
+def pass_over(connection: Connection, source: str, losses: Sequence[Loss]) -> int:
+    """Move consumers over what they lose, and record the gaps; returns how many were moved.
+
+    The caller's transaction holds the source's row.
+    """
+    if not losses:
+        return 0
+    return connection.execute(
+        _PASS,
+        {
+            "source": source,
+            "names": [loss.consumer for loss in losses],
+            "lsns": [format_lsn(loss.end.lsn) for loss in losses],
+            "idxs": [loss.end.idx for loss in losses],
+            "reasons": [str(loss.reason) for loss in losses],
+        },
+    ).rowcount
 
 
 def untold_gaps(connection: Connection, source: str) -> list[Gap]:
@@ -94,5 +150,8 @@ def untold_gaps(connection: Connection, source: str) -> list[Gap]:
 
 
 def gap_told(connection: Connection, gap: Gap, term: int) -> None:
-    """The consumer's sink has it."""
-    connection.execute(_TOLD, (gap.id, term))
+    """The consumer's sink has it, unless the gap has grown meanwhile: then it is told again."""
+    connection.execute(
+        _TOLD,
+        {"id": gap.id, "lsn": format_lsn(gap.end.lsn), "idx": gap.end.idx, "term": term},
+    )

@@ -9,7 +9,7 @@ start of the service (its term) writes any.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -17,7 +17,18 @@ from cdc.connection import Connection
 from cdc.state.fence import FENCE, fenced
 
 Severity = Literal["warning", "error"]
-Scope = Literal["", "lane_", "dead_letters", "queue_", "ledger_", "records_", "event_time_"]
+Scope = Literal[
+    "",
+    "lane_",
+    "dead_letters",
+    "queue_",
+    "ledger_",
+    "records_",
+    "event_time_",
+    "backlog_",
+    "tables_",
+    "destination_",
+]
 
 # Most of the time nothing changes; reading alone then keeps an idle source free of our writes.
 _OPEN = """
@@ -42,6 +53,26 @@ _FORGET = """
 DELETE FROM walbrook.health_events WHERE id IN (
     SELECT id FROM walbrook.health_events
      WHERE source = %s AND resolved_at IS NOT NULL ORDER BY id DESC OFFSET 1000)
+"""
+# Several services may share the state database: who holds the lock of a source serves it.
+_UNSERVED = """
+SELECT name FROM walbrook.sources
+ WHERE name <> ALL (%s::text[])
+   AND pg_try_advisory_xact_lock(hashtextextended('walbrook.source.' || name, 0))
+"""
+_RESOLVE_SOURCES = """
+UPDATE walbrook.health_events SET resolved_at = clock_timestamp()
+ WHERE source = ANY (%s::text[]) AND resolved_at IS NULL
+"""
+_STOP_SOURCES = """
+UPDATE walbrook.sources SET state = 'stopped', state_since = clock_timestamp(), last_error = NULL
+ WHERE name = ANY (%s::text[]) AND (state <> 'stopped' OR last_error IS NOT NULL)
+"""
+_RESOLVE_INACTIVE = """
+UPDATE walbrook.health_events e SET resolved_at = clock_timestamp()
+ WHERE e.source = %s AND e.consumer IS NOT NULL AND e.resolved_at IS NULL
+   AND NOT EXISTS (SELECT FROM walbrook.consumers c
+                    WHERE c.source = e.source AND c.name = e.consumer AND c.active)
 """
 
 
@@ -91,6 +122,20 @@ def report_conditions(
         if gone:
             connection.execute(_RESOLVE, (source, consumer, gone))
             connection.execute(_FORGET, (source,))
+
+
+def resolve_inactive(connection: Connection, source: str) -> None:
+    """Resolve the events of consumers that the configuration no longer names."""
+    connection.execute(_RESOLVE_INACTIVE, (source,))
+
+
+def resolve_unserved(connection: Connection, served: Sequence[str]) -> None:
+    """Resolve the events of sources that no service serves; ``served`` are those of this one."""
+    with connection.transaction():
+        rows = connection.execute(_UNSERVED, (list(served),)).fetchall()
+        if names := [name for (name,) in rows]:
+            connection.execute(_RESOLVE_SOURCES, (names,))
+            connection.execute(_STOP_SOURCES, (names,))
 
 
 def _scope_of(kind: str) -> str:

@@ -15,6 +15,7 @@ import psycopg
 
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn, parse_lsn
+from cdc.error_text import public_text
 from cdc.errors import TransientError
 from cdc.state.fence import FENCE, fenced
 
@@ -146,10 +147,12 @@ def clear_lanes(connection: Connection, source: str) -> None:
 
 
 def report_lane(
-    connection: Connection, source: str, term: int, error: str, name: str = SHARED
+    connection: Connection, source: str, term: int, error: Exception, name: str = SHARED
 ) -> None:
     """Note what keeps a lane from moving; its next settlement takes it away."""
-    connection.execute(_ERROR, {"error": error, "source": source, "term": term, "name": name})
+    connection.execute(
+        _ERROR, {"error": public_text(error), "source": source, "term": term, "name": name}
+    )
 
 
 def show_standing(connection: Connection, source: str, consumer: str, standing: Standing) -> None:

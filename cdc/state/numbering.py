@@ -18,7 +18,13 @@ Integers = npt.NDArray[np.int64]
 
 _PLACES_BITS: Final = 30
 OUR_LSN: Final = 3
-"""What is left of our numbers by eight: commit LSNs are multiples of it, so no change has one."""
+"""Our numbers modulo eight: commit LSNs are multiples of eight, so no change has such a number."""
+
+
+def is_number(lsn: Integers) -> npt.NDArray[np.bool_]:
+    """For each LSN whether it is one of a sequence number; then it is no position in a log."""
+    found: npt.NDArray[np.bool_] = lsn % 8 == OUR_LSN
+    return found
 
 
 @dataclass(frozen=True)

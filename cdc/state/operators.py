@@ -30,11 +30,15 @@ _KINDS = {
     "42P01": "missing",  # undefined_table
     "3F000": "missing",  # invalid_schema_name
 }
+COUNTED_MAX = 10_000
+"""``waiting`` and ``dead_letters`` of a state are counted up to here: it stands for more, too."""
+
 LETTERS_MAX = 1_000
 """Most dead letters that are listed at once."""
 
 _PAUSE = "SELECT * FROM walbrook.pause(%s)"
 _RESUME = "SELECT * FROM walbrook.resume(%s)"
+_ACCEPT_LOSS = "SELECT * FROM walbrook.accept_loss(%s)"
 _REWIND = """
 SELECT * FROM walbrook.rewind(%s, to_cursor => %s, to_time => %s::timestamptz, to_earliest => %s)
 """
@@ -63,6 +67,10 @@ def pause(connection: Connection, consumer: str) -> State:
 
 def resume(connection: Connection, consumer: str) -> State:
     return _act(connection, _RESUME, consumer)
+
+
+def accept_loss(connection: Connection, consumer: str) -> State:
+    return _act(connection, _ACCEPT_LOSS, consumer)
 
 
 def rewind(

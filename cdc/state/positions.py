@@ -15,11 +15,13 @@ import pyarrow as pa
 
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn, parse_lsn
+from cdc.error_text import public_text
 from cdc.errors import OperatorError, SourceError, TransientError
 from cdc.failpoints import reached
 from cdc.queue.events import enqueue
 from cdc.state.dead_letters import DeadLetter, bury
-from cdc.state.fence import FENCE_TO_MOVE, fenced
+from cdc.state.fence import DURABLY, FENCE_TO_MOVE, fenced
+from cdc.state.health import Condition, report_conditions, resolve_inactive
 from cdc.state.lanes import Step, require_counted, take_step
 from cdc.state.ledgers import TRIM, sweep_ledgers
 from cdc.state.schema_versions import NewVersion, record_versions
@@ -29,12 +31,27 @@ SELECT system_identifier, restart_lsn::text, restart_idx, slot
   FROM walbrook.sources WHERE name = %s FOR UPDATE
 """
 _ADD_SOURCE = """
-INSERT INTO walbrook.sources (name, slot, publication, system_identifier, restart_lsn, term)
-VALUES (%s, %s, %s, %s, %s::pg_lsn, 1) RETURNING term
+INSERT INTO walbrook.sources AS s
+       (name, slot, publication, system_identifier, restart_lsn, term)
+VALUES (%s, %s, %s, %s, %s::pg_lsn, 1)
+    ON CONFLICT (name) DO UPDATE
+   SET slot = excluded.slot, publication = excluded.publication, term = s.term + 1,
+       system_identifier = excluded.system_identifier, restart_lsn = excluded.restart_lsn
+RETURNING term
 """
 _TAKE_OVER = """
 UPDATE walbrook.sources SET slot = %s, publication = %s, term = term + 1
  WHERE name = %s RETURNING term
+"""
+# A source that was never ready has a row too, with the reason: without a system identifier.
+_NOT_READY = """
+INSERT INTO walbrook.sources AS s
+       (name, slot, publication, system_identifier, restart_lsn, last_error)
+VALUES (%s, %s, %s, '', '0/0', %s)
+    ON CONFLICT (name) DO UPDATE
+   SET state = 'stopped', last_error = excluded.last_error,
+       state_since = CASE WHEN s.state = 'stopped' THEN s.state_since ELSE clock_timestamp() END
+RETURNING term
 """
 # One that comes back goes on at its cursor, a new one begins where its configuration says.
 _ADD_CONSUMERS = """
@@ -42,15 +59,18 @@ INSERT INTO walbrook.consumers (source, name, cursor_lsn, cursor_idx)
 SELECT s.name, n.name,
        CASE n.start WHEN 'restart' THEN s.restart_lsn
                     WHEN 'earliest' THEN coalesce(s.earliest_lsn, s.restart_lsn)
-                    WHEN 'latest' THEN greatest(s.log_lsn, s.restart_lsn)
+                    WHEN 'latest' THEN greatest(s.log_lsn, s.restart_lsn, e.lsn)
                     ELSE split_part(n.start, ':', 1)::pg_lsn END,
        CASE n.start WHEN 'restart' THEN s.restart_idx
                     WHEN 'earliest' THEN coalesce(s.earliest_idx, s.restart_idx)
-                    WHEN 'latest' THEN CASE WHEN s.log_lsn >= s.restart_lsn THEN s.log_idx
-                                            ELSE s.restart_idx END
+                    WHEN 'latest' THEN CASE greatest(s.log_lsn, s.restart_lsn, e.lsn)
+                                            WHEN s.log_lsn THEN s.log_idx
+                                            WHEN s.restart_lsn THEN s.restart_idx
+                                            ELSE 0 END
                     ELSE split_part(n.start, ':', 2)::bigint END
-  FROM walbrook.sources s, unnest(%s::text[], %s::text[]) AS n (name, start)
- WHERE s.name = %s
+  FROM walbrook.sources s, (SELECT %(wal_end)s::pg_lsn AS lsn) e,
+       unnest(%(names)s::text[], %(starts)s::text[]) AS n (name, start)
+ WHERE s.name = %(source)s
     ON CONFLICT (source, name) DO NOTHING
 """
 _CONSUMER_ERROR = """
@@ -58,29 +78,35 @@ UPDATE walbrook.consumers SET last_error = %s, error_at = clock_timestamp()
  WHERE source = %s AND name = %s
 """
 _DESCRIBE = """
-UPDATE walbrook.consumers c SET destination = n.destination, priority = n.priority
-  FROM unnest(%s::text[], %s::text[], %s::int[]) AS n (name, destination, priority)
+UPDATE walbrook.consumers c
+   SET destination = n.destination, priority = n.priority, backlog_max = n.backlog_max,
+       backlog_on_full = n.on_full, place = n.place,
+       -- Another destination lacks nothing of what this one was sent.
+       top_lsn = CASE WHEN c.place = n.place THEN c.top_lsn END,
+       top_idx = CASE WHEN c.place = n.place THEN c.top_idx END,
+       lost_at = CASE WHEN c.place = n.place THEN c.lost_at END
+  FROM unnest(%s::text[], %s::text[], %s::int[], %s::bigint[], %s::text[], %s::text[])
+       AS n (name, destination, priority, backlog_max, on_full, place)
  WHERE c.source = %s AND c.name = n.name
 """
 _MAKE_QUEUES = "SELECT walbrook.make_queue(id) FROM walbrook.consumers WHERE source = %s AND active"
 _SET_ACTIVE = "UPDATE walbrook.consumers SET active = name = ANY (%s::text[]) WHERE source = %s"
 _LEFT_BEHIND = """
-SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx, floor.lsn || ':' || floor.idx
-  FROM walbrook.consumers c JOIN walbrook.sources s ON s.name = c.source,
-       LATERAL (SELECT coalesce(%(lsn)s::pg_lsn, s.earliest_lsn, s.restart_lsn) AS lsn,
-                       coalesce(%(idx)s, s.earliest_idx, s.restart_idx) AS idx) floor
- WHERE c.source = %(source)s AND c.active AND (c.cursor_lsn, c.cursor_idx) < (floor.lsn, floor.idx)
-   AND (%(lsn)s::pg_lsn IS NOT NULL
-        OR ((c.cursor_lsn, c.cursor_idx) < (s.evicted_lsn, s.evicted_idx)) IS NOT TRUE)
+SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx
+  FROM walbrook.consumers c
+ WHERE c.source = %s AND c.active AND c.disabled_at IS NULL
+   AND (c.cursor_lsn, c.cursor_idx) < (%s::pg_lsn, %s)
 """
+_IS_REGISTERED = "SELECT system_identifier <> '' FROM walbrook.sources WHERE name = %s"
 _READ_RESTART = "SELECT restart_lsn::text, restart_idx FROM walbrook.sources WHERE name = %s"
 _READ_POSITION = """
-SELECT s.restart_lsn::text, s.restart_idx, low.lsn::text, low.idx, s.system_identifier, s.timeline,
-       s.publication_oid
+SELECT s.restart_lsn::text, s.restart_idx, low.lsn::text, low.idx, low.name, s.system_identifier,
+       s.timeline, s.publication_oid
   FROM walbrook.sources s
   LEFT JOIN LATERAL (
-       SELECT cursor_lsn AS lsn, cursor_idx AS idx FROM walbrook.consumers c
-        WHERE c.source = s.name AND c.active ORDER BY 1, 2 LIMIT 1) low ON true
+       SELECT cursor_lsn AS lsn, cursor_idx AS idx, c.name FROM walbrook.consumers c
+        WHERE c.source = s.name AND c.active AND c.disabled_at IS NULL
+        ORDER BY 1, 2, 3 LIMIT 1) low ON true
  WHERE s.name = %s
 """
 _READ_CONSUMERS = """
@@ -94,6 +120,12 @@ UPDATE walbrook.consumers
        settled_commit = coalesce(%(commit)s, settled_commit),
        delivered = delivered + %(delivered)s, absorbed = absorbed + %(absorbed)s,
        dead = dead + %(dead)s,
+       lost_at = CASE WHEN (top_lsn, top_idx) > (%(before_lsn)s::pg_lsn, %(before_idx)s::bigint)
+                      THEN coalesce(lost_at, clock_timestamp()) ELSE lost_at END,
+       top_lsn = CASE WHEN (top_lsn, top_idx) >= (%(top_lsn)s::pg_lsn, %(top_idx)s::bigint)
+                      THEN top_lsn ELSE coalesce(%(top_lsn)s::pg_lsn, top_lsn) END,
+       top_idx = CASE WHEN (top_lsn, top_idx) >= (%(top_lsn)s::pg_lsn, %(top_idx)s::bigint)
+                      THEN top_idx ELSE coalesce(%(top_idx)s::bigint, top_idx) END,
        last_error = %(error)s,
        error_at = CASE WHEN %(error)s::text IS NULL THEN NULL ELSE clock_timestamp() END
  WHERE source = %(source)s AND name = %(consumer)s
@@ -103,13 +135,14 @@ UPDATE walbrook.consumers
 _MOVE_RESTART = """
 WITH low AS (
     SELECT cursor_lsn AS lsn, cursor_idx AS idx FROM walbrook.consumers
-     WHERE source = %(source)s AND active
+     WHERE source = %(source)s AND active AND disabled_at IS NULL
      UNION ALL SELECT %(lsn)s::pg_lsn, %(idx)s
      ORDER BY lsn, idx LIMIT 1)
 UPDATE walbrook.sources s
    SET restart_lsn = low.lsn, restart_idx = low.idx, restart_at = clock_timestamp()
   FROM low
- WHERE s.name = %(source)s AND (s.restart_lsn, s.restart_idx) < (low.lsn, low.idx)
+ WHERE s.name = %(source)s AND s.term = coalesce(%(term)s, s.term)
+   AND (s.restart_lsn, s.restart_idx) < (low.lsn, low.idx)
 """
 
 
@@ -129,7 +162,8 @@ class Settlement:
     """What one micro-batch did for one consumer: everything from ``since`` to ``cursor``.
 
     ``dead`` are the changes between the two that it goes on without; they are taken one by one.
-    ``ledger`` is the name of its ledger, if it has one here.
+    ``ledger`` is the name of its ledger, if it has one here. ``top_before`` and ``top`` are the
+    last message that its destination had before, and that it has now; None if that is not known.
     """
 
     since: Cursor
@@ -141,6 +175,8 @@ class Settlement:
     dead: Iterable[DeadLetter] = ()
     aside: pa.RecordBatch | None = None  # EVENT_SCHEMA, between the two: they wait in its queue
     ledger: str | None = None
+    top_before: Cursor | None = None
+    top: Cursor | None = None
 
 
 @dataclass(frozen=True)
@@ -149,6 +185,9 @@ class Described:
 
     destination: str = ""
     priority: int = 5
+    backlog_max: int | None = None
+    backlog_on_full: str | None = None
+    place: str = ""  # where its destination is, if that keeps a position
 
 
 def register_source(
@@ -161,16 +200,17 @@ def register_source(
     slot_lsn: int,
     consumers: Iterable[str],
     starts: Mapping[str, str] | None = None,
+    wal_end_lsn: int | None = None,
     described: Mapping[str, Described] | None = None,
 ) -> int:
     """Make the rows of a source and its consumers, and their queues; the answer is the new term.
 
     ``starts`` says where a consumer begins that has no row yet: ``restart`` (as where nothing is
-    said), ``earliest``, ``latest`` or a cursor.
+    said), ``earliest``, ``latest`` (the end of the source's WAL, ``wal_end_lsn``) or a cursor.
     """
     with connection.transaction():
         row = connection.execute(_READ_SOURCE, (name,)).fetchone()
-        if row is None:
+        if row is None or not row[0]:
             answer = connection.execute(
                 _ADD_SOURCE, (name, slot, publication, system_identifier, format_lsn(slot_lsn))
             )
@@ -181,21 +221,48 @@ def register_source(
         names = list(consumers)
         connection.execute(_SET_ACTIVE, (names, name))
         begin = [(starts or {}).get(consumer, "restart") for consumer in names]
-        connection.execute(_ADD_CONSUMERS, (names, begin, name))
+        connection.execute(
+            _ADD_CONSUMERS,
+            {
+                "names": names,
+                "starts": begin,
+                "source": name,
+                "wal_end": None if wal_end_lsn is None else format_lsn(wal_end_lsn),
+            },
+        )
         told = {consumer: (described or {}).get(consumer, Described()) for consumer in names}
-        destinations = [each.destination for each in told.values()]
-        priorities = [each.priority for each in told.values()]
-        connection.execute(_DESCRIBE, (names, destinations, priorities, name))
+        connection.execute(
+            _DESCRIBE,
+            (
+                names,
+                [each.destination for each in told.values()],
+                [each.priority for each in told.values()],
+                [each.backlog_max for each in told.values()],
+                [each.backlog_on_full for each in told.values()],
+                [each.place for each in told.values()],
+                name,
+            ),
+        )
         connection.execute(_MAKE_QUEUES, (name,))
         sweep_ledgers(connection)
-        for error in left_behind(connection, name, None).values():
-            raise error
+        resolve_inactive(connection, name)
     return int(str(term[0])) if term else 0
 
 
 def is_registered(connection: Connection, source: str) -> bool:
     """Whether a service has ever served this source from this state database."""
-    return connection.execute(_READ_RESTART, (source,)).fetchone() is not None
+    row = connection.execute(_IS_REGISTERED, (source,)).fetchone()
+    return row is not None and bool(row[0])
+
+
+def report_not_ready(
+    connection: Connection, *, name: str, slot: str, publication: str, condition: Condition
+) -> None:
+    """Show in SQL why a source cannot be served; its reader does not run."""
+    why = f"{condition.what}. To fix it: {condition.fix}" if condition.fix else condition.what
+    row = connection.execute(_NOT_READY, (name, slot, publication, why)).fetchone()
+    assert row is not None
+    report_conditions(connection, name, int(str(row[0])), [condition])
 
 
 def restart_cursor(connection: Connection, source: str) -> Cursor:
@@ -212,6 +279,7 @@ class SourcePosition:
 
     restart: Cursor
     lowest: Cursor  # of the active consumers: one that was moved back stands below the restart
+    held_by: str | None  # the consumer that stands there: the log keeps what it lacks
     system_identifier: str
     timeline: int | None
     publication_oid: int | None
@@ -224,8 +292,10 @@ def source_position(connection: Connection, source: str) -> SourcePosition:
         raise _no_row(source)
     restart = Cursor(parse_lsn(str(row[0])), int(str(row[1])))
     lowest = restart if row[2] is None else Cursor(parse_lsn(str(row[2])), int(str(row[3])))
-    timeline, publication = (None if value is None else int(str(value)) for value in row[5:])
-    return SourcePosition(restart, min(restart, lowest), str(row[4]), timeline, publication)
+    held_by = None if row[4] is None else str(row[4])
+    timeline, publication = (None if value is None else int(str(value)) for value in row[6:])
+    low = min(restart, lowest)
+    return SourcePosition(restart, low, held_by, str(row[5]), timeline, publication)
 
 
 def consumer_cursors(connection: Connection, source: str) -> dict[str, Cursor]:
@@ -265,6 +335,7 @@ def settle(
                 enqueue(connection, source, consumer, rows)
         with connection.pipeline():
             # Sent together, answered together: what the server says is looked at before COMMIT.
+            connection.execute(DURABLY)
             held = connection.execute(FENCE_TO_MOVE, (source, term))
             counted = None if step is None else take_step(connection, source, step, read_to)
             moved = {
@@ -299,7 +370,14 @@ def _columns(source: str, consumer: str, settlement: Settlement, dead: int) -> d
         "absorbed": settlement.absorbed,
         "dead": dead,
         "error": settlement.error,
+        **_cursor("before", settlement.top_before),
+        **_cursor("top", settlement.top if settlement.top_before is not None else None),
     }
+
+
+def _cursor(name: str, cursor: Cursor | None) -> dict[str, object]:
+    lsn, idx = (None, None) if cursor is None else (format_lsn(cursor.lsn), cursor.idx)
+    return {f"{name}_lsn": lsn, f"{name}_idx": idx}
 
 
 def _place(settlement: Settlement) -> dict[str, object]:
@@ -307,11 +385,15 @@ def _place(settlement: Settlement) -> dict[str, object]:
     return {"ledger": settlement.ledger, "lsn": format_lsn(lsn), "idx": idx}
 
 
-def move_restart(connection: Connection, source: str, read_to: Cursor) -> None:
-    """The restart cursor follows the lowest consumer, at most to ``read_to``; never back."""
-    connection.execute(
-        _MOVE_RESTART, {"source": source, "lsn": format_lsn(read_to.lsn), "idx": read_to.idx}
-    )
+def move_restart(
+    connection: Connection, source: str, read_to: Cursor, *, term: int | None = None
+) -> None:
+    """The restart cursor follows the lowest consumer, at most to ``read_to``; never back.
+
+    A caller whose transaction holds the fence need not give its ``term``.
+    """
+    place = {"lsn": format_lsn(read_to.lsn), "idx": read_to.idx}
+    connection.execute(_MOVE_RESTART, {"source": source, "term": term, **place})
 
 
 def _no_row(source: str) -> OperatorError:
@@ -330,30 +412,26 @@ def _check_same_source(name: str, recorded: str, found: str) -> None:
         )
 
 
-def left_behind(
-    connection: Connection, source: str, earliest: Cursor | None
-) -> dict[str, OperatorError]:
+def left_behind(connection: Connection, source: str, earliest: Cursor) -> dict[str, OperatorError]:
     """The consumers below what the log still holds: what they need next is gone.
 
-    ``earliest`` is what the log itself says, once evicted changes were passed; without it, what
-    its reader last reported, and who stands below what was evicted will pass that.
+    ``earliest`` is what the log itself says, once evicted changes were passed.
     """
-    floor = (None, None) if earliest is None else (format_lsn(earliest.lsn), earliest.idx)
     rows = connection.execute(
-        _LEFT_BEHIND, {"source": source, "lsn": floor[0], "idx": floor[1]}
+        _LEFT_BEHIND, (source, format_lsn(earliest.lsn), earliest.idx)
     ).fetchall()
     return {
         str(consumer): OperatorError(
             f"consumer {consumer} of source {source} stands at cursor {cursor}, and what follows "
-            f"up to {first} is no longer kept",
-            fix=f"to accept that gap, move its cursor to {first}, or delete the row ('{source}', "
-            f"'{consumer}') of walbrook.consumers and start again: it then begins anew",
+            f"up to {earliest} is no longer kept",
+            fix=f"to accept that gap, move its cursor to {earliest}, or delete the row "
+            f"('{source}', '{consumer}') of walbrook.consumers and start again",
             kind="left_behind",
         )
-        for consumer, cursor, first in rows
+        for consumer, cursor in rows
     }
 
 
-def report_consumer(connection: Connection, source: str, consumer: str, error: str) -> None:
+def report_consumer(connection: Connection, source: str, consumer: str, error: Exception) -> None:
     """Note what keeps a consumer from being served; its next settlement takes it away."""
-    connection.execute(_CONSUMER_ERROR, (error, source, consumer))
+    connection.execute(_CONSUMER_ERROR, (public_text(error), source, consumer))

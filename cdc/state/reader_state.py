@@ -13,7 +13,7 @@ from typing import Literal
 
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn
-from cdc.state.fence import FENCE, fenced
+from cdc.state.fence import DURABLY, FENCE, fenced
 
 ReaderState = Literal["stopped", "connecting", "streaming", "paused", "disconnected"]
 Tier = Literal["active", "hot", "cold"]
@@ -35,6 +35,7 @@ UPDATE walbrook.sources
        slot_wal_status = coalesce(%(wal_status)s, slot_wal_status),
        slot_safe_bytes = CASE WHEN %(wal_status)s::text IS NULL THEN slot_safe_bytes
                               ELSE %(safe_bytes)s END,
+       current_at = coalesce(%(current_at)s, current_at),
        seen_at = clock_timestamp()
  WHERE name = %(source)s AND term = %(term)s
 """
@@ -80,6 +81,8 @@ class SourceSight:
     heartbeat_lag_s: float | None = None
     slot_wal_status: str | None = None
     slot_safe_bytes: int | None = None
+    server_lsn: int = 0  # the end of the server's WAL
+    behind_since: datetime | None = None  # the oldest heartbeat that should have come back
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,8 @@ class ReaderReport:
     log_bytes: int
     timeline: int | None = None
     sight: SourceSight = SourceSight()
+    # Everything committed before was read; nothing while it does not read.
+    current_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,7 @@ def report_reader(connection: Connection, source: str, term: int, report: Reader
             "heartbeat_lag_s": report.sight.heartbeat_lag_s,
             "wal_status": report.sight.slot_wal_status,
             "safe_bytes": report.sight.slot_safe_bytes,
+            "current_at": report.current_at,
         },
     )
     if written.rowcount != 1:
@@ -155,8 +161,10 @@ def record_identity(
     Were it noted later, a crash in between would leave a log that seems to lie beyond the fork.
     """
     place = (timeline, publication_oid, source, term)
-    if connection.execute(_RECORD_IDENTITY, place).rowcount != 1:
-        raise fenced(source)
+    with connection.transaction():
+        connection.execute(DURABLY)
+        if connection.execute(_RECORD_IDENTITY, place).rowcount != 1:
+            raise fenced(source)
 
 
 def report_segments(

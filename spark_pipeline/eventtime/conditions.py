@@ -38,6 +38,7 @@ def paused(consumer: SinkConfig, sources: list[str]) -> Condition:
     return Condition(
         "lane_paused",
         "warning",
-        f"{consumer.name} is paused: it gets nothing, and the change log keeps what it lacks",
+        f"{consumer.name} is paused: it gets nothing until it is resumed. The change log keeps "
+        "what it lacks, within its bounds; walbrook.gaps has what was given up",
         fix=f"{commands}, or SELECT {calls}",
     )

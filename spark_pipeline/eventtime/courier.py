@@ -19,7 +19,7 @@ import structlog
 from cdc.change import ROUTE, MessageBatch
 from cdc.config import Sink as SinkConfig
 from cdc.connection import Connection
-from cdc.cursor import ORIGIN, Cursor
+from cdc.cursor import END, ORIGIN, Cursor
 from cdc.errors import TransientError, WalbrookError
 from cdc.eventtime.sequencer import Step
 from cdc.queue.waiting import NOTHING, Waiting
@@ -38,7 +38,6 @@ from spark_pipeline.settings import LaneSettings
 
 _logger = structlog.get_logger("walbrook.event_time")
 _ROWS: Final = 10_000
-_END: Final = Cursor((1 << 63) - 1, 0)
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class UndeliveredError(TransientError):
     """A release could not be delivered; it is tried again, whatever the reason."""
 
     def __init__(self, reason: WalbrookError) -> None:
-        super().__init__(reason.what, fix=reason.fix, kind=reason.kind)
+        super().__init__(reason.what, fix=reason.fix, kind=reason.kind, detail=reason.detail)
 
 
 class Courier:
@@ -175,7 +174,7 @@ class Courier:
     ) -> tuple[Share, WalbrookError | None]:
         home = self._home
         share = Share(
-            self._consumer, home.origin, self._run, ORIGIN, _END, [],
+            self._consumer, home.origin, self._run, ORIGIN, END, [],
             ledger=self._place(ledger, release.numbering.place(0)), state_dsn=home.state_dsn,
         )  # fmt: skip
         waiting: Waiting = NOTHING

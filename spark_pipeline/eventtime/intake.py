@@ -105,10 +105,9 @@ class Intake:
         )
         leg = self._planner.bridge(share, first, last)
         share = leg.prepare(share)
-        files = {piece.path for piece in share.slices if piece.path}
-        files |= {share.verdicts} if share.verdicts else set()
+        files = {share.verdicts} if share.verdicts else set()
         try:
-            # Rows are copied by whoever keeps them: the files go with this stretch.
+            # Rows are copied by whoever keeps them: the verdicts go with this stretch.
             rows = [
                 each for each in in_order(share, leg.plan.changes(share.slices)) if each.num_rows
             ]

@@ -23,13 +23,13 @@ from cdc.state.event_partitions import Seen
 from cdc.state.event_time import SourceStanding, fence, look, note_numbering, note_released
 from cdc.state.gaps import Gap, gap_told
 from cdc.state.ledgers import TRIM
-from cdc.state.numbering import Numbering
+from cdc.state.numbering import Numbering, is_number
 from cdc.state.positions import MovedError, Settlement, settle
 from spark_pipeline.dead import poisoned
 from spark_pipeline.eventtime.courier import UnderWay
 from spark_pipeline.eventtime.inflow import Inflow
 from spark_pipeline.eventtime.release import late_letters
-from spark_pipeline.outcome import Poison, from_on, together
+from spark_pipeline.outcome import Poison, is_below, together
 
 
 @dataclass
@@ -187,8 +187,14 @@ class EventSettler:
 
 
 def _settlement(since: Cursor, share: Share) -> Settlement:
-    """From where the cursor is now; what it was moved over does not wait any more."""
+    """From where the cursor is now; changes that it was moved over do not wait any more.
+
+    Windows and watermarks have sequence numbers in place of cursors: no cursor passes them.
+    """
     aside = share.aside
+    if aside is not None:
+        numbered = is_number(aside.column("commit_lsn").to_numpy())
+        aside = aside.filter(pa.array(numbered | ~is_below(aside, since)))
     return Settlement(
         since=since,
         cursor=max(since, share.cursor),
@@ -196,5 +202,5 @@ def _settlement(since: Cursor, share: Share) -> Settlement:
         absorbed=share.absorbed,
         last_commit=share.last_commit,
         dead=share.dead,
-        aside=None if aside is None else from_on(aside, since),
+        aside=aside,
     )

@@ -23,6 +23,7 @@ from cdc.config import Config
 from cdc.config import Sink as SinkConfig
 from cdc.connection import Connection, connect
 from cdc.decoding.plan import plan_for
+from cdc.error_text import public_text
 from cdc.errors import TransientError, WalbrookError
 from cdc.log.manifest import read_manifest
 from cdc.log.open import open_log
@@ -51,6 +52,7 @@ _logger = structlog.get_logger("walbrook.event_time")
 
 LANE: Final = "event_time"
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 30.0
+_STATE_AWAY_S = 1.0  # between two looks for a state database that does not answer
 _TICK_S: Final = 0.1
 _LOOK_S: Final = 1.0
 _RENEW_S: Final = 60.0
@@ -83,6 +85,7 @@ class EventStage:
         self._over = threading.Event()
         self._drained_by: float | None = None  # monotonic, once it drains
         self._failures = 0
+        self._state_away = False
         self._roots: dict[str, dict[str, str]] = {}
         self._strange: dict[str, set[str]] = {name: set() for name in self._settings}
         self._relations: dict[str, list[bytes]] = {}  # for windows alone
@@ -195,8 +198,8 @@ class EventStage:
             over.cancel()
 
     def _drain_until(self, state: Connection, passage: EventPassage, deadline: float) -> None:
-        # Whoever was killed is started again: that is no end of what it serves.
-        flushes = self._consumer.flushes_on_stop and not self._stop.orphaned
+        # After any other end the driver is started again, and what is on time may still come.
+        flushes = self._consumer.flushes_on_stop and self._stop.by_operator
         while time.monotonic() < deadline:
             if self._turn(state, passage, drained_by=deadline):
                 continue
@@ -283,7 +286,7 @@ class EventStage:
                 found = self._roots.get(name) or known_tables(state, self._consumer.name, name)
                 if self._strange[name] - found.keys():
                     raise
-                _logger.warning("event_time.tables_unknown", source=name, error=str(error).strip())
+                _logger.warning("event_time.tables_unknown", source=name, error=error)
             # Changes may still come of a table that is no longer there.
             self._roots[name] = {table: table for table in self._strange[name]} | found
 
@@ -326,23 +329,29 @@ class EventStage:
             found[source] = tuple(sorted(times.items()))
         return found
 
-    def _failed(self, error: WalbrookError | psycopg.Error) -> float:
+    def _failed(self, error: Exception) -> float:
         """Say what keeps it, and wait a little longer each time; gives for how long."""
         self._failures += 1
         longest = min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * 2 ** min(self._failures - 1, 20))
         pause_s: float = longest * random.uniform(0.5, 1.0)
-        what = str(error).strip()
-        _logger.warning(
-            "event_time.failed", consumer=self._consumer.name, error=what,
-            again_in_s=round(pause_s, 1),
-        )  # fmt: skip
+        if isinstance(error, psycopg.OperationalError):
+            pause_s = min(pause_s, _STATE_AWAY_S)
+        what = public_text(error)
+        if not self._state_away:
+            _logger.warning(
+                "event_time.failed", consumer=self._consumer.name, error=what,
+                again_in_s=round(pause_s, 1),
+            )  # fmt: skip
         try:
             with connect(self._state_dsn, name=f"{LANE}:failed") as state:
                 self._show(state, Standing(None, what, pause_s, failing=True))
                 for name in self._settings:
-                    report_consumer(state, name, self._consumer.name, what)
+                    report_consumer(state, name, self._consumer.name, error)
+            self._state_away = False
         except psycopg.Error as problem:
-            _logger.warning("event_time.state_unreachable", error=str(problem).strip())
+            if not self._state_away:
+                _logger.warning("event_time.state_unreachable", error=problem)
+            self._state_away = True
         if not isinstance(error, UndeliveredError):
             self._stop.wait(pause_s)
         return pause_s

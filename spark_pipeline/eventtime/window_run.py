@@ -28,7 +28,7 @@ from spark_pipeline.eventtime.window_query import (
 )
 from spark_pipeline.eventtime.window_rows import WindowRows
 from spark_pipeline.eventtime.window_tables import WindowTables
-from spark_pipeline.expressions.engine import Engine, Projection, spark_says
+from spark_pipeline.expressions.engine import Engine, Projection, condition_of, spark_says
 from spark_pipeline.expressions.failures import Hunt, answers
 from spark_pipeline.expressions.pruning import used_by
 
@@ -78,7 +78,8 @@ class WindowRun:
         except (PySparkException, Py4JJavaError) as error:
             raise TransientError(
                 f"the window of consumer {self._consumer} cannot be worked out: "
-                f"{spark_says(error)}",
+                f"{condition_of(error)}",
+                detail=spark_says(error),
                 fix="it is tried again; if an aggregate is named, correct it so that it takes such "
                 "changes, for example with try_sum or try_divide, and start again; nothing was "
                 "skipped",

@@ -35,6 +35,11 @@ JSON_OPTIONS = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
+# As Spark writes the numbers that stand for infinity: of timestamps, then of dates.
+_INFINITE = (
+    r"\+294247-01-10[T ]04:00:54\.775807|-290308-12-21[T ]19:59:05\.224192"
+    r"|\+5881580-07-11|-5877641-06-23"
+)
 _BEFORE_VALUE, _AFTER_VALUE = len('{"v":'), len("}")
 _FIXES = {
     "filter": "let it give true or false over record.<column>, changes.<column>, action and "
@@ -133,14 +138,24 @@ class Expressions:
         chosen: dict[str, Column] = {} if filtered is None else {"filter": filtered}
         if "transform" in self.sql:
             value = sf.struct(sf.expr(self.sql["transform"]).alias("v"))
-            chosen["transform"] = _when(passes, sf.to_json(value, JSON_OPTIONS))
+            chosen["transform"] = _when(passes, _finite(sf.to_json(value, JSON_OPTIONS)))
         if "routing" in self.sql:
-            chosen["routing"] = _when(passes, sf.expr(self.sql["routing"]))
+            chosen["routing"] = _when(passes, _finite(sf.expr(self.sql["routing"])))
         return chosen
 
 
 def _when(passes: Column | None, column: Column) -> Column:
     return column if passes is None else sf.when(passes, column)
+
+
+def _finite(text: Column) -> Column:
+    """The text, or an error if it has an infinite date or timestamp in it.
+
+    Spark has no infinity. In a filter the largest and the smallest number of the type do as well,
+    because they compare as infinity does; in a message they would be a time that nobody wrote.
+    """
+    error = sf.raise_error(sf.lit("an infinite date or timestamp has no form in a message"))
+    return sf.when(sf.rlike(text, sf.lit(_INFINITE)), error).otherwise(text)
 
 
 def bare_values(texts: pa.StringArray) -> pa.StringArray:

@@ -9,6 +9,7 @@ names as Postgres spells them, and nobody's functions but Spark's own.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping
 from typing import Any, Final
@@ -35,6 +36,7 @@ _SETTINGS: Final = {
 _ANSWER_ROWS_MAX: Final = 1 << 30
 _ANSWER_BYTES_MAX: Final = 1 << 30
 _MESSAGE_MAX: Final = 300
+_CONDITION: Final = re.compile(r"\[[A-Z][A-Z0-9_.]*\]")
 _ARROW: Final = "org.apache.spark.sql.execution.arrow.ArrowConverters$"
 _PROJECTION: Final = "org.apache.spark.sql.catalyst.expressions.UnsafeProjection$"
 
@@ -112,7 +114,9 @@ class Projection:
             try:
                 parts = self._answers(bytearray(stream.getvalue()))
             except (PySparkException, Py4JJavaError) as error:
-                raise EvaluationError(spark_says(error)) from None
+                condition = condition_of(error)
+                detail = spark_says(error).removeprefix(condition).lstrip()
+                raise EvaluationError(condition, detail=detail) from None
         tables = [pa.ipc.open_stream(part).read_all() for part in parts]
         (batch,) = pa.concat_tables(tables).combine_chunks().to_batches()
         return batch
@@ -141,8 +145,14 @@ class Projection:
             rows.close()
 
 
+def condition_of(error: Exception) -> str:
+    """Spark's name for what is wrong, such as [CAST_INVALID_INPUT]: it quotes no row."""
+    found = _CONDITION.match(spark_says(error))
+    return found[0] if found else type(error).__name__
+
+
 def spark_says(error: Exception) -> str:
-    """Spark's own message, without what no reader of ours can use."""
+    """Spark's own message, without what no reader of ours can use; it may quote a row."""
     text = str(error).strip()
     if isinstance(error, Py4JJavaError):
         text = str(error.java_exception.getMessage() or error.java_exception.toString()).strip()

@@ -78,7 +78,8 @@ def _judge(
                 if rows.num_rows > 1:
                     raise
                 key = program.failing_key(rows)
-                raise EvaluationError(f"the {key} of {hunt.consumer} failed: {error}") from None
+                what = f"the {key} of {hunt.consumer} failed: {error.what}"
+                raise EvaluationError(what, detail=error.detail) from None
 
         judging.ask(run, hunt)
     judging.ask_functions(expressions, hunt, ("transform", "routing"))

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from cdc.errors import TransientError
+from cdc.errors import TransientError, WalbrookError
 
 BAD_ROWS_MAX: Final = 100
 """How many bad rows of a batch are found one by one."""
@@ -23,7 +23,7 @@ BAD_ROWS_MAX: Final = 100
 _TEXT_MAX: Final = 500
 
 
-class EvaluationError(Exception):
+class EvaluationError(WalbrookError):
     """An evaluator gave no answer; of one row alone, this is that row's fault."""
 
 
@@ -34,12 +34,13 @@ class Hunt:
     consumer: str
     found: int = field(default=0)
 
-    def count(self, text: str) -> None:
+    def count(self, what: str, detail: str = "") -> None:
         self.found += 1
         if self.found > BAD_ROWS_MAX:
             raise TransientError(
                 f"the expressions of consumer {self.consumer} fail on more than {BAD_ROWS_MAX} "
-                f"changes of one batch; the last: {text}",
+                f"changes of one batch; the last: {what}",
+                detail=detail,
                 fix="correct the expression so that it takes such rows, for example with "
                 "try_divide or try_cast, and start again; nothing was skipped",
             )
@@ -65,7 +66,7 @@ def answers(
                 middle = (start + stop) // 2
                 waiting += [(middle, stop), (start, middle)]
                 continue
-            bad[start] = str(error)[:_TEXT_MAX]
-            hunt.count(bad[start])
+            bad[start] = error.full_what[:_TEXT_MAX]
+            hunt.count(error.what, error.detail)
     places = np.concatenate(good) if good else np.empty(0, np.int64)
     return (pa.concat_batches(said) if said else None), places, bad

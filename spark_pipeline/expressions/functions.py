@@ -37,7 +37,8 @@ class Function:
         try:
             given = self.call(rows)
         except Exception as error:
-            raise EvaluationError(self._says(f"{type(error).__name__}: {error}")) from error
+            what = self._says(type(error).__name__)
+            raise EvaluationError(what, detail=str(error)) from error
         if isinstance(given, pa.ChunkedArray):
             given = given.combine_chunks()
         if not isinstance(given, pa.Array):
@@ -65,9 +66,8 @@ class Function:
             try:
                 orjson.loads(memoryview(text.as_buffer()))
             except orjson.JSONDecodeError as error:
-                raise EvaluationError(self._says(f"it gave a text that is no JSON: {error}")) from (
-                    error
-                )
+                what = self._says("it gave a text that is no JSON")
+                raise EvaluationError(what, detail=str(error)) from error
         return texts
 
     def _says(self, what: str) -> str:

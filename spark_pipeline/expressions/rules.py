@@ -101,6 +101,9 @@ def check_parsed(engine: Engine, text: str, *, aggregates: bool = False) -> None
         name = _name(node)
         if name in ("UnresolvedStar", "UnresolvedRegex", "ResolvedStar"):
             raise RuleError("* is not a value: write struct(…) or record as a whole")
+        if name == "ExpressionWithUnresolvedIdentifier":
+            # Which function or column it names is known only after the rules for names.
+            raise RuleError("IDENTIFIER is refused: write the name itself")
         if name == "UnresolvedFunction":
             function = str(node.nameParts().mkString(".")).lower()
             aggregating |= _check_function(engine, function, aggregates)

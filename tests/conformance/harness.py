@@ -71,7 +71,7 @@ class FileHarness(Shaped):
         self.shape = shape
 
     def open(self) -> Sink:
-        return FileSink(self.directory / "changes", rotate_bytes=20_000)
+        return FileSink(self.directory / "changes", consumer=CONSUMER, rotate_bytes=20_000)
 
     def held(self) -> list[Held]:
         files = sorted((self.directory / "changes").glob("changes-*.jsonl"))
@@ -91,7 +91,7 @@ class ParquetHarness(Shaped):
         self.directory = directory / "lake"
 
     def open(self) -> Sink:
-        return ParquetSink(self.directory / "changes")
+        return ParquetSink(self.directory / "changes", consumer=CONSUMER)
 
     def held(self) -> list[Held]:
         root = self.directory / "changes"

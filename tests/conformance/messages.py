@@ -77,7 +77,7 @@ def batch_of(
         [orjson.dumps(sample.record).decode() for sample in samples],
         [orjson.dumps(s.changes).decode() if s.changes is not None else None for s in samples],
         [f'["{n}"]' for n in numbers],
-        *[[None] * len(samples)] * 3,
+        *[[None] * len(samples)] * 4,
     ]
     changes = pa.RecordBatch.from_arrays(
         [pa.array(c, f.type) for c, f in zip(columns, CHANGE_SCHEMA, strict=True)],

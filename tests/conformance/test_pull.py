@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cdc.cursor import Cursor
 from cdc.errors import TransientError
 from cdc.queue.groups import BY_KEY
@@ -9,6 +11,8 @@ from sinks.pull import PullSink, Queue
 from tests.conformance.messages import CONSUMER, batch
 from tests.fix_postgres import Database
 from tests.pull_queue import SOURCE, make_pull_consumer
+
+pytestmark = pytest.mark.migrated
 
 
 def test_nothing_is_stored_for_a_consumer_whose_cursor_was_moved_meanwhile(

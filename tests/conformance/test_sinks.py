@@ -24,6 +24,8 @@ from tests.conformance.harness import (
 from tests.conformance.messages import Sample, numbered
 from tests.fix_ledger import KnownLedger
 
+pytestmark = pytest.mark.migrated
+
 _SHAPED = [(sink, shape) for sink in ("file", "redis_stream", "webhook") for shape in SHAPES]
 
 

@@ -21,6 +21,7 @@ from sinks.position import cursor_name
 from tests.conformance.crash import Killed, death_at, disk_that_fills_up, recorded_steps
 from tests.conformance.harness import FileHarness, Harness, ParquetHarness
 from tests.conformance.messages import (
+    CONSUMER,
     Sample,
     batch,
     batch_of,
@@ -114,10 +115,14 @@ def test_a_new_file_that_another_process_left_goes_even_if_other_messages_follow
     for step in count(1):
         assert step < STEPS_MAX
         directory = tmp_path / str(step)
-        survivor = FileSink(directory, rotate_bytes=100)
+        survivor = FileSink(directory, consumer=CONSUMER, rotate_bytes=100)
         survivor.deliver(batch(0, 10))
         died = _sink_dies_at(
-            FileSink(directory, rotate_bytes=100), step, torn=False, start=10, end=20
+            FileSink(directory, consumer=CONSUMER, rotate_bytes=100),
+            step,
+            torn=False,
+            start=10,
+            end=20,
         )
         if survivor.deliver(batch(15, 30)).absorbed:
             break
@@ -185,7 +190,7 @@ def test_a_full_disk_settles_nothing_and_works_when_there_is_room(
 def test_lines_and_new_names_are_synced_before_the_position_that_counts_them(
     rolls: bool, tmp_path: Path
 ) -> None:
-    sink = FileSink(tmp_path, rotate_bytes=100 if rolls else 100_000)
+    sink = FileSink(tmp_path, consumer=CONSUMER, rotate_bytes=100 if rolls else 100_000)
     sink.deliver(batch(0, 5))
     with recorded_steps() as steps:
         sink.deliver(batch(5, 9))
@@ -203,7 +208,7 @@ def test_lines_and_new_names_are_synced_before_the_position_that_counts_them(
 
 
 def test_a_parquet_file_is_synced_before_its_position_and_placed_after_it(tmp_path: Path) -> None:
-    sink = ParquetSink(tmp_path, partition_by=())
+    sink = ParquetSink(tmp_path, consumer=CONSUMER, partition_by=())
     sink.deliver(batch(0, 5))
     with recorded_steps() as steps:
         sink.deliver(batch(5, 9))
@@ -243,9 +248,15 @@ def test_a_lock_that_stays_taken_is_reported_after_a_bounded_wait(
 ) -> None:
     sink: FileSink | ParquetSink
     if kind is FileHarness:
-        sink, lock = FileSink(tmp_path, rotate_bytes=1000, lock_wait_s=0.05), tmp_path / ".lock"
+        sink, lock = (
+            FileSink(tmp_path, consumer=CONSUMER, rotate_bytes=1000, lock_wait_s=0.05),
+            tmp_path / ".lock",
+        )
     else:
-        sink, lock = ParquetSink(tmp_path, lock_wait_s=0.05), tmp_path / "_walbrook" / "lock"
+        sink, lock = (
+            ParquetSink(tmp_path, consumer=CONSUMER, lock_wait_s=0.05),
+            tmp_path / "_walbrook" / "lock",
+        )
     sink.deliver(batch(0, 5))
     with lock.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -287,10 +298,10 @@ def test_data_without_a_position_is_never_written_over(
 
 
 def test_committed_bytes_that_are_gone_are_reported(tmp_path: Path) -> None:
-    FileSink(tmp_path, rotate_bytes=100_000).deliver(batch(0, 50))
+    FileSink(tmp_path, consumer=CONSUMER, rotate_bytes=100_000).deliver(batch(0, 50))
     (data,) = tmp_path.glob("changes-*.jsonl")
     os.truncate(data, 100)
-    delivery = FileSink(tmp_path, rotate_bytes=100_000).deliver(batch(50, 60))
+    delivery = FileSink(tmp_path, consumer=CONSUMER, rotate_bytes=100_000).deliver(batch(50, 60))
     assert delivery.settled == 0
     assert isinstance(delivery.error, CorruptionError)
 
@@ -342,7 +353,7 @@ def test_a_json_value_with_line_breaks_stays_on_one_line(tmp_path: Path) -> None
 
 
 def test_partitions_are_named_for_table_and_utc_date(tmp_path: Path) -> None:
-    ParquetSink(tmp_path).deliver(batch(0, 12_000))
+    ParquetSink(tmp_path, consumer=CONSUMER).deliver(batch(0, 12_000))
     folders = {
         str(path.parent.relative_to(tmp_path)) for path in tmp_path.glob("table=*/*/*.parquet")
     }
@@ -365,7 +376,7 @@ def test_hostile_table_names_stay_inside_the_folder(
     table: str, folder: str, tmp_path: Path
 ) -> None:
     root = tmp_path / "lake"
-    delivery = ParquetSink(root, partition_by=["table"]).deliver(
+    delivery = ParquetSink(root, consumer=CONSUMER, partition_by=["table"]).deliver(
         batch_of([Sample({"id": 1}, table=table)])
     )
     assert delivery.error is None
@@ -377,9 +388,9 @@ def test_hostile_table_names_stay_inside_the_folder(
 
 def test_a_column_that_is_a_partition_is_read_from_the_path(tmp_path: Path) -> None:
     harness = ParquetHarness(tmp_path)
-    ParquetSink(harness.directory / "changes", partition_by=["action", "date"]).deliver(
-        batch(0, 50)
-    )
+    ParquetSink(
+        harness.directory / "changes", consumer=CONSUMER, partition_by=["action", "date"]
+    ).deliver(batch(0, 50))
     assert {path.name for path in (harness.directory / "changes").glob("action=*")} == {
         "action=insert",
         "action=update",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 
+import pyarrow as pa
 import pytest
 
+from cdc.change import MessageBatch
 from cdc.errors import OperatorError, PoisonError, TransientError, WalbrookError
 from sinks.webhook import WebhookSink
 from tests.conformance.harness import WebhookHarness
@@ -94,7 +97,7 @@ def test_retries_are_bounded_and_settle_only_the_requests_before(endpoint: Endpo
     sink.close()
     assert delivery.settled == 10
     assert isinstance(delivery.error, TransientError)
-    assert "503: overloaded" in delivery.error.what
+    assert "503: overloaded" in delivery.error.full_what
     assert len(endpoint.requests) == 5
 
 
@@ -192,6 +195,55 @@ def test_secrets_that_an_endpoint_repeats_are_not_in_the_error(endpoint: Endpoin
     delivery = sink.deliver(batch(0, 1))
     sink.close()
     assert delivery.error is not None
-    assert "s3cret" not in str(delivery.error)
-    assert "bad token *** for ***" in delivery.error.what
+    assert "s3cret" not in delivery.error.full_text
+    assert "bad token *** for ***" in delivery.error.detail
     assert len(delivery.error.what) < 300
+
+
+def test_requests_stay_small_for_a_while_after_the_endpoint_refused_a_large_one(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint.faults = lambda messages: Scripted(413 if len(messages) > 3 else 200)
+    sink = _sink(endpoint, batch_size=16)
+    assert sink.deliver(batch(0, 64)).settled == 64
+    assert [request.status for request in endpoint.requests].count(413) <= 4
+    learned = len(endpoint.requests)
+    assert sink.deliver(batch(64, 128)).settled == 64
+    assert {request.status for request in endpoint.requests[learned:]} == {200}
+    assert max(len(request.messages) for request in endpoint.requests[learned:]) >= 2
+    assert WebhookHarness(endpoint).held() == expected(numbered(0, 128))
+
+    # The endpoint may take more by then.
+    now = time.monotonic()
+    monkeypatch.setattr("sinks.webhook.time.monotonic", lambda: now + 3_600)
+    endpoint.faults = None
+    sink.deliver(batch(128, 144))
+    sink.close()
+    assert len(endpoint.requests[-1].messages) == 16
+
+
+def test_a_single_message_that_is_too_large_says_nothing_of_the_others(endpoint: Endpoint) -> None:
+    sink = _sink(endpoint)
+    endpoint.script.append(Scripted(413))
+    assert sink.deliver(batch(0, 1)).settled == 0
+    assert sink.deliver(batch(1, 11)).settled == 10
+    sink.close()
+    assert [len(request.messages) for request in endpoint.requests] == [1, 10]
+
+
+def test_requests_of_one_message_each_are_written_for_the_whole_batch_at_once(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    whole = MessageBatch.messages
+
+    def counted(some: MessageBatch) -> pa.StringArray:
+        written.append(len(some))
+        return whole(some)
+
+    monkeypatch.setattr(MessageBatch, "messages", counted)
+    sink = _sink(endpoint, batch=False)
+    assert sink.deliver(batch(0, 50)).settled == 50
+    sink.close()
+    assert written == [50]
+    assert len(endpoint.requests) == 50

@@ -17,7 +17,7 @@ from tests.fix_postgres import Database, on_both_versions
 from tests.slot_source import SlotSource, make_slot_source
 from tests.unit.replication.annotated import CLEAR, SET
 
-pytestmark = on_both_versions
+pytestmark = [pytest.mark.migrated, on_both_versions]
 
 Client = psycopg.Connection[tuple[object, ...]]
 

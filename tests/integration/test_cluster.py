@@ -15,7 +15,7 @@ import yaml
 from tests.checker import SCHEMA, Arrival, Writers, compare
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
-from tests.integration.test_kill import _arrival, _from_files, _from_redis, _length
+from tests.kill.counters import entries_of, lines_of
 from tests.service import Service
 from tests.standalone import ROOT, StandaloneCluster, free_port
 from tests.waiting import until
@@ -71,7 +71,7 @@ def test_a_lost_worker_and_tasks_that_run_twice_lose_nothing_and_reorder_nothing
         with Writers(database, seed=seed, threads=1) as writers:
             # Large micro-batches are under way when the machine goes.
             _insert(database, first=100_001)
-            until("some of it", lambda: _length(redis_client, bulk) > BULK, 120)
+            until("some of it", lambda: redis_client.xlen(bulk) > BULK, 120)
             cluster.kill_worker(0)
             _insert(database, first=200_001)
             service.until_settled()
@@ -82,15 +82,15 @@ def test_a_lost_worker_and_tasks_that_run_twice_lose_nothing_and_reorder_nothing
         service.kill()
 
     for sink, arrivals in {
-        "redis": _from_redis(redis_client, stream),
-        "file": _from_files(tmp_path / "service" / "out"),
+        "redis": entries_of(redis_client, stream),
+        "file": lines_of(tmp_path / "service" / "out"),
         "webhook": _from_requests(endpoint),
     }.items():
         findings = compare(writers.ledger(), arrivals)
         assert not findings, (sink, seed, findings)
         assert sink == "webhook" or findings.duplicates == 0, (sink, seed, findings.duplicates)
         assert findings.written > 100
-    assert _length(redis_client, bulk) == 3 * BULK
+    assert redis_client.xlen(bulk) == 3 * BULK
     counted = "SELECT delivered + absorbed FROM walbrook.consumers WHERE name = 'b'"
     assert database.execute(counted) == [(3 * BULK,)], "settled twice, or not at all"
 
@@ -134,7 +134,7 @@ def _called(port: int) -> bool:
 def _from_requests(endpoint: Endpoint) -> list[Arrival]:
     messages = [message for request in endpoint.accepted for message in request.messages]
     return [
-        _arrival(cast("dict[str, object]", message["record"]))
+        Arrival.of(cast("dict[str, object]", message["record"]))
         for message in messages
         if message["action"] != "delete"
     ]

@@ -35,6 +35,7 @@ from spark_pipeline.session import open_session
 from tests import pgoutput
 from tests.certificates import Authority
 from tests.fix_http import Endpoint
+from tests.fix_spark import LocalSpark
 from tests.lane_on_log import arrived, cursors_of
 from tests.standalone import QUICK_START, ROOT, StandaloneCluster, free_port
 from tests.unit.replication.test_seal import transaction, wire
@@ -62,8 +63,12 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def spark(
-    cluster: StandaloneCluster, authority: Authority, tmp_path_factory: pytest.TempPathFactory
+    local_spark: LocalSpark,
+    cluster: StandaloneCluster,
+    authority: Authority,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[SparkSession]:
+    local_spark.stop()
     settings = Spark(
         master=cluster.url,
         driver_memory="512m",

@@ -1,9 +1,9 @@
-"""How the source is reached: certificates, passwords, and connections that only look alive."""
+"""How Postgres is reached: certificates, passwords, and connections that only look alive."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -11,28 +11,37 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cdc.connection import connect
-from cdc.errors import TransientError
+from cdc.errors import OperatorError, TransientError
 from cdc.replication.control import SlotControl
 from cdc.replication.stop import StopSignal
 from cdc.replication.stream import ReplicationStream
+from cdc.service.start import reach
 from tests.certificates import Authority
 from tests.fix_postgres import Database
 from tests.proxy import Proxy
+from tests.slot_source import make_slot_source
 from tests.waiting import until
 
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
+REFUSED = (TransientError, OperatorError)
+"""A start tells the operator; a running service tries again."""
 
 
-@pytest.fixture
-def slot(database: Database) -> str:
+def make_slot(database: Database) -> str:
     name = f"slot_{database.name}"
     database.execute("CREATE TABLE item (id int PRIMARY KEY)")
     database.execute("CREATE PUBLICATION pub FOR TABLE item")
     database.execute(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
     return name
+
+
+@pytest.fixture
+def slot(database: Database) -> str:
+    return make_slot(database)
+
+
+@pytest.fixture
+def tls_slot(tls_database: Database) -> str:
+    return make_slot(tls_database)
 
 
 def ordinary(dsn: str, slot: str) -> None:
@@ -43,66 +52,75 @@ def replication(dsn: str, slot: str) -> None:
     ReplicationStream(dsn, slot=slot, publication="pub", start_lsn=0).close()
 
 
-@pytest.fixture(params=[ordinary, replication])
+def state(dsn: str, _slot: str) -> None:
+    reach(dsn, "the state database").close()
+
+
+@pytest.fixture(params=[ordinary, replication, state])
 def open_one(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Each of the two kinds of connection to the source."""
+    """Each kind of connection: two to the source, and the one to the state database."""
     opener: Callable[[str, str], None] = request.param
     return opener
 
 
-@pytest.fixture
-def tls(database: Database, authority: Authority) -> Iterator[Proxy]:
-    with Proxy(database.dsn, tls=authority.server_context("IP:127.0.0.1")) as proxy:
-        yield proxy
-
-
-def verified(proxy: Proxy, dsn: str, certificate: Path) -> str:
-    return proxy.dsn(dsn, sslmode="verify-full", sslrootcert=str(certificate))
-
-
 def test_a_certificate_of_the_authority_for_this_host_is_accepted(
-    database: Database,
-    slot: str,
-    tls: Proxy,
-    authority: Authority,
-    open_one: Callable[[str, str], None],
+    tls_database: Database, tls_slot: str, open_one: Callable[[str, str], None]
 ) -> None:
-    dsn = verified(tls, database.dsn, authority.certificate)
-    open_one(dsn, slot)
-    with connect(dsn, name="test") as connection:
+    open_one(tls_database.dsn, tls_slot)
+    with connect(tls_database.dsn, name="test") as connection:
         assert connection.pgconn.ssl_in_use
 
 
 def test_a_certificate_for_another_host_is_refused(
-    database: Database, slot: str, authority: Authority, open_one: Callable[[str, str], None]
+    tls_database: Database, tls_slot: str, open_one: Callable[[str, str], None]
 ) -> None:
-    with Proxy(database.dsn, tls=authority.server_context("DNS:db.example.com")) as proxy:
-        dsn = verified(proxy, database.dsn, authority.certificate)
-        with pytest.raises(TransientError, match=r"does not match host name") as caught:
-            open_one(dsn, slot)
+    dsn = make_conninfo(tls_database.dsn, host="db.example.com", hostaddr="127.0.0.1")
+    with pytest.raises(REFUSED, match=r"does not match host name") as caught:
+        open_one(dsn, tls_slot)
     assert "db.example.com" in str(caught.value)
 
 
 def test_a_certificate_of_an_unknown_authority_is_refused(
-    database: Database,
-    slot: str,
-    tls: Proxy,
-    tmp_path: Path,
-    open_one: Callable[[str, str], None],
+    tls_database: Database, tls_slot: str, tmp_path: Path, open_one: Callable[[str, str], None]
 ) -> None:
     stranger = Authority(tmp_path / "stranger")
-    dsn = verified(tls, database.dsn, stranger.certificate)
-    with pytest.raises(TransientError, match="certificate verify failed"):
-        open_one(dsn, slot)
+    dsn = make_conninfo(tls_database.dsn, sslrootcert=str(stranger.certificate))
+    with pytest.raises(REFUSED, match="certificate verify failed"):
+        open_one(dsn, tls_slot)
+
+
+def test_a_server_that_insists_on_tls_refuses_a_plain_connection(
+    tls_database: Database, tls_slot: str, open_one: Callable[[str, str], None]
+) -> None:
+    dsn = make_conninfo(tls_database.dsn, sslmode="disable")
+    with pytest.raises(REFUSED, match="no encryption"):
+        open_one(dsn, tls_slot)
 
 
 def test_a_server_without_tls_is_refused_when_verification_is_asked_for(
-    database: Database, slot: str, authority: Authority, open_one: Callable[[str, str], None]
+    database: Database, slot: str, tmp_path: Path, open_one: Callable[[str, str], None]
 ) -> None:
-    with Proxy(database.dsn) as proxy:
-        dsn = verified(proxy, database.dsn, authority.certificate)
-        with pytest.raises(TransientError, match="does not support SSL"):
-            open_one(dsn, slot)
+    authority = Authority(tmp_path / "authority")
+    dsn = make_conninfo(database.dsn, sslmode="verify-full", sslrootcert=str(authority.certificate))
+    with pytest.raises(REFUSED, match="does not support SSL"):
+        open_one(dsn, slot)
+
+
+def test_every_connection_of_a_reader_at_work_is_encrypted(
+    tls_database: Database, tmp_path: Path
+) -> None:
+    tls_database.execute("CREATE TABLE item (id int PRIMARY KEY)")
+    shop = make_slot_source(tls_database, tmp_path / "log")
+    with shop.reading():
+        tls_database.execute("INSERT INTO item VALUES (1)")
+        shop.until_logged(1)
+        found = tls_database.execute(
+            "SELECT a.application_name, s.ssl FROM pg_stat_activity a "
+            "JOIN pg_stat_ssl s USING (pid) "
+            f"WHERE a.application_name LIKE 'walbrook:%' AND a.datname = '{tls_database.name}'"
+        )
+    assert len(found) >= 3
+    assert all(encrypted for _, encrypted in found)
 
 
 def without_password(dsn: str) -> tuple[str, str]:
@@ -147,7 +165,7 @@ def test_a_wrong_password_is_told_nowhere(
 ) -> None:
     wrong = "hunter2-is-not-it"
     caplog.set_level(logging.DEBUG)
-    with pytest.raises(TransientError, match="password authentication failed") as caught:
+    with pytest.raises(REFUSED, match="password authentication failed") as caught:
         open_one(make_conninfo(database.dsn, password=wrong), slot)
     out, err = capfd.readouterr()
     told = [str(caught.value), repr(caught.value), str(caught.value.__cause__), out, err]

@@ -22,6 +22,8 @@ from tests.fix_postgres import Database
 from tests.lane_on_log import LogLane, arrived, cursors_of
 from tests.unit.replication.test_seal import transaction
 
+pytestmark = pytest.mark.migrated
+
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
 PART = pgoutput.relation(2, "public", "part", [("id", 23, True), ("name", 25)])
 LETTERS = """

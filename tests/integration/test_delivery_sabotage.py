@@ -26,6 +26,8 @@ from tests.lane_on_log import LogLane
 from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
 
+pytestmark = pytest.mark.migrated
+
 COUNTER = pgoutput.relation(1, "public", "counter", [("key", 23, True), ("n", 23), ("d", 25)])
 
 

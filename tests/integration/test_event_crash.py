@@ -231,10 +231,10 @@ def test_a_webhook_gets_at_most_the_request_again_that_was_under_way(
     """It dies after every second request, once the ledger has it or just before."""
     accepted = ledgered._Followed.accepted
 
-    def note_or_die(self: Any, request: Any) -> Any:
+    def note_or_die(self: Any, lsn: Any, idx: Any) -> Any:
         if not noted:
             fate.reach("accepted")
-        answer = accepted(self, request)
+        answer = accepted(self, lsn, idx)
         fate.reach("accepted")
         return answer
 

@@ -16,7 +16,7 @@ from cdc.config import Config, loads
 from cdc.connection import Connection
 from cdc.cursor import Cursor
 from cdc.errors import OperatorError
-from cdc.replication.stop import StopSignal
+from cdc.replication.stop import StopReason, StopSignal
 from cdc.service.start import prepare
 from cdc.state import operators, positions
 from cdc.state.positions import MovedError
@@ -29,9 +29,12 @@ from tests.fix_event_lane import Died, Fate, MakeLane
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
 from tests.lane_on_log import SOURCE, LogLane, arrived
+from tests.lost_changes import note_lost_changes
 from tests.service import _url
 from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
+
+pytestmark = pytest.mark.migrated
 
 Told = list[tuple[Any, ...]]
 
@@ -193,6 +196,7 @@ def test_an_accepted_gap_is_told_in_front_of_what_follows_with_its_database(
     for source in ("a", "b"):
         lane.write(source, (1, 1 * S), (2, 2 * S))
         lane.write(source, (3, 3 * S))
+    note_lost_changes(lane.state, "b", end="0/900")
     lane.rows("SELECT walbrook.accept_gap('b', '0/200')")
     lane.start()
     lane.turns()
@@ -356,7 +360,7 @@ def served(
     try:
         yield stop
     finally:
-        stop.request()
+        stop.request(StopReason.OPERATOR)
         thread.join(20)
         assert not thread.is_alive()
 
@@ -479,7 +483,7 @@ def test_a_destination_that_fails_while_draining_is_not_hammered(
     with served(lane, event_database, monkeypatch, drain_timeout_s=1.0) as stop:
         lane.write("a", (1, 1 * S))
         until("a failure", lambda: bool(endpoint.requests), 10)
-        stop.request()
+        stop.request(StopReason.OPERATOR)
     assert len(endpoint.requests) < 12
     endpoint.refuses = None
     lane.start()
@@ -491,6 +495,7 @@ def test_a_gap_that_cannot_be_told_is_tried_with_pauses(event_lane: MakeLane, fa
     lane = event_lane()
     lane.write("a", (1, 1 * S))
     lane.write("a", (2, 2 * S))
+    note_lost_changes(lane.state, "a", end="0/900")
     lane.rows("SELECT walbrook.accept_gap('a', '0/200')")
     lane.take_up()
     assert lane.passage.tells

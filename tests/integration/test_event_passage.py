@@ -16,6 +16,8 @@ from tests.event_lane import ITEM, NAME, EventLane, S
 from tests.fix_postgres import Database
 from tests.lane_on_log import arrived
 
+pytestmark = pytest.mark.migrated
+
 
 @pytest.fixture
 def state(database: Database) -> Iterator[Connection]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any, cast
 
 import orjson
@@ -15,10 +14,12 @@ import psutil
 import pytest
 import redis
 
+from cdc.failpoints import VARIABLE
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database, PostgresServer, fresh_database
 from tests.lane_on_log import arrived
 from tests.merged_service import EVENTS, MergedService
+from tests.service import started
 from tests.waiting import until
 
 Messages = list[dict[str, Any]]
@@ -44,12 +45,6 @@ WINDOWED: dict[str, object] = TIMED | {
         "aggregates": {"n": "count(*)", "ids": "sum(record.id)"},
     }
 }
-
-
-@pytest.fixture
-def second(postgres_server: PostgresServer) -> Iterator[Database]:
-    with fresh_database(postgres_server.dsn) as made:
-        yield made
 
 
 class Writer:
@@ -80,21 +75,6 @@ class Writer:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
-
-
-@contextmanager
-def running(
-    first: Database, second: Database, directory: Path, sinks: list[dict[str, object]]
-) -> Iterator[MergedService]:
-    for database in (first, second):
-        database.execute(EVENTS)
-    service = MergedService(first, second, directory, sinks)
-    service.start()
-    try:
-        service.until_serving()
-        yield service
-    finally:
-        service.kill()
 
 
 def changes(messages: Messages) -> Messages:
@@ -146,110 +126,136 @@ def check_windows(messages: Messages, rows: Messages) -> None:
     } == {key: (len(ids), sum(ids)) for key, ids in closed.items()}
 
 
-@pytest.mark.timeout(240)
-def test_two_databases_are_merged_and_one_that_falls_silent_holds_nobody(
-    database: Database, second: Database, tmp_path: Path
-) -> None:
-    sinks: list[dict[str, object]] = [
-        {"name": "merged", "destination": {"type": "file", "path": "out"}, **TIMED},
-        {
-            "name": "plain",
-            "database": "depot",
-            "destination": {"type": "file", "path": "plain"},
-        },
-    ]
-    out = tmp_path / "service" / "out"
-    with running(database, second, tmp_path / "service", sinks) as service:
-        shop = Writer(database, "shop", 0.005, 0.0)
-        depot = Writer(second, "depot", 0.05, 2.0)
+@dataclass(frozen=True)
+class Merged:
+    """What the sinks had when the service was stopped, and who wrote it."""
+
+    shop: Writer
+    depot: Writer
+    files: Messages
+    plain: Messages
+    entries: Messages
+    hooked: Messages
+    counts: Messages
+
+
+@pytest.fixture(scope="module")
+def merged(
+    postgres_server: PostgresServer, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Merged:
+    """The driver dies, the supervisor is killed, and then one source is silent."""
+    directory = tmp_path_factory.mktemp("merged") / "service"
+    with ExitStack() as open_now:
+        first = open_now.enter_context(fresh_database(postgres_server.dsn))
+        second = open_now.enter_context(fresh_database(postgres_server.dsn))
+        client = open_now.enter_context(redis.Redis.from_url(redis_url))
+        endpoint = open_now.enter_context(Endpoint.running())
+        for database in (first, second):
+            database.execute(EVENTS)
+        stream = f"timed-{first.name}"
+        sinks = _sinks(stream, redis_url, endpoint)
+        service = MergedService(first, second, directory, sinks)
+        # The driver dies with a release on its way, again and again.
+        patch = open_now.enter_context(pytest.MonkeyPatch.context())
+        patch.setenv(VARIABLE, "released:9")
+        open_now.enter_context(started(service))
+        patch.delenv(VARIABLE)
+        shop, depot = Writer(first, "shop", 0.01, 0.0), Writer(second, "depot", 0.03, 1.0)
         with shop:
             with depot:
-                until("both", lambda: len(changes(arrived(out))) > 200, 120)
-                origins = {m["record"]["origin"] for m in changes(arrived(out))}
-                assert origins == {"shop", "depot"}
-            # The depot is silent now; the shop goes on, and must not wait for it for ever.
-            before = shop.written
-            until(
-                "what came after the silence",
-                lambda: changes(arrived(out))[-1]["record"]["id"] > before,
-                60,
-            )
-            service.until(
-                "SQL to show who is idle",
-                "SELECT idle_since IS NOT NULL FROM walbrook.watermarks"
-                " WHERE consumer = 'merged' AND source = 'depot'",
-                5,
-            )
-        ((held, low),) = database.execute(
-            "SELECT sum(buffered), bool_and(watermark <= last_event) FROM walbrook.watermarks"
-        )
-        assert held >= 0
-        assert low
+                _die(service)
+            _wait_out_a_silence(service, shop)
         service.until_read()
+        service.until_settled(only=["plain"], source=second)
         assert service.stop() == 0, service.log_tail()
-    messages = arrived(out)
-    check(messages, [shop, depot])
-    assert not any(m["metadata"].get("late") for m in changes(messages)), "nothing was too late"
-    assert len(arrived(tmp_path / "service" / "plain")) == depot.written
+        return Merged(
+            shop,
+            depot,
+            files=arrived(directory / "out"),
+            plain=arrived(directory / "plain"),
+            entries=_entries(client, stream),
+            # The request that was under way when the driver died may come twice: by its number.
+            hooked=list({m["metadata"]["sequence"]: m for m in _written(endpoint)}.values()),
+            counts=arrived(directory / "counts"),
+        )
 
 
-@pytest.mark.timeout(400)
-def test_killed_in_between_nothing_is_lost_or_comes_twice(
-    database: Database,
-    second: Database,
-    redis_client: redis.Redis,
-    redis_url: str,
-    endpoint: Endpoint,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stream = f"timed-{database.name}"
-    sinks: list[dict[str, object]] = [
+def _sinks(stream: str, redis_url: str, endpoint: Endpoint) -> list[dict[str, object]]:
+    entries = {"type": "redis_stream", "url": redis_url, "stream_key": stream}
+    return [
         {"name": "files", "destination": {"type": "file", "path": "out"}, **TIMED},
-        {
-            "name": "entries",
-            "destination": {"type": "redis_stream", "url": redis_url, "stream_key": stream},
-            **TIMED,
-        },
+        {"name": "plain", "database": "depot", "destination": {"type": "file", "path": "plain"}},
+        {"name": "entries", "destination": entries, **TIMED},
         {"name": "hook", "destination": {"type": "webhook", "url": endpoint.url}, **TIMED},
         {"name": "counts", "destination": {"type": "file", "path": "counts"}, **WINDOWED},
     ]
-    out = tmp_path / "service" / "out"
-    # The driver dies with a release on its way, again and again.
-    monkeypatch.setenv("WALBROOK_FAILPOINT", "released:9")
-    with running(database, second, tmp_path / "service", sinks) as service:
-        shop = Writer(database, "shop", 0.01, 0.0)
-        depot = Writer(second, "depot", 0.03, 1.0)
-        with shop, depot:
-            until("a death of the driver", lambda: _deaths(service) >= 1, 120)
-            until("some", lambda: len(arrived(out)) > 50, 60)
-            # The driver outlives the service for a while, and must not flush what it holds back.
-            orphans = service.orphan()
-            monkeypatch.delenv("WALBROOK_FAILPOINT")
-            service.start()
-            target = len(arrived(out)) + 300
-            until("more", lambda: len(arrived(out)) > target, 90)
-        service.until_read()
-        assert service.stop() == 0, service.log_tail()
-        assert not psutil.wait_procs(orphans, 60)[1]
-    check(arrived(out), [shop, depot])
-    assert not any(m["metadata"].get("late") for m in changes(arrived(out))), "kills made some late"
-    entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", redis_client.xrange(stream))
-    check(
-        [
-            {
-                "record": orjson.loads(fields[b"record"]),
-                "action": fields[b"action"].decode(),
-                "metadata": orjson.loads(fields[b"metadata"]),
-            }
-            for _, fields in entries
-        ],
-        [shop, depot],
+
+
+def _die(service: MergedService) -> None:
+    """First the driver, then the supervisor, and the service is started again."""
+    out = service.directory / "out"
+    until("a death of the driver", lambda: _deaths(service) >= 1, 120)
+    until("some", lambda: len(arrived(out)) > 50, 60)
+    # The driver outlives the service for a while, and must not flush what it holds back.
+    orphans = service.orphan()
+    service.start()
+    target = len(arrived(out)) + 300
+    until("more", lambda: len(arrived(out)) > target, 90)
+    origins = {m["record"]["origin"] for m in changes(arrived(out))}
+    assert origins == {"shop", "depot"}
+    assert not psutil.wait_procs(orphans, 60)[1]
+
+
+def _wait_out_a_silence(service: MergedService, shop: Writer) -> None:
+    """The depot is silent now; the shop goes on, and must not wait for it for ever."""
+    out, before = service.directory / "out", shop.written
+    until(
+        "what came after the silence",
+        lambda: changes(arrived(out))[-1]["record"]["id"] > before,
+        60,
     )
-    # The request that was under way when the driver died may come twice: each has its number.
-    hooked = {m["metadata"]["sequence"]: m for m in cast("Messages", endpoint.written)}
-    check(list(hooked.values()), [shop, depot])
-    check_windows(arrived(tmp_path / "service" / "counts"), changes(arrived(out)))
+    service.until(
+        "SQL to show who is idle",
+        "SELECT idle_since IS NOT NULL FROM walbrook.watermarks"
+        " WHERE consumer = 'files' AND source = 'depot'",
+        5,
+    )
+    ((held, low),) = service.state.execute(
+        "SELECT sum(buffered), bool_and(watermark <= last_event) FROM walbrook.watermarks"
+    )
+    assert held >= 0
+    assert low
+
+
+@pytest.mark.timeout(400)
+def test_two_databases_are_merged_and_one_that_falls_silent_holds_nobody(merged: Merged) -> None:
+    check(merged.files, [merged.shop, merged.depot])
+    late = [m for m in changes(merged.files) if m["metadata"].get("late")]
+    assert not late, "kills or the silence made some late"
+    assert len(merged.plain) == merged.depot.written
+
+
+@pytest.mark.timeout(400)
+def test_killed_in_between_nothing_is_lost_or_comes_twice(merged: Merged) -> None:
+    for messages in (merged.entries, merged.hooked):
+        check(messages, [merged.shop, merged.depot])
+    check_windows(merged.counts, changes(merged.files))
+
+
+def _entries(client: redis.Redis, stream: str) -> Messages:
+    entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", client.xrange(stream))
+    return [
+        {
+            "record": orjson.loads(fields[b"record"]),
+            "action": fields[b"action"].decode(),
+            "metadata": orjson.loads(fields[b"metadata"]),
+        }
+        for _, fields in entries
+    ]
+
+
+def _written(endpoint: Endpoint) -> Messages:
+    return cast("Messages", endpoint.written)
 
 
 def _deaths(service: MergedService) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +11,17 @@ import pytest
 import yaml
 from pyspark.sql import SparkSession
 
-from cdc.config import Sink, Spark
+from cdc.config import Sink
 from cdc.decoding.relation import parse_relation
 from spark_pipeline.delivery import Origin
 from spark_pipeline.expressions.evaluate import verdicts
 from spark_pipeline.expressions.seen import RawRows
-from spark_pipeline.session import open_session
 from tests.fix_postgres import Database
 from tests.unit.decoding.frames import Frame
 
 PAGE = (Path(__file__).parents[2] / "docs" / "expressions.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 EXAMPLES = [(text, BLOCKS[at + 1][1]) for at, (kind, text) in enumerate(BLOCKS) if kind == "yaml"]
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    scratch = tmp_path_factory.mktemp("spark")
-    session = open_session(Spark(master="local[1]", checkpoint_directory=scratch))
-    yield session
-    session.stop()
 
 
 @pytest.fixture

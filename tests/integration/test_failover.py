@@ -24,6 +24,8 @@ from tests.slot_source import SlotSource
 from tests.standby import Pair, execute, primary_and_standby, slot_name
 from tests.waiting import until
 
+pytestmark = pytest.mark.migrated
+
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
@@ -111,6 +113,7 @@ def shop(pair: Pair, proxy: Proxy, database: Database, tmp_path: Path) -> SlotSo
         publication="pub",
         state_dsn=database.dsn,
         log_directory=tmp_path / "log",
+        durability="disk",
         heartbeat_s=0.5,
         idle_s=3600,
     )

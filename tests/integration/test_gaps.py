@@ -32,6 +32,9 @@ from spark_pipeline.passage import Passage
 from spark_pipeline.post import Post
 from spark_pipeline.settings import LaneSettings
 from tests.fix_postgres import Database
+from tests.lost_changes import note_lost_changes
+
+pytestmark = pytest.mark.migrated
 
 KEEP_LITTLE = Retention(settled_s=0, settled_bytes=0, bytes_max=2_000, on_full="evict")
 CONFIG = """
@@ -154,6 +157,7 @@ def test_a_consumer_below_what_was_trimmed_is_refused(state: Connection) -> None
 
 
 def test_an_operator_can_accept_what_a_lost_slot_took(state: Connection, tmp_path: Path) -> None:
+    note_lost_changes(state, "shop", end="0/900")
     rows = state.execute(
         "SELECT consumer, from_lsn::text, to_lsn::text, reason "
         "FROM walbrook.accept_gap('shop', '0/50')"
@@ -170,6 +174,7 @@ def test_an_operator_can_accept_what_a_lost_slot_took(state: Connection, tmp_pat
     [("'nobody', '0/50'", "there is no source nobody"), ("'shop', '0/5'", "already stands at")],
 )
 def test_accepting_what_is_no_gap_is_refused(state: Connection, call: str, says: str) -> None:
+    note_lost_changes(state, "shop", end="0/900")
     with pytest.raises(psycopg.errors.RaiseException, match=says):
         state.execute(f"SELECT walbrook.accept_gap({call})".encode())
 

@@ -19,7 +19,7 @@ from cdc.replication.identity import Recorded
 from cdc.replication.source_watch import SourceWatch
 from cdc.service.embedded import EmbeddedPostgres
 from cdc.state.health import Condition
-from tests.fix_postgres import Database, PostgresServer, fresh_database
+from tests.fix_postgres import Database, PostgresServer, embedded, fresh_database
 from tests.plain_reader import PlainReader
 from tests.proxy import Proxy
 from tests.standby import execute
@@ -145,6 +145,31 @@ def test_a_role_that_may_not_send_is_told_what_to_grant(
         database.execute(f"DROP ROLE {role}")
 
 
+def test_a_heartbeat_that_cannot_be_written_is_one_warning_and_a_condition_until_it_can(
+    reader: PlainReader, database: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    role = f"role_{database.name}"
+    database.execute(f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD 'secret'")
+    dsn = make_conninfo(database.dsn, user=role, password="secret")
+    try:
+        with closing(SourceWatch(dsn, reader.slot, "pub", heartbeat_s=BEAT_S)) as ours:
+            reader.read("a heartbeat", lambda: came_back(ours), watch=ours)
+            assert ours.conditions() == []
+            database.execute(f"ALTER ROLE {role} NOLOGIN")
+            end = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'"
+            database.execute(end)
+            (condition,) = until("the watch to say so", ours.conditions)
+            assert condition.kind == "heartbeat_failed"
+            assert ours.conditions(reading=False) == [], "a reader that is cut off says so itself"
+            database.execute(f"ALTER ROLE {role} LOGIN CONNECTION LIMIT 0")
+            until("another reason", lambda: "too many" in ours.conditions()[0].what)
+            database.execute(f"ALTER ROLE {role} CONNECTION LIMIT -1")
+            until("the complaint to end", lambda: ours.conditions() == [])
+    finally:
+        database.execute(f"DROP ROLE {role}")
+    assert capsys.readouterr().out.count("watch.heartbeat_failed") == 1
+
+
 def _signatures(database: Database) -> list[str]:
     rows = database.execute(
         "SELECT oid::regprocedure::text FROM pg_proc WHERE proname = 'pg_logical_emit_message'"
@@ -188,7 +213,7 @@ def tight() -> Iterator[EmbeddedPostgres]:
     settings = {"max_slot_wal_keep_size": "96MB", "wal_keep_size": "0", "min_wal_size": "32MB"}
     with ExitStack() as running:
         running.callback(shutil.rmtree, directory, ignore_errors=True)
-        yield running.enter_context(EmbeddedPostgres(directory, fast=True, settings=settings))
+        yield running.enter_context(embedded(directory, fast=True, settings=settings))
 
 
 def fill_a_segment(connection: psycopg.Connection[tuple[object, ...]]) -> None:

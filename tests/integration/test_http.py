@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from cdc.config import Http
-from cdc.service.http import HttpServer
+from cdc.service.http import HttpServer, Observatory
 from cdc.state.health import Condition, report_conditions
 from cdc.state.migrate import migrate
 from cdc.state.pressure import Shown, show_pressure
 from tests.fix_postgres import Database
+
+pytestmark = pytest.mark.migrated
 
 _SOURCE = """
 INSERT INTO walbrook.sources
@@ -69,6 +72,65 @@ def test_an_error_is_a_complaint_until_it_is_resolved(
     assert answer.json()["complaints"] == ["shop: the slot is lost"]
     tell(database)
     assert client.get("/health").status_code == 200
+
+
+def test_a_reader_that_reports_nothing_is_a_complaint_and_does_not_stream(
+    client: httpx.Client, database: Database
+) -> None:
+    database.execute("UPDATE walbrook.sources SET seen_at = now(), current_at = now()")
+    assert client.get("/health").status_code == 200
+    assert 'walbrook_source_streaming{source="shop"} 1.0' in client.get("/metrics").text
+    old = "clock_timestamp() - interval '75 seconds'"
+    database.execute(f"UPDATE walbrook.sources SET seen_at = {old}, current_at = {old}")
+    answer = client.get("/health")
+    assert answer.status_code == 503
+    (complaint,) = answer.json()["complaints"]
+    assert complaint.startswith("the reader of shop has reported nothing for 75 s")
+    assert 'walbrook_source_streaming{source="shop"} 0.0' in client.get("/metrics").text
+
+
+def test_a_reader_that_is_behind_the_clock_shows_as_lag_of_everyone(
+    client: httpx.Client, database: Database
+) -> None:
+    database.execute(
+        "INSERT INTO walbrook.consumers (source, name, cursor_lsn) VALUES ('shop', 'all', '0/64')"
+    )
+    lags = "SELECT min(lag_seconds)::int, max(lag_seconds)::int FROM walbrook.cursors"
+    database.execute(
+        "UPDATE walbrook.sources SET log_lsn = '0/64', log_idx = 0, seen_at = now(), "
+        "current_at = now() - interval '20 seconds'"
+    )
+    assert database.execute(lags) == [(0, 0)], "a row is written about every ten seconds"
+    database.execute("UPDATE walbrook.sources SET current_at = now() - interval '75 seconds'")
+    ((least, most),) = database.execute(lags)
+    assert 75 <= least <= most < 120
+    (complaint,) = client.get("/health").json()["complaints"]
+    assert "the reader of shop is 75 s behind the server" in complaint
+
+
+def test_a_source_of_another_service_is_not_shown(client: httpx.Client, database: Database) -> None:
+    database.execute(_SOURCE.replace("shop", "gone").replace("streaming", "disconnected"))
+    with database.connect() as connection:
+        report_conditions(connection, "gone", 1, [Condition("slot_lost", "error", "it is lost")])
+    assert client.get("/health").status_code == 503
+    own = Observatory(database.dsn, OneProcess(), ["shop"])
+    sight = own.read()
+    assert own.complaints(sight) == []
+    assert [row["source"] for row in sight.sources] == ["shop"]
+
+
+def test_a_consumer_that_could_not_move_while_the_service_was_down_is_not_stuck(
+    client: httpx.Client, database: Database
+) -> None:
+    database.execute(
+        "INSERT INTO walbrook.consumers (source, name, cursor_lsn, moved_at) "
+        "VALUES ('shop', 'search', '0/8', now() - interval '1 hour'); "
+        "UPDATE walbrook.sources SET log_lsn = '0/64', log_idx = 0"
+    )
+    for started_at, stuck in ((time.monotonic(), False), (time.monotonic() - 60, True)):
+        seen = Observatory(database.dsn, OneProcess(), started_at=started_at)
+        complaints = seen.complaints(seen.read())
+        assert ("search is behind and has not moved for 30 s" in complaints) == stuck
 
 
 def test_metrics_count_what_a_consumer_went_on_without(

@@ -189,4 +189,4 @@ def test_a_frozen_connection_is_given_up_within_a_bound(
         control.look(source.recorded)
         proxy.freeze()
         with pytest.raises(TransientError, match="does not answer"):
-            control.catalog_of(Relation(1, "public", "item", "d", (), ()))
+            control.catalog_of(Relation(1, "public", "item", "d", (), ()), 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from cdc.state.positions import consumer_cursors
 from spark_pipeline.exchange import Exchange, PlannedRange, note_planned
 from spark_pipeline.members import Departure
 from spark_pipeline.passage import Passage
+from spark_pipeline.plan import DriverPlan
 from spark_pipeline.post import Post
 from tests import pgoutput
 from tests.fix_http import Endpoint, Scripted
@@ -22,6 +24,8 @@ from tests.fix_postgres import Database
 from tests.lane_on_log import SOURCE, LogLane, arrived, cursors_of
 from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
+
+pytestmark = pytest.mark.migrated
 
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
 WIDER = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25), ("more", 25)])
@@ -127,6 +131,7 @@ def test_one_that_takes_too_long_is_settled_by_itself_and_holds_nobody(
     lane = LogLane(state, tmp_path, hook=hook, files={})
     lane.state_dsn, lane.patience_s = database.dsn, 0.05
     lane.start()
+    before = plans_in_memory()
     write(lane, 1)
     lane.take()
     go_on = threading.Event()
@@ -144,8 +149,13 @@ def test_one_that_takes_too_long_is_settled_by_itself_and_holds_nobody(
     assert state.execute(
         "SELECT delivered FROM walbrook.consumers WHERE name = 'hook'"
     ).fetchall() == [(2,)]
-    until("what it held to be gone", lambda: not list(lane.exchange.directory.glob("*.arrow")))
+    until("what it held to be gone", lambda: plans_in_memory() <= before)
     lane.close()
+
+
+def plans_in_memory() -> int:
+    gc.collect()
+    return sum(isinstance(each, DriverPlan) for each in gc.get_objects())
 
 
 def test_a_micro_batch_of_an_earlier_start_of_the_lane_settles_nothing(

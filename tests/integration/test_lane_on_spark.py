@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from cdc.config import Spark
 from cdc.config.secrets import SecretText
 from cdc.connection import Connection
 from cdc.log.view import LogView
@@ -22,7 +21,6 @@ from spark_pipeline.exchange import SliceMarker
 from spark_pipeline.members import Departure
 from spark_pipeline.reading import LogPartition
 from spark_pipeline.reorder import Reorder
-from spark_pipeline.session import open_session
 from spark_pipeline.slicing import cut
 from spark_pipeline.source import LogStreamReader
 from tests import pgoutput
@@ -31,21 +29,11 @@ from tests.fix_postgres import Database
 from tests.lane_on_log import LogLane, arrived, cursors_of
 from tests.unit.replication.test_seal import transaction
 
+pytestmark = pytest.mark.migrated
+
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
 TRANSACTIONS, ROWS, KEYS = 30, 40, 17
 FEW = 6  # transactions, where every halving of what they hold costs a worker
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    settings = Spark(
-        master="local[2]",
-        driver_memory="512m",
-        checkpoint_directory=tmp_path_factory.mktemp("spark"),
-    )
-    session = open_session(settings)
-    yield session
-    session.stop()
 
 
 @pytest.fixture

@@ -27,6 +27,8 @@ from tests.fix_postgres import Database
 from tests.lane_on_log import LogLane
 from tests.unit.replication.test_seal import transaction
 
+pytestmark = pytest.mark.migrated
+
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
 COUNTS = "SELECT delivered, absorbed FROM walbrook.consumers WHERE name = 'hook'"
 HEALTH = "SELECT consumer, kind, severity FROM walbrook.health"

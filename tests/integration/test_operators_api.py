@@ -24,6 +24,8 @@ from tests.integration.test_operators import Operator
 from tests.service import _url
 from tests.waiting import until
 
+pytestmark = pytest.mark.migrated
+
 
 @contextmanager
 def served(state_dsn: str) -> Iterator[httpx.Client]:

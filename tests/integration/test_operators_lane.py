@@ -26,6 +26,8 @@ from tests.integration.test_lane_members import ids, write
 from tests.lane_on_log import SOURCE, LogLane, arrived
 from tests.waiting import until
 
+pytestmark = pytest.mark.migrated
+
 
 @pytest.fixture
 def state(database: Database) -> Iterator[Connection]:

@@ -18,7 +18,7 @@ from cdc.config import TableName
 from cdc.cursor import parse_lsn
 from cdc.errors import SourceError
 from cdc.service.embedded import EmbeddedPostgres
-from tests.fix_postgres import Database, PostgresServer, fresh_database
+from tests.fix_postgres import Database, PostgresServer, embedded, fresh_database, since
 from tests.preflight_source import (
     NamedSlot,
     Published,
@@ -29,6 +29,7 @@ from tests.preflight_source import (
     refusals,
     slot_count,
 )
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -82,6 +83,7 @@ def test_only_the_configured_tables_are_published(orders: Database) -> None:
     assert published == [("Odd.Name",), ("orders",)]
 
 
+@since(15)
 def test_init_sql_creates_the_publication(orders: Database) -> None:
     init_sql = "CREATE PUBLICATION mine FOR TABLE orders WHERE (total > 1);"
     prepare(orders, Settings(publication=Published("mine", init_sql=init_sql)), "public.orders")
@@ -188,6 +190,7 @@ def test_a_misspelt_schema_gets_a_suggestion(orders: Database) -> None:
     assert "crm, public, sales" in refusal(orders, Settings(), schemas=("xyzzy",)).fix
 
 
+@since(15)
 @pytest.mark.parametrize("table", ["", 'CREATE TABLE "C r m".people (id int PRIMARY KEY)'])
 def test_a_schema_of_which_nothing_is_published_is_refused(orders: Database, table: str) -> None:
     orders.execute(f'CREATE SCHEMA "C r m"; {table}')
@@ -324,7 +327,7 @@ def bare(postgres_server: PostgresServer) -> Iterator[Bare]:
     lacking = {"wal_level": "replica", "max_wal_senders": "0", "max_replication_slots": "1"}
     try:
         with (
-            EmbeddedPostgres(directory, fast=True, settings=lacking) as server,
+            embedded(directory, fast=True, settings=lacking) as server,
             fresh_database(server.dsn) as database,
         ):
             yield Bare(server, database)
@@ -368,6 +371,33 @@ def test_a_slot_whose_wal_was_removed_is_refused(bare: Bare) -> None:
     error = refusal(database, settings)
     assert f"The slot {settings.slot.name} is lost" in error.what
     assert f"SELECT pg_drop_replication_slot('{settings.slot.name}');" in error.fix
+
+
+def test_a_reader_that_would_count_as_a_synchronous_standby_is_a_warning(bare: Bare) -> None:
+    database, settings = bare.database, Settings()
+    for line in ("wal_level = logical", "max_replication_slots = 6", "max_wal_senders = 5"):
+        database.execute(f"ALTER SYSTEM SET {line}")
+    bare.server.restart()
+
+    def warnings(names: str) -> list[str]:
+        database.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+        database.execute("SELECT pg_reload_conf()")
+        show = "SELECT current_setting('synchronous_standby_names')"
+        until("the setting to be in force", lambda: database.execute(show) == [(names,)])
+        return [
+            warning
+            for warning in prepare(database, settings).warnings
+            if "synchronous_standby_names" in warning
+        ]
+
+    try:
+        for names in ("*", f'ANY 1 (standby, "Walbrook:{settings.slot.name}")'):
+            (warning,) = warnings(names)
+            assert "ALTER SYSTEM SET synchronous_standby_names" in warning
+        assert warnings("FIRST 1 (standby, walbrook)") == []
+    finally:
+        database.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        database.execute("SELECT pg_reload_conf()")
 
 
 def test_a_configured_name_keeps_its_parts(orders: Database) -> None:

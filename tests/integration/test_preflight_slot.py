@@ -11,7 +11,7 @@ import pytest
 
 from cdc.errors import SourceError
 from cdc.replication.preflight.slot import create_slot
-from tests.fix_postgres import Database, PostgresServer, fresh_database
+from tests.fix_postgres import Database, PostgresServer, fresh_database, since
 from tests.preflight_source import (
     NamedSlot,
     Settings,
@@ -84,6 +84,7 @@ def test_a_slot_that_waits_for_an_open_transaction_gives_up_and_names_it(orders:
         assert str(writer.info.backend_pid) in caught.value.fix
 
 
+@since(15)
 def test_a_slot_is_created_with_the_flags_of_the_configuration(
     orders: Database, postgres_server: PostgresServer
 ) -> None:

@@ -214,7 +214,9 @@ def test_with_more_work_than_slots_the_lowest_waits_for_a_while_and_nothing_is_l
         for endpoint in endpoints.values():
             endpoint.takes_s = 0.12
         with Writers(database, seed=seed) as writers:
-            service.until("enough to do", "SELECT count(*) > 5000 FROM ledger.entry", timeout_s=60)
+            service.until(
+                "enough to do", "SELECT count(*) > 5000 FROM ledger.counter", timeout_s=60
+            )
         service.until(
             "the lowest to be deferred",
             "SELECT level = 2 AND 'low' = ANY (deferred) AND widened_by = 4 AND slots = 1"

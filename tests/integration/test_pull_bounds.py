@@ -18,6 +18,8 @@ from tests.fix_postgres import Database, PostgresServer, fresh_database
 from tests.pull_queue import SOURCE, Message, Puller, make_pull_consumer
 from tests.waiting import until
 
+pytestmark = pytest.mark.migrated
+
 
 @pytest.fixture(scope="module")
 def state(postgres_server: PostgresServer) -> Iterator[Database]:

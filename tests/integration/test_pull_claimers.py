@@ -12,9 +12,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tests.fix_postgres import Database
 from tests.pull_queue import Message, Puller, make_pull_consumer, numbers
 from tests.waiting import until
+
+pytestmark = pytest.mark.migrated
 
 ROOT = Path(__file__).parents[2]
 _CLAIMERS, _MESSAGES, _GROUPS, _LARGEST = 8, 1_500, 40, 12

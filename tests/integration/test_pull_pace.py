@@ -14,6 +14,8 @@ from tests.fix_postgres import Database
 from tests.pull_queue import Puller, make_pull_consumer, numbers
 from tests.waiting import until
 
+pytestmark = pytest.mark.migrated
+
 
 class Jobs:
     """Makes the consumer as a test wants it, and its claimers."""

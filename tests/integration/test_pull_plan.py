@@ -10,7 +10,7 @@ from tests.fix_postgres import Database, on_both_versions
 from tests.pull_queue import Puller, make_pull_consumer, numbers
 from tests.queue_plans import explain, statement_of
 
-pytestmark = on_both_versions
+pytestmark = [pytest.mark.migrated, on_both_versions]
 
 FORCED = ("seqscan", "bitmapscan", "hashjoin", "mergejoin")
 PLACE = ("'0/1'::pg_lsn", "0")

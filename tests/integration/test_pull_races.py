@@ -12,6 +12,8 @@ from tests.fix_postgres import Database
 from tests.pull_queue import Message, Puller, make_pull_consumer, numbers
 from tests.waiting import until
 
+pytestmark = pytest.mark.migrated
+
 _ORPHANS = """
 SELECT count(*) FROM walbrook.in_flight f
  WHERE NOT EXISTS (SELECT FROM walbrook.records r

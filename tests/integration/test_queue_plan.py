@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import psycopg
+import pytest
 
 from cdc.queue.claims import _CLAIM, _DUE, _RELEASE, _TAKEN_OVER, BY_INDEX
 from tests.fix_postgres import Database, on_both_versions
 from tests.pull_queue import SOURCE, make_pull_consumer
 
-pytestmark = on_both_versions
+pytestmark = [pytest.mark.migrated, on_both_versions]
 
 ROWS = 50_000
 # One in a thousand is the first of its group, and due; all others wait behind one.
@@ -33,7 +34,7 @@ def test_a_claim_and_a_look_read_only_what_they_take(database: Database) -> None
             assert f"events_{number}_consumer_due_at_idx" in _plan(connection, _DUE, (SOURCE,))
             claim = {
                 "consumer": number, "term": 1, "holder": "h", "rows": 100, "bytes": 1 << 20,
-                "lease_s": 1.0,
+                "behind": 2, "lease_s": 1.0,
             }  # fmt: skip
             for statement in (_RELEASE, _TAKEN_OVER):
                 plan = _plan(connection, statement, (number, "h"))

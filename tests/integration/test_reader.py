@@ -11,11 +11,11 @@ from cdc.decoding import decode_changes
 from cdc.errors import GapError, SourceError
 from cdc.log.writer import Retention, SegmentLimits
 from cdc.replication.publish import BatchLimits
-from tests.fix_postgres import Database, on_both_versions
+from tests.fix_postgres import Database, on_both_versions, since
 from tests.slot_source import SlotSource, make_slot_source
 from tests.waiting import until
 
-pytestmark = on_both_versions
+pytestmark = [pytest.mark.migrated, on_both_versions]
 
 
 @pytest.fixture
@@ -132,6 +132,7 @@ def test_with_fsync_the_log_itself_lets_the_slot_move(shop: SlotSource) -> None:
         until("the slot to follow the log", lambda: shop.confirmed_lsn() == cursor.lsn)
 
 
+@since(15)
 def test_an_idle_source_still_moves_the_slot(shop: SlotSource) -> None:
     start = shop.confirmed_lsn()
     shop.database.execute("CREATE SCHEMA private; CREATE TABLE private.t (id int)")

@@ -28,6 +28,8 @@ from tests.reader_process import ReaderProcess
 from tests.slot_source import SlotSource, make_slot_source
 from tests.waiting import until
 
+pytestmark = pytest.mark.migrated
+
 Durability = Literal["disk", "fsync"]
 
 # Syncs take half a second, and the slot is told of what is not synced: the probe must see it.

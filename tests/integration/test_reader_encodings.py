@@ -13,7 +13,7 @@ from cdc.decoding.typed import decode_tables
 from tests.fix_postgres import Database, fresh_database, on_both_versions
 from tests.slot_source import SlotSource, make_slot_source
 
-pytestmark = on_both_versions
+pytestmark = [pytest.mark.migrated, on_both_versions]
 
 
 def _records(source: SlotSource) -> list[str | None]:

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from cdc.service.embedded import EmbeddedPostgres
-from tests.fix_postgres import Database, fresh_database
+from tests.fix_postgres import Database, embedded, fresh_database
 from tests.proxy import Proxy
 from tests.slot_source import SlotSource, make_slot_source
 from tests.waiting import until
+
+pytestmark = pytest.mark.migrated
 
 
 @pytest.fixture
@@ -102,7 +104,7 @@ def server() -> Iterator[EmbeddedPostgres]:
     with ExitStack() as running:
         running.callback(shutil.rmtree, directory, ignore_errors=True)
         # Not the fast settings: what was committed must survive the crash.
-        yield running.enter_context(EmbeddedPostgres(directory))
+        yield running.enter_context(embedded(directory))
 
 
 def test_a_source_that_restarts_or_crashes_is_followed_at_once(

@@ -16,6 +16,8 @@ from tests.reader_process import ReaderProcess
 from tests.slot_source import SlotSource, make_slot_source
 from tests.waiting import until
 
+pytestmark = pytest.mark.migrated
+
 MB = 1_000_000
 BATCH_BYTES = 4 << 20
 COPIES = 5

@@ -18,6 +18,8 @@ from tests.fix_postgres import Database
 from tests.lane_on_log import LogLane, arrived, cursors_of
 from tests.unit.replication.test_seal import transaction
 
+pytestmark = pytest.mark.migrated
+
 ID = ("id", 23, True)
 PART = pgoutput.relation(2, "public", "part", [ID])
 V1 = pgoutput.relation(1, "public", "item", [ID])

@@ -20,6 +20,8 @@ from tests.integration.test_schema_versions import ASKS, PART, V1, V2, new, old,
 from tests.lane_on_log import LogLane, arrived, cursors_of
 from tests.unit.replication.test_seal import transaction
 
+pytestmark = pytest.mark.migrated
+
 PART_2 = pgoutput.relation(2, "public", "part", [("id", 23, True), ("p", 25)])
 
 

@@ -11,14 +11,12 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from cdc.config import Spark
 from cdc.cursor import Cursor
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.log.flight_server import LogServer
 from cdc.log.flight_wire import TOKEN_VARIABLE
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.replication.seal import Sealer
-from spark_pipeline.session import open_session
 from tests import pgoutput
 from tests.unit.replication.annotated import set_annotation
 from tests.unit.replication.test_seal import transaction, wire
@@ -33,18 +31,6 @@ def token() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(TOKEN_VARIABLE, "a token of this test run")
         yield "a token of this test run"
-
-
-@pytest.fixture(scope="module")
-def spark(token: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    settings = Spark(
-        master="local[2]",
-        driver_memory="512m",
-        checkpoint_directory=tmp_path_factory.mktemp("spark"),
-    )
-    session = open_session(settings)
-    yield session
-    session.stop()
 
 
 @pytest.fixture(scope="module")

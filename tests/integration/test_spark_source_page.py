@@ -17,6 +17,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from tests import pgoutput
+from tests.fix_spark import LocalSpark
 from tests.pgoutput import UNCHANGED
 from tests.written_log import WrittenLog
 
@@ -44,11 +45,12 @@ def committed(lsn: int, at_us: int, *messages: bytes) -> list[bytes]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def plain_session() -> Iterator[None]:
+def plain_session(local_spark: LocalSpark) -> Iterator[None]:
     """The session that the programs find, as a job is given one.
 
     Its master is said: the JVM of this process may be the one of a cluster that is gone.
     """
+    local_spark.stop()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")

@@ -14,12 +14,15 @@ import pytest
 from cdc.cursor import Cursor
 from cdc.errors import OperatorError, SourceError, TransientError
 from cdc.state import migrate as migrations
-from cdc.state.health import Condition, report_conditions
+from cdc.state.health import Condition, report_conditions, resolve_unserved
 from cdc.state.migrate import available, migrate
 from cdc.state.positions import (
     Settlement,
     consumer_cursors,
+    is_registered,
+    left_behind,
     register_source,
+    report_not_ready,
     restart_cursor,
     settle,
 )
@@ -186,14 +189,68 @@ def test_a_consumer_that_is_gone_holds_nothing_back_and_a_new_one_starts_at_the_
     assert restart_cursor(state, "shop") == Cursor(300, 0)
 
 
-def test_a_consumer_that_comes_back_too_late_is_refused_not_skipped_ahead(
+def test_a_consumer_that_comes_back_too_late_keeps_its_cursor_and_no_other_one_waits_for_it(
     state: psycopg.Connection[tuple[Any, ...]],
 ) -> None:
     register(state, "a", "b")
     term = register(state, "a")
     settled(state, term, Cursor(300, 0), a=Cursor(300, 0))
-    with pytest.raises(OperatorError, match="consumer b of source shop stands at cursor"):
-        register(state, "a", "b")
+    register(state, "a", "b")
+    assert consumer_cursors(state, "shop") == {"a": Cursor(300, 0), "b": Cursor(100, 0)}
+    assert restart_cursor(state, "shop") == Cursor(300, 0)
+    lost = left_behind(state, "shop", Cursor(300, 0))
+    assert [*lost] == ["b"]
+    assert "consumer b of source shop stands at cursor 0/64:0" in str(lost["b"])
+
+
+def test_the_events_of_a_consumer_that_was_removed_end(
+    state: psycopg.Connection[tuple[Any, ...]],
+) -> None:
+    term = register(state, "a", "b")
+    for consumer in ("a", "b"):
+        failing = [Condition("lane_failing", "warning", f"{consumer} fails")]
+        report_conditions(state, "shop", term, failing, consumer=consumer, scope="lane_")
+    register(state, "a")
+    assert sources_of_events(state) == [("shop", "a", "lane_failing")]
+
+
+def test_the_events_of_a_source_that_nobody_serves_end(
+    state: psycopg.Connection[tuple[Any, ...]], database: Database
+) -> None:
+    term = register(state, "a")
+    lost = [Condition("slot_lost", "error", "the slot is lost")]
+    report_conditions(state, "shop", term, lost)
+    with database.connect() as other:
+        other.execute("SELECT pg_advisory_lock(hashtextextended('walbrook.source.shop', 0))")
+        resolve_unserved(state, ["depot"])
+        assert sources_of_events(state) == [("shop", None, "slot_lost")], (
+            "another service serves it"
+        )
+    resolve_unserved(state, ["shop"])
+    assert sources_of_events(state) == [("shop", None, "slot_lost")]
+    resolve_unserved(state, ["depot"])
+    assert sources_of_events(state) == []
+
+
+def test_a_source_that_was_never_ready_says_why_and_is_registered_later(
+    state: psycopg.Connection[tuple[Any, ...]],
+) -> None:
+    why = Condition("source_not_ready", "error", "it cannot be reached", "start it")
+    for _ in range(2):
+        report_not_ready(state, name="shop", slot="s", publication="p", condition=why)
+    row = "SELECT state, last_error FROM walbrook.sources"
+    assert state.execute(row).fetchall() == [
+        ("stopped", "it cannot be reached. To fix it: start it")
+    ]
+    assert sources_of_events(state) == [("shop", None, "source_not_ready")]
+    assert not is_registered(state, "shop")
+    register(state, "a")
+    assert is_registered(state, "shop")
+    assert restart_cursor(state, "shop") == Cursor(100, 0)
+
+
+def sources_of_events(state: psycopg.Connection[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return state.execute("SELECT source, consumer, kind FROM walbrook.health ORDER BY 2").fetchall()
 
 
 def test_another_cluster_under_the_same_name_is_refused(

@@ -11,6 +11,8 @@ from cdc.service.status import status_tables
 from cdc.state.migrate import migrate
 from tests.fix_postgres import Database
 
+pytestmark = pytest.mark.migrated
+
 _ROWS = """
 INSERT INTO walbrook.sources
        (name, slot, publication, system_identifier, restart_lsn, restart_idx, head_lsn, log_lsn,

@@ -78,6 +78,25 @@ def test_a_key_is_told_in_key_order_whatever_the_replica_identity(database: Data
     assert keys[9:12] == [["1", "y", "2"], ["3", "n", "2"], ["3", "n", "2"]]
     told = [json.loads(change["changes"]) for change in changes[1::3]]
     assert told == [{"x": 1}, {"x": 1, "y": "y"}, {"y": "y"}, {"x": 1, "y": "y"}]
+    old_keys = [change["old_record_pks"] for change in changes[1::3]]
+    assert old_keys == ['["2","1"]', '["2","1"]', '["y"]', '["1","y","2"]']
+    assert {change["old_record_pks"] for change in changes if change["action"] != "update"} == {
+        None
+    }
+
+
+def test_an_update_that_keeps_its_key_has_no_old_key_whatever_else_it_changes(
+    database: Database,
+) -> None:
+    database.execute("CREATE TABLE t (id timestamptz PRIMARY KEY, n int, note text)")
+    database.execute("ALTER TABLE t REPLICA IDENTITY FULL")
+    with slot_decoder(database) as slot:
+        slot.run("INSERT INTO t VALUES ('2024-01-01Z', 1, '')")
+        slot.run("UPDATE t SET n = 2", "UPDATE t SET note = id::text, n = NULL")
+        slot.run("UPDATE t SET id = '2024-01-02Z'")
+        changes = slot.changes()
+    old_keys = [change["old_record_pks"] for change in changes]
+    assert old_keys == [None, None, None, '["2024-01-01 00:00:00+00"]']
 
 
 def test_each_row_has_the_columns_its_table_had_when_it_was_written(database: Database) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from tests.exact_json import Object, as_values, parse
-from tests.fix_postgres import INSTALLED, Database, on_both_versions
+from tests.fix_postgres import FROM_WHEEL, INSTALLED, VERSIONS, Database, on_both_versions
 from tests.integration.type_values import (
     CATALOG,
     DOCUMENTS,
@@ -65,9 +65,12 @@ GROUPS = {
 
 @pytest.mark.parametrize(
     ("database", "group"),
-    # The embedded servers have pgvector and nothing of contrib; an installed one is the other way.
-    [(version, group) for version in (16, 18) for group in GROUPS if group != "contrib"]
-    + [(INSTALLED, group) for group in GROUPS if group != "vectors"],
+    [
+        (version, group)
+        for version in (*VERSIONS, INSTALLED)
+        for group in GROUPS
+        if group != ("contrib" if version in FROM_WHEEL else "vectors")
+    ],
     indirect=["database"],
 )
 def test_every_value_is_exact_alone_and_in_arrays_and_composites(

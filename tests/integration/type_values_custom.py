@@ -24,6 +24,7 @@ CREATE TYPE deep AS (
     p pair, ps pair[], d pricier, m mood, t timestamptz, j jsonb, n numeric, "select" tags, o oid
 );
 CREATE TYPE single AS (v text);
+CREATE TYPE fieldless AS ();
 CREATE TYPE base_type;
 CREATE FUNCTION base_in(cstring) RETURNS base_type LANGUAGE internal IMMUTABLE STRICT AS 'textin';
 CREATE FUNCTION base_out(base_type) RETURNS cstring LANGUAGE internal IMMUTABLE STRICT AS 'textout';
@@ -100,6 +101,7 @@ CUSTOM = [
     ),
     Case("paired", ('(1,"x y")', "(,)"), sql="to_json(v)::text", python=_values),
     Case("single", ("()", '("")', "(x)", '("(,)")'), sql="to_json(v)::text", python=_values),
+    Case("fieldless", ("()",), sql="to_json(v)::text", python=lambda _: "()"),
     Case("deep", (_DEEP, "(,,,,,,,,)"), _deep_json, "to_json(v)::text", _deep_typed),
     Case("tags", ("{}", "{a,NULL}", '{"a,b","","NULL"}'), sql="to_json(v)::text", python=_values),
     Case(

@@ -42,7 +42,7 @@ STREAM = [
 ]
 
 
-def _catalog(relation: Relation) -> CatalogNote:
+def _catalog(relation: Relation, _xid: int) -> CatalogNote:
     return NOTE if relation.oid == OID else CatalogNote()
 
 

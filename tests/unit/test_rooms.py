@@ -39,7 +39,7 @@ def test_pyspark_is_imported_in_its_room_alone() -> None:
             assert "pyspark" not in imports(path), path
 
 
-def test_no_module_is_near_five_hundred_lines() -> None:
+def test_no_module_is_past_five_hundred_lines() -> None:
     for room in ALLOWED:
         for path in (ROOT / room).rglob("*.py"):
-            assert len(path.read_text().splitlines()) < 400, path
+            assert len(path.read_text().splitlines()) <= 500, path

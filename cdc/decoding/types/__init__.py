@@ -80,7 +80,7 @@ class _Forms:
     def _noted(self, note: TypeNote, typmod: int, dimensions: int) -> TypeForm:
         if note.kind == "d":
             return self.of(note.base, note.typmod, note.dimensions)
-        if note.kind == "c" and note.fields:
+        if note.kind == "c":
             return composite_of([(name, self.of(oid, mod)) for name, oid, mod in note.fields])
         if note.element:
             element = self.notes.get(note.element)

@@ -22,7 +22,7 @@ from cdc.decoding.format import ValueFormat
 from cdc.decoding.objects import Member, object_of
 from cdc.decoding.types.brackets import plain_insides
 from cdc.decoding.types.form import JsonColumn, TypeForm
-from cdc.decoding.types.text import text_json, valid_utf8
+from cdc.decoding.types.text import TEXT, text_json, valid_utf8
 
 # Possessive: what cannot match otherwise needs no memory of how it might.
 _FIELD = re.compile(r'"((?:[^"\\]++|""|\\\\)*+)"|([^,()"\\ \t\n\v\f\r]*)')
@@ -36,7 +36,9 @@ Fields = Sequence[tuple[str, TypeForm]]
 
 
 def composite_of(fields: Fields) -> TypeForm:
-    """A composite type with these fields, at least one."""
+    """A composite type with these fields."""
+    if not fields:
+        return TypeForm(pa.string(), "string", _empty_json, TEXT.typed)
     arrow = pa.struct([pa.field(name, form.arrow) for name, form in fields])
     inside = ",".join(f"`{name.replace('`', '``')}`:{form.spark}" for name, form in fields)
     keys = [f"{orjson.dumps(name).decode()}:" for name, _ in fields]
@@ -64,6 +66,12 @@ def composite_of(fields: Fields) -> TypeForm:
         )
 
     return TypeForm(arrow, f"struct<{inside}>", json, typed)
+
+
+def _empty_json(texts: pa.BinaryArray, _form: ValueFormat) -> JsonColumn:
+    """A type without fields: an empty object. Typed it is text: Parquet has no empty struct."""
+    empty = pc.equal(texts, pa.scalar(b"()", pa.binary()))
+    return JsonColumn(pc.if_else(empty, pa.scalar("{}"), text_json(texts).whole()))
 
 
 def _json_of(field: TypeForm, column: pa.BinaryArray, form: ValueFormat, other: Mask) -> JsonColumn:

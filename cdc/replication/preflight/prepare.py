@@ -9,13 +9,18 @@ from typing import Any, Final, LiteralString, Protocol
 import psycopg
 from psycopg import sql
 
+from cdc.cursor import parse_lsn
 from cdc.errors import SourceError, TransientError
 from cdc.replication.preflight import publication as publications
 from cdc.replication.preflight import schemas
 from cdc.replication.preflight import slot as slots
 from cdc.replication.preflight import tables as catalog
 from cdc.replication.preflight.problem import Problem, ended, raise_problems
-from cdc.replication.preflight.server import server_problems, version_problems
+from cdc.replication.preflight.server import (
+    server_problems,
+    synchronous_warnings,
+    version_problems,
+)
 from cdc.replication.preflight.standby import (
     StandbySnapshots,
     standby_problems,
@@ -27,6 +32,10 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 _SYSTEM_IDENTIFIER: Final = "SELECT system_identifier FROM pg_control_system()"
 _IN_RECOVERY: Final = "SELECT pg_is_in_recovery()"
+_END_OF_WAL: Final = """
+SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+            ELSE pg_current_wal_insert_lsn() END::text
+"""
 # Physical slots of standbys that must have what a failover slot's reader is sent.
 _STANDBYS_FIRST: Final = "SELECT current_setting('synchronized_standby_slots', true)"
 
@@ -62,6 +71,7 @@ class SourceIdentity:
     slot_confirmed_lsn: int
     slot_created: bool  # by this call
     slot_active_pid: int | None  # the server process of another reader
+    wal_end_lsn: int  # what is committed from now on stands at or above it
     warnings: tuple[str, ...]
 
 
@@ -120,7 +130,10 @@ def _prepare(
     warnings += (
         standby_warnings(connection)
         if in_recovery
-        else _failover_warnings(connection, database.slot)
+        else [
+            *_failover_warnings(connection, database.slot),
+            *synchronous_warnings(connection, database.slot.name),
+        ]
     )
     warnings += [] if slot is None else slot.warnings
     snapshots = StandbySnapshots(primary_dsn) if in_recovery else None
@@ -132,6 +145,7 @@ def _prepare(
         else slots.create_slot(connection, database.slot, snapshots=snapshots),
         slot_created=slot is None,
         slot_active_pid=None if slot is None else slot.active_pid,
+        wal_end_lsn=parse_lsn(_one(connection, _END_OF_WAL)),
         warnings=tuple(str(warning) for warning in warnings),
     )
 
@@ -182,8 +196,10 @@ def _table_problems(
     tables = catalog.read_tables(connection)
     listed = [TableName.parse(name) for name in settings.tables or ()]
     problems = schemas.missing_schemas(connection, wanted.schemas)
-    problems += catalog.missing_tables(dict.fromkeys([*wanted.tables, *listed]), tables)
     publication = publications.read_publication(connection, settings.name)
+    # The list is for a publication that has yet to be created.
+    asked_for = [*wanted.tables, *(listed if publication is None else ())]
+    problems += catalog.missing_tables(dict.fromkeys(asked_for), tables)
     if publication is None:
         create = publications.creation(settings.name, listed, version)
         if slot is not None and not slot.problems:

@@ -46,9 +46,15 @@ class SourceNotReadyError(SourceError):
     """All that a person must change in a source, numbered, each with its fix."""
 
     def __init__(
-        self, what: str, *, fix: str = "", kind: str = "", problems: Sequence[Problem] = ()
+        self,
+        what: str,
+        *,
+        fix: str = "",
+        kind: str = "",
+        detail: str = "",
+        problems: Sequence[Problem] = (),
     ) -> None:
-        super().__init__(what, fix=fix, kind=kind)
+        super().__init__(what, fix=fix, kind=kind, detail=detail)
         self.problems = tuple(problems)
 
 

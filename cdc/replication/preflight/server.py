@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import psycopg
 
 from cdc.replication.preflight.problem import Problem, statement
+from cdc.replication.stream import stream_name
 
 OLDEST_VERSION: Final = 14
 
@@ -25,6 +27,10 @@ FROM pg_roles r WHERE rolname = current_user
 _IDLE_SLOTS: Final = (
     "SELECT slot_name::text FROM pg_replication_slots WHERE NOT active ORDER BY 1 LIMIT 3"
 )
+
+_SYNCHRONOUS: Final = "SELECT current_setting('synchronous_standby_names')"
+_COUNTED: Final = re.compile(r"\s*(?:(?:FIRST|ANY)\s+)?\d+\s*\((?P<names>.*)\)\s*", re.I | re.S)
+_NAME: Final = re.compile(r'"((?:[^"]|"")*)"|([^\s,()"]+)')
 
 
 def version_problems(server_version: int) -> list[Problem]:
@@ -67,6 +73,36 @@ def server_problems(
             )
         )
     return problems
+
+
+def synchronous_warnings(
+    connection: psycopg.Connection[tuple[Any, ...]], slot: str
+) -> list[Problem]:
+    """Whether the primary would count the reader of ``slot`` as one of its synchronous standbys."""
+    row = connection.execute(_SYNCHRONOUS).fetchone()
+    assert row is not None
+    names = [name.casefold() for name in standby_names(str(row[0]))]
+    ours = stream_name(slot)
+    found = next((name for name in ("*", ours) if name.casefold() in names), None)
+    if found is None:
+        return []
+    return [
+        Problem(
+            f"synchronous_standby_names is {row[0]}, and {found} stands for the reader {ours} too: "
+            "commits may wait for it, or be acknowledged by it in place of a standby",
+            "ALTER SYSTEM SET synchronous_standby_names = 'the names of the standbys'; "
+            "SELECT pg_reload_conf();",
+        )
+    ]
+
+
+def standby_names(setting: str) -> list[str]:
+    """The names in a value of synchronous_standby_names, with or without FIRST or ANY."""
+    counted = _COUNTED.fullmatch(setting)
+    listed = setting if counted is None else counted["names"]
+    return [
+        quoted.replace('""', '"') if quoted else plain for quoted, plain in _NAME.findall(listed)
+    ]
 
 
 def _role_problems(connection: psycopg.Connection[tuple[Any, ...]]) -> list[Problem]:

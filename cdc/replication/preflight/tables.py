@@ -146,6 +146,14 @@ def _missing(name: TableName, tables: Iterable[TableName]) -> Problem:
     return Problem(f"The table {name} does not exist", fix)
 
 
+def published_tables(
+    connection: psycopg.Connection[tuple[Any, ...]], publication: str
+) -> set[TableName]:
+    """The names under which changes arrive."""
+    rows = connection.execute(_PUBLISHED_NAMES, [publication]).fetchall()
+    return {TableName(*row) for row in rows}
+
+
 def unpublished_tables(
     connection: psycopg.Connection[tuple[Any, ...]],
     publication: str,
@@ -153,8 +161,7 @@ def unpublished_tables(
     tables: dict[TableName, Table],
 ) -> list[Problem]:
     """Wanted tables whose changes would not arrive under their own name."""
-    rows = connection.execute(_PUBLISHED_NAMES, [publication]).fetchall()
-    published = {TableName(*row) for row in rows}
+    published = published_tables(connection, publication)
     return [
         _unpublished(publication, name, published, tables)
         for name in wanted

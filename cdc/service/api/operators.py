@@ -69,6 +69,11 @@ def _resume(state: Connection, name: str, body: Body) -> State:
     return operators.resume(state, name)
 
 
+def _accept_loss(state: Connection, name: str, body: Body) -> State:
+    _only(body)
+    return operators.accept_loss(state, name)
+
+
 def _rewind(state: Connection, name: str, body: Body) -> State:
     _only(body, "to_cursor", "to_time", "to_earliest")
     return operators.rewind(
@@ -106,6 +111,7 @@ def _dead_letters(state: Connection, name: str, body: Body) -> dict[str, object]
 _ACTS: dict[str, Act] = {
     "pause": _pause,
     "resume": _resume,
+    "accept_loss": _accept_loss,
     "rewind": _rewind,
     "discard_all": _discard_all,
     "redeliver": _redeliver,

@@ -13,8 +13,8 @@ from tests.unit.config.config_texts import BASE, databases, read, refusal
 
 def test_the_log_has_its_defaults() -> None:
     log = read(databases()).log
-    assert (log.directory, log.durability) == (BASE / "var/log", "disk")
-    assert (log.batch_rows, log.batch_bytes, log.linger_ms) == (16384, 4 * 2**20, 10)
+    assert (log.directory, log.durability) == (BASE / "var/log", "fsync")
+    assert (log.batch_rows, log.batch_bytes, log.linger_ms) == (16384, 4 * 2**20, 5)
     assert (log.segment_bytes, log.max_bytes) == (64 * 2**20, 16 * 2**30)
 
 

@@ -34,6 +34,7 @@ def test_an_insert_is_its_new_row() -> None:
         "record": '{"id":1,"name":"ann","body":null}',
         "changes": None,
         "record_pks": '["1"]',
+        "old_record_pks": None,
         "unchanged": None,
         "annotations": None,
         "error": None,

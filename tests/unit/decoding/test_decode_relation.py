@@ -33,6 +33,7 @@ def test_a_relation_is_read_whole() -> None:
         "i",
         (Column("id", 23, 14, True), Column("a.b", 1043, 14, False)),
         key=(0,),
+        key_noted=True,
     )
 
 
@@ -92,6 +93,8 @@ def test_a_noted_key_is_read_back_in_its_order() -> None:
 def test_a_key_that_is_not_of_this_version_is_not_noted() -> None:
     message = pgoutput.relation(1, "public", "t", [("a", 23, True), ("b", 23)])
     assert with_catalog(message, CatalogNote(("gone",))) == message
+    assert with_catalog(message, CatalogNote(("b",))) == message
+    assert with_catalog(message, CatalogNote(("b", "a"))) == message
     assert with_catalog(message, CatalogNote()) == message
     assert parse_relation(message).key == (0,)
 

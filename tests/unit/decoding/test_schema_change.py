@@ -75,7 +75,7 @@ def test_a_key_whose_column_was_renamed_is_the_same_key() -> None:
 
 
 def test_versions_are_compared_by_what_they_describe() -> None:
-    message = pgoutput.relation(1, "public", "item", [ID, NOTE])
+    message = pgoutput.relation(1, "public", "item", [ID, NOTE], identity="f")
     by_id, by_note = (
         parse_relation(with_catalog(message, CatalogNote((name,)))) for name in ("id", "note")
     )
@@ -88,6 +88,14 @@ def test_a_key_that_the_catalog_could_not_say_is_no_change_of_it() -> None:
     noted = parse_relation(with_catalog(message, CatalogNote(("note",))))
     assert same_table(noted, parse_relation(message))
     assert "key" not in change_between(noted, table(ID, NOTE, ("more", 25), identity="f"), 2)
+
+
+def test_a_key_whose_order_is_not_known_is_compared_by_its_columns() -> None:
+    message = pgoutput.relation(1, "public", "item", [("a", 23, True), ("b", 23, True), NOTE])
+    ordered = parse_relation(with_catalog(message, CatalogNote(("b", "a"))))
+    assert ordered.key == (1, 0)
+    assert same_table(ordered, parse_relation(message))
+    assert not same_table(ordered, table(("a", 23, True), ("b", 23), NOTE))
 
 
 def test_a_type_that_is_not_built_in_is_called_by_its_number() -> None:

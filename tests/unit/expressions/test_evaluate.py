@@ -176,7 +176,7 @@ def test_a_row_that_an_expression_fails_on_is_the_only_one_to_suffer(spark: Spar
     assert bad == [3, 77, 78]
     assert rows[3]["error"].startswith(
         f"cannot judge the change at {Cursor(COMMIT_LSN, 3)} of table public.things: "
-        "the transform of orders failed: [DIVIDE_BY_ZERO] Division by zero"
+        "the transform of orders failed: [DIVIDE_BY_ZERO]: Division by zero"
     )
     assert not any(rows[at]["keep"] for at in bad)
     assert [row["message"] for row in rows if row["keep"]] == [
@@ -353,3 +353,50 @@ def test_a_function_fails_for_its_bad_rows_alone() -> None:
     found = verdicts(None, sink, ORIGIN, raw(frame)).to_pylist()
     assert [row["message"] for row in found] == ["5", None, "7"]
     assert "an amount is zero" in found[1]["error"]
+
+
+_TIMES = table(("id", 20, True), ("at", 1184), ("local", 1114), ("day", 1082), ("days", 1182))
+_USUAL = ("2026-01-02 03:04:05+00", "2026-01-02 03:04:05", "2026-01-02", "{2026-01-02}")
+
+
+def _times(*given: dict[str, str]) -> Frame:
+    """One row for each, with usual values but for those that are given."""
+    frame = Frame()
+    for number, values in enumerate(given):
+        usual = dict(zip(("at", "local", "day", "days"), _USUAL, strict=True))
+        frame.add(pgoutput.insert(OID, [str(number), *(usual | values).values()]), _TIMES)
+    return frame
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "struct(record.id, record.at)",
+        "record.local",
+        "named_struct('inside', map('day', record.day))",
+        "record.days",
+        "concat('at ', record.at)",
+    ],
+)
+def test_an_infinite_time_in_a_message_is_an_error_of_that_message(
+    spark: SparkSession, text: str
+) -> None:
+    both = [
+        {"at": word, "local": word, "day": word, "days": f"{{{word}}}"}
+        for word in ("infinity", "-infinity")
+    ]
+    sound, rising, falling = judged(spark, consumer(transform=text), _times({}, *both))
+    assert sound["error"] is None
+    assert "2026-01-02" in sound["message"]
+    for row in (rising, falling):
+        assert "an infinite date or timestamp has no form in a message" in row["error"]
+
+
+def test_an_infinite_time_compares_as_the_largest_and_can_be_given_a_form(
+    spark: SparkSession,
+) -> None:
+    frame = _times({}, {"at": "infinity"}, {"at": "-infinity"})
+    later = "record.at > timestamp'9999-12-31 23:59:59Z'"
+    assert kept(spark, later, frame) == [False, True, False]
+    said = sent(spark, "if(abs(year(record.at)) > 9999, 'for ever', string(record.day))", frame)
+    assert said == ["2026-01-02", "for ever", "for ever"]

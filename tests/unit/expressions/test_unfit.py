@@ -25,6 +25,7 @@ from spark_pipeline.expressions.from_log import verdicts_on_driver, verdicts_on_
 from spark_pipeline.expressions.log_rows import pieces_of
 from spark_pipeline.expressions.shares import judge
 from spark_pipeline.expressions.stretch import Stretch
+from spark_pipeline.options import driver_options
 from spark_pipeline.plan import DriverPlan
 from tests import pgoutput
 from tests.unit.decoding.frames import COMMIT_LSN, OID, Frame, table
@@ -68,7 +69,7 @@ def leg_of(spark: SparkSession, log: Path, exchange: Exchange, start: Cursor = B
     sink = consumer(destination, transform="struct(record.id, 14 / record.amount AS half)")
     view = LogView(log)
     planned = PlannedRange(0, view.next_batch(), 6)
-    plan = DriverPlan(log, exchange.directory, planned, view.history(), PLAIN)
+    plan = DriverPlan(driver_options(log, PLAIN), planned, view.history())
     share = Share(sink, ORIGIN, str(log), start, at(6), plan.decode())
     return Leg(share, plan, lambda share: judge(spark, share, log, None, exchange.directory))
 
@@ -140,7 +141,8 @@ def test_whatever_ends_an_errand_what_was_delivered_before_it_counts(
     second = Leg(replace(first.share, start=at(2), end=at(3)), first.plan, breaks)
     outcome = Errand("orders", (first, second)).run()
     assert (outcome.cursor, outcome.delivered, sent(log)) == (at(2), 2, [0, 1])
-    assert "nobody foresaw this" in str(outcome.error)
+    assert outcome.error is not None
+    assert "nobody foresaw this" in outcome.error.detail
 
 
 def _announced(lsn: int) -> dict[str, object]:

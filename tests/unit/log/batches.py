@@ -81,6 +81,14 @@ def sealed_log(directory: Path, *, tier: Tier | None = None) -> LogWriter:
     return log
 
 
+def healed(log: LogWriter, unsettled_from: Cursor, refetchable_from: Cursor) -> Cursor | None:
+    """Inspect the log to the end, and heal it by what was found."""
+    inspection = log.inspect(unsettled_from, refetchable_from)
+    assert inspection.wait(30)
+    assert inspection.found is not None
+    return log.heal(inspection.found, unsettled_from, refetchable_from)
+
+
 def crash(log: LogWriter) -> None:
     """End the writer as a killed process ends: nothing is synced, nothing is tidied up."""
     log._mover.close()

@@ -12,7 +12,15 @@ from cdc.errors import CorruptionError
 from cdc.log.sync import read_durable
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
-from tests.unit.log.batches import active_data, active_index, append, crash, flip, lsns
+from tests.unit.log.batches import (
+    active_data,
+    active_index,
+    append,
+    crash,
+    flip,
+    healed,
+    lsns,
+)
 
 
 def three_batches(directory: Path) -> LogWriter:
@@ -32,7 +40,7 @@ def test_synced_batches_that_are_gone_with_their_entries_end_the_history(tmp_pat
     with pytest.raises(CorruptionError, match="was on disk up to 0/1E:3, and reads back only up"):
         LogWriter(tmp_path)
     log = LogWriter(tmp_path, to_heal=True)
-    assert log.heal(ORIGIN, Cursor(10, 0)) == Cursor(10, 3)
+    assert healed(log, ORIGIN, Cursor(10, 0)) == Cursor(10, 3)
     assert (log.manifest.history, log.end) == (history + 1, Cursor(10, 3))
     log.close()
     assert read_durable(tmp_path) == Cursor(10, 3)
@@ -48,13 +56,13 @@ def test_whole_batches_behind_a_damage_are_kept_aside_when_it_is_cut(tmp_path: P
     left = data.read_bytes()
     log = LogWriter(tmp_path)
     assert (log.end, log.manifest.history) == (Cursor(10, 3), history + 1)
-    assert ".seg.damaged" in (log.damage or "")
+    assert ".seg.damaged" in (log.aside or "")
     (aside,) = tmp_path.glob("*.damaged")
     assert aside.read_bytes() == left
     append(log, 20)
     log.close()
     log = LogWriter(tmp_path)
-    assert log.damage is None
+    assert log.aside is None
     log.close()
     assert aside.exists(), "it stays for a person to look at"
     assert lsns(tmp_path) == [10, 20]
@@ -80,13 +88,13 @@ def test_synced_batches_behind_a_damage_are_never_cut_by_opening(tmp_path: Path)
     for term in (0, 1):
         log = LogWriter(tmp_path, durability="fsync", term=term, to_heal=True)
         assert (log.end, log.next_batch) == (Cursor(19, 3), 10), "nothing is cut yet"
-        with pytest.raises(CorruptionError, match="the source has them only from"):
-            log.heal(Cursor(10, 0), Cursor(19, 0))
+        assert healed(log, Cursor(10, 0), Cursor(19, 0)) is None
+        assert len(log.damaged) == 1
         assert path.read_bytes() == left
         log.close()
     log = LogWriter(tmp_path, durability="fsync", term=1, to_heal=True)
     history = log.manifest.history
-    assert log.heal(Cursor(10, 0), Cursor(10, 0)) == log.end < Cursor(19, 0)
+    assert healed(log, Cursor(10, 0), Cursor(10, 0)) == log.end < Cursor(19, 0)
     assert log.manifest.history == history + 1
     again = list(range(log.end.lsn + 1, 20))
     for lsn in again:
@@ -98,7 +106,7 @@ def test_synced_batches_behind_a_damage_are_never_cut_by_opening(tmp_path: Path)
 def test_synced_batches_behind_a_settled_damage_are_all_kept(tmp_path: Path) -> None:
     synced_and_damaged(tmp_path, 1500)
     log = LogWriter(tmp_path, durability="fsync", to_heal=True)
-    assert log.heal(Cursor(15, 0), Cursor(19, 3)) is None
+    assert healed(log, Cursor(15, 0), Cursor(19, 3)) is None
     append(log, 20)
     log.close()
     view = LogView(tmp_path)
@@ -123,11 +131,11 @@ def test_synced_batches_of_which_nothing_is_left_are_told_as_lost(
         with pytest.raises(CorruptionError, match="was on disk up to"):
             append(log, 30)
         with pytest.raises(CorruptionError, match="the source has them only from"):
-            log.heal(ORIGIN, Cursor(19, 0))
+            healed(log, ORIGIN, Cursor(19, 0))
         assert read_durable(tmp_path) == Cursor(19, 3), "it is not forgotten"
         log.close()
     log = LogWriter(tmp_path, to_heal=True)
-    assert log.heal(ORIGIN, ORIGIN) == end
+    assert healed(log, ORIGIN, ORIGIN) == end
     append(log, 30)
     log.close()
     assert lsns(tmp_path) == [*range(10, 10 + left), 30]

@@ -19,6 +19,7 @@ from tests.unit.log.batches import (
     active_index,
     append,
     flip,
+    healed,
     lsns,
     sealed_data,
     sealed_index,
@@ -33,7 +34,7 @@ def last_of_first_segment(log: LogWriter) -> Cursor:
 def test_an_undamaged_log_needs_no_healing(tmp_path: Path) -> None:
     log = sealed_log(tmp_path)
     history = log.manifest.history
-    assert log.heal(ORIGIN, ORIGIN) is None
+    assert healed(log, ORIGIN, ORIGIN) is None
     log.close()
     assert lsns(tmp_path, history) == list(range(10, 40))
 
@@ -45,7 +46,7 @@ def test_damage_is_cut_where_the_source_can_send_it_again(tmp_path: Path) -> Non
     history, end = log.manifest.history, last_of_first_segment(log)
     assert view.history() == history
     flip(sealed_data(tmp_path, 1), 100)
-    assert log.heal(end, end) == end
+    assert healed(log, end, end) == end
     assert (log.end, log.next_batch) == (end, second.first_batch)
     assert log.durable_end == end
     assert log.manifest.history == history + 1
@@ -63,7 +64,7 @@ def test_what_stands_before_the_damage_in_its_segment_stays(tmp_path: Path, posi
     log = sealed_log(tmp_path)
     segment = log.manifest.segments[position]
     flip(sealed_data(tmp_path, position), segment.bytes - 10)
-    again_from = log.heal(ORIGIN, ORIGIN)
+    again_from = healed(log, ORIGIN, ORIGIN)
     assert again_from == Cursor(segment.high.lsn - 1, 3)
     assert lsns(tmp_path) == list(range(10, segment.high.lsn))
     append(log, 50)
@@ -77,7 +78,7 @@ def test_damage_in_the_active_segment_is_cut(tmp_path: Path) -> None:
     for lsn in (10, 20, 30):
         append(log, lsn)
     flip(active_data(tmp_path), active_data(tmp_path).stat().st_size // 2)
-    assert log.heal(ORIGIN, ORIGIN) == Cursor(10, 3)
+    assert healed(log, ORIGIN, ORIGIN) == Cursor(10, 3)
     append(log, 20)
     log.close()
     assert lsns(tmp_path) == [10, 20]
@@ -87,26 +88,50 @@ def test_damage_in_the_first_batch_of_all_empties_the_log(tmp_path: Path) -> Non
     log = LogWriter(tmp_path)
     append(log, 10)
     flip(active_data(tmp_path), 100)
-    assert log.heal(ORIGIN, ORIGIN) == ORIGIN
+    assert healed(log, ORIGIN, ORIGIN) == ORIGIN
     append(log, 10)
     log.close()
     assert lsns(tmp_path) == [10]
 
 
-def test_what_the_source_no_longer_has_is_corruption(tmp_path: Path) -> None:
+def test_what_the_source_no_longer_has_stays_and_is_named(tmp_path: Path) -> None:
     log = sealed_log(tmp_path)
-    history = log.manifest.history
+    history, second = log.manifest.history, log.manifest.segments[1]
     flip(sealed_data(tmp_path, 1), 100)
-    with pytest.raises(CorruptionError, match="the source has them only from"):
-        log.heal(ORIGIN, Cursor(38, 0))
+    assert healed(log, ORIGIN, Cursor(38, 0)) is None
     assert (log.manifest.history, log.next_batch) == (history, 30), "nothing was cut"
+    (damage,) = log.damaged
+    assert damage.lost == (second.first, Cursor(second.first.lsn, 3)), "one batch, no more"
+    append(log, 50)
+    view = LogView(tmp_path)
+    behind = view.seek(damage.lost[1])
+    assert [frame.marker.first.lsn for frame in view.frames(behind, view.next_batch())] == [
+        *range(second.first.lsn + 1, 40),
+        50,
+    ]
+    with pytest.raises(CorruptionError, match=rf"skip_to\(…, '{damage.lost[1]}'\)"):
+        list(view.frames(behind - 1, behind))
+    log.close()
+
+
+def test_damage_that_the_source_has_is_cut_behind_damage_that_it_no_longer_has(
+    tmp_path: Path,
+) -> None:
+    log = sealed_log(tmp_path)
+    first, third = log.manifest.segments[0], log.manifest.segments[2]
+    flip(sealed_data(tmp_path, 0), 100)
+    flip(sealed_data(tmp_path, 2), 100)
+    end = log.manifest.segments[1].high
+    assert healed(log, ORIGIN, third.first) == end
+    assert log.end == end
+    assert [one.segment.name for one in log.damaged] == [first.name]
     log.close()
 
 
 def test_settled_damage_is_left_alone(tmp_path: Path) -> None:
     log = sealed_log(tmp_path)
     flip(sealed_data(tmp_path, 0), 100)
-    assert log.heal(last_of_first_segment(log), ORIGIN) is None
+    assert healed(log, last_of_first_segment(log), ORIGIN) is None
     assert log.next_batch == 30
     log.close()
 
@@ -116,14 +141,14 @@ def test_settled_damage_is_told_and_stops_nothing(tmp_path: Path) -> None:
     sealed_data(tmp_path, 0).unlink()
     sealed_index(tmp_path, 1).unlink()
     log = LogWriter(tmp_path, to_heal=True)
-    assert log.damage is None
-    assert log.heal(log.manifest.segments[1].high, log.end) is None
-    assert f"{log.manifest.segments[0].name}.seg is damaged" in (log.damage or "")
+    assert not log.damaged
+    assert healed(log, log.manifest.segments[1].high, log.end) is None
+    assert [one.segment.name for one in log.damaged] == [log.manifest.segments[0].name]
     assert len(list(LogView(tmp_path).frames(2, 30))) == 28, "the index beside it was mended"
     with pytest.raises(CorruptionError):
         lsns(tmp_path)
     log.retain(log.manifest.segments[0].high, KEEP_NONE)
-    assert log.damage is None, "it is gone"
+    assert not log.damaged, "it is gone"
     log.close()
 
 
@@ -131,10 +156,10 @@ def test_a_settled_frame_in_a_segment_with_unsettled_ones_is_left_alone(tmp_path
     log = sealed_log(tmp_path)
     segment = log.manifest.segments[1]
     flip(sealed_data(tmp_path, 1), 200)
-    assert log.heal(Cursor(segment.high.lsn, 0), log.end) is None
+    assert healed(log, Cursor(segment.high.lsn, 0), log.end) is None
     assert log.next_batch == 30
     flip(sealed_data(tmp_path, 1), segment.bytes - 10)
-    assert log.heal(Cursor(segment.high.lsn, 0), ORIGIN) == Cursor(segment.high.lsn, 0)
+    assert healed(log, Cursor(segment.high.lsn, 0), ORIGIN) == Cursor(segment.high.lsn, 0)
     log.close()
 
 
@@ -152,10 +177,10 @@ def test_an_active_index_is_made_anew_only_once_it_is_sealed(
     with monkeypatch.context() as patch:
         patch.setattr(own, "swap_manifest", refuse)
         with pytest.raises(TransientError, match="No space left"):
-            log.heal(ORIGIN, ORIGIN)
+            healed(log, ORIGIN, ORIGIN)
     append(log, 30)
     assert LogView(tmp_path).next_batch() == 3, "what is appended is seen"
-    assert log.heal(ORIGIN, ORIGIN) is None
+    assert healed(log, ORIGIN, ORIGIN) is None
     append(log, 40)
     log.close()
     assert lsns(tmp_path) == [10, 20, 30, 40]
@@ -167,7 +192,7 @@ def test_damage_below_a_cursor_within_its_batch_gives_up_the_settled_past(tmp_pa
     second = log.manifest.segments[1].first
     restart = Cursor(second.lsn, 2)
     following = log.next_batch
-    assert log.heal(restart, restart) == restart
+    assert healed(log, restart, restart) == restart
     assert (log.end, log.manifest.earliest, log.next_batch) == (restart, restart, following)
     log.close()
 
@@ -179,7 +204,7 @@ def test_a_damaged_index_is_made_anew(tmp_path: Path) -> None:
     flip(active_index(tmp_path), 20)
     with pytest.raises(CorruptionError, match="index"):
         lsns(tmp_path)
-    assert log.heal(ORIGIN, ORIGIN) is None
+    assert healed(log, ORIGIN, ORIGIN) is None
     append(log, 40)
     log.close()
     assert lsns(tmp_path, history) == list(range(10, 41))
@@ -199,3 +224,16 @@ def test_a_log_can_begin_again_at_a_cursor(tmp_path: Path) -> None:
     append(log, 100)
     log.close()
     assert lsns(tmp_path, history + 1) == [100]
+
+
+def test_an_index_of_a_segment_that_was_removed_is_not_written_again(tmp_path: Path) -> None:
+    log = sealed_log(tmp_path)
+    index, second = sealed_index(tmp_path, 0), log.manifest.segments[1]
+    index.unlink()
+    inspection = log.inspect(ORIGIN, ORIGIN)
+    assert inspection.wait(30)
+    assert inspection.found is not None
+    log.retain(second.high, KEEP_NONE)
+    log.heal(inspection.found, second.high, ORIGIN)
+    assert not index.exists()
+    log.close()

@@ -25,6 +25,7 @@ from tests.unit.log.batches import (
     active_index,
     append,
     crash,
+    healed,
     lsns,
     manifest_of,
 )
@@ -131,7 +132,7 @@ class LogUnderDamage(RuleBasedStateMachine):
         except CorruptionError:
             pass
         if heal:
-            again_from = self.log.heal(ORIGIN, ORIGIN)
+            again_from = healed(self.log, ORIGIN, ORIGIN)
             assert again_from == self.log.end
             self.accept_cut()
         else:

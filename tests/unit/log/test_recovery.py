@@ -24,6 +24,7 @@ from tests.unit.log.batches import (
     append,
     crash,
     flip,
+    healed,
     lsns,
     manifest_of,
     sealed_data,
@@ -277,7 +278,7 @@ def test_a_manifest_made_anew_takes_nothing_from_before_a_cut(tmp_path: Path) ->
     left_over = tmp_path.with_name("left_over")
     shutil.copytree(tmp_path, left_over)
     flip(sealed_data(tmp_path, 1), 100)
-    assert log.heal(ORIGIN, ORIGIN) is not None
+    assert healed(log, ORIGIN, ORIGIN) is not None
     first = log.next_batch
     # Smaller ones, so that segments begin elsewhere than those that are left over.
     for lsn in range(50, 50 + len(list_segments(left_over)) * 3):

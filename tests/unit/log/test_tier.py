@@ -27,6 +27,7 @@ from tests.unit.log.batches import (
     append,
     crash,
     flip,
+    healed,
     lsns,
     manifest_of,
     sealed_log,
@@ -226,7 +227,7 @@ def test_damage_in_the_tier_is_reported_and_healed(directory: Path, cold: Path, 
     flip(cold / f"{second.name}.seg", 100)
     with pytest.raises(CorruptionError, match="does not match its checksum"):
         lsns(directory)
-    assert log.heal(ORIGIN, ORIGIN) == log.manifest.segments[0].high
+    assert healed(log, ORIGIN, ORIGIN) == log.manifest.segments[0].high
     append(log, 50)
     until(lambda: not (cold / f"{second.name}.seg").exists())
     log.close()

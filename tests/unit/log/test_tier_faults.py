@@ -17,7 +17,15 @@ from cdc.log.damage import take_damage_report
 from cdc.log.manifest import Manifest
 from cdc.log.tier import Folder, Tier
 from cdc.log.writer import LogWriter
-from tests.unit.log.batches import KEEP_ALL, flip, lsns, sealed_data, sealed_index, sealed_log
+from tests.unit.log.batches import (
+    KEEP_ALL,
+    flip,
+    healed,
+    lsns,
+    sealed_data,
+    sealed_index,
+    sealed_log,
+)
 from tests.unit.log.tiers import ALL, move_all, moved, until
 
 
@@ -34,7 +42,7 @@ def test_a_damaged_segment_is_reported_and_not_moved_and_keeps_no_other_waiting(
     assert take_damage_report(directory)
     until(lambda: moved(log) > 0 and log._mover.idle)
     assert not take_damage_report(directory), "it is told once"
-    log.heal(ORIGIN, ORIGIN)
+    healed(log, ORIGIN, ORIGIN)
     log.retain(ORIGIN, KEEP_ALL)
     assert log.tier_problem is None
     log.close()
@@ -159,16 +167,19 @@ def test_a_tier_that_is_not_mounted_is_not_damage(directory: Path, cold: Path, t
     move_all(log)
     away = cold.parent.with_name("away")
     cold.parent.rename(away)
-    with pytest.raises(TransientError, match="is not there") as raised:
-        log.heal(ORIGIN, ORIGIN)
-    assert raised.value.kind == "tier"
-    assert log.heal(log.end, ORIGIN) is None, "nothing that is settled is waited for"
+    inspection = log.inspect(ORIGIN, ORIGIN)
+    assert inspection.wait(30)
+    assert inspection.left_out
+    assert not inspection.tail_is_whole
+    assert inspection.found is not None
+    assert inspection.found.damaged == ()
+    assert healed(log, log.end, ORIGIN) is None, "nothing that is settled is waited for"
     log.close()
     log = LogWriter(directory, tier=tier, to_heal=True)
     until(lambda: log.tier_problem is not None)
     assert not cold.parent.exists()
     away.rename(cold.parent)
-    assert log.heal(ORIGIN, ORIGIN) is None
+    assert healed(log, ORIGIN, ORIGIN) is None
     log.close()
     assert lsns(directory) == ALL
 
@@ -182,6 +193,6 @@ def test_a_cold_index_is_made_anew(directory: Path, cold: Path, tier: Tier, how:
         index.unlink() if how == "missing" else flip(index, 20)
         with pytest.raises(CorruptionError):
             lsns(directory)
-        assert log.heal(settled, ORIGIN) is None
+        assert healed(log, settled, ORIGIN) is None
         assert lsns(directory) == ALL
     log.close()

@@ -34,6 +34,7 @@ from tests.unit.log.batches import (
     active_index,
     append,
     flip,
+    healed,
     lsns,
     sealed_data,
     sealed_index,
@@ -267,7 +268,7 @@ def test_damage_that_is_a_cut_is_told_as_one(
     real = stored.open_data
 
     def cut_first(directory: Path, name: str, place: str) -> stored.SegmentData:
-        log.heal(Cursor(0, 0), Cursor(0, 0))
+        healed(log, Cursor(0, 0), Cursor(0, 0))
         return real(directory, name, place)
 
     flip(sealed_data(tmp_path, 1), 100)

@@ -102,7 +102,7 @@ def configuration(folder: Path, *names: str) -> Path:
 def open_shop(folder: Path, tier: Tier | None = None) -> Shop:
     directory = folder / "log" / "shop"
     writer = LogWriter(directory, term=3, limits=SegmentLimits(bytes=5_000), tier=tier)
-    sealer = Sealer(catalog_of=lambda _relation: CatalogNote(("id",)))
+    sealer = Sealer(catalog_of=lambda _relation, _xid: CatalogNote(("id",)))
     shop = Shop(directory, configuration(folder, "shop"), writer, sealer)
     columns: list[pgoutput.ColumnSpec] = [("id", INT8, True), ("state", TEXT), ("total", NUMERIC)]
     shop.commit(

@@ -41,9 +41,10 @@ def test_an_excerpt_is_short_printable_and_without_secrets() -> None:
     answer = Answer(400, excerpt=b"\x1b[31mno\n key=hush " + b"\xff" * 500)
     error = meaning(answer, "host", ["hush"])
     assert error is not None
-    assert error.what.startswith("host answered 400: [31mno  key=*** ")
-    assert error.what.isprintable()
-    assert len(error.what) <= len("host answered 400: ") + 200
+    assert error.what == "host answered 400"
+    assert error.detail.startswith("[31mno  key=*** ")
+    assert error.detail.isprintable()
+    assert len(error.detail) <= 200
 
 
 @pytest.mark.parametrize("status", [400, 409, 422])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -209,3 +209,18 @@ def test_on_such_a_destination_nothing_is_sent_past_a_message_that_is_too_large(
     assert [poison.cursor for poison in outcome.dead] == [messages[0].cursor]
     assert outcome.cursor == Cursor(messages[0].cursor.lsn, messages[0].cursor.idx + 1)
     assert "bytes, more than the 1000" in outcome.dead[0].error
+
+
+def test_the_top_is_that_of_the_messages_whose_destination_keeps_a_position() -> None:
+    class Streams(Destination):
+        """Messages of one stream in the first batch, of routed streams in the second."""
+
+        def deliver(self, batch: MessageBatch) -> Delivery:
+            done = super().deliver(batch)
+            return replace(done, top=ORIGIN) if batch.cursor(0) == own[0].cursor else done
+
+    own, routed = ([Message(0, n, "taken") for n in few] for few in ((0, 1), (2, 3)))
+    messages = own + routed
+    desk = desk_for(Streams({m.cursor: m.fate for m in messages}))
+    outcome = deliver(desk, messages, [len(own)])
+    assert (outcome.top_before, outcome.top) == (ORIGIN, own[-1].cursor)

@@ -17,8 +17,9 @@ from cdc.decoding.format import PLAIN, ValueFormat, Wanted
 from cdc.log.writer import LogWriter
 from spark_pipeline import delivery
 from spark_pipeline.delivery import Origin, Share, deliver
-from spark_pipeline.exchange import PlannedRange, SliceMarker, leave, pick_up
+from spark_pipeline.exchange import PlannedRange, SliceMarker, leave
 from spark_pipeline.forms import view_of, wanted_by
+from spark_pipeline.options import driver_options
 from spark_pipeline.plan import DriverPlan
 from spark_pipeline.source import WalbrookDataSource
 from tests.unit.decoding.changes_of_every_kind import changes_of_every_kind
@@ -129,9 +130,7 @@ def test_the_reader_of_a_lane_asks_for_what_is_wanted_and_leaves_all_of_it(
     log = LogWriter(tmp_path / "log")
     append(log, 10, count=3)
     log.close()
-    exchange = tmp_path / "exchange"
-    exchange.mkdir()
-    planned = PlannedRange(0, 1, 3)
-    plan = DriverPlan(tmp_path / "log", exchange, planned, log.manifest.history, asked)
-    (found,) = pick_up(plan.decode())
+    options = driver_options(tmp_path / "log", asked)
+    plan = DriverPlan(options, PlannedRange(0, 1, 3), log.manifest.history)
+    (found,) = plan.changes(plan.decode())
     assert found.equals(decoded.slice(0, 3))

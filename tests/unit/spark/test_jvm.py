@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from cdc.config import Spark
-from cdc.errors import OperatorError
+from cdc.errors import FAILED, OperatorError
+from cdc.service.java import find_java
 from spark_pipeline.session import _own, open_session
 
 ROOT = Path(__file__).parents[3]
@@ -23,6 +25,24 @@ try:
 except OperatorError as error:
     sys.exit(f"refused: {error}")
 """
+# First the script's own JVM is killed, then, at the second try, Spark's.
+KILLED_JAVA = """#!/bin/sh
+case "$*" in
+  *launcher.Main*) [ -e {mark} ] && exec {real}/bin/java "$@"; touch {mark};;
+esac
+kill -9 $$
+"""
+KILLED = """
+import sys
+from cdc.config import Spark
+from cdc.errors import WalbrookError, exit_status
+from spark_pipeline.session import open_session
+try:
+    open_session(Spark(checkpoint_directory=sys.argv[1]))
+except WalbrookError as error:
+    print(error)
+    sys.exit(exit_status(error))
+"""
 
 
 @pytest.mark.timeout(120)
@@ -32,6 +52,24 @@ def test_a_jvm_that_does_not_start_says_why() -> None:
     )
     assert answer.stderr.strip().startswith("refused: Spark's JVM did not start"), answer
     assert "/nowhere/agent.jar" in answer.stderr
+
+
+@pytest.mark.timeout(120)
+def test_a_jvm_that_is_killed_while_it_starts_is_started_again(tmp_path: Path) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(KILLED_JAVA.format(real=find_java(), mark=tmp_path / "mark"))
+    java.chmod(0o755)
+    answer = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "spark")],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"JAVA_HOME": str(tmp_path)},
+        check=False,
+    )
+    assert answer.returncode == FAILED, answer
+    assert "Spark's JVM was killed while it started" in answer.stdout
 
 
 def test_a_python_that_is_not_there_is_named() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from spark_pipeline.exchange import (
     markers_to_arrow,
     note_planned,
     pick_up,
+    sweep_shared_memory,
 )
 from spark_pipeline.matching import Match
 from spark_pipeline.reorder import Reorder
@@ -128,6 +131,46 @@ def test_an_exchange_removes_what_a_killed_run_left(tmp_path: Path) -> None:
     assert list(exchange.directory.iterdir()) == []
     exchange.remove()
     assert not exchange.directory.exists()
+
+
+_LEFT_BEHIND = """
+import os, sys
+from pathlib import Path
+from spark_pipeline import exchange
+exchange._SHARED_MEMORY, exchange._SHARED_MEMORY_FREE_MIN = Path(sys.argv[1]), 0
+exchange.Exchange.create(Path(sys.argv[2]))
+print("made", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_shared_memory_of_a_killed_process_is_freed_and_that_of_a_living_one_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = tmp_path / "shm"
+    memory.mkdir()
+    monkeypatch.setattr("spark_pipeline.exchange._SHARED_MEMORY", memory)
+    monkeypatch.setattr("spark_pipeline.exchange._SHARED_MEMORY_FREE_MIN", 0)
+    ours = Exchange.create(tmp_path / "ours")
+    processes = []
+    for name in ("killed", "alive"):
+        command = [sys.executable, "-c", _LEFT_BEHIND, str(memory), str(tmp_path / name)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"made\n"
+        processes.append(process)
+    killed, alive = processes
+    killed.kill()
+    killed.communicate()
+    assert len(list(memory.iterdir())) == 3
+    sweep_shared_memory()
+    assert len(list(memory.iterdir())) == 2
+    assert ours.directory.exists()
+    alive.communicate()
+    sweep_shared_memory()
+    assert list(memory.iterdir()) == [ours.directory.parent]
+    ours.remove()
+    assert list(memory.iterdir()) == []
 
 
 def test_decoded_rows_are_nobody_elses_and_a_squatted_name_is_not_used(

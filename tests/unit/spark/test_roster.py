@@ -57,6 +57,25 @@ def test_failures_in_a_row_wait_longer_and_are_forgiven_after_a_minute() -> None
     assert (roster.standings(61.0)["a"].retry_s or 0.0) <= 0.2
 
 
+def test_a_sink_that_recovered_begins_with_the_shortest_backoff() -> None:
+    roster = Roster(["a"])
+    for at in range(12):
+        roster.departed(Departure("a", "failed", TransientError("down")), float(at))
+    roster.departed(Departure("a", "caught_up"), 13.0)
+    roster.departed(Departure("a", "failed", TransientError("down")), 14.0)
+    assert (roster.standings(14.0)["a"].retry_s or 0.0) <= 0.2
+
+
+def test_every_waiting_consumer_but_a_deferred_one_is_due_after_a_recovery() -> None:
+    roster = Roster(["failed", "lane_failed", "deferred", "paused"])
+    for name in ("failed", "lane_failed", "deferred", "paused"):
+        for _ in range(12):
+            roster.departed(Departure(name, name), 0.0)
+    assert roster.due(0.0) == []
+    roster.hurry_all(0.0)
+    assert roster.due(0.0) == ["failed", "lane_failed"]
+
+
 def test_one_that_is_deferred_has_its_turn_after_a_minute_or_when_it_is_let() -> None:
     roster = Roster(["a", "b", "c"])
     for name in "abc":

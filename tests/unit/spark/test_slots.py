@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from spark_pipeline import slot_queue
+from spark_pipeline.slot_queue import BYTES_MAX, COUNTED_S, SlotQueue
 from spark_pipeline.slots import Slots
 from tests.waiting import until
 
@@ -64,3 +65,38 @@ def test_one_that_hangs_holds_its_slot_no_longer_than_the_bound(
         threads.submit(deliver, "next", None)
         until("the next to be served", lambda: served == ["hangs", "next"])
         end.set()
+
+
+def test_large_deliveries_go_one_after_another_and_small_ones_beside_them() -> None:
+    queue = SlotQueue(4)
+    large = [queue.enter(("shop", f"large {n}"), 5, 0.0, size=BYTES_MAX) for n in range(3)]
+    small = [queue.enter(("shop", f"small {n}"), 5, 0.0) for n in range(2)]
+    granted = list(iter(lambda: queue.next(0.0), None))
+    assert set(granted) == {large[0], *small}
+    queue.leave(large[0], 1.0)
+    assert list(iter(lambda: queue.next(1.0), None)) == [large[1]]
+
+
+def test_a_large_delivery_has_its_turn_while_smaller_ones_keep_coming() -> None:
+    queue = SlotQueue(2)
+    half = BYTES_MAX // 2 + 1
+    holding = [queue.enter(("shop", "first"), 5, 0.0, size=half)]
+    assert queue.next(0.0) is holding[0]
+    large = queue.enter(("shop", "large"), 1, 0.0, size=2 * BYTES_MAX)
+    for now in range(1, 40):
+        queue.enter(("shop", f"small {now}"), 10, float(now), size=1)
+        while (granted := queue.next(float(now))) is not None:
+            holding.append(granted)
+        if large in holding:
+            break
+        queue.leave(holding.pop(0), float(now))
+    assert large in holding
+
+
+def test_a_large_delivery_that_hangs_holds_others_back_for_a_moment_only() -> None:
+    queue = SlotQueue(4)
+    hangs = queue.enter(("shop", "hangs"), 5, 0.0, size=BYTES_MAX)
+    assert queue.next(0.0) is hangs
+    others = [queue.enter(("shop", f"other {n}"), 5, 0.1, size=BYTES_MAX // 4) for n in range(3)]
+    assert queue.next(0.1) is None
+    assert set(iter(lambda: queue.next(COUNTED_S), None)) == set(others)

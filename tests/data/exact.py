@@ -10,19 +10,18 @@ from typing import Any, cast
 
 import psycopg
 import pyarrow.dataset
-import pytest
 import redis
 
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
-from tests.service import Service, running
+from tests.service import Service
 
 SCHEMA = """
 CREATE TABLE customer (id bigint PRIMARY KEY, name text NOT NULL, balance numeric(20, 4));
 CREATE TABLE "order line" (order_id int, line int, note text, extra jsonb,
                            PRIMARY KEY (order_id, line));
-CREATE TABLE reading (id int PRIMARY KEY, at timestamptz, value float8);
-ALTER TABLE reading REPLICA IDENTITY FULL;
+CREATE TABLE measurement (id int PRIMARY KEY, at timestamptz, value float8);
+ALTER TABLE measurement REPLICA IDENTITY FULL;
 CREATE SCHEMA ledger;
 CREATE TABLE ledger.entry (seq bigserial, tbl text, op text, pk text);
 CREATE FUNCTION ledger.note() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -39,65 +38,67 @@ CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON customer
     FOR EACH ROW EXECUTE FUNCTION ledger.note();
 CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON "order line"
     FOR EACH ROW EXECUTE FUNCTION ledger.note();
-CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON reading
+CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON measurement
     FOR EACH ROW EXECUTE FUNCTION ledger.note();
 """
-KEYS = {"customer": ("id",), "order line": ("order_id", "line"), "reading": ("id",)}
+KEYS = {"customer": ("id",), "order line": ("order_id", "line"), "measurement": ("id",)}
 BIG = 50_000
 
 Message = dict[str, Any]
 
 
-@pytest.mark.timeout(400)
-def test_the_sinks_hold_exactly_what_the_source_and_its_ledger_say(
-    database: Database,
-    redis_client: redis.Redis,
-    redis_url: str,
-    endpoint: Endpoint,
-    tmp_path: Path,
-) -> None:
-    database.execute(SCHEMA)
-    stream = f"exact-{database.name}"
-    sinks: list[dict[str, object]] = [
-        {"name": "files", "destination": {"type": "file", "path": "jsonl"}},
-        {"name": "lake", "destination": {"type": "parquet", "path": "parquet"}},
-        {
-            "name": "stream",
-            "destination": {"type": "redis_stream", "url": redis_url, "stream_key": stream},
-        },
-        {
-            "name": "hook",
-            "batch_size": 500,
-            "destination": {"type": "webhook", "url": endpoint.url},
-        },
-        {
-            "name": "customer_deletes",
-            "source": {"include_tables": ["customer"]},
-            "actions": ["delete"],
-            "destination": {"type": "file", "path": "deletes"},
-        },
-    ]
-    directory = tmp_path / "service"
-    with running(database, directory, sinks) as service:
-        with database.connect() as connection:
-            _write(connection)
-        service.until_settled()
-        _cursors_say_so(service)
-        assert service.stop() == 0, service.log_tail()
+class Exact:
+    """All kinds of sinks for three tables, whose triggers keep a ledger."""
 
-    sources: dict[str, Callable[[], list[Message]]] = {
-        "files": lambda: _jsonl(directory / "jsonl"),
-        "lake": lambda: _parquet(directory / "parquet"),
-        "stream": lambda: _redis(redis_client, stream),
-        "hook": lambda: [m for r in endpoint.accepted for m in _json(r.body)["data"]],
-    }
-    for sink, read in sources.items():
-        messages = read()
-        assert _ledger(database) == [_noted(m) for m in messages], sink
-        assert _replayed(messages) == _tables(database), sink
-    assert Counter(_noted(m)[:2] for m in _jsonl(directory / "deletes")) == {
-        ("customer", "delete"): 10
-    }
+    def __init__(
+        self, database: Database, client: redis.Redis, redis_url: str, endpoint: Endpoint
+    ) -> None:
+        database.execute(SCHEMA)
+        self._database, self._client, self._endpoint = database, client, endpoint
+        self._stream = f"exact-{database.name}"
+        all_three = {"include_tables": [f"public.{table}" for table in KEYS]}
+        hook = {"type": "webhook", "url": endpoint.url}
+        entries = {"type": "redis_stream", "url": redis_url, "stream_key": self._stream}
+        self.sinks: list[dict[str, object]] = [
+            {
+                "name": "exact_files",
+                "source": all_three,
+                "destination": {"type": "file", "path": "jsonl"},
+            },
+            {
+                "name": "lake",
+                "source": all_three,
+                "destination": {"type": "parquet", "path": "parquet"},
+            },
+            {"name": "exact_stream", "source": all_three, "destination": entries},
+            {"name": "exact_hook", "source": all_three, "batch_size": 500, "destination": hook},
+            {
+                "name": "customer_deletes",
+                "source": {"include_tables": ["customer"]},
+                "actions": ["delete"],
+                "destination": {"type": "file", "path": "deletes"},
+            },
+        ]
+
+    def check(self, service: Service) -> None:
+        with self._database.connect() as connection:
+            _write(connection)
+        service.until_settled(only=[str(sink["name"]) for sink in self.sinks])
+        _cursors_say_so(service)
+        directory = service.directory
+        sources: dict[str, Callable[[], list[Message]]] = {
+            "files": lambda: _jsonl(directory / "jsonl"),
+            "lake": lambda: _parquet(directory / "parquet"),
+            "stream": lambda: _redis(self._client, self._stream),
+            "hook": lambda: [m for r in self._endpoint.accepted for m in _json(r.body)["data"]],
+        }
+        for sink, read in sources.items():
+            messages = read()
+            assert _ledger(self._database) == [_noted(m) for m in messages], sink
+            assert _replayed(messages) == _tables(self._database), sink
+        assert Counter(_noted(m)[:2] for m in _jsonl(directory / "deletes")) == {
+            ("customer", "delete"): 10
+        }
 
 
 def _write(connection: psycopg.Connection[tuple[Any, ...]]) -> None:
@@ -108,30 +109,30 @@ def _write(connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         """jsonb_build_object('n', i, 'big', 18446744073709551616) FROM generate_series(1, 100) i"""
     )
     run(
-        "INSERT INTO reading SELECT i, now() + i * interval '1 s', 'NaN' "
+        "INSERT INTO measurement SELECT i, now() + i * interval '1 s', 'NaN' "
         "FROM generate_series(1, 50) i"
     )
     run("UPDATE customer SET balance = 22.2200, name = 'ünï 😀' WHERE id % 7 = 0")
-    run("UPDATE reading SET value = id / 3.0 WHERE id % 2 = 0")
+    run("UPDATE measurement SET value = id / 3.0 WHERE id % 2 = 0")
     run("""UPDATE "order line" SET order_id = order_id + 1000 WHERE order_id <= 5""")
     run("DELETE FROM customer WHERE id % 10 = 0")
     with connection.transaction(force_rollback=True):
         run("INSERT INTO customer VALUES (-1, 'never', 0)")
-        run("DELETE FROM reading")
+        run("DELETE FROM measurement")
     with connection.transaction():
-        run(f"INSERT INTO reading SELECT i, now(), i FROM generate_series(1000, {999 + BIG}) i")
+        run(f"INSERT INTO measurement SELECT i, now(), i FROM generate_series(1000, {999 + BIG}) i")
         run("UPDATE customer SET name = 'in the middle' WHERE id = 1")
-    run("DELETE FROM reading WHERE id BETWEEN 1000 AND 1999")
+    run("DELETE FROM measurement WHERE id BETWEEN 1000 AND 1999")
 
 
 def _cursors_say_so(service: Service) -> None:
-    rows = service.database.execute(
+    rows = service.state.execute(
         "SELECT source, consumer, lag_bytes, lag_seconds, moved_at FROM walbrook.cursors"
     )
-    assert {row[1] for row in rows} == {
-        None, "files", "lake", "stream", "hook", "customer_deletes",
-    }  # fmt: skip
-    assert all(source == "shop" and lag >= 0 for source, _, lag, *_ in rows)
+    wanted = {(sink["database"], sink["name"]) for sink in service.sinks()}
+    sources = {source for source, _ in wanted}
+    assert {(row[0], row[1]) for row in rows} == wanted | {(source, None) for source in sources}
+    assert all(lag >= 0 for _, _, lag, *_ in rows)
     status = service.run("status")
     assert status.returncode == 0, status.stderr
     assert "customer_deletes" in status.stdout

@@ -1,0 +1,108 @@
+-- Who may do what: functions that grant a role the rights of a monitor, an operator or a pull worker.
+--
+-- The functions that such roles call run with the rights of the schema's owner, so that no role needs
+-- rights on the tables behind them. A pull worker may fetch from a consumer if it may read the
+-- consumer's partition of walbrook.records; walbrook.pull_consumer checks that.
+
+
+CREATE FUNCTION walbrook.functions_of(access text) RETURNS SETOF regprocedure
+LANGUAGE sql STABLE AS $$
+    SELECT p.oid::regprocedure FROM pg_proc p
+     WHERE p.pronamespace = 'walbrook'::regnamespace
+       AND p.proname = ANY (CASE access
+           WHEN 'monitor' THEN ARRAY['called', 'is_paused', 'dead_ever']
+           WHEN 'operator' THEN ARRAY['pause', 'resume', 'rewind', 'skip_to', 'discard_all', 'redeliver',
+                                      'discard', 'accept_gap', 'accept_loss', 'finish_source']
+           WHEN 'pull' THEN ARRAY['receive', 'ack', 'nack', 'extend'] END)
+        -- Who reads a view must be allowed to call the functions in it.
+        OR p.pronamespace = 'walbrook'::regnamespace AND access = 'monitor' AND EXISTS (
+           SELECT FROM pg_depend d
+            WHERE d.classid = 'pg_rewrite'::regclass AND d.refclassid = 'pg_proc'::regclass
+              AND d.refobjid = p.oid)
+$$;
+
+COMMENT ON FUNCTION walbrook.functions_of IS 'The functions that a monitor, an operator or a pull worker (access: pull) may call.';
+
+DO $$
+DECLARE
+    called regprocedure;
+BEGIN
+    FOR called IN SELECT walbrook.functions_of('operator') UNION ALL SELECT walbrook.functions_of('pull') LOOP
+        EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp', called);
+    END LOOP;
+END
+$$;
+
+CREATE FUNCTION walbrook.grant_functions(role text, access text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    called regprocedure;
+BEGIN
+    EXECUTE format('GRANT USAGE ON SCHEMA walbrook TO %I', role);
+    FOR called IN SELECT walbrook.functions_of(access) LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', called, role);
+    END LOOP;
+END
+$$;
+
+CREATE FUNCTION walbrook.grant_monitor(role text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM walbrook.grant_functions(role, 'monitor');
+    EXECUTE format(
+        'GRANT SELECT ON walbrook.cursors, walbrook.sources, walbrook.consumers, walbrook.health, '
+        'walbrook.health_events, walbrook.gaps, walbrook.lanes, walbrook.pressure, walbrook.queues, '
+        'walbrook.backlogs, walbrook.leases, walbrook.log_segments, walbrook.schema_versions, walbrook.watermarks, '
+        'walbrook.event_time, walbrook.event_sources, walbrook.event_partitions, walbrook.pulls, '
+        'walbrook.stored, walbrook.claims, walbrook.buried TO %I', role);
+    -- Not error, payload and event, which have row values in them.
+    EXECUTE format(
+        'GRANT SELECT (id, source, consumer, commit_lsn, commit_idx, commit_timestamp, table_schema, '
+        'table_name, action, kind, deliveries, dead_at) ON walbrook.dead_letters TO %I', role);
+END
+$$;
+
+COMMENT ON FUNCTION walbrook.grant_monitor IS 'Let a role read positions, health and queues; it can change nothing, and sees no row values.';
+
+CREATE FUNCTION walbrook.grant_operator(role text, with_values boolean DEFAULT false) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM walbrook.grant_monitor(role);
+    PERFORM walbrook.grant_functions(role, 'operator');
+    IF with_values THEN
+        EXECUTE format('GRANT SELECT ON walbrook.dead_letters, walbrook.events, walbrook.records TO %I', role);
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION walbrook.grant_operator IS 'Let a role do what a monitor does, and pause, resume, rewind, skip, redeliver, discard, and accept gaps and losses; with_values: also read dead letters and what waits, row values included.';
+
+CREATE FUNCTION walbrook.grant_pull(role text, VARIADIC consumers text[]) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    name text;
+BEGIN
+    PERFORM walbrook.grant_functions(role, 'pull');
+    FOREACH name IN ARRAY consumers LOOP
+        EXECUTE format('GRANT SELECT ON walbrook.records_%s TO %I',
+                       (walbrook.pull_consumer(name)).consumer, role);
+    END LOOP;
+END
+$$;
+
+COMMENT ON FUNCTION walbrook.grant_pull IS 'Let a role receive and acknowledge messages of these pull consumers, and of no others.';
+
+CREATE FUNCTION walbrook.revoke_access(role text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    EXECUTE format('REVOKE ALL ON ALL TABLES IN SCHEMA walbrook FROM %I', role);
+    EXECUTE format('REVOKE ALL (id, source, consumer, commit_lsn, commit_idx, commit_timestamp, table_schema, '
+                   'table_name, action, kind, deliveries, dead_at) ON walbrook.dead_letters FROM %I', role);
+    EXECUTE format('REVOKE ALL ON ALL FUNCTIONS IN SCHEMA walbrook FROM %I', role);
+    EXECUTE format('REVOKE ALL ON SCHEMA walbrook FROM %I', role);
+END
+$$;
+
+COMMENT ON FUNCTION walbrook.revoke_access IS 'Take all rights in schema walbrook from a role.';
+
+REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA walbrook FROM PUBLIC;

@@ -1,0 +1,90 @@
+"""Which stops release what a consumer in event-time order holds back: an operator's, and no other.
+
+A process that failed is started again, and changes that were on time must not come late then.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from cdc.replication.stop import StopReason, StopSignal
+from spark_pipeline.eventtime import passage as passage_module
+from spark_pipeline.eventtime import stage as stage_module
+from spark_pipeline.eventtime.stage import EventStage
+from spark_pipeline.lanes import SourceLanes
+from tests.event_lane import NAME, EventLane, S
+from tests.fix_event_lane import MakeLane
+from tests.fix_postgres import Database
+from tests.integration.test_event_operators import config_of
+from tests.lane_on_log import arrived
+from tests.waiting import until
+
+End = Callable[[EventLane, StopSignal], None]
+
+
+def operator_stops(lane: EventLane, stop: StopSignal) -> None:
+    stop.request(StopReason.OPERATOR)
+
+
+def lanes_fail(lane: EventLane, stop: StopSignal) -> None:
+    """The lanes of the same driver have no JVM any more: that is for good."""
+    lanes = SourceLanes(cast("Any", None), lane.settings["a"], stop)
+    with pytest.raises(AttributeError):
+        lanes.run(5.0)
+
+
+def supervisor_dies(lane: EventLane, stop: StopSignal) -> None:
+    reading, writing = os.pipe()
+    stop.on_parent_death(pipe=reading)
+    os.close(writing)
+
+
+def serve(
+    lane: EventLane, database: Database, monkeypatch: pytest.MonkeyPatch, end: End
+) -> list[int]:
+    """Serve until something is held back, then until ``end``; returns the ids that arrived."""
+    monkeypatch.setattr(stage_module, "_LOOK_S", 0.05)
+    monkeypatch.setattr(passage_module, "_SHOW_S", 0.05)
+    monkeypatch.setattr(stage_module, "RUN", str(lane.directory))
+    lane.passage.close()
+    stop = StopSignal()
+    config = config_of(lane, database, away="")
+    stage = EventStage(None, config, lane.sink, lane.settings, lane.queues, stop)
+    thread = threading.Thread(target=stage.run, args=(5.0,))
+    thread.start()
+    try:
+        held = "SELECT buffered = 1 FROM walbrook.watermarks"
+        until("a change to be held back", lambda: lane.rows(held) == [(True,)], 10)
+        end(lane, stop)
+    finally:
+        until("a stop", lambda: stop.wait(1), 10)
+        thread.join(20)
+        assert not thread.is_alive()
+    return [message["record"]["id"] for message in arrived(lane.directory / NAME)]
+
+
+@pytest.mark.parametrize(
+    ("end", "flushed"), [(operator_stops, True), (lanes_fail, False), (supervisor_dies, False)]
+)
+def test_changes_held_back_are_released_by_an_operators_stop_alone(
+    event_lane: MakeLane,
+    event_database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    end: End,
+    flushed: bool,
+) -> None:
+    lane = event_lane(event_time={"late_tolerance": "5s", "late_policy": "drop"})
+    lane.write("a", (1, 20 * S), (2, 10 * S))
+    before = serve(lane, event_database, monkeypatch, end)
+    assert before == ([2, 1] if flushed else [2])
+    lane.write("a", (3, 17 * S))
+    lane.start()
+    lane.write("a", (4, 30 * S))
+    lane.turns()
+    after = [message["record"]["id"] for message in arrived(lane.directory / NAME)]
+    assert after == ([2, 1] if flushed else [2, 3, 1]), "a change on time was taken for late"

@@ -1,0 +1,41 @@
+"""A lane over a log in which nothing happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdc.connection import Connection
+from spark_pipeline.source import LogStreamReader
+from tests import pgoutput
+from tests.fix_postgres import Database
+from tests.lane_on_log import LogLane, arrived
+from tests.unit.replication.test_seal import transaction
+
+ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True)])
+
+
+@pytest.fixture
+def state(database: Database) -> Iterator[Connection]:
+    with database.connect() as connection:
+        yield connection
+
+
+def test_a_first_micro_batch_without_changes_is_no_failure(
+    state: Connection, tmp_path: Path
+) -> None:
+    lane = LogLane(state, tmp_path, all={})
+    lane.idle(0x100)
+    lane.take()
+    # Spark begins every query with a micro-batch, also where the log has nothing for it.
+    reader = LogStreamReader.for_lane(lane.directory / "log", lane.exchange.directory)
+    start = reader.initialOffset() | {"batch": lane.passage.next_batch}
+    assert reader.partitions(start, start) == []
+    lane.passage.take(None, 0)
+    assert (lane.passage.failure, lane.passage.ended.is_set()) == (None, False)
+    lane.write(ITEM, *transaction(0x1000, pgoutput.insert(1, ["7"])))
+    lane.take()
+    assert [message["record"]["id"] for message in arrived(tmp_path / "all")] == [7]
+    lane.close()

@@ -1,0 +1,202 @@
+"""A process that dies while it delivers from a queue repeats, loses and blocks nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from cdc.change import MessageBatch
+from cdc.config.secrets import SecretText
+from cdc.connection import Connection
+from cdc.queue.open_ledger import LedgerAddress
+from cdc.replication.stop import StopSignal
+from sinks.base import Delivery
+from sinks.webhook import WebhookSink
+from spark_pipeline.redelivery import ABANDONED_MAX, Redelivery
+from tests.conformance.crash import Killed
+from tests.fix_http import Endpoint
+from tests.fix_postgres import Database
+from tests.integration.test_queue import insert, names, queue, refusing
+from tests.lane_on_log import LogLane
+from tests.waiting import until
+
+QUICK = {"first_ms": 1, "max_ms": 10}
+SLOW = {"first_ms": 600_000, "max_ms": 3_600_000}
+
+LaneOf = Callable[..., LogLane]
+
+
+@pytest.fixture
+def state(database: Database) -> Iterator[Connection]:
+    with database.connect() as connection:
+        yield connection
+
+
+@pytest.fixture(params=["postgres", "redis"])
+def address(request: pytest.FixtureRequest, database: Database) -> LedgerAddress:
+    if request.param == "postgres":
+        return LedgerAddress("postgres", SecretText(database.dsn))
+    client: redis.Redis = request.getfixturevalue("redis_client")
+    client.flushdb()
+    return LedgerAddress("redis", SecretText(request.getfixturevalue("redis_url")), timeout_s=10)
+
+
+@pytest.fixture
+def lane_of(
+    state: Connection, database: Database, endpoint: Endpoint, tmp_path: Path
+) -> Iterator[LaneOf]:
+    lanes: list[LogLane] = []
+
+    def make(at: LedgerAddress | None = None, **given: Any) -> LogLane:
+        class Lane(LogLane):
+            state_dsn = database.dsn
+            ledger = at
+
+        hook = {"type": "webhook", "url": endpoint.url, "max_retries": 0}
+        lanes.append(Lane(state, tmp_path, hook={"retry": QUICK, "destination": hook, **given}))
+        return lanes[-1]
+
+    yield make
+    for lane in lanes:
+        lane.close()
+
+
+def put_aside(lane: LogLane, endpoint: Endpoint, *refused: str) -> None:
+    """One message for each of these names, each of a group of its own, refused and due."""
+    refusing(endpoint, lambda record: record["name"] != "good")
+    rows = [(n, name) for n, name in enumerate(refused, 1)]
+    lane.write(*insert(1, (100, "good"), *rows))
+    lane.take()
+    endpoint.refuses = None
+    # The highest is due first.
+    lane.state.execute("UPDATE walbrook.events SET due_at = now() - commit_idx * interval '1 s'")
+    assert len(queue(lane)) == len(refused)
+
+
+def serve(lane: LogLane, run: str) -> None:
+    """One claim by the process ``run``."""
+    redelivery = Redelivery(lane.settings, lane.queues, StopSignal(), run)
+    for due in lane.queues.look(lane.state, lane.settings.source):
+        redelivery._serve(due)
+
+
+def serve_all(lane: LogLane, run: str) -> None:
+    def empty() -> bool:
+        serve(lane, run)
+        return not queue(lane)
+
+    until("an empty queue", empty, 30)
+
+
+def test_a_queued_request_that_was_noted_is_not_repeated_in_whatever_order_it_is_claimed(
+    address: LedgerAddress, lane_of: LaneOf, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = lane_of(address)
+    put_aside(lane, endpoint, "a", "b", "c", "d", "e")
+
+    def died(*_given: object, **_named: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as within:
+        within.setattr("spark_pipeline.redelivery.settle_claim", died)
+        with pytest.raises(Killed):
+            serve(lane, "first")
+    assert names(endpoint) == ["good", "a", "b", "c", "d", "e"]
+    lane.start()
+    serve_all(lane, "second")
+    assert names(endpoint) == ["good", "a", "b", "c", "d", "e"]
+    assert lane.rows("SELECT delivered, absorbed, dead FROM walbrook.consumers") == [(1, 5, 0)]
+    assert lane.rows("SELECT count(*) FROM walbrook.ledger") == [(0,)]
+
+
+def test_a_message_refused_behind_an_accepted_one_of_its_group_keeps_its_pause(
+    lane_of: LaneOf, endpoint: Endpoint
+) -> None:
+    lane = lane_of(retry=SLOW)
+    refusing(endpoint, lambda record: record["name"] in ("a1", "a2"))
+    lane.write(*insert(1, (1, "a1"), (1, "a2"), (1, "a3"), (2, "b1")))
+    lane.take()
+    refusing(endpoint, lambda record: record["name"] == "a2")
+    lane.state.execute("UPDATE walbrook.events SET due_at = now() WHERE due_at IS NOT NULL")
+    serve(lane, "run")
+    assert names(endpoint) == ["b1", "a1"]
+    assert queue(lane) == [("a2", 1, True), ("a3", 0, False)]
+    ((pauses,),) = lane.rows(
+        "SELECT due_at > clock_timestamp() + interval '1 minute' FROM walbrook.events "
+        "WHERE due_at IS NOT NULL"
+    )
+    assert pauses, "it is not tried again at once"
+
+
+def test_a_message_that_kills_the_process_is_found_and_given_up_after_bounded_tries(
+    lane_of: LaneOf, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = lane_of(max_deliveries=1_000)
+    put_aside(lane, endpoint, "a", "killer", "c")
+    send = WebhookSink.deliver
+
+    def dies(sink: WebhookSink, batch: MessageBatch, *given: Any) -> Delivery:
+        if any('"killer"' in text for text in batch.messages().to_pylist()):
+            raise Killed
+        return send(sink, batch, *given)
+
+    monkeypatch.setattr(WebhookSink, "deliver", dies)
+    deaths = 0
+    while queue(lane):
+        # Every process has the term of the service, and a run of its own.
+        try:
+            serve_all(lane, f"run {deaths}")
+        except Killed:
+            deaths += 1
+            assert deaths <= ABANDONED_MAX + 2
+    assert sorted(names(endpoint)) == ["a", "c", "good"]
+    ((error, name),) = lane.rows("SELECT error, event ->> 'record' FROM walbrook.dead_letters")
+    assert "process" in error
+    assert '"killer"' in name
+    assert lane.rows("SELECT walbrook.redeliver('hook')") != []
+    monkeypatch.undo()
+    serve_all(lane, "another run")
+    assert sorted(names(endpoint)) == ["a", "c", "good", "killer"]
+
+
+def test_a_killed_process_does_not_wear_out_the_messages_it_had_claimed_together(
+    lane_of: LaneOf, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = lane_of(max_deliveries=2)
+    put_aside(lane, endpoint, "a", "b", "c")
+
+    def dies(_sink: WebhookSink, _batch: MessageBatch, *_given: Any) -> Delivery:
+        raise Killed
+
+    with monkeypatch.context() as within:
+        within.setattr(WebhookSink, "deliver", dies)
+        with pytest.raises(Killed):
+            serve(lane, "first")
+    serve_all(lane, "second")
+    assert sorted(names(endpoint)) == ["a", "b", "c", "good"]
+    assert lane.rows("SELECT dead FROM walbrook.consumers") == [(0,)]
+
+
+def test_the_last_of_several_messages_claimed_together_is_not_blamed_for_the_end_of_the_process(
+    lane_of: LaneOf, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = lane_of(retry=SLOW)
+    put_aside(lane, endpoint, "a", "b", "c")
+    refusing(endpoint, lambda _record: True)
+
+    def dies(_sink: WebhookSink, _batch: MessageBatch, *_given: Any) -> Delivery:
+        raise Killed
+
+    with monkeypatch.context() as within:
+        within.setattr(WebhookSink, "deliver", dies)
+        with pytest.raises(Killed):
+            serve(lane, "first")
+    for _ in range(3):
+        serve(lane, "second")
+    assert (
+        lane.rows("SELECT deliveries, abandoned, holder FROM walbrook.events") == [(2, 0, None)] * 3
+    )
