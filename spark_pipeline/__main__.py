@@ -47,7 +47,7 @@ def run(stop: StopSignal, told: queue.SimpleQueue[str]) -> int:
     arguments = parser.parse_args()
     config = load(arguments.config)
     configure_logs(config.service)
-    logger = structlog.get_logger("walbrook.lane")
+    logger = structlog.get_logger("walbrook.driver")
     terms = dict(pair.rsplit("=", 1) for pair in arguments.term)
     sweep_shared_memory()
     logger.info("spark.starting", master=config.spark.master)

@@ -69,7 +69,9 @@ def executor_environment(config: Config) -> dict[str, str]:
 class ClusterPlan:
     """Decode in the source's partitions, deliver each consumer's share where there is room."""
 
-    driver_bytes = 0
+    name = "cluster"
+    in_driver = False
+    decoded_bytes = 0
 
     def __init__(
         self, frame: DataFrame, pool: str, log: Path, history: int, wanted: Wanted

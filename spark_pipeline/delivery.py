@@ -188,6 +188,16 @@ def mine(share: Share, changes: pa.RecordBatch) -> pa.RecordBatch:
     )
 
 
+def cursors_in(share: Share, decoded: Iterable[pa.RecordBatch]) -> list[Cursor]:
+    """Where the messages of a share stand, in order."""
+    found: list[Cursor] = []
+    for changes in decoded:
+        rows = mine(share, view_of(changes, share.wanted, share.consumer))
+        columns = (rows.column(name).to_pylist() for name in ("commit_lsn", "commit_idx"))
+        found += map(Cursor, *columns)
+    return found
+
+
 def _decoded(changes: pa.RecordBatch) -> pa.RecordBatch:
     """Without the rows that could not be decoded: they become dead letters when settling."""
     errors = changes.column("error")

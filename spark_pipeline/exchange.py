@@ -10,10 +10,8 @@ import fcntl
 import os
 import shutil
 import stat
-import threading
 import uuid
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +30,6 @@ _owned: dict[Path, int] = {}  # folders in shared memory of this process, and th
 _PLANNED = "planned.json"
 _PRESSURE = "pressure.json"
 _FOLLOWED = "followed.json"
-_NOTES = frozenset({_PRESSURE, _FOLLOWED})  # these outlive a micro-batch
 
 
 @dataclass(frozen=True)
@@ -171,12 +168,13 @@ class PlannedRange:
 
 
 class Exchange:
-    """A directory for one lane; emptied after every micro-batch, but for what is held."""
+    """A directory of one stage, in which executors leave what they decoded.
+
+    Invariant: a file has one owner, the plan whose partitions wrote it.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._held: Counter[str] = Counter()
-        self._holding = threading.Lock()
 
     @classmethod
     def create(cls, scratch: Path) -> Exchange:
@@ -204,35 +202,19 @@ class Exchange:
 
     def widen(self, by: float) -> None:
         """Note for the source's side by how much longer micro-batches may take."""
-        # What is half written must not be cleared; of a lane that has ended nothing is left.
-        with self._holding, suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):  # of a stage that has ended nothing is left
             _note(self.directory / _PRESSURE, {"widened_by": by})
 
     def note_followed(self, followed: Followed) -> None:
         """Tell the source's side where the next micro-batch begins."""
-        with self._holding, suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             _note(self.directory / _FOLLOWED, followed)
 
-    def clear(self) -> None:
-        """Forget what a finished, or failed, micro-batch left."""
-        with self._holding:
-            for path in self.directory.iterdir():
-                if str(path) not in self._held and path.name not in _NOTES:
-                    path.unlink(missing_ok=True)
-
-    def hold(self, files: Iterable[str]) -> None:
-        """Somebody may still read these when their micro-batch has ended."""
-        with self._holding:
-            self._held.update(set(files))
-
-    def release(self, files: Iterable[str]) -> None:
-        """One who held these is done with them."""
-        with self._holding:
-            for path in set(files):
-                self._held[path] -= 1
-                if self._held[path] <= 0:
-                    del self._held[path]
-                    Path(path).unlink(missing_ok=True)
+    def clear(self, keep: Collection[str] = ()) -> None:
+        """Remove all notes, and the files of queries that failed, but for those to ``keep``."""
+        for path in self.directory.iterdir():
+            if str(path) not in keep:
+                path.unlink(missing_ok=True)
 
     def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)

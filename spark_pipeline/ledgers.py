@@ -73,6 +73,13 @@ class Ledgers:
         self._without.discard(consumer.name)
         return LedgerPlace(self._address, name, settled or ORIGIN)
 
+    def has_news(self, outcome: Outcome) -> bool:
+        """Whether ``report`` may have something to write of an outcome."""
+        told = self._told.get(outcome.consumer)
+        if outcome.ledger is None and outcome.consumer not in self._without:
+            return False
+        return told is None or told.lost or (outcome.ledger or LedgerUse()).lost is not None
+
     def report(self, state: Connection, outcomes: Mapping[str, Outcome]) -> None:
         """Tell of ledgers that these deliveries could not use, and of those that are back."""
         for consumer, outcome in outcomes.items():

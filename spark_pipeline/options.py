@@ -30,13 +30,17 @@ _DEFAULTS = {
     "partitions": "",
     # The product's own lanes alone use these.
     "startingBatch": "",
+    "endingBatch": "",
     "startingHistory": "",
     "exchange": "",
     "markers": "",
     "executorPath": "",
     "wanted": PLAIN.to_text(),
 }
-_OURS = ("startingBatch", "startingHistory", "exchange", "markers", "executorPath", "wanted")
+_OURS = (
+    "startingBatch", "endingBatch", "startingHistory", "exchange", "markers", "executorPath",
+    "wanted",
+)  # fmt: skip
 _NAMES = {name.lower(): name for name in _DEFAULTS}
 
 
@@ -53,6 +57,7 @@ class Options:
     target_s: float
     partitions: int
     starting_batch: int | None
+    ending_batch: int | None
     starting_history: int | None
     exchange: str
     markers: bool  # among the rows, which go through Spark
@@ -91,6 +96,7 @@ class Options:
             target_s=_whole("targetMs", said, 0) / 1000,
             partitions=_whole("partitions", said, 1) if said["partitions"] else _processors(),
             starting_batch=_whole("startingBatch", said, 0) if said["startingBatch"] else None,
+            ending_batch=_whole("endingBatch", said, 0) if said["endingBatch"] else None,
             starting_history=(
                 _whole("startingHistory", said, 0) if said["startingHistory"] else None
             ),

@@ -14,7 +14,6 @@ from cdc.cursor import Cursor
 from cdc.errors import WalbrookError
 from cdc.queue.ledger import LedgerUse
 from cdc.queue.ledger import together as all_uses
-from spark_pipeline.members import Departure
 
 GOES_ON = "goes_on"
 """The kind of an error that ends a share and is no failure: what follows comes next."""
@@ -51,12 +50,6 @@ class Outcome:
     @property
     def failed(self) -> bool:
         return self.error is not None and self.error.kind != GOES_ON
-
-    def departure(self) -> Departure:
-        """That of a consumer whose share ended before its end."""
-        if self.failed:
-            return Departure(self.consumer, "failed", self.error)
-        return Departure(self.consumer, "behind")
 
     @property
     def has_dead(self) -> bool:

@@ -6,9 +6,9 @@ functions, the source's ``read`` and ``deliver``; order, matching and settling a
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
@@ -17,23 +17,29 @@ from pyspark.sql import DataFrame
 from spark_pipeline.delivery import Share, deliver, deliver_changes
 from spark_pipeline.exchange import PlannedRange, SliceMarker, markers_from_arrow, pick_up, runs
 from spark_pipeline.grouping import splits_by_group
-from spark_pipeline.options import Options
 from spark_pipeline.outcome import Outcome, combined
 from spark_pipeline.places import Offset
 from spark_pipeline.reading import RangeReader
-
-DRIVER_WORK_MAX = 20_000
-"""Rows times consumers up to which the driver is faster than two Spark jobs."""
 
 _ROWS_PER_PART_MIN = 2_000
 
 
 class Plan(Protocol):
-    """How one micro-batch is decoded and delivered."""
+    """How one range of the log is decoded and delivered."""
 
     @property
-    def driver_bytes(self) -> int:
-        """How many decoded bytes a delivery keeps in the memory of the driver."""
+    def name(self) -> str:
+        """Where the work is done: ``driver``, ``executors`` or ``cluster``."""
+        ...
+
+    @property
+    def in_driver(self) -> bool:
+        """Whether decoded rows are in the memory of this process."""
+        ...
+
+    @property
+    def decoded_bytes(self) -> int:
+        """How many bytes of decoded rows the memory of this machine holds."""
         ...
 
     def decode(self) -> list[SliceMarker]:
@@ -59,15 +65,21 @@ class SparkPlan:
     A share is one task, or one a core where the consumer's order allows it.
     """
 
-    driver_bytes = 0
+    name = "executors"
+    in_driver = False
 
     def __init__(self, frame: DataFrame, pool: str) -> None:
+        self._files: set[str] = set()
+        self.decoded_bytes = 0  # until it is decoded
         self._frame = frame
         self._pool = pool
         self._context = frame.sparkSession.sparkContext
 
     def decode(self) -> list[SliceMarker]:
-        return markers_from_arrow(self._frame.toArrow())
+        markers = markers_from_arrow(self._frame.toArrow())
+        self._files = {marker.path for marker in markers}
+        self.decoded_bytes = sum(Path(path).stat().st_size for path in self._files)
+        return markers
 
     def deliver(self, share: Share) -> Outcome:
         parts = self._parts(share)
@@ -80,7 +92,8 @@ class SparkPlan:
         return pick_up(slices)
 
     def close(self) -> None:
-        """The exchange is emptied by whoever owns it."""
+        for path in self._files:
+            Path(path).unlink(missing_ok=True)
 
     def _parts(self, share: Share) -> int:
         if share.announcements is not None or not splits_by_group(share.consumer):
@@ -92,26 +105,26 @@ class SparkPlan:
 class DriverPlan:
     """Decode and deliver in this process; what was decoded lives as long as the plan."""
 
-    def __init__(self, options: Options, planned: PlannedRange, history: int) -> None:
-        self._reader = RangeReader(options)
+    name = "driver"
+    in_driver = True
+
+    def __init__(self, reader: RangeReader, planned: PlannedRange, history: int) -> None:
+        self._reader = reader
         self._planned = planned
         self._history = history
         self._decoded: list[pa.RecordBatch] = []
-        self.driver_bytes = 0  # until it is decoded
+        self.decoded_bytes = 0  # until it is decoded
 
     def decode(self) -> list[SliceMarker]:
         first, last = (
             Offset(batch, self._history) for batch in (self._planned.start, self._planned.end)
         )
         markers: list[SliceMarker] = []
-        try:
-            (partition,) = self._reader.plan(first, last)
-            for found, changes in self._reader.decode(partition):
-                markers += found
-                self._decoded.append(changes)
-        finally:
-            self._reader.close()
-        self.driver_bytes = sum(changes.nbytes for changes in self._decoded)
+        (partition,) = self._reader.plan(first, last)
+        for found, changes in self._reader.decode(partition):
+            markers += found
+            self._decoded.append(changes)
+        self.decoded_bytes = sum(changes.nbytes for changes in self._decoded)
         return markers
 
     def deliver(self, share: Share) -> Outcome:
@@ -123,23 +136,3 @@ class DriverPlan:
 
     def close(self) -> None:
         """Who still refers to the plan may still read it."""
-
-
-class PlanUse:
-    """Closes a plan when all who use it are done; whoever makes it is the first."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._users = 1
-        self._lock = threading.Lock()
-
-    def begin(self) -> None:
-        with self._lock:
-            self._users += 1
-
-    def end(self) -> None:
-        with self._lock:
-            self._users -= 1
-            last = self._users == 0
-        if last:
-            self._plan.close()

@@ -1,81 +1,98 @@
-"""Choosing where the work of a lane is done: the cheapest plan for the size of each micro-batch."""
+"""Choosing where a range of the log is decoded and delivered: the cheapest plan for its size.
+
+A planner is for one thread: it keeps its view of the log open between ranges.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_pipeline.cluster import ClusterPlan
 from spark_pipeline.delivery import Share
-from spark_pipeline.errands import Leg
-from spark_pipeline.exchange import Exchange, PlannedRange
+from spark_pipeline.exchange import PlannedRange
 from spark_pipeline.expressions.shares import DRIVER_ROWS_MAX, judge
 from spark_pipeline.options import driver_options
-from spark_pipeline.plan import DRIVER_WORK_MAX, DriverPlan, Plan, SparkPlan
-from spark_pipeline.reorder import Reorder
+from spark_pipeline.plan import DriverPlan, Plan, SparkPlan
+from spark_pipeline.reading import RangeReader
 from spark_pipeline.settings import LaneSettings
-
-ATTEMPTS_IN_DRIVER = 3
-"""Starts of a lane in a row, none of which settled anything, before it is suspicious."""
 
 
 class Planner:
-    """The plans of one lane, within one history of the log."""
+    """The plans of one thread, within one history of the log."""
 
     def __init__(
         self,
         settings: LaneSettings,
-        exchange: Exchange,
         history: int,
-        pool: str,
-        spark: SparkSession | None,
+        scratch: Path,
+        *,
+        pool: str = "shared",
+        spark: SparkSession | None = None,
     ) -> None:
         self._settings = settings
-        self._exchange = exchange
         self._history = history
+        self._scratch = scratch
         self._pool = pool
         self._spark = spark
-        self._in_driver = driver_options(settings.log_directory, settings.wanted)
+        self._reader = RangeReader(driver_options(settings.log_directory, settings.wanted))
+
+    @property
+    def log_directory(self) -> Path:
+        return self._settings.log_directory
 
     def plan(
-        self, frame: DataFrame | None, planned: PlannedRange, consumers: int, suspicious: bool
+        self, frame: DataFrame | None, planned: PlannedRange, consumers: int, isolate: bool
     ) -> Plan:
         """For a micro-batch as Spark planned it; a few rows are not worth a Spark job.
 
-        A lane that was started again and again in vain may hold something that ends this process;
-        a Python worker can be lost without harm.
+        ``isolate``: something in it may end this process. A Python worker can be lost without
+        harm.
         """
-        small = planned.rows * max(1, consumers) <= DRIVER_WORK_MAX
-        if frame is None or (small and not suspicious):
+        small = planned.rows * max(1, consumers) <= self._settings.driver_rows
+        if frame is None or (small and not isolate):
             return self.in_driver(planned)
+        return self._on_executors(frame)
+
+    def in_driver(self, planned: PlannedRange) -> DriverPlan:
+        return DriverPlan(self._reader, planned, self._history)
+
+    def as_job(self, planned: PlannedRange) -> Plan:
+        """A Spark job of its own that reads the range, outside any query."""
+        if self._spark is None:
+            return self.in_driver(planned)
+        settings, context = self._settings, self._spark.sparkContext
+        context.setLocalProperty("spark.scheduler.pool", self._pool)
+        frame = (
+            self._spark.read.format("walbrook")
+            .option("path", str(settings.log_directory))
+            .option("exchange", str(self._scratch))
+            .option("startingBatch", planned.start)
+            .option("endingBatch", planned.end)
+            .option("startingHistory", self._history)
+            .option("partitions", context.defaultParallelism)
+            .option("wanted", settings.wanted.to_text())
+            .options(**(settings.cluster_options or {}))
+            .load()
+        )
+        return self._on_executors(frame)
+
+    def judge(self, share: Share) -> Share:
+        """The share with what its consumer's expressions, if it has any, say of it.
+
+        The verdicts lie in a file of the scratch directory; whoever delivers the share removes it.
+        """
+        rows = sum(piece.rows for piece in share.slices)
+        elsewhere = (self._settings.cluster_options or {}).get("executorPath")
+        log = elsewhere if elsewhere and rows > DRIVER_ROWS_MAX else self._settings.log_directory
+        return judge(self._spark, share, log, self._history, self._scratch)
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def _on_executors(self, frame: DataFrame) -> Plan:
         if self._settings.cluster_options is not None:
             log, wanted = self._settings.log_directory, self._settings.wanted
             return ClusterPlan(frame, self._pool, log, self._history, wanted)
         return SparkPlan(frame, self._pool)
-
-    def in_driver(self, planned: PlannedRange) -> DriverPlan:
-        return DriverPlan(self._in_driver, planned, self._history)
-
-    def bridge(self, share: Share, first: int, end: int, size: int = 0) -> Leg:
-        """What a consumer lacks of the batches ``[first, end)``, decoded when its turn comes.
-
-        ``size`` is how many bytes they have in the log: they count as decoded ones until then.
-        """
-        plan = self.in_driver(PlannedRange(first, end, 0))
-        plan.driver_bytes = size
-
-        def decode(lacking: Share) -> Share:
-            slices = Reorder(first).micro_batch(plan.decode())
-            return self.judge(replace(lacking, slices=[piece for piece in slices if piece.rows]))
-
-        return Leg(share, plan, decode)
-
-    def judge(self, share: Share) -> Share:
-        """The share with what its consumer's expressions, if it has any, say of it."""
-        rows = sum(piece.rows for piece in share.slices)
-        elsewhere = (self._settings.cluster_options or {}).get("executorPath")
-        log = elsewhere if elsewhere and rows > DRIVER_ROWS_MAX else self._settings.log_directory
-        judged = judge(self._spark, share, log, self._history, self._exchange.directory)
-        self._exchange.hold([judged.verdicts] if judged.verdicts else [])
-        return judged

@@ -16,10 +16,9 @@ from spark_pipeline.backlog import Bounds
 from spark_pipeline.cluster import cluster_options
 from spark_pipeline.delivery import Origin
 from spark_pipeline.forms import wanted_by
-from spark_pipeline.plan import DRIVER_WORK_MAX
 from spark_pipeline.slots import Slots
 
-_BRIDGE_ROWS = 100_000
+_NEAR_ROWS = 100_000
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,10 @@ class LaneSettings:
     micro_batch_rows: int
     micro_batch_bytes: int
     micro_batch_target_ms: int = 0  # 0: as much as the bounds allow
-    patience_s: float = 1.0  # how long a micro-batch waits for its slowest consumer
-    deadline_s: float = 60.0  # after which a micro-batch is told of
-    catch_up_lanes: int = 4
+    driver_rows: int = 20_000  # rows times consumers that the driver decodes and delivers itself
+    patience_s: float = 1.0  # how long the feed waits for its slowest worker while another starves
+    deadline_s: float = 60.0  # after which a step that has not ended is a health event
+    catch_up_workers: int = 4
     cluster_options: dict[str, str] | None = None  # for the source, if executors are elsewhere
     slots: Slots = field(default_factory=lambda: Slots(16))  # shared with all other lanes
     ledger: LedgerAddress | None = None  # of those whose sinks need one
@@ -46,14 +46,19 @@ class LaneSettings:
     times: tuple[tuple[str, str], ...] = ()  # the columns that hold event times, as Wanted has them
 
     @property
-    def bridge(self) -> Bounds:
-        """How much of the log a consumer may lack that joins the shared lane."""
-        return Bounds(min(self.micro_batch_rows, _BRIDGE_ROWS), self.micro_batch_bytes // 4)
+    def near(self) -> Bounds:
+        """How far apart consumers may be that the feed serves together from its start on."""
+        return Bounds(min(self.micro_batch_rows, _NEAR_ROWS), self.micro_batch_bytes // 4)
 
     @property
     def little(self) -> Bounds:
-        """How much is served in the driver without a query."""
-        return Bounds(min(self.micro_batch_rows, DRIVER_WORK_MAX), self.micro_batch_bytes)
+        """How much is decoded in the driver without a Spark job."""
+        return Bounds(min(self.micro_batch_rows, self.driver_rows), self.micro_batch_bytes)
+
+    @property
+    def much(self) -> Bounds:
+        """How much one Spark job decodes at most."""
+        return Bounds(self.micro_batch_rows, self.micro_batch_bytes)
 
     @property
     def wanted(self) -> Wanted:
@@ -83,7 +88,8 @@ class LaneSettings:
             micro_batch_target_ms=spark.micro_batch_target_ms,
             patience_s=spark.patience_ms / 1000,
             deadline_s=spark.deadline_s,
-            catch_up_lanes=spark.catch_up_lanes,
+            driver_rows=spark.driver_rows,
+            catch_up_workers=spark.catch_up_workers,
             cluster_options=(
                 cluster_options(config, database) if is_cluster(spark.master) else None
             ),

@@ -114,9 +114,16 @@ class LogRangeReader(DataSourceReader):
 
     def __init__(self, options: Options, schema: pa.Schema) -> None:
         self._options = options
-        self._range = RangeReader(options, schema)
+        self._range = RangeReader(options, None if options.for_lane else schema)
 
     def partitions(self) -> list[InputPartition]:
+        options = self._options
+        if options.starting_batch is not None and options.ending_batch is not None:
+            history = self._range.log(options.starting_history).history()
+            first, last = (
+                Offset(batch, history) for batch in (options.starting_batch, options.ending_batch)
+            )
+            return [*self._range.plan(first, last)]
         view = self._range.log(None)
         start = starting(view, self._options)
         return [*self._range.plan(start, ending(view, self._options))]

@@ -1,7 +1,7 @@
 """The sources that the driver serves, each in threads of its own.
 
 A source is served from the moment the supervisor gives its term, which may be long after the start.
-One whose lanes need an operator fails alone: its lanes are started again with backoff. What nobody
+One that needs an operator fails alone: its stage is started again with backoff. What nobody
 foresaw, such as a JVM that is gone, ends the driver, and a new process mends it.
 """
 
@@ -18,12 +18,11 @@ from cdc.config import Config
 from cdc.errors import OperatorError
 from cdc.replication.stop import StopSignal
 from spark_pipeline.eventtime.stage import EventStage
-from spark_pipeline.lanes import SourceLanes
-from spark_pipeline.queues import Queues
 from spark_pipeline.settings import LaneSettings
 from spark_pipeline.slots import Slots
+from spark_pipeline.workers.stage import SourceStage
 
-_logger = structlog.get_logger("walbrook.lane")
+_logger = structlog.get_logger("walbrook.stage")
 
 _TICK_S = 0.1
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 1.0, 30.0
@@ -38,7 +37,6 @@ class Sources:
         self._stop = stop
         self._slots = Slots(config.spark.delivery_slots)
         self._settings: dict[str, LaneSettings] = {}
-        self._queues: dict[str, Queues] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._failures: list[Exception] = []
 
@@ -48,18 +46,15 @@ class Sources:
             return
         database = self._config.database(source)
         self._settings[source] = LaneSettings.of(self._config, database, term, self._slots)
-        self._queues[source] = Queues()
-        self._run_thread(f"lanes-{source}", self._serve, source)
+        self._run_thread(f"stage-{source}", self._serve, source)
         for sink in self._config.sinks:
             name = f"event-time-{sink.name}"
             in_event_time = sink.ordering == "event_time" and sink.status == "active"
             complete = all(each in self._settings for each in sink.sources)
             if in_event_time and complete and name not in self._threads:
-                stage = EventStage(
-                    self._session, self._config, sink, self._settings, self._queues, self._stop
-                )
+                stage = EventStage(self._session, self._config, sink, self._settings, self._stop)
                 self._run_thread(name, stage.run, self._drain_s)
-        _logger.info("lanes.started", sources=[*self._settings])
+        _logger.info("stage.started", sources=[*self._settings])
 
     def run(self, told: queue.SimpleQueue[str]) -> list[Exception]:
         """Serve until a stop; ``told`` has the sources that become ready meanwhile, with terms."""
@@ -75,14 +70,12 @@ class Sources:
         backoff_s = _BACKOFF_FIRST_S
         while True:
             with self._stop.follower() as own:
-                lanes = SourceLanes(
-                    self._session, self._settings[source], own, self._queues[source]
-                )
+                stage = SourceStage(self._session, self._settings[source], own)
                 try:
-                    lanes.run(self._drain_s)
+                    stage.run(self._drain_s)
                     return
                 except OperatorError as error:
-                    _logger.error("lanes.failed", source=source, error=error, again_in_s=backoff_s)
+                    _logger.error("stage.failed", source=source, error=error, again_in_s=backoff_s)
                 except Exception as error:
                     self._failures.append(error)
                     self._stop.request()

@@ -135,20 +135,25 @@ class Spark(Section):
         description="How long a micro-batch should take, in milliseconds: if one takes longer, the "
         "next is smaller, within the bounds above; 0 leaves it to the bounds.",
     )
+    driver_rows: Annotated[Integer, Field(ge=0, le=1_000_000)] = Field(
+        default=20_000,
+        description="Up to how many rows, times the sinks that take them, the driver decodes and "
+        "delivers itself; larger ranges go to the executors.",
+    )
     patience_ms: Annotated[Integer, Field(ge=0, le=600_000)] = Field(
         default=1_000,
-        description="How much longer than the others a sink may take with a micro-batch before it "
-        "goes on in a lane of its own, in milliseconds.",
+        description="How long new changes wait for the slowest sink while another sink has nothing "
+        "to do, in milliseconds; after that the slow sink reads the change log by itself.",
     )
     deadline_s: Annotated[Integer, Field(ge=1, le=86_400)] = Field(
         default=60,
-        description="After how many seconds a micro-batch that has not ended is reported; after "
-        "five times as long it is given up and read again.",
+        description="After how many seconds a decode or a delivery that has not ended is "
+        "reported; a Spark job is cancelled after five times as long.",
     )
-    catch_up_lanes: Annotated[Integer, Field(ge=1, le=64)] = Field(
+    catch_up_workers: Annotated[Integer, Field(ge=1, le=64)] = Field(
         default=4,
-        description="Most lanes of a database, beside the shared one, in which sinks catch up; "
-        "more sinks share them.",
+        description="Most sinks of a database that read the change log by themselves at once; if "
+        "more are behind, they take turns.",
     )
     delivery_slots: Annotated[Integer, Field(ge=1, le=256)] = Field(
         default=16,

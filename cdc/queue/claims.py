@@ -30,7 +30,7 @@ SELECT c.name, c.id, greatest(extract(epoch FROM d.due_at - clock_timestamp()), 
  CROSS JOIN LATERAL (
        SELECT e.due_at FROM walbrook.events e WHERE e.consumer = c.id AND e.due_at IS NOT NULL
         ORDER BY e.due_at LIMIT 1) d
- WHERE c.source = %s AND c.active
+ WHERE c.source = %(source)s AND c.active AND c.name = coalesce(%(consumer)s, c.name)
 """
 # Those behind a first one are taken with it, up to one that has its place among all of its table.
 # Rows that a process which is gone had claimed may be what ended it: each is taken alone. A row
@@ -135,9 +135,9 @@ class Due:
     ledger: str = ""  # what its ledger is known by
 
 
-def due(connection: Connection, source: str) -> list[Due]:
-    """The active consumers of a source that have something waiting."""
-    rows = connection.execute(_DUE, (source,)).fetchall()
+def due(connection: Connection, source: str, consumer: str | None = None) -> list[Due]:
+    """The active consumers of a source, or one of them, that have something waiting."""
+    rows = connection.execute(_DUE, {"source": source, "consumer": consumer}).fetchall()
     return [
         Due(str(name), int(str(number)), float(str(in_s)), bool(paused), str(ledger))
         for name, number, in_s, paused, ledger in rows

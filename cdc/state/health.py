@@ -19,7 +19,8 @@ from cdc.state.fence import FENCE, fenced
 Severity = Literal["warning", "error"]
 Scope = Literal[
     "",
-    "lane_",
+    "worker_",
+    "feed_",
     "dead_letters",
     "queue_",
     "ledger_",

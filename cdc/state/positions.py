@@ -7,7 +7,7 @@ settle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -20,11 +20,10 @@ from cdc.errors import OperatorError, SourceError, TransientError
 from cdc.failpoints import reached
 from cdc.queue.events import enqueue
 from cdc.state.dead_letters import DeadLetter, bury
+from cdc.state.feeds import FeedFigures, require_latest, show_feed
 from cdc.state.fence import DURABLY, FENCE_TO_MOVE, fenced
 from cdc.state.health import Condition, report_conditions, resolve_inactive
-from cdc.state.lanes import Step, require_counted, take_step
 from cdc.state.ledgers import TRIM, sweep_ledgers
-from cdc.state.schema_versions import NewVersion, record_versions
 
 _READ_SOURCE = """
 SELECT system_identifier, restart_lsn::text, restart_idx, slot
@@ -117,7 +116,8 @@ UPDATE walbrook.consumers
    SET cursor_lsn = %(lsn)s::pg_lsn, cursor_idx = %(idx)s,
        moved_at = CASE WHEN (cursor_lsn, cursor_idx) = (%(lsn)s::pg_lsn, %(idx)s) THEN moved_at
                        ELSE clock_timestamp() END,
-       settled_commit = coalesce(%(commit)s, settled_commit),
+       settled_commit = coalesce(%(commit)s, settled_commit), attempts = 0,
+       deliver_ms = coalesce(%(deliver_ms)s, deliver_ms),
        delivered = delivered + %(delivered)s, absorbed = absorbed + %(absorbed)s,
        dead = dead + %(dead)s,
        lost_at = CASE WHEN (top_lsn, top_idx) > (%(before_lsn)s::pg_lsn, %(before_idx)s::bigint)
@@ -147,7 +147,7 @@ UPDATE walbrook.sources s
 
 
 class MovedError(TransientError):
-    """Somebody moved a consumer's cursor while a lane was serving it."""
+    """Somebody moved a consumer's cursor while its worker was serving it."""
 
     def __init__(self, consumer: str, since: Cursor) -> None:
         super().__init__(
@@ -177,6 +177,7 @@ class Settlement:
     ledger: str | None = None
     top_before: Cursor | None = None
     top: Cursor | None = None
+    deliver_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -309,16 +310,15 @@ def settle(
     *,
     source: str,
     term: int,
+    run: int | None = None,
     read_to: Cursor,
     consumers: Mapping[str, Settlement],
-    versions: Sequence[NewVersion] = (),
-    step: Step | None = None,
+    figures: FeedFigures | None = None,
 ) -> None:
-    """Move the cursors of one micro-batch in one transaction; ``read_to`` is its end.
+    """Move the cursors of consumers in one transaction; ``read_to`` is how far the log was read.
 
-    ``versions`` are the table versions that it was the first to meet, ``step`` is its place among
-    the micro-batches of its lane. Raises MovedError if somebody else moved a cursor meanwhile;
-    nothing is settled then.
+    ``run`` is the process that settles, ``figures`` are those of its feed. Raises MovedError if
+    somebody else moved a cursor meanwhile; nothing is settled then.
     """
     with connection.transaction():
         # Many take seconds, in which cursors need not be locked for others: that comes after them.
@@ -326,7 +326,6 @@ def settle(
             consumer: bury(connection, source, consumer, settlement.dead)
             for consumer, settlement in consumers.items()
         }
-        record_versions(connection, source, versions)
         aside = {name: each.aside for name, each in consumers.items() if each.aside is not None}
         if aside:
             # Sources before consumers, as everyone locks them.
@@ -337,7 +336,7 @@ def settle(
             # Sent together, answered together: what the server says is looked at before COMMIT.
             connection.execute(DURABLY)
             held = connection.execute(FENCE_TO_MOVE, (source, term))
-            counted = None if step is None else take_step(connection, source, step, read_to)
+            shown = None if run is None else show_feed(connection, source, run, figures)
             moved = {
                 consumer: connection.execute(
                     _SETTLE_CONSUMER, _columns(source, consumer, settlement, dead[consumer])
@@ -350,8 +349,8 @@ def settle(
             move_restart(connection, source, read_to)
         if held.fetchone() is None:
             raise fenced(source)
-        if step is not None and counted is not None:
-            require_counted(step, counted)
+        if run is not None and shown is not None:
+            require_latest(source, run, shown)
         for consumer, answer in moved.items():
             if answer.rowcount != 1:
                 raise MovedError(consumer, consumers[consumer].since)
@@ -370,6 +369,7 @@ def _columns(source: str, consumer: str, settlement: Settlement, dead: int) -> d
         "absorbed": settlement.absorbed,
         "dead": dead,
         "error": settlement.error,
+        "deliver_ms": settlement.deliver_ms,
         **_cursor("before", settlement.top_before),
         **_cursor("top", settlement.top if settlement.top_before is not None else None),
     }

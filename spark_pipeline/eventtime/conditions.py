@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cdc.config import Sink as SinkConfig
 from cdc.state.health import Condition
-from cdc.state.lanes import Standing
+from cdc.state.workers import WorkerStatus
 
 
 def full(consumer: SinkConfig) -> Condition:
@@ -19,11 +19,11 @@ def full(consumer: SinkConfig) -> Condition:
     )
 
 
-def failing(consumer: str, standing: Standing) -> Condition:
+def failing(consumer: str, status: WorkerStatus) -> Condition:
     return Condition(
-        "lane_failing",
+        "worker_failing",
         "warning",
-        f"{consumer} is not delivered to: {standing.reason}",
+        f"{consumer} is not delivered to: {status.reason}",
         fix="it is tried again with pauses of up to 30 seconds; if the reason stays, mend it at "
         "the destination or in the configuration",
     )
@@ -36,7 +36,7 @@ def paused(consumer: SinkConfig, sources: list[str]) -> Condition:
     commands = " and ".join(f"walbrook resume {name}" for name in names)
     calls = ", ".join(f"walbrook.resume('{name}')" for name in names)
     return Condition(
-        "lane_paused",
+        "worker_paused",
         "warning",
         f"{consumer.name} is paused: it gets nothing until it is resumed. The change log keeps "
         "what it lacks, within its bounds; walbrook.gaps has what was given up",

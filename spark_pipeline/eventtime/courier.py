@@ -33,8 +33,8 @@ from spark_pipeline.ledgers import Ledgers, ledger_name, needs_ledger
 from spark_pipeline.one_by_one import OneByOne
 from spark_pipeline.outcome import Outcome, Poison, together
 from spark_pipeline.poison import is_suspect, told
-from spark_pipeline.queues import Queues
 from spark_pipeline.settings import LaneSettings
+from spark_pipeline.workers.retries import RetryQueue
 
 _logger = structlog.get_logger("walbrook.event_time")
 _ROWS: Final = 10_000
@@ -107,7 +107,7 @@ class Courier:
         self,
         consumer: SinkConfig,
         settings: Mapping[str, LaneSettings],
-        queues: Mapping[str, Queues],
+        queues: Mapping[str, RetryQueue],
         *,
         run: str,
         over: threading.Event,
@@ -147,10 +147,7 @@ class Courier:
         parts = by_source(release, outcome, begun, len(self._settings))
         reached = position(release.numbering, outcome.cursor, len(release))
         error = None if outcome.error is None or not outcome.failed else outcome.error
-        sent = Sent(max(begun, reached), outcome.absorbed, parts, error, outcome)
-        for source, each in self._outcomes(sent).items():
-            self._queues[source].settling([each])
-        return sent
+        return Sent(max(begun, reached), outcome.absorbed, parts, error, outcome)
 
     def settled(self, sent: Sequence[Sent]) -> None:
         """What these attempts put aside is in the queues."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -21,7 +22,8 @@ from cdc.state.dead_letters import DeadLetter
 from spark_pipeline.backlog import fitting
 from spark_pipeline.dead import dead_letters
 from spark_pipeline.delivery import Share, in_order
-from spark_pipeline.exchange import Exchange
+from spark_pipeline.exchange import Exchange, PlannedRange
+from spark_pipeline.feed.decoded_range import DecodedRange
 from spark_pipeline.planner import Planner
 from spark_pipeline.settings import LaneSettings
 
@@ -55,7 +57,9 @@ class Intake:
         scratch = settings.checkpoint_directory / f"event_time-{settings.consumers[0].name}"
         self._exchange = Exchange.create(scratch / "exchange")
         self.history = self._view.history()
-        self._planner = Planner(settings, self._exchange, self.history, pool, spark)
+        self._planner = Planner(
+            settings, self.history, self._exchange.directory, pool=pool, spark=spark
+        )
         self.read = start
         self.next_batch = self._view.seek(start)
 
@@ -89,6 +93,7 @@ class Intake:
 
     def close(self) -> None:
         self._view.close()
+        self._planner.close()
         self._exchange.remove()
 
     def open_log(self) -> LogReader:
@@ -100,24 +105,25 @@ class Intake:
 
     def _read(self, first: int, last: int, read: Cursor) -> Stretch:
         settings = self._settings
-        share = Share(
-            settings.consumers[0], settings.origin, self._run, self.read, read, [], settings.wanted
+        decoded = DecodedRange.decode(
+            self.history, first, last, self._planner.in_driver(PlannedRange(first, last, 0))
         )
-        leg = self._planner.bridge(share, first, last)
-        share = leg.prepare(share)
-        files = {share.verdicts} if share.verdicts else set()
+        slices = [piece for piece in decoded.slices if piece.rows]
+        lacking = Share(
+            settings.consumers[0], settings.origin, self._run, self.read, read, slices,
+            settings.wanted,
+        )  # fmt: skip
+        share = self._planner.judge(lacking)
+        changes_of = decoded.plan.changes
         try:
             # Rows are copied by whoever keeps them: the verdicts go with this stretch.
-            rows = [
-                each for each in in_order(share, leg.plan.changes(share.slices)) if each.num_rows
-            ]
+            rows = [each for each in in_order(share, changes_of(share.slices)) if each.num_rows]
             dead: list[DeadLetter] = []
             if share.failed or any(piece.errors for piece in share.slices):
                 with closing(self.open_log()) as log:
-                    dead = list(dead_letters(share, share.end, log, leg.plan.changes))
+                    dead = list(dead_letters(share, share.end, log, changes_of))
             commit_us = max((piece.commit_us for piece in share.slices), default=0)
             return Stretch(rows, share.end, commit_us, dead, share.held)
         finally:
-            leg.plan.close()
-            self._exchange.release(files)
-            self._exchange.clear()
+            if share.verdicts is not None:
+                Path(share.verdicts).unlink(missing_ok=True)

@@ -45,8 +45,8 @@ from spark_pipeline.forms import form_of
 from spark_pipeline.gaps import gap_change
 from spark_pipeline.matching import Match
 from spark_pipeline.outcome import Poison
-from spark_pipeline.queues import Queues
 from spark_pipeline.settings import LaneSettings
+from spark_pipeline.workers.retries import RetryQueue
 
 _logger = structlog.get_logger("walbrook.event_time")
 
@@ -68,7 +68,7 @@ class EventPassage:
         state: Connection,
         *,
         roots: Mapping[str, Roots],
-        queues: Mapping[str, Queues],
+        queues: Mapping[str, RetryQueue],
         run: str,
         over: threading.Event,
         spark: SparkSession | None = None,

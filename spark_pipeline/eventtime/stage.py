@@ -34,23 +34,25 @@ from cdc.state.event_partitions import known_tables
 from cdc.state.event_time import look
 from cdc.state.gaps import skip_evicted
 from cdc.state.health import Condition, Scope, report_conditions
-from cdc.state.lanes import Standing, show_standing
 from cdc.state.positions import MovedError, left_behind, report_consumer
+from cdc.state.workers import WorkerState, WorkerStatus, show_worker
 from spark_pipeline.eventtime.conditions import failing, full, paused
 from spark_pipeline.eventtime.courier import UndeliveredError
 from spark_pipeline.eventtime.partitions import StrangeTableError
 from spark_pipeline.eventtime.passage import EventPassage
 from spark_pipeline.eventtime.windowing import SparkWindows, Windows
-from spark_pipeline.hearing import heard, listen
-from spark_pipeline.lane import RUN
 from spark_pipeline.matching import Match
 from spark_pipeline.poison import told
-from spark_pipeline.queues import Queues
+from spark_pipeline.refusal_log import RefusalLog
 from spark_pipeline.settings import LaneSettings
+from spark_pipeline.workers.context import RUN
+from spark_pipeline.workers.notifications import heard, listen
+from spark_pipeline.workers.retries import RetryQueue
+from spark_pipeline.workers.state import Reason
 
 _logger = structlog.get_logger("walbrook.event_time")
 
-LANE: Final = "event_time"
+_NAME: Final = "event_time"
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 30.0
 _STATE_AWAY_S = 1.0  # between two looks for a state database that does not answer
 _TICK_S: Final = 0.1
@@ -58,6 +60,7 @@ _LOOK_S: Final = 1.0
 _RENEW_S: Final = 60.0
 _STUCK_S: Final = 5.0
 _CONNECT_S: Final = 5
+_LIVE: Final = WorkerStatus(WorkerState.LIVE)
 
 
 class _AgainError(TransientError):
@@ -65,7 +68,7 @@ class _AgainError(TransientError):
 
 
 class EventStage:
-    """Serves a consumer until a stop; ``settings`` and ``queues`` by database."""
+    """Serves a consumer until a stop; ``settings`` by database."""
 
     def __init__(
         self,
@@ -73,14 +76,16 @@ class EventStage:
         config: Config,
         consumer: SinkConfig,
         settings: Mapping[str, LaneSettings],
-        queues: Mapping[str, Queues],
         stop: StopSignal,
     ) -> None:
         self._spark = spark
         self._config = config
         self._consumer = consumer
         self._settings = {name: settings[name] for name in consumer.sources}
-        self._queues = queues
+        refusals = RefusalLog()
+        self._queues = {
+            name: RetryQueue(consumer, each, RUN, refusals) for name, each in self._settings.items()
+        }
         self._stop = stop
         self._over = threading.Event()
         self._drained_by: float | None = None  # monotonic, once it drains
@@ -128,12 +133,14 @@ class EventStage:
         if not self._wait_for_logs():
             return
         home = next(iter(self._settings))
-        with connect(self._state_dsn, name=f"{home}:{LANE}"[:60]) as state:
+        with connect(self._state_dsn, name=f"{home}:{_NAME}"[:60]) as state:
             listen(state)
             if not self._wait_while_paused(state):
                 return
             self._pass_evicted(state)
             self._find_tables(state)
+            for queue in self._queues.values():
+                queue.look(state)
             passage = EventPassage(
                 self._consumer,
                 {name: self._settings_of(name) for name in self._settings},
@@ -146,7 +153,7 @@ class EventStage:
                 windows=self._windows(),
             )
             with closing(passage):
-                self._show(state, Standing(LANE))
+                self._show(state, _LIVE)
                 self._renewed = self._moved = time.monotonic()
                 while not self._stop.requested:
                     if not self._turn(state, passage):
@@ -167,7 +174,7 @@ class EventStage:
     ) -> bool:
         """One turn; a failure is followed by a pause, which a stop cuts short."""
         try:
-            some = passage.turn(flush=flush)
+            some = self._deliver_due(state) or passage.turn(flush=flush)
         except UndeliveredError as error:
             deadline = time.monotonic() + self._failed(error)
             while time.monotonic() < min(deadline, drained_by or deadline):
@@ -181,10 +188,20 @@ class EventStage:
             self._moved = time.monotonic()
             if self._failures:
                 self._failures = 0
-                self._show(state, Standing(LANE))
+                self._show(state, _LIVE)
         passage.show()
         self._tell_stuck(state, passage)
         self._look(state, passage)
+        return some
+
+    def _deliver_due(self, state: Connection) -> bool:
+        """Deliver what is due for a retry; returns whether there was anything."""
+        some = False
+        for queue in self._queues.values():
+            outcome = queue.deliver_due(state, self._over)
+            if outcome is not None and outcome.error is not None:
+                raise UndeliveredError(outcome.error)
+            some |= outcome is not None
         return some
 
     def _drain(self, state: Connection, passage: EventPassage, deadline: float) -> None:
@@ -217,6 +234,8 @@ class EventStage:
         if not told and now - self._looked < _LOOK_S:
             return
         self._looked = now
+        for queue in self._queues.values():
+            queue.look(state)
         found = look(state, self._consumer.name, self._settings)
         for name in self._settings:
             each = found.get(name)
@@ -253,9 +272,9 @@ class EventStage:
                 return True
             if not told:
                 told = True
-                self._show(state, Standing(None, "paused", paused=True))
+                self._show(state, WorkerStatus(WorkerState.PAUSED, Reason.PAUSED.value))
                 held = [name for name, each in found.items() if each.paused]
-                self._report(state, [paused(self._consumer, held)], scope="lane_")
+                self._report(state, [paused(self._consumer, held)], scope="worker_")
             if self._stop.wait(_LOOK_S / 2):
                 return False
 
@@ -277,7 +296,7 @@ class EventStage:
         for name in self._settings:
             database = self._config.database(name)
             try:
-                with connect(database.dsn(), name=LANE, statement_s=_CONNECT_S) as source:
+                with connect(database.dsn(), name=_NAME, statement_s=_CONNECT_S) as source:
                     found = partition_roots(source, database.publication.name)
                     if self._consumer.window is not None:
                         published = published_relations(source, database.publication.name)
@@ -343,8 +362,8 @@ class EventStage:
                 again_in_s=round(pause_s, 1),
             )  # fmt: skip
         try:
-            with connect(self._state_dsn, name=f"{LANE}:failed") as state:
-                self._show(state, Standing(None, what, pause_s, failing=True))
+            with connect(self._state_dsn, name=f"{_NAME}:failed") as state:
+                self._show(state, WorkerStatus(WorkerState.WAITING, what, pause_s, failing=True))
                 for name in self._settings:
                     report_consumer(state, name, self._consumer.name, error)
             self._state_away = False
@@ -363,13 +382,13 @@ class EventStage:
             self._told_stuck = stuck
             self._report(state, [full(self._consumer)] if stuck else [], scope="event_time_")
 
-    def _show(self, state: Connection, standing: Standing) -> None:
+    def _show(self, state: Connection, status: WorkerStatus) -> None:
         for name in self._settings:
-            show_standing(state, name, self._consumer.name, standing)
-        if standing.lane is not None:
-            self._report(state, [], scope="lane_")
-        elif standing.failing:
-            self._report(state, [failing(self._consumer.name, standing)], scope="lane_")
+            show_worker(state, name, self._consumer.name, status)
+        if status.state is WorkerState.LIVE:
+            self._report(state, [], scope="worker_")
+        elif status.failing:
+            self._report(state, [failing(self._consumer.name, status)], scope="worker_")
 
     def _report(self, state: Connection, conditions: list[Condition], *, scope: Scope) -> None:
         for name, settings in self._settings.items():

@@ -1,14 +1,13 @@
-"""Acting on the pressure of a source: measure, widen, defer, let come back, and let SQL say so.
+"""Acting on the pressure of a source: measure, widen micro-batches, defer workers, show it in SQL.
 
-What must always hold: whoever is deferred has left the shared lane as others leave it, between two
-micro-batches and with its cursor; a source with nothing to do costs no write.
+Invariants: a deferred worker leaves the feed between two ranges, with its cursor. A source with
+nothing to do costs no write.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 
 import structlog
@@ -18,58 +17,64 @@ from cdc.log.open import open_log
 from cdc.state.health import Condition
 from cdc.state.pressure import Shown, show_pressure
 from spark_pipeline.backlog import Bounds
+from spark_pipeline.exchange import Exchange
+from spark_pipeline.feed.feed import Feed
+from spark_pipeline.feed.progress import StageProgress
 from spark_pipeline.gauge import Gauge
-from spark_pipeline.passage import Passage
-from spark_pipeline.pressure import Decision, Load, Pressure, Served
-from spark_pipeline.roster import Roster
+from spark_pipeline.pressure import DEFERRED_MAX_S, Decision, Load, Pressure, Served
 from spark_pipeline.settings import LaneSettings
+from spark_pipeline.workers.worker import Worker
 
-_logger = structlog.get_logger("walbrook.lane")
+_logger = structlog.get_logger("walbrook.worker")
 _LOOK_S = 1.0
 _now_s = time.monotonic
 _SHOW_QUIET_S = 5.0  # how often figures are written while there is no pressure
 
 
-class Relief:
-    """What the lanes of one source do about pressure; one thread calls it."""
+class Throttle:
+    """What one source does about pressure; one thread calls it."""
 
-    def __init__(self, settings: LaneSettings, roster: Roster, lock: threading.Lock) -> None:
+    def __init__(self, settings: LaneSettings, feed: Feed, workers: Mapping[str, Worker]) -> None:
         self._settings = settings
-        self._roster, self._lock = roster, lock
-        self._priorities = {sink.name: sink.priority for sink in settings.consumers}
+        self._feed = feed
+        self._workers = workers
         most = Bounds(settings.micro_batch_rows, settings.micro_batch_bytes)
         self._pressure = Pressure(most)
         self._gauge = Gauge()
-        self._told: Passage | None = None  # of the widening
+        self._told: Exchange | None = None  # of the widening
         self._widened_by = 1.0
         self._why: dict[str, str] = {}  # of those that are deferred
         self._shown: Shown | None = None
         self._looked_at = self._shown_at = float("-inf")
 
-    def tick(self, shared: Passage | None, connected: Callable[[], Connection]) -> None:
-        """Called ten times a second with the shared lane, if there is one at the moment."""
+    def tick(
+        self,
+        progress: StageProgress,
+        exchange: Exchange | None,
+        connected: Callable[[], Connection],
+    ) -> None:
+        """Called ten times a second; ``exchange`` is that of the query, if one runs."""
         now = _now_s()
-        self._gauge.sample(at_work=shared is not None and shared.progress() is not None)
-        if now - self._looked_at < _LOOK_S or shared is None:
+        self._gauge.sample(at_work=progress.step is not None or self._feed.is_busy)
+        if now - self._looked_at < _LOOK_S or exchange is None:
             return
         self._looked_at = now
         with closing(open_log(self._settings.log_directory)) as log:
-            if log.history() != shared.history:  # the lane is about to end, and says why itself
+            if log.history() != self._feed.history:  # the query is about to end, and says why
                 return
-            load = self._gauge.read(log, shared.next_batch, now)
-        decided = self._pressure.tick(load, self._served(shared), now)
-        self._do(decided, load, shared, now)
+            load = self._gauge.read(log, self._feed.lowest, now)
+        decided = self._pressure.tick(load, self._served(), now)
+        self._do(decided, load, exchange, now)
         self._show(decided, load, connected, now)
 
     def conditions(self) -> list[Condition]:
-        """Who is deferred and why, for ``walbrook.health``."""
-        with self._lock:
-            waits = {name: self._why[name] for name in self._roster.deferred() if name in self._why}
+        """Which workers are deferred and why, for ``walbrook.health``."""
+        waits = {name: self._why[name] for name in self._deferred() if name in self._why}
         if not waits:
             return []
         return [
             Condition(
-                "lane_pressure",
+                "worker_pressure",
                 "warning",
                 "there is more to deliver than can be delivered, so "
                 + "; ".join(f"{name} waits: {why}" for name, why in sorted(waits.items())),
@@ -79,32 +84,33 @@ class Relief:
             )
         ]
 
-    def _served(self, shared: Passage) -> dict[str, Served]:
+    def _deferred(self) -> list[str]:
+        return [name for name, worker in self._workers.items() if worker.is_deferred]
+
+    def _served(self) -> dict[str, Served]:
         source, slots = self._settings.source, self._settings.slots
         return {
-            name: Served(self._priorities[name], slots.took_s(source, name))
-            for name in shared.members.cursors
+            name: Served(self._workers[name].priority, slots.took_s(source, name))
+            for name in self._feed.readers
         }
 
-    def _do(self, decided: Decision, load: Load, shared: Passage, now: float) -> None:
+    def _do(self, decided: Decision, load: Load, exchange: Exchange, now: float) -> None:
         if decided.widened_by != self._widened_by or (
-            shared is not self._told and decided.widened_by > 1
+            exchange is not self._told and decided.widened_by > 1
         ):
-            shared.widen(decided.widened_by)
+            exchange.widen(decided.widened_by)
             if decided.widened_by > self._widened_by:
-                self._log("lane.widened", load, by=decided.widened_by)
-            self._widened_by, self._told = decided.widened_by, shared
+                self._log("feed.widened", load, by=decided.widened_by)
+            self._widened_by, self._told = decided.widened_by, exchange
         for name in decided.defer:
-            self._log("lane.deferred", load, consumer=name)
-            shared.members.let_go(name, "deferred")
-        with self._lock:
-            deferred = self._roster.deferred()
-            for name in decided.resume:
-                if name in deferred:
-                    self._roster.hurry(name, now)
+            self._log("worker.deferred", load, consumer=name)
+            self._workers[name].defer(now + DEFERRED_MAX_S)
+        for name in decided.resume:
+            self._workers[name].resume()
         self._why = {
-            name: self._why.get(name) or f"its priority is {self._priorities[name]}, {_said(load)}"
-            for name in deferred
+            name: self._why.get(name)
+            or f"its priority is {self._workers[name].priority}, {_said(load)}"
+            for name in {*self._deferred(), *decided.defer}
         }
 
     def _log(self, event: str, load: Load, **more: object) -> None:

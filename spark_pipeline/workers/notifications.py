@@ -1,7 +1,7 @@
-"""Hearing at once what operators do: the functions of schema walbrook notify the channel.
+"""Notifications of what operators do: the functions of schema walbrook notify the channel.
 
-It only hastens: whatever is missed, as while a connection is lost, is seen by the look that lanes
-take each second.
+A notification only hastens: what is missed, as while a connection is lost, is seen by the look at
+the consumers' rows that is taken each second.
 """
 
 from __future__ import annotations

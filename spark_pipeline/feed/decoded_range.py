@@ -1,0 +1,61 @@
+"""A range of the log's batches, decoded and in order, and the plan that delivers from it.
+
+Invariant: a range has one owner, which closes it once, when nobody delivers from it any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from cdc.cursor import Cursor
+from spark_pipeline.exchange import SliceMarker
+from spark_pipeline.plan import Plan
+from spark_pipeline.reorder import Reorder
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedRange:
+    """The batches ``[start, end)`` of one history of the log."""
+
+    history: int
+    start: int
+    end: int
+    slices: Sequence[SliceMarker]
+    plan: Plan
+
+    @classmethod
+    def decode(cls, history: int, start: int, end: int, plan: Plan) -> DecodedRange:
+        """Run the plan's decode and restore the order; a marker that is missing is an error."""
+        try:
+            slices = Reorder(start).micro_batch(plan.decode())
+        except BaseException:
+            plan.close()
+            raise
+        return cls(history, start, end, slices, plan)
+
+    @property
+    def rows(self) -> int:
+        return sum(piece.rows for piece in self.slices)
+
+    @property
+    def size(self) -> int:
+        """Bytes of decoded rows that the driver's machine holds for it."""
+        return self.plan.decoded_bytes
+
+    @property
+    def high(self) -> Cursor:
+        """Everything of the range lies below it."""
+        return self.slices[-1].high
+
+    @property
+    def committed_at(self) -> datetime:
+        """Up to when a consumer has everything that was committed, once it has this range."""
+        committed_us = max((piece.commit_us for piece in self.slices), default=0)
+        if not committed_us:  # only idle progress: nothing was committed for us until now
+            return datetime.now(UTC)
+        return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=committed_us)
+
+    def close(self) -> None:
+        self.plan.close()

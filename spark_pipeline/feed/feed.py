@@ -1,0 +1,299 @@
+"""The ring of decoded ranges between the body of ``foreachBatch`` and the workers.
+
+The body appends ranges at the end; each worker takes the range that holds its next batch. A worker
+that needs an older batch than the ring holds is behind, and reads the log itself.
+
+Invariants: ranges follow each other without a gap and end at batch boundaries. A range leaves the
+ring when every worker in the feed has passed it, and is closed when nobody delivers from it. The
+ring is bounded in bytes and in ranges that executors decoded. While it is full the body waits, as
+long as no worker is starved; once one has been starved for ``patience_s``, the oldest range is
+dropped, and the workers that still need it are behind.
+
+All methods may be called from any thread; ``begin``, ``put``, ``skip`` and ``fail`` are the body's.
+One lock guards everything, and nothing is waited for while it is held.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from cdc.cursor import ORIGIN, Cursor
+from cdc.errors import TransientError, WalbrookError
+from spark_pipeline.feed.decoded_range import DecodedRange
+
+_LOOK_S = 0.2
+
+
+class BehindError(TransientError):
+    """A worker needs a batch that the feed does not hold any more."""
+
+    def __init__(self) -> None:
+        super().__init__("the feed is past this batch")
+
+
+@dataclass
+class _Reader:
+    """A worker in the feed."""
+
+    batch: int  # the next it needs
+    starved_since: float | None = None  # monotonic, while it waits for the body
+    delivering: bool = False
+
+
+@dataclass(frozen=True)
+class FeedDepth:
+    """How much lies in the feed."""
+
+    ranges: int
+    bytes: int
+
+
+@dataclass
+class _Kept:
+    """A range in the ring, or one that a worker still delivers from."""
+
+    decoded: DecodedRange
+    users: int = 0
+    dropped: bool = False
+
+
+@dataclass
+class Feed:
+    """``bytes_max`` bounds what lies in it, ``large_max`` the ranges that executors decoded."""
+
+    bytes_max: int
+    large_max: int = 2
+    patience_s: float = 1.0
+    history: int = 0
+    position: int = 0
+    """The first batch that is not in the feed yet."""
+    high: Cursor = ORIGIN
+    """Everything below was read."""
+    _ring: deque[_Kept] = field(default_factory=deque)
+    _readers: dict[str, _Reader] = field(default_factory=dict)
+    _failed: tuple[int, WalbrookError] | None = None
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _closed: bool = False
+    _open: list[DecodedRange] = field(default_factory=list)  # all that are not closed yet
+    _unused: list[DecodedRange] = field(default_factory=list)  # to be closed outside the lock
+
+    def begin(self, history: int, position: int, high: Cursor) -> None:
+        """Go on from a batch of the log; another history, or another place, empties the ring."""
+        with self._changed:
+            if (history, position) != (self.history, self.position):
+                self._drop_all()
+            self.history, self.position, self.high = history, position, high
+            self._failed = None
+            self._changed.notify_all()
+        self._close_unused()
+
+    def demand(self) -> int | None:
+        """The lowest batch from the end of the feed on that a worker in it needs; None: nobody."""
+        with self._changed:
+            needed = [max(reader.batch, self.position) for reader in self._readers.values()]
+            return min(needed, default=None)
+
+    @property
+    def readers(self) -> list[str]:
+        """The workers in the feed."""
+        with self._changed:
+            return list(self._readers)
+
+    @property
+    def lowest(self) -> int:
+        """The first batch that a worker in the feed has not passed."""
+        with self._changed:
+            return min((reader.batch for reader in self._readers.values()), default=self.position)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a worker in the feed delivers, or has something to deliver."""
+        with self._changed:
+            readers = self._readers.values()
+            return any(each.delivering or each.batch < self.position for each in readers)
+
+    @property
+    def depth(self) -> FeedDepth:
+        with self._changed:
+            return FeedDepth(len(self._ring), self._bytes())
+
+    def put(self, decoded: DecodedRange, given_up: threading.Event) -> None:
+        """Append a range; waits for room. ``given_up`` ends the wait, and the range is dropped."""
+        with self._changed:
+            while not self._has_room(decoded) and not given_up.is_set() and not self._closed:
+                starved = min(
+                    (
+                        r.starved_since
+                        for r in self._readers.values()
+                        if r.starved_since is not None
+                    ),
+                    default=None,
+                )
+                now = time.monotonic()
+                if starved is not None and now - starved >= self.patience_s:
+                    self._drop_oldest()
+                    continue
+                self._changed.wait(_LOOK_S)
+            if given_up.is_set() or self._closed:
+                self._unused.append(decoded)
+            else:
+                self._ring.append(_Kept(decoded))
+                self._open.append(decoded)
+                self.position, self.high = decoded.end, decoded.high
+                self._changed.notify_all()
+        self._close_unused()
+
+    def skip(self, position: int, high: Cursor) -> None:
+        """Nobody in the feed needs the batches below ``position``."""
+        with self._changed:
+            self._drop_all()
+            self.position, self.high = position, max(self.high, high)
+            self._changed.notify_all()
+        self._close_unused()
+
+    def fail(self, error: WalbrookError) -> None:
+        """The next batch cannot be decoded: whoever needs it reads the log itself."""
+        with self._changed:
+            self._failed = (self.position, error)
+            self._changed.notify_all()
+
+    def join(self, worker: str, history: int, batch: int) -> bool:
+        """Take part from ``batch`` on; returns whether the feed has it, or will have it."""
+        with self._changed:
+            first = self._ring[0].decoded.start if self._ring else self.position
+            failed = self._failed is not None and batch <= self._failed[0]
+            if history != self.history or batch < first or failed or self._closed:
+                return False
+            if worker not in self._readers:
+                self._readers[worker] = _Reader(batch)
+                self._changed.notify_all()
+            return True
+
+    def leave(self, worker: str) -> None:
+        """Take part no more; again does nothing."""
+        with self._changed:
+            if self._readers.pop(worker, None) is not None:
+                self._trim()
+                self._changed.notify_all()
+        self._close_unused()
+
+    @contextmanager
+    def next(self, worker: str, wait_s: float) -> Iterator[DecodedRange | None]:
+        """The range with the worker's next batch; None if there is none within ``wait_s``.
+
+        The worker has passed it when the block ends without an error. BehindError if the ring is
+        past that batch; then the worker is no longer in the feed.
+        """
+        kept = self._take(worker, wait_s)
+        if kept is None:
+            yield None
+            return
+        try:
+            yield kept.decoded
+        except BaseException:
+            self._done(worker, kept, passed=False)
+            raise
+        self._done(worker, kept, passed=True)
+
+    @property
+    def files(self) -> set[str]:
+        """The files in which decoded rows lie that somebody may still deliver."""
+        with self._changed:
+            return {piece.path for decoded in self._open for piece in decoded.slices}
+
+    def wake(self) -> None:
+        """End every wait of a worker."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._drop_all()
+            self._readers.clear()
+            self._changed.notify_all()
+        self._close_unused()
+
+    def _take(self, worker: str, wait_s: float) -> _Kept | None:
+        with self._changed:
+            reader = self._readers.get(worker)
+            if reader is None:
+                raise BehindError
+            kept = self._find(worker, reader)
+            if kept is None and wait_s > 0:
+                reader.starved_since = time.monotonic()
+                self._changed.notify_all()  # the body may wait for somebody to be starved
+                self._changed.wait(wait_s)
+                reader.starved_since = None
+                kept = self._find(worker, reader)
+            if kept is not None:
+                kept.users += 1
+                reader.delivering = True
+            return kept
+
+    def _find(self, worker: str, reader: _Reader) -> _Kept | None:
+        if self._closed or worker not in self._readers:
+            raise BehindError
+        if self._failed is not None and reader.batch <= self._failed[0]:
+            del self._readers[worker]
+            raise self._failed[1]
+        if reader.batch >= self.position:
+            return None
+        for kept in self._ring:
+            if kept.decoded.start <= reader.batch < kept.decoded.end:
+                return kept
+        del self._readers[worker]
+        raise BehindError
+
+    def _done(self, worker: str, kept: _Kept, *, passed: bool) -> None:
+        with self._changed:
+            kept.users -= 1
+            reader = self._readers.get(worker)
+            if reader is not None:
+                reader.delivering = False
+                if passed and kept.decoded.history == self.history:
+                    reader.batch = max(reader.batch, kept.decoded.end)
+            self._trim()
+            if kept.dropped and not kept.users:
+                self._unused.append(kept.decoded)
+            self._changed.notify_all()
+        self._close_unused()
+
+    def _trim(self) -> None:
+        """Drop what everybody in the feed has passed."""
+        lowest = min((r.batch for r in self._readers.values()), default=self.position)
+        while self._ring and self._ring[0].decoded.end <= lowest:
+            self._drop_oldest()
+
+    def _has_room(self, decoded: DecodedRange) -> bool:
+        if not self._ring:
+            return True
+        large = sum(not kept.decoded.plan.in_driver for kept in self._ring)
+        if not decoded.plan.in_driver and large >= self.large_max:
+            return False
+        return self._bytes() + decoded.size <= self.bytes_max
+
+    def _bytes(self) -> int:
+        return sum(kept.decoded.size for kept in self._ring if kept.decoded.plan.in_driver)
+
+    def _drop_oldest(self) -> None:
+        kept = self._ring.popleft()
+        kept.dropped = True
+        if not kept.users:
+            self._unused.append(kept.decoded)
+
+    def _close_unused(self) -> None:
+        with self._changed:
+            unused, self._unused = self._unused, []
+            self._open = [decoded for decoded in self._open if decoded not in unused]
+        for decoded in unused:
+            decoded.close()
+
+    def _drop_all(self) -> None:
+        while self._ring:
+            self._drop_oldest()

@@ -1,0 +1,37 @@
+"""What all workers of a source share."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from cdc.connection_pool import ConnectionPool
+from spark_pipeline.feed.feed import Feed
+from spark_pipeline.refusal_log import RefusalLog
+from spark_pipeline.settings import LaneSettings
+from spark_pipeline.slots import Slots
+from spark_pipeline.workers.settler import Settler
+
+RUN = uuid.uuid4().hex
+"""This process: executors close the sinks of earlier ones."""
+
+
+@dataclass(frozen=True)
+class WorkerContext:
+    """``ended``: workers stop. ``over``: nobody waits for a delivery slot any more."""
+
+    settings: LaneSettings
+    feed: Feed
+    settler: Settler
+    connections: ConnectionPool
+    scratch: Path
+    spark: SparkSession | None = None
+    run: str = RUN
+    ended: threading.Event = field(default_factory=threading.Event)
+    over: threading.Event = field(default_factory=threading.Event)
+    catch_up: Slots = field(default_factory=lambda: Slots(4))
+    refusals: RefusalLog = field(default_factory=RefusalLog)

@@ -1,0 +1,299 @@
+"""Settling for all workers of a source: one transaction for all of them, at a bounded pace.
+
+A worker reports how far it got and goes on. The settler writes what was reported every
+``PACE_S`` or ``ROWS_MAX`` rows. A report with dead letters, queued messages or an error is settled
+by its worker itself, in a transaction of its own, behind what it reported before: however long that
+takes, nobody else waits for it.
+
+Invariants: the reports of a consumer are settled in their order, each from where the one before it
+ended. A cursor that somebody else moved is left where it is, and its worker hears of it. What was
+reported and is not settled yet is bounded: a worker waits for the settler before it reports more.
+Locks: ``_changed`` is the only one, and it is not held while Postgres is asked.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+import psycopg
+import structlog
+
+from cdc.connection import Connection, connect
+from cdc.connection_pool import ConnectionPool
+from cdc.cursor import Cursor
+from cdc.state.dead_letters import DeadLetter
+from cdc.state.feeds import FeedFigures
+from cdc.state.positions import MovedError, Settlement, settle
+from spark_pipeline.outcome import Outcome
+
+_logger = structlog.get_logger("walbrook.settler")
+
+PACE_S = 0.025
+ROWS_MAX = 20_000
+_UNSETTLED_ROWS_MAX = 100_000  # of one consumer
+_UNSETTLED_S = 1.0  # how old the oldest report of a consumer may be before it waits
+_AWAY_S = 0.5  # between two tries of a state database that does not answer
+_WAIT_S = 0.5
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a worker did for its consumer, from ``start`` on."""
+
+    start: Cursor
+    outcome: Outcome
+    rows: int = 0
+    committed_at: datetime | None = None
+    ledger: str | None = None
+    dead: Iterable[DeadLetter] = ()
+    deliver_ms: float | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it only moves a cursor and counts."""
+        outcome = self.outcome
+        return not self.dead and outcome.aside is None and outcome.error is None
+
+    def after(self, before: Report) -> Report:
+        """Both as one."""
+        return replace(
+            self,
+            start=before.start,
+            outcome=self.outcome.after(before.outcome),
+            rows=before.rows + self.rows,
+        )
+
+    def settlement(self) -> Settlement:
+        outcome = self.outcome
+        return Settlement(
+            since=self.start,
+            cursor=outcome.cursor,
+            delivered=outcome.delivered,
+            absorbed=outcome.absorbed,
+            last_commit=outcome.last_commit if outcome.error is not None else self.committed_at,
+            error=str(outcome.error) if outcome.failed else None,
+            dead=self.dead,
+            aside=outcome.aside,
+            ledger=self.ledger,
+            top_before=outcome.top_before,
+            top=outcome.top,
+            deliver_ms=self.deliver_ms,
+        )
+
+
+@dataclass
+class _Unsettled:
+    report: Report
+    since: float  # monotonic
+
+
+class Settler:
+    """Settles for one source, in one process. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        source: str,
+        term: int,
+        run: int,
+        state_dsn: str,
+        connections: ConnectionPool,
+        figures: Callable[[], FeedFigures],
+    ) -> None:
+        self._source, self._term, self._run = source, term, run
+        self._state_dsn = state_dsn
+        self._connections = connections
+        self._figures = figures
+        self._changed = threading.Condition()
+        self._waiting: dict[str, _Unsettled] = {}
+        self._writing: dict[str, Report] = {}
+        self._moved: set[str] = set()
+        self._settled: dict[str, Cursor] = {}
+        self._read_to: Cursor | None = None
+        self._closing = False
+        self._state: Connection | None = None
+        self._took_ms: float | None = None
+        self.is_away = False
+        """Whether the state database does not answer."""
+        self.failure: Exception | None = None
+        """Why nothing can be settled any more."""
+
+    def begin(self, consumer: str, cursor: Cursor) -> None:
+        """A worker begins at a cursor that was read from its row."""
+        with self._changed:
+            self._moved.discard(consumer)
+            self._settled[consumer] = cursor
+
+    def settled(self, consumer: str) -> Cursor | None:
+        """Where a consumer's row stands, as far as this process wrote or read it."""
+        with self._changed:
+            return self._settled.get(consumer)
+
+    def was_moved(self, consumer: str) -> bool:
+        """Whether somebody else moved its cursor; it has to begin again."""
+        with self._changed:
+            return consumer in self._moved
+
+    def report(self, consumer: str, report: Report) -> None:
+        """Have a report settled soon; waits while too much is unsettled."""
+        with self._changed:
+            while not self._has_room(consumer) and self.failure is None and not self._closing:
+                self._changed.wait(_WAIT_S)
+            if consumer in self._moved:
+                return
+            before = self._waiting.get(consumer)
+            if before is None:
+                self._waiting[consumer] = _Unsettled(report, time.monotonic())
+            else:
+                before.report = report.after(before.report)
+            self._changed.notify_all()
+
+    def settle(self, consumer: str, report: Report) -> bool:
+        """Settle a report now, behind all that was reported before; returns whether it was.
+
+        False: somebody else moved the cursor. Raises if the state database does not answer.
+        """
+        self.flush(consumer)
+        if self.was_moved(consumer):
+            return False
+        with self._connections.connection() as state:
+            return self._write(state, {consumer: report}, None) == []
+
+    def flush(self, consumer: str | None = None) -> None:
+        """Wait until what was reported, of one consumer or of all, is settled or refused."""
+        with self._changed:
+            while self._has_unsettled(consumer) and self.failure is None and not self._closing:
+                self._changed.wait(_WAIT_S)
+            if self.failure is not None:
+                raise self.failure
+
+    @property
+    def has_unsettled(self) -> bool:
+        """Whether something was reported that is not settled."""
+        with self._changed:
+            return self._has_unsettled(None)
+
+    def note_read(self, read_to: Cursor) -> None:
+        """The feed went on, whoever takes part in it: the restart cursor may follow."""
+        with self._changed:
+            self._read_to = read_to
+            self._changed.notify_all()
+
+    def run(self) -> None:
+        """Write at the pace until closed; then once more."""
+        while True:
+            with self._changed:
+                while not self._closing and not self._waiting and self._read_to is None:
+                    self._changed.wait(_WAIT_S)
+                closing = self._closing
+                if not closing and not self._is_full():
+                    self._changed.wait_for(lambda: self._closing or self._is_full(), PACE_S)
+            if not self.write() and not closing:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closing, _AWAY_S)
+            if closing or self.failure is not None:
+                break
+        if self._state is not None:
+            self._state.close()
+
+    def write(self) -> bool:
+        """Write all that was reported; returns whether the state database answered."""
+        with self._changed:
+            reports = {name: each.report for name, each in self._waiting.items()}
+            self._writing, self._waiting = reports, {}
+            read_to, self._read_to = self._read_to, None
+        if not reports and read_to is None:
+            return True
+        try:
+            self._write(self._connected(), reports, self._figures())
+        except psycopg.Error as error:
+            if not self.is_away:
+                _logger.warning("settler.state_unreachable", source=self._source, error=error)
+            self.is_away = True
+            self._state = None
+            self._take_back(reports, read_to)
+            return False
+        except Exception as error:
+            with self._changed:
+                self.failure = error
+                self._writing = {}
+                self._changed.notify_all()
+            return True
+        if self.is_away:
+            _logger.info("settler.state_reachable", source=self._source)
+        self.is_away = False
+        return True
+
+    def close(self) -> None:
+        """Let ``run`` end, after one more write."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def _write(
+        self, state: Connection, reports: dict[str, Report], figures: FeedFigures | None
+    ) -> list[str]:
+        """One transaction; returns the consumers whose cursors somebody else moved."""
+        began = time.monotonic()
+        consumers = {name: report.settlement() for name, report in reports.items()}
+        moved: list[str] = []
+        read_to = (figures or self._figures()).read_to
+        read_to = max([read_to, *(each.cursor for each in consumers.values())])
+        while True:
+            try:
+                settle(
+                    state,
+                    source=self._source,
+                    term=self._term,
+                    run=self._run,
+                    read_to=read_to,
+                    consumers=consumers,
+                    figures=figures and replace(figures, settle_ms=self._took_ms),
+                )
+                break
+            except MovedError as error:
+                moved.append(error.consumer)
+                del consumers[error.consumer]
+        self._took_ms = (time.monotonic() - began) * 1000
+        with self._changed:
+            self._settled |= {name: each.cursor for name, each in consumers.items()}
+            self._moved |= set(moved)
+            if figures is not None:
+                self._writing = {}
+            self._changed.notify_all()
+        return moved
+
+    def _take_back(self, reports: dict[str, Report], read_to: Cursor | None) -> None:
+        """Reports that could not be written come before those made since."""
+        now = time.monotonic()
+        with self._changed:
+            for name, report in reports.items():
+                since = self._waiting.get(name)
+                whole = report if since is None else since.report.after(report)
+                self._waiting[name] = _Unsettled(whole, now)
+            self._writing = {}
+            self._read_to = self._read_to or read_to
+            self._changed.notify_all()
+
+    def _has_room(self, consumer: str) -> bool:
+        waiting = self._waiting.get(consumer)
+        if waiting is None:
+            return True
+        old = time.monotonic() - waiting.since > _UNSETTLED_S
+        return not old and waiting.report.rows < _UNSETTLED_ROWS_MAX
+
+    def _has_unsettled(self, consumer: str | None) -> bool:
+        if consumer is None:
+            return bool(self._waiting or self._writing)
+        return consumer in self._waiting or consumer in self._writing
+
+    def _is_full(self) -> bool:
+        return sum(each.report.rows for each in self._waiting.values()) >= ROWS_MAX
+
+    def _connected(self) -> Connection:
+        if self._state is None or self._state.closed:
+            self._state = connect(self._state_dsn, name=f"{self._source}:settler")
+        return self._state

@@ -1,0 +1,114 @@
+"""What SQL and health say of the workers and the feed of one source.
+
+Invariant: only what has changed since the last look is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from cdc.connection import Connection
+from cdc.errors import WalbrookError
+from cdc.state.health import Condition, report_conditions
+from cdc.state.workers import WorkerState, WorkerStatus, show_worker
+from spark_pipeline.feed.progress import BodyStep
+
+GIVEN_UP_AFTER = 5
+"""Deadlines after which a Spark job is cancelled."""
+
+
+class StatusWriter:
+    """Writes the states of workers, and the health events that follow from them."""
+
+    def __init__(self, source: str, term: int) -> None:
+        self._source = source
+        self._term = term
+        self._shown: dict[str, WorkerStatus] = {}
+        self._told: dict[str, list[Condition]] = {}
+
+    def show(
+        self,
+        state: Connection,
+        statuses: Mapping[str, WorkerStatus],
+        ahead: Collection[str],
+        overdue: Mapping[str, Condition],
+    ) -> None:
+        """``ahead`` are those beyond the log's end, ``overdue`` those with a slow delivery."""
+        for consumer, status in statuses.items():
+            was = self._shown.get(consumer)
+            same = was is not None and (was.state, was.reason) == (status.state, status.reason)
+            if not same:
+                show_worker(state, self._source, consumer, status)
+                self._shown[consumer] = status
+            conditions = list(_conditions(consumer, status, consumer in ahead))
+            if consumer in overdue:
+                conditions.append(overdue[consumer])
+            if conditions != self._told.get(consumer):
+                report_conditions(
+                    state, self._source, self._term, conditions, consumer=consumer, scope="worker_"
+                )
+                self._told[consumer] = conditions
+
+
+def slow_delivery(consumer: str, age_s: float, deadline_s: float) -> Condition:
+    """A delivery that takes longer than the deadline."""
+    # In steps of the deadline: a text that changes each second would be written each second.
+    shown_s = age_s // deadline_s * deadline_s
+    return Condition(
+        "worker_slow",
+        "error" if age_s > deadline_s * GIVEN_UP_AFTER else "warning",
+        f"a delivery to {consumer} has been under way for more than {shown_s:.0f} s; nothing else "
+        "is delivered to it until it ends",
+        fix="look at its destination; if it cannot end, restart the service",
+    )
+
+
+def slow_feed(step: BodyStep, age_s: float, deadline_s: float) -> Condition:
+    """A range of the log that is not decoded, or not taken, within the deadline."""
+    shown_s = age_s // deadline_s * deadline_s
+    return Condition(
+        "feed_slow",
+        "warning",
+        f"a range of {step.rows} changes has been at the step {step.name} for more than "
+        f"{shown_s:.0f} s",
+        fix="look at Spark's executors, at the sinks and at the load of the machine; "
+        "spark.deadline_s says when this is reported",
+    )
+
+
+def stopped_feed(source: str, error: WalbrookError | None) -> Condition:
+    """The query of a source failed and has decoded nothing since."""
+    return Condition(
+        "feed_stopped",
+        "error",
+        f"the feed of source {source} cannot run: {error}",
+        fix="it is started again with a growing pause, after several failures of Spark in a new "
+        "driver process; if that does not help, look at the log of the service for the cause",
+    )
+
+
+def _conditions(consumer: str, status: WorkerStatus, ahead: bool) -> Iterator[Condition]:
+    if status.failing:
+        yield Condition(
+            "worker_failing",
+            "warning",
+            f"{consumer} gets nothing at the moment: {status.reason}",
+            fix="it is tried again with pauses of up to 30 seconds; if the reason stays, mend it "
+            "at the destination or in the configuration",
+        )
+    if status.state is WorkerState.PAUSED:
+        yield Condition(
+            "worker_paused",
+            "warning",
+            f"{consumer} is paused: it gets nothing until it is resumed. The change log keeps what "
+            "it lacks, within its bounds; walbrook.gaps has what was given up",
+            fix=f"walbrook resume {consumer}, or SELECT walbrook.resume('{consumer}')",
+        )
+    if ahead:
+        yield Condition(
+            "worker_ahead",
+            "warning",
+            f"the cursor of {consumer} stands beyond the end of the change log: it gets nothing "
+            "until the log reaches it",
+            fix="if that was not meant, move it back: walbrook.cursors shows where the others are",
+        )
