@@ -12,8 +12,8 @@ CREATE TYPE walbrook.consumer_state AS (
     waiting      bigint,
     dead_letters bigint,
     affected     bigint,
-    lane         text,
-    lane_reason  text
+    state        text,
+    state_reason text
 );
 
 COMMENT ON TYPE walbrook.consumer_state IS 'A consumer after an operator''s act: its cursor, how many messages wait in its queue, how many dead letters it has (10000 stands for 10000 or more), and how many messages the act moved or gave up.';
@@ -117,7 +117,7 @@ BEGIN
            (SELECT count(*) FROM (SELECT FROM walbrook.dead_letters d
                                    WHERE d.source = c.source AND d.consumer = c.name
                                    LIMIT walbrook.counted_max()) few),
-           acted.affected, c.lane, c.lane_reason
+           acted.affected, c.state, c.state_reason
       INTO answer FROM walbrook.consumers c WHERE c.id = acted.id;
     PERFORM walbrook.announce(answer.source, answer.consumer, acted.action);
     PERFORM pg_notify('walbrook_pull', acted.id::text);  -- who waits for messages looks again

@@ -51,7 +51,7 @@ BEGIN
     PERFORM walbrook.grant_functions(role, 'monitor');
     EXECUTE format(
         'GRANT SELECT ON walbrook.cursors, walbrook.sources, walbrook.consumers, walbrook.health, '
-        'walbrook.health_events, walbrook.gaps, walbrook.lanes, walbrook.pressure, walbrook.queues, '
+        'walbrook.health_events, walbrook.gaps, walbrook.feeds, walbrook.pressure, walbrook.queues, '
         'walbrook.backlogs, walbrook.leases, walbrook.log_segments, walbrook.schema_versions, walbrook.watermarks, '
         'walbrook.event_time, walbrook.event_sources, walbrook.event_partitions, walbrook.pulls, '
         'walbrook.stored, walbrook.claims, walbrook.buried TO %I', role);

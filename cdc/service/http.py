@@ -40,8 +40,7 @@ _logger = structlog.get_logger("walbrook.http")
 
 _SOURCES = """
 SELECT s.name AS source, s.state, s.state_since::text, s.last_error,
-       (SELECT l.last_error FROM walbrook.lanes l
-         WHERE l.source = s.name AND l.name = 'shared') AS lane_error, v.cursor,
+       (SELECT f.last_error FROM walbrook.feeds f WHERE f.source = s.name) AS feed_error, v.cursor,
        v.lag_bytes, v.lag_seconds, s.log_bytes, s.slot_wal_status, s.slot_safe_bytes,
        extract(epoch FROM clock_timestamp() - s.heartbeat_at)::float8 AS heartbeat_age_s,
        extract(epoch FROM clock_timestamp() - s.seen_at)::float8 AS seen_age_s,
@@ -57,7 +56,7 @@ SELECT s.name AS source, s.state, s.state_since::text, s.last_error,
 _CONSUMERS = """
 SELECT c.source, c.name AS consumer, v.cursor, v.lag_bytes, v.lag_seconds, c.delivered,
        c.absorbed, walbrook.dead_ever(c) AS dead, c.last_error, v.moved_at::text,
-       c.lane, c.lane_reason, c.breaker,
+       c.state, c.state_reason, c.breaker,
        CASE WHEN r.consumer IS NULL THEN c.paused_at
             ELSE (SELECT min(k.paused_at) FROM walbrook.consumers k
                    WHERE k.name = c.name AND k.active) END::text AS paused_at,
@@ -70,7 +69,7 @@ SELECT c.source, c.name AS consumer, v.cursor, v.lag_bytes, v.lag_seconds, c.del
          WHERE g.source = c.source AND g.consumer = c.name) AS gaps,
        CASE WHEN r.consumer IS NULL
             THEN (c.cursor_lsn, c.cursor_idx) < (s.log_lsn, s.log_idx) AND v.moved_at < w.since
-                 AND (c.lane IS NULL AND c.lane_reason = %(deferred)s) IS NOT TRUE
+                 AND c.state_reason IS DISTINCT FROM %(deferred)s
             ELSE (r.read_lsn, r.read_idx) < (s.log_lsn, s.log_idx)
                  AND t.moved_at < w.since END AS stuck
   FROM walbrook.consumers c
@@ -147,8 +146,8 @@ class Observatory:
         ]
         for row in sight.sources:
             found += _reader_complaints(row)
-            if row["lane_error"] is not None:
-                found.append(f"deliveries from {row['source']} stand still: {row['lane_error']}")
+            if row["feed_error"] is not None:
+                found.append(f"deliveries from {row['source']} stand still: {row['feed_error']}")
         for row in sight.consumers:
             if row["paused_at"] is not None:
                 continue  # on purpose; an event of severity warning says so
@@ -215,10 +214,10 @@ def _source_metrics(sources: Rows) -> Iterator[Metric]:
         lambda row: row["state"] == "streaming" and not _is_silent(row),
     )
     yield _flag(
-        "source_lane_failing",
-        "1 while the lane cannot move.",
+        "source_feed_failing",
+        "1 while the feed of decoded changes cannot move.",
         sources,
-        lambda row: row["lane_error"] is not None,
+        lambda row: row["feed_error"] is not None,
     )
     yield _gauge("source_lag_bytes", "WAL behind the restart cursor.", sources, "lag_bytes")
     yield _gauge("source_lag_seconds", "Age of what is settled.", sources, "lag_seconds")
@@ -260,9 +259,9 @@ def _consumer_metrics(consumers: Rows) -> Iterator[Metric]:
     yield _gauge("consumer_leased", "Messages handed out; pull only.", consumers, "leased")
     yield _flag(
         "consumer_apart",
-        "1 while it is not served by the shared lane.",
+        "1 while it is not at the head of the log.",
         consumers,
-        lambda row: row["lane_reason"] is not None,
+        lambda row: row["state"] != "live",
     )
     yield _flag(
         "consumer_paused",

@@ -19,8 +19,7 @@ from rich.text import Text
 _SOURCES = """
 SELECT name, state, date_trunc('second', clock_timestamp() - state_since)::text, slot,
        restart_lsn || ':' || restart_idx, last_error,
-       (SELECT l.last_error FROM walbrook.lanes l
-         WHERE l.source = sources.name AND l.name = 'shared'), log_bytes,
+       (SELECT f.last_error FROM walbrook.feeds f WHERE f.source = sources.name), log_bytes,
        earliest_lsn || ':' || earliest_idx,
        CASE WHEN (evicted_lsn, evicted_idx) > ('0/0', 0)
             THEN evicted_lsn || ':' || evicted_idx END
@@ -60,14 +59,12 @@ SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx, v.lag_bytes, v.lag_seconds,
                  || ' (' || c.disabled_reason || ')'
             WHEN c.active AND p.paused_at IS NOT NULL
             THEN 'is paused since ' || to_char(p.paused_at, 'YYYY-MM-DD HH24:MI:SS')
-            WHEN c.active AND c.lane_reason IS NOT NULL
-            THEN 'is by itself, '
-                 || CASE WHEN c.lane IS NOT NULL THEN 'in lane ' || c.lane
-                      WHEN c.retry_at > clock_timestamp()
-                      THEN 'tried again at ' || to_char(c.retry_at, 'HH24:MI:SS')
-                      ELSE 'in no lane at the moment' END
-                 || ': ' || CASE WHEN c.last_error IS NULL THEN c.lane_reason
-                                 ELSE split_part(c.lane_reason, ':', 1) END END,
+            WHEN c.active AND c.state_reason IS NOT NULL
+            THEN 'is ' || replace(coalesce(c.state, 'not served'), '_', ' ')
+                 || CASE WHEN c.state IN ('waiting', 'failed') AND c.retry_at > clock_timestamp()
+                         THEN ', tried again at ' || to_char(c.retry_at, 'HH24:MI:SS') ELSE '' END
+                 || ': ' || CASE WHEN c.last_error IS NULL THEN c.state_reason
+                                 ELSE split_part(c.state_reason, ':', 1) END END,
        (SELECT q.waiting FROM walbrook.queues q
          WHERE q.source = c.source AND q.consumer = c.name)
   FROM walbrook.consumers c
@@ -87,9 +84,9 @@ def status_tables(connection: psycopg.Connection[tuple[Any, ...]]) -> Group:
     parts: list[RenderableType] = [sources]
     errors: list[Text] = []
     for row in connection.execute(_SOURCES).fetchall():
-        name, state, since, slot, cursor, reader, lane, log_bytes, earliest, evicted = row
+        name, state, since, slot, cursor, reader, feed, log_bytes, earliest, evicted = row
         sources.add_row(Text(name), state, since, Text(slot), cursor)
-        errors += _error(f"reader {name}", reader) + _error(f"lane {name}", lane)
+        errors += _error(f"reader {name}", reader) + _error(f"feed {name}", feed)
         parts += ("", *_log(name, log_bytes, earliest, evicted))
         parts += _consumers(connection, name, errors)
         parts += _pressure(connection, name)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cdc.connection import Connection
 
 DEFERRED = "deferred: pressure"
-"""In ``lane_reason``: why a consumer waits that is held back for a while."""
+"""In ``state_reason``: why a consumer waits that is held back for a while."""
 
 _SHOW = """
 INSERT INTO walbrook.pressure AS p

@@ -1,6 +1,6 @@
 """Who may be served now: the active consumers of a source that no operator holds back.
 
-What must always hold: a paused consumer is served by no lane, and counts in everything else: it
+What must always hold: a paused consumer is served by no worker, and counts in everything else: it
 holds the restart cursor and keeps its place. A consumer's cursor and the name of its ledger are
 read together: the name changes when the cursor is moved back, so that nobody delivers from the new
 place under the old name, and leaves out what is to be sent again.

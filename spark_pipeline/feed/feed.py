@@ -126,16 +126,7 @@ class Feed:
         """Append a range; waits for room. ``given_up`` ends the wait, and the range is dropped."""
         with self._changed:
             while not self._has_room(decoded) and not given_up.is_set() and not self._closed:
-                starved = min(
-                    (
-                        r.starved_since
-                        for r in self._readers.values()
-                        if r.starved_since is not None
-                    ),
-                    default=None,
-                )
-                now = time.monotonic()
-                if starved is not None and now - starved >= self.patience_s:
+                if self._starved_s() >= self.patience_s:
                     self._drop_oldest()
                     continue
                 self._changed.wait(_LOOK_S)
@@ -269,6 +260,12 @@ class Feed:
         lowest = min((r.batch for r in self._readers.values()), default=self.position)
         while self._ring and self._ring[0].decoded.end <= lowest:
             self._drop_oldest()
+
+    def _starved_s(self) -> float:
+        """For how long a worker has had nothing to do."""
+        now = time.monotonic()
+        since = (reader.starved_since for reader in self._readers.values())
+        return max((now - at for at in since if at is not None), default=0.0)
 
     def _has_room(self, decoded: DecodedRange) -> bool:
         if not self._ring:

@@ -386,7 +386,7 @@ class SourceStage:
                     self._source,
                     self._term,
                     [each for each in conditions if each.kind.startswith(scope)],
-                    scope=scope,  # type: ignore[arg-type]
+                    scope=scope,
                 )
             self._told_conditions = bool(conditions)
         if time.monotonic() - self._reported >= _REPORT_S:

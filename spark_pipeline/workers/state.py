@@ -96,9 +96,7 @@ class CurrentState:
     def catching_up(self) -> None:
         self._serve(WorkerState.CATCHING_UP, Reason.BEHIND)
 
-    def waits(
-        self, reason: Reason, until: float | None, error: WalbrookError | None = None
-    ) -> None:
+    def waits(self, reason: Reason, until: float, error: WalbrookError | None = None) -> None:
         """Nothing is tried before ``until`` (monotonic)."""
         needs_operator = isinstance(error, OperatorError)
         state = WorkerState.FAILED if needs_operator else WorkerState.WAITING

@@ -293,7 +293,8 @@ class Worker:
 
     def _catch_up(self, wait_s: float) -> bool:
         """The next range of the log, read by this worker; returns whether there was any."""
-        assert self._log is not None and self._planner is not None
+        assert self._log is not None
+        assert self._planner is not None
         end = self._log.wait(self.batch, wait_s if self._isolate else 0.0)
         if end <= self.batch:
             # The feed is about to begin again, or could not decode what comes next.
