@@ -29,7 +29,6 @@ from benchmarks import (
     pipeline,
     queue,
     read,
-    wake,
 )
 from benchmarks.sizes import Sizes, progress
 from cdc.config import Service
@@ -58,7 +57,6 @@ BENCHMARKS = {
     "consumers": Benchmark(consumers.run, Sizes(rows=200_000)),
     "latency": Benchmark(latency.run),
     "outage": Benchmark(outage.run, Sizes(rate=5_000, seconds=60)),
-    "wake": Benchmark(wake.run, Sizes(seconds=60)),
     "idle": Benchmark(idle.run, Sizes(seconds=30)),
     "queue": Benchmark(queue.run),
 }
@@ -101,11 +99,11 @@ def _arguments() -> tuple[str | None, dict[str, int]]:
     parser = argparse.ArgumentParser(prog="benchmarks", description=f"Benchmarks: {names}.")
     parser.add_argument("name", nargs="?", help="which one; all of them if not given")
     used_by = {
+        "seconds": "latency, outage, idle: how long is measured",
         "rows": "read, large, pipeline, consumers: rows to read; queue: messages to fetch",
         "transaction_rows": "read, pipeline, consumers: rows a transaction",
         "rounds": "read, large, queue: how often each way is measured",
         "rate": "latency, outage: changes a second",
-        "seconds": "latency, outage, wake, idle: how long is measured",
         "outage": "outage: for how many seconds a sink is down",
     }
     for field in fields(Sizes):

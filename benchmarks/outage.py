@@ -32,7 +32,6 @@ from benchmarks.slot_watch import SlotWatch
 from benchmarks.source import PUBLICATION, Source, open_source
 from cdc.errors import ProtocolError
 from cdc.service.embedded_redis import EmbeddedRedis
-from cdc.state.lanes import SHARED
 
 DOWN = "hook_down"
 """The sink that goes down."""
@@ -53,11 +52,11 @@ SELECT (:first + i) * 4 + :client_id, 1, 'counted in the long aisle, shelf ' || 
     ON CONFLICT (id) DO UPDATE SET version = s.version + 1, note = excluded.note
 """
 _TRANSACTION_ROWS = 10
-_LANE = "SELECT lane FROM walbrook.consumers WHERE source = %s AND name = %s"
+_STATE = "SELECT state FROM walbrook.consumers WHERE source = %s AND name = %s"
 _WRITTEN = "SELECT id, version FROM stock"
 _FIRST = "INSERT INTO stock VALUES (-1, 1, 'the first')"
 _STRAINED = """
-SELECT (SELECT count(*) FROM walbrook.consumers WHERE lane IS DISTINCT FROM 'shared')
+SELECT (SELECT count(*) FROM walbrook.consumers WHERE state IS DISTINCT FROM 'live')
      + (SELECT count(*) FROM walbrook.pressure WHERE level > 0 OR latency_s > 2)
 """
 _WRITERS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgbench'"
@@ -132,7 +131,7 @@ class Run:
 
     def wait_back(self) -> None:
         """Until the sink that was down has what the others have, and goes with them."""
-        self.service.until(f"{DOWN} in the shared lane", self._is_back, _BACK_TIMEOUT_S)
+        self.service.until(f"{DOWN} live", self._is_back, _BACK_TIMEOUT_S)
 
     def wait_all(self, writer: Writing) -> int:
         """Stop writing; until every sink has all of it. Returns how many changes that is."""
@@ -152,8 +151,8 @@ class Run:
         return {int(str(key)): int(str(version)) for key, version in rows}
 
     def _is_back(self) -> bool:
-        row = self.source.connection.execute(_LANE, (_NAME, DOWN)).fetchone()
-        return row is not None and row[0] == SHARED
+        row = self.source.connection.execute(_STATE, (_NAME, DOWN)).fetchone()
+        return row is not None and row[0] == "live"
 
     def _number(self, query: str) -> int:
         row = self.source.connection.execute(query.encode()).fetchone()

@@ -136,12 +136,12 @@ class RunningService:
         return time.perf_counter()
 
     def warnings(self) -> int:
-        """How many it has logged: of a reader that lost its connection, a lane that failed."""
+        """How many it has logged: of a reader that lost its connection, a feed that failed."""
         return self._count("[warning")
 
     def departures(self) -> int:
-        """How often a consumer has left a lane, to be served by itself or to rejoin the others."""
-        return self._count("lane.left")
+        """How often a worker has failed."""
+        return self._count("worker.failed")
 
     def stop(self) -> None:
         """End it in order; what its log holds is delivered before."""

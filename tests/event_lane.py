@@ -22,8 +22,9 @@ from cdc.state.positions import register_source
 from spark_pipeline.delivery import Origin
 from spark_pipeline.eventtime.passage import EventPassage
 from spark_pipeline.eventtime.windowing import Windows
-from spark_pipeline.queues import Queues
+from spark_pipeline.refusal_log import RefusalLog
 from spark_pipeline.settings import LaneSettings
+from spark_pipeline.workers.retries import RetryQueue
 from tests import pgoutput
 from tests.unit.replication.test_seal import wire
 
@@ -137,14 +138,18 @@ class EventLane:
         """What the stage does when the consumer's rows were changed."""
         for earlier in self._passages:
             earlier.close()
-        self.queues = {name: Queues() for name in self.sources}
+        run = f"{self.directory} {self._starts}"
+        self.queues = {
+            name: RetryQueue(self.sink, self.settings[name], run, RefusalLog())
+            for name in self.sources
+        }
         passage = EventPassage(
             self.sink,
             self.settings,
             self.state,
             roots=dict.fromkeys(self.sources, self.tables),
             queues=self.queues,
-            run=f"{self.directory} {self._starts}",
+            run=run,
             over=threading.Event(),
             windows=self._windows,
         )

@@ -1,37 +1,47 @@
-"""A lane without Spark: a hand-written log, a real state database, file sinks, chosen cuts.
+"""A stage without threads: a hand-written log, a real state database, file sinks, chosen cuts.
 
-Micro-batches are taken as Spark would plan them, batch range by batch range, so a test can end one
-wherever it likes, and start again as after a crash.
+Ranges are taken as Spark would plan them, and each worker delivers them in turn, so a test can end
+one wherever it likes, and start again as after a crash.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from psycopg.conninfo import make_conninfo
+from pyspark.sql import DataFrame, SparkSession
 
 from cdc.config import FileDestination, Sink
 from cdc.connection import Connection
-from cdc.cursor import Cursor
+from cdc.connection_pool import ConnectionPool
+from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.raw import RAW_SCHEMA
-from cdc.errors import TransientError
+from cdc.errors import TransientError, WalbrookError
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
 from cdc.queue.open_ledger import LedgerAddress
 from cdc.replication.seal import Sealer
+from cdc.state.feeds import FeedFigures, open_feed
 from cdc.state.migrate import migrate
 from cdc.state.positions import register_source, restart_cursor
 from spark_pipeline.delivery import Origin
-from spark_pipeline.exchange import Exchange, PlannedRange, note_planned
-from spark_pipeline.members import Departure
-from spark_pipeline.passage import Passage
-from spark_pipeline.post import Post
-from spark_pipeline.queues import Queues
+from spark_pipeline.exchange import Exchange, PlannedRange
+from spark_pipeline.feed.body import FeedBody
+from spark_pipeline.feed.feed import Feed
+from spark_pipeline.feed.progress import StageProgress
+from spark_pipeline.outcome import Outcome
+from spark_pipeline.planner import Planner
+from spark_pipeline.poison import told
 from spark_pipeline.settings import LaneSettings
+from spark_pipeline.workers.context import WorkerContext
+from spark_pipeline.workers.retries import RetryQueue
+from spark_pipeline.workers.settler import Settler
+from spark_pipeline.workers.worker import ATTEMPTS_IN_DRIVER, Worker
 from tests.unit.replication.test_seal import wire
 
 SOURCE = "shop"
@@ -41,13 +51,14 @@ FIRST_LSN = 8
 class LogLane:
     """One source with consumers whose messages go to files below ``directory``."""
 
-    patience_s = 30.0
-    state_dsn = ""
+    spark: SparkSession | None = None
     ledger: LedgerAddress | None = None
 
     def __init__(self, state: Connection, directory: Path, **sinks: dict[str, Any]) -> None:
         self.state = state
+        self.dsn = make_conninfo(state.info.dsn, password=state.info.password)
         self.directory = directory
+        self.workers: dict[str, Worker] = {}
         self.sinks = [
             Sink.model_validate(
                 {
@@ -90,8 +101,7 @@ class LogLane:
         self.log.append(empty, {}, first=end, high=end)
 
     def start(self) -> None:
-        """What a start of the service and of its lane does, also after a crash."""
-        self._starts += 1
+        """What a start of the service does, also after a crash."""
         term = register_source(
             self.state,
             name=SOURCE,
@@ -106,54 +116,144 @@ class LogLane:
             term=term,
             origin=Origin(SOURCE, "h", "d"),
             consumers=self.sinks,
-            state_dsn=self.state_dsn,
+            state_dsn=self.dsn,
             log_directory=self.directory / "log",
             checkpoint_directory=self.directory,
             micro_batch_rows=1000,
             micro_batch_bytes=1 << 20,
-            patience_s=self.patience_s,
             ledger=self.ledger,
         )
-        self.queues = Queues()
         self.start_lane_again()
 
     def start_lane_again(self) -> None:
-        """What the service does when a lane has failed."""
+        """What a new process does: it begins at the rows in Postgres."""
+        self._close_stage()
+        self._starts += 1
+        names = [sink.name for sink in self.sinks]
+        self.feed_run = open_feed(self.state, SOURCE, self.settings.term, names)
         self.exchange = Exchange.create(self.directory / "exchange")
-        run = f"{self.directory} {self._starts}"
-        view = LogView(self.directory / "log")
-        self.departures: list[Departure] = []
-        names = tuple(sink.name for sink in self.sinks)
-        post = Post(names, self.departures.append, queues=self.queues)
-        self.passage = Passage(self.settings, self.state, view, self.exchange, run, post)
+        self.feed = Feed(64 << 20)
+        self.connections = ConnectionPool(self.dsn, name="test")
+        self.settler = Settler(
+            SOURCE, self.settings.term, self.feed_run.run, self.dsn, self.connections, self._figures
+        )
+        self.context = WorkerContext(
+            settings=self.settings,
+            feed=self.feed,
+            settler=self.settler,
+            connections=self.connections,
+            scratch=self.exchange.directory,
+            spark=self.spark,
+            run=f"{self.directory} {self._starts}",
+        )
+        self.workers = {
+            sink.name: Worker(sink, self.context, attempts=self.feed_run.consumers[sink.name])
+            for sink in self.sinks
+        }
+        self.failed: dict[str, WalbrookError] = {}
+        self.served: set[str] = set()
+        with closing(LogView(self.directory / "log")) as view:
+            self.feed.begin(view.history(), view.first_batch(), ORIGIN)
+            for worker in self.workers.values():
+                self.begin(worker)
+            places = [self.workers[name].batch for name in self.served]
+            self.feed.begin(view.history(), min(places, default=view.next_batch()), ORIGIN)
+        planner = Planner(self.settings, self.feed.history, self.exchange.directory)
+        self.body = FeedBody(
+            self.feed,
+            planner,
+            self.exchange,
+            StageProgress(),
+            self.context.ended,
+            little=self.settings.little,
+            isolate=self.feed_run.attempts > ATTEMPTS_IN_DRIVER,
+        )
+
+    def begin(self, worker: Worker) -> None:
+        """Let a worker read its row."""
+        self.served.discard(worker.name)
+        try:
+            if worker.begin():
+                self.served.add(worker.name)
+        except Exception as error:
+            self._fails(worker, error)
+
+    @property
+    def next_batch(self) -> int:
+        """The first batch that is not decoded."""
+        return self.feed.position
 
     def take(self, batches: int | None = None) -> None:
-        """One micro-batch of the next ``batches``, or of all that there are."""
-        start, end = self.passage.next_batch, self.log.next_batch
+        """One range of the next ``batches``, or of all that there are, for all workers."""
+        end = self.log.next_batch
         if batches is not None:
-            end = min(end, start + batches)
-        self._take(None, start, end)
+            end = min(end, self.feed.position + batches)
+        self._take(None, end)
 
     def take_frame(self, markers: DataFrame) -> None:
-        """One micro-batch of all that there is, which Spark has decoded."""
-        self._take(markers, self.passage.next_batch, self.log.next_batch)
+        """One range of all that there is, which Spark has decoded."""
+        self._take(markers, self.log.next_batch)
 
-    def _take(self, markers: DataFrame | None, start: int, end: int) -> None:
-        rows = int(LogView(self.directory / "log").entries(start, end)["rows"].sum())
-        note_planned(self.exchange.directory, PlannedRange(start, end, rows))
-        self.passage.take(markers, 0)
-        if self.passage.failure is not None:
-            raise self.passage.failure
-        for departure in self.departures:
-            if departure.error is not None:
-                raise TransientError(f"consumer {departure.consumer} left: {departure.error}")
+    def _take(self, markers: DataFrame | None, end: int) -> None:
+        for name in sorted(self.served):
+            self.feed.join(name, self.feed.history, self.workers[name].batch)
+        start = self.feed.position
+        with closing(LogView(self.directory / "log")) as view:
+            rows = int(view.entries(start, end)["rows"].sum()) if end > start else 0
+        if end > start:
+            self.body.take_range(PlannedRange(start, end, rows), markers)
+        self.serve(end)
+        self.settler.write()
+        if self.settler.failure is not None:
+            raise self.settler.failure
+        for name, error in self.failed.items():
+            raise TransientError(f"consumer {name} failed: {error}")
+
+    def serve(self, end: int) -> None:
+        """Let each worker deliver what there is below batch ``end``."""
+        for name in sorted(self.served):
+            worker = self.workers[name]
+            try:
+                while worker.batch < end and worker.serve_next(0.0):
+                    pass
+            except Exception as error:
+                self._fails(worker, error)
+
+    def deliver_due(self, claims: int = 1, run: str = "") -> list[Outcome]:
+        """Let each worker deliver what is due in its retry queue; ``run`` names the process."""
+        found: list[Outcome] = []
+        for sink in self.sinks:
+            refusals = self.context.refusals
+            retries = RetryQueue(sink, self.settings, run or self.context.run, refusals)
+            for _ in range(claims):
+                outcome = retries.deliver_due(self.state, self.context.over)
+                found += [outcome] if outcome is not None else []
+        return found
+
+    def _fails(self, worker: Worker, error: Exception) -> None:
+        self.served.discard(worker.name)
+        worker.failed(error)
+        self.failed[worker.name] = worker.current.error or told(error)
+
+    def _figures(self) -> FeedFigures:
+        return FeedFigures(self.feed.high)
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         return self.state.execute(query.encode()).fetchall()
 
     def close(self) -> None:
         self.log.close()
-        self.exchange.remove()
+        self._close_stage()
+
+    def _close_stage(self) -> None:
+        for worker in self.workers.values():
+            worker.close()
+        if self._starts > 1:
+            self.settler.close()
+            self.feed.close()
+            self.body.close()
+            self.exchange.remove()
+            self.connections.close()
 
 
 def arrived(directory: Path) -> list[dict[str, Any]]:

@@ -114,6 +114,7 @@ class Settler:
         self._settled: dict[str, Cursor] = {}
         self._read_to: Cursor | None = None
         self._closing = False
+        self._runs = False
         self._state: Connection | None = None
         self._took_ms: float | None = None
         self.is_away = False
@@ -163,7 +164,12 @@ class Settler:
             return self._write(state, {consumer: report}, None) == []
 
     def flush(self, consumer: str | None = None) -> None:
-        """Wait until what was reported, of one consumer or of all, is settled or refused."""
+        """Wait until what was reported, of one consumer or of all, is settled or refused.
+
+        Without a thread that runs the settler, the caller writes.
+        """
+        if not self._runs:
+            self.write()
         with self._changed:
             while self._has_unsettled(consumer) and self.failure is None and not self._closing:
                 self._changed.wait(_WAIT_S)
@@ -184,6 +190,7 @@ class Settler:
 
     def run(self) -> None:
         """Write at the pace until closed; then once more."""
+        self._runs = True
         while True:
             with self._changed:
                 while not self._closing and not self._waiting and self._read_to is None:
@@ -232,6 +239,8 @@ class Settler:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+        if not self._runs and self._state is not None:
+            self._state.close()
 
     def _write(
         self, state: Connection, reports: dict[str, Report], figures: FeedFigures | None

@@ -184,10 +184,12 @@ class Worker:
 
     def step(self, wait_s: float) -> bool:
         """What is due for a retry, else the next range; returns whether there was anything."""
+        return self._deliver_due() or self.serve_next(wait_s)
+
+    def serve_next(self, wait_s: float) -> bool:
+        """The next range, from the feed or from the log; returns whether there was any."""
         if self._context.settler.was_moved(self.name):
             raise _AgainError("its cursor was moved")
-        if self._deliver_due():
-            return True
         assert self._log is not None
         feed, history = self._context.feed, self._log.history()
         if self._isolate or not feed.join(self.name, history, self.batch):

@@ -14,10 +14,8 @@ import pytest
 from cdc.connection import Connection
 from cdc.cursor import Cursor
 from cdc.queue.waiting import Waiting
-from cdc.replication.stop import StopSignal
 from cdc.state import positions
 from spark_pipeline import settling
-from spark_pipeline.redelivery import Redelivery
 from tests import pgoutput
 from tests.checker import Arrival, Findings, compare, digest
 from tests.fix_http import Endpoint
@@ -93,9 +91,7 @@ def findings(
 
 
 def _redeliver(lane: LogLane) -> bool:
-    redelivery = Redelivery(lane.settings, lane.queues, StopSignal(), "run")
-    for due in lane.queues.look(lane.state, lane.settings.source):
-        redelivery._serve(due)
+    lane.deliver_due(claims=1)
     return not lane.rows("SELECT 1 FROM walbrook.events")
 
 

@@ -12,10 +12,8 @@ import redis
 
 from cdc.cursor import Cursor
 from cdc.decoding import decode_changes
-from cdc.replication.stop import StopSignal
 from spark_pipeline.eventtime.courier import UndeliveredError
 from spark_pipeline.eventtime.partitions import StrangeTableError
-from spark_pipeline.redelivery import Redelivery
 from tests import pgoutput
 from tests.event_lane import ITEM, NAME, EventLane, S
 from tests.fix_event_lane import Fate, MakeLane
@@ -59,10 +57,9 @@ def redeliver(lane: EventLane) -> None:
     """Deliver what waits, until nothing does."""
 
     def empty() -> bool:
-        for source, settings in lane.settings.items():
-            redelivery = Redelivery(settings, lane.queues[source], StopSignal(), "run")
-            for due in lane.queues[source].look(lane.state, source):
-                redelivery._serve(due)
+        for queue in lane.queues.values():
+            queue.look(lane.state)
+            queue.deliver_due(lane.state, threading.Event())
         return not lane.rows("SELECT 1 FROM walbrook.events")
 
     until("an empty queue", empty, 30)

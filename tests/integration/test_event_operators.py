@@ -354,7 +354,7 @@ def served(
     lane.passage.close()
     stop = StopSignal()
     config = config_of(lane, database, away)
-    stage = EventStage(None, config, lane.sink, lane.settings, lane.queues, stop)
+    stage = EventStage(None, config, lane.sink, lane.settings, stop)
     thread = threading.Thread(target=stage.run, args=(drain_timeout_s,))
     thread.start()
     try:
@@ -395,7 +395,7 @@ def test_operators_are_heard_within_a_second(
         lane.write("b", (2, 2 * S))
         come(1)
         state.execute(f"SELECT walbrook.pause('b/{NAME}')".encode())
-        idle("SELECT count(*) = 2 FROM walbrook.consumers WHERE lane_reason = 'paused'")
+        idle("SELECT count(*) = 2 FROM walbrook.consumers WHERE state = 'paused'")
         lane.write("a", (3, 3 * S))
         lane.write("b", (4, 3 * S))
         state.execute(f"SELECT walbrook.resume('b/{NAME}')".encode())

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+from spark_pipeline.lanes import SourceLanes
 
 from cdc.replication.stop import StopReason, StopSignal
 from spark_pipeline.eventtime import passage as passage_module
 from spark_pipeline.eventtime import stage as stage_module
 from spark_pipeline.eventtime.stage import EventStage
-from spark_pipeline.lanes import SourceLanes
 from tests.event_lane import NAME, EventLane, S
 from tests.fix_event_lane import MakeLane
 from tests.fix_postgres import Database
@@ -54,7 +54,7 @@ def serve(
     lane.passage.close()
     stop = StopSignal()
     config = config_of(lane, database, away="")
-    stage = EventStage(None, config, lane.sink, lane.settings, lane.queues, stop)
+    stage = EventStage(None, config, lane.sink, lane.settings, stop)
     thread = threading.Thread(target=stage.run, args=(5.0,))
     thread.start()
     try:

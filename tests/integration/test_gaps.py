@@ -9,6 +9,8 @@ import orjson
 import psycopg
 import pyarrow as pa
 import pytest
+from spark_pipeline.passage import Passage
+from spark_pipeline.post import Post
 
 from cdc.config import loads
 from cdc.connection import Connection
@@ -28,8 +30,6 @@ from cdc.state.positions import (
 from spark_pipeline.delivery import Origin, Share
 from spark_pipeline.exchange import Exchange
 from spark_pipeline.gaps import pass_gaps
-from spark_pipeline.passage import Passage
-from spark_pipeline.post import Post
 from spark_pipeline.settings import LaneSettings
 from tests.fix_postgres import Database
 from tests.lost_changes import note_lost_changes

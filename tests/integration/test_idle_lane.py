@@ -31,10 +31,11 @@ def test_a_first_micro_batch_without_changes_is_no_failure(
     lane.take()
     # Spark begins every query with a micro-batch, also where the log has nothing for it.
     reader = LogStreamReader.for_lane(lane.directory / "log", lane.exchange.directory)
-    start = reader.initialOffset() | {"batch": lane.passage.next_batch}
+    start = reader.initialOffset() | {"batch": lane.next_batch}
     assert reader.partitions(start, start) == []
-    lane.passage.take(None, 0)
-    assert (lane.passage.failure, lane.passage.ended.is_set()) == (None, False)
+    lane.context.ended.set()
+    lane.body.take(None, 0)
+    assert lane.body.failure is None
     lane.write(ITEM, *transaction(0x1000, pgoutput.insert(1, ["7"])))
     lane.take()
     assert [message["record"]["id"] for message in arrived(tmp_path / "all")] == [7]

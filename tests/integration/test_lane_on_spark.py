@@ -12,13 +12,13 @@ import psutil
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from spark_pipeline.members import Departure
 
 from cdc.config.secrets import SecretText
 from cdc.connection import Connection
 from cdc.log.view import LogView
 from cdc.queue.open_ledger import LedgerAddress
 from spark_pipeline.exchange import SliceMarker
-from spark_pipeline.members import Departure
 from spark_pipeline.reading import LogPartition
 from spark_pipeline.reorder import Reorder
 from spark_pipeline.slicing import cut

@@ -15,10 +15,10 @@ from psycopg.conninfo import make_conninfo
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from spark_pipeline.lanes import SourceLanes
 
 from cdc.connection import Connection
 from cdc.replication.stop import StopSignal
-from spark_pipeline.lanes import SourceLanes
 from tests import pgoutput
 from tests.fix_postgres import Database
 from tests.lane_on_log import SOURCE, LogLane, arrived

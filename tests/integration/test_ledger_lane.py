@@ -14,11 +14,9 @@ from cdc.config import Sink, WebhookDestination
 from cdc.config.secrets import SecretText
 from cdc.connection import Connection
 from cdc.queue.open_ledger import LedgerAddress
-from cdc.replication.stop import StopSignal
 from cdc.service.embedded_redis import EmbeddedRedis
 from cdc.state.roll import call_roll
 from spark_pipeline.ledgers import Ledgers
-from spark_pipeline.redelivery import Redelivery
 from tests import pgoutput
 from tests.conformance.crash import Killed
 from tests.fix_http import Endpoint
@@ -150,14 +148,13 @@ def test_what_was_delivered_from_the_queue_before_a_crash_is_not_sent_again(
     state.execute("UPDATE walbrook.events SET due_at = clock_timestamp()")
 
     def redeliver() -> None:
-        (due,) = lane.queues.look(state, lane.settings.source)
-        Redelivery(lane.settings, lane.queues, StopSignal(), "run")._serve(due)
+        lane.deliver_due(claims=1)
 
     def died(*_given: object, **_named: object) -> None:
         raise Killed
 
     with monkeypatch.context() as within:
-        within.setattr("spark_pipeline.redelivery.settle_claim", died)
+        within.setattr("spark_pipeline.workers.retries.settle_claim", died)
         with pytest.raises(Killed):
             redeliver()
     assert ids(endpoint) == [1, 3, 4, 5, 2]
@@ -199,8 +196,8 @@ def test_one_that_is_moved_back_while_it_is_served_gets_everything_again(
     lane.take()
     lane.write_rows(20)
     state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0")
-    lane.take()  # by a lane that has not heard of it, and cannot settle
-    assert [(each.consumer, each.why) for each in lane.departures] == [("hook", "moved")]
+    lane.take()  # by a worker that has not heard of it, and cannot settle
+    assert lane.settler.was_moved("hook")
     lane.start_lane_again()
     lane.take()
     assert ids(endpoint) == [*range(1, 41), *range(1, 41)]

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from spark_pipeline.hearing import heard, listen
+from spark_pipeline.members import Departure
 
 from cdc.connection import Connection
 from cdc.cursor import Cursor
@@ -18,8 +20,6 @@ from cdc.state.positions import (
     restart_cursor,
     settle,
 )
-from spark_pipeline.hearing import heard, listen
-from spark_pipeline.members import Departure
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
 from tests.integration.test_lane_members import ids, write

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-from cdc.connection import Connection, connect
-from cdc.log.view import LogView
 from cdc.state.lanes import SHARED
-from spark_pipeline import relief
-from spark_pipeline.exchange import Exchange, PlannedRange, note_planned, widened_by
 from spark_pipeline.passage import Passage
 from spark_pipeline.post import Post
 from spark_pipeline.relief import Relief
 from spark_pipeline.roster import Roster
+
+from cdc.connection import Connection, connect
+from cdc.log.view import LogView
+from spark_pipeline import relief
+from spark_pipeline.exchange import Exchange, PlannedRange, note_planned, widened_by
 from spark_pipeline.slots import Slots
 from tests import pgoutput
 from tests.checker import SCHEMA, Arrival, Writers, compare

@@ -13,12 +13,10 @@ from cdc.change import MessageBatch
 from cdc.connection import Connection
 from cdc.errors import TransientError
 from cdc.queue.claims import claim
-from cdc.replication.stop import StopSignal
 from cdc.state import positions
 from sinks.base import Delivery
 from sinks.webhook import WebhookSink
 from spark_pipeline.desk import STRIKES
-from spark_pipeline.redelivery import Redelivery
 from tests import pgoutput
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
@@ -84,9 +82,7 @@ def queue(lane: LogLane) -> list[tuple[Any, ...]]:
 
 def serve_once(lane: LogLane) -> None:
     """One claim of what is due."""
-    redelivery = Redelivery(lane.settings, lane.queues, StopSignal(), "run")
-    for due in lane.queues.look(lane.state, lane.settings.source):
-        redelivery._serve(due)
+    lane.deliver_due(claims=1)
 
 
 def redeliver(lane: LogLane) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from spark_pipeline.redelivery import Redelivery
 
 from cdc.connection import Connection
 from cdc.connection_pool import ConnectionPool
@@ -17,7 +18,6 @@ from cdc.queue.groups import BY_KEY
 from cdc.replication.stop import StopSignal
 from cdc.state.dead_letters import report_dead_letters
 from sinks.pull import PullSink, Queue
-from spark_pipeline.redelivery import Redelivery
 from tests import pgoutput
 from tests.conformance.messages import batch
 from tests.fix_http import Endpoint

@@ -13,10 +13,9 @@ from cdc.change import MessageBatch
 from cdc.config.secrets import SecretText
 from cdc.connection import Connection
 from cdc.queue.open_ledger import LedgerAddress
-from cdc.replication.stop import StopSignal
 from sinks.base import Delivery
 from sinks.webhook import WebhookSink
-from spark_pipeline.redelivery import ABANDONED_MAX, Redelivery
+from spark_pipeline.workers.retries import ABANDONED_MAX
 from tests.conformance.crash import Killed
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
@@ -79,9 +78,7 @@ def put_aside(lane: LogLane, endpoint: Endpoint, *refused: str) -> None:
 
 def serve(lane: LogLane, run: str) -> None:
     """One claim by the process ``run``."""
-    redelivery = Redelivery(lane.settings, lane.queues, StopSignal(), run)
-    for due in lane.queues.look(lane.state, lane.settings.source):
-        redelivery._serve(due)
+    lane.deliver_due(claims=1, run=run)
 
 
 def serve_all(lane: LogLane, run: str) -> None:

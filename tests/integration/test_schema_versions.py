@@ -80,7 +80,7 @@ def in_batches(lane: LogLane, messages: list[bytes], *cuts: int) -> None:
 
 
 def run(lane: LogLane, size: int) -> None:
-    while lane.passage.next_batch < lane.log.next_batch:
+    while lane.next_batch < lane.log.next_batch:
         lane.take(size)
 
 

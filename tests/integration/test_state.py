@@ -209,7 +209,7 @@ def test_the_events_of_a_consumer_that_was_removed_end(
     term = register(state, "a", "b")
     for consumer in ("a", "b"):
         failing = [Condition("lane_failing", "warning", f"{consumer} fails")]
-        report_conditions(state, "shop", term, failing, consumer=consumer, scope="lane_")
+        report_conditions(state, "shop", term, failing, consumer=consumer, scope="worker_")
     register(state, "a")
     assert sources_of_events(state) == [("shop", "a", "lane_failing")]
 

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from spark_pipeline.tail import Tail
 
 from cdc.connection import Connection
 from spark_pipeline import tail as tail_module
 from spark_pipeline.exchange import Followed, followed
 from spark_pipeline.reading import LogPartition
 from spark_pipeline.source import LogStreamReader
-from spark_pipeline.tail import Tail
 from tests import pgoutput
 from tests.fix_postgres import Database
 from tests.lane_on_log import LogLane, arrived

@@ -10,6 +10,7 @@ import orjson
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from spark_pipeline.errands import Errand, Leg
 
 from cdc.change import CHANGE_SCHEMA
 from cdc.cursor import ORIGIN as BEGINNING
@@ -19,7 +20,6 @@ from cdc.errors import ExpressionError
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
 from spark_pipeline.delivery import Share
-from spark_pipeline.errands import Errand, Leg
 from spark_pipeline.exchange import Exchange, PlannedRange, whole
 from spark_pipeline.expressions.from_log import verdicts_on_driver, verdicts_on_executors
 from spark_pipeline.expressions.log_rows import pieces_of

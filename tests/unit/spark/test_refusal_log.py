@@ -8,7 +8,6 @@ from structlog.testing import capture_logs
 
 from cdc.cursor import Cursor
 from spark_pipeline.outcome import Outcome, Poison
-from spark_pipeline.queues import Queues
 from spark_pipeline.refusal_log import RefusalLog
 from tests.unit.spark.test_desk import Destination, Message, consumer, deliver, desk_for
 
