@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -44,7 +45,7 @@ class Match:
     def select(self, changes: pa.RecordBatch) -> pa.RecordBatch:
         """The rows of ``changes`` that this consumer takes, in their order."""
         action = changes.column("action")
-        wanted = pc.is_in(action, pa.array(self.actions))
+        wanted = pc.is_in(action, _value_set(self.actions))
         tables = self._tables(changes)
         if tables is not None:
             # Logical messages belong to no table: asking for the action is enough.
@@ -74,6 +75,12 @@ class Match:
         if all(answers.values()):
             return None
         return pc.is_in(pair, pa.array([code for code, yes in answers.items() if yes], pa.int64()))
+
+
+@lru_cache(maxsize=256)
+def _value_set(actions: tuple[str, ...]) -> pa.Array:
+    """Made once: without pandas Arrow looks for it whenever it is handed Python values."""
+    return pa.array(actions, pa.string())
 
 
 def _optional(names: Sequence[str] | None) -> frozenset[str] | None:

@@ -79,6 +79,7 @@ class LogView:
         self._indexes = SealedIndexes(directory)
         self._highs: tuple[Manifest | None, list[Cursor]] = (None, [])
         self._waker: Waker | None = None
+        self._recent: tuple[str, int, Index] = ("", 0, _EMPTY)  # of the active segment, read last
 
     def next_batch(self) -> int:
         """The number that the next batch will have: the end of what is readable."""
@@ -227,8 +228,7 @@ class LogView:
         """The segment of batch ``start`` (None: the active one), and its entries up to ``end``."""
         segment: SegmentInfo | None = None
         if start >= manifest.next_batch:
-            path, base = index_path(self._directory, manifest.active_name), manifest.next_batch
-            part = read_entries(path, start - base, end - base)
+            part = self._active_entries(start, end, manifest)
         else:
             position = bisect.bisect_right(
                 manifest.segments, start, key=lambda segment: segment.first_batch
@@ -244,6 +244,16 @@ class LogView:
         if not np.array_equal(part["batch_idx"], np.arange(start, start + len(part))):
             raise self._damaged(f"the index entries of batches {start} to {start + len(part)}")
         return segment, part
+
+    def _active_entries(self, start: int, end: int, manifest: Manifest) -> Index:
+        """A range is often asked for several times in a row; an entry never changes."""
+        name, first, known = self._recent
+        if name == manifest.active_name and first <= start and end <= first + len(known):
+            return known[start - first : end - first]
+        path, base = index_path(self._directory, manifest.active_name), manifest.next_batch
+        part = read_entries(path, start - base, end - base)
+        self._recent = (manifest.active_name, start, part)
+        return part
 
     def _open(self, start: int, end: int, manifest: Manifest) -> tuple[str, Index, SegmentData]:
         segment, part = self._entries(start, end, manifest)

@@ -117,6 +117,11 @@ class Feed:
             readers = self._readers.values()
             return any(each.delivering or each.batch < self.position for each in readers)
 
+    def wait_for_idle(self, wait_s: float) -> None:
+        """Until a worker has passed all that the feed has, or nobody is in it, or for a while."""
+        with self._changed:
+            self._changed.wait_for(self._has_idle, wait_s)
+
     @property
     def depth(self) -> FeedDepth:
         with self._changed:
@@ -260,6 +265,12 @@ class Feed:
         lowest = min((r.batch for r in self._readers.values()), default=self.position)
         while self._ring and self._ring[0].decoded.end <= lowest:
             self._drop_oldest()
+
+    def _has_idle(self) -> bool:
+        readers = self._readers.values()
+        return not readers or any(
+            not each.delivering and each.batch >= self.position for each in readers
+        )
 
     def _starved_s(self) -> float:
         """For how long a worker has had nothing to do."""
