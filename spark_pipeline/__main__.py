@@ -16,10 +16,15 @@ from pathlib import Path
 from cdc.replication.stop import StopSignal
 
 
+_SWITCH_S = 0.001
+
+
 def main() -> int:
     # Importing Spark takes seconds; a stop that comes in the meantime must be heard.
     stop = StopSignal()
     stop.on_signals()
+    # Threads hand each change on to the next: none may keep the interpreter for long.
+    sys.setswitchinterval(_SWITCH_S)
     told: queue.SimpleQueue[str] = queue.SimpleQueue()
     stop.on_parent_death(told.put)
     return run(stop, told)

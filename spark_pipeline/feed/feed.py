@@ -77,105 +77,109 @@ class Feed:
     _ring: deque[_Kept] = field(default_factory=deque)
     _readers: dict[str, _Reader] = field(default_factory=dict)
     _failed: tuple[int, WalbrookError] | None = None
-    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
     _open: list[DecodedRange] = field(default_factory=list)  # all that are not closed yet
     _unused: list[DecodedRange] = field(default_factory=list)  # to be closed outside the lock
 
+    def __post_init__(self) -> None:
+        self._arrived = threading.Condition(self._lock)  # workers wait for it
+        self._passed = threading.Condition(self._lock)  # the body waits for it
+
     def begin(self, history: int, position: int, high: Cursor) -> None:
         """Go on from a batch of the log; another history, or another place, empties the ring."""
-        with self._changed:
+        with self._lock:
             if (history, position) != (self.history, self.position):
                 self._drop_all()
             self.history, self.position, self.high = history, position, high
             self._failed = None
-            self._changed.notify_all()
+            self._arrived.notify_all()
         self._close_unused()
 
     def demand(self) -> int | None:
         """The lowest batch from the end of the feed on that a worker in it needs; None: nobody."""
-        with self._changed:
+        with self._lock:
             needed = [max(reader.batch, self.position) for reader in self._readers.values()]
             return min(needed, default=None)
 
     @property
     def readers(self) -> list[str]:
         """The workers in the feed."""
-        with self._changed:
+        with self._lock:
             return list(self._readers)
 
     @property
     def lowest(self) -> int:
         """The first batch that a worker in the feed has not passed."""
-        with self._changed:
+        with self._lock:
             return min((reader.batch for reader in self._readers.values()), default=self.position)
 
     @property
     def is_busy(self) -> bool:
         """Whether a worker in the feed delivers, or has something to deliver."""
-        with self._changed:
+        with self._lock:
             readers = self._readers.values()
             return any(each.delivering or each.batch < self.position for each in readers)
 
     def wait_for_idle(self, wait_s: float) -> None:
         """Until a worker has passed all that the feed has, or nobody is in it, or for a while."""
-        with self._changed:
-            self._changed.wait_for(self._has_idle, wait_s)
+        with self._lock:
+            self._passed.wait_for(self._has_idle, wait_s)
 
     @property
     def depth(self) -> FeedDepth:
-        with self._changed:
+        with self._lock:
             return FeedDepth(len(self._ring), self._bytes())
 
     def put(self, decoded: DecodedRange, given_up: threading.Event) -> None:
         """Append a range; waits for room. ``given_up`` ends the wait, and the range is dropped."""
-        with self._changed:
+        with self._lock:
             while not self._has_room(decoded) and not given_up.is_set() and not self._closed:
                 if self._starved_s() >= self.patience_s:
                     self._drop_oldest()
                     continue
-                self._changed.wait(_LOOK_S)
+                self._passed.wait(_LOOK_S)
             if given_up.is_set() or self._closed:
                 self._unused.append(decoded)
             else:
                 self._ring.append(_Kept(decoded))
                 self._open.append(decoded)
                 self.position, self.high = decoded.end, decoded.high
-                self._changed.notify_all()
+                self._arrived.notify_all()
         self._close_unused()
 
     def skip(self, position: int, high: Cursor) -> None:
         """Nobody in the feed needs the batches below ``position``."""
-        with self._changed:
+        with self._lock:
             self._drop_all()
             self.position, self.high = position, max(self.high, high)
-            self._changed.notify_all()
+            self._arrived.notify_all()
         self._close_unused()
 
     def fail(self, error: WalbrookError) -> None:
         """The next batch cannot be decoded: whoever needs it reads the log itself."""
-        with self._changed:
+        with self._lock:
             self._failed = (self.position, error)
-            self._changed.notify_all()
+            self._arrived.notify_all()
 
     def join(self, worker: str, history: int, batch: int) -> bool:
         """Take part from ``batch`` on; returns whether the feed has it, or will have it."""
-        with self._changed:
+        with self._lock:
             first = self._ring[0].decoded.start if self._ring else self.position
             failed = self._failed is not None and batch <= self._failed[0]
             if history != self.history or batch < first or failed or self._closed:
                 return False
             if worker not in self._readers:
                 self._readers[worker] = _Reader(batch)
-                self._changed.notify_all()
+                self._passed.notify_all()
             return True
 
     def leave(self, worker: str) -> None:
         """Take part no more; again does nothing."""
-        with self._changed:
+        with self._lock:
             if self._readers.pop(worker, None) is not None:
                 self._trim()
-                self._changed.notify_all()
+                self._passed.notify_all()
         self._close_unused()
 
     @contextmanager
@@ -199,35 +203,37 @@ class Feed:
     @property
     def files(self) -> set[str]:
         """The files in which decoded rows lie that somebody may still deliver."""
-        with self._changed:
+        with self._lock:
             return {piece.path for decoded in self._open for piece in decoded.slices}
 
     def wake(self) -> None:
         """End every wait of a worker."""
-        with self._changed:
-            self._changed.notify_all()
+        with self._lock:
+            self._arrived.notify_all()
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._drop_all()
             self._readers.clear()
-            self._changed.notify_all()
+            self._arrived.notify_all()
+            self._passed.notify_all()
         self._close_unused()
 
     def _take(self, worker: str, wait_s: float) -> _Kept | None:
-        with self._changed:
+        with self._lock:
             reader = self._readers.get(worker)
             if reader is None:
                 raise BehindError
             kept = self._find(worker, reader)
             if kept is None and wait_s > 0:
-                reader.starved_since = time.monotonic()
-                self._changed.notify_all()  # the body may wait for somebody to be starved
-                self._changed.wait(wait_s)
-                reader.starved_since = None
+                if reader.starved_since is None:
+                    reader.starved_since = time.monotonic()
+                    self._passed.notify_all()  # the body may wait for somebody to be starved
+                self._arrived.wait(wait_s)
                 kept = self._find(worker, reader)
             if kept is not None:
+                reader.starved_since = None
                 kept.users += 1
                 reader.delivering = True
             return kept
@@ -247,7 +253,7 @@ class Feed:
         raise BehindError
 
     def _done(self, worker: str, kept: _Kept, *, passed: bool) -> None:
-        with self._changed:
+        with self._lock:
             kept.users -= 1
             reader = self._readers.get(worker)
             if reader is not None:
@@ -257,7 +263,7 @@ class Feed:
             self._trim()
             if kept.dropped and not kept.users:
                 self._unused.append(kept.decoded)
-            self._changed.notify_all()
+            self._passed.notify_all()
         self._close_unused()
 
     def _trim(self) -> None:
@@ -296,7 +302,7 @@ class Feed:
             self._unused.append(kept.decoded)
 
     def _close_unused(self) -> None:
-        with self._changed:
+        with self._lock:
             unused, self._unused = self._unused, []
             self._open = [decoded for decoded in self._open if decoded not in unused]
         for decoded in unused:
