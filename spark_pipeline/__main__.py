@@ -15,7 +15,6 @@ from pathlib import Path
 
 from cdc.replication.stop import StopSignal
 
-
 _SWITCH_S = 0.001
 
 

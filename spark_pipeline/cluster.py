@@ -41,6 +41,7 @@ from spark_pipeline.marked import MARKER, markers_in
 from spark_pipeline.matching import Match
 from spark_pipeline.options import Options
 from spark_pipeline.outcome import Outcome, combined
+from spark_pipeline.plan import set_job_group
 from spark_pipeline.reading import LogPartition, RangeReader
 from spark_pipeline.slicing import Slice
 
@@ -88,8 +89,7 @@ class ClusterPlan:
         """Blocks; several shares may be delivered at once, each from a thread of its own."""
         if isinstance(share.consumer.destination, _ON_OUR_HOST) or share.verdicts is not None:
             return deliver_changes(share, self.changes(share.slices))
-        # Each thread has its own; without one its jobs would wait behind those of other lanes.
-        self._frame.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self._pool)
+        set_job_group(self._frame.sparkSession.sparkContext, self._pool, share)
         mine = self._frame.where(_takes(share)).select(*self._wanted.schema.names)
         if share.announcements is None and splits_by_group(share.consumer):
             parts = mine.sparkSession.sparkContext.defaultParallelism

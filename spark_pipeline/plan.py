@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
+from pyspark import SparkContext
 from pyspark.sql import DataFrame
 
 from spark_pipeline.delivery import Share, deliver, deliver_changes
@@ -59,6 +60,18 @@ class Plan(Protocol):
         ...
 
 
+def job_group(source: str, consumer: str) -> str:
+    """The group of the Spark jobs that deliver to a consumer: they are cancelled by it."""
+    return f"walbrook-{source}-{consumer}"
+
+
+def set_job_group(context: SparkContext, pool: str, share: Share) -> None:
+    """For the jobs of this thread: how they can be cancelled, and whom they must not wait for."""
+    group = job_group(share.origin.name, share.consumer.name)
+    context.setJobGroup(group, f"delivery to {share.consumer.name}")
+    context.setLocalProperty("spark.scheduler.pool", pool)
+
+
 class SparkPlan:
     """Decode in the source's partitions, deliver each consumer's share as a job.
 
@@ -83,8 +96,7 @@ class SparkPlan:
 
     def deliver(self, share: Share) -> Outcome:
         parts = self._parts(share)
-        # Each thread has its own; without one its jobs would wait behind those of other lanes.
-        self._context.setLocalProperty("spark.scheduler.pool", self._pool)
+        set_job_group(self._context, self._pool, share)
         tasks = [replace(share, part=part, parts=parts) for part in range(parts)]
         return combined(self._context.parallelize(tasks, parts).map(deliver).collect())
 

@@ -77,12 +77,20 @@ class RetryQueue:
         self._due: Due | None = None
         self._due_at: float | None = None  # monotonic; None: nothing waits, as far as is known
         self._is_known = False
+        self._version = 0  # counts what may have made a look out of date
 
-    def note(self, found: Due | None) -> None:
-        """What a look at all queues of the source found for this one."""
+    @property
+    def version(self) -> int:
+        """To be read before a look, and given to ``note`` with what it found."""
         with self._lock:
-            self._due, self._is_known = found, True
-            self._due_at = None if found is None else time.monotonic() + found.in_s
+            return self._version
+
+    def note(self, found: Due | None, version: int) -> None:
+        """What a look found; nothing, if something was queued since the look began."""
+        with self._lock:
+            if version == self._version:
+                self._due, self._is_known = found, True
+                self._due_at = None if found is None else time.monotonic() + found.in_s
 
     def due_in_s(self) -> float | None:
         """In how many seconds something is due; None if nothing waits."""
@@ -117,6 +125,7 @@ class RetryQueue:
             self._looked = None
             with self._lock:
                 self._is_known = False
+                self._version += 1
         self._refused = outcome.strikes
         if outcome.delivered or outcome.absorbed:
             self._allowed = STRIKES
@@ -128,8 +137,11 @@ class RetryQueue:
 
     def look(self, state: Connection) -> None:
         """Ask what waits, and when the first of it is due."""
+        with self._lock:
+            self._version += 1
+            version = self._version
         found = due(state, self._settings.source, self._consumer.name)
-        self.note(next(iter(found), None))
+        self.note(next(iter(found), None), version)
 
     def deliver_due(self, state: Connection, over: threading.Event) -> Outcome | None:
         """One claim of what is due, delivered and settled; None if nothing is due."""

@@ -47,6 +47,7 @@ from spark_pipeline.feed.body import FeedBody
 from spark_pipeline.feed.feed import Feed
 from spark_pipeline.feed.progress import StageProgress
 from spark_pipeline.feed.query import RunningQuery, is_of_spark, named
+from spark_pipeline.plan import job_group
 from spark_pipeline.planner import Planner
 from spark_pipeline.settings import LaneSettings
 from spark_pipeline.slots import Slots
@@ -355,9 +356,10 @@ class SourceStage:
             if self._must_look(worker, roll, settled[name]):
                 worker.nudge()
         self._seen = dict(roll.served)
+        versions = {name: worker.retries.version for name, worker in self.workers.items()}
         waiting = {each.consumer: each for each in due(state, self._source)}
         for name, worker in self.workers.items():
-            worker.retries.note(waiting.get(name))
+            worker.retries.note(waiting.get(name), versions[name])
         with closing(open_log(self._settings.log_directory)) as log:
             now = time.monotonic()
             self._ahead = {name: self._ahead.get(name, now) for name in beyond(log, roll.standing)}
@@ -418,6 +420,8 @@ class SourceStage:
             since = worker.current.delivering_since
             if since is not None and now - since >= deadline_s:
                 overdue[name] = slow_delivery(name, now - since, deadline_s)
+                if now - since >= deadline_s * GIVEN_UP_AFTER and self._spark is not None:
+                    self._spark.sparkContext.cancelJobGroup(job_group(self._source, name))
         statuses = {name: worker.current.status() for name, worker in self.workers.items()}
         self._statuses.show(state, statuses, ahead, overdue)
 

@@ -219,7 +219,7 @@ class Worker:
             reason = error.reason
         elif not isinstance(error, WalbrookError):
             _logger.exception("worker.broke", consumer=self.name)
-        if isinstance(reason, GapError):
+        if isinstance(reason, GapError) and self._backoff.failures == 1:
             pause_s = 0.0  # what the log gave up is passed when it begins again
         if isinstance(reason, CorruptionError):
             # The reader looks, and reads again from the slot what is damaged if it can.
