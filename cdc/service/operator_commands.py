@@ -1,4 +1,4 @@
-"""``walbrook pause | resume | rewind | discard-all | redeliver | discard | dead-letters``.
+"""``walbrook pause``, ``resume``, ``rewind``, ``skip-to``, ``discard-all``, ``redeliver`` and more.
 
 Thin layers over the functions of schema walbrook: what they refuse is what is printed.
 """
@@ -79,6 +79,19 @@ def rewind(
             ),
             "removed from its queue, because they come again",
         )
+
+
+@operator_app.command("skip-to")
+def skip_to(
+    consumer: Name,
+    cursor: Annotated[
+        str, typer.Argument(metavar="CURSOR", help="The first change to deliver: LSN:index.")
+    ],
+    config: ConfigPath = _DEFAULT,
+) -> None:
+    """Move a consumer forward in the log and give up what lies before; its sink is told of it."""
+    with _state(config) as state:
+        _tell(consumer, operators.skip_to(state, consumer, cursor))
 
 
 @operator_app.command("discard-all")

@@ -265,7 +265,9 @@ def restarted(now: Running) -> Before:
     assert service.stop() == 0, service.log_tail()
 
     added = shop_sinks(new.endpoint, "new")[0] | {"start_at": "earliest"}
-    service.configure({"spark": {"micro_batch_rows": 1000}}, sinks=[*service.sinks(), added])
+    # From here on nobody leaves the shared lane for being slow: a stop drains that lane.
+    spark = {"micro_batch_rows": 1000, "patience_ms": 60_000}
+    service.configure({"spark": spark}, sinks=[*service.sinks(), added])
     service.start()
     service.until(
         "a lane of its own for the new one",
