@@ -17,7 +17,7 @@ from rich.text import Text
 
 from cdc.config import load
 from cdc.connection import Connection
-from cdc.service.start import reach
+from cdc.service.start import reach, state_called
 from cdc.state import operators
 from cdc.state.operators import State
 
@@ -152,7 +152,8 @@ def dead_letters(
 
 @contextmanager
 def _state(config: Path) -> Iterator[Connection]:
-    with reach(load(config).state_dsn(), "the state database") as connection:
+    settings = load(config)
+    with reach(settings.state_dsn(), state_called(settings)) as connection:
         # Some of what is asked for was done, and the rest was not.
         connection.add_notice_handler(
             lambda notice: typer.echo(f"warning: {notice.message_primary}", err=True)
