@@ -75,9 +75,10 @@ def patiently(step: Callable[[], T], stop: StopSignal) -> T:
 
 
 def state_called(config: Config) -> str:
-    """How a message names the state database; often it is one of the sources."""
-    same = [each.name for each in config.databases if each.dsn() == config.state_dsn()]
-    return f"database {same[0]}, which also holds the state," if same else "the state database"
+    """How a message names the state database; without an address of its own it is a source."""
+    if config.state.url is not None:
+        return "the state database"
+    return f"database {config.databases[0].name}, which also holds the state,"
 
 
 def migrate_state(config: Config) -> list[Migration]:
