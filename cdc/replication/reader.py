@@ -78,7 +78,11 @@ class SlotReader:
             retention=settings.retention,
             tier=settings.tier,
         )
-        self._spill = Spill(settings.log_directory / _SPILL, bytes_max=settings.spill_bytes_max)
+        self._spill = Spill(
+            settings.log_directory / _SPILL,
+            source=settings.source,
+            bytes_max=settings.spill_bytes_max,
+        )
         self._state = StateLink(
             settings.state_dsn, settings.source, settings.term, idle_s=settings.idle_s
         )
@@ -88,6 +92,7 @@ class SlotReader:
             settings.publication,
             heartbeat_s=settings.heartbeat_s,
             primary_dsn=settings.primary_dsn,
+            source=settings.source,
         )
         self._head_lsn = 0
         self._timeline: int | None = None

@@ -1,4 +1,4 @@
-"""``walbrook pause | resume | rewind | discard-all | redeliver | discard | dead-letters``.
+"""``walbrook pause``, ``resume``, ``rewind``, ``skip-to``, ``discard-all``, ``redeliver`` and more.
 
 Thin layers over the functions of schema walbrook: what they refuse is what is printed.
 """
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from cdc.config import load
 from cdc.connection import Connection
-from cdc.service.start import reach
+from cdc.service.start import reach, state_called
 from cdc.state import operators
 from cdc.state.operators import State
 
@@ -81,6 +81,19 @@ def rewind(
         )
 
 
+@operator_app.command("skip-to")
+def skip_to(
+    consumer: Name,
+    cursor: Annotated[
+        str, typer.Argument(metavar="CURSOR", help="The first change to deliver: LSN:index.")
+    ],
+    config: ConfigPath = _DEFAULT,
+) -> None:
+    """Move a consumer forward in the log and give up what lies before; its sink is told of it."""
+    with _state(config) as state:
+        _tell(consumer, operators.skip_to(state, consumer, cursor))
+
+
 @operator_app.command("discard-all")
 def discard_all(consumer: Name, config: ConfigPath = _DEFAULT) -> None:
     """Give up all that a consumer has not had; its sink is told of the gap."""
@@ -139,7 +152,8 @@ def dead_letters(
 
 @contextmanager
 def _state(config: Path) -> Iterator[Connection]:
-    with reach(load(config).state_dsn(), "the state database") as connection:
+    settings = load(config)
+    with reach(settings.state_dsn(), state_called(settings)) as connection:
         # Some of what is asked for was done, and the rest was not.
         connection.add_notice_handler(
             lambda notice: typer.echo(f"warning: {notice.message_primary}", err=True)

@@ -42,6 +42,7 @@ _ACCEPT_LOSS = "SELECT * FROM walbrook.accept_loss(%s)"
 _REWIND = """
 SELECT * FROM walbrook.rewind(%s, to_cursor => %s, to_time => %s::timestamptz, to_earliest => %s)
 """
+_SKIP_TO = "SELECT * FROM walbrook.skip_to(%s, %s)"
 _DISCARD_ALL = "SELECT * FROM walbrook.discard_all(%s)"
 _REDELIVER_ONE = "SELECT * FROM walbrook.redeliver(%s::bigint, %s::text)"
 _REDELIVER = "SELECT * FROM walbrook.redeliver(%s::text)"
@@ -83,6 +84,11 @@ def rewind(
 ) -> State:
     """``to_time`` is whatever Postgres takes for a time."""
     return _act(connection, _REWIND, consumer, to_cursor, to_time, to_earliest)
+
+
+def skip_to(connection: Connection, consumer: str, cursor: str) -> State:
+    """Move the consumer forward; what lies before ``cursor`` is given up, and a gap says so."""
+    return _act(connection, _SKIP_TO, consumer, cursor)
 
 
 def discard_all(connection: Connection, consumer: str) -> State:

@@ -30,6 +30,9 @@ class OneProcess:
     def processes(self) -> dict[str, bool]:
         return {"reader shop": True}
 
+    def starting(self) -> list[str]:
+        return []
+
 
 @pytest.fixture
 def client(database: Database) -> Iterator[httpx.Client]:
@@ -46,6 +49,31 @@ def client(database: Database) -> Iterator[httpx.Client]:
 def tell(database: Database, *conditions: Condition) -> None:
     with database.connect() as connection:
         report_conditions(connection, "shop", 1, conditions)
+
+
+class StartingDriver(OneProcess):
+    def __init__(self) -> None:
+        self.waits_for = ["driver"]
+
+    def starting(self) -> list[str]:
+        return self.waits_for
+
+
+def test_a_service_whose_driver_is_not_up_is_starting_and_not_well(
+    client: httpx.Client, database: Database
+) -> None:
+    processes = StartingDriver()
+    with HttpServer(Http(port=0), database.dsn, processes) as server:
+        url = f"http://127.0.0.1:{server.port}/health"
+        answer = httpx.get(url)
+        assert (answer.status_code, answer.json()["status"]) == (503, "starting")
+        assert answer.json()["complaints"] == ["driver is starting"]
+        tell(database, Condition("slot_lost", "error", "the slot is lost", "create it"))
+        assert httpx.get(url).json()["status"] == "degraded", "what is wrong counts more"
+        tell(database)
+        processes.waits_for = []
+        answer = httpx.get(url)
+        assert (answer.status_code, answer.json()["status"]) == (200, "ok")
 
 
 def test_a_warning_is_listed_and_leaves_the_service_well(

@@ -178,8 +178,9 @@ def test_a_source_whose_wal_ends_before_our_cursor_is_another_history(shop: Slot
 
 def test_a_dropped_slot_stops_the_reader_and_is_not_created_again(shop: SlotSource) -> None:
     shop.database.execute(f"SELECT pg_drop_replication_slot('{shop.settings.slot}')")
-    with pytest.raises(SourceError, match="no longer exists"), shop.reading():
+    with pytest.raises(SourceError, match="no longer exists") as caught, shop.reading():
         until("the reader to say why", lambda: _error(shop))
+    assert "SELECT walbrook.accept_gap('shop', lsn)" in caught.value.fix
     assert shop.database.execute("SELECT 1 FROM pg_replication_slots") == []
 
 

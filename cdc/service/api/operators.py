@@ -85,6 +85,14 @@ def _rewind(state: Connection, name: str, body: Body) -> State:
     )
 
 
+def _skip_to(state: Connection, name: str, body: Body) -> State:
+    _only(body, "cursor")
+    cursor = _field(body, "cursor", str)
+    if cursor is None:
+        raise _malformed("cursor is missing: the first change to deliver")
+    return operators.skip_to(state, name, cursor)
+
+
 def _discard_all(state: Connection, name: str, body: Body) -> State:
     _only(body)
     return operators.discard_all(state, name)
@@ -113,6 +121,7 @@ _ACTS: dict[str, Act] = {
     "resume": _resume,
     "accept_loss": _accept_loss,
     "rewind": _rewind,
+    "skip_to": _skip_to,
     "discard_all": _discard_all,
     "redeliver": _redeliver,
     "discard": _discard,

@@ -418,10 +418,12 @@ def test_a_commit_that_was_settled_before_may_come_again_without_rows(spill: Spi
     assert take(intake, pgoutput.commit_prepared(600, 0, 8, "g")) == []
 
 
-def test_a_commit_of_rows_that_are_not_here_is_a_gap(intake: Intake) -> None:
+def test_a_commit_of_rows_that_are_not_here_is_a_gap(tmp_path: Path) -> None:
+    intake = Intake(Sealer(), Spill(tmp_path, source="shop"))
     with pytest.raises(GapError, match="'g' is committed at 0/258") as caught:
         take(intake, pgoutput.commit_prepared(600, 0, 8, "g"))
     assert caught.value.kind == "prepared_missing"
+    assert "SELECT walbrook.accept_gap('shop', '0/259')" in caught.value.fix
 
 
 def test_rows_that_everyone_has_given_up_are_no_gap(spill: Spill) -> None:
