@@ -89,7 +89,7 @@ class ClusterPlan:
         # Each thread has its own; without one its jobs would wait behind those of other lanes.
         self._frame.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self._pool)
         mine = self._frame.where(_takes(share)).select(*self._wanted.schema.names)
-        if share.announcements is None and splits_by_group(share.consumer):
+        if splits_by_group(share.consumer):
             parts = mine.sparkSession.sparkContext.defaultParallelism
             divided = mine.repartition(parts, "table_schema", "table_name", "record_pks")
         else:

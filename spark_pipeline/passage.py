@@ -27,14 +27,11 @@ from cdc.log.view import LogReader
 from cdc.state.dead_letters import report_dead_letters
 from cdc.state.lanes import LaneEpoch, Step, open_lane
 from cdc.state.positions import (
-    consumer_cursors,
     left_behind,
     report_consumer,
     restart_cursor,
 )
 from cdc.state.roll import call_roll
-from cdc.state.schema_versions import NewVersion
-from spark_pipeline.announce import BatchRows
 from spark_pipeline.backlog import fits, fitting
 from spark_pipeline.delivery import Share
 from spark_pipeline.errands import Deliveries, Errand, Leg
@@ -50,7 +47,6 @@ from spark_pipeline.post import Post, Progress
 from spark_pipeline.reorder import Reorder
 from spark_pipeline.settings import LaneSettings
 from spark_pipeline.settling import Settler, as_of
-from spark_pipeline.versions import Versions
 
 _STARTS_MAX = 10
 _NEAR_ENOUGH = 3  # micro-batches in a row after which little was left
@@ -89,7 +85,6 @@ class Passage:
         self._progress: Progress | None = None
         self.taken = 0  # micro-batches that were settled
         self._near = 0
-        self._versions = Versions({})
         self.lane: LaneEpoch = open_lane(
             state, settings.source, settings.term, post.name, post.consumers
         )
@@ -120,7 +115,6 @@ class Passage:
         else:
             raise TransientError("the log gives up changes faster than its gaps can be told")
         self.members.admit(serving)
-        self._load_versions()
         for name, error in refused.items():
             report_consumer(state, settings.source, name, error)
         self.members.leave(Departure(name, "failed", error) for name, error in refused.items())
@@ -134,8 +128,7 @@ class Passage:
     ) -> int:
         if serving:
             return view.seek(min(serving.values()))
-        # All are served elsewhere, and will join where this lane then is. What it has not seen it
-        # must see in order all the same: table versions are recorded by whoever is first.
+        # All are served elsewhere, and will join where this lane then is.
         if standing and self.lane.reached is not None:
             return view.seek(self.lane.reached)
         return view.seek(restart_cursor(self._state, self._settings.source))
@@ -197,13 +190,12 @@ class Passage:
         use = PlanUse(plan)
         try:
             slices = self._reorder.micro_batch(plan.decode())
-            new = self._pass_over(slices)
             errands = self._errands(plan, slices, bridges)
             for errand in errands:
                 use.begin()
                 self._exchange.hold(errand.files)
             self._at("deliver", planned, started)
-            outcomes = self._deliver(errands, as_of(slices), new, use)
+            outcomes = self._deliver(errands, as_of(slices), use)
             self._at("settle", planned, started)
             self._post.queues.settling(outcomes.values())
             took_s = time.monotonic() - started
@@ -213,7 +205,6 @@ class Passage:
                 {e.consumer: (e, outcomes[e.consumer]) for e in errands if e.consumer in outcomes},
                 read_to=slices[-1].high,
                 as_of=as_of(slices),
-                versions=new,
                 step=step,
             )
         finally:
@@ -231,13 +222,11 @@ class Passage:
         self.next_batch = self._reorder.next_batch
         self._end_if_caught_up(planned.rows, took_s)
 
-    def _deliver(
-        self, errands: list[Errand], when: datetime, new: list[NewVersion], use: PlanUse
-    ) -> dict[str, Outcome]:
+    def _deliver(self, errands: list[Errand], when: datetime, use: PlanUse) -> dict[str, Outcome]:
         """The outcomes of those that ended in time; the others have left the lane."""
 
         def late(errand: Errand, outcome: Outcome) -> None:
-            self._late(errand, outcome, when, new, use)
+            self._late(errand, outcome, when, use)
 
         # The first time connections are opened and code is compiled.
         patience_s = self._settings.patience_s * (1 if self.taken else _FIRST_PATIENCE)
@@ -259,15 +248,12 @@ class Passage:
             for name, outcome in outcomes.items()
             if outcome.error is not None and name not in moved
         )
-        if cursors := self.members.cursors:
-            self._versions.forget_below(min(cursors.values()))
 
     def _late(
         self,
         errand: Errand,
         outcome: Outcome,
         when: datetime,
-        new: list[NewVersion],
         use: PlanUse,
     ) -> None:
         """An errand that outlived its micro-batch has ended; its consumer has left."""
@@ -276,9 +262,7 @@ class Passage:
         try:
             with connect(self._settings.state_dsn, name=f"{self._settings.source}:late") as state:
                 results = {errand.consumer: (errand, outcome)}
-                if self._settler.settle(
-                    state, results, read_to=errand.end, as_of=when, versions=new
-                ):
+                if self._settler.settle(state, results, read_to=errand.end, as_of=when):
                     departure = Departure(errand.consumer, "moved")
             self._post.queues.settled(outcome)
         except (WalbrookError, psycopg.Error) as error:
@@ -330,7 +314,6 @@ class Passage:
                     share = replace(self._share(self._consumers[name], cursor), end=high_of(before))
                     size = int(log.entries(first, planned.start)["bytes"].sum())
                     bridges[name] = self._planner.bridge(share, first, planned.start, size)
-        self._load_versions()
         return bridges
 
     def _errands(
@@ -348,29 +331,9 @@ class Passage:
                 legs.append(Leg(share, plan, self._planner.judge))
             if legs:
                 for leg in legs:
-                    leg.share = self._told(leg.share)
+                    leg.share = self._post.queues.before(self._state, leg.share)
                 errands.append(Errand(name, tuple(legs)))
         return errands
-
-    def _pass_over(self, slices: list[SliceMarker]) -> list[NewVersion]:
-        """The table versions that these slices are the first to show."""
-        if not self._versions.knows(slices):
-            self._load_versions()  # another lane may have been here
-        if self._versions.knows(slices):
-            return []
-        standing = consumer_cursors(self._state, self._settings.source).values()
-        return self._versions.pass_over(slices, standing, self._look)
-
-    def _load_versions(self) -> None:
-        cursors = self.members.cursors.values()
-        lowest = min(cursors, default=restart_cursor(self._state, self._settings.source))
-        self._versions = Versions.load(self._state, self._settings.source, lowest)
-
-    def _look(self, batch_idx: int) -> BatchRows:
-        """A batch of the log; the lane's own view is for another thread."""
-        with closing(self._open_log()) as log:
-            (rows,) = (BatchRows.of(frame) for frame in log.frames(batch_idx, batch_idx + 1))
-            return rows
 
     def _report(self, news: bool) -> None:
         """Tell of dead letters at once, of their end soon after an operator deleted them."""
@@ -383,13 +346,6 @@ class Passage:
 
     def _at(self, step: str, planned: PlannedRange, since: float) -> None:
         self._progress = Progress(step, since, planned.rows, [])
-
-    def _told(self, share: Share) -> Share:
-        """With the announcements in its range, if its consumer takes any, and with who waits."""
-        if "schema_change" in share.consumer.actions:
-            told = self._versions.between(share.start, share.end)
-            share = replace(share, announcements=told)
-        return self._post.queues.before(self._state, share)
 
     def _share(
         self, consumer: SinkConfig, start: Cursor = ORIGIN, slices: Sequence[SliceMarker] = ()

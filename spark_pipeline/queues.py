@@ -68,7 +68,7 @@ class Queues:
             "changes when fewer wait, and the change log keeps them until then",
             kind=_FULL,
         )
-        return replace(share, end=share.start, slices=[], announcements=None, held=full)
+        return replace(share, end=share.start, slices=[], held=full)
 
     def settling(self, outcomes: Iterable[Outcome]) -> None:
         """Before it is tried: whether it succeeded may never be known."""

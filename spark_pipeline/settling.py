@@ -17,7 +17,6 @@ from cdc.log.view import LogReader
 from cdc.state.dead_letters import DeadLetter
 from cdc.state.lanes import Step
 from cdc.state.positions import MovedError, Settlement, settle
-from cdc.state.schema_versions import NewVersion
 from spark_pipeline.dead import dead_letters, poisoned
 from spark_pipeline.errands import Errand
 from spark_pipeline.exchange import SliceMarker
@@ -60,7 +59,6 @@ class Settler:
         *,
         read_to: Cursor,
         as_of: datetime,
-        versions: Sequence[NewVersion] = (),
         step: Step | None = None,
     ) -> list[str]:
         """One transaction; the answer are the consumers whose cursors somebody else moved."""
@@ -77,7 +75,6 @@ class Settler:
                     term=self._term,
                     read_to=read_to,
                     consumers=consumers,
-                    versions=versions,
                     step=step,
                 )
                 return moved

@@ -7,7 +7,7 @@ settle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -24,7 +24,6 @@ from cdc.state.fence import DURABLY, FENCE_TO_MOVE, fenced
 from cdc.state.health import Condition, report_conditions, resolve_inactive
 from cdc.state.lanes import Step, require_counted, take_step
 from cdc.state.ledgers import TRIM, sweep_ledgers
-from cdc.state.schema_versions import NewVersion, record_versions
 
 _READ_SOURCE = """
 SELECT system_identifier, restart_lsn::text, restart_idx, slot
@@ -311,14 +310,12 @@ def settle(
     term: int,
     read_to: Cursor,
     consumers: Mapping[str, Settlement],
-    versions: Sequence[NewVersion] = (),
     step: Step | None = None,
 ) -> None:
     """Move the cursors of one micro-batch in one transaction; ``read_to`` is its end.
 
-    ``versions`` are the table versions that it was the first to meet, ``step`` is its place among
-    the micro-batches of its lane. Raises MovedError if somebody else moved a cursor meanwhile;
-    nothing is settled then.
+    ``step`` is its place among the micro-batches of its lane. Raises MovedError if somebody else
+    moved a cursor meanwhile; nothing is settled then.
     """
     with connection.transaction():
         # Many take seconds, in which cursors need not be locked for others: that comes after them.
@@ -326,7 +323,6 @@ def settle(
             consumer: bury(connection, source, consumer, settlement.dead)
             for consumer, settlement in consumers.items()
         }
-        record_versions(connection, source, versions)
         aside = {name: each.aside for name, each in consumers.items() if each.aside is not None}
         if aside:
             # Sources before consumers, as everyone locks them.

@@ -11,17 +11,13 @@ import pytest
 
 from cdc.connection import Connection
 from cdc.errors import TransientError
-from cdc.log.view import LogView
 from cdc.state.positions import consumer_cursors
-from spark_pipeline.exchange import Exchange, PlannedRange, note_planned
 from spark_pipeline.members import Departure
-from spark_pipeline.passage import Passage
 from spark_pipeline.plan import DriverPlan
-from spark_pipeline.post import Post
 from tests import pgoutput
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
-from tests.lane_on_log import SOURCE, LogLane, arrived, cursors_of
+from tests.lane_on_log import SOURCE, LogLane, arrived
 from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
 
@@ -192,31 +188,4 @@ def test_a_lane_is_seen_in_sql(state: Connection, tmp_path: Path) -> None:
     assert state.execute("SELECT epoch, batch, attempts FROM walbrook.lanes").fetchall() == [
         (2, 0, 1)
     ]
-    lane.close()
-
-
-def test_two_lanes_that_meet_a_new_version_at_once_tell_the_same_of_it(
-    state: Connection, tmp_path: Path
-) -> None:
-    lane = LogLane(state, tmp_path, first=ASKS, other=ASKS)
-    write(lane, 1)
-    lane.take()
-    lane.passage.members.let_go("other", "inactive")
-    view, exchange = LogView(tmp_path / "log"), Exchange.create(tmp_path / "exchange of the other")
-    post = Post(("other",), lane.departures.append, name="catch_up_1")
-    apart = Passage(lane.settings, state, view, exchange, "apart", post)
-    write(lane, 2, table=WIDER, more=1)
-    # Both have looked before either settles.
-    as_it_is = lane.passage._load_versions
-    lane.passage._load_versions = lambda: None  # type: ignore[method-assign]
-    note_planned(exchange.directory, PlannedRange(1, 2, 1))
-    apart.take(None, 0)
-    lane.take()
-    lane.passage._load_versions = as_it_is  # type: ignore[method-assign]
-    assert apart.failure is None
-    messages = [arrived(tmp_path / name)[1:] for name in ("first", "other")]
-    assert [m["action"] for m in messages[0]] == ["schema_change", "insert"]
-    assert cursors_of(messages[0]) == cursors_of(messages[1])
-    assert state.execute("SELECT count(*) FROM walbrook.schema_versions").fetchall() == [(2,)]
-    exchange.remove()
     lane.close()

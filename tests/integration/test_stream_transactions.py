@@ -22,7 +22,8 @@ from cdc.replication.catalog import ask_catalog
 from cdc.replication.intake import Intake
 from cdc.replication.options import StreamOptions
 from cdc.replication.publish import BatchLimits
-from cdc.replication.seal import Sealed, Sealer
+from cdc.replication.seal import Sealer
+from cdc.replication.sealed import Sealed
 from cdc.replication.spill import NotStreamableError, Spill
 from cdc.replication.stop import StopSignal
 from cdc.replication.stream import ReplicationStream
