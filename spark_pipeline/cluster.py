@@ -91,7 +91,7 @@ class ClusterPlan:
             return deliver_changes(share, self.changes(share.slices))
         set_job_group(self._frame.sparkSession.sparkContext, self._pool, share)
         mine = self._frame.where(_takes(share)).select(*self._wanted.schema.names)
-        if share.announcements is None and splits_by_group(share.consumer):
+        if splits_by_group(share.consumer):
             parts = mine.sparkSession.sparkContext.defaultParallelism
             divided = mine.repartition(parts, "table_schema", "table_name", "record_pks")
         else:

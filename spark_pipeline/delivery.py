@@ -29,13 +29,13 @@ from cdc.queue.open_ledger import LedgerAddress, open_ledger
 from cdc.queue.waiting import NOTHING, Waiting
 from sinks import Queue, Sink, open_sink
 from sinks.base import Delivery, RequestSink
-from sinks.columns import prefix_at_or_below, prefix_below
+from sinks.columns import prefix_below
 from sinks.ledgered import LedgeredSink, LedgerPlace
 from sinks.pull import PullSink
 from spark_pipeline.desk import STRIKES, Desk
 from spark_pipeline.exchange import SliceMarker, pick_up, whole
-from spark_pipeline.expressions.verdicts import in_cursor_order, judged, unjudged
-from spark_pipeline.forms import form_of, plain_view, view_of
+from spark_pipeline.expressions.verdicts import in_cursor_order, judged
+from spark_pipeline.forms import form_of, view_of
 from spark_pipeline.grouping import in_part
 from spark_pipeline.matching import Match
 from spark_pipeline.outcome import Outcome
@@ -64,7 +64,6 @@ class Share:
     end: Cursor  # where the share ends, exclusive: most often the micro-batch's high watermark
     slices: list[SliceMarker]
     wanted: Wanted = PLAIN  # what decode was asked for when it made the slices
-    announcements: pa.RecordBatch | None = None  # CHANGE_SCHEMA, in order, for this range
     part: int = 0  # of ``parts`` by group, where several tasks share the work
     parts: int = 1
     verdicts: str | None = None  # where those of the consumer's expressions lie, VERDICT_SCHEMA
@@ -143,26 +142,13 @@ def _batches(share: Share, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
 
 
 def in_order(share: Share, decoded: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The consumer's changes, and among them the announcements it takes, in cursor order."""
-    told = share.announcements
-    if told is not None:
-        told = plain_view(Match.of(share.consumer).select(told), share.consumer)
-        told = unjudged(told, share.consumer)
+    """The consumer's changes, as its expressions have judged them, in cursor order."""
     verdicts = verdicts_of(share)
     for changes in decoded:
         messages = _decoded(mine(share, view_of(changes, share.wanted, share.consumer)))
         if verdicts is not None:
             messages = judged(messages, verdicts, share.consumer)
-        while told is not None and told.num_rows:
-            before = prefix_at_or_below(messages, _first(told))
-            if before == messages.num_rows:
-                break
-            yield messages.slice(0, before)
-            yield told.slice(0, 1)
-            messages, told = messages.slice(before), told.slice(1)
         yield messages
-    if told is not None:
-        yield told
 
 
 def verdicts_of(share: Share) -> pa.RecordBatch | None:
@@ -209,10 +195,6 @@ def _within(changes: pa.RecordBatch, start: Cursor, end: Cursor) -> pa.RecordBat
     below = prefix_below(changes, end)
     first = prefix_below(changes, start)
     return changes.slice(first, max(0, below - first))
-
-
-def _first(changes: pa.RecordBatch) -> Cursor:
-    return Cursor(changes.column("commit_lsn")[0].as_py(), changes.column("commit_idx")[0].as_py())
 
 
 def shape_of(consumer: SinkConfig, origin: Origin) -> Shape:

@@ -115,9 +115,7 @@ class Desk:
         if self._largest is None:
             return self._sink.deliver(batch), None
         sizes = message_bytes(batch.rows, batch.shape.message_parts)
-        # Only what the log has can be a dead letter; announcements are not there.
-        told = pc.equal(batch.rows.column("action"), "schema_change")
-        large = np.flatnonzero((sizes > self._largest) & ~told.to_numpy(zero_copy_only=False))
+        large = np.flatnonzero(sizes > self._largest)
         if not len(large):
             return self._sink.deliver(batch), None
         fits = int(large[0])
@@ -222,8 +220,6 @@ class Desk:
         return False
 
     def _reach(self, cursor: Cursor, *, inclusive: bool = False) -> None:
-        # An announcement may stand before a consumer that is at the very start of what it
-        # announces; having it is no reason to go back there.
         reached = _after(cursor) if inclusive else cursor
         self._done = replace(self._done, cursor=max(self._done.cursor, reached))
 

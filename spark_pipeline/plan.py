@@ -108,7 +108,7 @@ class SparkPlan:
             Path(path).unlink(missing_ok=True)
 
     def _parts(self, share: Share) -> int:
-        if share.announcements is not None or not splits_by_group(share.consumer):
+        if not splits_by_group(share.consumer):
             return 1
         rows = sum(piece.rows for piece in share.slices)
         return max(1, min(self._context.defaultParallelism, rows // _ROWS_PER_PART_MIN))

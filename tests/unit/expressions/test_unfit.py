@@ -7,12 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import orjson
-import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from spark_pipeline.errands import Errand, Leg
 
-from cdc.change import CHANGE_SCHEMA
 from cdc.cursor import ORIGIN as BEGINNING
 from cdc.cursor import Cursor
 from cdc.decoding.format import PLAIN
@@ -112,23 +110,6 @@ def test_who_is_past_it_is_not_held_back_whoever_judges(
     assert verdicts_on_executors(spark, before).column("commit_idx").to_pylist() == [0, 1, 2]
 
 
-def test_an_announcement_is_told_with_what_follows_it(
-    spark: SparkSession, log: Path, exchange: Exchange
-) -> None:
-    """One who stands at the beginning of a transaction is told of what changed just before it."""
-    leg = leg_of(spark, log, exchange)
-    share = replace(leg.share, consumer=leg.share.consumer.model_copy(update={"transform": "no"}))
-    told = pa.RecordBatch.from_pylist(
-        [_announced(COMMIT_LSN - 9), _announced(COMMIT_LSN - 1)], schema=CHANGE_SCHEMA
-    )
-    cut = judge(spark, replace(share, announcements=told), log, None, exchange.directory)
-    assert cut.end == at(0)
-    assert cut.verdicts is not None
-    assert whole(cut.verdicts).num_rows == 0
-    assert cut.announcements is not None
-    assert cut.announcements.column("commit_lsn").to_pylist() == [COMMIT_LSN - 9]
-
-
 def test_whatever_ends_an_errand_what_was_delivered_before_it_counts(
     spark: SparkSession, log: Path, exchange: Exchange
 ) -> None:
@@ -143,17 +124,3 @@ def test_whatever_ends_an_errand_what_was_delivered_before_it_counts(
     assert (outcome.cursor, outcome.delivered, sent(log)) == (at(2), 2, [0, 1])
     assert outcome.error is not None
     assert "nobody foresaw this" in outcome.error.detail
-
-
-def _announced(lsn: int) -> dict[str, object]:
-    return dict.fromkeys(CHANGE_SCHEMA.names) | {
-        "commit_lsn": lsn,
-        "commit_idx": 1,
-        "commit_timestamp": 0,
-        "xid": 0,
-        "table_schema": "public",
-        "table_name": "things",
-        "action": "schema_change",
-        "record": "{}",
-        "record_pks": "[]",
-    }
