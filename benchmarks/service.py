@@ -86,7 +86,7 @@ class RunningService:
         self.slot = f"walbrook_{name}"
         self._source = source
         self._written_before = source.written
-        self._config = write_config(
+        self.config = write_config(
             directory,
             source,
             name=name,
@@ -159,7 +159,7 @@ class RunningService:
             process.wait()
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "cdc.service.cli", "run", "--config", str(self._config)]
+        command = [sys.executable, "-m", "cdc.service.cli", "run", "--config", str(self.config)]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import pyarrow as pa
@@ -16,16 +15,13 @@ from pyspark.sql import DataFrame
 
 from spark_pipeline.delivery import Share, deliver, deliver_changes
 from spark_pipeline.exchange import PlannedRange, SliceMarker, markers_from_arrow, pick_up, runs
-from spark_pipeline.grouping import splits_by_group
 from spark_pipeline.options import Options
-from spark_pipeline.outcome import Outcome, combined
+from spark_pipeline.outcome import Outcome
 from spark_pipeline.places import Offset
 from spark_pipeline.reading import RangeReader
 
 DRIVER_WORK_MAX = 20_000
 """Rows times consumers up to which the driver is faster than two Spark jobs."""
-
-_ROWS_PER_PART_MIN = 2_000
 
 
 class Plan(Protocol):
@@ -54,10 +50,7 @@ class Plan(Protocol):
 
 
 class SparkPlan:
-    """Decode in the source's partitions, deliver each consumer's share as a job.
-
-    A share is one task, or one a core where the consumer's order allows it.
-    """
+    """Decode in the source's partitions, deliver each consumer's share as a job of one task."""
 
     driver_bytes = 0
 
@@ -70,23 +63,16 @@ class SparkPlan:
         return markers_from_arrow(self._frame.toArrow())
 
     def deliver(self, share: Share) -> Outcome:
-        parts = self._parts(share)
         # Each thread has its own; without one its jobs would wait behind those of other lanes.
         self._context.setLocalProperty("spark.scheduler.pool", self._pool)
-        tasks = [replace(share, part=part, parts=parts) for part in range(parts)]
-        return combined(self._context.parallelize(tasks, parts).map(deliver).collect())
+        (outcome,) = self._context.parallelize([share], 1).map(deliver).collect()
+        return outcome
 
     def changes(self, slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
         return pick_up(slices)
 
     def close(self) -> None:
         """The exchange is emptied by whoever owns it."""
-
-    def _parts(self, share: Share) -> int:
-        if share.announcements is not None or not splits_by_group(share.consumer):
-            return 1
-        rows = sum(piece.rows for piece in share.slices)
-        return max(1, min(self._context.defaultParallelism, rows // _ROWS_PER_PART_MIN))
 
 
 class DriverPlan:
