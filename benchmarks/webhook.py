@@ -3,9 +3,10 @@
 One service with a sink, a table and a path of the endpoint for each case: an endpoint that answers
 at once or after 50 ms, and requests as by default, of one message, or of a hundred. The cases are
 measured one after the other: rows are written while the reader is suspended, and the clock runs
-from there to the last message that the endpoint counts. The ceiling of a case is a bare loop over
-sockets before it: requests of the same messages over as many connections, each sent when the last
-was answered, with nothing else to do.
+from there to the last message that the endpoint counts. The ceiling of a case is what a bare loop
+over sockets brings to the endpoint before it: requests as large, over as many connections, each
+sent when the last was answered, with nothing else to do; or what a bare loop drains from a slot, if
+that is less.
 """
 
 from __future__ import annotations
@@ -26,16 +27,18 @@ from benchmarks.fast_endpoint import FastEndpoint, path
 from benchmarks.processes import Figures, ProcessMeter, cpu_s
 from benchmarks.service import OWN_ROLES, RunningService
 from benchmarks.sizes import Sizes, progress
-from benchmarks.source import PUBLICATION, Source, open_source
+from benchmarks.slot_drain import drain
+from benchmarks.source import ONE_ROW, PUBLICATION, Source, open_source
 from cdc.config import load as load_config
 from cdc.errors import ProtocolError
 
-_NAME = "webhook"
+_NAME, _BARE_LOOP = "webhook", "bare_loop"
 _PAUSES_MS = (0, 50)
 _BATCHES = {"default": None, "batch_1": 1, "batch_100": 100}
 _CEILING_S = 2.0
 _ROWS_MIN, _ROWS_MAX = 50, 200_000
 _WARM_UP_ROWS = 200
+_LARGE_WARM_UP_ROWS = 50_000  # for Spark's workers, which small micro-batches leave cold
 _TIMEOUT_S = 300.0
 _TIME_OUT_S = 10.0
 _MORE = sql.SQL(
@@ -78,6 +81,7 @@ class Measured:
     case: Case
     rows: int
     rows_per_s: float
+    bare_per_s: float
     ceiling_per_s: float
     at_once: int
     processes: Figures
@@ -91,6 +95,7 @@ class Measured:
         return {
             "messages": self.rows,
             "messages_per_s": round(self.rows_per_s, 1),
+            "bare_loop_per_s": round(self.bare_per_s, 1),
             "ceiling_per_s": round(self.ceiling_per_s, 1),
             "ratio": round(self.ratio, 3),
             "messages_per_request": self.case.messages_per_request,
@@ -111,10 +116,13 @@ def run(sizes: Sizes) -> dict[str, object]:
         FastEndpoint() as endpoint,
         _service(Path(name), source, endpoint) as (service, cases),
     ):
-        measured = [_measure(source, service, endpoint, case, sizes) for case in cases]
+        _make_warm(source, service, endpoint, cases[0])
+        limit = _limit(source, cases[0])
+        measured = [_measure(source, service, endpoint, case, limit, sizes) for case in cases]
         warnings = service.warnings()
     return {
         "webhook_ratio": round(min(each.ratio for each in measured), 3),
+        "slot_rows_per_s": round(limit),
         **{f"messages_per_s_{each.case.name}": round(each.rows_per_s, 1) for each in measured},
         "cases": {each.case.name: each.figures() for each in measured},
         "warnings": warnings,
@@ -158,20 +166,41 @@ def _service(
         yield service, cases
 
 
-def _measure(
-    source: Source, service: RunningService, endpoint: FastEndpoint, case: Case, sizes: Sizes
-) -> Measured:
-    """The ceiling, then the service, with as many rows as the ceiling takes ``sizes.seconds``."""
-    ceiling = _ceiling(endpoint, case, min(_CEILING_S, sizes.seconds))
-    rows = max(_ROWS_MIN, min(_ROWS_MAX, round(ceiling * sizes.seconds)))
+def _make_warm(source: Source, service: RunningService, endpoint: FastEndpoint, case: Case) -> None:
+    """Catch up on much, so that Spark's workers have started."""
     before = endpoint.count(case.name, case.pause_ms).messages
+    with _suspended(service):
+        _write(source, case, _LARGE_WARM_UP_ROWS)
+    _wait(service, endpoint, case, before + _LARGE_WARM_UP_ROWS)
+
+
+@contextmanager
+def _suspended(service: RunningService) -> Iterator[None]:
+    """The reader goes on at the end."""
     reader = service.reader()
     reader.suspend()
     try:
-        _write(source, case, rows)
+        yield
     finally:
-        started_s = time.time()
         reader.resume()
+
+
+def _measure(
+    source: Source,
+    service: RunningService,
+    endpoint: FastEndpoint,
+    case: Case,
+    limit: float,
+    sizes: Sizes,
+) -> Measured:
+    """The ceiling, then the service, with as many rows as the ceiling takes ``sizes.seconds``."""
+    bare = _bare_loop(endpoint, case, min(_CEILING_S, sizes.seconds))
+    ceiling = min(bare, limit)
+    rows = max(_ROWS_MIN, min(_ROWS_MAX, round(ceiling * sizes.seconds)))
+    before = endpoint.count(case.name, case.pause_ms).messages
+    with _suspended(service):
+        _write(source, case, rows)
+    started_s = time.time()
     with ProcessMeter(lambda: [*service.own_roles(), _endpoint_role(endpoint)]) as meter:
         _wait(service, endpoint, case, before + rows)
     count = endpoint.count(case.name, case.pause_ms)
@@ -179,7 +208,7 @@ def _measure(
         raise ProtocolError(f"{case.name}: {count.messages - before} messages came of {rows}")
     # The endpoint counts a request before its pause, and it is delivered behind it.
     took_s = count.last_s + case.pause_ms / 1000 - started_s
-    measured = Measured(case, rows, rows / took_s, ceiling, count.at_once, meter.figures())
+    measured = Measured(case, rows, rows / took_s, bare, ceiling, count.at_once, meter.figures())
     progress(
         f"webhook, {case.name}: {measured.rows_per_s:,.0f} messages/s, ceiling {ceiling:,.0f}, "
         f"ratio {measured.ratio:.2f}"
@@ -204,7 +233,19 @@ def _wait(service: RunningService, endpoint: FastEndpoint, case: Case, messages:
     )
 
 
-def _ceiling(endpoint: FastEndpoint, case: Case, seconds: float) -> float:
+def _limit(source: Source, case: Case) -> float:
+    """Rows a second that a bare loop drains from a slot: more than these nobody can send."""
+    source.create_slot(_BARE_LOOP)
+    _write(source, case, _LARGE_WARM_UP_ROWS)
+    limit = drain(
+        source.postgres, _BARE_LOOP, source.ended(_LARGE_WARM_UP_ROWS, ONE_ROW, PUBLICATION)
+    )
+    source.drop_slot(_BARE_LOOP)
+    progress(f"webhook: a bare psycopg loop {limit:,.0f} rows/s")
+    return limit
+
+
+def _bare_loop(endpoint: FastEndpoint, case: Case, seconds: float) -> float:
     """Messages a second that a bare loop over as many connections brings to the endpoint."""
     body = b'{"data":[' + b",".join([_MESSAGE] * case.messages_per_request) + b"]}"
     head = (
