@@ -28,7 +28,7 @@ from benchmarks.processes import Figures, ProcessMeter, cpu_s
 from benchmarks.service import OWN_ROLES, RunningService
 from benchmarks.sizes import Sizes, progress
 from benchmarks.slot_drain import drain
-from benchmarks.source import ONE_ROW, PUBLICATION, Source, open_source
+from benchmarks.source import PUBLICATION, Source, open_source
 from cdc.config import load as load_config
 from cdc.errors import ProtocolError
 
@@ -114,12 +114,12 @@ def run(sizes: Sizes) -> dict[str, object]:
         tempfile.TemporaryDirectory(prefix="walbrook-webhook-") as name,
         open_source(Path(name) / "postgres") as source,
         FastEndpoint() as endpoint,
-        _service(Path(name), source, endpoint) as (service, cases),
     ):
-        _make_warm(source, service, endpoint, cases[0])
-        limit = _limit(source, cases[0])
-        measured = [_measure(source, service, endpoint, case, limit, sizes) for case in cases]
-        warnings = service.warnings()
+        limit = _limit(source, sizes)
+        with _service(Path(name), source, endpoint) as (service, cases):
+            _make_warm(source, service, endpoint, cases[0])
+            measured = [_measure(source, service, endpoint, case, limit, sizes) for case in cases]
+            warnings = service.warnings()
     return {
         "webhook_ratio": round(min(each.ratio for each in measured), 3),
         "slot_rows_per_s": round(limit),
@@ -233,13 +233,11 @@ def _wait(service: RunningService, endpoint: FastEndpoint, case: Case, messages:
     )
 
 
-def _limit(source: Source, case: Case) -> float:
+def _limit(source: Source, sizes: Sizes) -> float:
     """Rows a second that a bare loop drains from a slot: more than these nobody can send."""
     source.create_slot(_BARE_LOOP)
-    _write(source, case, _LARGE_WARM_UP_ROWS)
-    limit = drain(
-        source.postgres, _BARE_LOOP, source.ended(_LARGE_WARM_UP_ROWS, ONE_ROW, PUBLICATION)
-    )
+    load = source.load(_LARGE_WARM_UP_ROWS, sizes.transaction_rows)
+    limit = drain(source.postgres, _BARE_LOOP, load)
     source.drop_slot(_BARE_LOOP)
     progress(f"webhook: a bare psycopg loop {limit:,.0f} rows/s")
     return limit
