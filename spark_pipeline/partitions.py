@@ -27,7 +27,7 @@ from spark_pipeline.outcome import GOES_ON, Outcome, combined, is_below
 if TYPE_CHECKING:
     from spark_pipeline.delivery import Share
 
-_TAKEN_AT_ONCE = 200
+_TAKEN_AT_ONCE = 1_000
 """Messages of a part, or one request, after which it looks whether another part has failed."""
 
 
@@ -48,7 +48,7 @@ def deliver_in_parts(
     for rows in batches:
         for run in runs_between_barriers(rows, grouping):
             rest = replace(share.behind(done), start=done.cursor)
-            done = _deliver_run(rest, run, grouping, open_desk).after(done)
+            done = _deliver_run(rest, run, open_desk).after(done)
             if done.error is not None:
                 return done
             if _is_full(done.aside):
@@ -57,12 +57,12 @@ def deliver_in_parts(
     return replace(done, cursor=max(done.cursor, share.end))
 
 
-def _deliver_run(share: Share, run: Run, grouping: Grouping, open_desk: OpenDesk) -> Outcome:
+def _deliver_run(share: Share, run: Run, open_desk: OpenDesk) -> Outcome:
     """One run of changes, in as many parts as it has requests for."""
     consumer = share.consumer
     requests = -(-run.rows.num_rows // consumer.effective_batch_size)
     count = min(consumer.effective_partition_count, requests)
-    parts = [run.rows] if run.in_order or count < 2 else spread(run.rows, count, grouping)
+    parts = [run.rows] if run.in_order or count < 2 else spread(run, count)
     if len(parts) == 1:
         return _in_order(share, run.rows, open_desk)
     strikes = Strikes(share.strikes)

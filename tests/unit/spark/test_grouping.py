@@ -6,11 +6,15 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.queue.groups import Grouping
-from spark_pipeline.grouping import runs_between_barriers, spread
+from cdc.queue.groups import BY_KEY, Grouping, groups_of
+from spark_pipeline.grouping import Run, runs_between_barriers, spread
 from tests.unit.spark.test_desk import Message, histories, rows
 
 Numbers = list[tuple[int, int]]
+
+
+def whole(batch: pa.RecordBatch, grouping: Grouping = BY_KEY) -> Run:
+    return Run(batch, groups_of(batch, grouping).ids, False)
 
 
 def numbers(batch: pa.RecordBatch) -> Numbers:
@@ -23,7 +27,7 @@ def test_each_change_is_in_one_part_beside_those_of_its_group_in_order(
     messages: list[Message], parts: int
 ) -> None:
     batch = rows(messages)
-    found = spread(batch, parts)
+    found = spread(whole(batch), parts)
     assert len(found) <= parts
     assert all(part.num_rows for part in found)
     assert sorted(at for part in found for at in numbers(part)) == numbers(batch)
@@ -37,14 +41,14 @@ def test_each_change_is_in_one_part_beside_those_of_its_group_in_order(
 
 def test_parts_have_as_many_groups_as_each_other() -> None:
     batch = rows([Message(key, key, "taken") for key in range(100)])
-    assert [part.num_rows for part in spread(batch, 8)] == [13, 13, 13, 13, 12, 12, 12, 12]
+    assert [part.num_rows for part in spread(whole(batch), 8)] == [13, 13, 13, 13, 12, 12, 12, 12]
 
 
 def test_without_groups_every_change_is_spread_by_itself() -> None:
     batch = rows([Message(1, at, "taken") for at in range(10)])
-    assert [part.num_rows for part in spread(batch, 4)] == [10]
+    assert [part.num_rows for part in spread(whole(batch), 4)] == [10]
     alone = Grouping(by_group=False)
-    assert [part.num_rows for part in spread(batch, 4, alone)] == [3, 3, 2, 2]
+    assert [part.num_rows for part in spread(whole(batch, alone), 4)] == [3, 3, 2, 2]
 
 
 @given(histories)
