@@ -68,6 +68,7 @@ class LogLane:
                     "name": name,
                     "database": SOURCE,
                     "destination": FileDestination(path=directory / name),
+                    "partition_count": 1,  # one request after another, unless a test says more
                     **given,
                 }
             )

@@ -182,6 +182,12 @@ class Sink(Section):
         description="Most messages delivered at once; if not given, 10000 for file, parquet and "
         "pull, 1000 for redis_stream, 100 for webhook (1 with batch: false).",
     )
+    partition_count: Annotated[Integer, Field(ge=1, le=64)] | None = Field(
+        default=None,
+        description="Over how many deliveries at once its groups are spread; the messages of one "
+        "group stay in order. If not given, 8 for webhook in commit order, 1 otherwise. More than "
+        "1 only for webhook, and not with ordering: event_time.",
+    )
     message_grouping: Flag = Field(
         default=True,
         description="Whether changes of one row, by its primary key, form a group that stays in "
@@ -216,7 +222,7 @@ class Sink(Section):
     ordering: Literal["commit", "event_time"] = Field(
         default="commit",
         description="In what order: commit, as the changes were committed, or event_time, by a "
-        "time that their rows carry. event_time is not for pull, nor for a parallel webhook.",
+        "time that their rows carry. event_time is not for pull.",
     )
     event_time: EventTime | None = Field(
         default=None, description="Which time counts; required with ordering: event_time."
@@ -331,11 +337,23 @@ class Sink(Section):
                 "it to a sink of its own",
                 within=("actions",),
             )
-        if isinstance(self.destination, WebhookDestination) and self.destination.parallel:
+        return self
+
+    @model_validator(mode="after")
+    def _partitions_are_possible(self) -> Self:
+        if (self.partition_count or 1) == 1:
+            return self
+        if not self.destination.defers:
             raise wrong(
-                "is true, and requests side by side would lose the order of event time; leave it "
-                "out, or set ordering: commit",
-                within=("destination", "parallel"),
+                f"above 1 is impossible with {self.destination.type}, which knows by the last "
+                "message what it has and so needs all of them in one order; leave it out, or use "
+                "webhook",
+                within=("partition_count",),
+            )
+        if self.ordering == "event_time":
+            raise wrong(
+                "above 1 would lose the order of event time; leave it out, or set ordering: commit",
+                within=("partition_count",),
             )
         return self
 
@@ -392,6 +410,13 @@ class Sink(Section):
     def effective_batch_size(self) -> int:
         """``batch_size``, or else the destination's default."""
         return self.batch_size or self.destination.default_batch_size
+
+    @property
+    def effective_partition_count(self) -> int:
+        """``partition_count``, or else the destination's default; 1 in event-time order."""
+        if self.partition_count is not None or self.ordering == "event_time":
+            return self.partition_count or 1
+        return self.destination.default_partition_count
 
     @property
     def effective_max_message_bytes(self) -> int | None:

@@ -194,7 +194,7 @@ def test_every_consumer_gets_its_rows_in_its_order_from_executors_and_files_from
         served,
         tmp_path / "checkpoint",
         sink("stream", in_redis),
-        sink("hook", WebhookDestination(url=endpoint.url, parallel=True)),
+        sink("hook", WebhookDestination(url=endpoint.url)),
         sink("files", FileDestination(path=tmp_path / "out"), **items),
     )
     assert len({(piece.batch_idx, piece.part) for piece in slices}) > TRANSACTIONS
@@ -207,7 +207,7 @@ def test_every_consumer_gets_its_rows_in_its_order_from_executors_and_files_from
     requests = [request.messages for request in endpoint.accepted]
     sent = [message for messages in requests for message in messages]
     assert sorted(cursors_of(sent)) == EVERYTHING
-    assert cursors_of(sent) != EVERYTHING, "several executors deliver at once"
+    assert cursors_of(sent) != EVERYTHING, "several requests go out at once"
     of_group: dict[tuple[str, int], list[Cursor]] = {}
     for message, cursor in zip(sent, cursors_of(sent), strict=True):
         group = (message["metadata"]["table_name"], message["record"]["id"])  # type: ignore[index]
@@ -248,7 +248,7 @@ def test_a_lost_executor_costs_a_second_read_and_a_failing_sink_is_told_as_what_
         served,
         tmp_path,
         sink("stream", in_redis),
-        sink("hook", WebhookDestination(url=endpoint.url, max_retries=0, parallel=True)),
+        sink("hook", WebhookDestination(url=endpoint.url, max_retries=0)),
         between=lose_an_executor,
     )
     assert (stream.cursor, stream.error) == (END, None)

@@ -17,7 +17,7 @@ ORDERED = "ordering: event_time\nevent_time: {column: at}\n"
 WINDOW = "window: {size: 1m, aggregates: {n: count(*)}}\n"
 PULL = "destination: {type: pull}"
 PARQUET = "destination: {type: parquet, path: out}"
-WEBHOOK = "destination: {type: webhook, url: 'http://h/', parallel: true}"
+WEBHOOK = "destination: {type: webhook, url: 'http://h/'}"
 
 
 def one(body: str) -> Sink:
@@ -283,7 +283,10 @@ def test_a_window_without_slide_tumbles() -> None:
         ),
         ("ordering: time\n" + FILE, "sinks[0].ordering: should be 'commit' or 'event_time'"),
         (ORDERED + PULL, "sinks[0].ordering: event_time is not possible with pull yet"),
-        (ORDERED + WEBHOOK, "sinks[0].destination.parallel: is true, and requests side by side"),
+        (
+            ORDERED + "partition_count: 2\n" + WEBHOOK,
+            "sinks[0].partition_count: above 1 would lose the order of event time",
+        ),
         (
             ORDERED + "actions: [insert, schema_change]\n" + FILE,
             "sinks[0].actions: schema_change has its place between commits",
@@ -317,7 +320,7 @@ def test_what_does_not_go_together_is_refused(body: str, problem: str) -> None:
 
 def test_parquet_and_ordinary_webhooks_may_have_event_time() -> None:
     assert one(ORDERED + PARQUET).ordering == "event_time"
-    assert one(ORDERED + WEBHOOK.replace(", parallel: true", "")).ordering == "event_time"
+    assert one(ORDERED + WEBHOOK).effective_partition_count == 1
 
 
 def test_a_sink_is_found_by_each_of_its_databases() -> None:
