@@ -274,14 +274,20 @@ def test_a_window_without_slide_tumbles() -> None:
     [
         (
             "event_time: {column: at}\n" + FILE,
-            "sinks[0].event_time: has a meaning with ordering: event_time alone",
+            "sinks[0].event_time: has a meaning with ordering: event_time or processing_time alone",
         ),
-        (WINDOW + FILE, "sinks[0].window: has a meaning with ordering: event_time alone"),
+        (
+            WINDOW + FILE,
+            "sinks[0].window: has a meaning with ordering: event_time or processing_time alone",
+        ),
         (
             "ordering: event_time\n" + FILE,
             "sinks[0].event_time: is required with ordering: event_time",
         ),
-        ("ordering: time\n" + FILE, "sinks[0].ordering: should be 'commit' or 'event_time'"),
+        (
+            "ordering: time\n" + FILE,
+            "sinks[0].ordering: should be 'commit', 'event_time' or 'processing_time'",
+        ),
         (ORDERED + PULL, "sinks[0].ordering: event_time is not possible with pull yet"),
         (ORDERED + WEBHOOK, "sinks[0].destination.parallel: is true, and requests side by side"),
         (
