@@ -29,7 +29,8 @@ SLIDE, SIZE = 8, 24
 def times_of(arrivals: Arrivals, watermark: int, *rows: tuple[int, int]) -> list[int]:
     """The times of rows of one transaction each: LSN and commit time."""
     lsn, commits = (np.array(column, np.int64) for column in zip(*rows, strict=True))
-    return arrivals.times(lsn, np.zeros(len(lsn), np.int64), commits, watermark).tolist()
+    times = arrivals.times(lsn, np.zeros(len(lsn), np.int64), commits, watermark)
+    return [int(time) for time in times]
 
 
 def test_times_rise_along_the_log_whatever_the_clock_of_the_database_does() -> None:
