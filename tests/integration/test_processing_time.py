@@ -23,9 +23,13 @@ from spark_pipeline.eventtime.windows import last_window_end
 from tests import pgoutput
 from tests.event_lane import ITEM, NAME, EventLane, S
 from tests.fix_event_lane import STEPS, Fate, MakeLane
+from tests.fix_postgres import Database
 from tests.integration.test_event_crash import Phase, in_files, with_crashes, without_crashes
+from tests.integration.test_event_operators import served, source
 from tests.lane_on_log import arrived
+from tests.waiting import until
 
+__all__ = ["source"]
 pytestmark = pytest.mark.migrated
 
 WINDOW_OF = {"size": "4s", "aggregates": {"n": "count(*)"}}
@@ -214,6 +218,21 @@ def test_another_order_begins_anew(event_lane: MakeLane, clock: Clock) -> None:
     assert [each[0] for each in messages(lane)] == [1, 2]
 
 
+@pytest.mark.usefixtures("source")
+def test_the_stage_serves_a_consumer_by_the_clock(
+    event_lane: MakeLane, event_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = event_lane(ordering="processing_time", sources=("a", "b"))
+    with served(lane, event_database, monkeypatch):
+        lane.write("a", (1, 9), at_us=1_000 * S)
+        until("the first", lambda: [each[0] for each in messages(lane)] == [1], 10)
+        lane.write("a", (2, 5), at_us=1_001 * S)
+        until("the second", lambda: [each[0] for each in messages(lane)] == [1, 2], 10)
+        now = "SELECT now() - released_to < interval '1 minute' FROM walbrook.watermarks LIMIT 1"
+        until("the clock to move the watermark", lambda: lane.rows(now) == [(True,)], 10)
+    assert lane.rows("SELECT count(*) FROM walbrook.dead_letters") == [(0,)]
+
+
 class Arrivals:
     """Changes of two databases whose commits are before and behind the clock of the service."""
 
@@ -224,8 +243,8 @@ class Arrivals:
     def phase(self) -> Phase:
         rng = self._random
         return [
-            (source, [self._insert() for _ in range(rng.randrange(1, 4))])
-            for source in ("a", "b")
+            (name, [self._insert() for _ in range(rng.randrange(1, 4))])
+            for name in ("a", "b")
             for _ in range(rng.randrange(3))
         ]
 
@@ -246,9 +265,9 @@ def test_random_crashes_change_no_time_no_window_and_no_order(
 
             def write(lane: EventLane, phase: Phase, rng: random.Random = rng) -> None:
                 clock.now += rng.choice([0, S // 2, S, 3 * S])
-                for source, changes in phase:
+                for name, changes in phase:
                     skew = rng.choice([0, 0, -S, -5 * S, 2 * S])
-                    lane.write_messages(source, ITEM, *changes, at_us=clock.now + skew)
+                    lane.write_messages(name, ITEM, *changes, at_us=clock.now + skew)
 
             lane = event_lane(
                 ordering="processing_time",
