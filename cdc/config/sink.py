@@ -219,18 +219,21 @@ class Sink(Section):
         description="A bound on what the log keeps for this sink; if not given, log.max_bytes "
         "alone bounds it, for all sinks together.",
     )
-    ordering: Literal["commit", "event_time"] = Field(
+    ordering: Literal["commit", "event_time", "processing_time"] = Field(
         default="commit",
-        description="In what order: commit, as the changes were committed, or event_time, by a "
-        "time that their rows carry. event_time is not for pull.",
+        description="In what order: commit, as the changes were committed; event_time, by a time "
+        "that their rows carry; or processing_time, as they arrive, with watermarks and windows by "
+        "the clock. The latter two are not for pull, nor with partition_count above 1.",
     )
     event_time: EventTime | None = Field(
-        default=None, description="Which time counts; required with ordering: event_time."
+        default=None,
+        description="Which time counts; required with ordering: event_time. With processing_time "
+        "only emit_watermarks, leaf_partitions and max_buffer_bytes.",
     )
     window: Window | None = Field(
         default=None,
-        description="Results over windows of event time in place of changes; only with ordering: "
-        "event_time, and not with parquet, transform, routing or another shape.",
+        description="Results over windows of time in place of changes; only with ordering: "
+        "event_time or processing_time, and not with parquet, transform, routing or another shape.",
     )
     destination: Destination = Field(description="Where it delivers to.")
 
@@ -245,6 +248,13 @@ class Sink(Section):
         first = names[0] if isinstance(names, list | tuple) and names else None
         # Names that are not usable are one problem, not one more for database.
         return {**data, "database": first if isinstance(first, str) and first else "unnamed"}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clock_needs_no_section(cls, data: object) -> object:
+        if not isinstance(data, dict) or data.get("ordering") != "processing_time":
+            return data
+        return {**data, "event_time": {}} if data.get("event_time") is None else data
 
     @model_validator(mode="after")
     def _one_way_to_name_databases(self) -> Self:
@@ -306,7 +316,8 @@ class Sink(Section):
             for key in ("event_time", "window"):
                 if getattr(self, key) is not None:
                     raise wrong(
-                        "has a meaning with ordering: event_time alone; set that, or leave it out",
+                        "has a meaning with ordering: event_time or processing_time alone; set "
+                        "one of them, or leave it out",
                         within=(key,),
                     )
             if len(self.sources) > 1:
@@ -320,6 +331,10 @@ class Sink(Section):
                 "is required with ordering: event_time; name at least its column",
                 within=("event_time",),
             )
+        elif self.ordering == "event_time":
+            self.event_time.check_columns()
+        else:
+            self.event_time.check_by_clock()
         return self
 
     @model_validator(mode="after")
@@ -328,13 +343,14 @@ class Sink(Section):
             return self
         if isinstance(self.destination, PullDestination):
             raise wrong(
-                "event_time is not possible with pull yet; use another destination, or commit",
+                f"{self.ordering} is not possible with pull yet; use another destination, or "
+                "commit",
                 within=("ordering",),
             )
         if "schema_change" in self.actions:
             raise wrong(
-                "schema_change has its place between commits, which event_time does not keep; take "
-                "it to a sink of its own",
+                f"schema_change has its place between commits, which {self.ordering} does not "
+                "keep; take it to a sink of its own",
                 within=("actions",),
             )
         return self
@@ -350,9 +366,10 @@ class Sink(Section):
                 "webhook",
                 within=("partition_count",),
             )
-        if self.ordering == "event_time":
+        if self.ordering != "commit":
             raise wrong(
-                "above 1 would lose the order of event time; leave it out, or set ordering: commit",
+                f"above 1 would lose the order of {self.ordering}; leave it out, or set ordering: "
+                "commit",
                 within=("partition_count",),
             )
         return self
@@ -390,6 +407,11 @@ class Sink(Section):
         return self
 
     @property
+    def in_time_order(self) -> bool:
+        """Whether it has a watermark: by event time or by processing time."""
+        return self.ordering != "commit"
+
+    @property
     def sources(self) -> tuple[str, ...]:
         """The names of all databases that it reads."""
         return self.databases or (self.database,)
@@ -413,8 +435,8 @@ class Sink(Section):
 
     @property
     def effective_partition_count(self) -> int:
-        """``partition_count``, or else the destination's default; 1 in event-time order."""
-        if self.partition_count is not None or self.ordering == "event_time":
+        """``partition_count``, or else the destination's default; 1 in any order but commit."""
+        if self.partition_count is not None or self.ordering != "commit":
             return self.partition_count or 1
         return self.destination.default_partition_count
 

@@ -1,4 +1,5 @@
-"""``walbrook pause``, ``resume``, ``rewind``, ``skip-to``, ``discard-all``, ``redeliver`` and more.
+"""``walbrook pause``, ``resume``, ``rewind``, ``skip-to``, ``discard-all``, ``redeliver`` and more;
+for event time ``advance-watermark`` and ``set-partition-idle``.
 
 Thin layers over the functions of schema walbrook: what they refuse is what is printed.
 """
@@ -92,6 +93,38 @@ def skip_to(
     """Move a consumer forward in the log and give up what lies before; its sink is told of it."""
     with _state(config) as state:
         _tell(consumer, operators.skip_to(state, consumer, cursor))
+
+
+@operator_app.command("advance-watermark")
+def advance_watermark(
+    consumer: Name,
+    to_time: Annotated[str, typer.Argument(metavar="TIME", help="The least it is to be.")],
+    source: Annotated[
+        str | None, typer.Option(help="Only for the tables of this database.")
+    ] = None,
+    config: ConfigPath = _DEFAULT,
+) -> None:
+    """Wait for nothing at or below a time any more, in event-time order."""
+    with _state(config) as state:
+        done = operators.advance_watermark(state, consumer, to_time, source)
+        typer.echo(f"the watermark of {consumer} is at least {done['watermark']} from now on")
+
+
+@operator_app.command("set-partition-idle")
+def set_partition_idle(
+    consumer: Name,
+    partition: Annotated[
+        str, typer.Argument(metavar="TABLE", help="As walbrook.watermarks names it: schema.table.")
+    ],
+    active: Annotated[
+        bool, typer.Option("--active", help="Take the mark back: it counts again.")
+    ] = False,
+    config: ConfigPath = _DEFAULT,
+) -> None:
+    """Let a table hold the watermark back no more, in event-time order."""
+    with _state(config) as state:
+        operators.set_partition_idle(state, consumer, partition, idle=not active)
+        typer.echo(f"{partition} of {consumer} is marked {'active' if active else 'idle'}")
 
 
 @operator_app.command("discard-all")

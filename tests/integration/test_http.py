@@ -287,6 +287,13 @@ def test_metrics_show_event_time_by_table_and_its_sums_by_consumer(
         *(f"walbrook_event_time_table_buffered{table} 3.0" for table in (shop, depot)),
         *(f"walbrook_event_time_table_late_total{table} 2.0" for table in (shop, depot)),
     }
+    database.execute("SELECT walbrook.set_partition_idle('shop/merged', 'public.event')")
+    lines = client.get("/metrics").text.splitlines()
+    assert f"walbrook_event_time_table_idle{shop} 1.0" in lines, "an operator said so"
+    assert 'walbrook_event_time_idle_tables{consumer="merged"} 2.0' in lines
+    database.execute("SELECT walbrook.set_partition_idle('shop/merged', 'public.event', false)")
+    lines = client.get("/metrics").text.splitlines()
+    assert f"walbrook_event_time_table_idle{shop} 0.0" in lines
     database.execute("SELECT walbrook.finish_source('merged', 'shop')")
     lines = client.get("/metrics").text.splitlines()
     assert f"walbrook_event_time_table_idle{shop} 1.0" in lines, "nobody waits for it"

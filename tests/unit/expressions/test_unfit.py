@@ -18,7 +18,7 @@ from cdc.errors import ExpressionError
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
 from spark_pipeline.delivery import Share
-from spark_pipeline.exchange import Exchange, PlannedRange, whole
+from spark_pipeline.exchange import Exchange, PlannedRange
 from spark_pipeline.expressions.from_log import verdicts_on_driver, verdicts_on_executors
 from spark_pipeline.expressions.log_rows import pieces_of
 from spark_pipeline.expressions.shares import judge
