@@ -343,7 +343,7 @@ def test_a_window_without_slide_tumbles() -> None:
         (ORDERED + PULL, "sinks[0].ordering: event_time is not possible with pull yet"),
         (
             ORDERED + "partition_count: 2\n" + WEBHOOK,
-            "sinks[0].partition_count: above 1 would lose the order of event time",
+            "sinks[0].partition_count: above 1 would lose the order of event_time",
         ),
         (
             ORDERED + "actions: [insert, schema_change]\n" + FILE,
