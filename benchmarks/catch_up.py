@@ -120,7 +120,7 @@ def service_of(directory: Path, source: Source, target: Target) -> RunningServic
 def make_warm(source: Source, service: RunningService, target: Target, sizes: Sizes) -> None:
     """Catch up on less, more than once: small micro-batches leave Spark's workers cold."""
     wait_delivering(source, service, target)
-    less = replace(sizes, rows=_WARM_UP_ROWS)
+    less = replace(sizes, rows=min(_WARM_UP_ROWS, sizes.rows))
     for _ in range(_WARM_UPS):
         _load_while_suspended(source, service, less)
         wait_arrived(service, target)

@@ -137,7 +137,7 @@ def _run(directory: Path, source: Source, target: Target, loads: list[Load]) -> 
     ):
         wait_delivering(source, service, target)
         script = directory / f"{target.name}.sql"
-        warm_up = replace(loads[0], seconds=_WARM_UP_S)
+        warm_up = replace(loads[0], seconds=min(_WARM_UP_S, loads[0].seconds))
         _arrivals(source, client, stream, script, warm_up)
         for load in loads:
             progress(f"latency, {target.name}: {load.rate} changes/s for {load.seconds} s")

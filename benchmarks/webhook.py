@@ -39,6 +39,7 @@ _CEILING_S = 2.0
 _ROWS_MIN, _ROWS_MAX = 50, 200_000
 _WARM_UP_ROWS = 200
 _LARGE_WARM_UP_ROWS = 50_000  # for Spark's workers, which small micro-batches leave cold
+_WARM_UP_ROWS_PER_S = 10_000
 _TIMEOUT_S = 300.0
 _TIME_OUT_S = 10.0
 _MORE = sql.SQL(
@@ -117,7 +118,8 @@ def run(sizes: Sizes) -> dict[str, object]:
     ):
         limit = _limit(source, sizes)
         with _service(Path(name), source, endpoint) as (service, cases):
-            _make_warm(source, service, endpoint, cases[0])
+            rows = min(_LARGE_WARM_UP_ROWS, _WARM_UP_ROWS_PER_S * sizes.seconds)
+            _make_warm(source, service, endpoint, cases[0], rows)
             measured = [_measure(source, service, endpoint, case, limit, sizes) for case in cases]
             warnings = service.warnings()
     return {
@@ -166,12 +168,14 @@ def _service(
         yield service, cases
 
 
-def _make_warm(source: Source, service: RunningService, endpoint: FastEndpoint, case: Case) -> None:
+def _make_warm(
+    source: Source, service: RunningService, endpoint: FastEndpoint, case: Case, rows: int
+) -> None:
     """Catch up on much, so that Spark's workers have started."""
     before = endpoint.count(case.name, case.pause_ms).messages
     with _suspended(service):
-        _write(source, case, _LARGE_WARM_UP_ROWS)
-    _wait(service, endpoint, case, before + _LARGE_WARM_UP_ROWS)
+        _write(source, case, rows)
+    _wait(service, endpoint, case, before + rows)
 
 
 @contextmanager
