@@ -79,6 +79,7 @@ class Feed:
     _failed: tuple[int, WalbrookError] | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _closed: bool = False
+    _wakes: int = 0
     _open: list[DecodedRange] = field(default_factory=list)  # all that are not closed yet
     _unused: list[DecodedRange] = field(default_factory=list)  # to be closed outside the lock
 
@@ -205,6 +206,7 @@ class Feed:
     def wake(self) -> None:
         """End every wait of a worker."""
         with self._changed:
+            self._wakes += 1
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -222,15 +224,26 @@ class Feed:
                 raise BehindError
             kept = self._find(worker, reader)
             if kept is None and wait_s > 0:
-                reader.starved_since = time.monotonic()
-                self._changed.notify_all()  # the body may wait for somebody to be starved
-                self._changed.wait(wait_s)
-                reader.starved_since = None
+                # Once per starvation: a notification wakes the other workers that wait, too.
+                if reader.starved_since is None:
+                    reader.starved_since = time.monotonic()
+                    self._changed.notify_all()  # the body may wait for somebody to be starved
+                wakes = self._wakes
+                self._changed.wait_for(
+                    lambda: self._wakes != wakes or self._has_news(worker, reader), wait_s
+                )
                 kept = self._find(worker, reader)
             if kept is not None:
                 kept.users += 1
+                reader.starved_since = None
                 reader.delivering = True
             return kept
+
+    def _has_news(self, worker: str, reader: _Reader) -> bool:
+        """Whether a worker that waits would get something now, an error included."""
+        failed = self._failed is not None and reader.batch <= self._failed[0]
+        gone = self._closed or self._readers.get(worker) is not reader
+        return gone or failed or reader.batch < self.position
 
     def _find(self, worker: str, reader: _Reader) -> _Kept | None:
         if self._closed or worker not in self._readers:
