@@ -43,8 +43,6 @@ COMMENT ON COLUMN walbrook.consumers.retry_at IS 'When its worker tries again; n
 COMMENT ON COLUMN walbrook.consumers.attempts IS 'Processes in a row, the running one included, that have settled nothing for it.';
 COMMENT ON COLUMN walbrook.consumers.deliver_ms IS 'How long its last settled delivery took.';
 
-ALTER TABLE walbrook.sources DROP COLUMN lane_error;
-
 ALTER TABLE walbrook.dead_letters DROP CONSTRAINT dead_letters_kind_check;
 ALTER TABLE walbrook.dead_letters
     ADD CONSTRAINT dead_letters_kind_check CHECK (kind IN ('decode', 'expression', 'delivery'));

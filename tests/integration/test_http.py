@@ -178,7 +178,7 @@ def test_one_that_is_deferred_is_not_stuck(client: httpx.Client, database: Datab
         "VALUES ('shop', 'search', '0/64', now() - interval '50 seconds', 'deferred: pressure')"
     )
     assert client.get("/health").json()["complaints"] == []
-    database.execute("UPDATE walbrook.consumers SET state = 'catching_up'")
+    database.execute("UPDATE walbrook.consumers SET state_reason = 'it is behind the others'")
     (complaint,) = client.get("/health").json()["complaints"]
     assert complaint == "search is behind and has not moved for 30 s"
 

@@ -109,7 +109,7 @@ def test_a_sink_that_fails_hangs_or_is_moved_catches_up_alone_and_comes_back(now
     known = len(shop.at_hook())
     shop.until_in_files(shop.write(300))
     shop.until_in_files(shop.write(300))
-    assert len(shop.at_hook()) == known, "a request that hangs was not waited for"
+    assert len(shop.at_hook()) <= known + 100, "more than the one request that hangs was sent"
     go_on.set()
     shop.until_settled()
     last = shop.write(1)
