@@ -32,7 +32,7 @@ class Run:
 
     consumers: int
     caught_up: CaughtUp
-    departures: int
+    worker_failures: int
     warnings: int
 
     def figures(self) -> dict[str, object]:
@@ -46,7 +46,7 @@ class Run:
             "cpu_s": round(used_s, 2),
             "cpu_us_per_row_and_consumer": round(each_us, 2),
             "peak_rss_mb": round(sum(figures["peak_rss_mb"] for figures in own.values()), 1),
-            "departures": self.departures,
+            "worker_failures": self.worker_failures,
             "warnings": self.warnings,
             "processes": measured.processes,
         }
@@ -79,4 +79,4 @@ def _run(directory: Path, source: Source, count: int, sizes: Sizes) -> Run:
         progress(f"consumers: {count} of them {measured.rows_per_s:,.0f} rows/s")
     require_whole(target, measured)
     source.drop_slot(service.slot)
-    return Run(count, measured, service.departures(), service.warnings())
+    return Run(count, measured, service.worker_failures(), service.warnings())

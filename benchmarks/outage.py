@@ -194,7 +194,7 @@ def run(sizes: Sizes) -> dict[str, object]:
         progress(f"outage: {written:,} changes are everywhere; looking at each")
         seen = {sink: each.seen() for sink, each in at_work.destinations.items()}
         versions = at_work.written()
-        warnings, departures = at_work.service.warnings(), at_work.service.departures()
+        warnings, worker_failures = at_work.service.warnings(), at_work.service.worker_failures()
     flaws = {sink: each.flaws(versions) for sink, each in seen.items()}
     for sink, found in flaws.items():
         if found["lost"] or found["out_of_order"]:
@@ -212,7 +212,7 @@ def run(sizes: Sizes) -> dict[str, object]:
         "backlog_grew": _backlog_grew(seen, phases["healthy"]),
         "sinks": sinks,
         "flaws": flaws,
-        "departures": departures,
+        "worker_failures": worker_failures,
         "warnings": warnings,
         "phases": {name: _phase_figures(each, seen) for name, each in phases.items()},
     }

@@ -142,7 +142,7 @@ class RunningService:
         """How many it has logged: of a reader that lost its connection, a feed that failed."""
         return self._count("[warning")
 
-    def departures(self) -> int:
+    def worker_failures(self) -> int:
         """How often a worker has failed."""
         return self._count("worker.failed")
 

@@ -22,8 +22,6 @@ CREATE TABLE walbrook.sources (
                       CHECK (state IN ('stopped', 'connecting', 'streaming', 'paused', 'disconnected')),
     state_since       timestamptz NOT NULL DEFAULT now(),
     last_error        text,
-    -- What keeps the lane of this source from moving; null while it moves.
-    lane_error        text,
     created_at        timestamptz NOT NULL DEFAULT now()
 );
 

@@ -37,13 +37,11 @@ ALTER TABLE walbrook.consumers
     ADD COLUMN attempts integer NOT NULL DEFAULT 0,
     ADD COLUMN deliver_ms float8;
 
-COMMENT ON COLUMN walbrook.consumers.state IS 'What its worker does. live: it is at the head of the log; catching_up: it reads the log by itself; waiting: until retry_at; paused: by an operator; failed: an operator has to act. Null while no service runs.';
+COMMENT ON COLUMN walbrook.consumers.state IS 'What its worker does. live: it is at the head of the log; catching_up: it reads the log by itself; waiting: until retry_at; paused: by an operator; failed: an operator has to act. As the last process that served it left it; null before the first, and while it is not active.';
 COMMENT ON COLUMN walbrook.consumers.state_reason IS 'Why it is not live; null if it is.';
 COMMENT ON COLUMN walbrook.consumers.retry_at IS 'When its worker tries again; null unless it waits.';
 COMMENT ON COLUMN walbrook.consumers.attempts IS 'Processes in a row, the running one included, that have settled nothing for it.';
 COMMENT ON COLUMN walbrook.consumers.deliver_ms IS 'How long its last settled delivery took.';
-
-ALTER TABLE walbrook.sources DROP COLUMN lane_error;
 
 ALTER TABLE walbrook.dead_letters DROP CONSTRAINT dead_letters_kind_check;
 ALTER TABLE walbrook.dead_letters

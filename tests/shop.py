@@ -10,11 +10,12 @@ from tests.lane_on_log import arrived
 from tests.service import Service
 from tests.waiting import until
 
-_SERVED = "SELECT lane = '{lane}' FROM walbrook.consumers WHERE name = '{consumer}'"
-_REASON = "SELECT lane_reason LIKE '{reason}%' FROM walbrook.consumers WHERE name = '{consumer}'"
-_EPOCH = "SELECT epoch FROM walbrook.lanes WHERE name = 'shared'"
+_LIVE = "SELECT state = 'live' FROM walbrook.consumers WHERE name = '{consumer}'"
+_REASON = "SELECT state_reason LIKE '{reason}%' FROM walbrook.consumers WHERE name = '{consumer}'"
+_RUN = "SELECT run FROM walbrook.feeds"
 _PAUSED = """
-SELECT lane IS NULL AND lane_reason = 'it is paused' FROM walbrook.consumers WHERE name = '{name}'
+SELECT state = 'paused' AND state_reason = 'it is paused' FROM walbrook.consumers
+ WHERE name = '{name}'
 """
 
 
@@ -60,16 +61,14 @@ class Shop:
     def until_in_files(self, last: int) -> None:
         until(f"{last} in the files", lambda: self.in_files() == list(range(1, last + 1)), 60)
 
-    def until_served(self, lane: str) -> None:
-        """The webhook, in this lane."""
-        self.service.until(
-            f"{self.hook} in lane {lane}", _SERVED.format(lane=lane, consumer=self.hook)
-        )
+    def until_live(self) -> None:
+        """The webhook is served at the head of the log."""
+        self.service.until(f"{self.hook} to be live", _LIVE.format(consumer=self.hook))
 
-    def until_left(self, reason: str) -> None:
+    def until_held(self, reason: str) -> None:
+        """SQL says why the webhook is not live."""
         self.service.until(
-            f"{self.hook} out of the shared lane",
-            _REASON.format(reason=reason, consumer=self.hook),
+            f"{self.hook} to be held: {reason}", _REASON.format(reason=reason, consumer=self.hook)
         )
 
     def until_paused(self) -> None:
@@ -99,10 +98,10 @@ class Shop:
         assert {consumer for consumer, _ in found} <= {self.hook}
         return [kind for _, kind in found]
 
-    def epoch(self) -> int:
-        """How often the shared lane was started."""
-        ((epoch,),) = self.database.execute(_EPOCH)
-        return int(epoch)
+    def run(self) -> int:
+        """Which process of the service, counted from the first, serves the source."""
+        ((run,),) = self.database.execute(_RUN)
+        return int(run)
 
     def act(self, call: str) -> None:
         """Call a function of the schema walbrook."""

@@ -1,4 +1,4 @@
-"""In which form values are written as JSON, and what else a lane asks of decode.
+"""In which form values are written as JSON, and what else the consumers of a source ask of decode.
 
 Consumers of one source may want their values in different forms. A batch is decoded once, and
 ``record``, ``changes`` and ``before`` are written once for each form that somebody wants; ``view``

@@ -39,9 +39,14 @@ struct(record.id, cast(record.amount / {parts} AS decimal(12,2)) AS each,
 _PARTS_OF_ANY_VERSION = "coalesce(cast(get_json_object(to_json(record), '$.parts') AS int), 1)"
 _ERROR = "SELECT last_error LIKE '%{text}%' FROM walbrook.consumers WHERE name = 'orders'"
 _OF_ORDERS = "WHERE consumer = 'orders'"
-_SHARED = """
-SELECT epoch, consumers @> '{order_files,web}' FROM walbrook.lanes
- WHERE source = 'shop' AND name = 'shared'
+_PAUSED = """
+SELECT count(*) = 3 FROM walbrook.consumers
+ WHERE name IN ('orders', 'web', 'order_files') AND state = 'paused'
+"""
+_OTHERS = """
+SELECT run, (SELECT bool_and(breaker = 'closed') FROM walbrook.consumers
+              WHERE source = 'shop' AND name IN ('order_files', 'web'))
+  FROM walbrook.feeds WHERE source = 'shop'
 """
 
 
@@ -127,20 +132,25 @@ class Orders:
         query = f"SELECT {column} FROM walbrook.consumers WHERE name = 'orders'"
         return self.service.state.execute(query)[0][0]
 
-    def shared(self) -> tuple[int, bool]:
-        ((epoch, serves),) = self.service.state.execute(_SHARED)
-        return epoch, serves
+    def others(self) -> tuple[int, bool]:
+        """The process that serves the source, and whether the other consumers are well."""
+        ((run, are_well),) = self.service.state.execute(_OTHERS)
+        return run, are_well
 
     @contextmanager
-    def in_one_micro_batch(self) -> Iterator[None]:
-        """What is written within is taken at once: until it is in the log, nothing is settled."""
+    def in_one_range(self) -> Iterator[None]:
+        """What is written within is delivered at once: its consumers are paused until then."""
         rows = self._rows_in_log()
         written = len(self.written)
-        with self.service.state.connect() as connection, connection.transaction():
-            connection.execute("LOCK TABLE walbrook.lanes IN SHARE MODE")
-            yield
-            new = len(self.written) - written
-            until("all in the log", lambda: self._rows_in_log() >= rows + new)
+        names = [str(sink["name"]) for sink in self.sinks]
+        for name in names:
+            self.service.state.execute(f"SELECT walbrook.pause('{name}')")
+        self.service.until("the pause", _PAUSED)
+        yield
+        new = len(self.written) - written
+        until("all in the log", lambda: self._rows_in_log() >= rows + new)
+        for name in names:
+            self.service.state.execute(f"SELECT walbrook.resume('{name}')")
 
     def _rows_in_log(self) -> int:
         view = LogView(self.service.directory / "log" / "shop")
@@ -168,7 +178,7 @@ class Orders:
         assert (consumer, kind, table) == ("orders", "expression", "orders")
         assert "the transform of orders failed: [DIVIDE_BY_ZERO]" in error
 
-        with self.in_one_micro_batch():
+        with self.in_one_range():
             self.write(1)
             self.write(_MANY)
         self.until_settled()
@@ -220,8 +230,8 @@ def _sinks(redis_url: str, endpoint: Endpoint) -> list[dict[str, object]]:
 
 
 def _a_column_is_dropped(shop: Orders) -> None:
-    """The consumer stops before the first change without it; the others go on, in their lane."""
-    epoch, _ = shop.shared()
+    """The consumer stops before the first change without it; the others go on."""
+    run, _ = shop.others()
     before, after = shop.insert(50), shop.insert(50, parts=False)
     last_good = len(shop.written) - 50
     shop.database.execute(f"{before}; ALTER TABLE orders DROP COLUMN parts; {after}")
@@ -233,9 +243,9 @@ def _a_column_is_dropped(shop: Orders) -> None:
     shop.write(100, parts=False)
     shop.until_others_have_all()
     unfit = "cannot be used on table public.orders"
-    until("the reason", lambda: unfit in (shop.of_consumer("lane_reason") or ""))
+    until("the reason", lambda: unfit in (shop.of_consumer("state_reason") or ""))
     assert shop.in_streams() == shop.expected_in_streams(last_good), "before the change all comes"
-    assert shop.shared() == (epoch, True), "the others' lane was started again"
+    assert shop.others() == (run, True), "the others were disturbed"
 
 
 def _the_driver_starts_again(shop: Orders) -> None:

@@ -202,11 +202,11 @@ def test_metrics_show_the_pressure_on_a_source(client: httpx.Client, database: D
 def test_one_that_is_deferred_is_not_stuck(client: httpx.Client, database: Database) -> None:
     database.execute("UPDATE walbrook.sources SET log_lsn = '0/100', log_idx = 0")
     database.execute(
-        "INSERT INTO walbrook.consumers (source, name, cursor_lsn, moved_at, lane_reason) "
+        "INSERT INTO walbrook.consumers (source, name, cursor_lsn, moved_at, state_reason) "
         "VALUES ('shop', 'search', '0/64', now() - interval '50 seconds', 'deferred: pressure')"
     )
     assert client.get("/health").json()["complaints"] == []
-    database.execute("UPDATE walbrook.consumers SET lane = 'catch_up_1'")
+    database.execute("UPDATE walbrook.consumers SET state_reason = 'it is behind the others'")
     (complaint,) = client.get("/health").json()["complaints"]
     assert complaint == "search is behind and has not moved for 30 s"
 

@@ -148,19 +148,19 @@ def test_while_one_sink_hangs_the_others_go_on_and_it_comes_back_with_everything
             stock.until_at(*others)
             stock.until_confirmed_beyond(lsn)
         # By then it is out of the others' way, and is tried again and again.
-        stock.until_down_is("breaker <> 'closed' AND lane IS DISTINCT FROM 'shared'")
+        stock.until_down_is("breaker <> 'closed' AND state IS DISTINCT FROM 'live'")
         until("another try", lambda: len(endpoint.requests) > before + 2, 30)
         lsn = stock.write()
         stock.until_at(*others)
         stock.until_confirmed_beyond(lsn)
         assert [len(versions) for versions in stock.at("down").values()] == [1] * KEYS
         assert database.execute(
-            "SELECT name FROM walbrook.consumers WHERE lane IS DISTINCT FROM 'shared'"
+            "SELECT name FROM walbrook.consumers WHERE breaker <> 'closed'"
         ) == [("down",)]
 
         endpoint.faults = None
         back.set()
-        stock.until_down_is("lane = 'shared' AND breaker = 'closed'")
+        stock.until_down_is("state = 'live' AND breaker = 'closed'")
         stock.write()
         stock.until_at(*destinations)
         assert database.execute("SELECT count(*) FROM walbrook.dead_letters") == [(0,)]

@@ -60,7 +60,7 @@ def test_a_lost_slot_is_never_made_anew_in_silence_and_the_log_is_delivered_firs
         {"name": "files", "destination": {"type": "file", "path": "out"}}
     ]
     with running(database, tmp_path, sinks) as service:
-        until("the driver", lambda: "lanes.started" in service.log_tail(200), 60)
+        until("the driver", lambda: "stage.started" in service.log_tail(200), 60)
         service.kill("spark_pipeline")
         database.execute("INSERT INTO item VALUES (1, 'in the log only')")
         until("the reader to take it", lambda: _rows_in_log(tmp_path / "log" / "shop"))

@@ -21,22 +21,24 @@ VALUES ('shop', 'walbrook_slot', 'p', '1', '16/B374D848', 123456, '16/B3F4D848',
         123457, 'disconnected', 'the server [closed] the connection'),
        ('crm', 'a_slot_with_a_name_of_some_length', 'p', '1', '0/1', 0, NULL, NULL, NULL,
         'stopped', NULL);
-INSERT INTO walbrook.lanes (source, name, last_error)
-VALUES ('crm', 'shared', 'the log is corrupt'), ('shop', 'shared', NULL);
+INSERT INTO walbrook.feeds (source, last_error)
+VALUES ('crm', 'the log is corrupt'), ('shop', NULL);
 INSERT INTO walbrook.consumers
        (source, name, cursor_lsn, cursor_idx, delivered, absorbed, active, last_error)
 VALUES ('shop', 'orders-to-the-search-index', '16/B374D848', 123456, 123456789, 1234, true, NULL),
        ('shop', 'hook', '16/B374D848', 3, 7, 0, true, 'POST https://example.com/a/long/path/that/'
         'goes/on answered 503 Service Unavailable, and will be asked again in 30 s'),
        ('shop', 'gone', '16/A0000000', 0, 5, 0, false, 'an old error');
-UPDATE walbrook.consumers SET dead = 1204, lane = 'catch_up_1', lane_reason = 'its sink failed'
+UPDATE walbrook.consumers
+   SET dead = 1204, state = 'waiting', state_reason = 'its sink failed: POST answered 503',
+       retry_at = '2100-01-02 03:04:05'
  WHERE name = 'hook';
 SELECT walbrook.make_queue(id) FROM walbrook.consumers;
 INSERT INTO walbrook.events (consumer, commit_lsn, commit_idx, due_at, error, commit_timestamp, xid,
                              table_schema, table_name, action, record_pks)
 SELECT id, '16/B0000000', n, now(), 'no', now(), 1, 'public', 't', 'insert', '["1"]'
   FROM walbrook.consumers, generate_series(1, 1205) n WHERE name = 'hook';
-INSERT INTO walbrook.consumers (source, name, cursor_lsn, lane_reason, paused_at)
+INSERT INTO walbrook.consumers (source, name, cursor_lsn, state_reason, paused_at)
 VALUES ('crm', 'mail', '0/1', 'it is paused', '2026-01-02 03:04:05');
 UPDATE walbrook.sources
    SET log_bytes = 3 << 20, earliest_lsn = '16/A0000000', earliest_idx = 7, evicted_lsn = '16/9',
@@ -74,9 +76,9 @@ def test_nothing_is_split_at_80_columns_but_names(printed: str) -> None:
 
 
 def test_errors_stand_below_the_tables_as_lines(printed: str) -> None:
-    below = " ".join(printed[printed.index("lane crm:") : printed.index("error shop,")].split())
+    below = " ".join(printed[printed.index("feed crm:") : printed.index("error shop,")].split())
     assert "reader shop: the server [closed] the connection" in below
-    assert "lane crm: the log is corrupt" in below
+    assert "feed crm: the log is corrupt" in below
     assert "consumer hook: POST https://example.com" in below
     assert below.endswith("asked again in 30 s")
     assert "an old error" not in printed
@@ -106,8 +108,9 @@ def test_who_went_on_without_something_is_named(printed: str) -> None:
     assert "Dead letters ever: hook 1,204" in printed.splitlines()
 
 
-def test_who_is_served_by_itself_is_told_with_the_reason(printed: str) -> None:
-    assert "hook is by itself, in lane catch_up_1: its sink failed" in printed
+def test_a_consumer_that_waits_is_named_with_the_reason_and_the_time(printed: str) -> None:
+    line = "hook is waiting, tried again at 03:04:05: its sink failed"
+    assert line in printed.splitlines(), "the error itself stands below the tables, once"
 
 
 def test_who_is_paused_is_told_with_the_time(printed: str) -> None:

@@ -1,0 +1,47 @@
+"""The stage of a source in the running service: a delivery that hangs."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.fix_http import Endpoint, Scripted
+from tests.fix_postgres import Database
+from tests.service import running
+from tests.shop import Shop, shop_sinks, shop_table
+
+_SLOW = """
+SELECT what LIKE 'a delivery to shop_hook has been under way for more than%'
+  FROM walbrook.health WHERE kind = 'worker_slow' AND consumer = 'shop_hook'
+"""
+
+
+@pytest.mark.timeout(400)
+def test_a_delivery_that_hangs_is_a_health_event_and_holds_nobody_else(
+    database: Database, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    database.execute(shop_table())
+    settings = {"spark": {"deadline_s": 1}}
+    go_on = threading.Event()
+    with (
+        ExitStack() as at_the_end,
+        running(database, tmp_path / "service", shop_sinks(endpoint), settings) as service,
+    ):
+        at_the_end.callback(go_on.set)
+        shop = Shop(service, endpoint)
+        shop.write(1)
+        service.until_settled()
+        run = shop.run()
+        endpoint.script.append(Scripted(after=go_on))
+        shop.until_in_files(shop.write(1))
+        service.until("the event", _SLOW)
+        shop.until_in_files(shop.write(1))
+        shop.until_slot_moved()
+        go_on.set()
+        service.until_settled()
+        assert shop.at_hook() == [1, 2, 3], "lost, repeated or out of order"
+        service.until("the event to be over", "SELECT count(*) = 0 FROM walbrook.health")
+        assert shop.run() == run, "another process serves the source now"
