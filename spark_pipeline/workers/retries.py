@@ -77,16 +77,30 @@ class RetryQueue:
         self._due: Due | None = None
         self._due_at: float | None = None  # monotonic; None: nothing waits, as far as is known
         self._is_known = False
+        self._puts = 0
 
-    def note(self, found: Due | None) -> None:
-        """What a look at all queues of the source found for this one."""
+    @property
+    def puts(self) -> int:
+        """How often the worker put messages into the queue."""
         with self._lock:
+            return self._puts
+
+    def note(self, found: Due | None, puts: int | None = None) -> None:
+        """What a look at the queue found; ``puts`` as it was before the look, if others looked.
+
+        A look that may lack what was put there since is not used.
+        """
+        with self._lock:
+            if puts is not None and puts != self._puts:
+                return
             self._due, self._is_known = found, True
             self._due_at = None if found is None else time.monotonic() + found.in_s
 
     def due_in_s(self) -> float | None:
-        """In how many seconds something is due; None if nothing waits."""
+        """In how many seconds something is due; None if nothing waits, 0 if that is not known."""
         with self._lock:
+            if not self._is_known:
+                return 0.0
             return None if self._due_at is None else max(0.0, self._due_at - time.monotonic())
 
     def before(self, state: Connection, share: Share) -> Share:
@@ -117,6 +131,7 @@ class RetryQueue:
             self._looked = None
             with self._lock:
                 self._is_known = False
+                self._puts += 1
         self._refused = outcome.strikes
         if outcome.delivered or outcome.absorbed:
             self._allowed = STRIKES
