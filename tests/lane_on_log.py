@@ -240,6 +240,13 @@ class LogLane:
             except Exception as error:
                 self._fails(worker, error)
 
+    def begin_again(self) -> None:
+        """Let the workers that failed, or were moved, read their rows: their pause is over."""
+        self.failed.clear()
+        for name, worker in self.workers.items():
+            if name not in self.served or self.settler.was_moved(name):
+                self.begin(worker)
+
     def deliver_due(self, claims: int = 1, run: str = "") -> list[Outcome]:
         """Let each worker deliver what is due in its retry queue; ``run`` names the process."""
         found: list[Outcome] = []
@@ -269,7 +276,7 @@ class LogLane:
     def _close_stage(self) -> None:
         for worker in self.workers.values():
             worker.close()
-        if self._starts > 1:
+        if self._starts:
             self.settler.close()
             self.feed.close()
             self.body.close()

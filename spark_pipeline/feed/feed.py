@@ -41,7 +41,6 @@ class _Reader:
     """A worker in the feed."""
 
     batch: int  # the next it needs
-    starved_since: float | None = None  # monotonic, while it waits for the body
     delivering: bool = False
 
 
@@ -133,12 +132,16 @@ class Feed:
 
     def put(self, decoded: DecodedRange, given_up: threading.Event) -> None:
         """Append a range; waits for room. ``given_up`` ends the wait, and the range is dropped."""
+        starved_since: float | None = None
         with self._lock:
             while not self._has_room(decoded) and not given_up.is_set() and not self._closed:
-                if self._starved_s() >= self.patience_s:
+                # Nothing is appended meanwhile: who has nothing to do now will have nothing later.
+                now = time.monotonic()
+                starved_since = (starved_since or now) if self._has_idle() else None
+                if starved_since is not None and now - starved_since >= self.patience_s:
                     self._drop_oldest()
                     continue
-                self._passed.wait(_LOOK_S)
+                self._passed.wait(min(_LOOK_S, self.patience_s))
             if given_up.is_set() or self._closed:
                 self._unused.append(decoded)
             else:
@@ -221,36 +224,41 @@ class Feed:
         self._close_unused()
 
     def _take(self, worker: str, wait_s: float) -> _Kept | None:
-        with self._lock:
-            reader = self._readers.get(worker)
-            if reader is None:
-                raise BehindError
-            kept = self._find(worker, reader)
-            if kept is None and wait_s > 0:
-                if reader.starved_since is None:
-                    reader.starved_since = time.monotonic()
-                    self._passed.notify_all()  # the body may wait for somebody to be starved
-                self._arrived.wait(wait_s)
+        try:
+            with self._lock:
+                reader = self._readers.get(worker)
+                if reader is None:
+                    raise BehindError
                 kept = self._find(worker, reader)
-            if kept is not None:
-                reader.starved_since = None
-                kept.users += 1
-                reader.delivering = True
-            return kept
+                if kept is None and wait_s > 0:
+                    self._passed.notify_all()  # the body may wait for a worker without work
+                    self._arrived.wait(wait_s)
+                    kept = self._find(worker, reader)
+                if kept is not None:
+                    kept.users += 1
+                    reader.delivering = True
+                return kept
+        finally:
+            self._close_unused()
 
     def _find(self, worker: str, reader: _Reader) -> _Kept | None:
         if self._closed or worker not in self._readers:
             raise BehindError
         if self._failed is not None and reader.batch <= self._failed[0]:
-            del self._readers[worker]
+            self._remove(worker)
             raise self._failed[1]
         if reader.batch >= self.position:
             return None
         for kept in self._ring:
             if kept.decoded.start <= reader.batch < kept.decoded.end:
                 return kept
-        del self._readers[worker]
+        self._remove(worker)
         raise BehindError
+
+    def _remove(self, worker: str) -> None:
+        del self._readers[worker]
+        self._trim()
+        self._passed.notify_all()
 
     def _done(self, worker: str, kept: _Kept, *, passed: bool) -> None:
         with self._lock:
@@ -277,12 +285,6 @@ class Feed:
         return not readers or any(
             not each.delivering and each.batch >= self.position for each in readers
         )
-
-    def _starved_s(self) -> float:
-        """For how long a worker has had nothing to do."""
-        now = time.monotonic()
-        since = (reader.starved_since for reader in self._readers.values())
-        return max((now - at for at in since if at is not None), default=0.0)
 
     def _has_room(self, decoded: DecodedRange) -> bool:
         if not self._ring:

@@ -93,8 +93,10 @@ class RetryQueue:
                 self._due_at = None if found is None else time.monotonic() + found.in_s
 
     def due_in_s(self) -> float | None:
-        """In how many seconds something is due; None if nothing waits."""
+        """In how many seconds something is due; None if nothing waits, 0 if that is not known."""
         with self._lock:
+            if not self._is_known:
+                return 0.0
             return None if self._due_at is None else max(0.0, self._due_at - time.monotonic())
 
     def before(self, state: Connection, share: Share) -> Share:

@@ -224,7 +224,9 @@ class Settler:
             if not self.is_away:
                 _logger.warning("settler.state_unreachable", source=self._source, error=error)
             self.is_away = True
-            self._state = None
+            if self._state is not None:
+                self._state.close()
+                self._state = None
             self._take_back(read_to)
             return False
         except Exception as error:

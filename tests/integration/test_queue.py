@@ -200,7 +200,7 @@ def test_a_destination_that_refuses_everything_is_at_fault_as_a_whole(
 
     # Each try allows twice as many refusals, so a run of bad messages is passed in the end.
     for _ in range(5):
-        lane.start_lane_again()
+        lane.begin_again()
         try:
             lane.take()
             break
@@ -352,7 +352,7 @@ def test_an_answer_to_the_commit_that_is_lost_lets_nobody_pass_what_waits(
         raise TransientError("the connection is gone")
 
     with monkeypatch.context() as within:
-        within.setattr("spark_pipeline.settling.settle", lost)
+        within.setattr("spark_pipeline.workers.settler.settle", lost)
         with pytest.raises(TransientError, match="the connection is gone"):
             lane.take()
     lane.start_lane_again()
@@ -376,8 +376,9 @@ def test_a_claim_whose_settling_failed_is_free_again_at_once(
         raise TransientError("the state database is away")
 
     with monkeypatch.context() as within:
-        within.setattr("spark_pipeline.redelivery.settle_claim", gone)
-        serve_once(lane)
+        within.setattr("spark_pipeline.workers.retries.settle_claim", gone)
+        with pytest.raises(TransientError, match="is away"):
+            serve_once(lane)
     serve_once(lane)
     assert queue(lane) == []
 
