@@ -55,6 +55,7 @@ _logger = structlog.get_logger("walbrook.worker")
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 30.0
 _STATE_AWAY_S = 1.0  # at most between two tries of a state database that does not answer
 _WAIT_S = 1.0
+_STALLED_S = 0.5
 _FLOORS_LOOKS_MAX = 10
 ATTEMPTS_IN_DRIVER = 3
 """Processes in a row that settled nothing for a consumer before it is served outside the driver."""
@@ -91,6 +92,7 @@ class Worker:
         self._backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         self._nudged = threading.Event()
         self._deferred_until = 0.0  # monotonic
+        self._stalled_since: float | None = None  # monotonic
         self._cursor = ORIGIN
         self._log: LogReader | None = None
         self._planner: Planner | None = None
@@ -202,9 +204,29 @@ class Worker:
                     self._serve_range(decoded)
         except BehindError:
             return True
-        if decoded is not None:
-            self.batch = decoded.end
-        return decoded is not None
+        if decoded is None:
+            return self._is_stalled(self._log) and self._catch_up(0.0)
+        self.batch, self._stalled_since = decoded.end, None
+        return True
+
+    def _is_stalled(self, log: LogReader) -> bool:
+        """Whether the log has had a little for a while that the feed does not bring.
+
+        So it is while Spark starts, or starts again: then the worker leaves the feed and serves
+        itself. Where there is much it waits for the feed.
+        """
+        if log.next_batch() <= max(self.batch, self._context.feed.position):
+            self._stalled_since = None
+            return False
+        now = time.monotonic()
+        self._stalled_since = self._stalled_since or now
+        if now - self._stalled_since < _STALLED_S:
+            self._nudged.wait(_STALLED_S / 2)
+            return False
+        if not fits(log, self.batch, log.next_batch(), self._settings.little):
+            return False
+        self._context.feed.leave(self.name)
+        return True
 
     def failed(self, error: Exception) -> float:
         """Note what failed; returns when (monotonic) it is tried again."""
