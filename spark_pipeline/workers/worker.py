@@ -54,8 +54,8 @@ _logger = structlog.get_logger("walbrook.worker")
 
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 30.0
 _STATE_AWAY_S = 1.0  # at most between two tries of a state database that does not answer
-_WAIT_S = 1.0
-_STALLED_S = 0.5
+_WAIT_S = 0.5
+_STALLED_S = 0.4
 _FLOORS_LOOKS_MAX = 10
 ATTEMPTS_IN_DRIVER = 3
 """Processes in a row that settled nothing for a consumer before it is served outside the driver."""
