@@ -184,9 +184,7 @@ class Sealer:
     def _leave_free(self, number: Ints, opens: Mask, cursors: _Cursors, row: Ints) -> Ints:
         """The numbers with a free one before each row that needs it (``numbering``)."""
         free = needs_place(opens, number)
-        if not cursors.left_free and not free.any():
-            return number
-        if not len(row):
+        if not len(row) or not (cursors.left_free or free.any()):
             return number
         tx = cursors.tx[row]
         count = np.concatenate([[0], np.cumsum(free)])
@@ -194,7 +192,8 @@ class Sealer:
         before[0] -= cursors.left_free
         self._open.left_free = int(count[-1] - before[-1])
         shift = count[1:] - before[tx]
-        shift[np.isin(row, cursors.loose)] = 0
+        if len(cursors.loose):
+            shift[np.isin(row, cursors.loose)] = 0
         found: Ints = number + shift
         return found
 
