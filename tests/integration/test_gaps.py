@@ -28,8 +28,8 @@ from cdc.state.positions import (
     restart_cursor,
 )
 from spark_pipeline.delivery import Origin, Share
-from spark_pipeline.gaps import pass_gaps
 from spark_pipeline.feed.feed import Feed
+from spark_pipeline.gaps import pass_gaps
 from spark_pipeline.settings import LaneSettings
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.settler import Settler
