@@ -44,7 +44,7 @@ from spark_pipeline.settings import LaneSettings
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.retries import RetryQueue
 from spark_pipeline.workers.settler import Settler
-from spark_pipeline.workers.worker import ATTEMPTS_IN_DRIVER, Worker
+from spark_pipeline.workers.worker import ATTEMPTS_IN_DRIVER, AgainError, Worker
 from tests.unit.replication.test_seal import wire
 
 SOURCE = "shop"
@@ -235,8 +235,10 @@ class LogLane:
         for name in sorted(self.served):
             worker = self.workers[name]
             try:
-                while worker.batch < end and worker.serve_next(0.0):
+                while name in self.served and worker.batch < end and worker.serve_next(0.0):
                     pass
+            except AgainError:
+                self.begin(worker)
             except Exception as error:
                 self._fails(worker, error)
 

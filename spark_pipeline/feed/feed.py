@@ -268,9 +268,9 @@ class Feed:
                 reader.delivering = False
                 if passed and kept.decoded.history == self.history:
                     reader.batch = max(reader.batch, kept.decoded.end)
-            self._trim()
             if kept.dropped and not kept.users:
                 self._unused.append(kept.decoded)
+            self._trim()
             self._passed.notify_all()
         self._close_unused()
 

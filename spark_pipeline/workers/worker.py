@@ -61,7 +61,7 @@ ATTEMPTS_IN_DRIVER = 3
 """Processes in a row that settled nothing for a consumer before it is served outside the driver."""
 
 
-class _AgainError(TransientError):
+class AgainError(TransientError):
     """The worker must begin again from its row."""
 
 
@@ -110,7 +110,7 @@ class Worker:
                     self._serve()
                 else:
                     self._wait(None)
-            except _AgainError as error:
+            except AgainError as error:
                 _logger.debug("worker.again", consumer=self.name, why=error.what)
             except Exception as error:
                 self._wait(self.failed(error))
@@ -191,7 +191,7 @@ class Worker:
     def serve_next(self, wait_s: float) -> bool:
         """The next range, from the feed or from the log; returns whether there was any."""
         if self._context.settler.was_moved(self.name):
-            raise _AgainError("its cursor was moved")
+            raise AgainError("its cursor was moved")
         assert self._log is not None
         feed, history = self._context.feed, self._log.history()
         if self._isolate or not feed.join(self.name, history, self.batch):
@@ -396,7 +396,7 @@ class Worker:
             if report.is_plain and not isinstance(self._consumer.destination, PullDestination):
                 settler.report(self.name, report)
             elif not settler.settle(self.name, report):
-                raise _AgainError("its cursor was moved")
+                raise AgainError("its cursor was moved")
         finally:
             _remove(share)
         self._cursor = max(self._cursor, outcome.cursor)
