@@ -88,6 +88,7 @@ class Feed:
         with self._changed:
             if (history, position) != (self.history, self.position):
                 self._drop_all()
+                self._readers.clear()  # their batches may be of another history: they join again
             self.history, self.position, self.high = history, position, high
             self._failed = None
             self._changed.notify_all()

@@ -77,10 +77,22 @@ class RetryQueue:
         self._due: Due | None = None
         self._due_at: float | None = None  # monotonic; None: nothing waits, as far as is known
         self._is_known = False
+        self._version = 0
 
-    def note(self, found: Due | None) -> None:
-        """What a look at all queues of the source found for this one."""
+    @property
+    def version(self) -> int:
+        """Counts how often this process put messages into the queue."""
         with self._lock:
+            return self._version
+
+    def note(self, found: Due | None, version: int) -> None:
+        """What a look at all queues of the source found for this one.
+
+        ``version`` was asked for before the look: what was queued since then is not in ``found``.
+        """
+        with self._lock:
+            if version != self._version:
+                return
             self._due, self._is_known = found, True
             self._due_at = None if found is None else time.monotonic() + found.in_s
 
@@ -117,6 +129,7 @@ class RetryQueue:
             self._looked = None
             with self._lock:
                 self._is_known = False
+                self._version += 1
         self._refused = outcome.strikes
         if outcome.delivered or outcome.absorbed:
             self._allowed = STRIKES
@@ -128,8 +141,9 @@ class RetryQueue:
 
     def look(self, state: Connection) -> None:
         """Ask what waits, and when the first of it is due."""
+        version = self.version
         found = due(state, self._settings.source, self._consumer.name)
-        self.note(next(iter(found), None))
+        self.note(next(iter(found), None), version)
 
     def deliver_due(self, state: Connection, over: threading.Event) -> Outcome | None:
         """One claim of what is due, delivered and settled; None if nothing is due."""

@@ -109,7 +109,7 @@ class Settler:
         self._figures = figures
         self._changed = threading.Condition()
         self._waiting: dict[str, _Unsettled] = {}
-        self._writing: dict[str, Report] = {}
+        self._writing: dict[str, _Unsettled] = {}
         self._moved: set[str] = set()
         self._settled: dict[str, Cursor] = {}
         self._read_to: Cursor | None = None
@@ -209,11 +209,12 @@ class Settler:
     def write(self) -> bool:
         """Write all that was reported; returns whether the state database answered."""
         with self._changed:
-            reports = {name: each.report for name, each in self._waiting.items()}
-            self._writing, self._waiting = reports, {}
+            taken, self._waiting = self._waiting, {}
+            self._writing = taken
             read_to, self._read_to = self._read_to, None
-        if not reports and read_to is None:
+        if not taken and read_to is None:
             return True
+        reports = {name: each.report for name, each in taken.items()}
         try:
             self._write(self._connected(), reports, self._figures())
         except psycopg.Error as error:
@@ -221,7 +222,7 @@ class Settler:
                 _logger.warning("settler.state_unreachable", source=self._source, error=error)
             self.is_away = True
             self._state = None
-            self._take_back(reports, read_to)
+            self._take_back(taken, read_to)
             return False
         except Exception as error:
             with self._changed:
@@ -275,14 +276,14 @@ class Settler:
             self._changed.notify_all()
         return moved
 
-    def _take_back(self, reports: dict[str, Report], read_to: Cursor | None) -> None:
-        """Reports that could not be written come before those made since."""
-        now = time.monotonic()
+    def _take_back(self, taken: dict[str, _Unsettled], read_to: Cursor | None) -> None:
+        """Reports that could not be written come before those made since, and keep their age."""
         with self._changed:
-            for name, report in reports.items():
-                since = self._waiting.get(name)
-                whole = report if since is None else since.report.after(report)
-                self._waiting[name] = _Unsettled(whole, now)
+            for name, before in taken.items():
+                made_since = self._waiting.get(name)
+                if made_since is not None:
+                    before.report = made_since.report.after(before.report)
+                self._waiting[name] = before
             self._writing = {}
             self._read_to = self._read_to or read_to
             self._changed.notify_all()

@@ -355,9 +355,10 @@ class SourceStage:
             if self._must_look(worker, roll, settled[name]):
                 worker.nudge()
         self._seen = dict(roll.served)
+        versions = {name: worker.retries.version for name, worker in self.workers.items()}
         waiting = {each.consumer: each for each in due(state, self._source)}
         for name, worker in self.workers.items():
-            worker.retries.note(waiting.get(name))
+            worker.retries.note(waiting.get(name), versions[name])
         with closing(open_log(self._settings.log_directory)) as log:
             now = time.monotonic()
             self._ahead = {name: self._ahead.get(name, now) for name in beyond(log, roll.standing)}

@@ -388,8 +388,11 @@ class Worker:
 
     def _settled(self, outcome: Outcome, *, has_dead: bool) -> None:
         self.retries.settled(outcome)
-        if has_dead or self._ledgers.has_news(outcome):
+        queued = outcome.aside is not None
+        if queued or has_dead or self._ledgers.has_news(outcome):
             with self._context.connections.connection() as state:
+                if queued:
+                    self.retries.look(state)
                 self._ledgers.report(state, {self.name: outcome})
                 if has_dead:
                     report_dead_letters(state, self._settings.source, self._settings.term)
