@@ -90,6 +90,7 @@ class Feed:
         with self._lock:
             if (history, position) != (self.history, self.position):
                 self._drop_all()
+                self._readers.clear()  # their batches may be of another history: they join again
             self.history, self.position, self.high = history, position, high
             self._failed = None
             self._arrived.notify_all()

@@ -356,11 +356,7 @@ class Worker:
                 with self._context.connections.connection() as state:
                     share = self.retries.before(state, share)
             began = time.monotonic()
-            self.current.delivering(began)
-            try:
-                share, outcome = self._deliver(decoded, share)
-            finally:
-                self.current.delivering(None)
+            share, outcome = self._deliver(decoded, share)
             self._report(decoded, share, outcome, time.monotonic() - began)
 
     def _deliver(self, decoded: DecodedRange, share: Share) -> tuple[Share, Outcome]:
@@ -369,14 +365,17 @@ class Worker:
         size = plan.decoded_bytes if plan.in_driver else 0
         over = self._context.over
         with settings.slots.hold(settings.source, self.name, self.priority, over, size):
-            share = self._planner.judge(share)
+            self.current.delivering(time.monotonic())  # waiting for a slot does not count
             try:
+                share = self._planner.judge(share)
                 outcome = deliver_carefully(
                     plan.deliver, share, lambda piece: cursors_in(piece, plan.changes(piece.slices))
                 )
             except BaseException:
                 _remove(share)
                 raise
+            finally:
+                self.current.delivering(None)
         return share, replace(outcome, error=outcome.error or share.held)
 
     def _report(
@@ -410,8 +409,11 @@ class Worker:
 
     def _settled(self, outcome: Outcome, *, has_dead: bool) -> None:
         self.retries.settled(outcome)
-        if has_dead or self._ledgers.has_news(outcome):
+        queued = outcome.aside is not None
+        if queued or has_dead or self._ledgers.has_news(outcome):
             with self._context.connections.connection() as state:
+                if queued:
+                    self.retries.look(state)
                 self._ledgers.report(state, {self.name: outcome})
                 if has_dead:
                     report_dead_letters(state, self._settings.source, self._settings.term)

@@ -1,17 +1,25 @@
-"""The stage of a source in the running service: a delivery that hangs."""
+"""The stage of a source: a delivery that hangs, and one that waits for its slot."""
 
 from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from spark_pipeline.slots import Slots
+from tests import pgoutput
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
+from tests.lane_on_log import SOURCE, LogLane, arrived
 from tests.service import running
 from tests.shop import Shop, shop_sinks, shop_table
+from tests.unit.replication.test_seal import transaction
+from tests.waiting import until
+
+ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
 
 _SLOW = """
 SELECT what LIKE 'a delivery to shop_hook has been under way for more than%'
@@ -45,3 +53,24 @@ def test_a_delivery_that_hangs_is_a_health_event_and_holds_nobody_else(
         assert shop.at_hook() == [1, 2, 3], "lost, repeated or out of order"
         service.until("the event to be over", "SELECT count(*) = 0 FROM walbrook.health")
         assert shop.run() == run, "another process serves the source now"
+
+
+@pytest.mark.migrated
+def test_waiting_for_a_delivery_slot_is_no_slow_delivery(
+    database: Database, tmp_path: Path
+) -> None:
+    slots = Slots(1)
+    with database.connect() as state:
+        lane = LogLane(state, tmp_path, files={})
+        lane.settings = replace(lane.settings, slots=slots)
+        lane.start_lane_again()
+        lane.write(ITEM, *transaction(0x100, pgoutput.insert(1, ["1", "n"])))
+        current = lane.workers["files"].current
+        thread = threading.Thread(target=lane.take)
+        with slots.hold(SOURCE, "other", 5, threading.Event()):
+            thread.start()
+            until("the worker to wait for the slot", lambda: slots.in_use(SOURCE) == (1, 1))
+            assert current.delivering_since is None
+        thread.join()
+        assert len(arrived(tmp_path / "files")) == 1
+        lane.close()

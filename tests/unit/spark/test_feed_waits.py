@@ -67,3 +67,14 @@ def test_a_worker_that_waits_hears_that_the_feed_passed_its_batch() -> None:
     feed.skip(5, Cursor(1, 0))
     assert behind.wait(10), "the worker still waits for a batch that the feed is past"
     thread.join()
+
+
+def test_a_worker_gets_nothing_of_another_history_of_the_log() -> None:
+    feed = Feed(1 << 20)
+    feed.begin(1, 10, Cursor(1, 0))
+    assert feed.join("a", 1, 12)
+    feed.begin(2, 5, Cursor(1, 0))
+    with pytest.raises(BehindError), feed.next("a", 0.0):
+        pass
+    assert not feed.join("a", 1, 12), "its batch has another number now"
+    assert feed.join("a", 2, 5)
