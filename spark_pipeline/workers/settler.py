@@ -212,15 +212,9 @@ class Settler:
 
     def write(self) -> bool:
         """Write all that was reported; returns whether the state database answered."""
-<<<<<<< HEAD
         with self._lock:
             self._writing, self._waiting = self._waiting, {}
             reports = {name: each.report for name, each in self._writing.items()}
-=======
-        with self._changed:
-            taken, self._waiting = self._waiting, {}
-            self._writing = taken
->>>>>>> t2
             read_to, self._read_to = self._read_to, None
         if not taken and read_to is None:
             return True
@@ -231,15 +225,10 @@ class Settler:
             if not self.is_away:
                 _logger.warning("settler.state_unreachable", source=self._source, error=error)
             self.is_away = True
-<<<<<<< HEAD
             if self._state is not None:
                 self._state.close()
                 self._state = None
             self._take_back(read_to)
-=======
-            self._state = None
-            self._take_back(taken, read_to)
->>>>>>> t2
             return False
         except Exception as error:
             with self._lock:
@@ -294,7 +283,6 @@ class Settler:
             self._done.notify_all()
         return moved
 
-<<<<<<< HEAD
     def _take_back(self, read_to: Cursor | None) -> None:
         """Reports that could not be written come before those made since."""
         with self._lock:
@@ -302,16 +290,6 @@ class Settler:
                 since = self._waiting.get(name)
                 whole = unwritten.report if since is None else since.report.after(unwritten.report)
                 self._waiting[name] = _Unsettled(whole, unwritten.since)
-=======
-    def _take_back(self, taken: dict[str, _Unsettled], read_to: Cursor | None) -> None:
-        """Reports that could not be written come before those made since, and keep their age."""
-        with self._changed:
-            for name, before in taken.items():
-                made_since = self._waiting.get(name)
-                if made_since is not None:
-                    before.report = made_since.report.after(before.report)
-                self._waiting[name] = before
->>>>>>> t2
             self._writing = {}
             self._read_to = self._read_to or read_to
             self._done.notify_all()
