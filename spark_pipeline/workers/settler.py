@@ -216,9 +216,8 @@ class Settler:
             self._writing, self._waiting = self._waiting, {}
             reports = {name: each.report for name, each in self._writing.items()}
             read_to, self._read_to = self._read_to, None
-        if not taken and read_to is None:
+        if not reports and read_to is None:
             return True
-        reports = {name: each.report for name, each in taken.items()}
         try:
             self._write(self._connected(), reports, self._figures())
         except psycopg.Error as error:
