@@ -56,6 +56,7 @@ _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 30.0
 _STATE_AWAY_S = 1.0  # at most between two tries of a state database that does not answer
 _WAIT_S = 0.5
 _STALLED_S = 0.4
+_CLAIM_S = 0.02  # at least between two claims, if what is due cannot be claimed
 _FLOORS_LOOKS_MAX = 10
 ATTEMPTS_IN_DRIVER = 3
 """Processes in a row that settled nothing for a consumer before it is served outside the driver."""
@@ -197,9 +198,10 @@ class Worker:
         if self._isolate or not feed.join(self.name, history, self.batch):
             return self._catch_up(wait_s)
         self.current.live()
-        due_s = self.retries.due_in_s()
+        if wait_s and (due_s := self.retries.due_in_s()) is not None:
+            wait_s = min(wait_s, max(due_s, _CLAIM_S))
         try:
-            with feed.next(self.name, wait_s if due_s is None else min(wait_s, due_s)) as decoded:
+            with feed.next(self.name, wait_s) as decoded:
                 if decoded is not None:
                     self._serve_range(decoded)
         except BehindError:
