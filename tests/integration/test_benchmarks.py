@@ -1,6 +1,7 @@
 """Every benchmark of the service runs at a tiny size and reports what its page promises.
 
-The figures themselves mean nothing here.
+The figures themselves mean nothing here. Those that start more than one service take minutes
+together, and run with ``make chaos``.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ def _percentiles(prefix: str) -> tuple[str, ...]:
                 "cpu_us_per_change",
             ),
             id="latency",
+            marks=pytest.mark.chaos,
         ),
         pytest.param(
             pipeline.run,
             Sizes(rows=2_000, transaction_rows=100),
             ("slot_rows_per_s", "pipeline_ratio_redis", "pipeline_ratio_parquet"),
             id="pipeline",
+            marks=pytest.mark.chaos,
         ),
         pytest.param(
             read.run,
@@ -64,8 +67,11 @@ def _percentiles(prefix: str) -> tuple[str, ...]:
             Sizes(rounds=1),
             ("first_change_s", "restart_first_change_s"),
             id="start",
+            marks=pytest.mark.chaos,
         ),
-        pytest.param(idle.run, Sizes(seconds=1), ("idle_cpu_percent", "idle_pss_mb"), id="idle"),
+        pytest.param(
+            idle.run, Sizes(seconds=1), ("idle_pss_mb",), id="idle", marks=pytest.mark.chaos
+        ),
     ],
 )
 def test_a_benchmark_reports_its_figures(run: Run, sizes: Sizes, fields: tuple[str, ...]) -> None:

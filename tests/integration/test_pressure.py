@@ -56,6 +56,7 @@ def hooks(endpoints: dict[str, Endpoint], **more: object) -> dict[str, dict[str,
     return {
         name: {
             "priority": PRIORITIES[name],
+            "partition_count": 1,  # slow: one request after another
             "destination": {"type": "webhook", "url": endpoint.url, **more},
         }
         for name, endpoint in endpoints.items()
