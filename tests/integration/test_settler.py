@@ -250,13 +250,13 @@ def test_a_process_that_was_replaced_settles_nothing_and_says_why(
     term = first.term if replaced_by == "another process" else None
     second = Settling(state, database.dsn, term)
     if heavy:
-        with pytest.raises(WalbrookError, match="not the latest|taken over"):
+        with pytest.raises(WalbrookError, match=r"not the latest|taken over"):
             first.settler.settle("a", first.report_of("a", 1, [letter(START)]))
     else:
         first.report("a")
         first.settler.write()
         assert isinstance(first.settler.failure, WalbrookError)
-        with pytest.raises(WalbrookError, match="not the latest|taken over"):
+        with pytest.raises(WalbrookError, match=r"not the latest|taken over"):
             first.settler.flush()
     assert state.execute("SELECT count(*) FROM walbrook.dead_letters").fetchall() == [(0,)]
     assert delivered(state)["a"] == 0
