@@ -22,7 +22,7 @@ from cdc.state.gaps import Gap, gap_told, skip_evicted, untold_gaps
 from spark_pipeline.delivery import Share, send
 from spark_pipeline.desk import refused
 
-_logger = structlog.get_logger("walbrook.lane")
+_logger = structlog.get_logger("walbrook.worker")
 
 
 def pass_gaps(
@@ -40,7 +40,7 @@ def pass_gaps(
         if share is None or gap.consumer in failed:
             continue
         _logger.warning(
-            "lane.gap",
+            "worker.gap",
             consumer=gap.consumer,
             start=str(gap.start),
             end=str(gap.end),

@@ -23,7 +23,7 @@ from cdc.state.roll import Roll
 from sinks.ledgered import LedgerPlace
 from spark_pipeline.outcome import Outcome
 
-_logger = structlog.get_logger("walbrook.lane")
+_logger = structlog.get_logger("walbrook.worker")
 _TELL_S = 5.0  # how often a count that grows is written
 
 

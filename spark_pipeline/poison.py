@@ -24,7 +24,7 @@ from spark_pipeline.delivery import Share
 from spark_pipeline.noise import said
 from spark_pipeline.outcome import GOES_ON, Outcome, Poison
 
-_logger = structlog.get_logger("walbrook.lane")
+_logger = structlog.get_logger("walbrook.worker")
 
 # The line behind a traceback's last frame: what was raised.
 _RAISED = r"^  (?:File .*|  .*)\n((?:\w+\.)*\w+(?:: .*)?)$"
@@ -47,7 +47,7 @@ def deliver_carefully(deliver: Deliver, share: Share, cursors_of: CursorsOf) -> 
             failure = error
             if not is_suspect(error):
                 return _failed(share, told(error))
-    _logger.warning("lane.looking_for_poison", consumer=share.consumer.name, error=told(failure))
+    _logger.warning("worker.looking_for_poison", consumer=share.consumer.name, error=told(failure))
     return _Hunt(deliver).over(share, cursors_of(share))
 
 
@@ -96,7 +96,7 @@ class _Hunt:
             return _failed(piece, told(broken))
         if done.error is not None:
             return done
-        _logger.warning("lane.poison", consumer=piece.consumer.name, cursor=str(message))
+        _logger.warning("worker.poison", consumer=piece.consumer.name, cursor=str(message))
         why = f"delivery of the change at {message} broke"
         what = f"{why}; it is a dead letter, and what follows comes next"
         goes_on = TransientError(what, kind=GOES_ON)

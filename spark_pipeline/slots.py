@@ -63,7 +63,7 @@ class Slots:
         try:
             while not turn.come.wait(_LOOK_S):
                 if given_up.is_set():
-                    raise TransientError("its lane was given up before its turn to deliver came")
+                    raise TransientError("the service stopped before its turn to deliver came")
                 with self._lock:
                     self._grant()
             yield turn

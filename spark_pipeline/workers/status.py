@@ -5,6 +5,7 @@ Invariant: only what has changed since the last look is written.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Mapping
 
 from cdc.connection import Connection
@@ -13,6 +14,7 @@ from cdc.state.health import Condition, report_conditions
 from cdc.state.workers import WorkerState, WorkerStatus, show_worker
 from spark_pipeline.feed.progress import BodyStep
 
+_RETRY_LATER_S = 0.1  # the next try is later than SQL says, so there has been one
 GIVEN_UP_AFTER = 5
 """Deadlines after which a Spark job is cancelled."""
 
@@ -23,7 +25,7 @@ class StatusWriter:
     def __init__(self, source: str, term: int) -> None:
         self._source = source
         self._term = term
-        self._shown: dict[str, WorkerStatus] = {}
+        self._shown: dict[str, tuple[WorkerStatus, float]] = {}  # with when (monotonic) it was
         self._told: dict[str, list[Condition]] = {}
 
     def show(
@@ -34,12 +36,11 @@ class StatusWriter:
         overdue: Mapping[str, Condition],
     ) -> None:
         """``ahead`` are those beyond the log's end, ``overdue`` those with a slow delivery."""
+        now = time.monotonic()
         for consumer, status in statuses.items():
-            was = self._shown.get(consumer)
-            same = was is not None and (was.state, was.reason) == (status.state, status.reason)
-            if not same:
+            if self._is_news(consumer, status, now):
                 show_worker(state, self._source, consumer, status)
-                self._shown[consumer] = status
+                self._shown[consumer] = status, now
             conditions = list(_conditions(consumer, status, consumer in ahead))
             if consumer in overdue:
                 conditions.append(overdue[consumer])
@@ -48,6 +49,17 @@ class StatusWriter:
                     state, self._source, self._term, conditions, consumer=consumer, scope="worker_"
                 )
                 self._told[consumer] = conditions
+
+    def _is_news(self, consumer: str, status: WorkerStatus, now: float) -> bool:
+        """Whether SQL says something else; a try may be over before anybody sees it."""
+        if consumer not in self._shown:
+            return True
+        was, at = self._shown[consumer]
+        if (was.state, was.reason) != (status.state, status.reason):
+            return True
+        if was.retry_s is None or status.retry_s is None:
+            return was.retry_s is not status.retry_s
+        return now + status.retry_s > at + was.retry_s + _RETRY_LATER_S
 
 
 def slow_delivery(consumer: str, age_s: float, deadline_s: float) -> Condition:

@@ -1,4 +1,4 @@
-"""Sinks in different shapes and forms: one lane, and each has its own messages."""
+"""Sinks in different shapes and forms: one feed, and each has its own messages."""
 
 from __future__ import annotations
 

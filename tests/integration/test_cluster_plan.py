@@ -137,7 +137,7 @@ def deliver_all(
     *consumers: Sink,
     between: Callable[[], None] = lambda: None,
 ) -> tuple[list[SliceMarker], list[Outcome]]:
-    """One micro-batch of the whole log, as a lane takes it; ``between`` decode and delivery."""
+    """One micro-batch of the whole log, as the body takes it; ``between`` decode and delivery."""
     taken: list[tuple[list[SliceMarker], list[Outcome]]] = []
     failed: list[Exception] = []
 

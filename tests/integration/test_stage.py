@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from cdc.state.workers import WorkerState, WorkerStatus
 from spark_pipeline.slots import Slots
+from spark_pipeline.workers.status import StatusWriter
 from tests import pgoutput
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
@@ -53,6 +55,22 @@ def test_a_delivery_that_hangs_is_a_health_event_and_holds_nobody_else(
         assert shop.at_hook() == [1, 2, 3], "lost, repeated or out of order"
         service.until("the event to be over", "SELECT count(*) = 0 FROM walbrook.health")
         assert shop.run() == run, "another process serves the source now"
+
+
+@pytest.mark.migrated
+def test_sql_says_when_a_worker_tries_next_after_each_try(
+    database: Database, tmp_path: Path
+) -> None:
+    with database.connect() as state:
+        lane = LogLane(state, tmp_path, hook={})
+        statuses = StatusWriter(SOURCE, lane.settings.term)
+        due = "SELECT extract(epoch FROM retry_at - clock_timestamp())::float8"
+        for retry_s in (10.0, 10.0, 30.0):
+            failing = WorkerStatus(WorkerState.WAITING, "its sink failed: 503", retry_s, True)
+            statuses.show(state, {"hook": failing}, [], {})
+            ((left_s,),) = lane.rows(f"{due} FROM walbrook.consumers")
+            assert retry_s - 5 < left_s <= retry_s
+        lane.close()
 
 
 @pytest.mark.migrated
