@@ -5,21 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from spark_pipeline.tail import Tail
 
 from cdc.connection import Connection
-from spark_pipeline import tail as tail_module
-from spark_pipeline.exchange import Followed, followed
+from cdc.cursor import Cursor
+from spark_pipeline.backlog import Bounds
+from spark_pipeline.exchange import Followed, PlannedRange, followed
+from spark_pipeline.feed import body as body_module
+from spark_pipeline.feed.decoded_range import DecodedRange
 from spark_pipeline.reading import LogPartition
 from spark_pipeline.source import LogStreamReader
 from tests import pgoutput
 from tests.fix_postgres import Database
 from tests.lane_on_log import LogLane, arrived
+from tests.stage_threads import running
 from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
 
@@ -41,82 +42,107 @@ def ids(directory: Path) -> list[int]:
     return [message["record"]["id"] // 10_000 for message in arrived(directory)]
 
 
-def test_batches_written_during_a_micro_batch_are_served_by_it_until_the_lane_ends(
+def deliver(lane: LogLane) -> None:
+    """Let the workers deliver what the feed has."""
+    lane.serve(lane.feed.position)
+    lane.settler.write()
+
+
+def test_batches_written_during_a_micro_batch_are_decoded_by_it_until_the_stage_ends(
     state: Connection, tmp_path: Path
 ) -> None:
     lane = LogLane(state, tmp_path, all={})
-    with closing(Tail(lane.passage, lane.exchange, lane.settings)) as tail:
-        body = threading.Thread(target=tail.take, args=(None, 0))
-        body.start()
+    with running(lane):
         for number in range(1, 6):
             write(lane, number)
             until("the change", lambda: len(arrived(tmp_path / "all")) == number)  # noqa: B023
         assert ids(tmp_path / "all") == [1, 2, 3, 4, 5]
-        assert body.is_alive()
-        lane.passage.ended.set()
-        body.join(5)
-        assert not body.is_alive()
-    assert lane.passage.failure is None
+    assert lane.body.failure is None
     assert followed(str(lane.exchange.directory)).batch == lane.log.next_batch
     lane.close()
 
 
 def test_control_goes_back_to_spark_when_more_has_come_than_the_driver_should_do(
-    state: Connection, tmp_path: Path
+    state: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(body_module, "_FOLLOWS_S", 600.0)  # the test would time out
     lane = LogLane(state, tmp_path, one={}, two={})
-    settings = replace(lane.settings, micro_batch_rows=10)
-    write(lane, 1, rows=10)
-    write(lane, 2, rows=10)
-    with closing(Tail(lane.passage, lane.exchange, settings)) as tail:
-        tail.take(None, 0)
-        assert lane.passage.next_batch == 0
-        lane.take(1)
-        body = threading.Thread(target=tail.take, args=(None, 0))
-        body.start()
-        until("what fits to be served here", lambda: lane.passage.next_batch == 2)
-        lane.passage.ended.set()
-        body.join(5)
+    lane.body._little = Bounds(10, 1 << 20)
+    join(lane)
+    write(lane, 1, rows=5)
+    write(lane, 2, rows=5)
+    lane.body.take(None, 0)
+    assert lane.feed.position == 0
+    assert followed(str(lane.exchange.directory)).batch == 0
+    lane.take(1)
+    lane.feed.leave("two")
+    body = threading.Thread(target=lane.body.take, args=(None, 0))
+    body.start()
+    until("what fits to be decoded here", lambda: lane.feed.position == 2)
+    lane.context.ended.set()
+    body.join(5)
+    assert not body.is_alive()
     lane.close()
+
+
+def join(lane: LogLane) -> None:
+    for name, worker in lane.workers.items():
+        assert lane.feed.join(name, lane.feed.history, worker.batch)
 
 
 def test_control_goes_back_to_spark_after_a_bounded_time(
     state: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tail_module, "_FOLLOWS_S", 0.3)
+    monkeypatch.setattr(body_module, "_FOLLOWS_S", 0.3)
     lane = LogLane(state, tmp_path, all={})
-    with closing(Tail(lane.passage, lane.exchange, lane.settings)) as tail:
-        tail.take(None, 0)
-    assert not lane.passage.ended.is_set()
+    lane.body.take(None, 0)
     assert 0.3 <= followed(str(lane.exchange.directory)).spent_s < 5
     lane.close()
 
 
-def test_a_failure_while_following_ends_the_lane_with_its_reason(
+def test_a_failure_while_following_is_kept_for_whoever_runs_the_query(
     state: Connection, tmp_path: Path
 ) -> None:
     lane = LogLane(state, tmp_path, all={})
+    join(lane)
     write(lane, 1)
-    with closing(Tail(lane.passage, lane.exchange, lane.settings)) as tail:
-        for file in (tmp_path / "log").glob("*.seg*"):
-            file.write_bytes(b"")
-        tail.take(None, 0)
-    assert lane.passage.ended.is_set()
-    assert lane.passage.failure is not None
+    for file in (tmp_path / "log").glob("*.seg*"):
+        file.write_bytes(b"")
+    lane.body.take(None, 0)
+    assert lane.body.failure is not None
     assert followed(str(lane.exchange.directory)).batch == 0
+    lane.body.take(None, 1)  # nothing more is taken until the query is stopped
+    assert lane.feed.position == 0
     lane.close()
 
 
-def test_a_lane_that_was_started_in_vain_again_and_again_is_not_followed_in_the_driver(
+def test_after_several_processes_in_vain_nothing_is_decoded_in_the_driver(
     state: Connection, tmp_path: Path
 ) -> None:
     lane = LogLane(state, tmp_path, all={})
     for _ in range(4):
         lane.start_lane_again()
+    join(lane)
     write(lane, 1)
-    with closing(Tail(lane.passage, lane.exchange, lane.settings)) as tail:
-        tail.take(None, 0)
-    assert (lane.passage.next_batch, arrived(tmp_path / "all")) == (0, [])
+    lane.body.take(None, 0)
+    assert (lane.feed.position, arrived(tmp_path / "all")) == (0, [])
+    lane.close()
+
+
+def test_what_nobody_in_the_feed_needs_is_passed_over_without_being_decoded(
+    state: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = LogLane(state, tmp_path, all={})
+    lane.feed.leave("all")
+    write(lane, 1)
+    write(lane, 2)
+    with monkeypatch.context() as within:
+        within.setattr(DecodedRange, "decode", lambda *_given: pytest.fail("it was decoded"))
+        lane.body.take_range(PlannedRange(0, 2, 2))
+    assert lane.feed.position == 2
+    assert lane.feed.high == Cursor(0x2000, 1)
+    deliver(lane)
+    assert ids(tmp_path / "all") == [1, 2], "its worker reads the log"
     lane.close()
 
 
