@@ -56,6 +56,7 @@ class LogLane:
 
     spark: SparkSession | None = None
     ledger: LedgerAddress | None = None
+    driver_rows = 20_000
 
     def __init__(self, state: Connection, directory: Path, **sinks: dict[str, Any]) -> None:
         self.state = state
@@ -143,6 +144,7 @@ class LogLane:
             micro_batch_rows=1000,
             micro_batch_bytes=1 << 20,
             ledger=self.ledger,
+            driver_rows=self.driver_rows,
         )
         self.start_lane_again()
 

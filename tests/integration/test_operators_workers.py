@@ -1,4 +1,4 @@
-"""Workers on a log, without Spark, while an operator acts: pauses, moves, gaps to be told."""
+"""Workers on a log, without Spark, while an operator acts: paused, moved, or owing a gap."""
 
 from __future__ import annotations
 
@@ -18,27 +18,16 @@ from cdc.state.positions import (
     restart_cursor,
     settle,
 )
-from cdc.state.workers import WorkerState
 from spark_pipeline.workers.notifications import heard, listen
-from tests import pgoutput
+from spark_pipeline.workers.state import Reason
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
-from tests.lane_on_log import SOURCE, LogLane, arrived
-from tests.unit.replication.test_seal import transaction
+from tests.integration.test_workers import ids, write
+from tests.lane_on_log import SOURCE, LogLane
+from tests.stage_threads import running
 from tests.waiting import until
 
 pytestmark = pytest.mark.migrated
-
-ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
-
-
-def write(lane: LogLane, number: int) -> None:
-    """One row in a transaction and a batch of its own."""
-    lane.write(ITEM, *transaction(0x100 * number, pgoutput.insert(1, [str(number), "n"])))
-
-
-def ids(directory: Path) -> list[int]:
-    return [message["record"]["id"] for message in arrived(directory)]
 
 
 @pytest.fixture
@@ -47,21 +36,25 @@ def state(database: Database) -> Iterator[Connection]:
         yield connection
 
 
-def test_a_paused_consumer_is_not_served_and_holds_only_the_restart_cursor(
+def test_one_that_is_paused_is_not_served_and_holds_only_the_restart_cursor(
     state: Connection, tmp_path: Path
 ) -> None:
     lane = LogLane(state, tmp_path, first={}, held={})
     state.execute("SELECT walbrook.pause('held')")
     lane.start()
-    assert lane.workers["held"].current.state is WorkerState.PAUSED
-    for number in (1, 2, 3):
+    assert lane.workers["held"].current.reason is Reason.PAUSED
+    for number in (1, 2):
         write(lane, number)
         lane.take()
-    assert ids(tmp_path / "first") == [1, 2, 3]
+    assert ids(tmp_path / "first") == [1, 2]
     assert ids(tmp_path / "held") == []
     assert restart_cursor(state, SOURCE) == Cursor(8, 0), "what it lacks could be forgotten"
+    lane.begin_again()
+    write(lane, 3)
+    lane.take()
+    assert ids(tmp_path / "held") == [], "it is served though it is paused"
     state.execute("SELECT walbrook.resume('held')")
-    lane.begin(lane.workers["held"])
+    lane.begin_again()
     write(lane, 4)
     lane.take()
     assert ids(tmp_path / "first") == ids(tmp_path / "held") == [1, 2, 3, 4]
@@ -69,7 +62,7 @@ def test_a_paused_consumer_is_not_served_and_holds_only_the_restart_cursor(
     lane.close()
 
 
-def test_a_consumer_whose_sink_has_to_be_told_of_a_gap_gets_nothing_before_it(
+def test_one_that_owes_its_sink_a_gap_gets_nothing_before_it_was_told(
     state: Connection, tmp_path: Path
 ) -> None:
     lane = LogLane(state, tmp_path, first={}, other={})
@@ -79,42 +72,44 @@ def test_a_consumer_whose_sink_has_to_be_told_of_a_gap_gets_nothing_before_it(
     state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0")
     state.execute("SELECT walbrook.pause('other')")
     state.execute("SELECT walbrook.discard_all('other')")
+    told = "SELECT told_at IS NOT NULL FROM walbrook.gaps"
     lane.start()
-    assert len(arrived(tmp_path / "other")) == 1, "a paused consumer is told nothing"
+    assert state.execute(told).fetchall() == [(False,)], "it is paused"
     state.execute("SELECT walbrook.resume('other')")
-    lane.begin(lane.workers["other"])
+    lane.begin_again()
+    assert state.execute(told).fetchall() == [(True,)], "before it gets anything else"
     write(lane, 2)
+    lane.take()
     write(lane, 3)
     lane.take()
-    actions = [message["action"] for message in arrived(tmp_path / "other")]
-    assert actions == ["insert", "gap", "insert", "insert"]
-    ((told,),) = state.execute("SELECT told_at IS NOT NULL FROM walbrook.gaps").fetchall()
-    assert told
+    assert ids(tmp_path / "other")[1:] == [2, 3], "behind the gap all goes on"
     lane.close()
 
 
 @pytest.mark.parametrize("act", ["rewind('hook', to_earliest => true)", "discard_all('hook')"])
-def test_a_delivery_under_way_is_not_settled_over_what_an_operator_did(
+def test_what_a_slow_delivery_did_is_not_settled_over_what_an_operator_did(
     state: Connection, endpoint: Endpoint, tmp_path: Path, act: str
 ) -> None:
     hook = {"destination": {"type": "webhook", "url": endpoint.url, "timeout_ms": 60000}}
-    lane = LogLane(state, tmp_path, hook=hook)
-    write(lane, 1)
-    lane.take()
+    lane = LogLane(state, tmp_path, hook=hook, files={})
     go_on = threading.Event()
-    endpoint.script.append(Scripted(after=go_on))
-    write(lane, 2)
-    requests = len(endpoint.requests)
-    delivery = threading.Thread(target=lane.take)
-    delivery.start()
-    until("the request", lambda: len(endpoint.requests) > requests)
-    state.execute("UPDATE walbrook.sources SET log_lsn = '0/300', log_idx = 1")
-    state.execute(f"SELECT walbrook.{act}".encode())
-    moved = consumer_cursors(state, SOURCE)["hook"]
-    go_on.set()
-    delivery.join(30)
-    assert lane.settler.was_moved("hook")
-    assert consumer_cursors(state, SOURCE)["hook"] == moved
+    with running(lane):
+        write(lane, 1)
+        until("the first", lambda: len(endpoint.accepted) == 1)
+        until("its settling", lambda: consumer_cursors(state, SOURCE)["hook"] == Cursor(0x100, 1))
+        endpoint.script.append(Scripted(after=go_on))
+        write(lane, 2)
+        until("the slow one to begin", lambda: len(endpoint.requests) == 2)
+        state.execute("UPDATE walbrook.sources SET log_lsn = '0/300', log_idx = 1")
+        state.execute(f"SELECT walbrook.{act}".encode())
+        moved = consumer_cursors(state, SOURCE)["hook"]
+        worker = lane.workers["hook"]
+        go_on.set()
+        until("it to hear of it", lambda: lane.settler.settled("hook") == moved or worker.nudge())
+    cursor = consumer_cursors(state, SOURCE)["hook"]
+    assert cursor >= moved
+    sent = [m["record"]["id"] for r in endpoint.accepted for m in r.messages if "id" in m["record"]]  # type: ignore[index, operator]
+    assert sent[:2] == [1, 2]
     lane.close()
 
 
