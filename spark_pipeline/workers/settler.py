@@ -207,8 +207,7 @@ class Settler:
                     self._work.wait_for(lambda: self._closing, _AWAY_S)
             if closing or self.failure is not None:
                 break
-        if self._state is not None:
-            self._state.close()
+        self._disconnect()
 
     def write(self) -> bool:
         """Write all that was reported; returns whether the state database answered."""
@@ -224,9 +223,7 @@ class Settler:
             if not self.is_away:
                 _logger.warning("settler.state_unreachable", source=self._source, error=error)
             self.is_away = True
-            if self._state is not None:
-                self._state.close()
-                self._state = None
+            self._disconnect()
             self._take_back(read_to)
             return False
         except Exception as error:
@@ -246,8 +243,8 @@ class Settler:
             self._closing = True
             self._work.notify_all()
             self._done.notify_all()
-        if not self._runs and self._state is not None:
-            self._state.close()
+        if not self._runs:
+            self._disconnect()
 
     def _write(
         self, state: Connection, reports: dict[str, Report], figures: FeedFigures | None
@@ -307,6 +304,11 @@ class Settler:
 
     def _is_full(self) -> bool:
         return sum(each.report.rows for each in self._waiting.values()) >= ROWS_MAX
+
+    def _disconnect(self) -> None:
+        state, self._state = self._state, None
+        if state is not None:
+            state.close()
 
     def _connected(self) -> Connection:
         if self._state is None or self._state.closed:

@@ -131,8 +131,7 @@ class SourceStage:
             scratch.remove()
             self._exchange.remove()
             self._connections.close()
-            if self._state is not None:
-                self._state.close()
+            self._disconnect()
         if self._fatal:
             self._stop.request()
             raise self._fatal[0]
@@ -179,7 +178,7 @@ class SourceStage:
             try:
                 return open_feed(self._connected(), self._source, self._term, names)
             except psycopg.OperationalError:
-                self._state = None
+                self._disconnect()
                 if self._stop.wait(backoff.next_s()):
                     raise
 
@@ -330,7 +329,8 @@ class SourceStage:
         except psycopg.Error as error:
             if not self._state_away:
                 _logger.warning("stage.state_unreachable", source=self._source, error=error)
-            self._state, self._state_away = None, True
+            self._disconnect()
+            self._state_away = True
             self._stop.wait(_LOOK_S)
         except OperatorError as error:
             self._fatal.append(error)
@@ -462,6 +462,11 @@ class SourceStage:
         self.settler.close()
         settler.join()
         self.feed.close()
+
+    def _disconnect(self) -> None:
+        state, self._state = self._state, None
+        if state is not None:
+            state.close()
 
     def _connected(self) -> Connection:
         if self._state is None or self._state.closed:
