@@ -105,7 +105,12 @@ def test_what_a_slow_delivery_did_is_not_settled_over_what_an_operator_did(
         moved = consumer_cursors(state, SOURCE)["hook"]
         worker = lane.workers["hook"]
         go_on.set()
-        until("it to hear of it", lambda: lane.settler.settled("hook") == moved or worker.nudge())
+
+        def has_heard() -> bool:
+            worker.nudge()
+            return lane.settler.settled("hook") == moved
+
+        until("it to hear of it", has_heard)
     cursor = consumer_cursors(state, SOURCE)["hook"]
     assert cursor >= moved
     sent = [m["record"]["id"] for r in endpoint.accepted for m in r.messages if "id" in m["record"]]  # type: ignore[index, operator]

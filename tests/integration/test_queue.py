@@ -453,7 +453,7 @@ def test_a_schema_change_that_is_too_large_is_a_dead_letter_like_any_change(
         pgoutput.relation(1, "public", "item", wide),
         *transaction(0x200, pgoutput.insert(1, ["2", *[None] * 60])),
     )
-    while lane.passage.next_batch < lane.log.next_batch:
+    while lane.next_batch < lane.log.next_batch:
         with suppress(TransientError):
             lane.take()
         lane.start()

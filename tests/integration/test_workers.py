@@ -102,11 +102,10 @@ def test_one_that_is_behind_reads_the_log_and_joins_the_feed_without_repeat_or_l
     lane.served.add("later")
     lane.serve(3)
     assert ids(tmp_path / "later") == [1, 2, 3, 4, 5], "little is read in one range"
-    assert later.current.state is WorkerState.CATCHING_UP
-    assert later.current.reason is Reason.BEHIND
+    assert (later.current.state, later.current.reason) == (WorkerState.CATCHING_UP, Reason.BEHIND)
     write(lane, 6)
     lane.take()
-    assert later.current.state is WorkerState.LIVE
+    assert later.current.state == WorkerState.LIVE
     assert "later" in lane.feed.readers
     assert ids(tmp_path / "first") == ids(tmp_path / "later") == [1, 2, 3, 4, 5, 6]
     assert len(set(consumer_cursors(lane.state, SOURCE).values())) == 1
@@ -334,11 +333,11 @@ def test_a_look_that_began_before_messages_were_put_aside_does_not_hide_them(
     lane = lane_of(hook=hook(endpoint) | {"retry": {"first_ms": 600_000, "max_ms": 600_000}})
     retries = lane.workers["hook"].retries
     endpoint.refuses = lambda messages: any(m["record"]["name"] == "bad" for m in messages)  # type: ignore[index]
-    puts = retries.puts  # somebody looks at all queues of the source now, and is slow
+    version = retries.version  # somebody looks at all queues of the source now, and is slow
     write(lane, 1, name="bad")
     lane.write(*transaction(0x200, pgoutput.insert(1, ["2", "good"])))
     lane.take()
-    retries.note(None, puts)
+    retries.note(None, version)
     lane.write(*transaction(0x300, pgoutput.insert(1, ["1", "later"])))
     lane.take()
     assert sent(endpoint) == [2], "it passed what waits before it"
