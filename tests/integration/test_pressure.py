@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import random
-import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
-from cdc.state.lanes import SHARED
-from spark_pipeline.passage import Passage
-from spark_pipeline.post import Post
-from spark_pipeline.relief import Relief
-from spark_pipeline.roster import Roster
 
-from cdc.connection import Connection, connect
-from cdc.log.view import LogView
-from spark_pipeline import relief
-from spark_pipeline.exchange import Exchange, PlannedRange, note_planned, widened_by
+from cdc.connection import Connection
+from cdc.cursor import ORIGIN
+from spark_pipeline.exchange import widened_by
+from spark_pipeline.feed.progress import StageProgress
 from spark_pipeline.slots import Slots
+from spark_pipeline.workers import throttle
+from spark_pipeline.workers.throttle import Throttle
 from tests import pgoutput
 from tests.checker import SCHEMA, Arrival, Writers, compare
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
 from tests.lane_on_log import LogLane
 from tests.service import Service
+from tests.stage_threads import running
 from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
 
@@ -66,48 +63,29 @@ def write(lane: LogLane, number: int) -> None:
     lane.write(ITEM, *transaction(0x100 * number, pgoutput.insert(1, [str(number), "n"])))
 
 
-def test_lanes_that_contend_for_one_slot_get_shares_by_priority_and_none_starves(
-    state: Connection, database: Database, endpoints: dict[str, Endpoint], tmp_path: Path
+def test_workers_that_contend_for_one_slot_get_shares_by_priority_and_none_starves(
+    state: Connection, endpoints: dict[str, Endpoint], tmp_path: Path
 ) -> None:
     lane = LogLane(state, tmp_path, **hooks(endpoints))
-    batches, enough = 100, 100
-    for number in range(1, batches + 1):
+    enough = 100
+    for number in range(1, enough + 1):
         write(lane, number)
-    settings = replace(lane.settings, slots=Slots(1), patience_s=0.0)
-    over = threading.Event()
+    # Each reads the log by itself, one row at a time: all have as much to do.
+    lane.settings = replace(lane.settings, slots=Slots(1), micro_batch_rows=1)
+    lane.start_lane_again()
+    lane.feed.begin(lane.feed.history, lane.log.next_batch, ORIGIN)
 
     def served() -> dict[str, int]:
         return {name: len(endpoint.accepted) for name, endpoint in endpoints.items()}
 
-    def serve(passage: Passage, exchange: Exchange) -> None:
-        while not over.is_set() and passage.next_batch < batches:
-            at = passage.next_batch
-            note_planned(exchange.directory, PlannedRange(at, at + 1, 1))
-            passage.take(None, 0)
-            if sum(served().values()) >= enough:
-                over.set()
-
-    with ExitStack() as stack:
-        threads: list[threading.Thread] = []
-        passages: list[Passage] = []
-        for number, (name, endpoint) in enumerate(endpoints.items(), 1):
-            # Longer than what lies between two deliveries of a lane: somebody always waits.
-            endpoint.takes_s = 0.03
-            connection = stack.enter_context(connect(database.dsn, name=name))
-            exchange = Exchange.create(tmp_path / f"exchange of {name}")
-            stack.callback(exchange.remove)
-            post = Post((name,), lambda _departure: None, name=f"catch_up_{number}")
-            view = LogView(tmp_path / "log")
-            passage = Passage(settings, connection, view, exchange, name, post)
-            passages.append(passage)
-            threads.append(threading.Thread(target=serve, args=(passage, exchange)))
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    assert [passage.failure for passage in passages] == [None] * 3
-    got = served()
-    # The slot is never kept free for one that settles, so no lane has more than every second turn.
+    for endpoint in endpoints.values():
+        # Longer than what lies between two deliveries of a worker: somebody always waits.
+        endpoint.takes_s = 0.03
+    with running(lane):
+        until("enough deliveries", lambda: sum(served().values()) >= enough, 60)
+        got = served()
+    assert [worker.current.error for worker in lane.workers.values()] == [None] * 3
+    # The slot is never kept free for one that reports, so none has more than every second turn.
     assert got["high"] >= 0.4 * enough, got
     assert got["middle"] >= 2.5 * got["low"], got
     assert got["low"] >= 0.04 * enough, got
@@ -121,20 +99,20 @@ def test_pressure_is_acted_upon_and_seen_in_sql_and_an_idle_source_is_not_writte
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lane = LogLane(state, tmp_path, **hooks(endpoints))
-    roster, now = Roster(PRIORITIES), 1000.0
-    for name in PRIORITIES:
-        roster.put(name, SHARED)
-    acts = Relief(replace(lane.settings, micro_batch_rows=10), roster, threading.Lock())
-    monkeypatch.setattr(relief, "_now_s", lambda: now)
+    now, progress = time.monotonic() + 1000.0, StageProgress()
+    acts = Throttle(replace(lane.settings, micro_batch_rows=10), lane.feed, lane.workers)
+    monkeypatch.setattr(throttle, "_now_s", lambda: now)
+    for name, worker in lane.workers.items():
+        assert lane.feed.join(name, lane.feed.history, worker.batch)
 
     def seconds(count: int) -> None:
         nonlocal now
         for _ in range(count):
             now += 1.0
-            acts.tick(lane.passage, lambda: state)
-            for departure in lane.departures:
-                roster.departed(departure, now)
-            lane.departures.clear()
+            acts.tick(progress, lane.exchange, lambda: state)
+            for worker in lane.workers.values():
+                if worker._nudged.is_set():
+                    lane.begin(worker)
 
     def row(columns: str) -> tuple[object, ...]:
         ((*found,),) = state.execute(f"SELECT {columns} FROM walbrook.pressure".encode()).fetchall()
@@ -150,7 +128,7 @@ def test_pressure_is_acted_upon_and_seen_in_sql_and_an_idle_source_is_not_writte
 
     for number in range(1, 41):
         write(lane, number)
-    lane.passage._at("deliver", PlannedRange(0, 1, 1), now)
+    progress.begin("decode", 1)
     seconds(9)
     assert row("level, backlog_rows, widened_by") == (1, 40, 4.0)
     assert widened_by(str(lane.exchange.directory)) == 4.0
@@ -158,20 +136,20 @@ def test_pressure_is_acted_upon_and_seen_in_sql_and_an_idle_source_is_not_writte
     assert widened_by(str(lane.exchange.directory)) == 4.0, "forgotten with a micro-batch"
     seconds(6)
     assert row("level, deferred") == (2, ["low"])
-    assert set(lane.passage.members.cursors) == {"high", "middle"}
-    assert roster.standings(now)["low"].reason == "deferred: pressure"
+    assert set(lane.feed.readers) == {"high", "middle"}
+    assert lane.workers["low"].current.status().reason == "deferred: pressure"
     (told,) = acts.conditions()
-    assert told.kind == "lane_pressure"
+    assert told.kind == "worker_pressure"
     assert "low waits: its priority is 1" in told.what
     seconds(5)
     assert row("level, deferred") == (2, ["low", "middle"])
-    seconds(60)
-    assert set(roster.due(now)) == {"low", "middle"}, "deferred for more than a minute"
 
-    lane.passage._progress = None
+    progress.end()
     lane.take()
     for name in ("low", "middle"):
-        roster.put(name, "catch_up_1")
+        lane.workers[name].resume()  # whatever the pressure, nobody waits longer than a minute
+        lane.begin(lane.workers[name])
+    lane.take()
     seconds(20)
     assert row("level, widened_by, deferred, backlog_rows") == (0, 1.0, [], 0)
     assert acts.conditions() == []
@@ -180,6 +158,22 @@ def test_pressure_is_acted_upon_and_seen_in_sql_and_an_idle_source_is_not_writte
     written = row("xmin::text")
     seconds(30)
     assert row("xmin::text") == written, "an idle source was written of"
+    lane.close()
+
+
+def test_one_that_was_deferred_is_served_again_after_the_bounded_time(
+    state: Connection, endpoints: dict[str, Endpoint], tmp_path: Path
+) -> None:
+    lane = LogLane(state, tmp_path, **hooks(endpoints))
+    worker = lane.workers["low"]
+    worker.defer(time.monotonic() + 0.3)
+    assert not worker.begin()
+    assert worker.is_deferred
+    until("its time", worker.begin)
+    write(lane, 1)
+    lane.take()
+    assert not worker.is_deferred
+    assert len(endpoints["low"].accepted) == 1
     lane.close()
 
 
@@ -225,10 +219,10 @@ def test_with_more_work_than_slots_the_lowest_waits_for_a_while_and_nothing_is_l
         service.until(
             "health to say so",
             "SELECT what LIKE '%low waits: its priority is 1%' FROM walbrook.health"
-            " WHERE kind = 'lane_pressure' AND severity = 'warning'",
+            " WHERE kind = 'worker_pressure' AND severity = 'warning'",
         )
-        standing = "SELECT lane, lane_reason FROM walbrook.consumers WHERE name = 'low'"
-        assert database.execute(standing) == [(None, "deferred: pressure")]
+        standing = "SELECT state, state_reason FROM walbrook.consumers WHERE name = 'low'"
+        assert database.execute(standing) == [("waiting", "deferred: pressure")]
         assert "Pressure on shop: level 2" in service.run("status").stdout
         had = {name: len(arrivals(endpoint)) for name, endpoint in endpoints.items()}
         assert min(had.values()) > 0, "somebody starved"
@@ -238,7 +232,7 @@ def test_with_more_work_than_slots_the_lowest_waits_for_a_while_and_nothing_is_l
             endpoint.takes_s = 0.01
         service.until(
             "all to be together again",
-            "SELECT bool_and(lane = 'shared') FROM walbrook.consumers",
+            "SELECT bool_and(state = 'live') FROM walbrook.consumers",
         )
         service.until_settled()
         service.until("nobody to wait", "SELECT level < 2 FROM walbrook.pressure")

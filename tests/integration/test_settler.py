@@ -14,6 +14,7 @@ from cdc.connection import Connection
 from cdc.connection_pool import ConnectionPool
 from cdc.cursor import Cursor
 from cdc.errors import TransientError, WalbrookError
+from cdc.state import positions
 from cdc.state.dead_letters import DeadLetter
 from cdc.state.feeds import FeedFigures, open_feed
 from cdc.state.migrate import migrate
@@ -280,7 +281,7 @@ def test_what_the_feed_read_moves_the_restart_cursor_where_nobody_is_served(
 def test_an_answer_that_is_lost_after_the_commit_counts_nothing_twice(
     state: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle = settler_module.settle
+    settle = positions.settle
     settling = Settling(state, database.dsn)
     settling.report("a", 5)
 
