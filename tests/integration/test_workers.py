@@ -102,18 +102,10 @@ def test_one_that_is_behind_reads_the_log_and_joins_the_feed_without_repeat_or_l
     lane.served.add("later")
     lane.serve(3)
     assert ids(tmp_path / "later") == [1, 2, 3, 4, 5], "little is read in one range"
-<<<<<<< HEAD
     assert (later.current.state, later.current.reason) == (WorkerState.CATCHING_UP, Reason.BEHIND)
     write(lane, 6)
     lane.take()
     assert later.current.state == WorkerState.LIVE
-=======
-    assert later.current.state == "catching_up"
-    assert later.current.reason is Reason.BEHIND
-    write(lane, 6)
-    lane.take()
-    assert later.current.state == "live"
->>>>>>> t1
     assert "later" in lane.feed.readers
     assert ids(tmp_path / "first") == ids(tmp_path / "later") == [1, 2, 3, 4, 5, 6]
     assert len(set(consumer_cursors(lane.state, SOURCE).values())) == 1
