@@ -8,15 +8,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, cast
 
 import pytest
-from spark_pipeline.lanes import SourceLanes
 
 from cdc.replication.stop import StopReason, StopSignal
 from spark_pipeline.eventtime import passage as passage_module
 from spark_pipeline.eventtime import stage as stage_module
 from spark_pipeline.eventtime.stage import EventStage
+from spark_pipeline.workers.stage import SourceStage
 from tests.event_lane import NAME, EventLane, S
 from tests.fix_event_lane import MakeLane
 from tests.fix_postgres import Database
@@ -31,11 +30,10 @@ def operator_stops(lane: EventLane, stop: StopSignal) -> None:
     stop.request(StopReason.OPERATOR)
 
 
-def lanes_fail(lane: EventLane, stop: StopSignal) -> None:
-    """The lanes of the same driver have no JVM any more: that is for good."""
-    lanes = SourceLanes(cast("Any", None), lane.settings["a"], stop)
-    with pytest.raises(AttributeError):
-        lanes.run(5.0)
+def sources_fail(lane: EventLane, stop: StopSignal) -> None:
+    """The stage of a source in the same driver has no JVM any more: that is for good."""
+    with pytest.raises(RuntimeError, match="no query"):
+        SourceStage(None, lane.settings["a"], stop).run(5.0)
 
 
 def supervisor_dies(lane: EventLane, stop: StopSignal) -> None:
@@ -69,7 +67,7 @@ def serve(
 
 
 @pytest.mark.parametrize(
-    ("end", "flushed"), [(operator_stops, True), (lanes_fail, False), (supervisor_dies, False)]
+    ("end", "flushed"), [(operator_stops, True), (sources_fail, False), (supervisor_dies, False)]
 )
 def test_changes_held_back_are_released_by_an_operators_stop_alone(
     event_lane: MakeLane,
