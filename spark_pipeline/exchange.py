@@ -208,9 +208,12 @@ class Exchange:
             _note(self.directory / _FOLLOWED, followed)
 
     def clear(self, keep: Collection[str] = ()) -> None:
-        """Remove all notes, and the files of queries that failed, but for those to ``keep``."""
+        """Remove what a query left, its files and its notes, but for those to ``keep``.
+
+        How much longer micro-batches may take is not a query's: it is known until it changes.
+        """
         for path in self.directory.iterdir():
-            if str(path) not in keep:
+            if str(path) not in keep and path.name != _PRESSURE:
                 path.unlink(missing_ok=True)
 
     def remove(self) -> None:
