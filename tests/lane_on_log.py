@@ -248,7 +248,7 @@ class LogLane:
     def _close_stage(self) -> None:
         for worker in self.workers.values():
             worker.close()
-        if self._starts > 1:
+        if self._starts:
             self.settler.close()
             self.feed.close()
             self.body.close()
