@@ -150,7 +150,7 @@ def test_pressure_is_acted_upon_and_seen_in_sql_and_an_idle_source_is_not_writte
         lane.workers[name].resume()  # whatever the pressure, nobody waits longer than a minute
         lane.begin(lane.workers[name])
     lane.take()
-    seconds(20)
+    seconds(40)
     assert row("level, widened_by, deferred, backlog_rows") == (0, 1.0, [], 0)
     assert acts.conditions() == []
     assert widened_by(str(lane.exchange.directory)) == 1.0
