@@ -289,7 +289,9 @@ class Feed:
     def _starved_s(self) -> float:
         """For how long a worker has had nothing to do."""
         now = time.monotonic()
-        since = (reader.starved_since for reader in self._readers.values())
+        # A worker that was starved and has not woken yet has something to do.
+        starved = [each for each in self._readers.values() if each.batch >= self.position]
+        since = (reader.starved_since for reader in starved)
         return max((now - at for at in since if at is not None), default=0.0)
 
     def _has_room(self, decoded: DecodedRange) -> bool:
