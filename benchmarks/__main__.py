@@ -29,6 +29,8 @@ from benchmarks import (
     pipeline,
     queue,
     read,
+    start,
+    webhook,
 )
 from benchmarks.sizes import Sizes, progress
 from cdc.config import Service
@@ -50,7 +52,7 @@ class Benchmark:
 
 BENCHMARKS = {
     "decode": Benchmark(lambda _sizes: decode.run()),
-    "eventtime": Benchmark(lambda _sizes: eventtime.run()),
+    "eventtime": Benchmark(eventtime.run),
     "read": Benchmark(read.run),
     "large": Benchmark(large.run),
     "pipeline": Benchmark(pipeline.run),
@@ -58,6 +60,8 @@ BENCHMARKS = {
     "latency": Benchmark(latency.run),
     "outage": Benchmark(outage.run, Sizes(rate=5_000, seconds=60)),
     "idle": Benchmark(idle.run, Sizes(seconds=30)),
+    "start": Benchmark(start.run),
+    "webhook": Benchmark(webhook.run, Sizes(seconds=5)),
     "queue": Benchmark(queue.run),
 }
 
@@ -99,11 +103,13 @@ def _arguments() -> tuple[str | None, dict[str, int]]:
     parser = argparse.ArgumentParser(prog="benchmarks", description=f"Benchmarks: {names}.")
     parser.add_argument("name", nargs="?", help="which one; all of them if not given")
     used_by = {
-        "seconds": "latency, outage, idle: how long is measured",
-        "rows": "read, large, pipeline, consumers: rows to read; queue: messages to fetch",
-        "transaction_rows": "read, pipeline, consumers: rows a transaction",
-        "rounds": "read, large, queue: how often each way is measured",
-        "rate": "latency, outage: changes a second",
+        "rows": "read, large, pipeline, consumers, eventtime: rows to read; queue: messages to "
+        "fetch",
+        "transaction_rows": "read, pipeline, consumers, eventtime: rows per transaction",
+        "rounds": "read, large, queue, start: how often each way is measured",
+        "rate": "latency, outage: changes per second",
+        "seconds": "latency, outage, idle: how long is measured; webhook: for how long each "
+        "sink has messages",
         "outage": "outage: for how many seconds a sink is down",
     }
     for field in fields(Sizes):

@@ -29,6 +29,7 @@ _WARM_UP_ROWS, _WARM_UPS = 100_000, 2
 _START_TIMEOUT_S = 180.0
 _TIMEOUT_S = 900.0
 _STREAM = "orders"
+_PIECE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Target:
     arrived: Callable[[], int]  # what every sink has
     held: Callable[[], Sequence[int]]  # the same of each, counted where the rows lie
     processes: Mapping[str, int] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # of some sinks
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,24 @@ def redis_target(directory: Path) -> Iterator[Target]:
         yield Target("redis", {"redis": sink}, length, lambda: [length()], {"redis": server.pid})
 
 
+def file_target(directory: Path, source: Source, name: str, sinks: int = 1) -> Target:
+    """As many folders of lines, each with a sink of its own."""
+    folders = {f"{name}_{number}": directory / name / str(number) for number in range(sinks)}
+    destinations = {sink: {"type": "file", "path": str(folder)} for sink, folder in folders.items()}
+    return Target(
+        name,
+        destinations,
+        lambda: source.delivered(name),
+        lambda: [_lines(folder) for folder in folders.values()],
+    )
+
+
+def in_event_time(target: Target) -> Target:
+    """The same in the order of the rows' own times, with no tolerance."""
+    order = {"ordering": "event_time", "event_time": {"column": "created_at"}}
+    return replace(target, settings=dict.fromkeys(target.sinks, order))
+
+
 def parquet_target(directory: Path, source: Source, name: str, sinks: int = 1) -> Target:
     """As many folders, each with a sink of its own."""
     folders = {f"{name}_{number}": directory / name / str(number) for number in range(sinks)}
@@ -89,14 +109,18 @@ def parquet_target(directory: Path, source: Source, name: str, sinks: int = 1) -
 def service_of(directory: Path, source: Source, target: Target) -> RunningService:
     """A service that is called as its target is, not started yet."""
     return RunningService(
-        directory / f"service_{target.name}", source, name=target.name, sinks=target.sinks
+        directory / f"service_{target.name}",
+        source,
+        name=target.name,
+        sinks=target.sinks,
+        sink_settings=target.settings,
     )
 
 
 def make_warm(source: Source, service: RunningService, target: Target, sizes: Sizes) -> None:
     """Catch up on less, more than once: small micro-batches leave Spark's workers cold."""
     wait_delivering(source, service, target)
-    less = replace(sizes, rows=_WARM_UP_ROWS)
+    less = replace(sizes, rows=min(_WARM_UP_ROWS, sizes.rows))
     for _ in range(_WARM_UPS):
         _load_while_suspended(source, service, less)
         wait_arrived(service, target)
@@ -141,6 +165,16 @@ def require_whole(target: Target, caught_up: CaughtUp) -> None:
                 f"{target.name} holds {held} rows where {caught_up.expected} were written",
                 fix="report this: a pipeline must neither lose nor repeat rows",
             )
+
+
+def _lines(folder: Path) -> int:
+    """How many lines the files of a folder have, counted in pieces."""
+    total = 0
+    for path in folder.glob("changes-*.jsonl"):
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                total += piece.count(b"\n")
+    return total
 
 
 def roles(service: RunningService, target: Target) -> Iterator[tuple[str, psutil.Process]]:

@@ -1,8 +1,10 @@
 """How many rows a second one core brings into the order of event time, and in how much memory.
 
+Last, the whole way: a service catches up on rows through a consumer in event-time order into files.
+
 Batches with the columns of a decoded change go through the tracker and the buffer (push and step).
-Their times are out of order by more than a batch, so that some thousands of rows always wait. No
-server is needed: what is measured is the pure core, in a process of its own.
+Their times are out of order by more than a batch, so that some thousands of rows always wait. That
+part needs no server: what is measured is the pure core, in a process of its own.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
@@ -21,7 +25,18 @@ import orjson
 import psutil
 import pyarrow as pa
 
-from benchmarks.sizes import progress
+from benchmarks.catch_up import (
+    catch_up,
+    file_target,
+    in_event_time,
+    make_warm,
+    require_whole,
+    service_of,
+)
+from benchmarks.processes import cpu_s
+from benchmarks.service import OWN_ROLES
+from benchmarks.sizes import Sizes, progress
+from benchmarks.source import open_source
 from cdc.change import CHANGE_SCHEMA
 from cdc.cursor import ORIGIN, Cursor
 from cdc.eventtime import NO_TIME, Codes, Times, types
@@ -54,7 +69,35 @@ class Run(NamedTuple):
     waiting: float  # rows, on average
 
 
-def run() -> dict[str, object]:
+def run(sizes: Sizes) -> dict[str, object]:
+    """The core, then the whole way with ``sizes.rows`` rows."""
+    return core_figures() | catch_up_figures(sizes)
+
+
+def catch_up_figures(sizes: Sizes) -> dict[str, object]:
+    """A service catches up, as in ``pipeline``, in the order of event time with no tolerance."""
+    with (
+        tempfile.TemporaryDirectory(prefix="walbrook-eventtime-") as name,
+        open_source(Path(name) / "postgres") as source,
+    ):
+        target = in_event_time(file_target(Path(name), source, "by_time"))
+        with service_of(Path(name), source, target) as service:
+            make_warm(source, service, target, sizes)
+            measured = catch_up(source, service, target, sizes)
+            warnings = service.warnings()
+        progress(f"event time: caught up at {measured.rows_per_s:,.0f} rows/s")
+        require_whole(target, measured)
+    used_s = cpu_s(measured.processes, OWN_ROLES)
+    return {
+        "catch_up_rows": sizes.rows,
+        "catch_up_rows_per_s": round(measured.rows_per_s),
+        "catch_up_cpu_us_per_row": round(used_s * 1e6 / sizes.rows, 2),
+        "warnings": warnings,
+        "processes": measured.processes,
+    }
+
+
+def core_figures() -> dict[str, object]:
     """Each measure by a process of its own: what one leaves in memory is not the next one's."""
     figures: dict[str, object] = {}
     for measure in MEASURES:

@@ -1,14 +1,18 @@
-"""How long a change takes from its commit to a client of the Redis stream, at a steady rate.
+"""How long a change takes from its commit to a client of the Redis stream, at steady rates.
 
-Single-row transactions at a fixed average rate (``pgbench``, several connections); a client reads
-the stream and notes the time of each arrival. The commit's own time comes with the change, from the
-same machine's clock. Latency is their difference, so the write of the WAL at commit is part of it.
+Transactions at a fixed average rate (``pgbench``, several connections); a client reads the stream
+and notes the time of each arrival. The commit's own time comes with the change, from the same
+machine's clock. Latency is their difference, so the write of the WAL at commit is part of it.
+
+One service delivers in commit order and is measured at three rates, another in the order of event
+time at the first of them.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
@@ -18,11 +22,19 @@ import numpy.typing as npt
 import orjson
 import redis
 
-from benchmarks.catch_up import redis_target, roles, service_of, wait_delivering
+from benchmarks.catch_up import (
+    Target,
+    in_event_time,
+    redis_target,
+    roles,
+    service_of,
+    wait_delivering,
+)
 from benchmarks.pgbench import CONNECTIONS, writing
-from benchmarks.processes import ProcessMeter
+from benchmarks.processes import Figures, ProcessMeter, cpu_s
+from benchmarks.service import OWN_ROLES
 from benchmarks.sizes import Sizes, progress
-from benchmarks.source import ONE_ROW, Source, open_source
+from benchmarks.source import ONE_ROW, TEN_ROWS, Source, open_source
 from cdc.errors import TransientError
 
 _WARM_UP_S = 5
@@ -34,50 +46,124 @@ Arrivals = list[tuple[float, list[bytes]]]
 """When an answer came, and the metadata of each entry in it."""
 
 
+@dataclass(frozen=True)
+class Load:
+    """What is written: changes per second, and how many of them a transaction has."""
+
+    rate: int
+    seconds: int
+    transaction_rows: int = 1
+
+    @property
+    def statement(self) -> str:
+        return {1: ONE_ROW, 10: TEN_ROWS}[self.transaction_rows]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The latencies of one load, and what the processes used meanwhile."""
+
+    load: Load
+    commits_s: npt.NDArray[np.float64]  # in order
+    latencies_ms: npt.NDArray[np.float64]
+    processes: Figures
+    warnings: int
+
+    def figures(self) -> dict[str, object]:
+        span_s = float(self.commits_s[-1] - self.commits_s[0])
+        return {
+            "changes": len(self.commits_s),
+            "rate": round((len(self.commits_s) - 1) / span_s, 1),
+            "rate_asked": self.load.rate,
+            "p50_ms": _percentile(self.latencies_ms, 50),
+            "p95_ms": _percentile(self.latencies_ms, 95),
+            "p99_ms": _percentile(self.latencies_ms, 99),
+            "max_ms": round(float(self.latencies_ms.max()), 1),
+            "cpu_us_per_change": round(
+                cpu_s(self.processes, OWN_ROLES) * 1e6 / len(self.commits_s)
+            ),
+        }
+
+
 def run(sizes: Sizes) -> dict[str, object]:
-    """Warm up, then measure ``sizes.seconds`` at ``sizes.rate`` changes a second."""
+    """Measure ``sizes.seconds`` at ``sizes.rate`` changes a second, then at the other rates."""
+    asked = Load(sizes.rate, sizes.seconds)
+    slow = Load(10, sizes.seconds)
+    fast = Load(10_000, sizes.seconds, transaction_rows=10)
     with (
         tempfile.TemporaryDirectory(prefix="walbrook-latency-") as name,
         open_source(Path(name) / "postgres") as source,
         redis_target(Path(name)) as target,
-        service_of(Path(name), source, target) as service,
-        redis.Redis.from_url(str(target.sinks["redis"]["url"]), protocol=2) as client,
     ):
-        stream = str(target.sinks["redis"]["stream_key"])
-        script = Path(name) / "one_row.sql"
-        script.write_text(ONE_ROW)
-        wait_delivering(source, service, target)
-        _measure(source, client, stream, script, sizes.rate, _WARM_UP_S)
-        progress(f"latency: {sizes.rate} changes/s for {sizes.seconds} s")
-        with ProcessMeter(lambda: roles(service, target)) as meter:
-            arrivals = _measure(source, client, stream, script, sizes.rate, sizes.seconds)
-        warnings = service.warnings()
-    commits, latencies_ms = _latencies(arrivals)
-    span_s = float(commits[-1] - commits[0])
+        at_rate, at_10, at_10000 = _run(Path(name), source, target, [asked, slow, fast])
+        by_time = in_event_time(replace(_other(target), name="event_time"))
+        (in_order,) = _run(Path(name), source, by_time, [asked])
     return {
-        "changes": len(commits),
-        "rate": round((len(commits) - 1) / span_s, 1),
-        "rate_asked": sizes.rate,
-        "p50_ms": _percentile(latencies_ms, 50),
-        "p95_ms": _percentile(latencies_ms, 95),
-        "p99_ms": _percentile(latencies_ms, 99),
-        "max_ms": round(float(latencies_ms.max()), 1),
-        "warnings": warnings,
-        "processes": meter.figures(),
+        **at_rate.figures(),
+        **_named("rate_10_", at_10),
+        **_named("rate_10000_", at_10000),
+        **_named("event_time_", in_order),
+        "warnings": at_10000.warnings + in_order.warnings,
+        "processes": at_rate.processes,
     }
 
 
-def _measure(
-    source: Source, client: redis.Redis, stream: str, script: Path, rate: int, seconds: int
+def _other(target: Target) -> Target:
+    """The same server, another stream."""
+    (sink,) = target.sinks.values()
+    key = "orders_by_time"
+    url = str(sink["url"])
+
+    def length() -> int:
+        with redis.Redis.from_url(url) as client:
+            return int(str(client.xlen(key)))
+
+    return replace(
+        target,
+        sinks={"by_time": {**sink, "stream_key": key}},
+        arrived=length,
+        held=lambda: [length()],
+    )
+
+
+def _run(directory: Path, source: Source, target: Target, loads: list[Load]) -> list[Measured]:
+    """A service of its own, warm, at one load after the other."""
+    (sink,) = target.sinks.values()
+    stream = str(sink["stream_key"])
+    measured: list[Measured] = []
+    with (
+        service_of(directory, source, target) as service,
+        redis.Redis.from_url(str(sink["url"]), protocol=2) as client,
+    ):
+        wait_delivering(source, service, target)
+        script = directory / f"{target.name}.sql"
+        warm_up = replace(loads[0], seconds=min(_WARM_UP_S, loads[0].seconds))
+        _arrivals(source, client, stream, script, warm_up)
+        for load in loads:
+            progress(f"latency, {target.name}: {load.rate} changes/s for {load.seconds} s")
+            with ProcessMeter(lambda: roles(service, target)) as meter:
+                arrivals = _arrivals(source, client, stream, script, load)
+            commits_s, latencies_ms = _latencies(arrivals)
+            measured.append(
+                Measured(load, commits_s, latencies_ms, meter.figures(), service.warnings())
+            )
+    return measured
+
+
+def _arrivals(
+    source: Source, client: redis.Redis, stream: str, script: Path, load: Load
 ) -> Arrivals:
     """Write at the rate, and read until the last of these changes has arrived."""
+    script.write_text(load.statement)
     last = cast("list[tuple[bytes, object]]", client.xrevrange(stream, count=1))
-    each = max(1, rate * seconds // CONNECTIONS)
-    missing = each * CONNECTIONS
+    transactions_per_s = max(1, load.rate // load.transaction_rows)
+    each = max(1, transactions_per_s * load.seconds // CONNECTIONS)
+    missing = each * CONNECTIONS * load.transaction_rows
+    source.written += missing
     arrivals: Arrivals = []
     position = last[0][0]
-    deadline = time.monotonic() + seconds + _GRACE_S
-    with writing(source, script, rate, f"--transactions={each}") as writer:
+    deadline = time.monotonic() + load.seconds + _GRACE_S
+    with writing(source, script, transactions_per_s, f"--transactions={each}") as writer:
         while missing:
             answer = cast(Any, client.xread({stream: position}, count=_READ_MAX, block=_BLOCK_MS))
             arrived_at = time.time()
@@ -103,6 +189,10 @@ def _latencies(
             arrived.append(at)
     committed = np.array(commits)
     return np.sort(committed), (np.array(arrived) - committed) * 1000
+
+
+def _named(prefix: str, measured: Measured) -> dict[str, object]:
+    return {f"{prefix}{name}": figure for name, figure in measured.figures().items()}
 
 
 def _percentile(values: npt.NDArray[np.float64], percent: int) -> float:

@@ -242,7 +242,7 @@ def _running(directory: Path, down: Endpoint) -> Iterator[Run]:
                 source,
                 name=_NAME,
                 sinks=sinks,
-                batch_sizes={DOWN: _WEBHOOK_BATCH, "hook": _WEBHOOK_BATCH},
+                sink_settings={key: {"batch_size": _WEBHOOK_BATCH} for key in (DOWN, "hook")},
                 durability="fsync",
             )
         )

@@ -1,7 +1,7 @@
 """How fast the whole way catches up, into a Redis stream and into Parquet.
 
 The yardstick, ``pg_recvlogical``, reads the same rows from a slot of its own, after the service has
-stopped.
+stopped. A bare psycopg loop drains a copy of that slot: the limit of any client in Python.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from benchmarks.catch_up import (
 )
 from benchmarks.recvlogical import receive
 from benchmarks.sizes import Sizes, progress
+from benchmarks.slot_drain import drain
 from benchmarks.source import Source, open_source
 
-_REFERENCE = "reference"
+_REFERENCE, _LIMIT = "reference", "bare_loop"
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Run:
 
     caught_up: CaughtUp
     recvlogical_rows_per_s: float
+    slot_rows_per_s: float
     warnings: int
 
 
@@ -56,11 +58,15 @@ def run(sizes: Sizes) -> dict[str, object]:
         "transaction_rows": sizes.transaction_rows,
         **{f"rows_per_s_{name}": round(rate) for name, rate in rates.items()},
         "recvlogical_rows_per_s": round(reference),
+        "slot_rows_per_s": round(max(each.slot_rows_per_s for each in runs.values())),
         **{f"pipeline_ratio_{name}": round(rate / reference, 3) for name, rate in rates.items()},
         "load_s": {name: round(each.caught_up.load_s, 1) for name, each in runs.items()},
         "warnings": {name: each.warnings for name, each in runs.items()},
         "rounds": {
-            "recvlogical_rows_per_s": [round(each.recvlogical_rows_per_s) for each in runs.values()]
+            "recvlogical_rows_per_s": [
+                round(each.recvlogical_rows_per_s) for each in runs.values()
+            ],
+            "slot_rows_per_s": [round(each.slot_rows_per_s) for each in runs.values()],
         },
         "processes": {name: each.caught_up.processes for name, each in runs.items()},
     }
@@ -73,8 +79,11 @@ def _run(directory: Path, source: Source, target: Target, sizes: Sizes) -> Run:
         measured = catch_up(source, service, target, sizes)
         progress(f"pipeline: {target.name} {measured.rows_per_s:,.0f} rows/s")
     require_whole(target, measured)
+    with source.slot_copy(_REFERENCE, _LIMIT) as slot:
+        limit = drain(source.postgres, slot, measured.load)
+    progress(f"pipeline: a bare psycopg loop {limit:,.0f} rows/s")
     reference = receive(source.postgres, _REFERENCE, measured.load)
     progress(f"pipeline: pg_recvlogical {reference:,.0f} rows/s")
     source.drop_slot(_REFERENCE)
     source.drop_slot(service.slot)
-    return Run(measured, reference, service.warnings())
+    return Run(measured, reference, limit, service.warnings())

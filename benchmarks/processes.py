@@ -90,6 +90,17 @@ def cpu_s(figures: Figures, roles: Iterable[str]) -> float:
     return sum(figures[role]["cpu_s"] for role in roles if role in figures)
 
 
+def pss_mb(processes: Iterable[psutil.Process]) -> float:
+    """Memory of processes together; pages that several share count once among them."""
+    total = 0
+    for process in processes:
+        try:
+            total += process.memory_full_info().pss
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return round(total / _MB, 1)
+
+
 def family(pid: int) -> list[psutil.Process]:
     """A process and everything below it; nothing if it is gone."""
     try:

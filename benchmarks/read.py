@@ -1,7 +1,8 @@
 """How close the reader comes to what the slot can give.
 
 The same rows are read again and again, each time through a fresh copy of one slot that nobody
-moves: by ``pg_recvlogical``, and by the reader's own process into the log, with both durabilities.
+moves: by ``pg_recvlogical``, by a bare psycopg loop that keeps nothing, and by the reader's own
+process into the log, with both durabilities. So are rows of ten tables.
 All are measured from the start of streaming: one to its end position, the other to the last row
 that can be read from the log.
 """
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -19,6 +21,7 @@ import pyarrow.compute as pc
 from benchmarks.reader import measured_reader
 from benchmarks.recvlogical import receive
 from benchmarks.sizes import Sizes, progress
+from benchmarks.slot_drain import drain
 from benchmarks.source import Load, Source, open_source
 from benchmarks.ten_tables import create_ten_tables, load_ten_tables
 
@@ -33,30 +36,19 @@ class Reading:
     row_bytes: float
 
 
-def run(sizes: Sizes) -> dict[str, object]:
-    """Write once, read ``sizes.rounds`` times each way; medians. Then the same of ten tables."""
-    with (
-        tempfile.TemporaryDirectory(prefix="walbrook-read-") as directory,
-        open_source(Path(directory) / "postgres") as source,
-    ):
-        create_ten_tables(source)
-        one = _measure(
-            Path(directory) / "one", source, sizes, ("disk", "fsync"),
-            lambda: source.load(sizes.rows, sizes.transaction_rows),
-        )  # fmt: skip
-        ten = _measure(
-            Path(directory) / "ten", source, sizes, ("disk",),
-            lambda: load_ten_tables(source, sizes.rows, sizes.transaction_rows),
-        )  # fmt: skip
-    return _figures(sizes, one, ten)
-
-
 @dataclass(frozen=True)
 class Rounds:
     """Every measurement of one load."""
 
-    received: list[float]
+    name: str
+    load: Load
     readings: dict[str, list[Reading]]  # by durability
+    received: list[float] = field(default_factory=list)
+    drained: list[float] = field(default_factory=list)
+
+    @property
+    def slot(self) -> str:
+        return f"original_{self.name}"
 
     def rate(self, durability: str) -> float:
         return median(reading.rows_per_s for reading in self.readings[durability])
@@ -64,33 +56,64 @@ class Rounds:
     def ratio(self, durability: str) -> float:
         return self.rate(durability) / median(self.received)
 
+    def slot_ratio(self, durability: str) -> float:
+        """Of what the bare loop got in the same round, the median of all rounds."""
+        each = zip(self.readings[durability], self.drained, strict=True)
+        return median(reading.rows_per_s / drained for reading, drained in each)
 
-def _measure(
-    directory: Path,
+
+def run(sizes: Sizes) -> dict[str, object]:
+    """Write both loads, then read each in ``sizes.rounds`` rounds, in turns; medians.
+
+    Each load has yardsticks of its own in each round, so that neither the machine's moods nor what
+    Postgres takes to decode ten tables are taken for the reader's.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="walbrook-read-") as directory,
+        open_source(Path(directory) / "postgres") as source,
+    ):
+        create_ten_tables(source)
+        one = _written(source, sizes, "one", ("disk", "fsync"), source.load)
+        ten = _written(source, sizes, "ten", ("disk",), partial(load_ten_tables, source))
+        source.checkpoint()
+        for number in range(sizes.rounds):
+            for rounds in (one, ten):
+                _measure(Path(directory) / rounds.name, source, rounds, number)
+        for rounds in (one, ten):
+            source.drop_slot(rounds.slot)
+    return _figures(sizes, one, ten)
+
+
+def _written(
     source: Source,
     sizes: Sizes,
+    name: str,
     durabilities: Sequence[str],
-    write: Callable[[], Load],
+    write: Callable[[int, int], Load],
 ) -> Rounds:
-    """Write a load, then read it in rounds by ``pg_recvlogical`` and by the reader."""
-    what = directory.name
-    original = f"original_{what}"
-    source.create_slot(original)
-    progress(f"read, {what}: writing {sizes.rows:,} rows")
-    load = write()
-    source.checkpoint()
-    rounds = Rounds([], {durability: [] for durability in durabilities})
-    for number in range(sizes.rounds):
-        with source.slot_copy(original, f"reference_{what}_{number}") as slot:
-            rounds.received.append(receive(source.postgres, slot, load))
-        progress(f"read, {what}: pg_recvlogical {rounds.received[-1]:,.0f} rows/s")
-        for durability, done in rounds.readings.items():
-            name = f"{what}_{durability}_{number}"
-            with source.slot_copy(original, name):
-                done.append(_read(directory / name, source, load, name, durability))
-            progress(f"read, {what}: reader ({durability}) {done[-1].rows_per_s:,.0f} rows/s")
-    source.drop_slot(original)
-    return rounds
+    """Write a load behind a slot that stays where it is."""
+    progress(f"read, {name}: writing {sizes.rows:,} rows")
+    source.create_slot(f"original_{name}")
+    load = write(sizes.rows, sizes.transaction_rows)
+    return Rounds(name, load, {durability: [] for durability in durabilities})
+
+
+def _measure(directory: Path, source: Source, rounds: Rounds, number: int) -> None:
+    """Read a load once by each yardstick, and by the reader with each durability."""
+    what = rounds.name
+    with source.slot_copy(rounds.slot, f"reference_{what}_{number}") as slot:
+        rounds.received.append(receive(source.postgres, slot, rounds.load))
+    with source.slot_copy(rounds.slot, f"bare_loop_{what}_{number}") as slot:
+        rounds.drained.append(drain(source.postgres, slot, rounds.load))
+    progress(
+        f"read, {what}: pg_recvlogical {rounds.received[-1]:,.0f} rows/s, "
+        f"a bare psycopg loop {rounds.drained[-1]:,.0f}"
+    )
+    for durability, done in rounds.readings.items():
+        name = f"{what}_{durability}_{number}"
+        with source.slot_copy(rounds.slot, name):
+            done.append(_read(directory / name, source, rounds.load, name, durability))
+        progress(f"read, {what}: reader ({durability}) {done[-1].rows_per_s:,.0f} rows/s")
 
 
 def _figures(sizes: Sizes, one: Rounds, ten: Rounds) -> dict[str, object]:
@@ -99,27 +122,38 @@ def _figures(sizes: Sizes, one: Rounds, ten: Rounds) -> dict[str, object]:
         "rows": sizes.rows,
         "transaction_rows": sizes.transaction_rows,
         "row_bytes": round(disk[0].row_bytes),
-        "recvlogical_rows_per_s": round(median(one.received)),
-        "reader_rows_per_s": round(one.rate("disk")),
         "reader_rows_per_s_fsync": round(one.rate("fsync")),
-        "read_ratio": round(one.ratio("disk"), 3),
         "read_ratio_fsync": round(one.ratio("fsync"), 3),
-        "read_ratio_ten_tables": round(ten.ratio("disk"), 3),
-        "ten_tables_change": round(ten.ratio("disk") / one.ratio("disk") - 1, 3),
-        "cpu_us_per_message": round(median(r.cpu_us_per_message for r in disk), 2),
-        "cpu_us_per_message_ten_tables": round(
-            median(r.cpu_us_per_message for r in ten.readings["disk"]), 2
-        ),
         "peak_rss_mb": max(reading.peak_rss_mb for reading in [*disk, *fsync]),
-        "rounds": {
-            "recvlogical_rows_per_s": [round(rate) for rate in one.received],
-            "reader_rows_per_s": [round(reading.rows_per_s) for reading in disk],
-            "reader_rows_per_s_fsync": [round(reading.rows_per_s) for reading in fsync],
-            "recvlogical_rows_per_s_ten_tables": [round(rate) for rate in ten.received],
-            "reader_rows_per_s_ten_tables": [
-                round(reading.rows_per_s) for reading in ten.readings["disk"]
-            ],
-        },
+        **_of_load(one, ""),
+        **_of_load(ten, "_ten_tables"),
+        "ten_tables_change": round(ten.slot_ratio("disk") / one.slot_ratio("disk") - 1, 3),
+        "rounds": _each_round(one, "") | _each_round(ten, "_ten_tables"),
+    }
+
+
+def _of_load(rounds: Rounds, ending: str) -> dict[str, object]:
+    disk = rounds.readings["disk"]
+    return {
+        f"recvlogical_rows_per_s{ending}": round(median(rounds.received)),
+        f"slot_rows_per_s{ending}": round(median(rounds.drained)),
+        f"reader_rows_per_s{ending}": round(rounds.rate("disk")),
+        f"read_ratio{ending}": round(rounds.ratio("disk"), 3),
+        f"slot_ratio{ending}": round(rounds.slot_ratio("disk"), 3),
+        f"cpu_us_per_message{ending}": round(median(each.cpu_us_per_message for each in disk), 2),
+    }
+
+
+def _each_round(rounds: Rounds, ending: str) -> dict[str, list[int]]:
+    readers = {
+        f"reader_rows_per_s{'' if durability == 'disk' else '_' + durability}{ending}": [
+            round(reading.rows_per_s) for reading in readings
+        ]
+        for durability, readings in rounds.readings.items()
+    }
+    return readers | {
+        f"recvlogical_rows_per_s{ending}": [round(rate) for rate in rounds.received],
+        f"slot_rows_per_s{ending}": [round(rate) for rate in rounds.drained],
     }
 
 

@@ -35,12 +35,15 @@ def write_config(
     name: str,
     slot: str,
     sinks: Mapping[str, Mapping[str, object]] | None = None,
-    batch_sizes: Mapping[str, int] | None = None,
+    sink_settings: Mapping[str, Mapping[str, object]] | None = None,
     durability: str = "disk",
     publication: str = PUBLICATION,
     database: Mapping[str, object] | None = None,
 ) -> Path:
-    """A configuration file whose source is called ``name``; ``sinks`` are destinations by name."""
+    """A configuration file whose source is called ``name``; ``sinks`` are destinations by name.
+
+    ``sink_settings`` are the other keys of some of them.
+    """
     directory.mkdir(parents=True)
     settings = {
         "databases": [
@@ -53,7 +56,7 @@ def write_config(
             }
         ],
         "sinks": [
-            {"name": sink, "batch_size": (batch_sizes or {}).get(sink), "destination": destination}
+            {"name": sink, "destination": destination, **(sink_settings or {}).get(sink, {})}
             for sink, destination in (sinks or {}).items()
         ],
         "log": {"directory": "log", "durability": durability},
@@ -76,20 +79,20 @@ class RunningService:
         *,
         name: str,
         sinks: Mapping[str, Mapping[str, object]],
-        batch_sizes: Mapping[str, int] | None = None,
+        sink_settings: Mapping[str, Mapping[str, object]] | None = None,
         durability: str = "disk",
     ) -> None:
         self.name = name
         self.slot = f"walbrook_{name}"
         self._source = source
         self._written_before = source.written
-        self._config = write_config(
+        self.config = write_config(
             directory,
             source,
             name=name,
             slot=self.slot,
             sinks=sinks,
-            batch_sizes=batch_sizes,
+            sink_settings=sink_settings,
             durability=durability,
         )
         self._log = directory / "service.log"
@@ -156,7 +159,7 @@ class RunningService:
             process.wait()
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "cdc.service.cli", "run", "--config", str(self._config)]
+        command = [sys.executable, "-m", "cdc.service.cli", "run", "--config", str(self.config)]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT

@@ -40,6 +40,10 @@ END
 """
 _FILL = "INSERT INTO orders SELECT * FROM new_orders(%s, %s)"
 ONE_ROW = "INSERT INTO orders SELECT o.* FROM nextval('order_ids') i, new_orders(i, i) o"
+TEN_ROWS = """
+INSERT INTO orders SELECT o.*
+  FROM (SELECT nextval('order_ids') i FROM generate_series(1, 10)) new, new_orders(i, i) o
+""".replace("\n", " ")
 _RESERVE = "SELECT setval('order_ids', currval('order_ids') + %s)"
 
 # A checkpoint in the middle of one round and not of another would say nothing about either.

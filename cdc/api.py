@@ -23,7 +23,8 @@ from cdc.decoding.typed import TableRows, decode_tables
 from cdc.replication.catalog import ask_catalog
 from cdc.replication.protocol import XLOG_HEADER_BYTES
 from cdc.replication.relations import CatalogOf, no_catalog
-from cdc.replication.seal import Sealed, Sealer
+from cdc.replication.seal import Sealer
+from cdc.replication.sealed import Sealed
 
 __all__ = ["Decoded", "Decoder", "ValueFormat", "catalog_of", "decode"]
 

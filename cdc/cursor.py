@@ -1,8 +1,11 @@
 """The identity of a change.
 
 A cursor is ``(commit_lsn, commit_idx)``: the commit LSN of the transaction (known from its Begin)
-and the position of the message within it. An LSN alone identifies nothing, because every row of a
-transaction shares one. Cursors order all changes of a source, and a replay gives the same numbers.
+and its number within it. An LSN alone identifies nothing, because every row of a transaction shares
+one. Cursors order all changes of a source, and a replay gives the same numbers.
+
+Schema changes have places of their own among them. ``cdc.replication.numbering`` leaves one free
+wherever a schema change may be needed.
 """
 
 from __future__ import annotations
@@ -55,3 +58,20 @@ ORIGIN = Cursor(0, 0)
 
 END = Cursor((1 << 63) - 1, 0)
 """Above every change; its LSN still fits a signed 64-bit column."""
+
+
+def place_before(first: Cursor) -> Cursor:
+    """The place of a schema change whose first row stands at ``first``: no row ever has it.
+
+    The first number of a transaction has none before it. Commit LSNs are multiples of eight, so the
+    LSN below is no commit; number 0 there can be a logical message or a gap.
+    """
+    return Cursor(first.lsn, first.idx - 1) if first.idx else Cursor(first.lsn - 1, 1)
+
+
+def idle_place(end_lsn: int) -> Cursor:
+    """Where a source stands that has nothing for us below ``end_lsn``.
+
+    The next commit may have exactly this LSN, so the place before its first row stays ahead.
+    """
+    return Cursor(end_lsn - 1, 0)

@@ -14,11 +14,20 @@ from typing import Final, Literal
 from cdc.errors import ConfigError
 
 Step = Literal[
-    "received", "appended", "synced", "stored", "confirmed", "settled", "planned", "released"
+    "received",
+    "recorded",
+    "appended",
+    "synced",
+    "stored",
+    "confirmed",
+    "settled",
+    "planned",
+    "released",
 ]
 
 STEPS: Final[tuple[Step, ...]] = (
     "received",  # messages came off the wire, none of them is in the log
+    "recorded",  # the table versions of a batch are recorded, it is not in the log yet
     "appended",  # a batch is in the log, perhaps only in the page cache
     "synced",  # the log is on disk up to here, Postgres does not know it yet
     "stored",  # the reader's row in Postgres says so

@@ -57,7 +57,7 @@ CREATE TABLE walbrook.schema_versions (
            AND (announced_lsn IS NULL) = (announced_idx IS NULL))
 );
 
-COMMENT ON TABLE walbrook.schema_versions IS 'The versions of each table that changes were read of, and what each changed.';
+COMMENT ON TABLE walbrook.schema_versions IS 'The versions of each table that changes were read of, and what each changed. The reader writes a version before its first change is in the log.';
 COMMENT ON COLUMN walbrook.schema_versions.relation IS 'The table''s oid in the source: it stays when the table is renamed.';
 COMMENT ON COLUMN walbrook.schema_versions.version IS 'Counts from 1, the version in which the table was first seen.';
 COMMENT ON COLUMN walbrook.schema_versions.columns IS 'In order: name, type, and whether it is part of the key.';

@@ -177,7 +177,10 @@ DECLARE
 BEGIN
     UPDATE walbrook.consumers k
        SET paused_at = NULL, disabled_at = NULL, disabled_reason = NULL,
-           backlog_excused = k.backlog_excused OR k.disabled_at IS NOT NULL
+           backlog_excused = k.backlog_excused OR k.disabled_at IS NOT NULL,
+           -- That it was paused is no reason any more; whoever serves it says the next one.
+           state_reason = CASE WHEN k.paused_at IS NULL THEN k.state_reason END,
+           state = CASE WHEN k.paused_at IS NULL THEN k.state END
      WHERE k.id = c.id;
     RETURN walbrook.acted(c.id, 'resume', 0);
 END

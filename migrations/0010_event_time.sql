@@ -10,9 +10,11 @@ COMMENT ON FUNCTION walbrook.time_of IS 'Microseconds since 1970 as a time.';
 
 CREATE TABLE walbrook.event_time (
     consumer     text PRIMARY KEY,
+    ordering     text NOT NULL DEFAULT 'event_time' CHECK (ordering IN ('event_time', 'processing_time')),
     base_lsn     pg_lsn NOT NULL,
     sequence     bigint NOT NULL DEFAULT 0,
     watermark    bigint,
+    pushed_to    bigint,
     planned      boolean NOT NULL DEFAULT false,
     planned_from bigint,
     planned_to   bigint,
@@ -26,6 +28,8 @@ COMMENT ON TABLE walbrook.event_time IS 'Consumers in event-time order: one row 
 COMMENT ON COLUMN walbrook.event_time.base_lsn IS 'With sequence: what its next message is numbered; above every cursor that it ever had as a consumer in commit order.';
 COMMENT ON COLUMN walbrook.event_time.sequence IS 'How many messages it has released.';
 COMMENT ON COLUMN walbrook.event_time.watermark IS 'Microseconds since 1970: everything at or below it was released. Null before the first.';
+COMMENT ON COLUMN walbrook.event_time.ordering IS 'As the sink''s configuration says: by the time in its rows, or by the time of their arrival.';
+COMMENT ON COLUMN walbrook.event_time.pushed_to IS 'Microseconds since 1970: the watermark is at least that (walbrook.advance_watermark). Null if nobody said so since it began.';
 COMMENT ON COLUMN walbrook.event_time.planned IS 'Whether a release is under way: from planned_from, exclusive, to planned_to. After a crash it is made again, the same to the last message.';
 COMMENT ON COLUMN walbrook.event_time.order_mark IS 'Stands for what its configuration says of event times. With another one the same changes have other times, so it begins anew at its cursors.';
 COMMENT ON COLUMN walbrook.event_time.sent_mark IS 'Stands for what the messages on their way are made of; null if none are. If that has changed after a crash, numbers begin that no destination has seen.';
@@ -40,7 +44,9 @@ CREATE TABLE walbrook.event_sources (
     settled_to  bigint,
     planned_lsn pg_lsn,
     planned_idx bigint,
-    finished_at timestamptz
+    finished_at timestamptz,
+    pushed_to   bigint,
+    arrived     jsonb NOT NULL DEFAULT '[]'
 );
 
 COMMENT ON TABLE walbrook.event_sources IS 'How far such a consumer has read each of its databases. From its cursor up to there, what is due at or below settled_to was delivered; the rest is in its buffer.';
@@ -48,6 +54,9 @@ COMMENT ON COLUMN walbrook.event_sources.ledger IS 'walbrook.consumers.ledger wh
 COMMENT ON COLUMN walbrook.event_sources.cursor_lsn IS 'With cursor_idx: where its cursor was when it was written. Above it, it was moved forward.';
 COMMENT ON COLUMN walbrook.event_sources.planned_lsn IS 'With planned_idx: how far the release under way has read.';
 COMMENT ON COLUMN walbrook.event_sources.finished_at IS 'Since when this database is said to have ended (walbrook.finish_source): nobody waits for its time.';
+
+COMMENT ON COLUMN walbrook.event_sources.pushed_to IS 'The same as walbrook.event_time.pushed_to for the tables of this database.';
+COMMENT ON COLUMN walbrook.event_sources.arrived IS 'In processing-time order: from which cursor on (LSN as a number, index) changes have arrived at which time at the earliest, where their commits alone do not say so.';
 
 CREATE TABLE walbrook.event_partitions (
     consumer   integer NOT NULL REFERENCES walbrook.consumers (id) ON DELETE CASCADE,
@@ -58,6 +67,8 @@ CREATE TABLE walbrook.event_partitions (
     idle_since timestamptz,
     buffered   bigint NOT NULL DEFAULT 0,
     late       bigint NOT NULL DEFAULT 0,
+    marked_idle boolean NOT NULL DEFAULT false,
+    marked_at timestamptz,
     shown_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (consumer, table_name)
 );
@@ -65,17 +76,22 @@ CREATE TABLE walbrook.event_partitions (
 COMMENT ON TABLE walbrook.event_partitions IS 'The partitions of such a consumer: its tables in each of its databases.';
 COMMENT ON COLUMN walbrook.event_partitions.last_event IS 'The largest event time of what was read when it was last settled.';
 COMMENT ON COLUMN walbrook.event_partitions.seen_to IS 'The largest event time seen when it was last shown.';
+COMMENT ON COLUMN walbrook.event_partitions.marked_idle IS 'Whether an operator has marked it idle (walbrook.set_partition_idle).';
+COMMENT ON COLUMN walbrook.event_partitions.marked_at IS 'When an operator last marked it, idle or active.';
 
 CREATE VIEW walbrook.watermarks AS
 SELECT c.name AS consumer, c.source, p.table_name AS "table", walbrook.time_of(p.watermark) AS watermark,
-       walbrook.time_of(greatest(p.seen_to, p.last_event)) AS last_event, p.idle_since, p.buffered, p.late AS late_count,
-       walbrook.time_of(e.watermark) AS released_to, p.shown_at
+       walbrook.time_of(greatest(p.seen_to, p.last_event)) AS last_event,
+       CASE WHEN p.marked_idle THEN least(p.idle_since, p.marked_at) ELSE p.idle_since END AS idle_since,
+       p.marked_idle, p.buffered, p.late AS late_count, walbrook.time_of(e.watermark) AS released_to,
+       walbrook.time_of(greatest(e.pushed_to, s.pushed_to)) AS pushed_to, p.shown_at
   FROM walbrook.event_partitions p
   JOIN walbrook.consumers c ON c.id = p.consumer
+  LEFT JOIN walbrook.event_sources s ON s.consumer = c.id
   LEFT JOIN walbrook.event_time e ON e.consumer = c.name
  WHERE c.active;
 
-COMMENT ON VIEW walbrook.watermarks IS 'Consumers in event-time order, table by table: its watermark, since when it is idle, how many of its changes wait in the buffer and how many came late. released_to is the consumer''s own watermark. Written once a second.';
+COMMENT ON VIEW walbrook.watermarks IS 'Consumers in event-time order, table by table: its watermark, since when it is idle, how many of its changes wait in the buffer and how many came late. released_to is the consumer''s own watermark, pushed_to what an operator pushed it or its database to. Written once a second.';
 
 CREATE FUNCTION walbrook.drop_event_time() RETURNS trigger
 LANGUAGE plpgsql AS $$
@@ -108,6 +124,118 @@ END
 $$;
 
 COMMENT ON FUNCTION walbrook.finish_source IS 'Say that a database of a consumer in event-time order has ended: what it sent is released without waiting for more of it. With finished => false it counts again.';
+
+CREATE FUNCTION walbrook.check_event_time(named text) RETURNS walbrook.event_time
+LANGUAGE plpgsql AS $$
+DECLARE
+    e walbrook.event_time;
+BEGIN
+    SELECT k.* INTO e FROM walbrook.event_time k
+     WHERE k.consumer = named AND EXISTS (SELECT FROM walbrook.consumers c
+                                           WHERE c.name = named AND c.active);
+    IF e.ordering = 'event_time' THEN
+        RETURN e;
+    END IF;
+    IF e.consumer IS NULL THEN
+        PERFORM FROM walbrook.consumers c WHERE c.name = named AND c.active;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'there is no consumer %', coalesce(named, 'without a name')
+                USING ERRCODE = 'WB001',
+                      HINT = 'walbrook.watermarks shows which are in event-time order';
+        END IF;
+    END IF;
+    RAISE EXCEPTION 'consumer % is not in event-time order', named
+        USING ERRCODE = 'object_not_in_prerequisite_state',
+              HINT = CASE WHEN e.consumer IS NULL
+                  THEN 'it has no watermark: that takes ordering: event_time, and a start of the service'
+                  ELSE 'it has ordering: processing_time, and its watermark follows the clock' END;
+END
+$$;
+
+COMMENT ON FUNCTION walbrook.check_event_time IS 'The row of a consumer in event-time order; an error for every other one.';
+
+CREATE FUNCTION walbrook.advance_watermark(consumer text, to_time timestamptz, source text DEFAULT NULL)
+RETURNS timestamptz
+LANGUAGE plpgsql AS $$
+DECLARE
+    of_one boolean := consumer LIKE '%/%' AND NOT EXISTS (SELECT FROM walbrook.event_time k
+                                                           WHERE k.consumer = advance_watermark.consumer);
+    named text := CASE WHEN of_one THEN regexp_replace(consumer, '^[^/]*/', '') ELSE consumer END;
+    e walbrook.event_time := walbrook.check_event_time(named);
+    one text := coalesce(advance_watermark.source,
+                         CASE WHEN of_one THEN split_part(advance_watermark.consumer, '/', 1) END);
+    us bigint;
+BEGIN
+    IF to_time IS NULL OR NOT isfinite(to_time)
+       OR to_time NOT BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 23:59:59.999999+00' THEN
+        RAISE EXCEPTION 'a watermark cannot be advanced to %', coalesce(to_time::text, 'null')
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'give a time of the years 1 to 9999';
+    END IF;
+    us := extract(epoch FROM date_trunc('minute', to_time))::bigint * 1000000
+          + extract(microseconds FROM to_time)::bigint;
+    IF one IS NULL THEN
+        UPDATE walbrook.event_time k SET pushed_to = greatest(k.pushed_to, us)
+         WHERE k.consumer = named RETURNING greatest(k.watermark, k.pushed_to) INTO us;
+    ELSE
+        UPDATE walbrook.event_sources s SET pushed_to = greatest(s.pushed_to, us)
+          FROM walbrook.consumers c
+         WHERE c.id = s.consumer AND c.name = named AND c.source = one AND c.active
+        RETURNING s.pushed_to INTO us;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'consumer % reads no database %', named, one
+                USING ERRCODE = 'WB001', HINT = 'walbrook.watermarks shows which it reads';
+        END IF;
+    END IF;
+    PERFORM walbrook.announce(c.source, c.name, 'advance_watermark')
+       FROM walbrook.consumers c WHERE c.name = named AND c.active;
+    RETURN walbrook.time_of(us);
+END
+$$;
+
+COMMENT ON FUNCTION walbrook.advance_watermark IS 'Say that nothing at or below a time is waited for any more: the watermark of a consumer in event-time order is at least that, or, with a source, the watermarks of that database''s tables are. It never goes back. Returns what it is at least from now on.';
+
+CREATE FUNCTION walbrook.set_partition_idle(consumer text, partition text, idle boolean DEFAULT true)
+RETURNS walbrook.consumer_state
+LANGUAGE plpgsql AS $$
+DECLARE
+    c walbrook.consumers := walbrook.find_consumer(set_partition_idle.consumer);
+    e walbrook.event_time := walbrook.check_event_time(c.name);
+    others text;
+BEGIN
+    UPDATE walbrook.event_partitions p
+       SET marked_idle = coalesce(set_partition_idle.idle, true), marked_at = clock_timestamp()
+     WHERE p.consumer = c.id AND p.table_name = partition;
+    IF NOT FOUND THEN
+        SELECT string_agg(few.table_name, ', ' ORDER BY few.table_name) INTO others
+          FROM (SELECT p.table_name FROM walbrook.event_partitions p
+                 WHERE p.consumer = c.id ORDER BY 1 LIMIT 20) few;
+        RAISE EXCEPTION 'consumer % has no partition %', c.name, coalesce(partition, 'without a name')
+            USING ERRCODE = 'no_data_found',
+                  HINT = 'a partition is a table, as schema.table; there are: '
+                         || coalesce(others, 'none yet, until the service has read its tables');
+    END IF;
+    RETURN walbrook.acted(c.id, 'set_partition_idle', 0);
+END
+$$;
+
+COMMENT ON FUNCTION walbrook.set_partition_idle IS 'Mark a table of a consumer in event-time order as idle: it holds the watermark back no more, whatever comes of it, until it is marked active (idle => false). Then it counts from its last event on.';
+
+-- All that comes again is not late, so what was pushed before does not hold any more.
+CREATE FUNCTION walbrook.forget_pushed() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE walbrook.event_time e SET pushed_to = NULL
+     WHERE e.consumer = NEW.name AND e.pushed_to IS NOT NULL;
+    UPDATE walbrook.event_sources s SET pushed_to = NULL FROM walbrook.consumers c
+     WHERE c.id = s.consumer AND c.name = NEW.name AND s.pushed_to IS NOT NULL;
+    RETURN NULL;
+END
+$$;
+
+CREATE TRIGGER forget_pushed AFTER UPDATE ON walbrook.consumers
+    FOR EACH ROW WHEN (OLD.ledger IS DISTINCT FROM NEW.ledger)
+    EXECUTE FUNCTION walbrook.forget_pushed();
 
 ALTER TABLE walbrook.dead_letters DROP CONSTRAINT dead_letters_kind_check;
 ALTER TABLE walbrook.dead_letters

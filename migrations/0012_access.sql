@@ -12,7 +12,8 @@ LANGUAGE sql STABLE AS $$
        AND p.proname = ANY (CASE access
            WHEN 'monitor' THEN ARRAY['called', 'is_paused', 'dead_ever']
            WHEN 'operator' THEN ARRAY['pause', 'resume', 'rewind', 'skip_to', 'discard_all', 'redeliver',
-                                      'discard', 'accept_gap', 'accept_loss', 'finish_source']
+                                      'discard', 'accept_gap', 'accept_loss', 'finish_source',
+                                      'advance_watermark', 'set_partition_idle']
            WHEN 'pull' THEN ARRAY['receive', 'ack', 'nack', 'extend'] END)
         -- Who reads a view must be allowed to call the functions in it.
         OR p.pronamespace = 'walbrook'::regnamespace AND access = 'monitor' AND EXISTS (
@@ -75,7 +76,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.grant_operator IS 'Let a role do what a monitor does, and pause, resume, rewind, skip, redeliver, discard, and accept gaps and losses; with_values: also read dead letters and what waits, row values included.';
+COMMENT ON FUNCTION walbrook.grant_operator IS 'Let a role do what a monitor does, and pause, resume, rewind, skip, redeliver, discard, push watermarks, mark partitions, and accept gaps and losses; with_values: also read dead letters and what waits, row values included.';
 
 CREATE FUNCTION walbrook.grant_pull(role text, VARIADIC consumers text[]) RETURNS void
 LANGUAGE plpgsql AS $$

@@ -7,6 +7,11 @@ was refused for any reason but its id. So a request is one transaction, which th
 whole or drops whole, and the next one goes out only after its answer. Nor does a batch go out
 before the stream's top was seen to be ours: behind another writer's entry it would look delivered.
 
+To ask for the top before each delivery would cost round trips. So the question for the next one is
+sent behind each delivery, with a WATCH before it, and answered by the time it is needed. A stream
+that anybody else has touched since ends the next transaction before it begins; then it is asked for
+again, and only then the same messages are sent.
+
 Where messages have routes, all of this holds for each stream that a batch goes to. One transaction
 adds to several, so the server must be one that does that: not a cluster.
 """
@@ -32,7 +37,7 @@ from sinks.base import Delivery
 from sinks.columns import pieces
 from sinks.redis_errors import from_exception, from_reply
 from sinks.redis_tops import ASKED_AT_ONCE, StreamTops, keys_of, last_of_each, streams_of
-from sinks.redis_wire import Outcome, encode, read_outcome
+from sinks.redis_wire import Outcome, encode, encode_watch, read_outcome
 
 _REQUEST_BYTES = 512 << 10  # larger ones cost the server more a message, and hold others up
 _REQUEST_MESSAGES_MAX = 4096
@@ -110,6 +115,8 @@ class RedisStreamSink:
         self._open = False
         self._tops = StreamTops(consumer)
         self._last_id: Cursor | None = None  # of the own stream, as it was at the first delivery
+        self._asked: str | None = None  # the stream that is watched, and whose answers are to come
+        self._may_watch = True
 
     def deliver(self, batch: MessageBatch) -> Delivery:
         """Add the messages in order, up to the first one that the server cannot take."""
@@ -118,12 +125,7 @@ class RedisStreamSink:
         try:
             self._connect()
             streams = keys_of(batch, self._key)
-            exists = self._exists(streams) if isinstance(streams, str) else None
-            if exists is False:
-                self._forget()  # it is not what we added to
-            self._refuse_strangers(streams_of(streams))
-            if isinstance(streams, str):
-                top = self._top(streams, exists)
+            watched, top = self._look(streams)
             requests = self._requests(batch)
             request = next(requests, None)
             while request is not None:
@@ -133,6 +135,12 @@ class RedisStreamSink:
                 self._connection.send_packed_command(command, check_health=False)
                 request = next(requests, None)  # encoded while the server works
                 outcome = self._outcome(len(piece))
+                if outcome.touched and watched:
+                    # Somebody was there since the stream was looked at; nothing was added.
+                    watched, top = False, self._look_now(streams)
+                    self._connection.send_packed_command(command, check_health=False)
+                    outcome = self._outcome(len(piece))
+                watched = False
                 settled, absorbed = settled + outcome.settled, absorbed + outcome.absorbed
                 self._tops.written(last_of_each(piece, keys, outcome.settled))
                 if outcome.refusal:
@@ -147,11 +155,13 @@ class RedisStreamSink:
             # An answer may be outstanding; the next delivery must not take it for its own.
             self.close()
             raise
+        self._ask_ahead(streams)
         return Delivery(settled, absorbed, top=top)
 
     def close(self) -> None:
         """Hang up; the next delivery connects again."""
         self._open = False
+        self._asked = None
         self._connection.disconnect()
 
     def _connect(self) -> None:
@@ -164,6 +174,52 @@ class RedisStreamSink:
     def _forget(self) -> None:
         self._tops.forget()
         self._last_id = None
+
+    def _look(self, streams: str | pa.StringArray) -> tuple[bool, Cursor | None]:
+        """Whether the streams are watched, and the top of the only one; refuses strangers."""
+        if self._asked is None:
+            return False, self._look_now(streams)
+        key, answers = self._asked, [self._answer() for _ in range(3)]
+        self._asked = None
+        _, exists, above = answers
+        if key != streams or any(isinstance(answer, redis.RedisError) for answer in answers):
+            # The account may not ask, or it is about other streams now: a new connection watches
+            # nothing, and one question at a time says what is wrong.
+            self._may_watch = key != streams
+            self.close()
+            self._connect()
+            return False, self._look_now(streams)
+        if not exists:
+            self._forget()
+        self._tops.seen(key, above)
+        return True, self._top(key, bool(exists))
+
+    def _look_now(self, streams: str | pa.StringArray) -> Cursor | None:
+        """The same of streams as they are now, with a round trip for each question."""
+        exists = self._exists(streams) if isinstance(streams, str) else None
+        if exists is False:
+            self._forget()  # it is not what we added to
+        self._refuse_strangers(streams_of(streams))
+        return self._top(streams, exists) if isinstance(streams, str) else None
+
+    def _ask_ahead(self, streams: str | pa.StringArray) -> None:
+        """Ask for what the next delivery must know; the answers are read then."""
+        if not isinstance(streams, str) or not self._may_watch:
+            return
+        try:
+            question = encode_watch(streams, self._tops.above(streams))
+            self._connection.send_packed_command([question], check_health=False)
+        except (redis.RedisError, OSError):
+            self.close()  # what was delivered is safe; the next delivery connects again
+        else:
+            self._asked = streams
+
+    def _answer(self) -> Any:
+        """The next answer; one that says no is returned, not raised."""
+        try:
+            return self._connection.read_response()
+        except redis.ResponseError as error:
+            return error
 
     def _exists(self, key: str) -> bool | None:
         """Whether there is such a stream; None if the account may not ask."""

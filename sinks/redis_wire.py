@@ -22,6 +22,7 @@ _BEGIN = b"*1\r\n$5\r\nMULTI\r\n"
 _END = b"*1\r\n$4\r\nEXEC\r\n"
 _BEGUN = b"+OK\r\n"
 _QUEUED = b"+QUEUED\r\n"
+_TOUCHED = b"*-1\r\n"
 _ERROR_LINE = b"\r\n-"
 _ALREADY_THERE = b"is equal or smaller than the target stream top item"
 _SEND_BYTES = 4 << 20  # each such piece has the whole timeout to go out
@@ -35,6 +36,7 @@ class Outcome:
     absorbed: int
     refusal: str = ""  # why the message after the settled ones was not taken
     torn: bool = False  # whether later ones were taken all the same
+    touched: bool = False  # nothing was done: a watched stream was touched by somebody else
 
 
 def encode(keys: str | pa.StringArray, batch: MessageBatch) -> list[bytes | pa.Buffer]:
@@ -50,6 +52,23 @@ def encode(keys: str | pa.StringArray, batch: MessageBatch) -> list[bytes | pa.B
     texts = text_bytes(commands)
     parts = [texts[at : at + _SEND_BYTES] for at in range(0, len(texts), _SEND_BYTES)]
     return [_BEGIN, *parts, _END]
+
+
+def encode_watch(key: str, above: str) -> bytes:
+    """WATCH a stream, then EXISTS, then its last entry from ``above`` on: three answers."""
+    return b"".join(
+        _command(*words)
+        for words in (
+            ("WATCH", key),
+            ("EXISTS", key),
+            ("XREVRANGE", key, "+", above, "COUNT", "1"),
+        )
+    )
+
+
+def _command(*words: str) -> bytes:
+    parts = [word.encode() for word in words]
+    return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(p), p) for p in parts)
 
 
 def _field(name: str, values: pa.StringArray) -> tuple[pa.Array | str, ...]:
@@ -71,7 +90,8 @@ def read_outcome(receive: Callable[[], bytes], messages: int) -> Outcome:
     """Read the whole answer to a transaction of that many messages.
 
     It is one line for MULTI, one a command for queueing, one for EXEC, and, if EXEC went through,
-    two lines (length and id) for each message that was added and one for each that was not.
+    two lines (length and id) for each message that was added and one for each that was not. A
+    transaction that a touched watch has ended has no more than the line of EXEC.
     """
     answer = bytearray()
     lines = 0
@@ -90,6 +110,8 @@ def read_outcome(receive: Callable[[], bytes], messages: int) -> Outcome:
             if not texts[before_exec].startswith(b"*"):
                 return _discarded(texts[: before_exec + 1])
             raise ConnectionError("the server ran a transaction that it had refused a part of")
+        if answer.endswith(_TOUCHED) and len(answer) == len(usual_start) + len(_TOUCHED):
+            return Outcome(0, 0, touched=True)
         # Every id is digits and a dash between them, so a dash that begins a line is an error.
         errors = answer.count(_ERROR_LINE)
         if lines - before_exec - 1 == 2 * messages - errors:

@@ -12,7 +12,6 @@ together, and the order of all messages stays.
 from __future__ import annotations
 
 import random
-import ssl
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
@@ -33,10 +32,11 @@ from cdc.queue.retry import TOO_LARGE, kind_of
 from sinks.base import Accepted, Delivery, nobody_asks
 from sinks.columns import by_route, pieces, text_bytes
 from sinks.http_answers import Answer, meaning, wait_asked_for
+from sinks.http_client import Body, ConnectError, certificate_refused, open_client
+from sinks.http_wire import BadAnswerError
 
 _REQUEST_BYTES_MAX = 8 << 20
 _LEARNED_S = 600.0  # how long an endpoint's refusal of a large request is remembered
-_ANSWER_BYTES_MAX = 4096
 _GONE = "gone"  # the kind of the error that says that nobody answers
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 10.0
@@ -62,19 +62,14 @@ class WebhookSink:
         self._url = httpx.URL(url)
         self._consumer = quote(consumer, safe="")
         self._messages_max = batch_size if batch else 1
-        self._method = method
         self._batch = batch
-        self._timeout_s = timeout_s
         self._max_retries = max_retries
         self._wait = wait
         self._learned = (_REQUEST_BYTES_MAX, 0.0)  # a smaller bound, and until when (monotonic)
         self._secrets = _secrets(self._url, headers or {})
-        self._client = httpx.Client(
-            headers={"Content-Type": "application/json", **(headers or {})},
-            timeout=timeout_s,
-            verify=verify,
-            follow_redirects=False,
-            limits=httpx.Limits(max_connections=1),
+        self._place = self._url.netloc.decode()
+        self._client = open_client(
+            self._url, method=method, headers=headers or {}, timeout_s=timeout_s, verify=verify
         )
 
     def deliver(self, batch: MessageBatch, accepted: Accepted = nobody_asks) -> Delivery:
@@ -149,7 +144,7 @@ class WebhookSink:
         self, url: httpx.URL, written: _Written, start: int, end: int, retries: int
     ) -> WalbrookError | None:
         text = written.text(start, end)
-        body = b"".join((b'{"data":[', text, b"]}")) if self._batch else bytes(text)
+        body: Body = (b'{"data":[', text, b"]}") if self._batch else (text,)
         key = f"{self._consumer}:{written.name(start, end)}"
         for attempt in range(retries + 1):
             answer, error = self._attempt(url, body, key)
@@ -164,48 +159,25 @@ class WebhookSink:
         raise AssertionError("retries are not negative")
 
     def _attempt(
-        self, url: httpx.URL, body: bytes, key: str
+        self, url: httpx.URL, body: Body, key: str
     ) -> tuple[Answer | None, WalbrookError | None]:
         try:
-            answer = self._exchange(url, body, key)
-        except httpx.InvalidURL as error:
-            return None, OperatorError(f"the webhook's url is not one: {error}", fix="correct it")
-        except httpx.HTTPError as error:
+            answer = self._client.exchange(url, key, body)
+        except (ConnectError, BadAnswerError, OSError) as error:
             return None, self._connection_error(error)
-        return answer, meaning(answer, self._url.netloc.decode(), self._secrets)
+        return answer, meaning(answer, self._place, self._secrets)
 
-    def _exchange(self, url: httpx.URL, body: bytes, key: str) -> Answer:
-        deadline = time.monotonic() + self._timeout_s
-        excerpt = b""
-        with self._client.stream(
-            self._method, url, content=body, headers={"Idempotency-Key": key}
-        ) as response:
-            try:
-                for chunk in response.iter_bytes():
-                    # Read to its end, a small answer leaves the connection open for the next one.
-                    excerpt += chunk
-                    if len(excerpt) >= _ANSWER_BYTES_MAX or time.monotonic() > deadline:
-                        break
-            except httpx.HTTPError:
-                pass  # the status has said what became of the request; the body only explains it
-            return Answer(response.status_code, response.headers.get("Retry-After", ""), excerpt)
-
-    def _connection_error(self, error: httpx.HTTPError) -> WalbrookError:
-        place = self._url.netloc.decode()
-        if isinstance(error, httpx.UnsupportedProtocol):
+    def _connection_error(self, error: Exception) -> WalbrookError:
+        if certificate_refused(error):
             return OperatorError(
-                f"the webhook's url for {place} is not http or https", fix="correct the url"
-            )
-        if _certificate_refused(error):
-            return OperatorError(
-                f"the certificate of {place} is not trusted",
+                f"the certificate of {self._place} is not trusted",
                 fix="install one that is, or set verify to false for a server you trust",
             )
-        gone = isinstance(error, httpx.ConnectError | httpx.TimeoutException)
+        said = error if isinstance(error, ConnectError | BadAnswerError) else type(error).__name__
         return TransientError(
-            f"the request to {place} failed: {type(error).__name__}",
+            f"the request to {self._place} failed: {said}",
             fix="it is retried; check that the endpoint is up and reachable",
-            kind=_GONE if gone else "",
+            kind=_GONE if isinstance(error, ConnectError | TimeoutError) else "",
         )
 
 
@@ -251,15 +223,6 @@ def below(url: httpx.URL, route: str) -> httpx.URL:
     """The path ``route`` below a URL, on the same server and with the same query."""
     path, question, query = url.raw_path.partition(b"?")
     return url.copy_with(raw_path=path.rstrip(b"/") + route.encode() + question + query)
-
-
-def _certificate_refused(error: BaseException) -> bool:
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return True
-        cause = cause.__cause__ or cause.__context__
-    return False
 
 
 def _secrets(url: httpx.URL, headers: Mapping[str, str]) -> tuple[str, ...]:

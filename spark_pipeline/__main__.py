@@ -15,11 +15,16 @@ from pathlib import Path
 
 from cdc.replication.stop import StopSignal
 
+_SWITCH_S = 0.001
+_EVER_S = 1e9  # no second sign is expected
+
 
 def main() -> int:
     # Importing Spark takes seconds; a stop that comes in the meantime must be heard.
     stop = StopSignal()
     stop.on_signals()
+    # Threads hand each change on to the next: none may keep the interpreter for long.
+    sys.setswitchinterval(_SWITCH_S)
     told: queue.SimpleQueue[str] = queue.SimpleQueue()
     stop.on_parent_death(told.put)
     return run(stop, told)
@@ -33,6 +38,7 @@ def run(stop: StopSignal, told: queue.SimpleQueue[str]) -> int:
 
     from cdc.config import load
     from cdc.errors import ConfigError, WalbrookError
+    from cdc.replication.pulse import Pulse
     from cdc.service.logs import configure_logs
     from spark_pipeline.cluster import executor_environment
     from spark_pipeline.exchange import sweep_shared_memory
@@ -44,6 +50,7 @@ def run(stop: StopSignal, told: queue.SimpleQueue[str]) -> int:
     parser = argparse.ArgumentParser(prog="spark_pipeline")
     parser.add_argument("config", type=Path)
     parser.add_argument("--term", action="append", default=[], metavar="SOURCE=N")
+    parser.add_argument("--pulse", type=int, help="descriptor for the sign that Spark is up")
     arguments = parser.parse_args()
     config = load(arguments.config)
     configure_logs(config.service)
@@ -72,6 +79,7 @@ def run(stop: StopSignal, told: queue.SimpleQueue[str]) -> int:
         sources = Sources(session, config, stop)
         for source, term in terms.items():
             sources.begin(source, int(term))
+        Pulse(arguments.pulse).beat(_EVER_S)
         failures = sources.run(told)
         stop_session(session)
     return _ended(failures)

@@ -1,10 +1,9 @@
 """A large micro-batch on a cluster: rows go through Spark, because machines share no memory.
 
 Partitions decode what they fetch from the log's server; the rows stay where they were decoded
-(``persist``), and each consumer takes its own from there. What must always hold: a consumer whose
-sink keeps one order gets its rows as one sorted partition; one whose sink keeps order by group gets
-partitions that no group is divided among, each sorted; what is lost with an executor is read again
-from the log, so it is the same again.
+(``persist``), and each consumer takes its own from there. Invariants: a consumer gets its rows as
+one sorted partition; what is lost with an executor is read again from the log, so it is the same
+again.
 
 A file or a Parquet sink writes to a directory of the service's own host, where small micro-batches
 are written too: its share is decoded and delivered there. So is that of a consumer with
@@ -36,11 +35,11 @@ from cdc.log.flight_wire import CA_VARIABLE, TOKEN_VARIABLE
 from spark_pipeline.arrow_map import map_in_arrow
 from spark_pipeline.delivery import Share, deliver_changes
 from spark_pipeline.exchange import SliceMarker
-from spark_pipeline.grouping import splits_by_group
 from spark_pipeline.marked import MARKER, markers_in
 from spark_pipeline.matching import Match
 from spark_pipeline.options import Options
 from spark_pipeline.outcome import Outcome, combined
+from spark_pipeline.plan import set_job_group
 from spark_pipeline.reading import LogPartition, RangeReader
 from spark_pipeline.slicing import Slice
 
@@ -88,15 +87,9 @@ class ClusterPlan:
         """Blocks; several shares may be delivered at once, each from a thread of its own."""
         if isinstance(share.consumer.destination, _ON_OUR_HOST) or share.verdicts is not None:
             return deliver_changes(share, self.changes(share.slices))
-        # Each thread has its own; without one its jobs would wait behind those of other lanes.
-        self._frame.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self._pool)
+        set_job_group(self._frame.sparkSession.sparkContext, self._pool, share)
         mine = self._frame.where(_takes(share)).select(*self._wanted.schema.names)
-        if share.announcements is None and splits_by_group(share.consumer):
-            parts = mine.sparkSession.sparkContext.defaultParallelism
-            divided = mine.repartition(parts, "table_schema", "table_name", "record_pks")
-        else:
-            divided = mine.coalesce(1)
-        ordered = divided.sortWithinPartitions("commit_lsn", "commit_idx")
+        ordered = mine.coalesce(1).sortWithinPartitions("commit_lsn", "commit_idx")
         task = partial(_deliver_part, replace(share, slices=[]))
         told = map_in_arrow(ordered, task, "outcome binary").toArrow().column("outcome")
         outcomes = [pickle.loads(packed.as_buffer()) for packed in told]

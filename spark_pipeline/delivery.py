@@ -23,22 +23,21 @@ from cdc.cursor import Cursor
 from cdc.decoding.format import PLAIN, Wanted
 from cdc.decoding.shapes import Context, Shape, shape_for
 from cdc.errors import ProtocolError, WalbrookError
-from cdc.queue.groups import Grouping
 from cdc.queue.ledger import Ledger
 from cdc.queue.open_ledger import LedgerAddress, open_ledger
 from cdc.queue.waiting import NOTHING, Waiting
 from sinks import Queue, Sink, open_sink
 from sinks.base import Delivery, RequestSink
-from sinks.columns import prefix_at_or_below, prefix_below
+from sinks.columns import prefix_below
 from sinks.ledgered import LedgeredSink, LedgerPlace
 from sinks.pull import PullSink
-from spark_pipeline.desk import STRIKES, Desk
+from spark_pipeline.desk import STRIKES, Desk, Strikes
 from spark_pipeline.exchange import SliceMarker, pick_up, whole
-from spark_pipeline.expressions.verdicts import in_cursor_order, judged, unjudged
-from spark_pipeline.forms import form_of, plain_view, view_of
-from spark_pipeline.grouping import in_part
+from spark_pipeline.expressions.verdicts import in_cursor_order, judged
+from spark_pipeline.forms import form_of, view_of
 from spark_pipeline.matching import Match
 from spark_pipeline.outcome import Outcome
+from spark_pipeline.partitions import deliver_in_parts
 
 _DELIVERY_ROWS = 10_000
 _DELIVERY_BYTES = 32 << 20
@@ -64,9 +63,6 @@ class Share:
     end: Cursor  # where the share ends, exclusive: most often the micro-batch's high watermark
     slices: list[SliceMarker]
     wanted: Wanted = PLAIN  # what decode was asked for when it made the slices
-    announcements: pa.RecordBatch | None = None  # CHANGE_SCHEMA, in order, for this range
-    part: int = 0  # of ``parts`` by group, where several tasks share the work
-    parts: int = 1
     verdicts: str | None = None  # where those of the consumer's expressions lie, VERDICT_SCHEMA
     failed: int = 0  # how many of them say that an expression failed
     held: WalbrookError | None = None  # why it ends where it does, if its consumer cannot go on
@@ -97,6 +93,8 @@ def deliver(share: Share) -> Outcome:
 
 def deliver_changes(share: Share, changes: Iterable[pa.RecordBatch]) -> Outcome:
     """The same of changes from anywhere: as decode wrote them, in cursor order."""
+    if share.consumer.effective_partition_count > 1:
+        return deliver_in_parts(share, _batches(share, changes), desk_for)
     desk = desk_for(share)
     for rows in _batches(share, changes):
         if not desk.take(rows):
@@ -104,7 +102,12 @@ def deliver_changes(share: Share, changes: Iterable[pa.RecordBatch]) -> Outcome:
     return desk.finish(share.end)
 
 
-def desk_for(share: Share, purpose: str = "", around: Callable[[Sink], Sink] | None = None) -> Desk:
+def desk_for(
+    share: Share,
+    purpose: str = "",
+    around: Callable[[Sink], Sink] | None = None,
+    strikes: Strikes | None = None,
+) -> Desk:
     """Where a share is delivered; each purpose has a sink of its own."""
     sink = sink_of(share, purpose)
     return Desk(
@@ -113,7 +116,7 @@ def desk_for(share: Share, purpose: str = "", around: Callable[[Sink], Sink] | N
         partial(_shaped, share),
         share.start,
         share.waiting,
-        strikes=share.strikes,
+        strikes=share.strikes if strikes is None else strikes,
         strikes_max=share.strikes_max,
     )
 
@@ -143,26 +146,13 @@ def _batches(share: Share, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
 
 
 def in_order(share: Share, decoded: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The consumer's changes, and among them the announcements it takes, in cursor order."""
-    told = share.announcements
-    if told is not None:
-        told = plain_view(Match.of(share.consumer).select(told), share.consumer)
-        told = unjudged(told, share.consumer)
+    """The consumer's changes, as its expressions have judged them, in cursor order."""
     verdicts = verdicts_of(share)
     for changes in decoded:
         messages = _decoded(mine(share, view_of(changes, share.wanted, share.consumer)))
         if verdicts is not None:
             messages = judged(messages, verdicts, share.consumer)
-        while told is not None and told.num_rows:
-            before = prefix_at_or_below(messages, _first(told))
-            if before == messages.num_rows:
-                break
-            yield messages.slice(0, before)
-            yield told.slice(0, 1)
-            messages, told = messages.slice(before), told.slice(1)
         yield messages
-    if told is not None:
-        yield told
 
 
 def verdicts_of(share: Share) -> pa.RecordBatch | None:
@@ -180,12 +170,7 @@ def verdicts_of(share: Share) -> pa.RecordBatch | None:
 
 def mine(share: Share, changes: pa.RecordBatch) -> pa.RecordBatch:
     """The rows that the share's consumer takes and has not settled, in their order."""
-    rows = Match.of(share.consumer).select(_within(changes, share.start, share.end))
-    return (
-        rows
-        if share.parts == 1
-        else rows.filter(in_part(rows, share.part, share.parts, Grouping.of(share.consumer)))
-    )
+    return Match.of(share.consumer).select(_within(changes, share.start, share.end))
 
 
 def cursors_in(share: Share, decoded: Iterable[pa.RecordBatch]) -> list[Cursor]:
@@ -209,10 +194,6 @@ def _within(changes: pa.RecordBatch, start: Cursor, end: Cursor) -> pa.RecordBat
     below = prefix_below(changes, end)
     first = prefix_below(changes, start)
     return changes.slice(first, max(0, below - first))
-
-
-def _first(changes: pa.RecordBatch) -> Cursor:
-    return Cursor(changes.column("commit_lsn")[0].as_py(), changes.column("commit_idx")[0].as_py())
 
 
 def shape_of(consumer: SinkConfig, origin: Origin) -> Shape:

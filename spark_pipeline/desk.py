@@ -9,6 +9,7 @@ to be at fault as a whole, and nothing it refused since is put aside.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -42,6 +43,26 @@ ASIDE_BYTES_MAX = 32 << 20
 Shape = Callable[[pa.RecordBatch], MessageBatch]
 
 
+class Strikes:
+    """Refusals in a row, with nothing accepted between them, by all who deliver at once."""
+
+    def __init__(self, count: int = 0) -> None:
+        self._lock = threading.Lock()
+        self.count = count
+        self._series = 0  # grows when a series of refusals has ended
+
+    def accepted(self) -> None:
+        with self._lock:
+            self._series += self.count > 0
+            self.count = 0
+
+    def refused(self) -> tuple[int, int]:
+        """How many there are now, and in which series."""
+        with self._lock:
+            self.count += 1
+            return self.count, self._series
+
+
 class Desk:
     """Takes the messages of one share, batch after batch."""
 
@@ -53,7 +74,7 @@ class Desk:
         start: Cursor,
         waiting: Waiting,
         *,
-        strikes: int = 0,
+        strikes: int | Strikes = 0,
         strikes_max: int = STRIKES,
     ) -> None:
         self._consumer = consumer
@@ -65,15 +86,15 @@ class Desk:
         self._grouping = Grouping.of(consumer)
         self._defers = consumer.destination.defers
         self._largest = consumer.effective_max_message_bytes
-        self._strikes = strikes
-        self._first_strike: Cursor | None = None  # of those that are not settled yet
+        self._strikes = strikes if isinstance(strikes, Strikes) else Strikes(strikes)
+        self._first_strike: tuple[int, Cursor] | None = None  # of which series, and where
         self._aside: list[pa.RecordBatch] = []
         self._aside_rows = self._aside_bytes = 0
         self._done = Outcome(consumer.name, start)
 
     @property
     def outcome(self) -> Outcome:
-        return replace(self._done, aside=together(self._aside), strikes=self._strikes)
+        return replace(self._done, aside=together(self._aside), strikes=self._strikes.count)
 
     def take(self, rows: pa.RecordBatch) -> bool:
         """Deliver these rows, in order; says whether more may follow."""
@@ -115,9 +136,7 @@ class Desk:
         if self._largest is None:
             return self._sink.deliver(batch), None
         sizes = message_bytes(batch.rows, batch.shape.message_parts)
-        # Only what the log has can be a dead letter; announcements are not there.
-        told = pc.equal(batch.rows.column("action"), "schema_change")
-        large = np.flatnonzero((sizes > self._largest) & ~told.to_numpy(zero_copy_only=False))
+        large = np.flatnonzero(sizes > self._largest)
         if not len(large):
             return self._sink.deliver(batch), None
         fits = int(large[0])
@@ -130,7 +149,8 @@ class Desk:
         self._done = replace(self._done, ledger=use, top_before=top_before)
         if not result.settled:
             return
-        self._strikes, self._first_strike = 0, None
+        self._strikes.accepted()
+        self._first_strike = None
         self._done = replace(
             self._done,
             delivered=self._done.delivered + result.settled - result.absorbed,
@@ -155,12 +175,13 @@ class Desk:
     def _refused(self, row: pa.RecordBatch, error: WalbrookError) -> bool:
         """The destination refused one message; says whether the others may go on."""
         cursor = _cursor(row, 0)
-        self._strikes += 1
-        self._first_strike = self._first_strike or cursor
-        if self._strikes > self._strikes_max:
-            what = f"it refused {self._strikes} messages in a row and took none: {error.what}"
+        count, series = self._strikes.refused()
+        if self._first_strike is None or self._first_strike[0] != series:
+            self._first_strike = (series, cursor)
+        if count > self._strikes_max:
+            what = f"it refused {count} messages in a row and took none: {error.what}"
             return self._stop(
-                self._first_strike,
+                self._first_strike[1],
                 TransientError(what, fix=error.fix, kind=REFUSES_ALL, detail=error.detail),
             )
         self._put_aside(refused(self._consumer, self._grouped(row), error))
@@ -222,8 +243,6 @@ class Desk:
         return False
 
     def _reach(self, cursor: Cursor, *, inclusive: bool = False) -> None:
-        # An announcement may stand before a consumer that is at the very start of what it
-        # announces; having it is no reason to go back there.
         reached = _after(cursor) if inclusive else cursor
         self._done = replace(self._done, cursor=max(self._done.cursor, reached))
 

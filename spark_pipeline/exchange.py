@@ -48,7 +48,6 @@ class SliceMarker:
     position: int  # which record batch of the file
     offset: int  # and from which row of it; without a file, of its batch
     errors: int = 0  # how many of its rows could not be decoded
-    versions: bytes = b""  # its passages from one table version to another, encoded
 
 
 MARKER_SCHEMA = pa.schema(
@@ -66,7 +65,6 @@ MARKER_SCHEMA = pa.schema(
         ("position", pa.int32()),
         ("offset", pa.int64()),
         ("errors", pa.int64()),
-        ("versions", pa.binary()),
     ]
 )
 
@@ -94,7 +92,6 @@ def markers_from_arrow(table: pa.Table) -> list[SliceMarker]:
             position=row["position"],
             offset=row["offset"],
             errors=row["errors"],
-            versions=bytes(row["versions"]),
         )
         for row in table.to_pylist()
     ]

@@ -33,13 +33,6 @@ def view_of(changes: pa.RecordBatch, wanted: Wanted, consumer: Sink) -> pa.Recor
     return view if shows_before(consumer) or not wanted.before else view.drop_columns(["before"])
 
 
-def plain_view(changes: pa.RecordBatch, consumer: Sink) -> pa.RecordBatch:
-    """The same of CHANGE_SCHEMA rows that were not decoded: there is no old row to show."""
-    if not shows_before(consumer):
-        return changes
-    return changes.append_column("before", pa.nulls(changes.num_rows, pa.string()))
-
-
 def shows_before(consumer: Sink) -> bool:
     """Whether its messages hold the row as it was."""
     return consumer.shape == "debezium"

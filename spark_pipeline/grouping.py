@@ -1,44 +1,60 @@
-"""Which part of a share each group of changes belongs to, where several tasks share the work. Pure.
+"""How a consumer's changes are spread over deliveries that run at once. Pure.
 
-What must always hold: every process gives a group the same part, whatever else is in the batch, so
-that a group's changes stay with one task, in order.
+Invariants: the changes of one group are in one part, in order; a change that is ordered against its
+whole table is in no part: everything before it is delivered first, then it, then what follows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from cdc.config import Sink
-from cdc.queue.groups import BY_KEY, Grouping, group_ids
-
-_BY_ROW = frozenset(("insert", "update", "delete"))
+from cdc.queue.groups import BY_KEY, Grouping, groups_of
 
 
-def splits_by_group(consumer: Sink) -> bool:
-    """Whether several tasks may deliver to it at once.
+class Run(NamedTuple):
+    """Neighbours; ``in_order``: they are to be delivered one after another, with nothing beside."""
 
-    Its destination must ask for no more than order within a group, and all that it takes must be
-    of a row: a truncate, for one, has its place among the changes of many groups. So has a change
-    whose group cannot be told, as with groups by other columns than the key: a delete may not say.
+    rows: pa.RecordBatch
+    groups: pa.Int64Array  # of each row; null: it is for itself
+    in_order: bool
+
+
+def runs_between_barriers(rows: pa.RecordBatch, grouping: Grouping = BY_KEY) -> Iterator[Run]:
+    """Cut a batch, in order, where changes that are ordered against their whole table stand."""
+    groups = groups_of(rows, grouping)
+    barriers = groups.whole_table.to_numpy(zero_copy_only=False)
+    cuts = np.flatnonzero(np.diff(barriers)) + 1
+    bounds = [0, *cuts.tolist(), rows.num_rows] if rows.num_rows else []
+    for start, end in pairwise(bounds):
+        count = end - start
+        ids = groups.ids.slice(start, count)
+        yield Run(rows.slice(start, count), ids, bool(barriers[start]))
+
+
+def spread(run: Run, parts: int) -> list[pa.RecordBatch]:
+    """At most so many parts of about the same number of groups, none empty, each in order."""
+    taken = _part_of_each(run.groups, parts)
+    found = (run.rows.filter(pa.array(taken == part)) for part in range(parts))
+    return [part for part in found if part.num_rows]
+
+
+def _part_of_each(groups: pa.Int64Array, parts: int) -> npt.NDArray[np.int64]:
+    """Groups take turns in the order of their numbers, which is as good as random.
+
+    In the order of their rows one part could get all of one table: what is refused would then
+    seem to be all that there is. Rows without a group take turns in a random order.
     """
-    by_group = consumer.destination.ordering == "group" and not consumer.tables
-    return by_group and _BY_ROW.issuperset(consumer.actions)
-
-
-def in_part(
-    changes: pa.RecordBatch, part: int, parts: int, grouping: Grouping = BY_KEY
-) -> pa.BooleanArray:
-    """For each row whether its group belongs to ``part`` of ``parts``."""
-    return pa.array(group_hashes(changes, grouping) % np.uint64(parts) == part)
-
-
-def group_hashes(changes: pa.RecordBatch, grouping: Grouping = BY_KEY) -> npt.NDArray[np.uint64]:
-    """A number for each row that all rows of its group share; those without one are spread."""
-    if not grouping.by_group:
-        lsn, idx = (changes.column(name).to_numpy() for name in ("commit_lsn", "commit_idx"))
-        spread: npt.NDArray[np.int64] = lsn // 8 + idx
-        return spread.view(np.uint64)
-    ids: npt.NDArray[np.int64] = group_ids(changes, grouping).to_numpy()
-    return ids.view(np.uint64)
+    _, group = np.unique(
+        pc.fill_null(groups, 0).to_numpy(zero_copy_only=False), return_inverse=True
+    )
+    if not groups.null_count:
+        return group % parts
+    turns = np.random.default_rng(0).permutation(len(groups))
+    return np.where(groups.is_null().to_numpy(zero_copy_only=False), turns, group) % parts

@@ -79,7 +79,7 @@ class Outcome:
 
 
 def combined(outcomes: Sequence[Outcome]) -> Outcome:
-    """What the parts of one consumer's share came to, at least one of them.
+    """What the parts of one consumer's changes came to, at least one of them.
 
     A consumer has settled what all of its parts have. Beyond the lowest cursor some have delivered
     more, which comes again: that is the price of going in parallel, paid only after a failure.
@@ -87,7 +87,11 @@ def combined(outcomes: Sequence[Outcome]) -> Outcome:
     if len(outcomes) == 1:
         return outcomes[0]
     lowest = min(outcomes, key=lambda outcome: outcome.cursor)
-    failed = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
+    stopped = sorted(
+        (outcome for outcome in outcomes if outcome.error is not None),
+        key=lambda outcome: (not outcome.failed, outcome.cursor),
+    )
+    failed = stopped[0].error if stopped else None
     commits = [outcome.last_commit for outcome in outcomes if outcome.last_commit is not None]
     return Outcome(
         lowest.consumer,
@@ -96,7 +100,9 @@ def combined(outcomes: Sequence[Outcome]) -> Outcome:
         sum(outcome.absorbed for outcome in outcomes),
         (lowest.last_commit if failed else max(commits, default=None)),
         failed,
-        aside=together([outcome.cut(lowest.cursor).aside for outcome in outcomes]),
+        aside=_in_cursor_order(
+            together([outcome.cut(lowest.cursor).aside for outcome in outcomes])
+        ),
         ledger=all_uses(outcome.ledger for outcome in outcomes),
     )
 
@@ -105,6 +111,13 @@ def together(pieces: Sequence[pa.RecordBatch | None]) -> pa.RecordBatch | None:
     """Rows put aside at different times as one batch; None without any."""
     some = [piece for piece in pieces if piece is not None and piece.num_rows]
     return pa.concat_batches(some) if len(some) > 1 else next(iter(some), None)
+
+
+def _in_cursor_order(rows: pa.RecordBatch | None) -> pa.RecordBatch | None:
+    if rows is None:
+        return None
+    lsn, idx = (rows.column(name).to_numpy() for name in ("commit_lsn", "commit_idx"))
+    return rows.take(pa.array(np.lexsort((idx, lsn))))
 
 
 def below(rows: pa.RecordBatch, cursor: Cursor) -> pa.RecordBatch:

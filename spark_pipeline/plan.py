@@ -7,21 +7,18 @@ functions, the source's ``read`` and ``deliver``; order, matching and settling a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
+from pyspark import SparkContext
 from pyspark.sql import DataFrame
 
 from spark_pipeline.delivery import Share, deliver, deliver_changes
 from spark_pipeline.exchange import PlannedRange, SliceMarker, markers_from_arrow, pick_up, runs
-from spark_pipeline.grouping import splits_by_group
-from spark_pipeline.outcome import Outcome, combined
+from spark_pipeline.outcome import Outcome
 from spark_pipeline.places import Offset
 from spark_pipeline.reading import RangeReader
-
-_ROWS_PER_PART_MIN = 2_000
 
 
 class Plan(Protocol):
@@ -59,11 +56,20 @@ class Plan(Protocol):
         ...
 
 
-class SparkPlan:
-    """Decode in the source's partitions, deliver each consumer's share as a job.
+def job_group(source: str, consumer: str) -> str:
+    """The group of the Spark jobs that deliver to a consumer: they are cancelled by it."""
+    return f"walbrook-{source}-{consumer}"
 
-    A share is one task, or one a core where the consumer's order allows it.
-    """
+
+def set_job_group(context: SparkContext, pool: str, share: Share) -> None:
+    """For the jobs of this thread: how they can be cancelled, and whom they must not wait for."""
+    group = job_group(share.origin.name, share.consumer.name)
+    context.setJobGroup(group, f"delivery to {share.consumer.name}")
+    context.setLocalProperty("spark.scheduler.pool", pool)
+
+
+class SparkPlan:
+    """Decode in the source's partitions, deliver each consumer's share as a job of one task."""
 
     name = "executors"
     in_driver = False
@@ -82,11 +88,9 @@ class SparkPlan:
         return markers
 
     def deliver(self, share: Share) -> Outcome:
-        parts = self._parts(share)
-        # Each thread has its own; without one its jobs would wait behind those of other lanes.
-        self._context.setLocalProperty("spark.scheduler.pool", self._pool)
-        tasks = [replace(share, part=part, parts=parts) for part in range(parts)]
-        return combined(self._context.parallelize(tasks, parts).map(deliver).collect())
+        set_job_group(self._context, self._pool, share)
+        (outcome,) = self._context.parallelize([share], 1).map(deliver).collect()
+        return outcome
 
     def changes(self, slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
         return pick_up(slices)
@@ -94,12 +98,6 @@ class SparkPlan:
     def close(self) -> None:
         for path in self._files:
             Path(path).unlink(missing_ok=True)
-
-    def _parts(self, share: Share) -> int:
-        if share.announcements is not None or not splits_by_group(share.consumer):
-            return 1
-        rows = sum(piece.rows for piece in share.slices)
-        return max(1, min(self._context.defaultParallelism, rows // _ROWS_PER_PART_MIN))
 
 
 class DriverPlan:

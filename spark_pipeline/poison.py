@@ -4,9 +4,8 @@ A sink says what its destination refused; that is an outcome like any other. Thi
 rest: an exception nobody foresaw, a Python worker that a message kills. The share is tried once
 more, then cut in halves until one message is left, which is tried again and then counted as dead.
 Invariants: messages stay in order; nothing is dead that was not tried alone, and nothing at all
-while a share without the message fails too; no announcement is passed over with a message; nothing
-is sent past a dead message before it is settled as one: a destination that goes by the last message
-it has would take it for delivered.
+while a share without the message fails too; nothing is sent past a dead message before it is
+settled as one: a destination that goes by the last message it has would take it for delivered.
 """
 
 from __future__ import annotations
@@ -16,16 +15,14 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-import pyarrow as pa
 import structlog
 
 from cdc.cursor import Cursor
 from cdc.error_text import public_raised, public_text
 from cdc.errors import CorruptionError, PoisonError, TransientError, WalbrookError
-from spark_pipeline.announce import reaches
 from spark_pipeline.delivery import Share
 from spark_pipeline.noise import said
-from spark_pipeline.outcome import GOES_ON, Outcome, Poison, below
+from spark_pipeline.outcome import GOES_ON, Outcome, Poison
 
 _logger = structlog.get_logger("walbrook.worker")
 
@@ -93,9 +90,8 @@ class _Hunt:
             return _failed(piece, told(error))
         (message,) = within
         try:
-            # The same without the message: what is announced before it, most often nothing.
-            before, _ = _told_around(piece.announcements, message)
-            done = self._deliver(replace(piece, end=message, announcements=before))
+            # The same without the message.
+            done = self._deliver(replace(piece, end=message))
         except Exception as broken:
             return _failed(piece, told(broken))
         if done.error is not None:
@@ -105,29 +101,13 @@ class _Hunt:
         what = f"{why}; it is a dead letter, and what follows comes next"
         goes_on = TransientError(what, kind=GOES_ON)
         dead = Poison(message, f"{why}: {told(error).full_text}")
-        # Not to the end of the piece: something may be announced behind the message.
         behind = Cursor(message.lsn, message.idx + 1)
         return Outcome(piece.consumer.name, behind, error=goes_on, dead=(dead,)).after(done)
 
 
 def halves(share: Share, middle: Cursor) -> tuple[Share, Share]:
-    """A share cut at a cursor; announcements go with the half they stand in."""
-    # As for any range: one who stands at the cursor has passed those that come before it.
-    told_first, told_second = _told_around(share.announcements, reaches(middle))
-    return (
-        replace(share, end=middle, announcements=told_first),
-        replace(share, start=middle, announcements=told_second),
-    )
-
-
-def _told_around(
-    announcements: pa.RecordBatch | None, at: Cursor
-) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None]:
-    """The announcements below a cursor, and those from it on; they are in order."""
-    if announcements is None:
-        return None, None
-    first = below(announcements, at)
-    return first, announcements.slice(first.num_rows)
+    """A share cut at a cursor."""
+    return replace(share, end=middle), replace(share, start=middle)
 
 
 def is_suspect(error: Exception) -> bool:

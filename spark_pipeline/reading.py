@@ -20,7 +20,6 @@ from pyspark.sql.datasource import InputPartition
 from cdc.cursor import Cursor
 from cdc.decoding.annotations import Run, annotations_of, carried_bytes, cut_runs, joined_runs
 from cdc.decoding.careful import decode_carefully
-from cdc.decoding.versions import encode_transitions
 from cdc.errors import GapError
 from cdc.log.open import open_log
 from cdc.log.segment import Index
@@ -168,8 +167,7 @@ class RangeReader:
                 yield from self._decode(joined)
                 joined = _Joined()
             commit_us = raw.column("commit_ts")[-1].as_py() if raw.num_rows else 0
-            versions = encode_transitions(raw) if self._options.for_lane else b""
-            joined.pieces.append(_Piece(piece, frame.marker.high, commit_us, versions))
+            joined.pieces.append(_Piece(piece, frame.marker.high, commit_us))
             joined.add(raw, frame.schemas, runs)
         if joined.raws:
             yield from self._decode(joined)
@@ -201,7 +199,6 @@ class _Piece:
     slice: Slice
     high: Cursor
     commit_us: int
-    versions: bytes
 
 
 class _Joined:
@@ -262,6 +259,5 @@ def _markers(
             position=position,
             offset=offset,
             errors=rows - errors.slice(offset, rows).null_count,
-            versions=piece.versions,
         )
         offset += rows

@@ -78,8 +78,8 @@ class LaneSettings:
             origin=Origin(
                 database.name, str(parameters.get("host", "")), str(parameters.get("dbname", ""))
             ),
-            consumers=[s for s in active if s.ordering == "commit"],
-            in_event_time=[s for s in active if s.ordering == "event_time"],
+            consumers=[s for s in active if not s.in_time_order],
+            in_event_time=[s for s in active if s.in_time_order],
             state_dsn=config.state_dsn(),
             log_directory=config.log.directory / database.name,
             checkpoint_directory=spark.checkpoint_directory / database.name,

@@ -49,7 +49,7 @@ class Sources:
         self._run_thread(f"stage-{source}", self._serve, source)
         for sink in self._config.sinks:
             name = f"event-time-{sink.name}"
-            in_event_time = sink.ordering == "event_time" and sink.status == "active"
+            in_event_time = sink.in_time_order and sink.status == "active"
             complete = all(each in self._settings for each in sink.sources)
             if in_event_time and complete and name not in self._threads:
                 stage = EventStage(self._session, self._config, sink, self._settings, self._stop)

@@ -1,6 +1,7 @@
 """Fixtures are plugins, one file a server."""
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -11,6 +12,11 @@ from tests import durations
 # Spark's JVM is started once a process, by whichever test comes first, and hands its environment on
 # to the Python workers of all that follow.
 os.environ.setdefault(TOKEN_VARIABLE, "a token of this test run")
+
+# A shell that starts the tests in the background has its children ignore Ctrl-C. What the tests
+# start must not inherit that, because some of it is stopped so.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says more of the machine than of the code; pytest's own limit stands.
 settings.register_profile("walbrook", deadline=None)

@@ -60,6 +60,9 @@ class EventLane:
         self.tables = {f"public.{name}": f"public.{name}" for name in tables}
         self._state_dsn, self._ledger, self._windows = state_dsn, ledger, windows
         timed = {"column": "at", "type": "unix_us", "idle_timeout": "1h", **(event_time or {})}
+        if sink.get("ordering") == "processing_time":
+            timed = event_time or {}
+        timed = {key: value for key, value in timed.items() if value is not None}
         self.sink = Sink.model_validate(
             {
                 "name": NAME,
@@ -129,7 +132,7 @@ class EventLane:
                 micro_batch_rows=1000,
                 micro_batch_bytes=1 << 20,
                 ledger=self._ledger,
-                times=(("", timed.column or ""),),
+                times=(("", timed.column or ""),) if self.sink.ordering == "event_time" else (),
             )
         self.settings = settings
         self.take_up()

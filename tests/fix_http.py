@@ -6,12 +6,15 @@ used up), and can go away and come back on the same port.
 
 from __future__ import annotations
 
+import socket
+import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Self
 
 import orjson
@@ -74,6 +77,7 @@ class Endpoint:
         self.connections = 0
         self.takes_s = 0.0  # for each answer: a slow destination
         self._lock = threading.Lock()
+        self._open: list[socket.socket] = []
         self._port = 0
         self._server: ThreadingHTTPServer | None = None
         self._thread: threading.Thread | None = None
@@ -102,6 +106,7 @@ class Endpoint:
             def setup(self) -> None:
                 super().setup()
                 endpoint.connections += 1
+                endpoint._open.append(self.connection)
 
             def do_POST(self) -> None:
                 endpoint._answer(self)
@@ -117,6 +122,19 @@ class Endpoint:
         self._port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
         self._thread.start()
+
+    def speak_tls(self, chain: Path, key: Path) -> None:
+        """From now on, with this certificate."""
+        assert self._server is not None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(chain, key)
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+
+    def hang_up(self) -> None:
+        """End the connections that are open; new ones are taken."""
+        for connection in self._open:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def stop(self) -> None:
         if self._server is not None and self._thread is not None:

@@ -19,16 +19,19 @@ from pyspark.sql import DataFrame, SparkSession
 from cdc.config import FileDestination, Sink
 from cdc.connection import Connection
 from cdc.connection_pool import ConnectionPool
-from cdc.cursor import ORIGIN, Cursor
+from cdc.cursor import ORIGIN, Cursor, idle_place
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.errors import TransientError, WalbrookError
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
 from cdc.queue.open_ledger import LedgerAddress
 from cdc.replication.seal import Sealer
+from cdc.replication.sealed import Sealed
+from cdc.replication.table_versions import TableVersions
 from cdc.state.feeds import FeedFigures, open_feed
 from cdc.state.migrate import migrate
 from cdc.state.positions import register_source, restart_cursor
+from cdc.state.schema_versions import known_versions, record_versions
 from spark_pipeline.delivery import Origin
 from spark_pipeline.exchange import Exchange, PlannedRange
 from spark_pipeline.feed.body import FeedBody
@@ -41,7 +44,7 @@ from spark_pipeline.settings import LaneSettings
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.retries import RetryQueue
 from spark_pipeline.workers.settler import Settler
-from spark_pipeline.workers.worker import ATTEMPTS_IN_DRIVER, Worker
+from spark_pipeline.workers.worker import ATTEMPTS_IN_DRIVER, AgainError, Worker
 from tests.unit.replication.test_seal import wire
 
 SOURCE = "shop"
@@ -53,6 +56,7 @@ class LogLane:
 
     spark: SparkSession | None = None
     ledger: LedgerAddress | None = None
+    driver_rows = 20_000
 
     def __init__(self, state: Connection, directory: Path, **sinks: dict[str, Any]) -> None:
         self.state = state
@@ -65,16 +69,17 @@ class LogLane:
                     "name": name,
                     "database": SOURCE,
                     "destination": FileDestination(path=directory / name),
+                    "partition_count": 1,  # one request after another, unless a test says more
                     **given,
                 }
             )
             for name, given in sinks.items()
         ]
         self.log = LogWriter(directory / "log")
-        self._sealer = Sealer()
         self._starts = 0
         migrate(state)
         self.start()
+        self._sealer = self._sealer_at(ORIGIN)
         state.execute("UPDATE walbrook.sources SET earliest_lsn = restart_lsn, earliest_idx = 0")
 
     def write(self, *messages: bytes) -> None:
@@ -85,18 +90,35 @@ class LogLane:
         """The same, unless nothing of them is for the log."""
         sealed = self._sealer.seal(wire(*messages)) if messages else None
         if sealed is not None:
+            if sealed.versions:
+                record_versions(self.state, SOURCE, self.settings.term, sealed.versions)
             self.log.append(sealed.raw, sealed.schemas, first=sealed.first, high=sealed.high)
         return sealed is not None
+
+    def seal_and_lose(self, *messages: bytes) -> Sealed:
+        """A batch of these messages that never comes into the log."""
+        sealed = self._sealer.seal(wire(*messages))
+        assert sealed is not None
+        return sealed
+
+    def connect_again(self) -> None:
+        """What the log has is skipped from now on, and the versions are those recorded."""
+        self._sealer = self._sealer_at(self.log.end)
 
     def begin_log_anew(self) -> None:
         """Lose the log; what is above the restart cursor can be written again, in other pieces."""
         restart = restart_cursor(self.state, SOURCE)
         self.log.restart_at(restart)
-        self._sealer = Sealer(resume=restart)
+        self._sealer = self._sealer_at(restart)
+
+    def _sealer_at(self, resume: Cursor) -> Sealer:
+        """What a connection of the reader goes on with."""
+        versions = TableVersions(known_versions(self.state, SOURCE, resume))
+        return Sealer(resume=resume, versions=versions)
 
     def idle(self, lsn: int) -> None:
         """A batch without rows: nothing was committed below ``lsn``."""
-        end = Cursor(lsn, 0)
+        end = idle_place(lsn)
         empty = pa.RecordBatch.from_pylist([], schema=RAW_SCHEMA)
         self.log.append(empty, {}, first=end, high=end)
 
@@ -122,6 +144,7 @@ class LogLane:
             micro_batch_rows=1000,
             micro_batch_bytes=1 << 20,
             ledger=self.ledger,
+            driver_rows=self.driver_rows,
         )
         self.start_lane_again()
 
@@ -214,10 +237,19 @@ class LogLane:
         for name in sorted(self.served):
             worker = self.workers[name]
             try:
-                while worker.batch < end and worker.serve_next(0.0):
+                while name in self.served and worker.batch < end and worker.serve_next(0.0):
                     pass
+            except AgainError:
+                self.begin(worker)
             except Exception as error:
                 self._fails(worker, error)
+
+    def begin_again(self) -> None:
+        """Let the workers that failed, or were moved, read their rows: their pause is over."""
+        self.failed.clear()
+        for name, worker in self.workers.items():
+            if name not in self.served or self.settler.was_moved(name):
+                self.begin(worker)
 
     def deliver_due(self, claims: int = 1, run: str = "") -> list[Outcome]:
         """Let each worker deliver what is due in its retry queue; ``run`` names the process."""

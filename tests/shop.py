@@ -75,8 +75,11 @@ class Shop:
         self.service.until("the pause", _PAUSED.format(name=self.hook))
 
     def until_slot_moved(self) -> None:
-        """The slot passes what was just written, whoever has not had it."""
-        ((lsn,),) = self.database.execute("SELECT pg_current_wal_lsn()")
+        """The slot passes what was just written, whoever has not had it.
+
+        A message of our own says where that is: the end of WAL is passed with the next heartbeat.
+        """
+        ((lsn,),) = self.database.execute("SELECT pg_logical_emit_message(true, 'test', 'mark')")
         self.service.until(
             "the slot to move",
             f"SELECT confirmed_flush_lsn >= '{lsn}' FROM pg_replication_slots"

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
+_PAUSE_MIN_S, _PAUSE_MAX_S = 0.02, 0.5
 T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -67,9 +68,12 @@ def until(what: str, condition: Callable[[], T], timeout_s: float = 30.0) -> T:
     deadline = time.monotonic() + timeout_s
     with _holding():
         while True:
+            asked = time.monotonic()
             answer = condition()
             if answer:
                 return answer
-            if time.monotonic() >= deadline:
+            answered = time.monotonic()
+            if answered >= deadline:
                 raise AssertionError(f"waited {timeout_s:.0f} s for {what}; last answer {answer!r}")
-            time.sleep(0.02)
+            # An expensive question must not slow down what it waits for.
+            time.sleep(min(max(_PAUSE_MIN_S, 2 * (answered - asked)), _PAUSE_MAX_S))

@@ -12,7 +12,6 @@ from cdc.config.scalars import Flag, Integer, LocalPath, Port, Section, Size, Te
 from cdc.config.secrets import SecretText
 
 TimeoutMs = Annotated[Integer, Field(ge=1, le=600_000)]
-Ordering = Literal["total", "group"]
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
@@ -59,6 +58,9 @@ class _Destination(Section):
     message_bytes_max: ClassVar[int | None] = None
     """The largest message that it can take; None without a bound that we know."""
 
+    default_partition_count: ClassVar[int] = 1
+    """Over how many deliveries at once groups are spread where the sink does not say."""
+
 
 class FileDestination(_Destination):
     """Files of JSON lines."""
@@ -72,11 +74,6 @@ class FileDestination(_Destination):
     @property
     def default_batch_size(self) -> int:
         return 10_000
-
-    @property
-    def ordering(self) -> Ordering:
-        """What order it needs: ``total`` for those that know by the last message what they have."""
-        return "total"
 
     def place(self, _consumer: str) -> tuple[object, ...] | None:
         """What no other sink may share with this one."""
@@ -104,10 +101,6 @@ class ParquetDestination(_Destination):
     @property
     def default_batch_size(self) -> int:
         return 10_000
-
-    @property
-    def ordering(self) -> Ordering:
-        return "total"
 
     def place(self, _consumer: str) -> tuple[object, ...] | None:
         return ("directory", self.path)
@@ -175,10 +168,6 @@ class RedisStreamDestination(_Destination):
     def default_batch_size(self) -> int:
         return 1000
 
-    @property
-    def ordering(self) -> Ordering:
-        return "total"
-
     def place(self, consumer: str) -> tuple[object, ...] | None:
         host, port, database = self.host, self.port, str(self.database)
         if self.url is not None:
@@ -191,6 +180,7 @@ class WebhookDestination(_Destination):
     """An HTTP endpoint."""
 
     defers: ClassVar[bool] = True
+    default_partition_count: ClassVar[int] = 8
 
     type: Literal["webhook"] = Field(default="webhook", description="Always webhook.")
     url: Annotated[str, AfterValidator(_webhook_url)] = Field(
@@ -211,25 +201,16 @@ class WebhookDestination(_Destination):
         description="How often a failed request is tried again at once; if nobody answers it is "
         "tried again later.",
     )
-    parallel: Flag = Field(
-        default=False,
-        description="Whether large micro-batches go out in several requests at once: changes of "
-        "one key then stay in order, those of different keys, and of a row whose key changes, may "
-        "not.",
-    )
     verify: Flag = Field(default=True, description="Verify the server's certificate and name.")
     ledger: Flag = Field(
         default=True,
-        description="Remember what was accepted, so that a crash repeats one request at most.",
+        description="Remember what was accepted, so that a crash repeats only requests "
+        "that were under way.",
     )
 
     @property
     def default_batch_size(self) -> int:
         return 100 if self.batch else 1
-
-    @property
-    def ordering(self) -> Ordering:
-        return "group" if self.parallel else "total"
 
     def place(self, _consumer: str) -> tuple[object, ...] | None:
         return None
@@ -269,10 +250,6 @@ class PullDestination(_Destination):
     @property
     def default_batch_size(self) -> int:
         return 10_000
-
-    @property
-    def ordering(self) -> Ordering:
-        return "total"
 
     def place(self, _consumer: str) -> tuple[object, ...] | None:
         return None

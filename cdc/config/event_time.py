@@ -1,8 +1,9 @@
 """How a sink orders changes by a time that their rows carry, and the windows over that time.
 
 What must always hold: a table that has an entry of its own under ``tables`` takes from it what it
-gives and all else from the section around it. Durations are kept as the file writes them; the
-properties that end in ``_us`` are the same in whole microseconds.
+gives and all else from the section around it. ``commit_timestamp`` in place of a column is the time
+of the commit; a table's own column of that name is ``record.commit_timestamp``. Durations are kept
+as the file writes them; the properties that end in ``_us`` are the same in whole microseconds.
 """
 
 from __future__ import annotations
@@ -20,6 +21,12 @@ from cdc.config.units import parse_duration
 WINDOWS_OF_A_ROW_MAX: Final = 1_000
 BUFFER_BYTES_MIN: Final = 2**20
 BUFFER_BYTES_MAX: Final = 2**30  # a release is one Arrow batch, whose columns hold 2 GiB at most
+BY_COMMIT: Final = "commit_timestamp"
+"""The type of an event time that is the time of the commit."""
+COMMIT_COLUMN: Final = "commit_timestamp"
+_COMMIT_COLUMNS: Final = (COMMIT_COLUMN, f"metadata.{COMMIT_COLUMN}")
+_OWN_COLUMN: Final = f"record.{COMMIT_COLUMN}"
+_BY_CLOCK: Final = ("emit_watermarks", "leaf_partitions", "max_buffer_bytes")
 _RESERVED: Final = ("window_start", "window_end")
 _NAME: Final = re.compile(r"[^\W\d]\w{0,62}")
 
@@ -48,8 +55,27 @@ class TableTime:
     """Where the rows of one table have their time, and how far out of order they may come."""
 
     column: str
-    type: str
+    type: str  # BY_COMMIT: not in the row
     late_tolerance_us: int
+
+    @property
+    def may_be_either(self) -> bool:
+        """Whether a column of the table could be meant, too, where it has one of that name."""
+        return self.type == BY_COMMIT and self.column == COMMIT_COLUMN
+
+
+def column_in_row(column: str) -> str:
+    """The name of a table's column, as the file names it."""
+    return COMMIT_COLUMN if column == _OWN_COLUMN else column
+
+
+def _type_is_possible(column: str | None, type_is_given: bool, *place: str | int) -> None:
+    if column in _COMMIT_COLUMNS and type_is_given:
+        raise wrong(
+            f"is for columns, and {column} is the time of the commit; leave type out, or, if a "
+            f"column of the table is meant, write column: {_OWN_COLUMN}",
+            within=(*place, "type"),
+        )
 
 
 class TimedTable(Section):
@@ -72,8 +98,10 @@ class EventTime(Section):
 
     column: Text | None = Field(
         default=None,
-        description="The column with the event time; required unless every table under tables has "
-        "one.",
+        description="The column with the event time, or commit_timestamp for the time of the "
+        "commit; required unless every table under tables has one. A table's own column of that "
+        "name is record.commit_timestamp; beside such a table, the commit's time is "
+        "metadata.commit_timestamp.",
     )
     type: TypeName = Field(
         default="timestamptz",
@@ -132,18 +160,36 @@ class EventTime(Section):
         return self
 
     @model_validator(mode="after")
-    def _a_column_for_each(self) -> Self:
+    def _commits_have_no_type(self) -> Self:
+        _type_is_possible(self.column, "type" in self.model_fields_set)
+        for i, table in enumerate(self.tables):
+            _type_is_possible(table.column, table.type is not None, "tables", i)
+        return self
+
+    def check_columns(self) -> None:
+        """Refuse it where the time of some table is not given."""
         if self.column is not None:
-            return self
+            return
         if not self.tables:
-            raise wrong("is required; name the column with the event time", within=("column",))
+            raise wrong(
+                "is required; name the column with the event time", within=("event_time", "column")
+            )
         for i, table in enumerate(self.tables):
             if table.column is None:
                 raise wrong(
                     "is required, because event_time.column is not given; give one of them",
-                    within=("tables", i, "column"),
+                    within=("event_time", "tables", i, "column"),
                 )
-        return self
+
+    def check_by_clock(self) -> None:
+        """Refuse what has no meaning where the clock says how far time has come."""
+        for key in type(self).model_fields:
+            if key in self.model_fields_set and key not in _BY_CLOCK:
+                raise wrong(
+                    "has no meaning with ordering: processing_time, which takes the clock of "
+                    "arrival; leave it out, or set ordering: event_time",
+                    within=("event_time", key),
+                )
 
     @property
     def late_tolerance_us(self) -> int:
@@ -176,8 +222,10 @@ class EventTime(Section):
         column = (own and own.column) or self.column
         if column is None:
             return None
-        tolerance = (own and own.late_tolerance) or self.late_tolerance
-        return TableTime(column, (own and own.type) or self.type, parse_duration(tolerance))
+        tolerance = parse_duration((own and own.late_tolerance) or self.late_tolerance)
+        if column in _COMMIT_COLUMNS:
+            return TableTime(column, BY_COMMIT, tolerance)
+        return TableTime(column_in_row(column), (own and own.type) or self.type, tolerance)
 
 
 def _sql(value: object) -> str:

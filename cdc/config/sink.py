@@ -182,6 +182,12 @@ class Sink(Section):
         description="Most messages delivered at once; if not given, 10000 for file, parquet and "
         "pull, 1000 for redis_stream, 100 for webhook (1 with batch: false).",
     )
+    partition_count: Annotated[Integer, Field(ge=1, le=64)] | None = Field(
+        default=None,
+        description="Over how many deliveries at once its groups are spread; the messages of one "
+        "group stay in order. If not given, 8 for webhook in commit order, 1 otherwise. More than "
+        "1 only for webhook, and not with ordering: event_time.",
+    )
     message_grouping: Flag = Field(
         default=True,
         description="Whether changes of one row, by its primary key, form a group that stays in "
@@ -213,18 +219,21 @@ class Sink(Section):
         description="A bound on what the log keeps for this sink; if not given, log.max_bytes "
         "alone bounds it, for all sinks together.",
     )
-    ordering: Literal["commit", "event_time"] = Field(
+    ordering: Literal["commit", "event_time", "processing_time"] = Field(
         default="commit",
-        description="In what order: commit, as the changes were committed, or event_time, by a "
-        "time that their rows carry. event_time is not for pull, nor for a parallel webhook.",
+        description="In what order: commit, as the changes were committed; event_time, by a time "
+        "that their rows carry; or processing_time, as they arrive, with watermarks and windows by "
+        "the clock. The latter two are not for pull, nor with partition_count above 1.",
     )
     event_time: EventTime | None = Field(
-        default=None, description="Which time counts; required with ordering: event_time."
+        default=None,
+        description="Which time counts; required with ordering: event_time. With processing_time "
+        "only emit_watermarks, leaf_partitions and max_buffer_bytes.",
     )
     window: Window | None = Field(
         default=None,
-        description="Results over windows of event time in place of changes; only with ordering: "
-        "event_time, and not with parquet, transform, routing or another shape.",
+        description="Results over windows of time in place of changes; only with ordering: "
+        "event_time or processing_time, and not with parquet, transform, routing or another shape.",
     )
     destination: Destination = Field(description="Where it delivers to.")
 
@@ -239,6 +248,13 @@ class Sink(Section):
         first = names[0] if isinstance(names, list | tuple) and names else None
         # Names that are not usable are one problem, not one more for database.
         return {**data, "database": first if isinstance(first, str) and first else "unnamed"}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clock_needs_no_section(cls, data: object) -> object:
+        if not isinstance(data, dict) or data.get("ordering") != "processing_time":
+            return data
+        return {**data, "event_time": {}} if data.get("event_time") is None else data
 
     @model_validator(mode="after")
     def _one_way_to_name_databases(self) -> Self:
@@ -300,7 +316,8 @@ class Sink(Section):
             for key in ("event_time", "window"):
                 if getattr(self, key) is not None:
                     raise wrong(
-                        "has a meaning with ordering: event_time alone; set that, or leave it out",
+                        "has a meaning with ordering: event_time or processing_time alone; set "
+                        "one of them, or leave it out",
                         within=(key,),
                     )
             if len(self.sources) > 1:
@@ -314,6 +331,10 @@ class Sink(Section):
                 "is required with ordering: event_time; name at least its column",
                 within=("event_time",),
             )
+        elif self.ordering == "event_time":
+            self.event_time.check_columns()
+        else:
+            self.event_time.check_by_clock()
         return self
 
     @model_validator(mode="after")
@@ -322,20 +343,34 @@ class Sink(Section):
             return self
         if isinstance(self.destination, PullDestination):
             raise wrong(
-                "event_time is not possible with pull yet; use another destination, or commit",
+                f"{self.ordering} is not possible with pull yet; use another destination, or "
+                "commit",
                 within=("ordering",),
             )
         if "schema_change" in self.actions:
             raise wrong(
-                "schema_change has its place between commits, which event_time does not keep; take "
-                "it to a sink of its own",
+                f"schema_change has its place between commits, which {self.ordering} does not "
+                "keep; take it to a sink of its own",
                 within=("actions",),
             )
-        if isinstance(self.destination, WebhookDestination) and self.destination.parallel:
+        return self
+
+    @model_validator(mode="after")
+    def _partitions_are_possible(self) -> Self:
+        if (self.partition_count or 1) == 1:
+            return self
+        if not self.destination.defers:
             raise wrong(
-                "is true, and requests side by side would lose the order of event time; leave it "
-                "out, or set ordering: commit",
-                within=("destination", "parallel"),
+                f"above 1 is impossible with {self.destination.type}, which knows by the last "
+                "message what it has and so needs all of them in one order; leave it out, or use "
+                "webhook",
+                within=("partition_count",),
+            )
+        if self.ordering != "commit":
+            raise wrong(
+                f"above 1 would lose the order of {self.ordering}; leave it out, or set ordering: "
+                "commit",
+                within=("partition_count",),
             )
         return self
 
@@ -372,6 +407,11 @@ class Sink(Section):
         return self
 
     @property
+    def in_time_order(self) -> bool:
+        """Whether it has a watermark: by event time or by processing time."""
+        return self.ordering != "commit"
+
+    @property
     def sources(self) -> tuple[str, ...]:
         """The names of all databases that it reads."""
         return self.databases or (self.database,)
@@ -392,6 +432,13 @@ class Sink(Section):
     def effective_batch_size(self) -> int:
         """``batch_size``, or else the destination's default."""
         return self.batch_size or self.destination.default_batch_size
+
+    @property
+    def effective_partition_count(self) -> int:
+        """``partition_count``, or else the destination's default; 1 in any order but commit."""
+        if self.partition_count is not None or self.ordering != "commit":
+            return self.partition_count or 1
+        return self.destination.default_partition_count
 
     @property
     def effective_max_message_bytes(self) -> int | None:

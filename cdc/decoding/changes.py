@@ -29,7 +29,7 @@ from cdc.decoding.groups import (
     read_group,
 )
 from cdc.decoding.joins import repeated
-from cdc.decoding.logical import decode_messages, decode_truncates
+from cdc.decoding.logical import decode_messages, decode_schema_changes, decode_truncates
 from cdc.decoding.rows import Decoded, decode_rows
 
 _NEVER_NULL = "record_pks"
@@ -84,6 +84,9 @@ def _decode_messages(frame: Frame, group: Group, wanted: Wanted) -> Decoded:
     if group.kind == "T":
         check_relation(frame, group, plan)
         return decode_truncates(payloads_of(frame, group), plan.relation.oid, wanted)
+    if group.kind == "S":
+        check_relation(frame, group, plan)
+        return decode_schema_changes(payloads_of(frame, group), wanted)
     tuples = read_group(frame, group, plan)
     return decode_rows(plan, tuples, len(group.rows), wanted, kind=group.kind, tag=group.tag)
 

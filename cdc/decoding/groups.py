@@ -23,7 +23,14 @@ from cdc.decoding.rows import Faults, Tuples, read_rows
 from cdc.decoding.tuples import Payloads
 from cdc.errors import DecodeError, ProtocolError
 
-ACTIONS = {"I": "insert", "U": "update", "D": "delete", "T": "truncate", "M": "message"}
+ACTIONS = {
+    "I": "insert",
+    "U": "update",
+    "D": "delete",
+    "T": "truncate",
+    "M": "message",
+    "S": "schema_change",
+}
 _TAGS = {"I": "N", "U": "NKO", "D": "KO"}  # which tuple may come first
 _TAGGED = np.isin(np.arange(256), [ord(kind) for kind in _TAGS])
 _FIX = "the source sent what pgoutput does not write; if it repeats, report it with this text"
@@ -50,6 +57,11 @@ class Group:
     tag: str
     schema_id: int
     plan: TablePlan | None  # None for logical messages
+
+    @property
+    def has_tuples(self) -> bool:
+        """Whether its rows are inserts, updates or deletes."""
+        return self.kind in _TAGS
 
 
 def frame_of(raw: pa.RecordBatch) -> Frame:

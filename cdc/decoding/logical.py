@@ -1,4 +1,4 @@
-"""TRUNCATE and logical messages: rare, so they are read one by one.
+"""TRUNCATE, logical messages and schema changes: rare, so they are read one by one.
 
 What must always hold: as with rows, every byte of a message is accounted for.
 """
@@ -43,6 +43,19 @@ def _truncate_fault(payload: bytes, oid: int) -> str:
         return f"its options {options} are not known"
     tables = struct.unpack_from(f">{count}I", payload, _TRUNCATE.size)
     return "" if oid in tables else f"its message does not name the table {oid}"
+
+
+def decode_schema_changes(payloads: Sequence[bytes], wanted: Wanted) -> Decoded:
+    """What the reader wrote of a table that changed: the kind byte, then the record."""
+    records: list[str | None] = []
+    for position, payload in enumerate(payloads):
+        record = payload[1:]
+        try:
+            orjson.loads(record)
+        except orjson.JSONDecodeError as fault:
+            raise PlacedError(position, f"its record is not JSON ({fault.msg})") from None
+        records.append(record.decode())
+    return _without_tuples(records, wanted, Faults())
 
 
 def decode_messages(payloads: Sequence[bytes], wanted: Wanted) -> Decoded:

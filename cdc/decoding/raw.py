@@ -20,13 +20,20 @@ RAW_SCHEMA = pa.schema(
         pa.field("commit_idx", pa.int64(), nullable=False),
         pa.field("commit_ts", pa.int64(), nullable=False),  # unix microseconds, UTC
         pa.field("xid", pa.int64(), nullable=False),
-        pa.field("kind", pa.uint8(), nullable=False),  # ord of I, U, D, T or M
+        pa.field("kind", pa.uint8(), nullable=False),  # ord of I, U, D, T, M or S
         pa.field("relation", pa.uint32(), nullable=False),  # oid; 0 for M
         pa.field("schema_id", pa.uint64(), nullable=False),  # xxh3_64 of its Relation; 0 for M
         pa.field("payload", pa.binary(), nullable=False),  # the message, from its kind byte on
     ]
 )
-"""One row a change. A TRUNCATE of several tables is one row a table, each a message of its own."""
+"""One row per change. A TRUNCATE of several tables is one row per table, each a message of its own.
+
+A schema change (S) is no message of the source: the reader writes it, and the kind byte is followed
+by the JSON of its record. Its schema is that of the new version.
+"""
+
+SCHEMA_CHANGE = ord("S")
+"""The kind of a schema change."""
 
 SCHEMAS_KEY = b"walbrook.schemas"
 """Where the encoded schemas stand in the metadata of a frame's Arrow schema."""

@@ -83,7 +83,7 @@ def table_type(plan: TablePlan) -> pa.StructType:
 def decode_tables(
     raw: pa.RecordBatch, schemas: Mapping[int, bytes], *, compared: bool = False
 ) -> Iterator[TableRows]:
-    """The rows of RAW_SCHEMA by table version; truncates and logical messages have none.
+    """The rows of RAW_SCHEMA by table version; other changes have none.
 
     Who wants old and new rows ``compared`` pays for it.
     """
@@ -92,7 +92,7 @@ def decode_tables(
     frame = frame_of(raw)
     tables: dict[int, list[Group]] = {}
     for group in groups_of(frame, schemas):
-        if group.plan is not None and group.kind != "T":
+        if group.plan is not None and group.has_tuples:
             tables.setdefault(group.schema_id, []).append(group)
     for groups in tables.values():
         plan = groups[0].plan

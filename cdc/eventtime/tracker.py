@@ -6,7 +6,10 @@ A partition is a table of a source. What must always hold:
 - the combined one is the smallest of the active partitions' minus the safety margin, and never
   goes back; one with no event yet holds it;
 - a partition is idle when its source's clock shows no event of it for the idle timeout. It then
-  holds nobody back until its next event, and neither does one of a source that is complete;
+  holds nobody back until its next event, and neither does one of a source that is complete. A
+  partition that was marked idle is so until the mark is taken back, whatever comes of it;
+- a watermark that was pushed counts like one that was seen: that of a source for each of its
+  partitions, that of all for the combined one as it is, without the margin;
 - when none is active the largest counts, and goes on with the clock until the last event is due,
   so that the last events do not wait for ever. Of a complete source nothing more is to come: that
   its last event is due is waited for no longer.
@@ -37,7 +40,7 @@ class PartitionState:
     last_event: int
     last_activity: int
     idle: bool
-    idle_since: int | None
+    idle_since: int | None  # None also while it is idle by its mark alone
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,9 @@ class WatermarkTracker:
         self._nows: Times = np.empty(0, np.int64)
         self._complete: NDArray[np.bool_] = np.empty(0, np.bool_)  # by source
         self._some_complete = False
+        self._pushed: Times = np.empty(0, np.int64)  # by source
+        self._pushed_to = NO_TIME  # of all
+        self._marked_idle: NDArray[np.bool_] = np.empty(0, np.bool_)
         self._watermarks: Times = np.empty(0, np.int64)
         self._last_events: Times = np.empty(0, np.int64)
         self._last_activity: Times = np.empty(0, np.int64)
@@ -111,7 +117,7 @@ class WatermarkTracker:
         if self._there[code]:
             self._raise_watermarks()  # what came until now came under the old tolerance
         else:
-            self._there[code], self._idle[code] = True, False
+            self._there[code], self._idle[code], self._marked_idle[code] = True, False, False
             self._source_of[code] = of
             self._last_events[code] = last_event
             self._watermarks[code] = NO_TIME
@@ -166,21 +172,40 @@ class WatermarkTracker:
         if source in self._sources:
             self._complete[self._sources[source]] = False
 
+    def push(self, watermark: int, source: str | None = None) -> None:
+        """Nothing at or below it is waited for, of one source or of all; it never goes back."""
+        if source is None:
+            self._pushed_to = max(self._pushed_to, watermark)
+            return
+        of = self._sources.setdefault(source, len(self._sources))
+        self._grow()
+        self._pushed[of] = max(int(self._pushed[of]), watermark)
+
+    def mark_idle(self, source: str, table: str) -> None:
+        """The partition holds nobody back until it is marked active."""
+        code = self.code(source, table)
+        if code is not None:
+            self._marked_idle[code] = True
+
+    def mark_active(self, source: str, table: str) -> None:
+        """The partition counts from its last event on; the idle timeout begins anew."""
+        code = self.code(source, table)
+        if code is not None:
+            self._marked_idle[code] = self._idle[code] = False
+            self._last_activity[code] = self._clock(source)
+
     def look(self) -> int:
         """Find out who is idle by now; the combined watermark."""
         self._raise_watermarks()
         self._read_clocks()
         quiet = self._nows[self._source_of] - self._last_activity
-        self._idle = quiet >= self._idle_timeout
+        self._idle = (quiet >= self._idle_timeout) | self._marked_idle
         active = self._active()
         if active.any():
             found = int(self._watermarks[active].min()) - self._margin
         else:
             found = self._with_nobody_active(quiet)
-        if found > self._combined:
-            self._combined = found
-            self._advances += 1
-        return self._combined
+        return self._advanced(max(found, self._pushed_to))
 
     def source_watermark(self, source: str) -> int:
         """The smallest watermark of a source's active partitions, or the largest if none is.
@@ -219,18 +244,31 @@ class WatermarkTracker:
                 table,
                 int(self._watermarks[code]),
                 int(self._last_events[code]),
-                last := int(self._last_activity[code]),
-                idle := bool(self._idle[code]),
-                last + self._idle_timeout if idle else None,
+                int(self._last_activity[code]),
+                bool(self._idle[code]),
+                self._idle_since(code),
             )
             for (source, table), code in self._codes.items()
             if self._there[code]
         ]
 
+    def _idle_since(self, code: int) -> int | None:
+        """Since when the clock shows no event of it for too long, as the last look found it."""
+        since = int(self._last_activity[code]) + self._idle_timeout
+        now = int(self._nows[self._source_of[code]])
+        return since if self._idle[code] and since <= now else None
+
+    def _advanced(self, found: int) -> int:
+        if found > self._combined:
+            self._combined = found
+            self._advances += 1
+        return self._combined
+
     def _raise_watermarks(self) -> None:
-        """To what events since the last time say; no event minus a tolerance is still none."""
+        """To what events and pushes since the last time say; no event minus a tolerance is none."""
         marks = np.maximum(self._last_events, self._tolerances + NO_TIME)
         marks -= self._tolerances
+        np.maximum(marks, self._pushed[self._source_of], out=marks, where=self._there)
         np.maximum(self._watermarks, marks, out=self._watermarks)
 
     def _active(self) -> NDArray[np.bool_]:
@@ -238,13 +276,17 @@ class WatermarkTracker:
         return active > self._complete[self._source_of] if self._some_complete else active
 
     def _with_nobody_active(self, quiet: Times) -> int:
+        pushed = self._pushed[self._source_of[self._there]].max(initial=NO_TIME)
+        least = NO_TIME if pushed == NO_TIME else int(pushed) - self._margin
         known = self._there & (self._last_events != NO_TIME)
         if not known.any():
-            return NO_TIME
+            return least
         last = self._due(self._last_events[known])
-        goes_on = self._watermarks[known] - self._margin + quiet[known] - self._idle_timeout
+        # A partition that was marked idle may have had an event just now.
+        silent = np.maximum(quiet[known] - self._idle_timeout, 0)
+        goes_on = self._watermarks[known] - self._margin + silent
         complete = self._complete[self._source_of[known]]
-        return int(np.where(complete, last, np.minimum(last, goes_on)).max())
+        return max(least, int(np.where(complete, last, np.minimum(last, goes_on)).max()))
 
     def _read_clocks(self) -> None:
         for source, of in self._sources.items():
@@ -256,6 +298,7 @@ class WatermarkTracker:
             more = max(_CAPACITY, len(self._nows))
             self._nows = np.append(self._nows, np.zeros(more, np.int64))
             self._complete = np.append(self._complete, np.zeros(more, np.bool_))
+            self._pushed = np.append(self._pushed, np.full(more, NO_TIME, np.int64))
         if len(self._codes) > len(self._there):
             more = max(_CAPACITY, len(self._there))
             none: Times = np.full(more, NO_TIME, np.int64)
@@ -266,3 +309,4 @@ class WatermarkTracker:
             self._source_of = np.append(self._source_of, np.zeros(more, np.intp))
             self._there = np.append(self._there, np.zeros(more, np.bool_))
             self._idle = np.append(self._idle, np.zeros(more, np.bool_))
+            self._marked_idle = np.append(self._marked_idle, np.zeros(more, np.bool_))

@@ -40,15 +40,15 @@ class Findings:
         )
 
 
-def require_refetchable(end: Cursor, again_from: Cursor, has_from: Cursor) -> None:
-    """Refuse a log that ends at ``end`` if the source does not have what follows."""
+def require_refetchable(source: str, end: Cursor, again_from: Cursor, has_from: Cursor) -> None:
+    """Refuse a log that ends at ``end`` if its ``source`` does not have what follows."""
     if again_from >= has_from:
         return
     raise CorruptionError(
         f"the log ends at {end}: changes from {again_from} on are lost here, and "
         f"the source has them only from {has_from} on",
         fix="restore the file from a copy; or, with the service stopped, let them go: SELECT "
-        f"walbrook.accept_gap(source, '{format_lsn(has_from.lsn)}')",
+        f"walbrook.accept_gap('{source}', '{format_lsn(has_from.lsn)}')",
         kind="log_ends_early",
     )
 

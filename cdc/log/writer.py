@@ -247,7 +247,9 @@ class LogWriter:
                 return self._cut_damage(kept, unsettled_from)
             if self._lost is not None:
                 again_from = max(self.end, unsettled_from)
-                require_refetchable(self.end, again_from, refetchable_from)
+                # The log of a source has a directory of the source's name.
+                source = self._directory.name
+                require_refetchable(source, self.end, again_from, refetchable_from)
                 return self._cut_damage(self._readable(), unsettled_from)
             return None
 

@@ -2,6 +2,9 @@
 
 Messages of a queue have one row per message.
 
+Requests that are accepted while a statement is under way share the next one: many deliveries at
+once cost one round trip, not one each. A note returns only when its own row is there.
+
 A row is not waited for on the server's disk: a server that loses power forgets the last fraction of
 a second, which costs repeats, and a request would otherwise cost a sync. What must always hold: a
 name that is no consumer's (any more) gets no rows.
@@ -10,7 +13,9 @@ name that is no consumer's (any more) gets no rows.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import psycopg
@@ -31,8 +36,10 @@ SELECT cursors FROM walbrook.ledger
 # Two processes may send the same request for a moment after a crash, cut differently.
 _NOTE = """
 INSERT INTO walbrook.ledger AS l (ledger, queued, high_lsn, high_idx, cursors)
-SELECT %(ledger)s::uuid, false, %(lsn)s::pg_lsn, %(idx)s, %(cursors)s
- WHERE EXISTS (SELECT FROM walbrook.consumers c WHERE c.ledger = %(ledger)s::uuid)
+SELECT n.ledger, false, n.lsn, n.idx, n.cursors
+  FROM unnest(%(ledgers)s::uuid[], %(lsn)s::pg_lsn[], %(idx)s::bigint[], %(cursors)s::bytea[])
+       AS n (ledger, lsn, idx, cursors)
+ WHERE EXISTS (SELECT FROM walbrook.consumers c WHERE c.ledger = n.ledger)
     ON CONFLICT (ledger, queued, high_lsn, high_idx)
     DO UPDATE SET cursors = l.cursors || excluded.cursors
 """
@@ -49,6 +56,17 @@ DELETE FROM walbrook.ledger l USING unnest(%(lsn)s::pg_lsn[], %(idx)s::bigint[])
 """
 
 
+@dataclass(eq=False)
+class _Note:
+    """One request to be noted, and what became of that."""
+
+    ledger: str
+    high: Cursor
+    cursors: bytes
+    done: bool = False
+    error: TransientError | None = None
+
+
 class PostgresLedger:
     """Rows over one connection, which is opened when it is first needed."""
 
@@ -58,6 +76,7 @@ class PostgresLedger:
         self._dsn = dsn
         self._connection: Connection | None = None
         self._lock = threading.Lock()
+        self._notes: deque[_Note] = deque()  # one per thread that delivers, at most
 
     def seen(self, ledger: str, first: Cursor, last: Cursor, *, queued: bool = False) -> bytes:
         rows = self._execute(_SEEN, {"ledger": ledger, "queued": queued, **_place(first)})
@@ -68,8 +87,27 @@ class PostgresLedger:
             cursors = pack_each(lsn, idx)
             self._execute(_NOTE_QUEUED, {**dropped(ledger, lsn, idx), "cursors": cursors})
             return
-        high, request = pack_request(lsn, idx)
-        self._execute(_NOTE, {"ledger": ledger, "cursors": request, **_place(high)})
+        note = _Note(ledger, *pack_request(lsn, idx))
+        self._notes.append(note)
+        with self._lock:
+            if not note.done:  # else whoever had the connection before has written it too
+                self._write_notes()
+        if note.error is not None:
+            raise note.error
+
+    def _write_notes(self) -> None:
+        """All notes that wait, in one statement; the lock is held."""
+        notes = [self._notes.popleft() for _ in range(len(self._notes))]
+        # Whatever ends this statement, those whose rows it had learn that they are not there.
+        error: TransientError | None = TransientError("the ledger could not be written")
+        try:
+            self._execute_locked(_NOTE, _rows_of(notes))
+            error = None
+        except TransientError as failed:
+            error = failed
+        finally:
+            for note in notes:
+                note.done, note.error = True, error
 
     def trim(self, ledger: str, below: Cursor) -> None:
         self._execute(TRIM, {"ledger": ledger, **_place(below)})
@@ -84,21 +122,24 @@ class PostgresLedger:
     def _execute(self, query: str, given: Mapping[str, object]) -> list[tuple[object, ...]]:
         """One statement; over a connection that turns out to be gone, once more over a new one."""
         with self._lock:
-            kept = self._connection is not None
-            try:
-                return self._answer(query, given)
-            except psycopg.OperationalError as error:
-                self._disconnect()
-                if not kept or isinstance(error, psycopg.errors.QueryCanceled):
-                    raise _unreachable(error) from error
-            except psycopg.Error as error:
-                self._disconnect()
+            return self._execute_locked(query, given)
+
+    def _execute_locked(self, query: str, given: Mapping[str, object]) -> list[tuple[object, ...]]:
+        kept = self._connection is not None
+        try:
+            return self._answer(query, given)
+        except psycopg.OperationalError as error:
+            self._disconnect()
+            if not kept or isinstance(error, psycopg.errors.QueryCanceled):
                 raise _unreachable(error) from error
-            try:
-                return self._answer(query, given)
-            except psycopg.Error as error:
-                self._disconnect()
-                raise _unreachable(error) from error
+        except psycopg.Error as error:
+            self._disconnect()
+            raise _unreachable(error) from error
+        try:
+            return self._answer(query, given)
+        except psycopg.Error as error:
+            self._disconnect()
+            raise _unreachable(error) from error
 
     def _answer(self, query: str, given: Mapping[str, object]) -> list[tuple[object, ...]]:
         if self._connection is None:
@@ -120,6 +161,27 @@ def dropped(ledger: str, lsn: Integers, idx: Integers) -> dict[str, object]:
         "lsn": [format_lsn(each) for each in lsn.tolist()],
         "idx": idx.tolist(),
     }
+
+
+def _rows_of(notes: Sequence[_Note]) -> dict[str, object]:
+    """What ``_NOTE`` is given: each row once, in the order that every process takes them in."""
+    rows: dict[tuple[str, Cursor], bytes] = {}
+    for note in notes:
+        key = (note.ledger, note.high)
+        rows[key] = rows.get(key, b"") + note.cursors
+    keys = sorted(rows)
+    # As Postgres writes arrays: psycopg takes far longer for lists, and this is done per request.
+    return {
+        "ledgers": _array(ledger for ledger, _ in keys),
+        "lsn": _array(format_lsn(high.lsn) for _, high in keys),
+        "idx": _array(str(high.idx) for _, high in keys),
+        "cursors": _array(f'"\\\\x{rows[key].hex()}"' for key in keys),
+    }
+
+
+def _array(values: Iterable[str]) -> str:
+    """Values without quotes, commas or spaces of their own, as the text of an array."""
+    return "{" + ",".join(values) + "}"
 
 
 def _place(cursor: Cursor) -> dict[str, object]:

@@ -33,7 +33,7 @@ from cdc.replication.identity import (
     identify,
     identify_timeline,
 )
-from cdc.replication.slot_row import READ_SLOT, SlotRow, slot_fault, slot_row
+from cdc.replication.slot_row import READ_SLOT, SlotRow, recreate, slot_fault, slot_row
 
 _ANSWER_S = 15.0  # a little above the server's own bound on a statement
 
@@ -41,16 +41,11 @@ _LOCK = "SELECT pg_try_advisory_lock(hashtextextended('walbrook.slot.' || %s, 0)
 _STARTED_AT = "SELECT extract(epoch FROM pg_postmaster_start_time())::text"
 _PUBLICATION = "SELECT oid FROM pg_publication WHERE pubname = %s"
 
-_RECREATE = (
-    "create the slot again and accept the gap: SELECT walbrook.accept_gap(source, lsn) with its "
-    "confirmed_flush_lsn, the service being stopped"
-)
 _FIXES = {
     "slot_physical": "configure a logical slot",
     "slot_database": "configure a slot of this database, or the database of the slot",
     "slot_plugin": "configure a slot that was created with pgoutput",
     "slot_temporary": "configure a slot that is not temporary",
-    "slot_lost": f"drop it, {_RECREATE}",
 }
 
 
@@ -92,7 +87,7 @@ class SlotControl:
             fork = find_fork(replication, server, recorded)
             self._check_same(server.started_at)
         slot = None if row is None else slot_row(self._slot, row[0], row[2])
-        usable = _usable(self._slot, slot, server)
+        usable = _usable(self._slot, slot, server, recorded.source)
         if published is None:
             raise publication_missing(self._publication)
         if recorded.publication_oid not in (None, published[0]):
@@ -140,7 +135,8 @@ class SlotControl:
             simple = psycopg.ClientCursor(replication)
             row = simple.execute(READ_SLOT, (self._slot,)).fetchone()
         slot = None if row is None else slot_row(self._slot, row[0], row[2])
-        check_resume(replace(identity, slot=_usable(self._slot, slot, server)), resume)
+        usable = _usable(self._slot, slot, server, identity.source)
+        check_resume(replace(identity, slot=usable), resume)
 
     def require_timeline(self, identity: Identity) -> None:
         """Raise TransientError once a standby that is being read is on another timeline.
@@ -210,12 +206,12 @@ class SlotControl:
             connection.close()
 
 
-def _usable(name: str, slot: SlotRow | None, server: Server) -> SlotRow:
+def _usable(name: str, slot: SlotRow | None, server: Server, source: str) -> SlotRow:
     if slot is None:
         raise SourceError(
             f"replication slot {name} no longer exists, and with it every change that is not in "
             "the log" + ("; it was not on the standby" if server.in_recovery else ""),
-            fix=_RECREATE,
+            fix=recreate(source),
             kind="slot_missing",
         )
     if server.in_recovery and slot.synced:
@@ -227,7 +223,8 @@ def _usable(name: str, slot: SlotRow | None, server: Server) -> SlotRow:
         )
     fault = slot_fault(slot, server.database)
     if fault is not None:
-        raise SourceError(fault.what, fix=_FIXES[fault.kind], kind=fault.kind)
+        fix = _FIXES.get(fault.kind) or f"drop it, {recreate(source)}"
+        raise SourceError(fault.what, fix=fix, kind=fault.kind)
     return slot
 
 

@@ -30,7 +30,8 @@ import pyarrow as pa
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import ProtocolError
 from cdc.replication.publish import BatchLimits, Outcome, Publisher
-from cdc.replication.seal import Sealed, Sealer
+from cdc.replication.seal import Sealer
+from cdc.replication.sealed import Sealed
 from cdc.replication.spill import NotStreamableError, Spill, Waiting
 from cdc.replication.spill_file import SPILL_SCHEMA, SpilledRows
 from cdc.replication.stream_blocks import (
@@ -236,7 +237,10 @@ class Intake:
         self._spill.published(end.xid, published)
 
     def _publish(self, outcome: Outcome, frames: Iterable[SpilledRows]) -> Iterator[Sealed]:
-        publisher = Publisher(outcome, self._sealer.resume, self._sealer.catalog_of, self._skipped)
+        sealer = self._sealer
+        publisher = Publisher(
+            outcome, sealer.resume, sealer.catalog_of, self._skipped, sealer.versions
+        )
         yield from publisher.batches(frames, self._limits)
 
     def _known(self, xid: int) -> Waiting:

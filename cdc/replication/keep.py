@@ -20,7 +20,7 @@ from cdc.log.inspection import Inspection
 from cdc.log.manifest import Manifest, SegmentInfo
 from cdc.log.whole import Examined
 from cdc.log.writer import Durability, LogWriter, Retention, SegmentLimits, Tier
-from cdc.replication.seal import Sealed
+from cdc.replication.sealed import Sealed
 from cdc.state.health import Condition
 from cdc.state.reader_state import SegmentRow
 

@@ -1,7 +1,7 @@
 """Giving the rows of a transaction their cursors, once it is known where and whether it committed.
 
-What must always hold: the numbers are those of the surviving rows in order, as if nothing else had
-ever been sent; memory is bounded by one batch.
+Invariant: the numbers are those of the surviving rows in order, as if nothing else had ever been
+sent; memory is bounded by one batch.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from cdc.decoding.annotations import Run, joined_runs
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.decoding.relation import parse_relation
 from cdc.replication.annotations import Listener, Refused
+from cdc.replication.numbering import Openings, needs_place
 from cdc.replication.relations import CatalogOf, Schema, noted
-from cdc.replication.seal import Sealed, at_or_above, sealed_of
+from cdc.replication.sealed import Sealed, at_or_above, sealed_of
 from cdc.replication.spill_file import SpilledRows
+from cdc.replication.table_versions import TableVersions
+from cdc.replication.wire import Ints, Mask
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,10 @@ class Publisher:
     resume: Cursor
     catalog_of: CatalogOf
     skipped: Callable[[], None] = lambda: None  # called for each frame that is not for the log
-    _next_idx: int = 0
+    versions: TableVersions | None = None  # without them no schema change is written
+    _next_idx: int = 0  # counts changes alone
+    _left_free: int = 0  # numbers that were left free between them
+    _openings: Openings = field(default_factory=Openings)
     _listener: Listener = field(default_factory=Listener)
     _schemas: dict[int, Schema] = field(default_factory=dict)  # by the bare message's hash
 
@@ -77,8 +83,7 @@ class Publisher:
         """A frame's surviving rows with their cursors; None if none of them is for the log."""
         rows, outcome = spilled.rows, self.outcome
         alive = ~np.isin(rows.column("xid").to_numpy(), list(outcome.aborted))
-        idx = self._next_idx + np.cumsum(alive) - alive
-        self._next_idx += int(alive.sum())
+        idx, opens = self._number(rows, alive)
         heard = self._listener.hear_rows(
             rows.column("kind"), rows.column("payload"), np.flatnonzero(alive)
         )
@@ -90,7 +95,9 @@ class Publisher:
             return None
         if count < len(keep):
             rows = rows.filter(pa.array(keep))
-        kept, lsn, idx = np.flatnonzero(keep), lsn[keep], idx[keep]
+        kept, lsn, idx, opens = np.flatnonzero(keep), lsn[keep], idx[keep], opens[keep]
+        schema_ids = self._schema_ids(rows.column("schema_id"), spilled.schemas)
+        self._meet(np.flatnonzero(opens), rows, idx)
         raw = pa.RecordBatch.from_arrays(
             [
                 pa.array(lsn),
@@ -99,12 +106,40 @@ class Publisher:
                 pa.array(np.full(count, outcome.xid)),
                 rows.column("kind"),
                 rows.column("relation"),
-                self._schema_ids(rows.column("schema_id"), spilled.schemas),
+                schema_ids,
                 rows.column("payload"),
             ],
             schema=RAW_SCHEMA,
         )
         return _Numbered(raw, heard.runs(kept), heard.refusals(kept, lsn, idx))
+
+    def _number(self, rows: pa.RecordBatch, alive: Mask) -> tuple[Ints, Mask]:
+        """Of each row its number, and whether it opens its table; nonsense for those not alive."""
+        number = self._next_idx + np.cumsum(alive) - alive
+        self._next_idx += int(alive.sum())
+        relation, described = (
+            rows.column(name).to_numpy()[alive] for name in ("relation", "schema_id")
+        )
+        opens = np.zeros(len(alive), dtype=bool)
+        opens[alive] = self._openings.within(
+            self.outcome.commit_lsn, relation.astype(np.int64), described
+        )
+        left_free = self._left_free + np.cumsum(needs_place(opens, number))
+        self._left_free = int(left_free[-1]) if len(left_free) else self._left_free
+        return number + left_free, opens
+
+    def _meet(self, opened: Ints, rows: pa.RecordBatch, idx: Ints) -> None:
+        """Hand on the rows that open their tables with a schema that is not their newest."""
+        if self.versions is None:
+            return
+        relation, bare = (rows.column(name).to_numpy() for name in ("relation", "schema_id"))
+        for at in opened.tolist():
+            oid, schema = int(relation[at]), self._schemas[int(bare[at])]
+            since = Cursor(self.outcome.commit_lsn, int(idx[at]))
+            if self.versions.is_newest(oid, schema.schema_id):
+                continue
+            if since >= self.versions.undecided_from(oid):
+                self.versions.meet(schema, since, self.outcome.commit_ts)
 
     def _schema_ids(self, bare: pa.Array, messages: Mapping[int, bytes]) -> pa.Array:
         """The ids of the schemas as the log keeps them; here the catalog is asked."""
@@ -128,7 +163,8 @@ class Publisher:
         schemas = {schema.schema_id: schema.message for schema in self._schemas.values()}
         runs = joined_runs([(one.runs, one.raw.num_rows) for one in held])
         refused = [refused for one in held for refused in one.refused]
-        return sealed_of(raw, schemas, runs, refused)
+        sealed = sealed_of(raw, schemas, runs, refused)
+        return sealed if self.versions is None else self.versions.into(sealed, self.resume)
 
 
 @dataclass(frozen=True)

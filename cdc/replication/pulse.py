@@ -40,22 +40,33 @@ class PulseMonitor:
         self._read_end, self.write_end = os.pipe()
         os.set_blocking(self._read_end, False)
         self._due = time.monotonic() + first_s
+        self._has_beaten = False
 
     def started(self) -> None:
         """The process has its own copy of the other end."""
         os.close(self.write_end)
 
     @property
+    def has_beaten(self) -> bool:
+        """Whether the process has given a sign of life yet."""
+        self._listen()
+        return self._has_beaten
+
+    @property
     def is_overdue(self) -> bool:
         """Whether the next beat should have come; what has come meanwhile counts."""
+        self._listen()
+        return time.monotonic() >= self._due
+
+    def _listen(self) -> None:
         try:
             beats = os.read(self._read_end, _READ_BYTES)
         except BlockingIOError:
             beats = b""
         last = beats.rstrip(b"\n").rpartition(b"\n")[2]
         if last:
+            self._has_beaten = True
             self._due = time.monotonic() + int(last)
-        return time.monotonic() >= self._due
 
     def close(self) -> None:
         os.close(self._read_end)

@@ -4,6 +4,7 @@ What must always hold:
 
 - Nothing is confirmed to Postgres that is not safe here (``LogKeeper.safe``).
 - A message goes into the log once: what the log already has is skipped by cursor.
+- A table version is recorded before the batch with its first row is in the log.
 - Memory is bounded by one batch and its copies; when the log is full or cannot be written, reading
   stops and the source keeps its WAL.
 - On an idle source the position still moves, by a batch without rows, once nothing is in flight.
@@ -24,7 +25,7 @@ import pyarrow as pa
 import structlog
 
 from cdc.connection import connect
-from cdc.cursor import Cursor
+from cdc.cursor import Cursor, idle_place
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.errors import TransientError, WalbrookError
 from cdc.failpoints import reached
@@ -36,13 +37,15 @@ from cdc.replication.keep import LogKeeper
 from cdc.replication.options import StreamOptions
 from cdc.replication.protocol import Keepalive
 from cdc.replication.pulse import Pulse
-from cdc.replication.seal import Sealed, Sealer
+from cdc.replication.seal import Sealer
+from cdc.replication.sealed import Sealed
 from cdc.replication.settings import ReaderSettings
 from cdc.replication.source_watch import SourceWatch
 from cdc.replication.spill import NotStreamableError, Spill
 from cdc.replication.state_link import News, StateLink, condition_of
 from cdc.replication.stop import StopSignal
 from cdc.replication.stream import ReplicationStream, UntranslatableError
+from cdc.replication.version_store import VersionStore
 from cdc.state.health import Condition
 from cdc.state.reader_state import ReaderReport, ReaderState, record_identity
 
@@ -78,16 +81,22 @@ class SlotReader:
             retention=settings.retention,
             tier=settings.tier,
         )
-        self._spill = Spill(settings.log_directory / _SPILL, bytes_max=settings.spill_bytes_max)
+        self._spill = Spill(
+            settings.log_directory / _SPILL,
+            source=settings.source,
+            bytes_max=settings.spill_bytes_max,
+        )
         self._state = StateLink(
             settings.state_dsn, settings.source, settings.term, idle_s=settings.idle_s
         )
+        self._versions = VersionStore(settings.state_dsn, settings.source, settings.term)
         self._watch = SourceWatch(
             settings.dsn,
             settings.slot,
             settings.publication,
             heartbeat_s=settings.heartbeat_s,
             primary_dsn=settings.primary_dsn,
+            source=settings.source,
         )
         self._head_lsn = 0
         self._timeline: int | None = None
@@ -158,6 +167,7 @@ class SlotReader:
                 anew=position.publication_oid is None,
             )
             control.check(identity, resume)
+            versions = self._versions.versions(resume)
             found = (identity.timeline, identity.publication_oid)
             if found != (position.timeline, position.publication_oid):
                 self._record(identity)
@@ -179,7 +189,7 @@ class SlotReader:
                 self._require_timeline = partial(control.require_timeline, identity)
                 self._begun(resume)
                 intake = Intake(
-                    Sealer(resume, control.catalog_of, stream.codec),
+                    Sealer(resume, control.catalog_of, stream.codec, versions),
                     self._spill,
                     settings.batch,
                     settled=self._state.restart,
@@ -297,6 +307,7 @@ class SlotReader:
                 break
             self._hold(stream, "the log has reached log.max_bytes", _FEEDBACK_S / 4)
         self._require_timeline()
+        self._versions.record(sealed.versions)
         while True:
             try:
                 self._keeper.append(sealed)
@@ -329,7 +340,7 @@ class SlotReader:
 
     def _advance_idle(self, stream: ReplicationStream, keepalive: Keepalive) -> None:
         """Nothing for us below the server's position: let the cursors say so."""
-        position = Cursor(keepalive.end_lsn, 0)
+        position = idle_place(keepalive.end_lsn)
         if position > max(self._keeper.end, self._state.restart):
             self._append(stream, Sealed(_NO_ROWS, {}, position, position))
 

@@ -46,6 +46,7 @@ class Announced:
     message: bytes
     relation: Relation
     at: int
+    _bare: Schema | None = None
     _schema: Schema | None = None
 
     @property
@@ -55,7 +56,9 @@ class Announced:
     @property
     def bare(self) -> Schema:
         """The message as it came."""
-        return Schema(xxhash.xxh3_64_intdigest(self.message), self.message)
+        if self._bare is None:
+            self._bare = Schema(xxhash.xxh3_64_intdigest(self.message), self.message)
+        return self._bare
 
     def schema(self, catalog_of: CatalogOf, xid: int) -> Schema:
         """With what the catalog says; it is asked once, for a row of transaction ``xid``."""
@@ -90,7 +93,7 @@ class Relations:
         ):
             if message is not None:
                 self._announce(wire.message(int(message)), first + int(wire.place[message]), codec)
-            for rows in _by_value(relation[start:end]):
+            for rows in by_value(relation[start:end]):
                 oid = int(relation[start + rows[0]])
                 if oid == 0:
                     continue
@@ -119,7 +122,7 @@ class Relations:
         self._by_oid[relation.oid] = Announced(message, relation, at)
 
 
-def _by_value(values: Ints) -> list[Ints]:
+def by_value(values: Ints) -> list[Ints]:
     """The positions of each value, rising."""
     if not len(values):
         return []

@@ -1,67 +1,32 @@
 """Turning what came off the wire into a batch: cursors, kinds and schemas by column. No I/O.
 
 The reader only collects XLogData messages; here NumPy works out for all of them at once which
-transaction each belongs to and which number it has in it. What must always hold: the same WAL
-gives the same cursors, however it is cut into batches, on whatever connection it comes. So only
-what the transaction itself contains is counted: rows, truncated tables and logical messages, never
-Relation or Type messages, which depend on the connection.
+transaction each belongs to and which number it has in it. Invariant: the same WAL gives the same
+cursors, however it is cut into batches, on whatever connection it comes. So only what the
+transaction itself contains is counted: rows, truncated tables and logical messages, never Relation
+or Type messages, which depend on the connection; ``numbering`` has the free numbers between them.
 
 Here are the transactions that come whole; ``intake`` has those that come in pieces.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.cursor import ORIGIN, Cursor
-from cdc.decoding.annotations import Run, carried_bytes, cut_runs
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.errors import ProtocolError
-from cdc.replication.annotations import Listener, Refused
-from cdc.replication.relations import CatalogOf, Relations, no_catalog
+from cdc.replication.annotations import Listener
+from cdc.replication.numbering import Openings, needs_place
+from cdc.replication.relations import CatalogOf, Relations, Schema, no_catalog
+from cdc.replication.sealed import Sealed, at_or_above, sealed_of
+from cdc.replication.table_versions import TableVersions
 from cdc.replication.wire import BEGIN, COMMIT, CONTROLS, ROWS, TRUNCATE, Ints, Mask, Wire
-
-_CARRIED_BYTES_MAX: Final = 32 << 20
-
-
-@dataclass(frozen=True)
-class Sealed:
-    """A batch ready for the log."""
-
-    raw: pa.RecordBatch
-    schemas: Mapping[int, bytes]
-    first: Cursor
-    high: Cursor
-    annotations: Sequence[Run] = ()  # which of its rows carry one
-    refused: Sequence[Refused] = ()  # those of its rows that should have been one
-
-    def parts(self) -> Iterator[Sealed]:
-        """The same rows in batches whose texts, once a row has its own, stay within bounds.
-
-        A text is here once, but each change that carries it is as much longer for everyone behind.
-        """
-        if carried_bytes(self.annotations) <= _CARRIED_BYTES_MAX:
-            yield self
-            return
-        size = np.zeros(self.raw.num_rows, dtype=np.int64)
-        for run in self.annotations:
-            size[run.start : run.stop] = len(run.text)
-        part = (np.cumsum(size) - size) // _CARRIED_BYTES_MAX
-        cuts = (np.flatnonzero(np.diff(part)) + 1).tolist()
-        for start, stop in itertools.pairwise([0, *cuts, self.raw.num_rows]):
-            yield sealed_of(
-                self.raw.slice(start, stop - start),
-                self.schemas,
-                tuple(cut_runs(self.annotations, start, stop)),
-                self.refused if start == 0 else (),
-            )
 
 
 @dataclass
@@ -71,7 +36,8 @@ class _Open:
     lsn: int = 0
     commit_ts: int = 0
     xid: int = 0
-    next_idx: int = 0
+    next_idx: int = 0  # counts changes alone
+    left_free: int = 0  # numbers that were left free between them
     in_progress: bool = False
 
 
@@ -82,11 +48,13 @@ class Sealer:
     resume: Cursor = ORIGIN  # what is below was taken by an earlier connection
     catalog_of: CatalogOf = no_catalog
     codec: str = ""  # of the connection's texts, if they are not in UTF-8
+    versions: TableVersions | None = None  # without them no schema change is written
     heartbeats: list[bytes] = field(default_factory=list)  # contents, of the batch sealed last
     relations: Relations = field(default_factory=Relations)
     received: int = 0  # messages in the batches before this one
     _open: _Open = field(default_factory=_Open)
     _listener: Listener = field(default_factory=Listener)
+    _openings: Openings = field(default_factory=Openings)
 
     @property
     def in_transaction(self) -> bool:
@@ -113,9 +81,12 @@ class Sealer:
         row, nth = wire.rows()
         lsn, idx = cursors.lsn[row], cursors.idx[row] + nth
         relation = wire.relation(row, nth)
-        schema_id, hidden, schemas = self._schemas_of(wire, row, relation, cursors.xid[row])
-        hidden |= self._heartbeats(wire)[row]
-        keep = ~hidden & at_or_above(self.resume, lsn, idx)
+        tables = self._tables_of(wire, row, relation, lsn, cursors.xid[row])
+        idx = self._leave_free(idx, tables.opens, cursors, row)
+        hidden = tables.own | self._heartbeats(wire)[row]
+        above = at_or_above(self.resume, lsn, idx)
+        self._meet(tables, above, lsn, idx, cursors.commit_ts[row])
+        keep = ~hidden & above
         if not keep.any():
             return None
         row, nth, lsn, idx = row[keep], nth[keep], lsn[keep], idx[keep]
@@ -127,12 +98,13 @@ class Sealer:
                 pa.array(cursors.xid[row]),
                 pa.array(wire.kind[row]),
                 pa.array(relation[keep].astype(np.uint32)),
-                pa.array(schema_id[keep]),
+                pa.array(tables.schema_id[keep]),
                 wire.payload(row, nth),
             ],
             schema=RAW_SCHEMA,
         )
-        return sealed_of(raw, schemas, heard.runs(row), heard.refusals(row, lsn, idx))
+        sealed = sealed_of(raw, tables.schemas, heard.runs(row), heard.refusals(row, lsn, idx))
+        return sealed if self.versions is None else self.versions.into(sealed, self.resume)
 
     def _heartbeats(self, wire: Wire) -> Mask:
         found = np.zeros(len(wire), dtype=bool)
@@ -161,7 +133,9 @@ class Sealer:
         self._require_transaction(wire, weight, is_begin)
         before = np.cumsum(weight) - weight
         tx_start = np.concatenate([[-carried.next_idx], before[begins]])
-        cursors = _Cursors(tx_lsn[tx], before - tx_start[tx], tx_ts[tx], tx_xid[tx])
+        cursors = _Cursors(
+            tx_lsn[tx], before - tx_start[tx], tx_ts[tx], tx_xid[tx], tx, loose, carried.left_free
+        )
         cursors.lsn[loose], cursors.commit_ts[loose] = wire.loose(loose)
         cursors.idx[loose] = 0
         cursors.xid[loose] = 0
@@ -172,6 +146,7 @@ class Sealer:
             int(tx_ts[-1]),
             int(tx_xid[-1]),
             int(weight.sum() - tx_start[-1]),
+            0 if len(begins) else carried.left_free,
             bool(is_begin[ends[-1]]) if len(ends) else carried.in_progress,
         )
         return cursors
@@ -187,51 +162,77 @@ class Sealer:
                 fix="read the stream from the Begin of a transaction on",
             )
 
-    def _schemas_of(
-        self, wire: Wire, row: Ints, relation: Ints, xid: Ints
-    ) -> tuple[npt.NDArray[np.uint64], Mask, dict[int, bytes]]:
-        """For each row the schema in force when it was sent, and which rows are our own tables'."""
-        schema_id = np.zeros(len(row), dtype=np.uint64)
-        own = np.zeros(len(row), dtype=bool)
-        schemas: dict[int, bytes] = {}
+    def _tables_of(self, wire: Wire, row: Ints, relation: Ints, lsn: Ints, xid: Ints) -> _Tables:
+        """For each row the schema in force when it was sent, and what else its table says."""
+        tables = _Tables(len(row))
         for known, rows in self.relations.in_force(wire, row, relation, self.received, self.codec):
+            oid = known.relation.oid
+            tables.opens[rows] = self._openings.among(oid, known.bare.schema_id, lsn[rows])
             if known.own:
-                own[rows] = True
+                tables.own[rows] = True
                 continue
             schema = known.schema(self.catalog_of, int(xid[rows[0]]))
-            schema_id[rows] = schema.schema_id
-            schemas[schema.schema_id] = schema.message
-        return schema_id, own, schemas
+            tables.schema_id[rows] = schema.schema_id
+            tables.schemas[schema.schema_id] = schema.message
+            if self.versions is not None and (
+                oid in tables.changing or not self.versions.is_newest(oid, schema.schema_id)
+            ):
+                tables.changing.add(oid)
+                tables.described.append((oid, schema, rows))
+        return tables
+
+    def _leave_free(self, number: Ints, opens: Mask, cursors: _Cursors, row: Ints) -> Ints:
+        """The numbers with a free one before each row that needs it (``numbering``)."""
+        free = needs_place(opens, number)
+        if not len(row) or not (cursors.left_free or free.any()):
+            return number
+        tx = cursors.tx[row]
+        count = np.concatenate([[0], np.cumsum(free)])
+        before = count[np.searchsorted(tx, np.arange(cursors.tx[-1] + 1))]
+        before[0] -= cursors.left_free
+        self._open.left_free = int(count[-1] - before[-1])
+        shift = count[1:] - before[tx]
+        if len(cursors.loose):
+            shift[np.isin(row, cursors.loose)] = 0
+        found: Ints = number + shift
+        return found
+
+    def _meet(self, tables: _Tables, above: Mask, lsn: Ints, idx: Ints, commit_ts: Ints) -> None:
+        """Hand on the first undecided row of each schema that is not the newest of its table."""
+        for oid, schema, rows in tables.described:
+            assert self.versions is not None
+            if self.versions.is_newest(oid, schema.schema_id):
+                continue
+            floor = self.versions.undecided_from(oid)
+            opened = rows[(tables.opens & above)[rows]]
+            opened = opened[at_or_above(floor, lsn[opened], idx[opened])]
+            if len(opened):
+                at = int(opened[0])
+                since = Cursor(int(lsn[at]), int(idx[at]))
+                self.versions.meet(schema, since, int(commit_ts[at]))
 
 
-def at_or_above(resume: Cursor, lsn: Ints, idx: Ints) -> Mask:
-    """Which cursors are not below ``resume``."""
-    found: Mask = (lsn > resume.lsn) | ((lsn == resume.lsn) & (idx >= resume.idx))
-    return found
+class _Tables:
+    """Of each row what is known of its table."""
 
-
-def sealed_of(
-    raw: pa.RecordBatch,
-    schemas: Mapping[int, bytes],
-    annotations: Sequence[Run],
-    refused: Sequence[Refused],
-) -> Sealed:
-    """A batch of RAW_SCHEMA with its bounds, and of ``schemas`` those that its rows need."""
-    used = set(np.unique(raw.column("schema_id").to_numpy()).tolist())
-    lsn, idx = raw.column("commit_lsn"), raw.column("commit_idx")
-    return Sealed(
-        raw,
-        {key: message for key, message in schemas.items() if key in used},
-        Cursor(lsn[0].as_py(), idx[0].as_py()),
-        Cursor(lsn[-1].as_py(), idx[-1].as_py() + 1),
-        annotations,
-        refused,
-    )
+    def __init__(self, rows: int) -> None:
+        self.schema_id: npt.NDArray[np.uint64] = np.zeros(rows, dtype=np.uint64)
+        self.own: Mask = np.zeros(rows, dtype=bool)
+        self.opens: Mask = np.zeros(rows, dtype=bool)
+        self.schemas: dict[int, bytes] = {}
+        # Tables that may have a new version, and the rows of each of their schemas, in order.
+        self.changing: set[int] = set()
+        self.described: list[tuple[int, Schema, Ints]] = []
 
 
 @dataclass(frozen=True)
 class _Cursors:
+    """By message; ``idx`` counts changes alone, ``tx`` the transactions that began here."""
+
     lsn: Ints
     idx: Ints
     commit_ts: Ints
     xid: Ints
+    tx: Ints
+    loose: Ints  # the messages outside of transactions
+    left_free: int  # in the transaction that goes on from the batch before

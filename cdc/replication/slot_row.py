@@ -112,3 +112,11 @@ def slot_fault(slot: SlotRow, database: str) -> Fault | None:
             "after its position cannot be read any more",
         )
     return None
+
+
+def recreate(source: str) -> str:
+    """What to do about a slot that is lost."""
+    return (
+        f"create the slot again and accept the gap: SELECT walbrook.accept_gap('{source}', lsn) "
+        "with its confirmed_flush_lsn, the service being stopped"
+    )

@@ -20,7 +20,7 @@ from cdc.cursor import parse_lsn
 from cdc.errors import TransientError
 from cdc.replication.deadline import Shutter, deadline
 from cdc.replication.heartbeat import Heartbeat, HeartbeatLedger
-from cdc.replication.slot_row import READ_SLOT, SlotRow, slot_row
+from cdc.replication.slot_row import READ_SLOT, SlotRow, recreate, slot_row
 from cdc.replication.wire import HEARTBEAT_PREFIX
 from cdc.state.health import Condition
 from cdc.state.reader_state import SourceSight
@@ -68,8 +68,13 @@ class SourceWatch:
         *,
         heartbeat_s: float,
         primary_dsn: str | None = None,
+        source: str = "",
     ) -> None:
-        """``heartbeat_s`` 0 sends none; ``primary_dsn`` is where they go if not to the source."""
+        """``heartbeat_s`` 0 sends none; ``primary_dsn`` is where they go if not to the source.
+
+        ``source`` is the name of the source in advice.
+        """
+        self._name = source
         self._slot = slot
         self._publication = publication
         self._published: object = None  # the publication's oid when it was first seen
@@ -102,7 +107,7 @@ class SourceWatch:
     def conditions(self, *, reading: bool = True) -> list[Condition]:
         """What is wrong; while the reader is not reading, it says itself why heartbeats fail."""
         seen = self._seen
-        found = [seen.publication, _slot_condition(seen.slot)]
+        found = [seen.publication, _slot_condition(seen.slot, self._name)]
         if reading:
             found += [seen.refusal, self._ledger.late(time.monotonic())]
         return [condition for condition in found if condition is not None]
@@ -302,7 +307,7 @@ class _Link:
         self.checked = False
 
 
-def _slot_condition(slot: SlotRow | None) -> Condition | None:
+def _slot_condition(slot: SlotRow | None, source: str) -> Condition | None:
     if slot is None:
         return None
     if slot.lost:
@@ -310,7 +315,7 @@ def _slot_condition(slot: SlotRow | None) -> Condition | None:
             "slot_lost",
             "error",
             f"the slot {slot.name} is lost ({slot.invalidation or 'its WAL was removed'})",
-            "drop it, create it again, and accept the gap: SELECT walbrook.accept_gap(source, lsn)",
+            f"drop it, {recreate(source)}",
         )
     if slot.at_risk:
         return Condition(

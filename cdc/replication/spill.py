@@ -79,8 +79,10 @@ class Spill:
     a connection with another encoding it has other bytes.
     """
 
-    def __init__(self, directory: Path, *, bytes_max: int = 8 << 30) -> None:
+    def __init__(self, directory: Path, *, source: str = "", bytes_max: int = 8 << 30) -> None:
+        """``source`` is its name in advice."""
         self._directory = directory
+        self._source = source
         self._bytes_max = bytes_max
         self._waiting: dict[int, Waiting] = {}
         self._prepared: dict[int, _Prepared] = {}
@@ -222,7 +224,7 @@ class Spill:
             f"source sent once, at PREPARE, are not in {self._directory}",
             fix="put back the spill folder of the log directory that was in use at PREPARE; or, to "
             "go on without these rows, stop the service and call "
-            f"SELECT walbrook.accept_gap(source, '{format_lsn(commit_lsn + 1)}')",
+            f"SELECT walbrook.accept_gap('{self._source}', '{format_lsn(commit_lsn + 1)}')",
             kind="prepared_missing",
         )
 

@@ -29,7 +29,7 @@ from cdc.service.logs import configure_logs
 from cdc.service.operator_commands import operator_app
 from cdc.service.ownership import Ownership
 from cdc.service.source_keeper import SourceKeeper, wait_for_sources
-from cdc.service.start import migrate_state, patiently, prepare_state, reach
+from cdc.service.start import migrate_state, patiently, prepare_state, reach, state_called
 from cdc.service.status import status_tables
 from cdc.service.supervisor import Supervisor
 
@@ -113,7 +113,7 @@ def serve(path: Path, stop: StopSignal) -> int:
 def status(config: ConfigPath = _DEFAULT) -> None:
     """Show sources, consumers, cursors and lag."""
     settings = load(config)
-    with reach(settings.state_dsn(), "the state database") as connection:
+    with reach(settings.state_dsn(), state_called(settings)) as connection:
         try:
             tables = status_tables(connection)
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from cdc.config import Config, Database, EventTime, Sink
+from cdc.config.event_time import BY_COMMIT
 from cdc.errors import ConfigError
 from cdc.eventtime.types import EventTimeType, resolve
 from cdc.service.shown_tables import Shown, ShownTable, shown_by
@@ -26,6 +27,7 @@ def check_event_time(config: Config) -> list[str]:
         for i, sink in enumerate(config.sinks)
         if sink.status == "active" and sink.event_time is not None
     ]
+    by_clock = {place for place, sink, _ in sinks if sink.ordering == "processing_time"}
     read = {source for _, sink, _ in sinks for source in sink.sources}
     databases = [database for database in config.databases if database.name in read]
     shown = {database.name: shown_by(database) for database in databases}
@@ -34,7 +36,7 @@ def check_event_time(config: Config) -> list[str]:
     for place, sink, event_time in sinks:
         problems += _unknown_types(f"{place}.event_time", event_time, types)
         problems += _shown_nowhere(place, sink, [shown[source] for source in sink.sources])
-        for database in databases:
+        for database in databases if place not in by_clock else ():
             if database.name in sink.sources:
                 for table in shown[database.name].tables:
                     if sink.source.takes(table.schema, table.name):
@@ -126,7 +128,15 @@ def _unfit(
         return
     column_place, type_place = _places(place, event_time, table)
     column_type = table.columns.get(time.column)
-    if column_type is None:
+    if time.may_be_either and column_type is not None:
+        yield (
+            f"{column_place}: {where} has a column {time.column} of its own. To fix it: write "
+            f"record.{time.column} for that column, or metadata.{time.column} for the time of the "
+            "commit"
+        )
+    elif time.type == BY_COMMIT:
+        return
+    elif column_type is None:
         yield (
             f"{column_place}: {where} shows no column {time.column} in publication "
             f"{database.publication.name}. To fix it: {_instead(time.column, table)}"

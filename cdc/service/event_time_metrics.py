@@ -22,7 +22,8 @@ TABLES_MAX: Final = 500
 _CONSUMERS = """
 SELECT e.consumer, e.watermark::float8 / 1e6 AS watermark,
        count(p.table_name) AS tables,
-       count(*) FILTER (WHERE num_nonnulls(p.idle_since, s.finished_at) > 0) AS idle,
+       count(*) FILTER (WHERE num_nonnulls(p.idle_since, s.finished_at) > 0 OR p.marked_idle)
+           AS idle,
        coalesce(sum(p.buffered), 0) AS buffered, coalesce(sum(p.late), 0) AS late
   FROM walbrook.event_time e
   JOIN walbrook.consumers c ON c.name = e.consumer AND c.active
@@ -33,7 +34,8 @@ SELECT e.consumer, e.watermark::float8 / 1e6 AS watermark,
 _TABLES = """
 SELECT c.name AS consumer, c.source, p.table_name AS "table",
        p.watermark::float8 / 1e6 AS watermark,
-       (num_nonnulls(p.idle_since, s.finished_at) > 0)::int AS idle, p.buffered, p.late
+       (num_nonnulls(p.idle_since, s.finished_at) > 0 OR p.marked_idle)::int AS idle,
+       p.buffered, p.late
   FROM walbrook.event_partitions p
   JOIN walbrook.consumers c ON c.id = p.consumer
   LEFT JOIN walbrook.event_sources s ON s.consumer = c.id

@@ -99,6 +99,8 @@ class Processes(Protocol):
 
     def processes(self) -> dict[str, bool]: ...
 
+    def starting(self) -> list[str]: ...
+
 
 @dataclass(frozen=True)
 class Sight:
@@ -157,6 +159,10 @@ class Observatory:
                 found.append(f"{row['consumer']} is behind and has not moved for {_STUCK_S} s")
         # A consumer of several databases has a row for each.
         return list(dict.fromkeys([*found, *sight.of_severity("error")]))
+
+    def starting(self) -> list[str]:
+        """Who is not up yet, a sentence each; none once the service works."""
+        return [f"{name} is starting" for name in self._supervisor.starting()]
 
     def read(self) -> Sight:
         with connect(self._dsn, name="http", statement_s=3) as connection:
@@ -298,15 +304,17 @@ def application(observatory: Observatory, api: Api | None = None) -> Starlette:
         except psycopg.Error as error:
             return JSONResponse({"status": "down", "error": str(error).strip()}, 503)
         complaints = observatory.complaints(sight)
+        starting = observatory.starting()
+        status = "degraded" if complaints else "starting" if starting else "ok"
         body = {
-            "status": "degraded" if complaints else "ok",
-            "complaints": complaints,
+            "status": status,
+            "complaints": [*complaints, *starting],
             "warnings": sight.of_severity("warning"),
             "events": sight.events,
             "sources": sight.sources,
             "consumers": sight.consumers,
         }
-        return JSONResponse(body, 503 if complaints else 200)
+        return JSONResponse(body, 200 if status == "ok" else 503)
 
     def metrics(_request: Request) -> Response:
         try:

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from cdc.cursor import Cursor
 from cdc.decoding import decode_changes
 from cdc.decoding.annotations import annotations_of
+from cdc.decoding.groups import ACTIONS
 from cdc.decoding.relation import parse_relation
 from cdc.errors import CorruptionError, PoisonError, ProtocolError
 from cdc.log.frame import Frame
 from cdc.log.view import LogReader
 
-KINDS = {"insert": "I", "update": "U", "delete": "D", "truncate": "T", "message": "M"}
+KINDS = {action: kind for kind, action in ACTIONS.items()}
 """Actions, and the kinds of message they come from."""
 
 _WAIT_S = 1.0

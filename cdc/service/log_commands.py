@@ -50,6 +50,7 @@ class Action(StrEnum):
     DELETE = "delete"
     TRUNCATE = "truncate"
     MESSAGE = "message"
+    SCHEMA_CHANGE = "schema_change"
 
 
 @log_app.command("ls")

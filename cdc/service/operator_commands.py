@@ -1,4 +1,5 @@
-"""``walbrook pause | resume | rewind | discard-all | redeliver | discard | dead-letters``.
+"""``walbrook pause``, ``resume``, ``rewind``, ``skip-to``, ``discard-all``, ``redeliver`` and more;
+for event time ``advance-watermark`` and ``set-partition-idle``.
 
 Thin layers over the functions of schema walbrook: what they refuse is what is printed.
 """
@@ -17,7 +18,7 @@ from rich.text import Text
 
 from cdc.config import load
 from cdc.connection import Connection
-from cdc.service.start import reach
+from cdc.service.start import reach, state_called
 from cdc.state import operators
 from cdc.state.operators import State
 
@@ -81,6 +82,51 @@ def rewind(
         )
 
 
+@operator_app.command("skip-to")
+def skip_to(
+    consumer: Name,
+    cursor: Annotated[
+        str, typer.Argument(metavar="CURSOR", help="The first change to deliver: LSN:index.")
+    ],
+    config: ConfigPath = _DEFAULT,
+) -> None:
+    """Move a consumer forward in the log and give up what lies before; its sink is told of it."""
+    with _state(config) as state:
+        _tell(consumer, operators.skip_to(state, consumer, cursor))
+
+
+@operator_app.command("advance-watermark")
+def advance_watermark(
+    consumer: Name,
+    to_time: Annotated[str, typer.Argument(metavar="TIME", help="The least it is to be.")],
+    source: Annotated[
+        str | None, typer.Option(help="Only for the tables of this database.")
+    ] = None,
+    config: ConfigPath = _DEFAULT,
+) -> None:
+    """Wait for nothing at or below a time any more, in event-time order."""
+    with _state(config) as state:
+        done = operators.advance_watermark(state, consumer, to_time, source)
+        typer.echo(f"the watermark of {consumer} is at least {done['watermark']} from now on")
+
+
+@operator_app.command("set-partition-idle")
+def set_partition_idle(
+    consumer: Name,
+    partition: Annotated[
+        str, typer.Argument(metavar="TABLE", help="As walbrook.watermarks names it: schema.table.")
+    ],
+    active: Annotated[
+        bool, typer.Option("--active", help="Take the mark back: it counts again.")
+    ] = False,
+    config: ConfigPath = _DEFAULT,
+) -> None:
+    """Let a table hold the watermark back no more, in event-time order."""
+    with _state(config) as state:
+        operators.set_partition_idle(state, consumer, partition, idle=not active)
+        typer.echo(f"{partition} of {consumer} is marked {'active' if active else 'idle'}")
+
+
 @operator_app.command("discard-all")
 def discard_all(consumer: Name, config: ConfigPath = _DEFAULT) -> None:
     """Give up all that a consumer has not had; its sink is told of the gap."""
@@ -139,7 +185,8 @@ def dead_letters(
 
 @contextmanager
 def _state(config: Path) -> Iterator[Connection]:
-    with reach(load(config).state_dsn(), "the state database") as connection:
+    settings = load(config)
+    with reach(settings.state_dsn(), state_called(settings)) as connection:
         # Some of what is asked for was done, and the rest was not.
         connection.add_notice_handler(
             lambda notice: typer.echo(f"warning: {notice.message_primary}", err=True)

@@ -15,7 +15,7 @@ import structlog
 from cdc.config import Config
 from cdc.connection import Connection
 from cdc.errors import OperatorError, TransientError
-from cdc.service.start import reach
+from cdc.service.start import reach, state_called
 
 _logger = structlog.get_logger("walbrook.service")
 
@@ -29,6 +29,7 @@ class Ownership:
 
     def __init__(self, config: Config) -> None:
         self._dsn = config.state_dsn()
+        self._called = state_called(config)
         self._sources = [database.name for database in config.databases]
         self._connection: Connection | None = None
         self._looked_at = 0.0
@@ -64,7 +65,7 @@ class Ownership:
             self._is_away = False
 
     def _take(self) -> None:
-        self._connection = reach(self._dsn, "the state database")
+        self._connection = reach(self._dsn, self._called)
         try:
             for source in self._sources:
                 self._lock(self._connection, source)

@@ -74,9 +74,16 @@ def patiently(step: Callable[[], T], stop: StopSignal) -> T:
         backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
 
 
+def state_called(config: Config) -> str:
+    """How a message names the state database; without an address of its own it is a source."""
+    if config.state.url is not None:
+        return "the state database"
+    return f"database {config.databases[0].name}, which also holds the state,"
+
+
 def migrate_state(config: Config) -> list[Migration]:
     """Bring the schema ``walbrook`` up to date."""
-    with reach(config.state_dsn(), "the state database") as connection:
+    with reach(config.state_dsn(), state_called(config)) as connection:
         return migrate(connection)
 
 
@@ -90,7 +97,7 @@ def prepare_state(config: Config) -> None:
     """Bring the state database up to date, and check what needs no source."""
     for migration in migrate_state(config):
         _logger.info("state.migrated", number=migration.number, name=migration.name)
-    with reach(config.state_dsn(), "the state database") as state:
+    with reach(config.state_dsn(), state_called(config)) as state:
         _check_order_is_kept(config, state)
         resolve_unserved(state, [database.name for database in config.databases])
 
@@ -152,7 +159,7 @@ def prepare_database(config: Config, database: Database) -> int:
     own = [sink.source for sink in sinks if len(sink.sources) == 1]
     wanted = sorted({table for source in own for table in source.include_tables or ()})
     schemas = sorted({name for source in own for name in source.include_schemas or ()})
-    with reach(config.state_dsn(), "the state database") as state:
+    with reach(config.state_dsn(), state_called(config)) as state:
         known = is_registered(state, database.name)
     if known:
         wanted, schemas = [], []
@@ -169,7 +176,7 @@ def prepare_database(config: Config, database: Database) -> int:
         )
     for warning in identity.warnings:
         _logger.warning("source.warning", source=database.name, warning=warning)
-    with reach(config.state_dsn(), "the state database") as state:
+    with reach(config.state_dsn(), state_called(config)) as state:
         term = register_source(
             state,
             name=database.name,

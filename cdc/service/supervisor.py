@@ -12,6 +12,7 @@ then the driver, which settles what the log holds.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import signal
@@ -57,6 +58,7 @@ class Child:
     command: list[str]
     environment: dict[str, str] = field(default_factory=dict)
     has_pulse: bool = False
+    first_pulse_s: float | None = None  # a bound of its own until the first sign of life
     process: subprocess.Popen[bytes] | None = None
     backoff_s: float = _BACKOFF_FIRST_S
     started_at: float = 0.0
@@ -70,7 +72,8 @@ class Child:
         self.starts += 1
         self.started_at = time.monotonic()
         self.needs_operator = False
-        pulse = PulseMonitor(_FIRST_PULSE_S) if self.has_pulse else None
+        first_s = _FIRST_PULSE_S if self.first_pulse_s is None else self.first_pulse_s
+        pulse = PulseMonitor(first_s) if self.has_pulse else None
         ends = () if pulse is None else (pulse.write_end,)
         try:
             # A session of its own: Ctrl-C reaches only the supervisor, which stops its children in
@@ -98,6 +101,12 @@ class Child:
     @property
     def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the process runs and has not said yet that it works."""
+        pulse = self.pulse
+        return self.alive and pulse is not None and not pulse.has_beaten
 
     def mind(self) -> None:
         """Start the process if it ended, and end it if it hangs."""
@@ -177,7 +186,14 @@ class Supervisor:
             if config.serves_log
             else []
         )
-        self._driver = Child("driver", _module("spark_pipeline", path), token)
+        # It beats once, when Spark is up: how long that takes is up to the machine.
+        self._driver = Child(
+            "driver",
+            _module("spark_pipeline", path),
+            token,
+            has_pulse=True,
+            first_pulse_s=math.inf,
+        )
 
     def run(self, stop: StopSignal, keep: Callable[[], None]) -> int:
         """Mind the children, and ``keep`` what is ours, until a stop. Returns the exit status."""
@@ -204,6 +220,10 @@ class Supervisor:
         """Each process of the service, and whether it runs."""
         running = {f"reader {name}": False for name in self._sources}
         return running | {child.name: child.alive for child in self._children}
+
+    def starting(self) -> list[str]:
+        """The processes that run and cannot do their work yet."""
+        return [self._driver.name] if self._driver.is_starting else []
 
     def _add_ready_sources(self) -> None:
         """Start the reader of each source that has become ready, and let the driver serve it."""

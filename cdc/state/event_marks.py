@@ -21,12 +21,14 @@ class Marks:
 
     order: str
     release: str
+    ordering: str = "event_time"
 
     @classmethod
     def of(cls, sink: Sink) -> Marks:
         timed, window = sink.event_time, sink.window
         assert timed is not None
         order = [
+            sink.ordering,
             timed.column,
             timed.type,
             [[table.name, table.column, table.type] for table in timed.tables],
@@ -43,7 +45,7 @@ class Marks:
             timed.emit_watermarks,
             None if window is None else [window.group_by, window.aggregates],
         ]
-        return cls(mark_of(order), mark_of(release))
+        return cls(mark_of(order), mark_of(release), sink.ordering)
 
 
 def mark_of(value: object) -> str:

@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
+from psycopg.types.json import Jsonb
 
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn, parse_lsn
 from cdc.errors import OperatorError
+from cdc.eventtime.arrival import Bound
 from cdc.state.event_marks import Marks, mark_of
 from cdc.state.event_partitions import Seen, forget_events, keep_seen
 from cdc.state.fence import FENCE, FENCE_TO_MOVE, fenced
@@ -28,8 +30,8 @@ from cdc.state.positions import MovedError
 _logger = structlog.get_logger("walbrook.event_time")
 
 _BEGIN = """
-INSERT INTO walbrook.event_time (consumer, base_lsn, order_mark) VALUES (%s, %s::pg_lsn, %s)
-    ON CONFLICT DO NOTHING
+INSERT INTO walbrook.event_time (consumer, base_lsn, order_mark, ordering)
+VALUES (%s, %s::pg_lsn, %s, %s) ON CONFLICT DO NOTHING
 """
 _READ = """
 SELECT base_lsn::text, sequence, watermark, planned, planned_from, planned_to, order_mark, sent_mark
@@ -41,7 +43,7 @@ SELECT c.source, c.id, c.ledger::text, c.cursor_lsn::text, c.cursor_idx, c.pause
        e.read_lsn::text, e.read_idx, e.settled_to, e.planned_lsn::text, e.planned_idx,
        e.finished_at IS NOT NULL, e.ledger <> c.ledger, e.ledger IS NULL,
        coalesce(s.log_lsn, s.restart_lsn)::text,
-       (c.cursor_lsn, c.cursor_idx) > (e.cursor_lsn, e.cursor_idx)
+       (c.cursor_lsn, c.cursor_idx) > (e.cursor_lsn, e.cursor_idx), e.arrived
   FROM walbrook.consumers c
   JOIN walbrook.sources s ON s.name = c.source
   LEFT JOIN walbrook.event_sources e ON e.consumer = c.id
@@ -58,7 +60,8 @@ SELECT c.source, c.cursor_lsn::text, c.cursor_idx, c.ledger::text, c.paused_at I
 _START_ANEW = """
 UPDATE walbrook.event_time
    SET watermark = %(watermark)s, planned = false, planned_from = NULL, planned_to = NULL,
-       sequence = %(sequence)s, order_mark = %(order_mark)s, sent_mark = NULL
+       sequence = %(sequence)s, order_mark = %(order_mark)s, ordering = %(ordering)s,
+       sent_mark = NULL
  WHERE consumer = %(consumer)s
 """
 _FORGET_PLAN = """
@@ -66,13 +69,15 @@ UPDATE walbrook.event_sources SET planned_lsn = NULL, planned_idx = NULL WHERE c
 """
 _PUT_SOURCE = """
 INSERT INTO walbrook.event_sources AS e
-       (consumer, ledger, cursor_lsn, cursor_idx, read_lsn, read_idx, settled_to)
-SELECT c.id, %(ledger)s::uuid, c.cursor_lsn, c.cursor_idx, %(lsn)s::pg_lsn, %(idx)s, %(settled_to)s
+       (consumer, ledger, cursor_lsn, cursor_idx, read_lsn, read_idx, settled_to, arrived)
+SELECT c.id, %(ledger)s::uuid, c.cursor_lsn, c.cursor_idx, %(lsn)s::pg_lsn, %(idx)s, %(settled_to)s,
+       %(arrived)s
   FROM walbrook.consumers c WHERE c.id = %(id)s AND c.ledger = %(ledger)s::uuid
     ON CONFLICT (consumer) DO UPDATE
    SET ledger = excluded.ledger, cursor_lsn = excluded.cursor_lsn,
        cursor_idx = excluded.cursor_idx, read_lsn = excluded.read_lsn, read_idx = excluded.read_idx,
-       settled_to = excluded.settled_to, planned_lsn = NULL, planned_idx = NULL
+       settled_to = excluded.settled_to, arrived = excluded.arrived, planned_lsn = NULL,
+       planned_idx = NULL
 """
 _PLAN = """
 UPDATE walbrook.event_time
@@ -80,7 +85,8 @@ UPDATE walbrook.event_time
  WHERE consumer = %(consumer)s
 """
 _PLAN_SOURCE = """
-UPDATE walbrook.event_sources e SET planned_lsn = %(lsn)s::pg_lsn, planned_idx = %(idx)s
+UPDATE walbrook.event_sources e
+   SET planned_lsn = %(lsn)s::pg_lsn, planned_idx = %(idx)s, arrived = %(arrived)s
   FROM walbrook.consumers c
  WHERE e.consumer = %(id)s AND c.id = e.consumer AND c.ledger = %(ledger)s::uuid
 """
@@ -91,6 +97,8 @@ UPDATE walbrook.event_time
  WHERE consumer = %(consumer)s
 """
 _NUMBERED = "UPDATE walbrook.event_time SET sequence = %s, sent_mark = NULL WHERE consumer = %s"
+_FORGET_PUSHED = "UPDATE walbrook.event_time SET pushed_to = NULL WHERE consumer = %s"
+_FORGET_PUSHED_SOURCE = "UPDATE walbrook.event_sources SET pushed_to = NULL WHERE consumer = %s"
 _TELL = "UPDATE walbrook.event_time SET sent_mark = %s WHERE consumer = %s"
 
 
@@ -109,10 +117,13 @@ class SourceStanding:
     moved_back: bool  # since it was last written
     new: bool
     cut: bool  # moved forward since then
+    arrived: tuple[Bound, ...] = ()  # in processing-time order
 
     def anew(self) -> SourceStanding:
         """From its cursor on, as if nothing behind it had been read."""
-        return replace(self, read=self.cursor, floor=None, planned=None, moved_back=True)
+        return replace(
+            self, read=self.cursor, floor=None, planned=None, moved_back=True, arrived=()
+        )
 
 
 @dataclass(frozen=True)
@@ -178,7 +189,7 @@ def take_up(
             told_end = max(parse_lsn(str(row[14])) for row in rows)
             highest = max(told_end, log_end(), *(each.cursor.lsn for each in found.values()))
             base = format_lsn((highest & ~7) | OUR_LSN)
-            connection.execute(_BEGIN, (consumer, base, marks.order))
+            connection.execute(_BEGIN, (consumer, base, marks.order, marks.ordering))
             row = connection.execute(_READ, (consumer,)).fetchone()
         assert row is not None
         return _taken_up(connection, consumer, row, found, marks, gaps)
@@ -201,6 +212,9 @@ def _taken_up(
         # Other times of the same rows: which of them were released cannot be told any more.
         _logger.warning("event_time.begins_anew", consumer=consumer)
         found = {name: each.anew() for name, each in found.items()}
+        connection.execute(_FORGET_PUSHED, (consumer,))
+        for each in found.values():
+            connection.execute(_FORGET_PUSHED_SOURCE, (each.id,))
     moved_back = any(each.moved_back for each in found.values())
     sent = mark_of_release(marks, found) if planned is not None else mark_of_gaps(gaps)
     if moved_back or row[7] not in (None, sent):
@@ -211,14 +225,14 @@ def _taken_up(
         connection.execute(
             _START_ANEW,
             {"consumer": consumer, "watermark": watermark, "sequence": numbering.sequence,
-             "order_mark": marks.order},
+             "order_mark": marks.order, "ordering": marks.ordering},
         )  # fmt: skip
         for each in found.values():
             connection.execute(_FORGET_PLAN, (each.id,))
     for each in found.values():
         if each.moved_back or each.new:
             forget_events(connection, each.id)
-            _put_source(connection, each, each.cursor, None)
+            _put_source(connection, each, each.cursor, None, ())
     return EventStanding(numbering, watermark, planned, found)
 
 
@@ -252,7 +266,17 @@ def _source(row: tuple[object, ...]) -> SourceStanding:
         moved_back=bool(row[12]),
         new=bool(row[13]),
         cut=bool(row[15]) and not moved,
+        arrived=() if moved else _bounds(row[16]),
     )
+
+
+def _bounds(stored: object) -> tuple[Bound, ...]:
+    assert isinstance(stored, list)
+    return tuple(Bound(Cursor(lsn, idx), time) for lsn, idx, time in stored)
+
+
+def _stored(bounds: Iterable[Bound]) -> Jsonb:
+    return Jsonb([[*each.start, each.time] for each in bounds])
 
 
 def in_event_time(connection: Connection) -> set[str]:
@@ -285,8 +309,12 @@ def plan_release(
     before: int | None,
     to: int,
     reads: Mapping[str, Cursor],
+    arrived: Mapping[str, Iterable[Bound]],
 ) -> None:
-    """Store what is about to be sent; MovedError if somebody has moved a cursor back."""
+    """Store what is about to be sent; MovedError if somebody has moved a cursor back.
+
+    ``arrived`` is what the times of the rows up to there hang on, in processing-time order.
+    """
     mark = mark_of_release(marks, sources)
     with connection.transaction():
         fence(connection, terms)
@@ -295,8 +323,9 @@ def plan_release(
             lsn, idx = reads[name]
             answer = connection.execute(
                 _PLAN_SOURCE,
-                {"id": each.id, "ledger": each.ledger, "lsn": format_lsn(lsn), "idx": idx},
-            )
+                {"id": each.id, "ledger": each.ledger, "lsn": format_lsn(lsn), "idx": idx,
+                 "arrived": _stored(arrived.get(name, ()))},
+            )  # fmt: skip
             if answer.rowcount != 1:
                 raise MovedError(consumer, each.cursor)
 
@@ -319,6 +348,7 @@ def note_released(
     sources: Mapping[str, SourceStanding],
     reads: Mapping[str, Cursor],
     seen: Mapping[str, Mapping[str, Seen]],
+    arrived: Mapping[str, Iterable[Bound]],
 ) -> None:
     """What was released is settled; inside the transaction that moves the consumer's cursors.
 
@@ -331,7 +361,8 @@ def note_released(
     )
     for name, each in sources.items():
         floors = [floor for floor in (watermark, each.floor) if floor is not None]
-        _put_source(connection, each, reads[name], max(floors, default=None))
+        settled_to = max(floors, default=None)
+        _put_source(connection, each, reads[name], settled_to, arrived.get(name, ()))
         keep_seen(connection, each.id, seen[name])
 
 
@@ -341,7 +372,11 @@ def note_numbering(connection: Connection, consumer: str, numbering: Numbering) 
 
 
 def _put_source(
-    connection: Connection, source: SourceStanding, read: Cursor, settled_to: int | None
+    connection: Connection,
+    source: SourceStanding,
+    read: Cursor,
+    settled_to: int | None,
+    arrived: Iterable[Bound],
 ) -> None:
     connection.execute(
         _PUT_SOURCE,
@@ -351,6 +386,7 @@ def _put_source(
             "lsn": format_lsn(read.lsn),
             "idx": read.idx,
             "settled_to": settled_to,
+            "arrived": _stored(arrived),
         },
     )
 

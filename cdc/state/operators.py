@@ -42,6 +42,12 @@ _ACCEPT_LOSS = "SELECT * FROM walbrook.accept_loss(%s)"
 _REWIND = """
 SELECT * FROM walbrook.rewind(%s, to_cursor => %s, to_time => %s::timestamptz, to_earliest => %s)
 """
+_SKIP_TO = "SELECT * FROM walbrook.skip_to(%s, %s)"
+_ADVANCE_WATERMARK = """
+SELECT to_char(walbrook.advance_watermark(%s, to_time => %s::timestamptz, source => %s)
+               AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS watermark
+"""
+_SET_PARTITION_IDLE = "SELECT * FROM walbrook.set_partition_idle(%s, %s, idle => %s)"
 _DISCARD_ALL = "SELECT * FROM walbrook.discard_all(%s)"
 _REDELIVER_ONE = "SELECT * FROM walbrook.redeliver(%s::bigint, %s::text)"
 _REDELIVER = "SELECT * FROM walbrook.redeliver(%s::text)"
@@ -83,6 +89,24 @@ def rewind(
 ) -> State:
     """``to_time`` is whatever Postgres takes for a time."""
     return _act(connection, _REWIND, consumer, to_cursor, to_time, to_earliest)
+
+
+def skip_to(connection: Connection, consumer: str, cursor: str) -> State:
+    """Move the consumer forward; what lies before ``cursor`` is given up, and a gap says so."""
+    return _act(connection, _SKIP_TO, consumer, cursor)
+
+
+def advance_watermark(
+    connection: Connection, consumer: str, to_time: str | None, source: str | None = None
+) -> State:
+    """``to_time`` is whatever Postgres takes for a time. Returns the least ``watermark`` then."""
+    return _act(connection, _ADVANCE_WATERMARK, consumer, to_time, source)
+
+
+def set_partition_idle(
+    connection: Connection, consumer: str, partition: str | None, *, idle: bool = True
+) -> State:
+    return _act(connection, _SET_PARTITION_IDLE, consumer, partition, idle)
 
 
 def discard_all(connection: Connection, consumer: str) -> State:

@@ -1,32 +1,31 @@
 """The versions of a source's tables, as rows of ``walbrook.schema_versions``.
 
-What must always hold: a version is written in the transaction that moves the first cursor over its
-first row, and its row never changes; so where a ``schema_change`` message stands is decided once.
+The reader writes a version before the batch with its first row goes into the log. Invariant: a row
+never changes, so the schema change that it describes is the same each time the log is written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 import orjson
 
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn, parse_lsn
-from cdc.decoding.relation import Relation
 from cdc.decoding.schema_change import IDENTITY_WORDS, columns_of, key_of
-from cdc.errors import TransientError
+from cdc.decoding.table_version import TableVersion, record_of
+from cdc.state.fence import DURABLY, FENCE, fenced
 
-_LATEST = """
-SELECT DISTINCT ON (relation) relation::int8, version, schema, since_lsn::text, since_idx
-  FROM walbrook.schema_versions WHERE source = %s ORDER BY relation, version DESC
-"""
-_ANNOUNCED = """
-SELECT announced_lsn::text, announced_idx, commit_timestamp, table_schema, table_name, change::text
-  FROM walbrook.schema_versions
- WHERE source = %s AND (announced_lsn, announced_idx) >= (%s::pg_lsn, %s)
- ORDER BY announced_lsn, announced_idx
+# The newest version of each table, and those whose first rows may come again.
+_KNOWN = """
+SELECT version, schema, since_lsn::text, since_idx,
+       (extract(epoch FROM commit_timestamp) * 1000000)::bigint, change::text
+  FROM walbrook.schema_versions v
+ WHERE source = %(source)s
+   AND (since_lsn >= %(lsn)s::pg_lsn
+        OR version = (SELECT max(version) FROM walbrook.schema_versions w
+                       WHERE w.source = v.source AND w.relation = v.relation))
 """
 _INSERT = """
 INSERT INTO walbrook.schema_versions
@@ -36,120 +35,55 @@ VALUES (%(source)s, %(relation)s, %(version)s, %(table_schema)s, %(table_name)s,
         %(columns)s::jsonb, %(replica_identity)s, %(key)s::text[], %(change)s::jsonb, %(schema)s,
         %(since_lsn)s::pg_lsn, %(since_idx)s, %(committed)s, %(announced_lsn)s::pg_lsn,
         %(announced_idx)s)
-    ON CONFLICT (source, relation, since_lsn, since_idx) DO NOTHING
 """
-_SAME = """
-SELECT 1 FROM walbrook.schema_versions
- WHERE source = %(source)s AND relation = %(relation)s AND version = %(version)s
-   AND since_lsn = %(since_lsn)s::pg_lsn AND since_idx = %(since_idx)s
-   AND announced_lsn IS NOT DISTINCT FROM %(announced_lsn)s::pg_lsn
-   AND announced_idx IS NOT DISTINCT FROM %(announced_idx)s::bigint
-"""
+_EPOCH = datetime.fromtimestamp(0, UTC)
 
 
-@dataclass(frozen=True)
-class Announcement:
-    """A ``schema_change`` message: where it stands, and what it says."""
-
-    cursor: Cursor
-    committed_at: datetime
-    table_schema: str
-    table_name: str
-    record: str
-
-    @classmethod
-    def of(
-        cls, cursor: Cursor, committed_at: datetime, schema: str, table: str, change: object
-    ) -> Announcement:
-        # Sorted, because jsonb keeps no order: the message must be the same after a restart.
-        record = orjson.dumps(change, option=orjson.OPT_SORT_KEYS).decode()
-        return cls(cursor, committed_at, schema, table, record)
-
-
-@dataclass(frozen=True)
-class LatestVersion:
-    """The newest version known of a table; ``since`` is the cursor of its first row."""
-
-    version: int
-    schema: bytes
-    since: Cursor
-
-
-@dataclass(frozen=True)
-class NewVersion:
-    """A version that was not known before; without an announcement it is a table's first."""
-
-    version: int
-    relation: Relation
-    schema: bytes
-    since: Cursor
-    committed_at: datetime
-    announcement: Announcement | None
-
-
-def latest_versions(connection: Connection, source: str) -> dict[int, LatestVersion]:
-    """The newest version of each table, by its oid."""
-    return {
-        int(str(relation)): LatestVersion(
-            int(str(version)), _bytes(schema), Cursor(parse_lsn(str(lsn)), int(str(idx)))
-        )
-        for relation, version, schema, lsn, idx in connection.execute(_LATEST, (source,))
-    }
-
-
-def announcements(connection: Connection, source: str, start: Cursor) -> list[Announcement]:
-    """The schema changes told at or above ``start``, in order."""
-    rows = connection.execute(_ANNOUNCED, (source, format_lsn(start.lsn), start.idx)).fetchall()
+def known_versions(connection: Connection, source: str, resume: Cursor) -> list[TableVersion]:
+    """What a reader that goes on at ``resume`` must know."""
+    rows = connection.execute(_KNOWN, {"source": source, "lsn": format_lsn(resume.lsn)}).fetchall()
     return [
-        Announcement.of(
+        TableVersion(
+            int(str(version)),
+            _bytes(schema),
             Cursor(parse_lsn(str(lsn)), int(str(idx))),
-            datetime.fromisoformat(str(committed)),
-            str(schema),
-            str(table),
-            orjson.loads(str(change)),
+            int(str(commit_ts)),
+            None if change is None else record_of(orjson.loads(str(change))),
         )
-        for lsn, idx, committed, schema, table, change in rows
+        for version, schema, lsn, idx, commit_ts, change in rows
     ]
 
 
-def record_versions(connection: Connection, source: str, versions: Sequence[NewVersion]) -> None:
-    """Write what a micro-batch found, inside the settling transaction."""
-    if versions:
+def record_versions(
+    connection: Connection, source: str, term: int, versions: Sequence[TableVersion]
+) -> None:
+    """Write versions, durably, in one transaction of the latest start of the service."""
+    with connection.transaction():
+        if connection.execute(FENCE, (source, term)).fetchone() is None:
+            raise fenced(source)
+        connection.execute(DURABLY)
         with connection.cursor() as cursor:
             cursor.executemany(_INSERT, [_row(source, version) for version in versions])
-            if cursor.rowcount != len(versions):
-                _check_same(connection, source, versions)
 
 
-def _check_same(connection: Connection, source: str, versions: Sequence[NewVersion]) -> None:
-    """Another lane was first; most often it came to the same."""
-    for version in versions:
-        row = _row(source, version)
-        if connection.execute(_SAME, row).fetchone() is None:
-            raise TransientError(
-                f"another lane has recorded version {version.version} of table {version.relation} "
-                "otherwise; this one starts again and takes it as recorded"
-            )
-
-
-def _row(source: str, version: NewVersion) -> dict[str, object]:
-    relation, told = version.relation, version.announcement
+def _row(source: str, version: TableVersion) -> dict[str, object]:
+    relation, told = version.relation, version.record is not None
     return {
         "source": source,
         "relation": relation.oid,
-        "version": version.version,
+        "version": version.number,
         "table_schema": relation.namespace,
         "table_name": relation.name,
         "columns": orjson.dumps(columns_of(relation)).decode(),
         "replica_identity": IDENTITY_WORDS[relation.replica_identity],
         "key": key_of(relation),
-        "change": told.record if told else None,
+        "change": version.record.decode() if version.record is not None else None,
         "schema": version.schema,
         "since_lsn": format_lsn(version.since.lsn),
         "since_idx": version.since.idx,
-        "committed": version.committed_at,
-        "announced_lsn": format_lsn(told.cursor.lsn) if told else None,
-        "announced_idx": told.cursor.idx if told else None,
+        "committed": _EPOCH + timedelta(microseconds=version.commit_ts),
+        "announced_lsn": format_lsn(version.place.lsn) if told else None,
+        "announced_idx": version.place.idx if told else None,
     }
 
 

@@ -28,7 +28,7 @@ from spark_pipeline.dead import poisoned
 from spark_pipeline.eventtime.commit_times import CommitTimes
 from spark_pipeline.eventtime.intake import Intake, Stretch
 from spark_pipeline.eventtime.partitions import Partitions
-from spark_pipeline.eventtime.timing import Timing
+from spark_pipeline.eventtime.timing import RowTiming, Timing
 from spark_pipeline.outcome import Poison
 from spark_pipeline.settings import LaneSettings
 
@@ -51,13 +51,16 @@ class Inflow:
         clocks: Mapping[str, SourceClock],
         partitions: Partitions,
         *,
+        timings: Mapping[str, RowTiming] | None = None,
         run: str,
         spark: SparkSession | None = None,
     ) -> None:
         self._standings = standings
         self._clocks = clocks
         self._partitions = partitions
-        self._timings = {name: Timing(partial(partitions.time_of, name)) for name in settings}
+        self._timings: Mapping[str, RowTiming] = timings or {
+            name: Timing(partial(partitions.time_of, name)) for name in settings
+        }
         self._commits = {name: CommitTimes() for name in settings}
         self.dead: dict[str, list[DeadLetter]] = {name: [] for name in settings}
         self.held: WalbrookError | None = None

@@ -19,6 +19,7 @@ from cdc.eventtime.released import Released
 from cdc.eventtime.sequencer import Sequencer
 from cdc.eventtime.times import NO_TIME
 from cdc.eventtime.tracker import WatermarkTracker
+from cdc.state.event_controls import Controls
 from cdc.state.event_partitions import PartitionRow, Seen, show_partitions
 from spark_pipeline.matching import Match
 
@@ -48,6 +49,7 @@ class Partitions:
         self._late: dict[int, int] = {}
         self._idle_since: dict[int, datetime] = {}
         self._shown: dict[str, list[PartitionRow]] = {}
+        self._controls = Controls({}, {})
 
     def begin(self, source: str, roots: Roots, known: Known) -> None:
         """The tables of a database when the consumer is taken up."""
@@ -67,6 +69,18 @@ class Partitions:
             self._register(source, name, NO_TIME)
         for name in before - now:
             self._tracker.remove(source, name)
+
+    def follow(self, controls: Controls) -> bool:
+        """Do what operators say of watermarks; says whether any of it is new."""
+        before, self._controls = self._controls, controls
+        for source, to in controls.pushed.items():
+            self._tracker.push(to, source)
+        for partition, mark in controls.marks.items():
+            if mark.idle:
+                self._tracker.mark_idle(*partition)
+            elif before.marks.get(partition) != mark:
+                self._tracker.mark_active(*partition)
+        return controls != before
 
     def root_of(self, source: str, table: str) -> str:
         """Whose watermark a table's rows count for."""

@@ -22,14 +22,14 @@ from cdc.config import Sink as SinkConfig
 from cdc.config.event_time import EventTime
 from cdc.connection import Connection
 from cdc.cursor import Cursor
-from cdc.eventtime.clock import SourceClock
+from cdc.eventtime.arrival import Bound
 from cdc.eventtime.sequencer import Sequencer, Standing, Step
 from cdc.eventtime.times import NO_TIME, as_it_is
-from cdc.eventtime.tracker import WatermarkTracker
 from cdc.failpoints import reached
 from cdc.log.open import open_log
 from cdc.log.segment import high_of
 from cdc.state.dead_letters import report_dead_letters
+from cdc.state.event_controls import Controls, read_controls
 from cdc.state.event_marks import Marks
 from cdc.state.event_partitions import read_partitions
 from cdc.state.event_time import plan_gaps, plan_release, take_up
@@ -38,6 +38,7 @@ from cdc.state.positions import MovedError
 from spark_pipeline.eventtime.courier import Courier, UnderWay
 from spark_pipeline.eventtime.inflow import Inflow
 from spark_pipeline.eventtime.partitions import Partitions, Roots
+from spark_pipeline.eventtime.progress import progress_of
 from spark_pipeline.eventtime.release import Told, release_of, watermark_row
 from spark_pipeline.eventtime.settling import EventSettler, Reached, Share, shares_of
 from spark_pipeline.eventtime.windowing import Windows
@@ -99,15 +100,11 @@ class EventPassage:
         self._standing = standing.sources
         self._numbering = standing.numbering
         self._redo = standing.planned
-        self._clocks = {name: SourceClock() for name in settings}
         due = as_it_is if windows is None else windows.due
-        self._tracker = WatermarkTracker(
-            clock=lambda source: self._clocks[source].now,
-            idle_timeout_us=self._config.idle_timeout_us,
-            safety_margin_us=self._config.safety_margin_us,
-            due=due,
-        )
-        self._partitions = Partitions(self._config, self._tracker, Match.of(consumer))
+        self._progress = progress_of(consumer, self._standing, self._redo, due)
+        self._clocks = self._progress.clocks
+        tracker = self._progress.tracker
+        self._partitions = Partitions(self._config, tracker, Match.of(consumer))
         before = self._redo.before if self._redo is not None else standing.watermark
         standings = {
             name: Standing(each.cursor, each.read, _time(each.floor), each.cut)
@@ -115,7 +112,7 @@ class EventPassage:
         }
         self._sequencer = Sequencer(
             standings,
-            self._tracker,
+            tracker,
             max_bytes=self._config.max_buffer_bytes,
             watermark=_time(before),
             followers=windows is None,
@@ -129,12 +126,15 @@ class EventPassage:
         self._settled_at = self._shown_at = time.monotonic()
         self._saved: object = None
         self._quiet_until = 0.0  # monotonic
+        timings = self._progress.timings(lambda: self._sequencer.watermark)
         self._inflow = Inflow(
-            self._settings, standings, self._clocks, self._partitions, run=run, spark=spark
-        )
+            self._settings, standings, self._clocks, self._partitions,
+            timings=timings, run=run, spark=spark,
+        )  # fmt: skip
         for name, each in self._standing.items():
             if each.finished:
                 self._sequencer.complete(name)
+        self.follow(read_controls(state, consumer.name, settings))
 
     @property
     def cursors(self) -> dict[str, Cursor]:
@@ -175,6 +175,11 @@ class EventPassage:
             self._sequencer.complete(source)
         else:
             self._sequencer.resume(source)
+
+    def follow(self, controls: Controls) -> None:
+        """Do what operators say of its watermarks."""
+        if self._partitions.follow(controls):
+            self._quiet_until = 0.0
 
     def renew(self, source: str, roots: Roots) -> None:
         """The tables of a database as they are now."""
@@ -260,6 +265,7 @@ class EventPassage:
                 before=_none(step.before),
                 to=step.watermark,
                 reads=step.reads,
+                arrived=self._progress.arrived(self.cursors, step.reads),
             )
             reached("planned")
         self._send(UnderWay(release, step))
@@ -329,15 +335,22 @@ class EventPassage:
         moved = self._settler.settle(
             self._state,
             self._standing,
-            Reached(numbering, _none(watermark), shares, self._partitions.seen()),
+            Reached(
+                numbering, _none(watermark), shares, self._partitions.seen(), self._arrived(shares)
+            ),
             ledger=self._courier.ledger_name(self._ledger),
         )
         for name, share in shares.items():
             self._standing[name] = replace(self._standing[name], cursor=share.cursor)
+        self._progress.settled(self.cursors)
         self._numbering, self._saved = numbering, self._position(shares)
         self._settled(under_way, shares)
         if moved:
             raise MovedError(self._consumer.name, shares[moved].cursor)
+
+    def _arrived(self, shares: dict[str, Share]) -> dict[str, list[Bound]]:
+        cursors = {name: share.cursor for name, share in shares.items()}
+        return self._progress.arrived(cursors, {name: s.read for name, s in shares.items()})
 
     def _settled(self, under_way: UnderWay | None, shares: dict[str, Share]) -> None:
         if under_way is not None:

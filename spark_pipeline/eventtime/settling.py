@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import pyarrow as pa
 
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn
+from cdc.eventtime.arrival import Bound
 from cdc.eventtime.sequencer import Sequencer
 from cdc.log.view import LogReader
 from cdc.queue.events import enqueue
@@ -53,6 +54,7 @@ class Reached:
     watermark: int | None
     shares: dict[str, Share]
     seen: Mapping[str, Mapping[str, Seen]]  # of each table, by database
+    arrived: Mapping[str, Sequence[Bound]] = field(default_factory=dict)
 
 
 def shares_of(
@@ -133,6 +135,7 @@ class EventSettler:
                 sources=standing,
                 reads={source: share.read for source, share in reached.shares.items()},
                 seen=reached.seen,
+                arrived=reached.arrived,
             )
             if ledger is not None:
                 lsn, idx = reached.numbering.place(0)

@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from cdc.config import Config
 from cdc.config import Sink as SinkConfig
+from cdc.config.event_time import column_in_row
 from cdc.connection import Connection, connect
 from cdc.decoding.plan import plan_for
 from cdc.error_text import public_text
@@ -30,6 +31,7 @@ from cdc.log.open import open_log
 from cdc.replication.partition_roots import partition_roots
 from cdc.replication.published import published_relations
 from cdc.replication.stop import StopSignal
+from cdc.state.event_controls import read_controls
 from cdc.state.event_partitions import known_tables
 from cdc.state.event_time import look
 from cdc.state.gaps import skip_evicted
@@ -248,6 +250,7 @@ class EventStage:
             if each.untold and not passage.tells:
                 raise _AgainError("its sink has to be told of a gap")
             passage.finished(name, each.finished)
+        passage.follow(read_controls(state, self._consumer.name, self._settings))
         if now - self._renewed >= _RENEW_S:
             self._renewed = now
             before = dict(self._relations), self._times()
@@ -339,11 +342,12 @@ class EventStage:
         assert config is not None
         found = {}
         for source, roots in self._roots.items():
-            times = {"": config.column} if config.column is not None else {}
-            times |= {str(each.name): each.column for each in config.tables if each.column}
+            default = None if config.column is None else column_in_row(config.column)
+            times = {} if default is None else {"": default}
+            times |= {str(t.name): column_in_row(t.column) for t in config.tables if t.column}
             for table, root in roots.items():
                 timed = config.of_table(*_parts(table), _parts(root))
-                if timed is not None and timed.column != config.column:
+                if timed is not None and timed.column != default:
                     times[table] = timed.column
             found[source] = tuple(sorted(times.items()))
         return found

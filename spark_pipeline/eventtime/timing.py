@@ -1,15 +1,17 @@
 """When changes happened: the event times of a consumer's rows, whole columns at a time. Pure.
 
 Inserts and updates have the time that stands in their table's column. All others, and rows in which
-it is null, have none, and follow what came before them. What must always hold: a value that cannot
-be read is an error of its row alone, and the same row always has the same time.
+it is null, have none, and follow what came before them. Where the commit timestamp is the event
+time, every change of a table has it. By the clock of arrival (``ArrivalTiming``) every change has a
+time. What must always hold: a value that cannot be read is an error of its row alone, and the same
+row always has the same time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import origin
-from cdc.config.event_time import TableTime
+from cdc.config.event_time import BY_COMMIT, TableTime
 from cdc.cursor import Cursor
 from cdc.decoding.format import EVENT_TEXT
-from cdc.eventtime.times import NO_TIME
+from cdc.eventtime.arrival import Arrivals
+from cdc.eventtime.times import NO_TIME, Times
 from cdc.eventtime.types import resolve
 from spark_pipeline.outcome import Poison
 
@@ -41,6 +44,12 @@ class Timed:
     bad: list[Poison]
 
 
+class RowTiming(Protocol):
+    """What gives the rows of one database their times."""
+
+    def of(self, rows: pa.RecordBatch, code_of: CodeOf) -> Timed: ...
+
+
 class Timing:
     """How one consumer reads its event times in one database."""
 
@@ -51,8 +60,7 @@ class Timing:
     def of(self, rows: pa.RecordBatch, code_of: CodeOf) -> Timed:
         """``rows`` as decode gives them, with EVENT_TEXT, which is taken away."""
         tables, names = _tables(rows)
-        # First, because it says so if a table is not known.
-        codes = np.array([code_of(name) if name else -1 for name in names], np.int32)[tables]
+        codes = _codes(tables, names, code_of)  # first, because it says if a table is not known
         texts = rows.column(EVENT_TEXT)
         rows = rows.drop_columns([EVENT_TEXT])
         has_time = pc.is_in(rows.column("action"), _WITH_TIMES).to_numpy(zero_copy_only=False)
@@ -60,8 +68,11 @@ class Timing:
         times = np.full(rows.num_rows, NO_TIME, np.int64)
         bad = np.zeros(rows.num_rows, np.bool_)
         for type_name in set(types) - {""}:
-            of_type = np.array([each == type_name for each in types])[tables] & has_time
-            at = np.flatnonzero(of_type)
+            of_type = np.array([each == type_name for each in types])[tables]
+            if type_name == BY_COMMIT:
+                times = np.where(of_type, _commit_times(rows), times)
+                continue
+            at = np.flatnonzero(of_type & has_time)
             if len(at):
                 parsed = resolve(type_name).parse(texts.take(pa.array(at)))
                 times[at], bad[at] = parsed.times, parsed.bad
@@ -102,6 +113,31 @@ class Timing:
                 )
             )
         return found
+
+
+class ArrivalTiming:
+    """When the rows of one database arrived; ``watermark`` gives how far its consumer has come."""
+
+    def __init__(self, arrivals: Arrivals, watermark: Callable[[], int]) -> None:
+        self._arrivals = arrivals
+        self._watermark = watermark
+
+    def of(self, rows: pa.RecordBatch, code_of: CodeOf) -> Timed:
+        """``rows`` as decode gives them, without event times."""
+        codes = _codes(*_tables(rows), code_of)
+        lsn, idx = (np.asarray(rows.column(name)) for name in ("commit_lsn", "commit_idx"))
+        times = self._arrivals.times(lsn, idx, _commit_times(rows), self._watermark())
+        return Timed(rows, times, codes, [])
+
+
+def _commit_times(rows: pa.RecordBatch) -> Times:
+    return np.asarray(rows.column("commit_timestamp").view(pa.int64()))
+
+
+def _codes(
+    tables: npt.NDArray[np.int64], names: list[str], code_of: CodeOf
+) -> npt.NDArray[np.int32]:
+    return np.array([code_of(name) if name else -1 for name in names], np.int32)[tables]
 
 
 def _tables(rows: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], list[str]]:

@@ -14,10 +14,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from cdc.cursor import Cursor
 from cdc.errors import ExpressionError
-from sinks.columns import prefix_below
-from spark_pipeline.announce import reaches
 from spark_pipeline.delivery import Share
 from spark_pipeline.expressions.from_log import verdicts_on_driver, verdicts_on_executors
 from spark_pipeline.expressions.log_rows import pieces_of
@@ -46,18 +43,10 @@ def judge(
         unfit = stretch.first_unfit(spark) if spark is not None else None
         if unfit is None or unfit <= share.start:
             raise
-        share = replace(_before(share, unfit), held=error)
+        share = replace(share, end=unfit, held=error)
         found = _verdicts(spark, replace(stretch, until=unfit))
     path, failed = leave_verdicts(exchange, found)
     return replace(share, verdicts=path, failed=failed)
-
-
-def _before(share: Share, cursor: Cursor) -> Share:
-    """The share up to ``cursor``, with the announcements that one who stands there has passed."""
-    told = share.announcements
-    if told is not None:
-        told = told.slice(0, prefix_below(told, reaches(cursor)))
-    return replace(share, end=cursor, announcements=told)
 
 
 def _verdicts(spark: SparkSession | None, stretch: Stretch) -> pa.RecordBatch:

@@ -74,13 +74,6 @@ def added_columns(consumer: Sink) -> tuple[str, ...]:
     return tuple(column for key, column in keys if key in said)
 
 
-def unjudged(messages: pa.RecordBatch, consumer: Sink) -> pa.RecordBatch:
-    """Messages that expressions do not see, as they are among those that they have seen."""
-    for name in added_columns(consumer):
-        messages = messages.append_column(name, pa.nulls(messages.num_rows, pa.string()))
-    return messages
-
-
 def judged(messages: pa.RecordBatch, verdicts: pa.RecordBatch, consumer: Sink) -> pa.RecordBatch:
     """The messages that pass, with what a transform or a routing says of them behind their columns.
 

@@ -41,7 +41,6 @@ class _Reader:
     """A worker in the feed."""
 
     batch: int  # the next it needs
-    starved_since: float | None = None  # monotonic, while it waits for the body
     delivering: bool = False
 
 
@@ -77,107 +76,114 @@ class Feed:
     _ring: deque[_Kept] = field(default_factory=deque)
     _readers: dict[str, _Reader] = field(default_factory=dict)
     _failed: tuple[int, WalbrookError] | None = None
-    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
-    _wakes: int = 0
     _open: list[DecodedRange] = field(default_factory=list)  # all that are not closed yet
     _unused: list[DecodedRange] = field(default_factory=list)  # to be closed outside the lock
 
+    def __post_init__(self) -> None:
+        self._arrived = threading.Condition(self._lock)  # workers wait for it
+        self._passed = threading.Condition(self._lock)  # the body waits for it
+
     def begin(self, history: int, position: int, high: Cursor) -> None:
         """Go on from a batch of the log; another history, or another place, empties the ring."""
-        with self._changed:
+        with self._lock:
             if (history, position) != (self.history, self.position):
                 self._drop_all()
                 self._readers.clear()  # their batches may be of another history: they join again
             self.history, self.position, self.high = history, position, high
             self._failed = None
-            self._changed.notify_all()
+            self._arrived.notify_all()
         self._close_unused()
 
     def demand(self) -> int | None:
         """The lowest batch from the end of the feed on that a worker in it needs; None: nobody."""
-        with self._changed:
+        with self._lock:
             needed = [max(reader.batch, self.position) for reader in self._readers.values()]
             return min(needed, default=None)
 
     @property
     def readers(self) -> list[str]:
         """The workers in the feed."""
-        with self._changed:
+        with self._lock:
             return list(self._readers)
 
     @property
     def lowest(self) -> int:
         """The first batch that a worker in the feed has not passed."""
-        with self._changed:
+        with self._lock:
             return min((reader.batch for reader in self._readers.values()), default=self.position)
 
     @property
     def is_busy(self) -> bool:
         """Whether a worker in the feed delivers, or has something to deliver."""
-        with self._changed:
+        with self._lock:
             readers = self._readers.values()
             return any(each.delivering or each.batch < self.position for each in readers)
 
     def wait_for_idle(self, wait_s: float) -> None:
         """Until a worker has passed all that the feed has, or nobody is in it, or for a while."""
-        with self._changed:
-            self._changed.wait_for(self._has_idle, wait_s)
+        with self._lock:
+            self._passed.wait_for(self._has_idle, wait_s)
 
     @property
     def depth(self) -> FeedDepth:
-        with self._changed:
+        with self._lock:
             return FeedDepth(len(self._ring), self._bytes())
 
     def put(self, decoded: DecodedRange, given_up: threading.Event) -> None:
         """Append a range; waits for room. ``given_up`` ends the wait, and the range is dropped."""
-        with self._changed:
+        starved_since: float | None = None
+        with self._lock:
             while not self._has_room(decoded) and not given_up.is_set() and not self._closed:
-                if self._starved_s() >= self.patience_s:
+                # Nothing is appended meanwhile: who has nothing to do now will have nothing later.
+                now = time.monotonic()
+                starved_since = (starved_since or now) if self._has_idle() else None
+                if starved_since is not None and now - starved_since >= self.patience_s:
                     self._drop_oldest()
                     continue
-                self._changed.wait(_LOOK_S)
+                self._passed.wait(min(_LOOK_S, self.patience_s))
             if given_up.is_set() or self._closed:
                 self._unused.append(decoded)
             else:
                 self._ring.append(_Kept(decoded))
                 self._open.append(decoded)
                 self.position, self.high = decoded.end, decoded.high
-                self._changed.notify_all()
+                self._arrived.notify_all()
         self._close_unused()
 
     def skip(self, position: int, high: Cursor) -> None:
         """Nobody in the feed needs the batches below ``position``."""
-        with self._changed:
+        with self._lock:
             self._drop_all()
             self.position, self.high = position, max(self.high, high)
-            self._changed.notify_all()
+            self._arrived.notify_all()
         self._close_unused()
 
     def fail(self, error: WalbrookError) -> None:
         """The next batch cannot be decoded: whoever needs it reads the log itself."""
-        with self._changed:
+        with self._lock:
             self._failed = (self.position, error)
-            self._changed.notify_all()
+            self._arrived.notify_all()
 
     def join(self, worker: str, history: int, batch: int) -> bool:
         """Take part from ``batch`` on; returns whether the feed has it, or will have it."""
-        with self._changed:
+        with self._lock:
             first = self._ring[0].decoded.start if self._ring else self.position
             failed = self._failed is not None and batch <= self._failed[0]
             if history != self.history or batch < first or failed or self._closed:
                 return False
             if worker not in self._readers:
                 self._readers[worker] = _Reader(batch)
-                self._changed.notify_all()
+                self._passed.notify_all()
             return True
 
     def leave(self, worker: str) -> None:
         """Take part no more; again does nothing."""
-        with self._changed:
+        with self._lock:
             if self._readers.pop(worker, None) is not None:
                 self._trim()
-                self._changed.notify_all()
+                self._passed.notify_all()
         self._close_unused()
 
     @contextmanager
@@ -201,77 +207,72 @@ class Feed:
     @property
     def files(self) -> set[str]:
         """The files in which decoded rows lie that somebody may still deliver."""
-        with self._changed:
+        with self._lock:
             return {piece.path for decoded in self._open for piece in decoded.slices}
 
     def wake(self) -> None:
         """End every wait of a worker."""
-        with self._changed:
-            self._wakes += 1
-            self._changed.notify_all()
+        with self._lock:
+            self._arrived.notify_all()
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._drop_all()
             self._readers.clear()
-            self._changed.notify_all()
+            self._arrived.notify_all()
+            self._passed.notify_all()
         self._close_unused()
 
     def _take(self, worker: str, wait_s: float) -> _Kept | None:
-        with self._changed:
-            reader = self._readers.get(worker)
-            if reader is None:
-                raise BehindError
-            kept = self._find(worker, reader)
-            if kept is None and wait_s > 0:
-                # Once per starvation: a notification wakes the other workers that wait, too.
-                if reader.starved_since is None:
-                    reader.starved_since = time.monotonic()
-                    self._changed.notify_all()  # the body may wait for somebody to be starved
-                wakes = self._wakes
-                self._changed.wait_for(
-                    lambda: self._wakes != wakes or self._has_news(worker, reader), wait_s
-                )
+        try:
+            with self._lock:
+                reader = self._readers.get(worker)
+                if reader is None:
+                    raise BehindError
                 kept = self._find(worker, reader)
-            if kept is not None:
-                kept.users += 1
-                reader.starved_since = None
-                reader.delivering = True
-            return kept
-
-    def _has_news(self, worker: str, reader: _Reader) -> bool:
-        """Whether a worker that waits would get something now, an error included."""
-        failed = self._failed is not None and reader.batch <= self._failed[0]
-        gone = self._closed or self._readers.get(worker) is not reader
-        return gone or failed or reader.batch < self.position
+                if kept is None and wait_s > 0:
+                    self._passed.notify_all()  # the body may wait for a worker without work
+                    self._arrived.wait(wait_s)
+                    kept = self._find(worker, reader)
+                if kept is not None:
+                    kept.users += 1
+                    reader.delivering = True
+                return kept
+        finally:
+            self._close_unused()
 
     def _find(self, worker: str, reader: _Reader) -> _Kept | None:
         if self._closed or worker not in self._readers:
             raise BehindError
         if self._failed is not None and reader.batch <= self._failed[0]:
-            del self._readers[worker]
+            self._remove(worker)
             raise self._failed[1]
         if reader.batch >= self.position:
             return None
         for kept in self._ring:
             if kept.decoded.start <= reader.batch < kept.decoded.end:
                 return kept
-        del self._readers[worker]
+        self._remove(worker)
         raise BehindError
 
+    def _remove(self, worker: str) -> None:
+        del self._readers[worker]
+        self._trim()
+        self._passed.notify_all()
+
     def _done(self, worker: str, kept: _Kept, *, passed: bool) -> None:
-        with self._changed:
+        with self._lock:
             kept.users -= 1
             reader = self._readers.get(worker)
             if reader is not None:
                 reader.delivering = False
                 if passed and kept.decoded.history == self.history:
                     reader.batch = max(reader.batch, kept.decoded.end)
-            self._trim()
             if kept.dropped and not kept.users:
                 self._unused.append(kept.decoded)
-            self._changed.notify_all()
+            self._trim()
+            self._passed.notify_all()
         self._close_unused()
 
     def _trim(self) -> None:
@@ -285,14 +286,6 @@ class Feed:
         return not readers or any(
             not each.delivering and each.batch >= self.position for each in readers
         )
-
-    def _starved_s(self) -> float:
-        """For how long a worker has had nothing to do."""
-        now = time.monotonic()
-        # A worker that was starved and has not woken yet has something to do.
-        starved = [each for each in self._readers.values() if each.batch >= self.position]
-        since = (reader.starved_since for reader in starved)
-        return max((now - at for at in since if at is not None), default=0.0)
 
     def _has_room(self, decoded: DecodedRange) -> bool:
         if not self._ring:
@@ -312,7 +305,7 @@ class Feed:
             self._unused.append(kept.decoded)
 
     def _close_unused(self) -> None:
-        with self._changed:
+        with self._lock:
             unused, self._unused = self._unused, []
             self._open = [decoded for decoded in self._open if decoded not in unused]
         for decoded in unused:

@@ -77,28 +77,26 @@ class RetryQueue:
         self._due: Due | None = None
         self._due_at: float | None = None  # monotonic; None: nothing waits, as far as is known
         self._is_known = False
-        self._version = 0
+        self._version = 0  # counts what may have made a look out of date
 
     @property
     def version(self) -> int:
-        """Counts how often this process put messages into the queue."""
+        """To be read before a look, and given to ``note`` with what it found."""
         with self._lock:
             return self._version
 
     def note(self, found: Due | None, version: int) -> None:
-        """What a look at all queues of the source found for this one.
-
-        ``version`` was asked for before the look: what was queued since then is not in ``found``.
-        """
+        """What a look found; nothing, if something was queued since the look began."""
         with self._lock:
-            if version != self._version:
-                return
-            self._due, self._is_known = found, True
-            self._due_at = None if found is None else time.monotonic() + found.in_s
+            if version == self._version:
+                self._due, self._is_known = found, True
+                self._due_at = None if found is None else time.monotonic() + found.in_s
 
     def due_in_s(self) -> float | None:
-        """In how many seconds something is due; None if nothing waits."""
+        """In how many seconds something is due; None if nothing waits, 0 if that is not known."""
         with self._lock:
+            if not self._is_known:
+                return 0.0
             return None if self._due_at is None else max(0.0, self._due_at - time.monotonic())
 
     def before(self, state: Connection, share: Share) -> Share:
@@ -141,7 +139,9 @@ class RetryQueue:
 
     def look(self, state: Connection) -> None:
         """Ask what waits, and when the first of it is due."""
-        version = self.version
+        with self._lock:
+            self._version += 1
+            version = self._version
         found = due(state, self._settings.source, self._consumer.name)
         self.note(next(iter(found), None), version)
 

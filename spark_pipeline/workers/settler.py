@@ -8,7 +8,7 @@ takes, nobody else waits for it.
 Invariants: the reports of a consumer are settled in their order, each from where the one before it
 ended. A cursor that somebody else moved is left where it is, and its worker hears of it. What was
 reported and is not settled yet is bounded: a worker waits for the settler before it reports more.
-Locks: ``_changed`` is the only one, and it is not held while Postgres is asked.
+Locks: there is one, and it is not held while Postgres is asked.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ class Settler:
         self._state_dsn = state_dsn
         self._connections = connections
         self._figures = figures
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)  # the settler's thread waits for it
+        self._done = threading.Condition(self._lock)  # workers wait for it
         self._waiting: dict[str, _Unsettled] = {}
         self._writing: dict[str, _Unsettled] = {}
         self._moved: set[str] = set()
@@ -124,25 +126,25 @@ class Settler:
 
     def begin(self, consumer: str, cursor: Cursor) -> None:
         """A worker begins at a cursor that was read from its row."""
-        with self._changed:
+        with self._lock:
             self._moved.discard(consumer)
             self._settled[consumer] = cursor
 
     def settled(self, consumer: str) -> Cursor | None:
         """Where a consumer's row stands, as far as this process wrote or read it."""
-        with self._changed:
+        with self._lock:
             return self._settled.get(consumer)
 
     def was_moved(self, consumer: str) -> bool:
         """Whether somebody else moved its cursor; it has to begin again."""
-        with self._changed:
+        with self._lock:
             return consumer in self._moved
 
     def report(self, consumer: str, report: Report) -> None:
         """Have a report settled soon; waits while too much is unsettled."""
-        with self._changed:
+        with self._lock:
             while not self._has_room(consumer) and self.failure is None and not self._closing:
-                self._changed.wait(_WAIT_S)
+                self._done.wait(_WAIT_S)
             if consumer in self._moved:
                 return
             before = self._waiting.get(consumer)
@@ -150,7 +152,9 @@ class Settler:
                 self._waiting[consumer] = _Unsettled(report, time.monotonic())
             else:
                 before.report = report.after(before.report)
-            self._changed.notify_all()
+            # At its pace it looks by itself: it is woken only from rest, or when there is much.
+            if len(self._waiting) == 1 or self._is_full():
+                self._work.notify_all()
 
     def settle(self, consumer: str, report: Report) -> bool:
         """Settle a report now, behind all that was reported before; returns whether it was.
@@ -170,50 +174,49 @@ class Settler:
         """
         if not self._runs:
             self.write()
-        with self._changed:
+        with self._lock:
             while self._has_unsettled(consumer) and self.failure is None and not self._closing:
-                self._changed.wait(_WAIT_S)
+                self._done.wait(_WAIT_S)
             if self.failure is not None:
                 raise self.failure
 
     @property
     def has_unsettled(self) -> bool:
         """Whether something was reported that is not settled."""
-        with self._changed:
+        with self._lock:
             return self._has_unsettled(None)
 
     def note_read(self, read_to: Cursor) -> None:
         """The feed went on, whoever takes part in it: the restart cursor may follow."""
-        with self._changed:
+        with self._lock:
             self._read_to = read_to
-            self._changed.notify_all()
+            self._work.notify_all()
 
     def run(self) -> None:
         """Write at the pace until closed; then once more."""
         self._runs = True
         while True:
-            with self._changed:
+            with self._lock:
                 while not self._closing and not self._waiting and self._read_to is None:
-                    self._changed.wait(_WAIT_S)
+                    self._work.wait(_WAIT_S)
                 closing = self._closing
                 if not closing and not self._is_full():
-                    self._changed.wait_for(lambda: self._closing or self._is_full(), PACE_S)
+                    self._work.wait_for(lambda: self._closing or self._is_full(), PACE_S)
             if not self.write() and not closing:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closing, _AWAY_S)
+                with self._lock:
+                    self._work.wait_for(lambda: self._closing, _AWAY_S)
             if closing or self.failure is not None:
                 break
         self._disconnect()
 
     def write(self) -> bool:
         """Write all that was reported; returns whether the state database answered."""
-        with self._changed:
-            taken, self._waiting = self._waiting, {}
-            self._writing = taken
+        with self._lock:
+            self._writing, self._waiting = self._waiting, {}
+            reports = {name: each.report for name, each in self._writing.items()}
             read_to, self._read_to = self._read_to, None
-        if not taken and read_to is None:
+        if not reports and read_to is None:
             return True
-        reports = {name: each.report for name, each in taken.items()}
         try:
             self._write(self._connected(), reports, self._figures())
         except psycopg.Error as error:
@@ -221,13 +224,13 @@ class Settler:
                 _logger.warning("settler.state_unreachable", source=self._source, error=error)
             self.is_away = True
             self._disconnect()
-            self._take_back(taken, read_to)
+            self._take_back(read_to)
             return False
         except Exception as error:
-            with self._changed:
+            with self._lock:
                 self.failure = error
                 self._writing = {}
-                self._changed.notify_all()
+                self._done.notify_all()
             return True
         if self.is_away:
             _logger.info("settler.state_reachable", source=self._source)
@@ -236,9 +239,10 @@ class Settler:
 
     def close(self) -> None:
         """Let ``run`` end, after one more write."""
-        with self._changed:
+        with self._lock:
             self._closing = True
-            self._changed.notify_all()
+            self._work.notify_all()
+            self._done.notify_all()
         if not self._runs:
             self._disconnect()
 
@@ -267,25 +271,24 @@ class Settler:
                 moved.append(error.consumer)
                 del consumers[error.consumer]
         self._took_ms = (time.monotonic() - began) * 1000
-        with self._changed:
+        with self._lock:
             self._settled |= {name: each.cursor for name, each in consumers.items()}
             self._moved |= set(moved)
             if figures is not None:
                 self._writing = {}
-            self._changed.notify_all()
+            self._done.notify_all()
         return moved
 
-    def _take_back(self, taken: dict[str, _Unsettled], read_to: Cursor | None) -> None:
-        """Reports that could not be written come before those made since, and keep their age."""
-        with self._changed:
-            for name, before in taken.items():
-                made_since = self._waiting.get(name)
-                if made_since is not None:
-                    before.report = made_since.report.after(before.report)
-                self._waiting[name] = before
+    def _take_back(self, read_to: Cursor | None) -> None:
+        """Reports that could not be written come before those made since."""
+        with self._lock:
+            for name, unwritten in self._writing.items():
+                since = self._waiting.get(name)
+                whole = unwritten.report if since is None else since.report.after(unwritten.report)
+                self._waiting[name] = _Unsettled(whole, unwritten.since)
             self._writing = {}
             self._read_to = self._read_to or read_to
-            self._changed.notify_all()
+            self._done.notify_all()
 
     def _has_room(self, consumer: str) -> bool:
         waiting = self._waiting.get(consumer)

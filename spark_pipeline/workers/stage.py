@@ -47,6 +47,7 @@ from spark_pipeline.feed.body import FeedBody
 from spark_pipeline.feed.feed import Feed
 from spark_pipeline.feed.progress import StageProgress
 from spark_pipeline.feed.query import RunningQuery, is_of_spark, named
+from spark_pipeline.plan import job_group
 from spark_pipeline.planner import Planner
 from spark_pipeline.settings import LaneSettings
 from spark_pipeline.slots import Slots
@@ -419,6 +420,8 @@ class SourceStage:
             since = worker.current.delivering_since
             if since is not None and now - since >= deadline_s:
                 overdue[name] = slow_delivery(name, now - since, deadline_s)
+                if now - since >= deadline_s * GIVEN_UP_AFTER and self._spark is not None:
+                    self._spark.sparkContext.cancelJobGroup(job_group(self._source, name))
         statuses = {name: worker.current.status() for name, worker in self.workers.items()}
         self._statuses.show(state, statuses, ahead, overdue)
 

@@ -54,13 +54,15 @@ _logger = structlog.get_logger("walbrook.worker")
 
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 30.0
 _STATE_AWAY_S = 1.0  # at most between two tries of a state database that does not answer
-_WAIT_S = 1.0
+_WAIT_S = 0.5
+_STALLED_S = 0.4
+_CLAIM_S = 0.02  # at least between two claims, if what is due cannot be claimed
 _FLOORS_LOOKS_MAX = 10
 ATTEMPTS_IN_DRIVER = 3
 """Processes in a row that settled nothing for a consumer before it is served outside the driver."""
 
 
-class _AgainError(TransientError):
+class AgainError(TransientError):
     """The worker must begin again from its row."""
 
 
@@ -91,6 +93,7 @@ class Worker:
         self._backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         self._nudged = threading.Event()
         self._deferred_until = 0.0  # monotonic
+        self._stalled_since: float | None = None  # monotonic
         self._cursor = ORIGIN
         self._log: LogReader | None = None
         self._planner: Planner | None = None
@@ -108,7 +111,7 @@ class Worker:
                     self._serve()
                 else:
                     self._wait(None)
-            except _AgainError as error:
+            except AgainError as error:
                 _logger.debug("worker.again", consumer=self.name, why=error.what)
             except Exception as error:
                 self._wait(self.failed(error))
@@ -189,22 +192,43 @@ class Worker:
     def serve_next(self, wait_s: float) -> bool:
         """The next range, from the feed or from the log; returns whether there was any."""
         if self._context.settler.was_moved(self.name):
-            raise _AgainError("its cursor was moved")
+            raise AgainError("its cursor was moved")
         assert self._log is not None
         feed, history = self._context.feed, self._log.history()
         if self._isolate or not feed.join(self.name, history, self.batch):
             return self._catch_up(wait_s)
         self.current.live()
-        due_s = self.retries.due_in_s()
+        if wait_s and (due_s := self.retries.due_in_s()) is not None:
+            wait_s = min(wait_s, max(due_s, _CLAIM_S))
         try:
-            with feed.next(self.name, wait_s if due_s is None else min(wait_s, due_s)) as decoded:
+            with feed.next(self.name, wait_s) as decoded:
                 if decoded is not None:
                     self._serve_range(decoded)
         except BehindError:
             return True
-        if decoded is not None:
-            self.batch = decoded.end
-        return decoded is not None
+        if decoded is None:
+            return self._is_stalled(self._log) and self._catch_up(0.0)
+        self.batch, self._stalled_since = decoded.end, None
+        return True
+
+    def _is_stalled(self, log: LogReader) -> bool:
+        """Whether the log has had a little for a while that the feed does not bring.
+
+        So it is while Spark starts, or starts again: then the worker leaves the feed and serves
+        itself. Where there is much it waits for the feed.
+        """
+        if log.next_batch() <= max(self.batch, self._context.feed.position):
+            self._stalled_since = None
+            return False
+        now = time.monotonic()
+        self._stalled_since = self._stalled_since or now
+        if now - self._stalled_since < _STALLED_S:
+            self._nudged.wait(_STALLED_S / 2)
+            return False
+        if not fits(log, self.batch, log.next_batch(), self._settings.little):
+            return False
+        self._context.feed.leave(self.name)
+        return True
 
     def failed(self, error: Exception) -> float:
         """Note what failed; returns when (monotonic) it is tried again."""
@@ -219,7 +243,7 @@ class Worker:
             reason = error.reason
         elif not isinstance(error, WalbrookError):
             _logger.exception("worker.broke", consumer=self.name)
-        if isinstance(reason, GapError):
+        if isinstance(reason, GapError) and self._backoff.failures == 1:
             pause_s = 0.0  # what the log gave up is passed when it begins again
         if isinstance(reason, CorruptionError):
             # The reader looks, and reads again from the slot what is damaged if it can.
@@ -373,7 +397,7 @@ class Worker:
             if report.is_plain and not isinstance(self._consumer.destination, PullDestination):
                 settler.report(self.name, report)
             elif not settler.settle(self.name, report):
-                raise _AgainError("its cursor was moved")
+                raise AgainError("its cursor was moved")
         finally:
             _remove(share)
         self._cursor = max(self._cursor, outcome.cursor)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import redis
 
+from cdc.cursor import ORIGIN
 from cdc.errors import OperatorError, PoisonError, TransientError
 from cdc.service.embedded_redis import EmbeddedRedis
 from sinks import redis_stream
@@ -23,6 +26,7 @@ from tests.conformance.messages import (
     expected,
     numbered,
 )
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -33,6 +37,12 @@ def harness(redis_url: str, redis_client: redis.Redis) -> RedisHarness:
 def _sink(url: str, **settings: object) -> RedisStreamSink:
     plain = {"consumer": CONSUMER, "stream_key": f"walbrook.{CONSUMER}", "batch_size": 100}
     return RedisStreamSink(**{**plain, "timeout_s": 5.0, "url": url, **settings})  # type: ignore[arg-type]
+
+
+def _calls(harness: RedisHarness, command: str) -> int:
+    """How often a command was called at the server."""
+    stats: dict[str, Any] = harness.client.info("commandstats")
+    return int(stats.get(f"cmdstat_{command}", {"calls": 0})["calls"])
 
 
 def test_entry_ids_are_the_cursors(harness: RedisHarness) -> None:
@@ -182,6 +192,62 @@ def test_another_writer_that_comes_while_the_sink_is_open_is_not_taken_for_a_rep
     worker.close()
     assert stranger not in dict(harness.entries())
     assert harness.held() == expected(numbered(20, 30), start=20)
+
+
+@pytest.mark.parametrize("behind", [9, 25])
+def test_an_entry_that_another_writer_slips_in_between_deliveries_stops_the_sink(
+    behind: int, harness: RedisHarness
+) -> None:
+    sink = harness.open()
+    assert sink.deliver(batch(0, 10)).settled == 10
+    stranger = f"{cursor_of(behind).lsn}-{cursor_of(behind).idx + 1}"
+    harness.client.xadd(harness.key, {"hello": "world"}, id=stranger)
+    for _ in range(2):
+        delivery = sink.deliver(batch(10, 30))
+        assert (delivery.settled, delivery.absorbed) == (0, 0)
+        assert isinstance(delivery.error, OperatorError)
+    sink.close()
+    assert len(harness.entries()) == 11, "nothing was added behind it"
+
+
+def test_a_stream_that_its_readers_touch_is_added_to_all_the_same(harness: RedisHarness) -> None:
+    sink = harness.open()
+    touched: list[Callable[[], object]] = [
+        lambda: harness.client.xtrim(harness.key, maxlen=3, approximate=False),
+        lambda: harness.client.xdel(harness.key, harness.entries()[-1][0]),
+        lambda: harness.client.delete(harness.key),
+    ]
+    start = 0
+    for touch in touched:
+        assert sink.deliver(batch(start, start + 10)).settled == 10
+        touch()
+        start += 10
+    delivery = sink.deliver(batch(start, start + 10))
+    sink.close()
+    assert (delivery.settled, delivery.absorbed, delivery.top) == (10, 0, ORIGIN)
+    assert harness.held() == expected(numbered(start, start + 10), start=start)
+
+
+def test_a_stream_is_looked_at_ahead_of_the_next_delivery(harness: RedisHarness) -> None:
+    sink, watched = harness.open(), _calls(harness, "watch")
+    sink.deliver(batch(0, 10))
+    until("the look for the next delivery", lambda: _calls(harness, "watch") == watched + 1)
+    looked = _calls(harness, "xrevrange")
+    sink.deliver(batch(10, 20))
+    until("the look for the one after", lambda: _calls(harness, "watch") == watched + 2)
+    sink.close()
+    assert _calls(harness, "xrevrange") == looked + 1, "none before the second delivery"
+
+
+def test_a_user_who_may_watch_but_not_ask_can_deliver(own_redis: EmbeddedRedis) -> None:
+    with redis.Redis.from_url(own_redis.url) as client:
+        rights = ["+multi", "+exec", "+xadd", "+xrevrange", "+watch"]
+        client.execute_command("ACL", "SETUSER", "writer", "on", ">word", "~walbrook.*", *rights)
+    place = own_redis.url.removeprefix("redis://")
+    sink = _sink(f"redis://writer:word@{place}")
+    for start in (0, 10, 20):
+        assert sink.deliver(batch(start, start + 10)).settled == 10
+    sink.close()
 
 
 def test_the_stream_of_another_consumer_is_refused(harness: RedisHarness) -> None:

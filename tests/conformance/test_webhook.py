@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from cdc.change import MessageBatch
 from cdc.errors import OperatorError, PoisonError, TransientError, WalbrookError
 from sinks.webhook import WebhookSink
+from tests.certificates import Authority
 from tests.conformance.harness import WebhookHarness
 from tests.conformance.messages import CONSUMER, batch, cursor_of, expected, held, numbered
 from tests.fix_http import Endpoint, Scripted
@@ -247,3 +249,49 @@ def test_requests_of_one_message_each_are_written_for_the_whole_batch_at_once(
     sink.close()
     assert written == [50]
     assert len(endpoint.requests) == 50
+
+
+def test_a_certificate_that_is_not_trusted_stops_the_sink(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path)
+    chain, key = authority.sign("IP:127.0.0.1")
+    with Endpoint.running() as endpoint:
+        endpoint.speak_tls(chain, key)
+        url = endpoint.url.replace("http:", "https:")
+        distrustful = WebhookSink(url, consumer=CONSUMER, batch_size=10)
+        delivery = distrustful.deliver(batch(0, 10))
+        assert delivery.settled == 0
+        assert isinstance(delivery.error, OperatorError)
+        assert "is not trusted" in delivery.error.what
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+        trustful = WebhookSink(url, consumer=CONSUMER, batch_size=10)
+        blind = WebhookSink(url, consumer=CONSUMER, batch_size=10, verify=False)
+        assert trustful.deliver(batch(0, 20)).settled == 20
+        assert blind.deliver(batch(20, 30)).settled == 10
+        for sink in (distrustful, trustful, blind):
+            sink.close()
+        assert WebhookHarness(endpoint).held() == expected(numbered(0, 30))
+
+
+def test_a_proxy_that_the_environment_names_is_used(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", endpoint.url.removesuffix("/changes"))
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    sink = WebhookSink("http://hook.example/changes", consumer=CONSUMER, batch_size=10)
+    assert sink.deliver(batch(0, 10)).settled == 10
+    sink.close()
+    assert [request.path for request in endpoint.requests] == ["http://hook.example/changes"]
+
+
+def test_a_connection_that_the_server_has_ended_meanwhile_costs_no_retry(
+    endpoint: Endpoint,
+) -> None:
+    sink = _sink(endpoint, max_retries=0)
+    assert sink.deliver(batch(0, 10)).settled == 10
+    endpoint.hang_up()
+    assert sink.deliver(batch(10, 20)).settled == 10
+    sink.close()
+    assert endpoint.connections == 2

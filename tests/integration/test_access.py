@@ -119,6 +119,21 @@ def test_an_operator_accepts_a_loss_and_skips(login: Login, database: Database) 
     ) == [(None, "0/900")]
 
 
+def test_an_operator_says_what_is_waited_for(login: Login, database: Database) -> None:
+    database.execute("INSERT INTO walbrook.event_time (consumer, base_lsn) VALUES ('jobs', '0/3')")
+    database.execute(
+        "INSERT INTO walbrook.event_partitions (consumer, table_name)"
+        " SELECT id, 'public.item' FROM walbrook.consumers WHERE name = 'jobs'"
+    )
+    operator = login("grant_operator('{role}')")
+    acts = ("advance_watermark('jobs', '2026-01-01')", "set_partition_idle('jobs', 'public.item')")
+    for act in acts:
+        operator.execute(f"SELECT walbrook.{act}".encode())
+    shown = "SELECT pushed_to IS NOT NULL, marked_idle FROM walbrook.watermarks"
+    assert operator.execute(shown).fetchall() == [(True, True)]
+    refused(login("grant_monitor('{role}')"), *(f"SELECT walbrook.{act}" for act in acts))
+
+
 def test_a_rewind_is_an_act_of_an_operator(login: Login, database: Database) -> None:
     operator = login("grant_operator('{role}')")
     database.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/900' WHERE name = 'jobs'")

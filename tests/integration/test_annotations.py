@@ -76,7 +76,7 @@ def test_the_prefixes_of_sequin_mean_the_same(shop: SlotSource) -> None:
             emit(client, "sequin:transaction_annotations.clear", "")
             insert(client, 2)
         shop.until_logged(4)
-    assert by_number(shop) == {1: "[1]"}
+    assert by_number(shop) == {2: "[1]"}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_is_no_annotation_is_one_warning_without_its_content_and_the_stream
         found = shop.until_logged(6)
         insert(client, 4)
         shop.until_logged(7)
-    assert by_number(shop) == {1: "1", 5: "3"}
+    assert by_number(shop) == {2: "1", 6: "3"}
     (warning,) = (line for line in logged if line["event"] == "reader.annotation_refused")
     assert warning["log_level"] == "warning"
     assert warning["cursor"] == str(found[2][0])
@@ -128,7 +128,7 @@ def test_what_a_rolled_back_savepoint_said_never_was(shop: SlotSource) -> None:
                 insert(client, 3)
             insert(client, 4)
         shop.until_logged(5)
-    assert by_number(shop) == {1: "1", 3: "3", 4: "3"}
+    assert by_number(shop) == {2: "1", 4: "3", 5: "3"}
 
 
 def test_a_restart_inside_an_annotated_transaction_keeps_the_annotation(shop: SlotSource) -> None:

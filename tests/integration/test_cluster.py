@@ -54,7 +54,7 @@ def test_a_lost_worker_and_tasks_that_run_twice_lose_nothing_and_reorder_nothing
     database.execute("CREATE TABLE bulk (id int PRIMARY KEY, name text)")
     stream, bulk = f"counters-{database.name}", f"bulk-{database.name}"
     counters, in_bulk = ({"include_tables": [f"public.{name}"]} for name in ("counter", "bulk"))
-    to_hook = {"type": "webhook", "url": endpoint.url, "parallel": True}
+    to_hook = {"type": "webhook", "url": endpoint.url}
     to_redis = {"type": "redis_stream", "url": redis_url}
     sinks: list[dict[str, object]] = [
         {"name": "r", "source": counters, "destination": {**to_redis, "stream_key": stream}},

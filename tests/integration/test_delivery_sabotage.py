@@ -15,7 +15,7 @@ from cdc.connection import Connection
 from cdc.cursor import Cursor
 from cdc.queue.waiting import Waiting
 from cdc.state import positions
-from spark_pipeline import settling
+from spark_pipeline.workers import settler
 from tests import pgoutput
 from tests.checker import Arrival, Findings, compare, digest
 from tests.fix_http import Endpoint
@@ -120,7 +120,7 @@ def test_a_cursor_without_its_index_is_caught(
         }
         positions.settle(connection, **given)
 
-    monkeypatch.setattr(settling, "settle", settle)
+    monkeypatch.setattr(settler, "settle", settle)
     assert findings().lost
 
 
@@ -133,5 +133,5 @@ def test_messages_put_aside_and_never_stored_are_caught(
         }
         positions.settle(connection, **given)
 
-    monkeypatch.setattr(settling, "settle", settle)
+    monkeypatch.setattr(settler, "settle", settle)
     assert findings().lost

@@ -73,12 +73,16 @@ class Times:
         return pgoutput.insert(1, [str(self._next), None if kind == 1 else str(at * S)])
 
 
-def write(lane: EventLane, transactions: list[tuple[str, list[bytes]]]) -> None:
+Phase = list[tuple[str, list[bytes]]]
+Write = Callable[[EventLane, Phase], None]
+
+
+def write(lane: EventLane, transactions: Phase) -> None:
     for source, changes in transactions:
         lane.write_messages(source, ITEM, *changes)
 
 
-def without_crashes(lane: EventLane, phases: list[list[tuple[str, list[bytes]]]]) -> None:
+def without_crashes(lane: EventLane, phases: list[Phase], write: Write = write) -> None:
     for phase in phases:
         write(lane, phase)
         lane.turns()
@@ -87,9 +91,10 @@ def without_crashes(lane: EventLane, phases: list[list[tuple[str, list[bytes]]]]
 
 def with_crashes(
     lane: EventLane,
-    phases: list[list[tuple[str, list[bytes]]]],
+    phases: list[Phase],
     fate: Fate,
     next_death: Callable[[], tuple[str, int]],
+    write: Write = write,
 ) -> int:
     """The same, and after a death the next phase comes before the start; gives how many died."""
     deaths, is_dead = 0, False

@@ -456,6 +456,34 @@ def test_a_new_table_is_looked_up_before_its_rows_are_taken(
 
 
 @pytest.mark.usefixtures("source")
+@pytest.mark.parametrize(
+    ("column", "given", "expected"),
+    [
+        ("record.commit_timestamp", "unix_us", [2, 1]),
+        ("metadata.commit_timestamp", None, [1, 2]),
+    ],
+)
+def test_a_column_of_the_name_of_the_commits_time_is_told_from_it(
+    event_lane: MakeLane,
+    event_database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    column: str,
+    given: str | None,
+    expected: list[int],
+) -> None:
+    timed = {"column": column, "type": given, "late_tolerance": "1s"}
+    lane = event_lane(event_time=timed)
+    item = pgoutput.relation(1, "public", "item", [("id", 23, True), ("commit_timestamp", 20)])
+    with served(lane, event_database, monkeypatch):
+        for number, own in ((1, 5 * S), (2, 4 * S + S // 2), (3, 60 * S)):
+            row = pgoutput.insert(1, [str(number), str(own)])
+            lane.write_messages("a", item, row, at_us=number * 10 * S)
+        until("both", lambda: len(told(lane)) == 2, 10)
+        assert [each[1] for each in told(lane)] == expected
+    assert lane.rows("SELECT * FROM walbrook.dead_letters") == []
+
+
+@pytest.mark.usefixtures("source")
 def test_a_database_that_is_away_at_a_start_is_waited_for_all_the_same(
     event_lane: MakeLane, event_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,36 @@ def test_changes_without_a_time_follow_what_came_before_them_in_their_table(
     lane.close()
 
 
+@pytest.mark.parametrize("column", ["commit_timestamp", "metadata.commit_timestamp"])
+def test_the_time_of_the_commit_is_the_event_time_of_every_change(
+    state: Connection, tmp_path: Path, column: str
+) -> None:
+    timed = {"column": column, "type": None, "late_tolerance": "2s"}
+    lane = EventLane(state, tmp_path, event_time=timed)
+    lane.write("a", (1, None), at_us=10 * S)
+    lane.write("a", (2, None), at_us=9 * S)
+    gone = pgoutput.delete(1, key=["1", None])
+    lane.write_messages("a", ITEM, gone, at_us=11 * S)
+    lane.write("a", (3, None), at_us=20 * S)
+    lane.turns()
+    lane.write("a", (4, None), at_us=15 * S)
+    lane.write("a", (5, None), at_us=18 * S)
+    lane.turns()
+    messages = arrived(tmp_path / NAME)
+    assert [
+        (m["action"], m["record"]["id"], m["metadata"]["event_time"], "late" in m["metadata"])
+        for m in messages
+    ] == [
+        ("insert", 2, "1970-01-01T00:00:09.000000Z", False),
+        ("insert", 1, "1970-01-01T00:00:10.000000Z", False),
+        ("delete", 1, "1970-01-01T00:00:11.000000Z", False),
+        ("insert", 4, "1970-01-01T00:00:15.000000Z", True),
+        ("insert", 5, "1970-01-01T00:00:18.000000Z", True),
+    ]
+    assert lane.rows("SELECT count(*) FROM walbrook.dead_letters") == [(0,)]
+    lane.close()
+
+
 def test_two_databases_come_in_one_order_and_each_keeps_its_cursor(
     state: Connection, tmp_path: Path
 ) -> None:

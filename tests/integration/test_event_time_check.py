@@ -76,6 +76,35 @@ def test_columns_that_can_be_read_are_no_problem(database: Database) -> None:
     assert told.endswith("nobody publishes public.part yet; did you mean public.parts?")
 
 
+def test_a_column_of_the_name_of_the_commits_time_must_be_told_from_it(database: Database) -> None:
+    database.execute(TABLES)
+    database.execute("ALTER TABLE orders ADD commit_timestamp timestamptz")
+    database.execute(PUBLICATION)
+    for column in ("commit_timestamp", "metadata.commit_timestamp"):
+        out = "source: {exclude_tables: [orders]}"
+        assert check_event_time(config(database, f"column: {column}", out)) == []
+    (problem,) = problems(config(database, "column: commit_timestamp"))
+    assert problem == (
+        "sinks[1].event_time.column: public.orders of database shop has a column commit_timestamp "
+        "of its own. To fix it: write record.commit_timestamp for that column, or "
+        "metadata.commit_timestamp for the time of the commit"
+    )
+    for column in ("record.commit_timestamp", "metadata.commit_timestamp"):
+        own = f"column: commit_timestamp, tables: [{{name: orders, column: {column}}}]"
+        assert check_event_time(config(database, own)) == []
+    told = problems(config(database, "column: record.commit_timestamp"))
+    assert len(told) == 3
+    assert all("shows no column commit_timestamp" in each for each in told)
+
+
+def test_by_the_clock_tables_need_no_column(database: Database) -> None:
+    database.execute(TABLES)
+    database.execute(PUBLICATION)
+    written = text(_url(database.dsn), "emit_watermarks: true")
+    by_clock = written.replace("ordering: event_time", "ordering: processing_time")
+    assert check_event_time(loads(by_clock, Path(), {})) == []
+
+
 def test_every_problem_is_told_with_its_place_its_table_and_its_fix(database: Database) -> None:
     database.execute(TABLES)
     database.execute(PUBLICATION)

@@ -46,6 +46,21 @@ WINDOWED: dict[str, object] = TIMED | {
     }
 }
 
+BY_CLOCK: dict[str, object] = {
+    "databases": ["shop", "depot"],
+    "ordering": "processing_time",
+    "event_time": {"emit_watermarks": True},
+}
+WINDOWED_BY_CLOCK: dict[str, object] = {
+    "databases": ["shop", "depot"],
+    "ordering": "processing_time",
+    "window": {
+        "size": "1s",
+        "group_by": {"origin": "record.origin"},
+        "aggregates": {"n": "count(*)", "ids": "sum(record.id)"},
+    },
+}
+
 
 class Writer:
     """Inserts with times of a clock that is ``behind_s`` late, and out of order by up to 0.4 s."""
@@ -126,6 +141,19 @@ def check_windows(messages: Messages, rows: Messages) -> None:
     } == {key: (len(ids), sum(ids)) for key, ids in closed.items()}
 
 
+def check_windows_by_clock(messages: Messages, writers: list[Writer]) -> None:
+    """Each window and origin once, by their ends; together they hold the first rows, each once."""
+    results = [m["record"] for m in messages]
+    keys = [(result["window_end"], result["origin"]) for result in results]
+    assert keys == sorted(set(keys))
+    assert len(keys) > 10
+    for writer in writers:
+        of_writer = [result for result in results if result["origin"] == writer._origin]
+        counted = sum(result["n"] for result in of_writer)
+        assert 0 < counted <= writer.written
+        assert sum(result["ids"] for result in of_writer) == counted * (counted + 1) // 2
+
+
 @dataclass(frozen=True)
 class Merged:
     """What the sinks had when the service was stopped, and who wrote it."""
@@ -137,6 +165,8 @@ class Merged:
     entries: Messages
     hooked: Messages
     counts: Messages
+    came: Messages
+    came_counts: Messages
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +207,8 @@ def merged(
             # The request that was under way when the driver died may come twice: by its number.
             hooked=list({m["metadata"]["sequence"]: m for m in _written(endpoint)}.values()),
             counts=arrived(directory / "counts"),
+            came=arrived(directory / "came"),
+            came_counts=arrived(directory / "came_counts"),
         )
 
 
@@ -188,6 +220,12 @@ def _sinks(stream: str, redis_url: str, endpoint: Endpoint) -> list[dict[str, ob
         {"name": "entries", "destination": entries, **TIMED},
         {"name": "hook", "destination": {"type": "webhook", "url": endpoint.url}, **TIMED},
         {"name": "counts", "destination": {"type": "file", "path": "counts"}, **WINDOWED},
+        {"name": "came", "destination": {"type": "file", "path": "came"}, **BY_CLOCK},
+        {
+            "name": "came_counts",
+            "destination": {"type": "file", "path": "came_counts"},
+            **WINDOWED_BY_CLOCK,
+        },
     ]
 
 
@@ -222,6 +260,7 @@ def _wait_out_a_silence(service: MergedService, shop: Writer) -> None:
     )
     ((held, low),) = service.state.execute(
         "SELECT sum(buffered), bool_and(watermark <= last_event) FROM walbrook.watermarks"
+        " WHERE consumer NOT LIKE 'came%'"
     )
     assert held >= 0
     assert low
@@ -240,6 +279,18 @@ def test_killed_in_between_nothing_is_lost_or_comes_twice(merged: Merged) -> Non
     for messages in (merged.entries, merged.hooked):
         check(messages, [merged.shop, merged.depot])
     check_windows(merged.counts, changes(merged.files))
+
+
+@pytest.mark.timeout(400)
+def test_by_the_clock_kills_change_no_order_and_no_window(merged: Merged) -> None:
+    writers = [merged.shop, merged.depot]
+    check(merged.came, writers)
+    for writer in writers:
+        rows = [m["record"] for m in changes(merged.came)]
+        ids = [row["id"] for row in rows if row["origin"] == writer._origin]
+        assert ids == sorted(ids), "not in the order of commits"
+    assert not any(m["metadata"].get("late") for m in merged.came)
+    check_windows_by_clock(merged.came_counts, writers)
 
 
 def _entries(client: redis.Redis, stream: str) -> Messages:

@@ -9,16 +9,16 @@ import orjson
 import psycopg
 import pyarrow as pa
 import pytest
-from spark_pipeline.passage import Passage
-from spark_pipeline.post import Post
 
 from cdc.config import loads
 from cdc.connection import Connection
+from cdc.connection_pool import ConnectionPool
 from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.errors import OperatorError
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter, Retention, SegmentLimits
+from cdc.state.feeds import FeedFigures, open_feed
 from cdc.state.gaps import skip_evicted, untold_gaps
 from cdc.state.migrate import migrate
 from cdc.state.positions import (
@@ -28,9 +28,12 @@ from cdc.state.positions import (
     restart_cursor,
 )
 from spark_pipeline.delivery import Origin, Share
-from spark_pipeline.exchange import Exchange
+from spark_pipeline.feed.feed import Feed
 from spark_pipeline.gaps import pass_gaps
 from spark_pipeline.settings import LaneSettings
+from spark_pipeline.workers.context import WorkerContext
+from spark_pipeline.workers.settler import Settler
+from spark_pipeline.workers.worker import Worker
 from tests.fix_postgres import Database
 from tests.lost_changes import note_lost_changes
 
@@ -179,7 +182,7 @@ def test_accepting_what_is_no_gap_is_refused(state: Connection, call: str, says:
         state.execute(f"SELECT walbrook.accept_gap({call})".encode())
 
 
-def test_what_is_evicted_while_a_lane_starts_is_a_gap_too(
+def test_what_is_evicted_while_a_worker_begins_is_a_gap_too(
     state: Connection, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = LogWriter(tmp_path / "log", limits=SegmentLimits(rows=1))
@@ -190,7 +193,7 @@ def test_what_is_evicted_while_a_lane_starts_is_a_gap_too(
         log.retain(ORIGIN, KEEP_LITTLE)
         return untold
 
-    monkeypatch.setattr("spark_pipeline.passage.pass_gaps", slow_telling)
+    monkeypatch.setattr("spark_pipeline.workers.worker.pass_gaps", slow_telling)
     register(state, ["lines"])
     lines = shares(tmp_path / "lines")["lines"]
     settings = LaneSettings(
@@ -204,11 +207,15 @@ def test_what_is_evicted_while_a_lane_starts_is_a_gap_too(
         micro_batch_rows=1000,
         micro_batch_bytes=1 << 20,
     )
-    exchange = Exchange.create(tmp_path / "exchange")
-    view = LogView(tmp_path / "log")
-    passage = Passage(settings, state, view, exchange, str(tmp_path), Post(("lines",)))
-    exchange.remove()
-    assert passage.next_batch == 5
+    connections = ConnectionPool(database.dsn, name="test")
+    run = open_feed(state, "shop", 2, ["lines"]).run
+    settler = Settler("shop", 2, run, database.dsn, connections, lambda: FeedFigures(ORIGIN))
+    context = WorkerContext(settings, Feed(1 << 20), settler, connections, tmp_path)
+    worker = Worker(lines.consumer, context)
+    assert worker.begin()
+    assert worker.batch == 5
     assert [message["action"] for message in told(tmp_path / "lines")] == ["gap"]
     assert consumer_cursors(state, "shop") == {"lines": log.manifest.evicted}
+    worker.close()
+    connections.close()
     log.close()

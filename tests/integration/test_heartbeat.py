@@ -228,7 +228,7 @@ def test_a_slot_is_warned_about_before_it_is_lost_and_refused_after(
     reader = make_reader(tight.dsn, "tight")
     assert reader.look().confirmed
     with (
-        closing(SourceWatch(tight.dsn, "tight", "pub", heartbeat_s=BEAT_S)) as ours,
+        closing(SourceWatch(tight.dsn, "tight", "pub", heartbeat_s=BEAT_S, source="shop")) as ours,
         psycopg.connect(tight.dsn, autocommit=True) as connection,
     ):
         until("the watch to see the slot", lambda: ours.sight().slot_safe_bytes)
@@ -253,6 +253,7 @@ def test_a_slot_is_warned_about_before_it_is_lost_and_refused_after(
 
         (error,) = until("the slot to be lost", lost)
         assert error.severity == "error"
+        assert "walbrook.accept_gap('shop', lsn)" in error.fix
         assert of_kind("slot_at_risk") == []
     with pytest.raises(SourceError, match="is lost") as caught:
         reader.look()

@@ -30,6 +30,9 @@ class OneProcess:
     def processes(self) -> dict[str, bool]:
         return {"reader shop": True}
 
+    def starting(self) -> list[str]:
+        return []
+
 
 @pytest.fixture
 def client(database: Database) -> Iterator[httpx.Client]:
@@ -46,6 +49,31 @@ def client(database: Database) -> Iterator[httpx.Client]:
 def tell(database: Database, *conditions: Condition) -> None:
     with database.connect() as connection:
         report_conditions(connection, "shop", 1, conditions)
+
+
+class StartingDriver(OneProcess):
+    def __init__(self) -> None:
+        self.waits_for = ["driver"]
+
+    def starting(self) -> list[str]:
+        return self.waits_for
+
+
+def test_a_service_whose_driver_is_not_up_is_starting_and_not_well(
+    client: httpx.Client, database: Database
+) -> None:
+    processes = StartingDriver()
+    with HttpServer(Http(port=0), database.dsn, processes) as server:
+        url = f"http://127.0.0.1:{server.port}/health"
+        answer = httpx.get(url)
+        assert (answer.status_code, answer.json()["status"]) == (503, "starting")
+        assert answer.json()["complaints"] == ["driver is starting"]
+        tell(database, Condition("slot_lost", "error", "the slot is lost", "create it"))
+        assert httpx.get(url).json()["status"] == "degraded", "what is wrong counts more"
+        tell(database)
+        processes.waits_for = []
+        answer = httpx.get(url)
+        assert (answer.status_code, answer.json()["status"]) == (200, "ok")
 
 
 def test_a_warning_is_listed_and_leaves_the_service_well(
@@ -259,6 +287,13 @@ def test_metrics_show_event_time_by_table_and_its_sums_by_consumer(
         *(f"walbrook_event_time_table_buffered{table} 3.0" for table in (shop, depot)),
         *(f"walbrook_event_time_table_late_total{table} 2.0" for table in (shop, depot)),
     }
+    database.execute("SELECT walbrook.set_partition_idle('shop/merged', 'public.event')")
+    lines = client.get("/metrics").text.splitlines()
+    assert f"walbrook_event_time_table_idle{shop} 1.0" in lines, "an operator said so"
+    assert 'walbrook_event_time_idle_tables{consumer="merged"} 2.0' in lines
+    database.execute("SELECT walbrook.set_partition_idle('shop/merged', 'public.event', false)")
+    lines = client.get("/metrics").text.splitlines()
+    assert f"walbrook_event_time_table_idle{shop} 0.0" in lines
     database.execute("SELECT walbrook.finish_source('merged', 'shop')")
     lines = client.get("/metrics").text.splitlines()
     assert f"walbrook_event_time_table_idle{shop} 1.0" in lines, "nobody waits for it"

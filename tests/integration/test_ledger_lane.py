@@ -85,7 +85,7 @@ def die_before_settling(lane: LogLane, patch: pytest.MonkeyPatch) -> None:
         raise Killed
 
     with patch.context() as within:
-        within.setattr("spark_pipeline.settling.settle", died)
+        within.setattr("spark_pipeline.workers.settler.settle", died)
         with pytest.raises(Killed):
             lane.take()
 

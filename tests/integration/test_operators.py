@@ -160,6 +160,14 @@ def test_a_consumer_is_paused_and_resumed_and_doing_it_twice_changes_nothing(
     assert operator.rows(f"SELECT walbrook.is_paused({id_})") == [(False,)]
 
 
+def test_a_resumed_consumer_no_longer_says_that_it_is_paused(operator: Operator) -> None:
+    operator.rows("UPDATE walbrook.consumers SET lane_reason = 'it is slower' RETURNING 1")
+    assert operator.act("resume('hook')")["lane_reason"] == "it is slower", "it was not paused"
+    operator.act("pause('hook')")
+    operator.rows("UPDATE walbrook.consumers SET lane_reason = 'it is paused' RETURNING 1")
+    assert operator.act("resume('hook')")["lane_reason"] is None
+
+
 def test_every_act_is_told_to_whoever_listens(operator: Operator) -> None:
     with operator.database.connect() as listener:
         listener.execute("LISTEN walbrook")

@@ -26,6 +26,11 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.migrated
 
+_SKIPPED = """
+SELECT from_lsn || ':' || from_idx, to_lsn || ':' || to_idx FROM walbrook.gaps
+ WHERE consumer = 'hook' AND reason = 'skipped'
+"""
+
 
 @contextmanager
 def served(state_dsn: str) -> Iterator[httpx.Client]:
@@ -102,6 +107,9 @@ def test_each_act_over_http_answers_with_the_new_state(
     operator.dies("0/200")
     assert client.post("/hook/discard").json()["affected"] == 1
     assert client.post("/hook/redeliver").json()["affected"] == 0
+    skipped = client.post("/hook/skip_to", json={"cursor": "0/600:1"})
+    assert (skipped.status_code, skipped.json()["cursor"]) == (200, "0/600:1")
+    assert operator.rows(_SKIPPED) == [("0/100:0", "0/600:1")]
     assert client.post("/hook/discard_all").json()["cursor"] == "0/900:3"
 
 
@@ -123,6 +131,11 @@ def test_each_act_over_http_answers_with_the_new_state(
         ("/hook/rewind", b"{", 400, "the body is not JSON"),
         ("/hook/rewind", b" " * (5 << 20), 413, "larger than"),
         ("/hook/rewind", b'{"to_cursor": "0/900:9"}', 409, "beyond the end of the change log"),
+        ("/hook/skip_to", b"{}", 400, "cursor is missing"),
+        ("/hook/skip_to", b'{"to_cursor": "0/600:1"}', 400, "to_cursor is not known here"),
+        ("/hook/skip_to", b'{"cursor": "0/1"}', 400, "'0/1' is not a cursor"),
+        ("/hook/skip_to", b'{"cursor": "0/500:0"}', 409, "not before 0/500:0"),
+        ("/hook/skip_to", b'{"cursor": "0/900:9"}', 409, "beyond the end of the change log"),
         ("/files/rewind", b'{"to_earliest": true}', 409, "keeps a position of its own"),
     ],
 )
@@ -173,6 +186,8 @@ def test_each_act_on_the_command_line_prints_the_new_state(
     operator.waits("0/230", group=1)
     operator.dies("0/230")
     assert "1 dead letters of hook never were messages and stay" in walbrook("redeliver", "hook")
+    assert "hook stands at 0/600:1;" in walbrook("skip-to", "hook", "0/600:1")
+    assert operator.rows(_SKIPPED) == [("0/100:0", "0/600:1")]
     assert "hook stands at 0/900:3;" in walbrook("discard-all", "hook")
 
 
@@ -182,6 +197,7 @@ def test_a_refusal_on_the_command_line_is_the_sentence_of_the_function(
     for arguments, says in {
         ("pause", "nobody"): "there is no consumer nobody. To fix it: there are: files, hook",
         ("rewind", "hook"): "it is not clear where hook is to go. To fix it: give one of",
+        ("skip-to", "hook", "0/900:9"): "beyond the end of the change log",
         ("rewind", "files", "--to-earliest"): "keeps a position of its own",
         ("dead-letters", "nobody"): "there is no consumer nobody",
         ("discard", "hook", "--id", "77"): "there is no dead letter 77 of hook",

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
-from cdc.state.lanes import SHARED
-from spark_pipeline.passage import Passage
-from spark_pipeline.post import Post
-from spark_pipeline.relief import Relief
-from spark_pipeline.roster import Roster
 
-from cdc.connection import Connection, connect
-from cdc.log.view import LogView
-from spark_pipeline import relief
-from spark_pipeline.exchange import Exchange, PlannedRange, note_planned, widened_by
+from cdc.connection import Connection
+from spark_pipeline.exchange import PlannedRange, widened_by
+from spark_pipeline.feed.progress import StageProgress
 from spark_pipeline.slots import Slots
+from spark_pipeline.workers import throttle
+from spark_pipeline.workers.throttle import Throttle
+from spark_pipeline.workers.worker import Worker
 from tests import pgoutput
 from tests.checker import SCHEMA, Arrival, Writers, compare
 from tests.fix_http import Endpoint
@@ -56,6 +53,7 @@ def hooks(endpoints: dict[str, Endpoint], **more: object) -> dict[str, dict[str,
     return {
         name: {
             "priority": PRIORITIES[name],
+            "partition_count": 1,  # slow: one request after another
             "destination": {"type": "webhook", "url": endpoint.url, **more},
         }
         for name, endpoint in endpoints.items()
@@ -66,48 +64,40 @@ def write(lane: LogLane, number: int) -> None:
     lane.write(ITEM, *transaction(0x100 * number, pgoutput.insert(1, [str(number), "n"])))
 
 
-def test_lanes_that_contend_for_one_slot_get_shares_by_priority_and_none_starves(
-    state: Connection, database: Database, endpoints: dict[str, Endpoint], tmp_path: Path
+def test_workers_that_contend_for_one_slot_get_shares_by_priority_and_none_starves(
+    state: Connection, endpoints: dict[str, Endpoint], tmp_path: Path
 ) -> None:
     lane = LogLane(state, tmp_path, **hooks(endpoints))
+    lane.settings = replace(lane.settings, slots=Slots(1))
+    lane.start_lane_again()
     batches, enough = 100, 100
     for number in range(1, batches + 1):
         write(lane, number)
-    settings = replace(lane.settings, slots=Slots(1), patience_s=0.0)
+    for name, worker in lane.workers.items():
+        assert lane.feed.join(name, lane.feed.history, worker.batch)
+    for at in range(batches):
+        lane.body.take_range(PlannedRange(at, at + 1, 1))
     over = threading.Event()
 
     def served() -> dict[str, int]:
         return {name: len(endpoint.accepted) for name, endpoint in endpoints.items()}
 
-    def serve(passage: Passage, exchange: Exchange) -> None:
-        while not over.is_set() and passage.next_batch < batches:
-            at = passage.next_batch
-            note_planned(exchange.directory, PlannedRange(at, at + 1, 1))
-            passage.take(None, 0)
+    def serve(worker: Worker) -> None:
+        while not over.is_set() and worker.serve_next(0.0):
             if sum(served().values()) >= enough:
                 over.set()
 
-    with ExitStack() as stack:
-        threads: list[threading.Thread] = []
-        passages: list[Passage] = []
-        for number, (name, endpoint) in enumerate(endpoints.items(), 1):
-            # Longer than what lies between two deliveries of a lane: somebody always waits.
-            endpoint.takes_s = 0.03
-            connection = stack.enter_context(connect(database.dsn, name=name))
-            exchange = Exchange.create(tmp_path / f"exchange of {name}")
-            stack.callback(exchange.remove)
-            post = Post((name,), lambda _departure: None, name=f"catch_up_{number}")
-            view = LogView(tmp_path / "log")
-            passage = Passage(settings, connection, view, exchange, name, post)
-            passages.append(passage)
-            threads.append(threading.Thread(target=serve, args=(passage, exchange)))
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    assert [passage.failure for passage in passages] == [None] * 3
+    for endpoint in endpoints.values():
+        endpoint.takes_s = 0.03  # longer than what lies between two deliveries of a worker
+    threads = [threading.Thread(target=serve, args=(each,)) for each in lane.workers.values()]
+    settler = threading.Thread(target=lane.settler.run)
+    for thread in (settler, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    lane.settler.close()
+    settler.join(10)
     got = served()
-    # The slot is never kept free for one that settles, so no lane has more than every second turn.
     assert got["high"] >= 0.4 * enough, got
     assert got["middle"] >= 2.5 * got["low"], got
     assert got["low"] >= 0.04 * enough, got
@@ -121,20 +111,22 @@ def test_pressure_is_acted_upon_and_seen_in_sql_and_an_idle_source_is_not_writte
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lane = LogLane(state, tmp_path, **hooks(endpoints))
-    roster, now = Roster(PRIORITIES), 1000.0
-    for name in PRIORITIES:
-        roster.put(name, SHARED)
-    acts = Relief(replace(lane.settings, micro_batch_rows=10), roster, threading.Lock())
-    monkeypatch.setattr(relief, "_now_s", lambda: now)
+    now = time.monotonic()
+    progress = StageProgress()
+    settings = replace(lane.settings, micro_batch_rows=10)
+    acts = Throttle(settings, lane.feed, lane.workers)
+    monkeypatch.setattr(throttle, "_now_s", lambda: now)
+    lane.take()
 
     def seconds(count: int) -> None:
+        """Let time pass; a worker that has to look at its row does so."""
         nonlocal now
         for _ in range(count):
             now += 1.0
-            acts.tick(lane.passage, lambda: state)
-            for departure in lane.departures:
-                roster.departed(departure, now)
-            lane.departures.clear()
+            acts.tick(progress, lane.exchange, lambda: state)
+            for worker in lane.workers.values():
+                if worker._nudged.is_set():
+                    lane.begin(worker)
 
     def row(columns: str) -> tuple[object, ...]:
         ((*found,),) = state.execute(f"SELECT {columns} FROM walbrook.pressure".encode()).fetchall()
@@ -150,28 +142,24 @@ def test_pressure_is_acted_upon_and_seen_in_sql_and_an_idle_source_is_not_writte
 
     for number in range(1, 41):
         write(lane, number)
-    lane.passage._at("deliver", PlannedRange(0, 1, 1), now)
+    progress.begin("decode", 1)
     seconds(9)
     assert row("level, backlog_rows, widened_by") == (1, 40, 4.0)
     assert widened_by(str(lane.exchange.directory)) == 4.0
-    lane.exchange.clear()
-    assert widened_by(str(lane.exchange.directory)) == 4.0, "forgotten with a micro-batch"
     seconds(6)
     assert row("level, deferred") == (2, ["low"])
-    assert set(lane.passage.members.cursors) == {"high", "middle"}
-    assert roster.standings(now)["low"].reason == "deferred: pressure"
+    assert set(lane.feed.readers) == {"high", "middle"}
+    assert lane.workers["low"].current.status().reason == "deferred: pressure"
     (told,) = acts.conditions()
-    assert told.kind == "lane_pressure"
+    assert told.kind == "worker_pressure"
     assert "low waits: its priority is 1" in told.what
     seconds(5)
     assert row("level, deferred") == (2, ["low", "middle"])
     seconds(60)
-    assert set(roster.due(now)) == {"low", "middle"}, "deferred for more than a minute"
+    assert lane.served == set(PRIORITIES), "deferred for more than a minute"
 
-    lane.passage._progress = None
+    progress.end()
     lane.take()
-    for name in ("low", "middle"):
-        roster.put(name, "catch_up_1")
     seconds(20)
     assert row("level, widened_by, deferred, backlog_rows") == (0, 1.0, [], 0)
     assert acts.conditions() == []
@@ -225,10 +213,10 @@ def test_with_more_work_than_slots_the_lowest_waits_for_a_while_and_nothing_is_l
         service.until(
             "health to say so",
             "SELECT what LIKE '%low waits: its priority is 1%' FROM walbrook.health"
-            " WHERE kind = 'lane_pressure' AND severity = 'warning'",
+            " WHERE kind = 'worker_pressure' AND severity = 'warning'",
         )
-        standing = "SELECT lane, lane_reason FROM walbrook.consumers WHERE name = 'low'"
-        assert database.execute(standing) == [(None, "deferred: pressure")]
+        status = "SELECT state, state_reason FROM walbrook.consumers WHERE name = 'low'"
+        assert database.execute(status) == [("waiting", "deferred: pressure")]
         assert "Pressure on shop: level 2" in service.run("status").stdout
         had = {name: len(arrivals(endpoint)) for name, endpoint in endpoints.items()}
         assert min(had.values()) > 0, "somebody starved"
@@ -238,7 +226,7 @@ def test_with_more_work_than_slots_the_lowest_waits_for_a_while_and_nothing_is_l
             endpoint.takes_s = 0.01
         service.until(
             "all to be together again",
-            "SELECT bool_and(lane = 'shared') FROM walbrook.consumers",
+            "SELECT bool_and(state = 'live') FROM walbrook.consumers",
         )
         service.until_settled()
         service.until("nobody to wait", "SELECT level < 2 FROM walbrook.pressure")

@@ -31,7 +31,7 @@ _SHOWN = (
     "SELECT to_json(e) FROM walbrook.health_events e",
     "SELECT to_json(c) FROM walbrook.consumers c",
     "SELECT to_json(s) FROM walbrook.sources s",
-    "SELECT to_json(l) FROM walbrook.feeds l",
+    "SELECT to_json(f) FROM walbrook.feeds f",
     "SELECT to_json(q) FROM walbrook.queues q",
 )
 _LETTERS = f"""

@@ -28,6 +28,9 @@ class NoProcesses:
     def processes(self) -> dict[str, bool]:
         return {}
 
+    def starting(self) -> list[str]:
+        return []
+
 
 @pytest.fixture(scope="module")
 def state(postgres_server: PostgresServer) -> Iterator[Database]:

@@ -99,7 +99,7 @@ def test_a_queued_request_that_was_noted_is_not_repeated_in_whatever_order_it_is
         raise Killed
 
     with monkeypatch.context() as within:
-        within.setattr("spark_pipeline.redelivery.settle_claim", died)
+        within.setattr("spark_pipeline.workers.retries.settle_claim", died)
         with pytest.raises(Killed):
             serve(lane, "first")
     assert names(endpoint) == ["good", "a", "b", "c", "d", "e"]

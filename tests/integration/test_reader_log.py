@@ -18,7 +18,7 @@ from cdc.log.writer import Retention, SegmentLimits
 from cdc.replication.keep import LogKeeper
 from cdc.replication.options import StreamOptions
 from cdc.replication.publish import BatchLimits
-from cdc.replication.seal import Sealed
+from cdc.replication.sealed import Sealed
 from cdc.state.positions import register_source
 from tests.fix_postgres import Database
 from tests.proxy import Proxy

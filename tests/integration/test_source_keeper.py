@@ -59,6 +59,16 @@ def events(database: Database) -> list[tuple[Any, ...]]:
     return database.execute("SELECT source, consumer, kind FROM walbrook.health ORDER BY 1, 2")
 
 
+def test_a_wrong_password_names_the_source_that_also_holds_the_state(tmp_path: Path) -> None:
+    away = "postgres://u:p@127.0.0.1:1/d"
+    text = CONFIG.format(url=away, state=away, slot="s")
+    with pytest.raises(UnreachableError, match="the state database cannot be reached"):
+        prepare_state(loads(text, tmp_path))
+    without = text.replace(f"state: {{url: {away}}}\n", "")
+    with pytest.raises(UnreachableError, match="database shop, which also holds the state, cannot"):
+        prepare_state(loads(without, tmp_path))
+
+
 def test_a_sink_that_loses_a_table_says_which(database: Database, tmp_path: Path) -> None:
     database.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)")
     with kept(database, tmp_path, "shop") as keeper:

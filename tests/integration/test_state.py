@@ -208,10 +208,10 @@ def test_the_events_of_a_consumer_that_was_removed_end(
 ) -> None:
     term = register(state, "a", "b")
     for consumer in ("a", "b"):
-        failing = [Condition("lane_failing", "warning", f"{consumer} fails")]
+        failing = [Condition("worker_failing", "warning", f"{consumer} fails")]
         report_conditions(state, "shop", term, failing, consumer=consumer, scope="worker_")
     register(state, "a")
-    assert sources_of_events(state) == [("shop", "a", "lane_failing")]
+    assert sources_of_events(state) == [("shop", "a", "worker_failing")]
 
 
 def test_the_events_of_a_source_that_nobody_serves_end(

@@ -35,6 +35,7 @@ class Held:
             {
                 "name": "held",
                 "batch_size": IN_A_REQUEST,
+                "partition_count": 1,
                 "source": {"include_tables": [f"public.{TABLE}"]},
                 "destination": hook,
             }

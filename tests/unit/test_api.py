@@ -53,13 +53,13 @@ def test_messages_become_changes_and_tables() -> None:
     changes = decoded.changes.to_pylist()
     assert [(c["commit_lsn"], c["commit_idx"], c["table_name"], c["action"]) for c in changes] == [
         (0x100, 0, "things", "insert"),
-        (0x100, 1, "others", "insert"),
-        (0x100, 2, "things", "update"),
+        (0x100, 2, "others", "insert"),
+        (0x100, 3, "things", "update"),
         (0x200, 0, "", "message"),
-        (0x200, 1, "things", "truncate"),
-        (0x200, 2, "others", "truncate"),
+        (0x200, 2, "things", "truncate"),
+        (0x200, 4, "others", "truncate"),
         (0x300, 0, "others", "insert"),
-        (0x300, 1, "things", "delete"),
+        (0x300, 2, "things", "delete"),
     ]
     assert loads(changes[6]["record"]) == {"id": 2, "more": "x"}
     assert [(t.relation.name, t.rows.num_rows) for t in decoded.tables] == [

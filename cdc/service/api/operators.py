@@ -85,6 +85,27 @@ def _rewind(state: Connection, name: str, body: Body) -> State:
     )
 
 
+def _skip_to(state: Connection, name: str, body: Body) -> State:
+    _only(body, "cursor")
+    cursor = _field(body, "cursor", str)
+    if cursor is None:
+        raise _malformed("cursor is missing: the first change to deliver")
+    return operators.skip_to(state, name, cursor)
+
+
+def _advance_watermark(state: Connection, name: str, body: Body) -> State:
+    _only(body, "to_time", "source")
+    to_time, source = _field(body, "to_time", str), _field(body, "source", str)
+    return operators.advance_watermark(state, name, to_time, source)
+
+
+def _set_partition_idle(state: Connection, name: str, body: Body) -> State:
+    _only(body, "partition", "idle")
+    idle = _field(body, "idle", bool)
+    partition = _field(body, "partition", str)
+    return operators.set_partition_idle(state, name, partition, idle=idle is not False)
+
+
 def _discard_all(state: Connection, name: str, body: Body) -> State:
     _only(body)
     return operators.discard_all(state, name)
@@ -113,6 +134,9 @@ _ACTS: dict[str, Act] = {
     "resume": _resume,
     "accept_loss": _accept_loss,
     "rewind": _rewind,
+    "skip_to": _skip_to,
+    "advance_watermark": _advance_watermark,
+    "set_partition_idle": _set_partition_idle,
     "discard_all": _discard_all,
     "redeliver": _redeliver,
     "discard": _discard,

@@ -17,7 +17,7 @@ ORDERED = "ordering: event_time\nevent_time: {column: at}\n"
 WINDOW = "window: {size: 1m, aggregates: {n: count(*)}}\n"
 PULL = "destination: {type: pull}"
 PARQUET = "destination: {type: parquet, path: out}"
-WEBHOOK = "destination: {type: webhook, url: 'http://h/', parallel: true}"
+WEBHOOK = "destination: {type: webhook, url: 'http://h/'}"
 
 
 def one(body: str) -> Sink:
@@ -134,6 +134,38 @@ def test_a_table_that_nothing_speaks_of_has_no_event_time() -> None:
     assert time.of_table("public", "others") is None
 
 
+def test_the_time_of_the_commit_is_told_from_a_column_of_its_name() -> None:
+    keys = """column: commit_timestamp, late_tolerance: 1s, tables: [
+      {name: own, column: record.commit_timestamp, type: unix_ms},
+      {name: other, column: at}, {name: commit, column: metadata.commit_timestamp}]"""
+    time = read(event_time(keys)).sinks[0].event_time
+    assert time is not None
+    assert time.of_table("public", "any") == TableTime(
+        "commit_timestamp", "commit_timestamp", 1_000_000
+    )
+    assert time.of_table("public", "own") == TableTime("commit_timestamp", "unix_ms", 1_000_000)
+    assert time.of_table("public", "other") == TableTime("at", "timestamptz", 1_000_000)
+    commit = time.of_table("public", "commit")
+    assert commit == TableTime("metadata.commit_timestamp", "commit_timestamp", 1_000_000)
+    any_table = time.of_table("public", "any")
+    assert any_table is not None
+    assert (any_table.may_be_either, commit.may_be_either) == (True, False)
+
+
+def test_by_the_clock_nothing_has_to_be_given() -> None:
+    clock = one("ordering: processing_time\n" + FILE)
+    assert clock.in_time_order
+    assert clock.event_time is not None
+    assert clock.event_time.column is None
+    told = one("ordering: processing_time\nevent_time: {emit_watermarks: true}\n" + WINDOW + FILE)
+    assert told.event_time is not None
+    assert told.event_time.emit_watermarks
+    assert told.window is not None
+    assert one(ORDERED + FILE).in_time_order
+    assert not one(FILE).in_time_order
+    assert pickle.loads(pickle.dumps(clock)) == clock
+
+
 def test_a_stop_flushes_unless_there_is_a_window_or_it_is_told_to_keep() -> None:
     assert one(ORDERED + FILE).flushes_on_stop
     assert not one(ORDERED + WINDOW + FILE).flushes_on_stop
@@ -152,6 +184,14 @@ def test_a_stop_flushes_unless_there_is_a_window_or_it_is_told_to_keep() -> None
         (
             "column: a, tables: [{name: b}, {name: public.b}]",
             "sinks[0].event_time.tables[1].name: is there twice",
+        ),
+        (
+            "column: commit_timestamp, type: unix_ms",
+            "sinks[0].event_time.type: is for columns, and commit_timestamp is the time of the",
+        ),
+        (
+            "column: a, tables: [{name: b, column: metadata.commit_timestamp, type: date}]",
+            "sinks[0].event_time.tables[0].type: is for columns, and metadata.commit_timestamp is",
         ),
         ("column: a, idle_timeout: 0", "sinks[0].event_time.idle_timeout: should be more than 0"),
         (
@@ -274,16 +314,37 @@ def test_a_window_without_slide_tumbles() -> None:
     [
         (
             "event_time: {column: at}\n" + FILE,
-            "sinks[0].event_time: has a meaning with ordering: event_time alone",
+            "sinks[0].event_time: has a meaning with ordering: event_time or processing_time alone",
         ),
-        (WINDOW + FILE, "sinks[0].window: has a meaning with ordering: event_time alone"),
+        (
+            WINDOW + FILE,
+            "sinks[0].window: has a meaning with ordering: event_time or processing_time alone",
+        ),
         (
             "ordering: event_time\n" + FILE,
             "sinks[0].event_time: is required with ordering: event_time",
         ),
-        ("ordering: time\n" + FILE, "sinks[0].ordering: should be 'commit' or 'event_time'"),
+        (
+            "ordering: time\n" + FILE,
+            "sinks[0].ordering: should be 'commit', 'event_time' or 'processing_time'",
+        ),
+        (
+            "ordering: processing_time\nevent_time: {late_tolerance: 5s}\n" + FILE,
+            "sinks[0].event_time.late_tolerance: has no meaning with ordering: processing_time",
+        ),
+        (
+            "ordering: processing_time\nevent_time: {column: at}\n" + FILE,
+            "sinks[0].event_time.column: has no meaning with ordering: processing_time",
+        ),
+        (
+            "ordering: processing_time\n" + PULL,
+            "sinks[0].ordering: processing_time is not possible with pull yet",
+        ),
         (ORDERED + PULL, "sinks[0].ordering: event_time is not possible with pull yet"),
-        (ORDERED + WEBHOOK, "sinks[0].destination.parallel: is true, and requests side by side"),
+        (
+            ORDERED + "partition_count: 2\n" + WEBHOOK,
+            "sinks[0].partition_count: above 1 would lose the order of event_time",
+        ),
         (
             ORDERED + "actions: [insert, schema_change]\n" + FILE,
             "sinks[0].actions: schema_change has its place between commits",
@@ -317,7 +378,7 @@ def test_what_does_not_go_together_is_refused(body: str, problem: str) -> None:
 
 def test_parquet_and_ordinary_webhooks_may_have_event_time() -> None:
     assert one(ORDERED + PARQUET).ordering == "event_time"
-    assert one(ORDERED + WEBHOOK.replace(", parallel: true", "")).ordering == "event_time"
+    assert one(ORDERED + WEBHOOK).effective_partition_count == 1
 
 
 def test_a_sink_is_found_by_each_of_its_databases() -> None:

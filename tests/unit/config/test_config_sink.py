@@ -365,3 +365,24 @@ def test_an_impossible_webhook_is_refused(keys: str, problem: str) -> None:
 def test_two_sinks_that_keep_their_position_may_not_share_a_place(destination: str) -> None:
     text = f"{sink(f'destination: {destination}')}- {{name: b, destination: {destination}}}\n"
     assert "line 9, sinks[1].destination: is where sinks[0] writes too" in refusal(text)
+
+
+def test_webhooks_are_sent_several_requests_at_once_and_others_are_not() -> None:
+    assert one("destination: {type: webhook, url: http://h}").effective_partition_count == 8
+    for other in ("{type: file, path: out}", "{type: redis_stream, host: h}", "{type: pull}"):
+        assert one(f"destination: {other}").effective_partition_count == 1
+        assert one(f"partition_count: 1\ndestination: {other}").effective_partition_count == 1
+
+
+@pytest.mark.parametrize(
+    "destination",
+    [
+        "{type: file, path: out}",
+        "{type: parquet, path: out}",
+        "{type: redis_stream, host: h}",
+        "{type: pull}",
+    ],
+)
+def test_a_sink_that_needs_one_order_takes_no_partition_count_above_1(destination: str) -> None:
+    found = refusal(sink(f"partition_count: 2\ndestination: {destination}"))
+    assert "sinks[0].partition_count: above 1 is impossible with" in found

@@ -220,6 +220,58 @@ def test_many_partitions_keep_their_codes(tracker: WatermarkTracker) -> None:
     assert tracker.source_watermark("source 7") == 1_007
 
 
+def test_a_pushed_watermark_counts_at_once_and_never_goes_back(tracker: WatermarkTracker) -> None:
+    orders = tracker.register("shop", "orders", tolerance_us=20)
+    assert update(tracker, (orders, 70)) == 50
+    tracker.push(60)
+    assert tracker.look() == 60
+    tracker.push(55)
+    assert tracker.look() == 60
+    assert update(tracker, (orders, 90)) == 70
+
+
+def test_a_watermark_pushed_for_a_source_leaves_the_others_to_hold(now: Clocks) -> None:
+    tracker = WatermarkTracker(
+        clock=lambda source: now[source], idle_timeout_us=IDLE, safety_margin_us=3
+    )
+    tracker.push(500, "shop")
+    orders = tracker.register("shop", "orders")
+    stock = tracker.register("warehouse", "stock")
+    assert update(tracker, (orders, 70)) == NO_TIME
+    assert update(tracker, (stock, 90)) == 87
+    assert update(tracker, (stock, 900)) == 497
+    assert [state.watermark for state in tracker.partitions()] == [500, 900]
+
+
+def test_a_partition_that_is_marked_idle_holds_nobody_whatever_comes_of_it(
+    tracker: WatermarkTracker,
+) -> None:
+    orders, items = tracker.register("shop", "orders"), tracker.register("shop", "items")
+    tracker.mark_idle("shop", "items")
+    assert update(tracker, (orders, 70)) == 70
+    assert update(tracker, (items, 75), (orders, 80)) == 80
+    assert [state.idle for state in tracker.partitions()] == [False, True]
+    assert tracker.holders() == {"shop"}
+
+
+def test_a_partition_that_is_marked_active_counts_from_its_last_event(
+    tracker: WatermarkTracker, now: Clocks
+) -> None:
+    orders, items = tracker.register("shop", "orders"), tracker.register("shop", "items")
+    tracker.mark_idle("shop", "items")
+    assert update(tracker, (orders, 70), (items, 75)) == 70
+    tracker.mark_active("shop", "items")
+    assert update(tracker, (orders, 90)) == 75
+    now["shop"] = IDLE
+    assert update(tracker, (orders, 90)) == 90, "it is idle by the clock"
+    tracker.mark_active("shop", "items")
+    assert update(tracker, (orders, 95)) == 90
+    now["shop"] = 2 * IDLE
+    assert update(tracker, (orders, 95)) == 95, "the timeout began anew"
+    tracker.mark_idle("shop", "unknown")
+    tracker.mark_active("shop", "unknown")
+
+
 SOURCES, TABLES = ("a", "b", "c"), ("x", "y")
 MARGIN = 7
 
@@ -230,6 +282,7 @@ class Partition:
     active_at: int
     times: list[int] = field(default_factory=list)
     marks: list[int] = field(default_factory=lambda: [NO_TIME])
+    marked_idle: bool = False
 
 
 class TrackedPartitions(RuleBasedStateMachine):
@@ -244,7 +297,23 @@ class TrackedPartitions(RuleBasedStateMachine):
         self.codes: dict[int, tuple[str, str]] = {}
         self.model: dict[tuple[str, str], Partition] = {}
         self.complete: set[str] = set()
+        self.pushed: dict[str | None, int] = {}
         self.watermark = NO_TIME
+
+    @rule(source=st.none() | st.sampled_from(SOURCES), to=st.integers(0, 600))
+    def push(self, source: str | None, to: int) -> None:
+        self.tracker.push(to, source)
+        self.pushed[source] = max(to, self.pushed.get(source, NO_TIME))
+
+    @rule(source=st.sampled_from(SOURCES), table=st.sampled_from(TABLES), idle=st.booleans())
+    def mark(self, source: str, table: str, idle: bool) -> None:
+        mark = self.tracker.mark_idle if idle else self.tracker.mark_active
+        mark(source, table)
+        if (source, table) in self.model:
+            partition = self.model[source, table]
+            partition.marked_idle = idle
+            if not idle:
+                partition.active_at = self.now[source]
 
     @rule(
         source=st.sampled_from(SOURCES),
@@ -307,31 +376,38 @@ class TrackedPartitions(RuleBasedStateMachine):
         assert self.tracker.look() == self.look_model()
         for state in self.tracker.partitions():
             partition = self.model[state.source, state.table]
-            assert state.watermark == max(partition.marks)
+            assert state.watermark == self.mark_of(state.source, partition)
             assert state.last_event == max(partition.times, default=NO_TIME)
-            assert state.idle == (self.now[state.source] - partition.active_at >= IDLE)
-            assert state.idle_since == (partition.active_at + IDLE if state.idle else None)
+            silent = self.now[state.source] - partition.active_at >= IDLE
+            assert state.idle == (silent or partition.marked_idle)
+            assert state.idle_since == (partition.active_at + IDLE if silent else None)
         metrics = self.tracker.metrics
         assert metrics.partitions == len(self.model) == metrics.added - metrics.removed
+
+    def mark_of(self, source: str, partition: Partition) -> int:
+        # Of what was pushed before the partition was there it has all, as the source has.
+        return max(*partition.marks, self.pushed.get(source, NO_TIME))
 
     def look_model(self) -> int:
         active: list[int] = []
         others: list[int] = []
         for (source, _), partition in self.model.items():
             quiet = self.now[source] - partition.active_at
-            mark, last = max(partition.marks), max(partition.times, default=NO_TIME)
+            mark, last = self.mark_of(source, partition), max(partition.times, default=NO_TIME)
+            if source in self.pushed:
+                others.append(self.pushed[source] - MARGIN)
             if source in self.complete:
                 others.append(last)
-            elif quiet < IDLE:
+            elif quiet < IDLE and not partition.marked_idle:
                 active.append(mark)
             elif last != NO_TIME:
-                others.append(min(last, mark - MARGIN + quiet - IDLE))
+                others.append(min(last, mark - MARGIN + max(0, quiet - IDLE)))
         found = NO_TIME
         if active and min(active) != NO_TIME:
             found = min(active) - MARGIN
         elif not active:
             found = max(others, default=NO_TIME)
-        self.watermark = max(self.watermark, found)
+        self.watermark = max(self.watermark, found, self.pushed.get(None, NO_TIME))
         return self.watermark
 
     @invariant()

@@ -11,7 +11,6 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from cdc.change import CHANGE_SCHEMA
 from cdc.config import Sink
 from cdc.cursor import Cursor
 from cdc.errors import ProtocolError
@@ -105,26 +104,23 @@ def test_a_transform_is_the_message_and_what_it_does_not_see_keeps_its_shape(
     assert (truncate["action"], truncate["metadata"]["table_name"]) == ("truncate", "things")
 
 
-def test_announcements_among_transformed_messages_keep_their_shape(
-    log: Path, exchange: Exchange, tmp_path: Path
+def test_schema_changes_among_transformed_messages_keep_their_shape(
+    exchange: Exchange, tmp_path: Path
 ) -> None:
-    sink = file_sink(tmp_path / "out", transform=f"{FUNCTIONS}:summary")
+    frame = Frame()
+    for message in (order(0, "5"), b'S{"version":2}', order(1, "5")):
+        frame.add(message, ORDERS)
+    writer = LogWriter(tmp_path / "log")
+    writer.append(frame.batch(), frame.schemas, first=Cursor(COMMIT_LSN, 0), high=END)
+    writer.close()
+    sink = file_sink(
+        tmp_path / "out", transform=f"{FUNCTIONS}:summary", filter=f"{FUNCTIONS}:large"
+    )
     sink = sink.model_copy(update={"actions": ("insert", "schema_change")})
-    told = dict.fromkeys(CHANGE_SCHEMA.names) | {
-        "commit_lsn": COMMIT_LSN,
-        "commit_idx": 1,
-        "commit_timestamp": 0,
-        "xid": 0,
-        "table_schema": "public",
-        "table_name": "things",
-        "action": "schema_change",
-        "record": '{"version":2}',
-        "record_pks": "[]",
-    }
-    announced = pa.RecordBatch.from_pylist([told], schema=CHANGE_SCHEMA)
-    deliver(replace(share_of(log, exchange, sink), announcements=announced))
-    kinds = [message.get("action", "transformed") for message in lines(tmp_path / "out")]
-    assert kinds == ["transformed", "transformed", "schema_change", "transformed", "transformed"]
+    outcome = deliver(share_of(tmp_path / "log", exchange, sink))
+    (message,) = lines(tmp_path / "out")
+    assert (message["action"], message["record"]) == ("schema_change", {"version": 2})
+    assert (outcome.delivered, outcome.error) == (1, None)
 
 
 def test_a_change_on_which_an_expression_fails_is_dead_and_the_others_go_out(

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import orjson
-import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from spark_pipeline.errands import Errand, Leg
 
-from cdc.change import CHANGE_SCHEMA
 from cdc.cursor import ORIGIN as BEGINNING
 from cdc.cursor import Cursor
 from cdc.decoding.format import PLAIN
@@ -20,13 +18,15 @@ from cdc.errors import ExpressionError
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
 from spark_pipeline.delivery import Share
-from spark_pipeline.exchange import Exchange, PlannedRange, whole
+from spark_pipeline.exchange import Exchange, PlannedRange
 from spark_pipeline.expressions.from_log import verdicts_on_driver, verdicts_on_executors
 from spark_pipeline.expressions.log_rows import pieces_of
 from spark_pipeline.expressions.shares import judge
 from spark_pipeline.expressions.stretch import Stretch
 from spark_pipeline.options import driver_options
+from spark_pipeline.outcome import Outcome
 from spark_pipeline.plan import DriverPlan
+from spark_pipeline.reading import RangeReader
 from tests import pgoutput
 from tests.unit.decoding.frames import COMMIT_LSN, OID, Frame, table
 from tests.unit.expressions.tables import ORDERS, ORIGIN, consumer, order
@@ -63,15 +63,26 @@ def exchange(tmp_path: Path) -> Iterator[Exchange]:
     made.remove()
 
 
-def leg_of(spark: SparkSession, log: Path, exchange: Exchange, start: Cursor = BEGINNING) -> Leg:
+def deliver(share: Share, plan: DriverPlan, spark: SparkSession, exchange: Exchange) -> Outcome:
+    """What a worker does with a range."""
+    judged = judge(spark, share, Path(share.run), None, exchange.directory)
+    outcome = plan.deliver(judged)
+    return replace(outcome, error=outcome.error or judged.held)
+
+
+@pytest.fixture
+def plan(log: Path) -> Iterator[DriverPlan]:
+    """All of the log."""
+    view = LogView(log)
+    with closing(RangeReader(driver_options(log, PLAIN))) as reader:
+        yield DriverPlan(reader, PlannedRange(0, view.next_batch(), 6), view.history())
+
+
+def share_of(log: Path, plan: DriverPlan, start: Cursor = BEGINNING) -> Share:
     """The log from ``start`` on for a consumer whose transform needs amounts."""
     destination = {"type": "file", "path": str(log.parent / "out")}
     sink = consumer(destination, transform="struct(record.id, 14 / record.amount AS half)")
-    view = LogView(log)
-    planned = PlannedRange(0, view.next_batch(), 6)
-    plan = DriverPlan(driver_options(log, PLAIN), planned, view.history())
-    share = Share(sink, ORIGIN, str(log), start, at(6), plan.decode())
-    return Leg(share, plan, lambda share: judge(spark, share, log, None, exchange.directory))
+    return Share(sink, ORIGIN, str(log), start, at(6), plan.decode())
 
 
 def sent(log: Path) -> list[int]:
@@ -80,9 +91,9 @@ def sent(log: Path) -> list[int]:
 
 
 def test_what_comes_before_it_goes_out_and_the_consumer_stands_there(
-    spark: SparkSession, log: Path, exchange: Exchange
+    spark: SparkSession, log: Path, plan: DriverPlan, exchange: Exchange
 ) -> None:
-    outcome = Errand("orders", (leg_of(spark, log, exchange),)).run()
+    outcome = deliver(share_of(log, plan), plan, spark, exchange)
     assert (outcome.cursor, outcome.delivered) == (at(3), 3)
     assert sent(log) == [0, 1, 2]
     assert isinstance(outcome.error, ExpressionError)
@@ -92,17 +103,17 @@ def test_what_comes_before_it_goes_out_and_the_consumer_stands_there(
 
 
 def test_who_stands_before_it_gets_nothing(
-    spark: SparkSession, log: Path, exchange: Exchange
+    spark: SparkSession, log: Path, plan: DriverPlan, exchange: Exchange
 ) -> None:
-    outcome = Errand("orders", (leg_of(spark, log, exchange, start=at(3)),)).run()
-    assert (outcome.cursor, outcome.delivered, sent(log)) == (at(3), 0, [])
-    assert isinstance(outcome.error, ExpressionError)
+    with pytest.raises(ExpressionError, match=UNFIT):
+        deliver(share_of(log, plan, start=at(3)), plan, spark, exchange)
+    assert sent(log) == []
 
 
 def test_who_is_past_it_is_not_held_back_whoever_judges(
-    spark: SparkSession, log: Path, exchange: Exchange
+    spark: SparkSession, log: Path, plan: DriverPlan, exchange: Exchange
 ) -> None:
-    share = leg_of(spark, log, exchange).share
+    share = share_of(log, plan)
     pieces = pieces_of(share.slices)
     stretch = Stretch(share.consumer, ORIGIN, log, None, pieces, since=at(4))
     here, by_job = verdicts_on_driver(spark, stretch), verdicts_on_executors(spark, stretch)
@@ -110,50 +121,3 @@ def test_who_is_past_it_is_not_held_back_whoever_judges(
     assert by_job.equals(here)
     before = replace(stretch, since=BEGINNING, until=at(3))
     assert verdicts_on_executors(spark, before).column("commit_idx").to_pylist() == [0, 1, 2]
-
-
-def test_an_announcement_is_told_with_what_follows_it(
-    spark: SparkSession, log: Path, exchange: Exchange
-) -> None:
-    """One who stands at the beginning of a transaction is told of what changed just before it."""
-    leg = leg_of(spark, log, exchange)
-    share = replace(leg.share, consumer=leg.share.consumer.model_copy(update={"transform": "no"}))
-    told = pa.RecordBatch.from_pylist(
-        [_announced(COMMIT_LSN - 9), _announced(COMMIT_LSN - 1)], schema=CHANGE_SCHEMA
-    )
-    cut = judge(spark, replace(share, announcements=told), log, None, exchange.directory)
-    assert cut.end == at(0)
-    assert cut.verdicts is not None
-    assert whole(cut.verdicts).num_rows == 0
-    assert cut.announcements is not None
-    assert cut.announcements.column("commit_lsn").to_pylist() == [COMMIT_LSN - 9]
-
-
-def test_whatever_ends_an_errand_what_was_delivered_before_it_counts(
-    spark: SparkSession, log: Path, exchange: Exchange
-) -> None:
-    first = leg_of(spark, log, exchange)
-    first.share = replace(first.share, end=at(2))
-
-    def breaks(_share: Share) -> Share:
-        raise RuntimeError("nobody foresaw this")
-
-    second = Leg(replace(first.share, start=at(2), end=at(3)), first.plan, breaks)
-    outcome = Errand("orders", (first, second)).run()
-    assert (outcome.cursor, outcome.delivered, sent(log)) == (at(2), 2, [0, 1])
-    assert outcome.error is not None
-    assert "nobody foresaw this" in outcome.error.detail
-
-
-def _announced(lsn: int) -> dict[str, object]:
-    return dict.fromkeys(CHANGE_SCHEMA.names) | {
-        "commit_lsn": lsn,
-        "commit_idx": 1,
-        "commit_timestamp": 0,
-        "xid": 0,
-        "table_schema": "public",
-        "table_name": "things",
-        "action": "schema_change",
-        "record": "{}",
-        "record_pks": "[]",
-    }

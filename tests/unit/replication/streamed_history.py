@@ -10,12 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import orjson
 from hypothesis import strategies as st
 
+from cdc.decoding.relation import parse_relation
+from cdc.decoding.schema_change import change_between
 from tests import pgoutput
 
 How = Literal["whole", "streamed", "prepared", "streamed_prepared"]
-Kind = Literal["insert", "truncate", "message", "heartbeat", "own", "set", "refused", "clear"]
+Kind = Literal[
+    "insert", "truncate", "message", "heartbeat", "own", "set", "refused", "clear", "alter"
+]
 SPOKEN = ("message", "heartbeat", "set", "refused", "clear")
 OWN_OID = 9
 
@@ -46,14 +51,14 @@ class Transaction:
     blocks: tuple[tuple[Item, ...], ...]
     aborted: frozenset[int]  # subtransactions, rolled back after the block they last wrote in
     committed: bool
-    version: int  # of the tables, while it runs
+    version: int  # of the tables when it begins
 
 
 _items = st.builds(
     Item,
     st.integers(0, 2),
     st.sampled_from(["insert"] * 4 + ["set"] * 2 + ["truncate", "own", "refused", "clear"])
-    | st.sampled_from(["insert", "message", "heartbeat"]),
+    | st.sampled_from(["insert", "message", "heartbeat", "alter"]),
     st.integers(1, 2),
 )
 
@@ -74,7 +79,8 @@ def _transactions(draw: st.DrawFn) -> Transaction:
     aborted = draw(st.frozensets(st.sampled_from([1, 2]))) if pieces else frozenset()
     if aborted:
         # Postgres does not say of which subtransaction a message is; another test has that case.
-        blocks = [tuple(item for item in block if item.kind not in SPOKEN) for block in blocks]
+        left_out = (*SPOKEN, "alter")
+        blocks = [tuple(item for item in block if item.kind not in left_out) for block in blocks]
     committed = how == "whole" or draw(st.booleans())
     return Transaction(how, tuple(blocks), aborted, committed, draw(st.integers(1, 2)))
 
@@ -99,6 +105,8 @@ class Server:
     _described: dict[int, int] = field(default_factory=dict)  # to the connection: oid → version
     _in_stream: dict[int, dict[int, int]] = field(default_factory=dict)  # the same, by xid
     _defined: dict[int, int] = field(default_factory=dict)  # the version that was used last
+    _altered: dict[int, dict[int, int]] = field(default_factory=dict)  # by xid: oid → how often
+    _logged: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # version, description
     _payloads: int = 0
     _texts: dict[bytes, bytes] = field(default_factory=dict)  # by the message that set them
     _lsn: int = 1000
@@ -123,7 +131,7 @@ class Server:
             self._whole(xid, transaction)
         elif name == "prepare":
             self.messages.append(pgoutput.begin_prepare(self._next_lsn(), xid, f"gid {number}"))
-            self._remember(xid, self._plain(transaction.blocks[0], transaction.version))
+            self._remember(xid, self._plain(xid, transaction.blocks[0], transaction.version))
             self.messages.append(pgoutput.prepare(self._lsn, xid, f"gid {number}"))
         elif name == "block":
             assert isinstance(detail, int)
@@ -142,13 +150,18 @@ class Server:
     def _whole(self, xid: int, transaction: Transaction) -> None:
         lsn = self._next_lsn()
         self.messages.append(pgoutput.begin(lsn, lsn * 10, xid))
-        self._remember(xid, self._plain(transaction.blocks[0], transaction.version))
+        self._remember(xid, self._plain(xid, transaction.blocks[0], transaction.version))
         self.messages.append(pgoutput.commit(lsn, lsn + 8, lsn * 10))
         self._count(xid, frozenset(), lsn)
 
-    def _plain(self, items: Sequence[Item], version: int) -> list[tuple[Item, bytes, bytes]]:
+    def _plain(
+        self, xid: int, items: Sequence[Item], begun: int
+    ) -> list[tuple[Item, bytes, bytes]]:
         sent = []
         for item in items:
+            version = self._version(xid, item, begun)
+            if item.kind == "alter":
+                continue
             self._describe(self._described, item, version, None)
             sent.append((item, self._payload(item), relation(item.oid, version)))
             self.messages.append(sent[-1][1])
@@ -161,11 +174,14 @@ class Server:
         for item in transaction.blocks[at]:
             if item.sub in self._gone(transaction, at):
                 continue
-            self._describe(known, item, transaction.version, xid + item.sub)
+            version = self._version(xid, item, transaction.version)
+            if item.kind == "alter":
+                continue
+            self._describe(known, item, version, xid + item.sub)
             payload = self._payload(item)
             spoken = item.kind in SPOKEN
             self.messages.append(pgoutput.streamed(xid if spoken else xid + item.sub, payload))
-            sent.append((item, payload, relation(item.oid, transaction.version)))
+            sent.append((item, payload, relation(item.oid, version)))
         self._remember(xid, sent)
         self.messages.append(pgoutput.stream_stop())
 
@@ -186,26 +202,61 @@ class Server:
             self.messages.append(pgoutput.commit_prepared(lsn, lsn * 10, xid, gid))
         self._count(xid, transaction.aborted, lsn)
 
-    def _count(self, xid: int, aborted: frozenset[int], lsn: int) -> None:
-        idx, said = 0, None
+    def _version(self, xid: int, item: Item, begun: int) -> int:
+        """Of the item's table, in a transaction that began with the version ``begun``."""
+        altered = self._altered.setdefault(xid, {})
+        if item.kind == "alter":
+            altered[item.oid] = altered.get(item.oid, 0) + 1
+        return begun + altered.get(item.oid, 0)
 
-        def row(kind: str, oid: int, schema: bytes, payload: bytes, text: bytes | None) -> None:
-            self.rows.append(Row(lsn, idx, xid, lsn * 10, kind, oid, schema, payload, text))
+    def _count(self, xid: int, aborted: frozenset[int], lsn: int) -> None:
+        number, free, said = 0, 0, None
+        described: dict[int, bytes] = {}
+
+        def count(
+            kind: str, oid: int, schema: bytes, payload: bytes, text: bytes | None = None
+        ) -> None:
+            nonlocal number, free
+            opens = oid != 0 and described.get(oid) != schema
+            described[oid] = schema
+            free += opens and number > 0
+            idx = number + free
+            number += 1
+            if oid not in (0, OWN_OID):
+                place = (lsn, idx - 1) if idx else (lsn - 1, 1)
+                self._log_version(oid, schema, place, lsn * 10)
+            if kind:
+                self.rows.append(Row(lsn, idx, xid, lsn * 10, kind, oid, schema, payload, text))
 
         for item, payload, schema in self._contents.pop(xid, []):
             if item.sub in aborted:
                 continue
             if item.kind == "truncate":
-                row("T", item.oid, schema, pgoutput.truncate([item.oid]), said)
-                idx += 1  # our own table, truncated with it, takes a number too
+                count("T", item.oid, schema, pgoutput.truncate([item.oid]), said)
+                # Our own table, truncated with it, takes a number too.
+                count("", OWN_OID, relation(OWN_OID, 1), b"")
             elif item.kind == "insert":
-                row("I", item.oid, schema, payload, said)
+                count("I", item.oid, schema, payload, said)
+            elif item.kind == "own":
+                count("", OWN_OID, relation(OWN_OID, 1), b"")
+            elif item.kind == "heartbeat":
+                count("", 0, b"", payload)
             elif item.kind == "message":
-                row("M", 0, b"", payload, said)
-            elif item.kind in ("set", "refused", "clear"):
-                row("M", 0, b"", payload, None)
+                count("M", 0, b"", payload, said)
+            else:
+                count("M", 0, b"", payload)
                 said = self._texts.get(payload)
-            idx += 1
+
+    def _log_version(self, oid: int, schema: bytes, place: tuple[int, int], ts: int) -> None:
+        """A schema change, if the table's last row in the log was of another version."""
+        number, before = self._logged.get(oid, (0, b""))
+        if schema == before:
+            return
+        self._logged[oid] = (number + 1, schema)
+        if number:
+            change = change_between(parse_relation(before), parse_relation(schema), number + 1)
+            payload = b"S" + orjson.dumps(change, option=orjson.OPT_SORT_KEYS)
+            self.rows.append(Row(*place, 0, ts, "S", oid, schema, payload))
 
     def _describe(
         self, known: dict[int, int], item: Item, version: int, subxid: int | None

@@ -17,7 +17,8 @@ from cdc.errors import ProtocolError
 from cdc.replication.annotations import TEXT_BYTES_MAX, Listener
 from cdc.replication.intake import Intake
 from cdc.replication.publish import BatchLimits
-from cdc.replication.seal import Sealed, Sealer
+from cdc.replication.seal import Sealer
+from cdc.replication.sealed import Sealed
 from cdc.replication.spill import Spill
 from tests import pgoutput
 from tests.unit.replication.annotated import carried, clear_annotation, set_annotation
@@ -53,7 +54,7 @@ def test_the_changes_behind_it_carry_an_annotation_and_it_takes_a_number() -> No
 
 def test_a_second_one_replaces_the_first_and_clear_ends_it() -> None:
     said = [set_annotation(ANN), row(), set_annotation(BOB), row(), clear_annotation(), row()]
-    assert of_transaction(*said) == {1: ANN, 3: BOB}
+    assert of_transaction(*said) == {2: ANN, 4: BOB}
 
 
 @pytest.mark.parametrize("product", ["walbrook", "sequin"])
@@ -61,7 +62,7 @@ def test_both_products_prefixes_mean_the_same(product: str) -> None:
     verb = f"{product}:transaction_annotations"
     said = pgoutput.logical_message(f"{verb}.set", ANN)
     ended = pgoutput.logical_message(f"{verb}.clear", b"whatever")
-    assert of_transaction(said, row(), ended, row()) == {1: ANN}
+    assert of_transaction(said, row(), ended, row()) == {2: ANN}
 
 
 @pytest.mark.parametrize(
@@ -83,14 +84,14 @@ def test_another_prefix_is_an_ordinary_message(prefix: str) -> None:
 def test_every_kind_of_change_carries_it_other_messages_included() -> None:
     truncate = pgoutput.truncate([1, 1])
     said = [set_annotation(ANN), pgoutput.delete(1, key=["1"]), truncate, NOTE, row()]
-    assert of_transaction(*said) == dict.fromkeys([1, 2, 3, 4, 5], ANN)
+    assert of_transaction(*said) == dict.fromkeys([2, 3, 4, 5, 6], ANN)
 
 
 def test_nothing_carries_over_into_the_next_transaction() -> None:
     first, second = transaction(100, set_annotation(ANN), row()), transaction(200, row(), row())
     sealed = Sealer().seal(wire(ITEM, *first, *second))
     assert sealed is not None
-    assert texts([sealed]) == {Cursor(100, 1): ANN}
+    assert texts([sealed]) == {Cursor(100, 2): ANN}
 
 
 def test_a_message_outside_transactions_neither_annotates_nor_is_annotated() -> None:
@@ -105,19 +106,19 @@ def test_a_message_outside_transactions_neither_annotates_nor_is_annotated() -> 
     for cut in range(1, len(messages)):
         sealer = Sealer()
         pieces = [sealer.seal(wire(ITEM, *messages[:cut])), sealer.seal(wire(*messages[cut:]))]
-        assert texts([piece for piece in pieces if piece]) == {Cursor(100, 1): ANN}
+        assert texts([piece for piece in pieces if piece]) == {Cursor(100, 2): ANN}
 
 
 def test_our_own_tables_between_annotated_rows_are_left_out() -> None:
-    assert of_transaction(set_annotation(ANN), row(), row(9), row()) == {1: ANN, 3: ANN}
+    assert of_transaction(set_annotation(ANN), row(), row(9), row()) == {2: ANN, 5: ANN}
 
 
 def test_what_was_said_below_the_resume_cursor_still_holds_above_it() -> None:
     messages = wire(ITEM, *transaction(100, set_annotation(ANN), row(), row(), row()))
-    for resume in range(5):
+    for resume in range(6):
         sealed = Sealer(resume=Cursor(100, resume)).seal(messages)
         found = {} if sealed is None else texts([sealed])
-        assert found == {Cursor(100, idx): ANN for idx in range(max(1, resume), 4)}
+        assert found == {Cursor(100, idx): ANN for idx in range(max(2, resume), 5)}
 
 
 def test_a_cut_at_any_place_changes_nothing() -> None:
@@ -156,9 +157,9 @@ def test_what_is_no_annotation_ends_the_one_before_and_is_told_of_once(
     said = [set_annotation(ANN), row(), set_annotation(content), row(), set_annotation(BOB), row()]
     sealed = Sealer().seal(wire(ITEM, *transaction(100, *said)))
     assert sealed is not None
-    assert texts([sealed]) == {Cursor(100, 1): ANN, Cursor(100, 5): BOB}
+    assert texts([sealed]) == {Cursor(100, 2): ANN, Cursor(100, 6): BOB}
     (refused,) = sealed.refused
-    assert refused.cursor == Cursor(100, 2)
+    assert refused.cursor == Cursor(100, 3)
     assert why in refused.why
     assert sealed.raw.num_rows == 6, "the message itself stays a row"
 
@@ -184,7 +185,7 @@ def test_a_refusal_below_the_resume_cursor_was_told_of_before() -> None:
 def test_a_text_is_kept_as_it_was_written_but_on_one_line(
     content: bytes, text: bytes | None
 ) -> None:
-    assert of_transaction(set_annotation(content), row()) == {1: content if text is None else text}
+    assert of_transaction(set_annotation(content), row()) == {2: content if text is None else text}
 
 
 def test_a_message_that_is_not_as_long_as_it_says_is_a_protocol_error() -> None:

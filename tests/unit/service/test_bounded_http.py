@@ -19,6 +19,9 @@ class NoProcesses:
     def processes(self) -> dict[str, bool]:
         return {}
 
+    def starting(self) -> list[str]:
+        return []
+
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -39,7 +40,7 @@ STOPS = f"import sys; sys.exit({NEEDS_OPERATOR})"
 LISTENS = """
 import sys, pathlib
 said = pathlib.Path(sys.argv[1], "said").open("a", buffering=1)
-print(*sys.argv[2:], file=said)
+print(*(each for each in sys.argv[2:] if not each.startswith("--pulse=")), file=said)
 for line in sys.stdin:
     said.write(line)
 """
@@ -74,6 +75,23 @@ def test_a_process_that_hangs_is_ended_and_started_again() -> None:
         assert process.returncode == -signal.SIGKILL
     finally:
         child.stop(5)
+
+
+def test_a_process_is_starting_until_its_first_sign_of_life() -> None:
+    waits = Child("driver", [sys.executable, "-c", WAITS], has_pulse=True, first_pulse_s=math.inf)
+    beats = Child("driver", [sys.executable, "-c", BEATS], has_pulse=True, first_pulse_s=math.inf)
+    assert not waits.is_starting
+    try:
+        waits.start()
+        beats.start()
+        until("the sign of life", lambda: not beats.is_starting)
+        assert beats.alive
+        waits.mind()
+        assert waits.is_starting
+    finally:
+        waits.stop(30)
+        beats.stop(30)
+    assert not waits.is_starting
 
 
 def test_a_process_that_cannot_be_ended_yet_is_not_waited_for(

@@ -123,3 +123,10 @@ def test_an_answer_that_breaks_off_is_never_taken_for_whole(
     part = whole[: data.draw(st.integers(min_value=1, max_value=len(whole) - 1))]
     with pytest.raises(StopIteration):
         read_outcome(_receive(part), len(answers))
+
+
+def test_a_transaction_that_a_watch_ended_did_nothing() -> None:
+    answer = b"+OK\r\n" + b"+QUEUED\r\n" * 3 + b"*-1\r\n"
+    for cut in range(1, len(answer)):
+        parts = iter([answer[:cut], answer[cut:]])
+        assert read_outcome(lambda: next(parts), 3) == Outcome(0, 0, touched=True)  # noqa: B023

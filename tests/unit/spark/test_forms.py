@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from spark_pipeline.exchange import PlannedRange, SliceMarker, leave
 from spark_pipeline.forms import view_of, wanted_by
 from spark_pipeline.options import driver_options
 from spark_pipeline.plan import DriverPlan
+from spark_pipeline.reading import RangeReader
 from spark_pipeline.source import WalbrookDataSource
 from tests.unit.decoding.changes_of_every_kind import changes_of_every_kind
 from tests.unit.log.test_log import append
@@ -131,6 +133,7 @@ def test_the_reader_of_a_lane_asks_for_what_is_wanted_and_leaves_all_of_it(
     append(log, 10, count=3)
     log.close()
     options = driver_options(tmp_path / "log", asked)
-    plan = DriverPlan(options, PlannedRange(0, 1, 3), log.manifest.history)
-    (found,) = plan.changes(plan.decode())
+    with closing(RangeReader(options)) as reader:
+        plan = DriverPlan(reader, PlannedRange(0, 1, 3), log.manifest.history)
+        (found,) = plan.changes(plan.decode())
     assert found.equals(decoded.slice(0, 3))

@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.change import CHANGE_SCHEMA
 from cdc.config import FileDestination, Sink
 from cdc.cursor import Cursor
 from cdc.errors import DecodeError, TransientError
 from spark_pipeline.delivery import Origin, Share
 from spark_pipeline.outcome import Outcome, Poison
-from spark_pipeline.poison import deliver_carefully, halves, is_suspect, told
+from spark_pipeline.poison import deliver_carefully, is_suspect, told
 
 _SINK = Sink(name="hook", database="shop", destination=FileDestination(path=Path("out")))
 
@@ -104,79 +102,6 @@ def test_a_failure_that_was_foreseen_blames_no_message() -> None:
 
     outcome = deliver_carefully(down, sink.share(), sink.within)
     assert (outcome.dead, str(outcome.error)) == ((), "the destination is down")
-
-
-def test_announcements_go_with_the_half_they_stand_in() -> None:
-    rows = [
-        {"commit_lsn": lsn, "commit_idx": 1, "commit_timestamp": 0, "xid": 0, "table_schema": "",
-         "table_name": "", "action": "schema_change", "record_pks": "[]"}
-        for lsn in (7, 8, 9)
-    ]  # fmt: skip
-    told_of = pa.RecordBatch.from_pylist(rows, schema=CHANGE_SCHEMA)
-    share = Share(
-        _SINK, Origin("", "", ""), "", Cursor(1, 0), Cursor(20, 0), [], announcements=told_of
-    )
-    first, second = halves(share, Cursor(8, 1))
-    assert first.announcements is not None
-    assert second.announcements is not None
-    assert first.announcements.column("commit_lsn").to_pylist() == [7]
-    assert second.announcements.column("commit_lsn").to_pylist() == [8, 9]
-
-
-def announced(*lsns: int) -> pa.RecordBatch:
-    rows = [
-        {"commit_lsn": lsn, "commit_idx": 1, "commit_timestamp": 0, "xid": 0, "table_schema": "",
-         "table_name": "", "action": "schema_change", "record_pks": "[]"}
-        for lsn in lsns
-    ]  # fmt: skip
-    return pa.RecordBatch.from_pylist(rows, schema=CHANGE_SCHEMA)
-
-
-def test_a_schema_change_beside_a_poisoned_message_is_delivered_and_not_passed_over() -> None:
-    message = Cursor(8, 0)
-    sent: list[int] = []
-
-    def deliver(share: Share) -> Outcome:
-        # What is announced before a message goes out before it.
-        told_of = [] if share.announcements is None else share.announcements.to_pylist()
-        cursors = [Cursor(each["commit_lsn"], each["commit_idx"]) for each in told_of]
-        for cursor in sorted(
-            [*cursors, *([message] if share.start <= message < share.end else [])]
-        ):
-            if cursor == message:
-                raise ValueError("poison")
-            sent.append(cursor.lsn)
-        return Outcome("hook", share.end, delivered=len(cursors))
-
-    share = Share(
-        _SINK,
-        Origin("", "", ""),
-        "",
-        Cursor(8, 0),
-        Cursor(20, 0),
-        [],
-        announcements=announced(7, 9),
-    )
-    outcome = deliver_carefully(deliver, share, lambda _share: [message])
-    assert [one.cursor for one in outcome.dead] == [message]
-    assert set(sent) == {7}, "nothing behind the message goes out before it is settled"
-    assert outcome.delivered == 1
-    assert outcome.cursor == Cursor(8, 1), "what is announced behind it comes next"
-
-
-def test_a_schema_change_on_which_delivery_breaks_kills_no_message_beside_it() -> None:
-    def deliver(share: Share) -> Outcome:
-        if share.announcements is not None and share.announcements.num_rows:
-            raise ValueError("the announcement")
-        return Outcome("hook", share.end)
-
-    share = Share(
-        _SINK, Origin("", "", ""), "", Cursor(8, 0), Cursor(20, 0), [], announcements=announced(7)
-    )
-    outcome = deliver_carefully(deliver, share, lambda _share: [Cursor(8, 0)])
-    assert outcome.dead == ()
-    assert outcome.cursor == Cursor(8, 0)
-    assert outcome.failed
 
 
 class SparkError(Exception):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from structlog.testing import capture_logs
 
 from cdc.cursor import Cursor
+from spark_pipeline.delivery import Origin
 from spark_pipeline.outcome import Outcome, Poison
 from spark_pipeline.refusal_log import RefusalLog
+from spark_pipeline.settings import LaneSettings
+from spark_pipeline.workers.retries import RetryQueue
 from tests.unit.spark.test_desk import Destination, Message, consumer, deliver, desk_for
 
 
@@ -60,7 +64,10 @@ def test_a_consumer_has_one_line_in_ten_seconds_which_counts_those_left_out() ->
     assert lines(log, Outcome("hook", Cursor(8, 0))) == []
 
 
-def test_what_a_lane_settles_is_logged() -> None:
+def test_what_a_worker_settles_is_logged(tmp_path: Path) -> None:
+    origin = Origin("shop", "h", "d")
+    settings = LaneSettings("shop", 1, origin, [], "", tmp_path, tmp_path, 1000, 1 << 20)
+    retries = RetryQueue(consumer(), settings, "run", RefusalLog())
     with capture_logs() as logs:
-        Queues().settled(refused(1))
+        retries.settled(refused(1))
     assert [line["event"] for line in logs] == ["queue.refused"]

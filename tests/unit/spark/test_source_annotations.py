@@ -46,7 +46,7 @@ def test_slices_of_batches_give_each_change_what_it_carries(
             found[cursor] = change["annotations"]
     assert len(found) == 9
     assert {cursor: text for cursor, text in found.items() if text} == {
-        Cursor(100, 2): '"a"', Cursor(100, 3): '"a"', Cursor(300, 1): '"b"', Cursor(300, 2): '"b"',
+        Cursor(100, 2): '"a"', Cursor(100, 3): '"a"', Cursor(300, 2): '"b"', Cursor(300, 3): '"b"',
     }  # fmt: skip
 
 

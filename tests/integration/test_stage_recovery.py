@@ -1,4 +1,4 @@
-"""The lanes of a source on real Spark: how they come back from failures of their surroundings."""
+"""The stage of a source on real Spark: how it comes back from failures of its surroundings."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from psycopg.conninfo import make_conninfo
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from spark_pipeline.lanes import SourceLanes
 
 from cdc.connection import Connection
 from cdc.replication.stop import StopSignal
+from spark_pipeline.workers.stage import SourceStage
 from tests import pgoutput
 from tests.fix_postgres import Database
 from tests.lane_on_log import SOURCE, LogLane, arrived
@@ -36,21 +36,21 @@ def state(database: Database) -> Iterator[Connection]:
         yield connection
 
 
-class RunningLanes:
-    """The lanes of the source of a ``LogLane``, in a thread."""
+class RunningStage:
+    """The stage of the source of a ``LogLane``, in a thread."""
 
     def __init__(
         self, spark: SparkSession, lane: LogLane, drain_timeout_s: float = 0.0, **settings: Any
     ) -> None:
         self._stop = StopSignal()
         self._drain_timeout_s = drain_timeout_s
-        self.lanes = SourceLanes(spark, replace(lane.settings, **settings), self._stop)
+        self.stage = SourceStage(spark, replace(lane.settings, **settings), self._stop)
         self.failures: list[Exception] = []
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
         try:
-            self.lanes.run(self._drain_timeout_s)
+            self.stage.run(self._drain_timeout_s)
         except Exception as error:
             self.failures.append(error)
 
@@ -77,7 +77,7 @@ def ids(directory: Path) -> list[int]:
     return [message["record"]["id"] for message in arrived(directory)]
 
 
-def test_the_shared_lane_goes_on_at_once_when_the_state_database_is_back(
+def test_delivery_goes_on_at_once_when_the_state_database_is_back(
     spark: SparkSession,
     state: Connection,
     database: Database,
@@ -85,25 +85,26 @@ def test_the_shared_lane_goes_on_at_once_when_the_state_database_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("_BACKOFF_FIRST_S", "_BACKOFF_MAX_S"):
-        monkeypatch.setattr(f"spark_pipeline.lanes.{name}", 240.0)  # the test would time out
+        monkeypatch.setattr(f"spark_pipeline.workers.stage.{name}", 240.0)  # it would time out
     lane = LogLane(state, tmp_path, first={})
     write(lane, 1)
     logged: list[MutableMapping[str, Any]]
     with Proxy(database.dsn) as proxy, structlog.testing.capture_logs() as logged:
-        running = RunningLanes(spark, lane, state_dsn=proxy.dsn(database.dsn))
+        running = RunningStage(spark, lane, state_dsn=proxy.dsn(database.dsn))
         with running.running():
-            until("the first change", lambda: ids(tmp_path / "first") == [1], 60)
+            settled = "SELECT delivered + absorbed = {} FROM walbrook.consumers"
+            until("the first", lambda: database.execute(settled.format(1)) == [(True,)], 60)
             proxy.retarget(make_conninfo(database.dsn, port="1"))  # nobody listens there
             write(lane, 2)
-            until("a failure", lambda: any(one["event"] == "lane.failed" for one in logged), 60)
+            away = "settler.state_unreachable"
+            until("a failure", lambda: any(one["event"] == away for one in logged), 60)
             proxy.retarget(database.dsn)
-            settled = "SELECT delivered + absorbed = 2 FROM walbrook.consumers"
-            until("the second change", lambda: database.execute(settled) == [(True,)], 60)
+            until("the second", lambda: database.execute(settled.format(2)) == [(True,)], 60)
     assert ids(tmp_path / "first") == [1, 2]
     lane.close()
 
 
-def test_a_query_that_spark_still_holds_does_not_keep_the_shared_lane_from_starting(
+def test_a_query_that_spark_still_holds_does_not_keep_the_feed_from_starting(
     spark: SparkSession, state: Connection, database: Database, tmp_path: Path
 ) -> None:
     lane = LogLane(state, tmp_path, second={})
@@ -111,14 +112,14 @@ def test_a_query_that_spark_still_holds_does_not_keep_the_shared_lane_from_start
     left_over = (
         spark.readStream.format("rate")
         .load()
-        .writeStream.queryName(f"shared-{SOURCE}")
+        .writeStream.queryName(f"feed-{SOURCE}")
         .format("noop")
         .trigger(processingTime="1 hour")
         .option("checkpointLocation", str(tmp_path / "left_over"))
         .start()
     )
     try:
-        running = RunningLanes(spark, lane, state_dsn=database.dsn)
+        running = RunningStage(spark, lane, state_dsn=database.dsn)
         with running.running():
             until("the change", lambda: ids(tmp_path / "second") == [1], 60)
     finally:
@@ -133,13 +134,13 @@ def test_a_stage_that_spark_cannot_start_is_a_health_event_and_ends_the_driver(
     write(lane, 1)
     file = tmp_path / "a file where Spark wants a directory"
     file.touch()
-    running = RunningLanes(
+    running = RunningStage(
         spark, lane, state_dsn=database.dsn, checkpoint_directory=file / "checkpoint"
     )
-    told = "SELECT severity FROM walbrook.health WHERE kind = 'lane_stopped'"
+    told = "SELECT severity FROM walbrook.health WHERE kind = 'feed_stopped'"
     with running.running():
         until("the health event", lambda: database.execute(told) == [("error",)], 60)
-        until("the end of the lanes", lambda: running.ended, 60)
+        until("the end of the stage", lambda: running.ended, 60)
     (failure,) = running.failures
     assert isinstance(failure, PySparkException | Py4JJavaError)
     lane.close()
@@ -165,25 +166,25 @@ def test_damage_in_the_log_stops_the_consumers_before_it_alone(
         "UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0 WHERE name = 'behind'"
     )
     damage_first_batch(lane)
-    running = RunningLanes(spark, lane, state_dsn=database.dsn)
+    running = RunningStage(spark, lane, state_dsn=database.dsn)
     with running.running():
         write(lane, 3)
         until("the consumer beyond it", lambda: ids(tmp_path / "ahead") == [1, 2, 3], 60)
-        told = "SELECT lane IS NULL AND lane_reason <> '' FROM walbrook.consumers WHERE name = '{}'"
+        told = "SELECT breaker = 'open' FROM walbrook.consumers WHERE name = '{}'"
         until("the other to wait", lambda: database.execute(told.format("behind")) == [(True,)], 60)
     assert ids(tmp_path / "behind") == [1, 2]
     lane.close()
 
 
-def test_a_stop_ends_a_lane_that_cannot_drain(
+def test_a_stop_ends_a_stage_that_cannot_drain(
     spark: SparkSession, state: Connection, database: Database, tmp_path: Path
 ) -> None:
     lane = LogLane(state, tmp_path, only={})
     write(lane, 1)
     damage_first_batch(lane)
     logged: list[MutableMapping[str, Any]]
-    running = RunningLanes(spark, lane, drain_timeout_s=600.0, state_dsn=database.dsn)
+    running = RunningStage(spark, lane, drain_timeout_s=600.0, state_dsn=database.dsn)
     with structlog.testing.capture_logs() as logged, running.running():
-        until("a failure", lambda: any(one["event"] == "lane.failed" for one in logged), 60)
+        until("a failure", lambda: any(one["event"] == "worker.failed" for one in logged), 60)
     assert running.ended
     lane.close()

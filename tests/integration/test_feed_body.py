@@ -1,20 +1,19 @@
-"""The body of a micro-batch follows the log beyond its planned range, in the driver."""
+"""The body of a micro-batch: it follows the log beyond its planned range, in the driver."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from spark_pipeline.tail import Tail
 
 from cdc.connection import Connection
-from spark_pipeline import tail as tail_module
-from spark_pipeline.exchange import Followed, followed
+from spark_pipeline.exchange import Followed, PlannedRange, followed
+from spark_pipeline.feed import body as body_module
 from spark_pipeline.reading import LogPartition
 from spark_pipeline.source import LogStreamReader
 from tests import pgoutput
@@ -41,22 +40,38 @@ def ids(directory: Path) -> list[int]:
     return [message["record"]["id"] // 10_000 for message in arrived(directory)]
 
 
-def test_batches_written_during_a_micro_batch_are_served_by_it_until_the_lane_ends(
+@contextmanager
+def running(lane: LogLane) -> Iterator[threading.Thread]:
+    """The body of a micro-batch without a planned range, and the workers, each in a thread."""
+    body = threading.Thread(target=lane.body.take, args=(None, 0))
+    settler = threading.Thread(target=lane.settler.run)
+    workers = [threading.Thread(target=worker.run) for worker in lane.workers.values()]
+    for thread in (body, settler, *workers):
+        thread.start()
+    try:
+        yield body
+    finally:
+        lane.context.ended.set()
+        for worker in lane.workers.values():
+            worker.nudge()
+        for thread in (body, *workers):
+            thread.join(10)
+            assert not thread.is_alive()
+        lane.settler.close()
+        settler.join(10)
+
+
+def test_batches_written_during_a_micro_batch_are_decoded_by_it_until_the_stage_ends(
     state: Connection, tmp_path: Path
 ) -> None:
     lane = LogLane(state, tmp_path, all={})
-    with closing(Tail(lane.passage, lane.exchange, lane.settings)) as tail:
-        body = threading.Thread(target=tail.take, args=(None, 0))
-        body.start()
+    with running(lane) as body:
         for number in range(1, 6):
             write(lane, number)
             until("the change", lambda: len(arrived(tmp_path / "all")) == number)  # noqa: B023
         assert ids(tmp_path / "all") == [1, 2, 3, 4, 5]
         assert body.is_alive()
-        lane.passage.ended.set()
-        body.join(5)
-        assert not body.is_alive()
-    assert lane.passage.failure is None
+    assert lane.body.failure is None
     assert followed(str(lane.exchange.directory)).batch == lane.log.next_batch
     lane.close()
 
@@ -65,58 +80,70 @@ def test_control_goes_back_to_spark_when_more_has_come_than_the_driver_should_do
     state: Connection, tmp_path: Path
 ) -> None:
     lane = LogLane(state, tmp_path, one={}, two={})
-    settings = replace(lane.settings, micro_batch_rows=10)
+    lane.settings = replace(lane.settings, driver_rows=20)  # for two consumers: 10 rows
+    lane.start_lane_again()
+    for name, worker in lane.workers.items():
+        assert lane.feed.join(name, lane.feed.history, worker.batch)
     write(lane, 1, rows=10)
     write(lane, 2, rows=10)
-    with closing(Tail(lane.passage, lane.exchange, settings)) as tail:
-        tail.take(None, 0)
-        assert lane.passage.next_batch == 0
-        lane.take(1)
-        body = threading.Thread(target=tail.take, args=(None, 0))
-        body.start()
-        until("what fits to be served here", lambda: lane.passage.next_batch == 2)
-        lane.passage.ended.set()
-        body.join(5)
+    lane.body.take(None, 0)
+    assert (lane.body.failure, lane.next_batch) == (None, 0)
+    lane.take(1)
+    with running(lane):
+        until("what fits to be decoded here", lambda: lane.next_batch == 2)
+    lane.close()
+
+
+def test_batches_that_nobody_in_the_feed_needs_are_passed_over(
+    state: Connection, tmp_path: Path
+) -> None:
+    lane = LogLane(state, tmp_path, all={})
+    write(lane, 1)
+    lane.feed.leave("all")
+    lane.body.take_range(PlannedRange(0, 1, 1))
+    assert (lane.next_batch, lane.feed.depth.ranges) == (1, 0)
+    lane.take()
+    assert ids(tmp_path / "all") == [1], "the worker reads the log itself"
     lane.close()
 
 
 def test_control_goes_back_to_spark_after_a_bounded_time(
     state: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tail_module, "_FOLLOWS_S", 0.3)
+    monkeypatch.setattr(body_module, "_FOLLOWS_S", 0.3)
     lane = LogLane(state, tmp_path, all={})
-    with closing(Tail(lane.passage, lane.exchange, lane.settings)) as tail:
-        tail.take(None, 0)
-    assert not lane.passage.ended.is_set()
+    lane.body.take(None, 0)
+    assert lane.body.failure is None
     assert 0.3 <= followed(str(lane.exchange.directory)).spent_s < 5
     lane.close()
 
 
-def test_a_failure_while_following_ends_the_lane_with_its_reason(
+def test_a_failure_while_following_is_kept_for_whoever_runs_the_query(
     state: Connection, tmp_path: Path
 ) -> None:
     lane = LogLane(state, tmp_path, all={})
+    assert lane.feed.join("all", lane.feed.history, 0)
     write(lane, 1)
-    with closing(Tail(lane.passage, lane.exchange, lane.settings)) as tail:
-        for file in (tmp_path / "log").glob("*.seg*"):
-            file.write_bytes(b"")
-        tail.take(None, 0)
-    assert lane.passage.ended.is_set()
-    assert lane.passage.failure is not None
+    for file in (tmp_path / "log").glob("*.seg*"):
+        file.write_bytes(b"")
+    lane.body.take(None, 0)
+    assert lane.body.failure is not None
     assert followed(str(lane.exchange.directory)).batch == 0
+    with pytest.raises(type(lane.body.failure)), lane.feed.next("all", 0.0):
+        pass
     lane.close()
 
 
-def test_a_lane_that_was_started_in_vain_again_and_again_is_not_followed_in_the_driver(
+def test_a_process_that_was_started_in_vain_again_and_again_does_not_decode_in_the_driver(
     state: Connection, tmp_path: Path
 ) -> None:
     lane = LogLane(state, tmp_path, all={})
     for _ in range(4):
         lane.start_lane_again()
+    assert lane.feed.join("all", lane.feed.history, 0)
     write(lane, 1)
-    with closing(Tail(lane.passage, lane.exchange, lane.settings)) as tail:
-        tail.take(None, 0)
-    assert (lane.passage.next_batch, arrived(tmp_path / "all")) == (0, [])
+    lane.body.take(None, 0)
+    assert (lane.next_batch, arrived(tmp_path / "all")) == (0, [])
     lane.close()
 
 

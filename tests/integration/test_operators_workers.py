@@ -1,4 +1,4 @@
-"""A lane on a log, without Spark, while an operator acts: who is paused, moved or owes a gap."""
+"""Workers on a log, without Spark, while an operator acts: paused, moved, or owing a gap."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from spark_pipeline.hearing import heard, listen
-from spark_pipeline.members import Departure
 
 from cdc.connection import Connection
 from cdc.cursor import Cursor
@@ -20,10 +18,13 @@ from cdc.state.positions import (
     restart_cursor,
     settle,
 )
+from spark_pipeline.workers.notifications import heard, listen
+from spark_pipeline.workers.state import Reason
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
-from tests.integration.test_lane_members import ids, write
-from tests.lane_on_log import SOURCE, LogLane, arrived
+from tests.integration.test_workers import ids, write
+from tests.lane_on_log import SOURCE, LogLane
+from tests.stage_threads import running
 from tests.waiting import until
 
 pytestmark = pytest.mark.migrated
@@ -41,19 +42,19 @@ def test_one_that_is_paused_is_not_served_and_holds_only_the_restart_cursor(
     lane = LogLane(state, tmp_path, first={}, held={})
     state.execute("SELECT walbrook.pause('held')")
     lane.start()
-    assert lane.departures == [Departure("held", "paused")]
+    assert lane.workers["held"].current.reason is Reason.PAUSED
     for number in (1, 2):
         write(lane, number)
         lane.take()
     assert ids(tmp_path / "first") == [1, 2]
     assert ids(tmp_path / "held") == []
     assert restart_cursor(state, SOURCE) == Cursor(8, 0), "what it lacks could be forgotten"
-    lane.passage.members.invite("held")
+    lane.begin_again()
     write(lane, 3)
     lane.take()
-    assert lane.departures == [Departure("held", "paused")] * 2, "it joined though it is paused"
+    assert ids(tmp_path / "held") == [], "it is served though it is paused"
     state.execute("SELECT walbrook.resume('held')")
-    lane.passage.members.invite("held")
+    lane.begin_again()
     write(lane, 4)
     lane.take()
     assert ids(tmp_path / "first") == ids(tmp_path / "held") == [1, 2, 3, 4]
@@ -61,7 +62,7 @@ def test_one_that_is_paused_is_not_served_and_holds_only_the_restart_cursor(
     lane.close()
 
 
-def test_one_that_owes_its_sink_a_gap_joins_nobody_before_it_was_told(
+def test_one_that_owes_its_sink_a_gap_gets_nothing_before_it_was_told(
     state: Connection, tmp_path: Path
 ) -> None:
     lane = LogLane(state, tmp_path, first={}, other={})
@@ -69,49 +70,51 @@ def test_one_that_owes_its_sink_a_gap_joins_nobody_before_it_was_told(
     lane.take()
     state.execute("UPDATE walbrook.sources SET log_lsn = '0/100', log_idx = 1")
     state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0")
-    lane.passage.members.let_go("other", "moved")
     state.execute("SELECT walbrook.pause('other')")
     state.execute("SELECT walbrook.discard_all('other')")
+    told = "SELECT told_at IS NOT NULL FROM walbrook.gaps"
     lane.start()
-    assert len(arrived(tmp_path / "other")) == 1, "it is paused and was told of the gap"
+    assert state.execute(told).fetchall() == [(False,)], "it is paused"
     state.execute("SELECT walbrook.resume('other')")
-    lane.passage.members.invite("other")
+    lane.begin_again()
+    assert state.execute(told).fetchall() == [(True,)], "before it gets anything else"
     write(lane, 2)
     lane.take()
-    assert lane.departures[-1] == Departure("other", "gap")
-    assert len(arrived(tmp_path / "other")) == 1
-    lane.start()
     write(lane, 3)
     lane.take()
     assert ids(tmp_path / "other")[1:] == [2, 3], "behind the gap all goes on"
-    ((told,),) = state.execute("SELECT told_at IS NOT NULL FROM walbrook.gaps").fetchall()
-    assert told
     lane.close()
 
 
 @pytest.mark.parametrize("act", ["rewind('hook', to_earliest => true)", "discard_all('hook')"])
-def test_what_one_that_is_late_did_is_not_settled_over_what_an_operator_did(
-    state: Connection, database: Database, endpoint: Endpoint, tmp_path: Path, act: str
+def test_what_a_slow_delivery_did_is_not_settled_over_what_an_operator_did(
+    state: Connection, endpoint: Endpoint, tmp_path: Path, act: str
 ) -> None:
     hook = {"destination": {"type": "webhook", "url": endpoint.url, "timeout_ms": 60000}}
     lane = LogLane(state, tmp_path, hook=hook, files={})
-    lane.state_dsn, lane.patience_s = database.dsn, 0.05
-    lane.start()
-    write(lane, 1)
-    lane.take()
     go_on = threading.Event()
-    endpoint.script.append(Scripted(after=go_on))
-    for number in (2, 3):
-        write(lane, number)
-        lane.take()
-    assert lane.departures == [Departure("hook", "detached")]
-    state.execute("UPDATE walbrook.sources SET log_lsn = '0/300', log_idx = 1")
-    state.execute(f"SELECT walbrook.{act}".encode())
-    moved = consumer_cursors(state, SOURCE)["hook"]
-    go_on.set()
-    until("the slow one to end", lambda: len(lane.departures) == 2)
-    assert lane.departures[-1] == Departure("hook", "moved")
-    assert consumer_cursors(state, SOURCE)["hook"] == moved
+    with running(lane):
+        write(lane, 1)
+        until("the first", lambda: len(endpoint.accepted) == 1)
+        until("its settling", lambda: consumer_cursors(state, SOURCE)["hook"] == Cursor(0x100, 1))
+        endpoint.script.append(Scripted(after=go_on))
+        write(lane, 2)
+        until("the slow one to begin", lambda: len(endpoint.requests) == 2)
+        state.execute("UPDATE walbrook.sources SET log_lsn = '0/300', log_idx = 1")
+        state.execute(f"SELECT walbrook.{act}".encode())
+        moved = consumer_cursors(state, SOURCE)["hook"]
+        worker = lane.workers["hook"]
+        go_on.set()
+
+        def has_heard() -> bool:
+            worker.nudge()
+            return lane.settler.settled("hook") == moved
+
+        until("it to hear of it", has_heard)
+    cursor = consumer_cursors(state, SOURCE)["hook"]
+    assert cursor >= moved
+    sent = [m["record"]["id"] for r in endpoint.accepted for m in r.messages if "id" in m["record"]]  # type: ignore[index, operator]
+    assert sent[:2] == [1, 2]
     lane.close()
 
 

@@ -1,0 +1,82 @@
+"""Every benchmark of the service runs at a tiny size and reports what its page promises.
+
+The figures themselves mean nothing here. Those that start more than one service take minutes
+together, and run with ``make chaos``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from benchmarks import eventtime, idle, latency, pipeline, read, start, webhook
+from benchmarks.sizes import Sizes
+
+Run = Callable[[Sizes], dict[str, object]]
+
+
+def _percentiles(prefix: str) -> tuple[str, ...]:
+    return tuple(f"{prefix}{name}" for name in ("p50_ms", "p99_ms", "changes"))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("run", "sizes", "fields"),
+    [
+        pytest.param(
+            latency.run,
+            Sizes(rate=100, seconds=1),
+            (
+                *_percentiles(""),
+                *_percentiles("rate_10_"),
+                *_percentiles("rate_10000_"),
+                *_percentiles("event_time_"),
+                "cpu_us_per_change",
+            ),
+            id="latency",
+            marks=pytest.mark.chaos,
+        ),
+        pytest.param(
+            pipeline.run,
+            Sizes(rows=2_000, transaction_rows=100),
+            ("slot_rows_per_s", "pipeline_ratio_redis", "pipeline_ratio_parquet"),
+            id="pipeline",
+            marks=pytest.mark.chaos,
+        ),
+        pytest.param(
+            read.run,
+            Sizes(rows=2_000, transaction_rows=100, rounds=1),
+            ("read_ratio", "slot_ratio", "slot_ratio_ten_tables", "slot_rows_per_s_ten_tables"),
+            id="read",
+        ),
+        pytest.param(
+            eventtime.catch_up_figures,
+            Sizes(rows=2_000, transaction_rows=100),
+            ("catch_up_rows_per_s", "catch_up_cpu_us_per_row"),
+            id="eventtime",
+        ),
+        pytest.param(
+            webhook.run,
+            Sizes(seconds=1),
+            ("webhook_ratio", "messages_per_s_default_0_ms", "messages_per_s_batch_1_50_ms"),
+            id="webhook",
+        ),
+        pytest.param(
+            start.run,
+            Sizes(rounds=1),
+            ("first_change_s", "restart_first_change_s"),
+            id="start",
+            marks=pytest.mark.chaos,
+        ),
+        pytest.param(
+            idle.run, Sizes(seconds=1), ("idle_pss_mb",), id="idle", marks=pytest.mark.chaos
+        ),
+    ],
+)
+def test_a_benchmark_reports_its_figures(run: Run, sizes: Sizes, fields: tuple[str, ...]) -> None:
+    figures = run(sizes)
+    for field in fields:
+        figure = figures[field]
+        assert isinstance(figure, int | float), field
+        assert figure > 0, field

@@ -1,0 +1,288 @@
+"""Watermarks that operators push, and partitions that they mark idle or active."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from typer.testing import CliRunner
+
+from cdc.errors import OperatorError
+from cdc.service.cli import app
+from cdc.state import operators
+from cdc.state.event_controls import read_controls
+from cdc.state.positions import register_source
+from tests.event_lane import NAME, EventLane, S
+from tests.fix_event_lane import Fate, MakeLane
+from tests.fix_postgres import Database
+from tests.integration.test_event_operators import served, source, told
+from tests.integration.test_operators_api import served as api_of
+from tests.service import _url
+from tests.waiting import until
+
+__all__ = ["source"]
+pytestmark = pytest.mark.migrated
+
+SECOND = "1970-01-01 00:00:{:02}+00"
+SHOWN = (
+    "SELECT source, marked_idle, idle_since IS NOT NULL, extract(epoch FROM pushed_to)::int,"
+    ' extract(epoch FROM released_to)::int FROM walbrook.watermarks ORDER BY source, "table"'
+)
+
+
+def push(lane: EventLane, second: int, source: str | None = None) -> object:
+    done = operators.advance_watermark(lane.state, NAME, SECOND.format(second), source)
+    follow(lane)
+    return done["watermark"]
+
+
+def mark(lane: EventLane, table: str, source: str, *, idle: bool) -> None:
+    operators.set_partition_idle(lane.state, f"{source}/{NAME}", f"public.{table}", idle=idle)
+    follow(lane)
+
+
+def follow(lane: EventLane) -> None:
+    """What the stage does when it hears of it, and each second."""
+    lane.passage.follow(read_controls(lane.state, NAME, lane.sources))
+    lane.turns()
+    lane.passage.settle()
+    lane.passage.show(at_once=True)
+
+
+def ids(lane: EventLane) -> list[object]:
+    return [each[1] for each in told(lane)]
+
+
+def test_a_pushed_watermark_releases_what_is_held_back_and_makes_older_changes_late(
+    event_lane: MakeLane,
+) -> None:
+    lane = event_lane(event_time={"late_tolerance": "30s"})
+    lane.write("a", (1, 10 * S), (2, 20 * S), (3, 30 * S))
+    lane.turns()
+    assert ids(lane) == []
+    assert push(lane, 20) == "1970-01-01T00:00:20.000000Z"
+    assert ids(lane) == [1, 2]
+    assert push(lane, 5) == "1970-01-01T00:00:20.000000Z", "it never goes back"
+    assert lane.rows(SHOWN) == [("a", False, False, 20, 20)]
+    lane.write("a", (4, 20 * S), (5, 21 * S))
+    lane.turns()
+    assert told(lane)[2:] == [("a", 4, True)]
+
+
+def test_a_watermark_pushed_for_one_database_waits_for_the_other(event_lane: MakeLane) -> None:
+    lane = event_lane(sources=("a", "b"))
+    lane.write("a", (1, 10 * S))
+    lane.turns()
+    push(lane, 30, "b")
+    assert ids(lane) == [1], "nobody waits for a first change of b"
+    lane.write("a", (2, 40 * S))
+    lane.turns()
+    assert ids(lane) == [1], "b says nothing of later times"
+    lane.write("b", (3, 25 * S), (4, 50 * S))
+    lane.turns()
+    assert ids(lane) == [1, 3, 2]
+    assert {row[:1] + row[3:4] for row in lane.rows(SHOWN)} == {("a", None), ("b", 30)}
+    again = operators.advance_watermark(lane.state, f"b/{NAME}", SECOND.format(45))
+    assert again["watermark"] == "1970-01-01T00:00:45.000000Z", "a database may stand in front"
+
+
+def test_a_watermark_may_be_pushed_before_any_change_comes(event_lane: MakeLane) -> None:
+    lane = event_lane()
+    push(lane, 20)
+    assert lane.rows(SHOWN) == [("a", False, False, 20, 20)]
+    lane.write("a", (1, 15 * S))
+    lane.turns()
+    assert told(lane) == [("a", 1, True)]
+
+
+@pytest.mark.parametrize("step", ["planned", "released", "settled"])
+def test_what_operators_said_holds_through_crashes(
+    event_lane: MakeLane, fate: Fate, step: str
+) -> None:
+    lane = event_lane(sources=("a", "b"), event_time={"late_tolerance": "5s"})
+    lane.write("a", (1, 10 * S), (2, 20 * S), (3, 40 * S))
+    lane.turns()
+    lane.passage.show(at_once=True)
+    operators.advance_watermark(lane.state, NAME, SECOND.format(20))
+    operators.set_partition_idle(lane.state, f"b/{NAME}", "public.item")
+    fate.let_die(step)
+    lane.passage.follow(read_controls(lane.state, NAME, lane.sources))
+    assert fate.turns(lane), "it did not die"
+    lane.start()
+    lane.turns()
+    assert told(lane) == [("a", 1, False), ("a", 2, False)]
+    lane.write("a", (4, 50 * S))
+    lane.turns()
+    assert ids(lane) == [1, 2, 3], "b is still idle"
+    lane.passage.show(at_once=True)
+    assert [row[:4] for row in lane.rows(SHOWN)] == [
+        ("a", False, False, 20),
+        ("b", True, True, 20),
+    ]
+
+
+def test_a_partition_that_is_marked_idle_holds_nobody_until_it_is_marked_active(
+    event_lane: MakeLane,
+) -> None:
+    lane = event_lane(tables=("item", "other"))
+    lane.write("a", (1, 10 * S))
+    lane.turns()
+    lane.passage.show(at_once=True)
+    assert ids(lane) == [], "the other table has had no change"
+    mark(lane, "other", "a", idle=True)
+    assert ids(lane) == [1]
+    assert [row[1:3] for row in lane.rows(SHOWN)] == [(False, False), (True, True)]
+    lane.write("a", (2, 12 * S), table=2)
+    lane.write("a", (3, 20 * S))
+    lane.turns()
+    assert ids(lane) == [1, 2, 3], "whatever comes of it"
+    mark(lane, "other", "a", idle=False)
+    lane.write("a", (4, 30 * S))
+    lane.turns()
+    assert ids(lane) == [1, 2, 3], "it counts from its last event on"
+    lane.write("a", (5, 31 * S), table=2)
+    lane.turns()
+    assert ids(lane) == [1, 2, 3, 4]
+    assert {row[1:3] for row in lane.rows(SHOWN)} == {(False, False)}
+
+
+def test_a_partition_that_is_idle_by_the_clock_is_marked_active(event_lane: MakeLane) -> None:
+    lane = event_lane(tables=("item", "other"), event_time={"idle_timeout": "10s"})
+    lane.write("a", (1, 10 * S), at_us=60 * S)
+    lane.turns()
+    lane.passage._clocks["a"]._now += 20 * S
+    lane.write("a", (2, 20 * S), at_us=80 * S)
+    lane.turns()
+    lane.passage.show(at_once=True)
+    assert ids(lane) == [1, 2], "the other table is idle"
+    mark(lane, "other", "a", idle=False)
+    lane.write("a", (3, 30 * S), at_us=81 * S)
+    lane.turns()
+    assert ids(lane) == [1, 2], "and now it holds the first one back"
+
+
+def test_what_was_pushed_is_forgotten_where_everything_comes_again(event_lane: MakeLane) -> None:
+    lane = event_lane(sources=("a", "b"))
+    lane.write("a", (1, 10 * S))
+    lane.write("b", (2, 12 * S))
+    lane.turns()
+    push(lane, 50)
+    push(lane, 40, "a")
+    assert ids(lane) == [1, 2]
+    operators.rewind(lane.state, f"a/{NAME}", to_earliest=True)
+    assert {row[3] for row in lane.rows(SHOWN)} == {None}
+    push_after = operators.advance_watermark(lane.state, NAME, SECOND.format(11), "b")
+    assert push_after["watermark"] == "1970-01-01T00:00:11.000000Z"
+    lane.take_up()
+    lane.turns()
+    assert told(lane)[2:] == [("a", 1, False)], "it is not late"
+    assert {row[3] for row in lane.rows(SHOWN)} == {None, 11}, "what is said since then holds"
+
+
+def test_what_was_pushed_is_forgotten_with_another_event_time(event_lane: MakeLane) -> None:
+    lane = event_lane()
+    push(lane, 50)
+    lane.change_event_time(column="made")
+    assert lane.rows("SELECT pushed_to FROM walbrook.event_time") == [(None,)]
+
+
+@pytest.mark.parametrize(
+    ("call", "what", "hint"),
+    [
+        ("advance_watermark('plain', now())", "plain is not in event-time order", "ordering"),
+        ("set_partition_idle('plain', 'public.item')", "plain is not in event-time", "ordering"),
+        ("advance_watermark('nobody', now())", "there is no consumer nobody", "watermarks"),
+        ("set_partition_idle('nobody', 'public.item')", "there is no consumer nobody", "timed"),
+        ("advance_watermark('timed', 'infinity')", "cannot be advanced to infinity", "9999"),
+        ("advance_watermark('timed', NULL)", "cannot be advanced to null", "9999"),
+        ("advance_watermark('timed', '10000-01-01 UTC')", "cannot be advanced", "9999"),
+        ("advance_watermark('timed', now(), 'c')", "timed reads no database c", "watermarks"),
+        ("set_partition_idle('timed', 'item')", "timed has no partition item", "public.item"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    event_lane: MakeLane, call: str, what: str, hint: str
+) -> None:
+    lane = event_lane()
+    lane.passage.show(at_once=True)
+    register_source(
+        lane.state, name="a", slot="slot", publication="pub", system_identifier="1", slot_lsn=8,
+        consumers=[NAME, "plain"],
+    )  # fmt: skip
+    with pytest.raises(psycopg.Error) as found:
+        lane.state.execute(f"SELECT walbrook.{call}".encode())
+    assert what in str(found.value)
+    assert hint in str(found.value.diag.message_hint)
+
+
+def test_the_watermark_of_the_clock_cannot_be_pushed(event_lane: MakeLane) -> None:
+    lane = event_lane(ordering="processing_time")
+    lane.passage.show(at_once=True)
+    with pytest.raises(OperatorError, match="not in event-time order") as found:
+        operators.advance_watermark(lane.state, NAME, "2100-01-01 UTC")
+    assert "follows the clock" in found.value.fix
+    with pytest.raises(OperatorError, match="not in event-time order"):
+        operators.set_partition_idle(lane.state, NAME, "public.item")
+
+
+@pytest.mark.usefixtures("source")
+def test_pushes_and_marks_are_heard_within_a_second(
+    event_lane: MakeLane, event_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = event_lane(sources=("a", "b"), event_time={"late_tolerance": "5s"})
+
+    def shown(query: str) -> None:
+        until(query, lambda: lane.rows(query) == [(True,)], 10)
+
+    with served(lane, event_database, monkeypatch):
+        lane.write("a", (1, 10 * S), (2, 20 * S))
+        shown("SELECT count(*) = 2 AND bool_or(buffered = 2) FROM walbrook.watermarks")
+        lane.state.execute(
+            f"SELECT walbrook.advance_watermark('{NAME}', '1970-01-01 00:00:10+00')".encode()
+        )
+        until("the first", lambda: ids(lane) == [1], 10)
+        shown("SELECT bool_and(released_to = pushed_to) FROM walbrook.watermarks")
+        lane.state.execute(
+            f"SELECT walbrook.set_partition_idle('b/{NAME}', 'public.item')".encode()
+        )
+        shown("SELECT count(*) = 1 FROM walbrook.watermarks WHERE marked_idle")
+        lane.write("a", (3, 30 * S))
+        until("the second", lambda: ids(lane) == [1, 2], 10)
+
+
+def test_the_command_line_and_http_pass_them_on(
+    event_lane: MakeLane, event_database: Database
+) -> None:
+    lane = event_lane()
+    lane.passage.show(at_once=True)
+    config = lane.directory / "walbrook.yaml"
+    url = _url(event_database.dsn)
+    config.write_text(
+        f"databases: [{{name: a, url: '{url}', slot: {{name: s}}, publication: {{name: p}}}}]\n"
+        f"state: {{url: '{url}'}}\nsinks: []\n"
+    )
+
+    def said(*arguments: str) -> str:
+        result = CliRunner().invoke(app, [*arguments, "-c", str(config)], catch_exceptions=False)
+        return result.output.strip()
+
+    assert said("advance-watermark", NAME, "1970-01-01 00:00:10+00") == (
+        f"the watermark of {NAME} is at least 1970-01-01T00:00:10.000000Z from now on"
+    )
+    assert (
+        said("set-partition-idle", NAME, "public.item") == f"public.item of {NAME} is marked idle"
+    )
+    assert lane.rows("SELECT marked_idle FROM walbrook.watermarks") == [(True,)]
+    assert said("set-partition-idle", NAME, "public.item", "--active").endswith("is marked active")
+    assert lane.rows("SELECT marked_idle FROM walbrook.watermarks") == [(False,)]
+    with api_of(event_database.dsn) as client:
+        path = f"{NAME}/"
+        to = {"to_time": "1970-01-01T00:00:30Z", "source": "a"}
+        answer = client.post(f"{path}advance_watermark", json=to)
+        assert answer.json() == {"watermark": "1970-01-01T00:00:30.000000Z"}
+        answer = client.post(f"{path}set_partition_idle", json={"partition": "public.item"})
+        assert (answer.status_code, answer.json()["consumer"]) == (200, NAME)
+        assert lane.rows("SELECT marked_idle FROM walbrook.watermarks") == [(True,)]
+        for body, status in ({"to_time": "soon"}, 400), ({}, 400), ({"to": "x"}, 400):
+            assert client.post(f"{path}advance_watermark", json=body).status_code == status
+        missing = client.post(f"{path}set_partition_idle", json={"partition": "nothing"})
+        assert missing.status_code == 404

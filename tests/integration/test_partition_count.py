@@ -1,0 +1,127 @@
+"""A webhook whose groups are spread over several requests at once, on a hand-written log."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.config import WebhookDestination
+from cdc.config.secrets import SecretText
+from cdc.connection import Connection
+from cdc.queue.ledger import Integers
+from cdc.queue.open_ledger import LedgerAddress
+from cdc.queue.postgres_ledger import PostgresLedger
+from tests import pgoutput
+from tests.conformance.crash import Killed
+from tests.fix_http import Endpoint, Scripted
+from tests.fix_postgres import Database
+from tests.integration.test_ledger_lane import ITEM
+from tests.lane_on_log import LogLane
+from tests.unit.replication.test_seal import transaction
+from tests.waiting import until
+
+pytestmark = pytest.mark.migrated
+
+PARTS, PER_REQUEST = 4, 5
+
+
+@pytest.fixture
+def state(database: Database) -> Iterator[Connection]:
+    with database.connect() as connection:
+        yield connection
+
+
+class Spread(LogLane):
+    """One webhook behind a ledger, sent several requests at once."""
+
+    def __init__(
+        self, state: Connection, directory: Path, endpoint: Endpoint, database: Database
+    ) -> None:
+        self.ledger = LedgerAddress("postgres", SecretText(database.dsn))
+        to = WebhookDestination(url=endpoint.url, max_retries=0)
+        settings = {"destination": to, "batch_size": PER_REQUEST, "partition_count": PARTS}
+        super().__init__(state, directory, hook=settings)
+
+
+@pytest.fixture
+def lane(
+    state: Connection, database: Database, endpoint: Endpoint, tmp_path: Path
+) -> Iterator[LogLane]:
+    made = Spread(state, tmp_path, endpoint, database)
+    yield made
+    made.close()
+
+
+def write(lane: LogLane, keys: int, versions: int) -> None:
+    """One transaction: every key in its first version, then every key in its second, and so on."""
+    inserts = [
+        pgoutput.insert(1, [str(key), str(version)])
+        for version in range(versions)
+        for key in range(keys)
+    ]
+    lane.write(ITEM, *transaction(0x1000, *inserts))
+
+
+def versions_by_key(endpoint: Endpoint) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for request in endpoint.accepted:
+        messages: list[Any] = request.messages
+        for message in messages:
+            record = message["record"]
+            found.setdefault(record["id"], []).append(int(record["name"]))
+    return found
+
+
+def test_a_slow_endpoint_gets_requests_at_once_and_each_key_in_order(
+    lane: LogLane, endpoint: Endpoint
+) -> None:
+    keys, versions = 20, 6
+    write(lane, keys, versions)
+    answer = threading.Event()
+    endpoint.script.extend([Scripted(after=answer)] * PARTS)
+    taking = threading.Thread(target=lane.take)
+    taking.start()
+    try:
+        until("requests at once", lambda: len(endpoint.requests) == PARTS)
+    finally:
+        answer.set()
+        taking.join()
+    assert versions_by_key(endpoint) == {key: list(range(versions)) for key in range(keys)}
+    assert endpoint.connections == PARTS
+    assert lane.rows("SELECT delivered FROM walbrook.consumers") == [(keys * versions,)]
+
+
+def test_a_crash_repeats_only_the_requests_that_were_under_way(
+    lane: LogLane, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = 100
+    write(lane, keys, 1)
+    noted, notes = PostgresLedger.note, Counter[str]()
+    lock = threading.Lock()
+
+    def dies(
+        ledger: PostgresLedger, name: str, lsn: Integers, idx: Integers, *, queued: bool = False
+    ) -> None:
+        with lock:
+            notes["tried"] += 1
+            if notes["tried"] > 6:
+                raise Killed
+        noted(ledger, name, lsn, idx, queued=queued)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PostgresLedger, "note", dies)
+        with pytest.raises(Killed):
+            lane.take()
+    before = len(endpoint.accepted)
+    lane.start()
+    lane.take()
+    arrivals = versions_by_key(endpoint)
+    assert set(arrivals) == set(range(keys))
+    repeated = sum(len(versions) - 1 for versions in arrivals.values())
+    assert 0 < repeated <= PARTS * PER_REQUEST
+    assert before <= 6 + PARTS

@@ -1,0 +1,300 @@
+"""Sinks in the order of arrival, with watermarks and windows by the clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pytest
+
+from cdc.eventtime.buffer import EventTimeBuffer
+from cdc.eventtime.released import Released
+from cdc.eventtime.sequencer import Step
+from spark_pipeline.eventtime import passage as passage_module
+from spark_pipeline.eventtime import progress
+from spark_pipeline.eventtime.release import WINDOW, Told, our_rows
+from spark_pipeline.eventtime.windowing import WindowResults
+from spark_pipeline.eventtime.windows import last_window_end
+from tests import pgoutput
+from tests.event_lane import ITEM, NAME, EventLane, S
+from tests.fix_event_lane import STEPS, Fate, MakeLane
+from tests.fix_postgres import Database
+from tests.integration.test_event_crash import Phase, in_files, with_crashes, without_crashes
+from tests.integration.test_event_operators import served, source
+from tests.lane_on_log import arrived
+from tests.waiting import until
+
+__all__ = ["source"]
+pytestmark = pytest.mark.migrated
+
+WINDOW_OF = {"size": "4s", "aggregates": {"n": "count(*)"}}
+
+
+class Clock:
+    """The clock of the service."""
+
+    def __init__(self) -> None:
+        self.now = 100 * S
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(progress, "wall_clock_us", lambda: made.now)
+    monkeypatch.setattr(passage_module, "_QUIET_S", 0.0)  # a turn is a look at the clock
+    return made
+
+
+class Listed:
+    """Windows of four seconds: each lists its rows with their times."""
+
+    def due(self, times: Any) -> Any:
+        return last_window_end(times, 4 * S, 4 * S) - 1
+
+    def results(
+        self, released: Released | None, left: EventTimeBuffer, step: Step, now: datetime
+    ) -> WindowResults:
+        if released is None:
+            return WindowResults([], {})
+        ends = last_window_end(released.times, 4 * S, 4 * S)
+        assert ((ends - 1 > step.before) & (ends - 1 <= step.watermark)).all()
+        records = [orjson.loads(text) for text in released.rows.column("record").to_pylist()]
+        texts = []
+        for end in np.unique(ends).tolist():
+            rows = [
+                [record["id"], time / S]
+                for record, time, of in zip(records, released.times.tolist(), ends, strict=True)
+                if of == end
+            ]
+            texts.append(orjson.dumps({"end": end // S, "rows": rows}).decode())
+        return WindowResults([Told(our_rows(WINDOW, pa.array(texts), now))], {})
+
+
+def messages(lane: EventLane) -> list[tuple[Any, ...]]:
+    """Of each message its id or action, and its time of arrival."""
+    return [
+        (m["record"].get("id", m["action"]), m["metadata"].get("event_time"))
+        for m in arrived(lane.directory / NAME)
+    ]
+
+
+def results(lane: EventLane) -> list[tuple[int, list[list[float]]]]:
+    return [(m["record"]["end"], m["record"]["rows"]) for m in arrived(lane.directory / NAME)]
+
+
+def at(second: float) -> str:
+    return f"1970-01-01T00:{int(second) // 60:02}:{second % 60:09.6f}Z"
+
+
+def test_changes_come_at_once_and_in_the_order_of_their_log(
+    event_lane: MakeLane, clock: Clock
+) -> None:
+    actions = ["insert", "delete", "truncate"]
+    lane = event_lane(ordering="processing_time", actions=actions)
+    clock.now = 95 * S  # behind the clock of the database
+    lane.write("a", (1, 7), (2, None), at_us=98 * S)
+    delete = pgoutput.delete(1, key=["1", None])
+    lane.write_messages("a", ITEM, delete, pgoutput.truncate([1]), at_us=97 * S)
+    lane.write("a", (3, 5), at_us=99 * S)
+    lane.turns()
+    found = [(m["action"], m["metadata"]["event_time"]) for m in arrived(lane.directory / NAME)]
+    assert found == [
+        ("insert", at(98)),
+        ("insert", at(98)),
+        ("delete", at(98)),
+        ("truncate", at(98)),
+        ("insert", at(99)),
+    ], "a time never goes back along a log"
+    lane.write("a", (4, 1), at_us=60 * S)
+    lane.turns()
+    assert messages(lane)[-1] == (4, at(99.000001)), "it is not late, but arrives later"
+    assert "late" not in arrived(lane.directory / NAME)[-1]["metadata"]
+    assert lane.rows("SELECT late_count, buffered FROM walbrook.watermarks") in ([], [(0, 0)])
+
+
+def test_nobody_waits_for_a_database_or_a_table_that_is_silent(
+    event_lane: MakeLane, clock: Clock
+) -> None:
+    lane = event_lane(ordering="processing_time", sources=("a", "b"), tables=("item", "other"))
+    lane.write("a", (1, 0), at_us=90 * S)
+    lane.turns()
+    assert [each[0] for each in messages(lane)] == [1]
+    lane.write("b", (2, 0), at_us=80 * S)
+    lane.write("b", (3, 0), at_us=92 * S)
+    lane.turns()
+    assert [each[0] for each in messages(lane)] == [1, 2, 3]
+
+
+def test_the_watermark_follows_the_clock_while_nothing_comes(
+    event_lane: MakeLane, clock: Clock
+) -> None:
+    lane = event_lane(ordering="processing_time", event_time={"emit_watermarks": True})
+    lane.write("a", (1, 0), at_us=98 * S)
+    lane.turns()
+    clock.now = 104 * S + 7
+    lane.turns()
+    lane.passage.settle()
+    lane.passage.show(at_once=True)
+    found = [m["record"].get("watermark", 1) for m in arrived(lane.directory / NAME)]
+    assert found == [1, at(99.999999), at(103.999999)]
+    ((watermark, idle, released),) = lane.rows(
+        "SELECT extract(epoch FROM watermark), idle_since, extract(epoch FROM released_to)"
+        " FROM walbrook.watermarks"
+    )
+    assert (float(watermark), idle, float(released)) == (103.999999, None, 103.999999)
+
+
+def test_windows_close_by_the_clock_and_what_comes_then_is_in_the_next(
+    event_lane: MakeLane, clock: Clock
+) -> None:
+    lane = event_lane(ordering="processing_time", window=WINDOW_OF, windows=Listed())
+    lane.write("a", (1, 0), at_us=100 * S + 1)
+    lane.write("a", (2, 0), at_us=101 * S)
+    clock.now = 103 * S
+    lane.turns()
+    assert results(lane) == [], "the window is open"
+    clock.now = 104 * S
+    lane.turns()
+    assert results(lane) == [(104, [[1, 100.000001], [2, 101]])]
+    lane.write("a", (3, 0), at_us=102 * S)  # committed before it closed, arrived after
+    lane.turns()
+    lane.passage.settle()
+    lane.start()
+    clock.now = 108 * S
+    lane.turns()
+    assert results(lane)[1:] == [(108, [[3, 104]])]
+    assert lane.rows("SELECT arrived FROM walbrook.event_sources") == [([],)]
+
+
+def test_a_backlog_is_in_the_windows_of_its_commits(event_lane: MakeLane, clock: Clock) -> None:
+    lane = event_lane(
+        ordering="processing_time", sources=("a", "b"), window=WINDOW_OF, windows=Listed()
+    )
+    clock.now = 1_000 * S
+    for number in range(4):
+        lane.write("a", (number, 0), at_us=(10 + 3 * number) * S)
+        lane.write("b", (10 + number, 0), at_us=(11 + 3 * number) * S)
+    lane.turns()
+    assert [(end, [row[0] for row in rows]) for end, rows in results(lane)] == [
+        (12, [0, 10]),
+        (16, [1, 11]),
+        (20, [2, 3, 12]),
+        (24, [13]),
+    ]
+
+
+def test_a_rewind_gives_the_windows_of_the_commits_again(
+    event_lane: MakeLane, clock: Clock
+) -> None:
+    lane = event_lane(ordering="processing_time", window=WINDOW_OF, windows=Listed())
+    lane.write("a", (1, 0), at_us=97 * S)
+    lane.turns()
+    lane.write("a", (2, 0), at_us=98 * S)  # its window has closed
+    lane.turns()
+    clock.now = 104 * S
+    lane.turns()
+    assert results(lane) == [(100, [[1, 97]]), (104, [[2, 100]])]
+    lane.rows(f"SELECT walbrook.rewind('{NAME}', to_earliest => true)")
+    lane.take_up()
+    lane.turns()
+    assert results(lane)[2:] == [(100, [[1, 97], [2, 98]])]
+
+
+def test_another_order_begins_anew(event_lane: MakeLane, clock: Clock) -> None:
+    lane = event_lane()
+    lane.write("a", (1, 5 * S))
+    lane.turns()
+    known = lane.sink.model_dump(exclude={"event_time", "databases"})
+    lane.sink = type(lane.sink).model_validate({**known, "ordering": "processing_time"})
+    lane.start()
+    assert lane.rows("SELECT ordering FROM walbrook.event_time") == [("processing_time",)]
+    lane.write("a", (2, 1 * S), at_us=90 * S)
+    lane.turns()
+    assert [each[0] for each in messages(lane)] == [1, 2]
+
+
+@pytest.mark.usefixtures("source")
+def test_the_stage_serves_a_consumer_by_the_clock(
+    event_lane: MakeLane, event_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = event_lane(ordering="processing_time", sources=("a", "b"))
+    with served(lane, event_database, monkeypatch):
+        lane.write("a", (1, 9), at_us=1_000 * S)
+        until("the first", lambda: [each[0] for each in messages(lane)] == [1], 10)
+        lane.write("a", (2, 5), at_us=1_001 * S)
+        until("the second", lambda: [each[0] for each in messages(lane)] == [1, 2], 10)
+        now = "SELECT now() - released_to < interval '1 minute' FROM walbrook.watermarks LIMIT 1"
+        until("the clock to move the watermark", lambda: lane.rows(now) == [(True,)], 10)
+    assert lane.rows("SELECT count(*) FROM walbrook.dead_letters") == [(0,)]
+
+
+class Arrivals:
+    """Changes of two databases whose commits are before and behind the clock of the service."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._next = 0
+
+    def phase(self) -> Phase:
+        rng = self._random
+        return [
+            (name, [self._insert() for _ in range(rng.randrange(1, 4))])
+            for name in ("a", "b")
+            for _ in range(rng.randrange(3))
+        ]
+
+    def _insert(self) -> bytes:
+        self._next += 1
+        return pgoutput.insert(1, [str(self._next), "0"])
+
+
+@pytest.mark.parametrize("windows", [False, True], ids=["plain", "windows"])
+def test_random_crashes_change_no_time_no_window_and_no_order(
+    event_lane: MakeLane, clock: Clock, fate: Fate, windows: bool
+) -> None:
+    deaths = 0
+    for seed in range(8):
+        phases, expected = phases_of(seed), None
+        for crashes in (False, True):
+            clock.now, rng = 100 * S, random.Random(seed)
+
+            def write(lane: EventLane, phase: Phase, rng: random.Random = rng) -> None:
+                clock.now += rng.choice([0, S // 2, S, 3 * S])
+                for name, changes in phase:
+                    skew = rng.choice([0, 0, -S, -5 * S, 2 * S])
+                    lane.write_messages(name, ITEM, *changes, at_us=clock.now + skew)
+
+            lane = event_lane(
+                ordering="processing_time",
+                sources=("a", "b"),
+                **({"window": WINDOW_OF, "windows": Listed()} if windows else {}),
+            )
+            if crashes:
+                deaths += with_crashes(lane, phases, fate, steps_of(seed).__next__, write)
+            else:
+                without_crashes(lane, phases, write)
+                write(lane, [])
+            clock.now += 60 * S
+            lane.turns()
+            lane.passage.settle()
+            found = results(lane) if windows else in_files(lane)
+            assert expected is None or found == expected, f"seed {seed}"
+            expected = found
+        assert expected
+    assert deaths > 10, "it hardly died"
+
+
+def phases_of(seed: int) -> list[Phase]:
+    made = Arrivals(seed)
+    return [made.phase() for _ in range(12)]
+
+
+def steps_of(seed: int) -> Iterator[tuple[str, int]]:
+    rng = random.Random(seed)
+    while True:
+        yield rng.choice(STEPS), rng.randrange(1, 3)

@@ -1,0 +1,314 @@
+"""Settling for several workers at once: in order, paced, bounded, and nobody waits for another."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from cdc.connection import Connection
+from cdc.connection_pool import ConnectionPool
+from cdc.cursor import Cursor
+from cdc.errors import TransientError, WalbrookError
+from cdc.state import positions
+from cdc.state.dead_letters import DeadLetter
+from cdc.state.feeds import FeedFigures, open_feed
+from cdc.state.migrate import migrate
+from cdc.state.positions import consumer_cursors, register_source, restart_cursor
+from spark_pipeline.outcome import Outcome
+from spark_pipeline.workers import settler as settler_module
+from spark_pipeline.workers.settler import Report, Settler
+from tests.fix_postgres import Database
+from tests.proxy import Proxy
+from tests.waiting import until
+
+pytestmark = pytest.mark.migrated
+
+SOURCE, NAMES = "shop", ["a", "b", "c"]
+START = Cursor(8, 0)
+READ_TO = Cursor(0x9000, 0)
+
+
+@pytest.fixture
+def state(database: Database) -> Iterator[Connection]:
+    with database.connect() as connection:
+        migrate(connection)
+        yield connection
+
+
+def register(state: Connection) -> int:
+    return register_source(
+        state,
+        name=SOURCE,
+        slot="slot",
+        publication="pub",
+        system_identifier="1",
+        slot_lsn=START.lsn,
+        consumers=NAMES,
+    )
+
+
+class Settling:
+    """A settler of its own process, with its thread if it is started."""
+
+    def __init__(self, state: Connection, dsn: str, term: int | None = None) -> None:
+        self.term = register(state) if term is None else term
+        run = open_feed(state, SOURCE, self.term, NAMES).run
+        self.connections = ConnectionPool(dsn, name="test")
+        self.settler = Settler(
+            SOURCE, self.term, run, dsn, self.connections, lambda: FeedFigures(READ_TO)
+        )
+        self.at = dict.fromkeys(NAMES, START)
+        for name in NAMES:
+            self.settler.begin(name, START)
+        self._thread = threading.Thread(target=self.settler.run)
+
+    def __enter__(self) -> Settling:
+        self._thread.start()
+        until("the settler to run", lambda: self.settler._runs)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.settler.close()
+        self._thread.join(30)
+        self.connections.close()
+        assert not self._thread.is_alive()
+
+    def report_of(
+        self, name: str, messages: int = 1, dead: list[DeadLetter] | None = None, rows: int = 1
+    ) -> Report:
+        """That the next messages were delivered."""
+        start, end = self.at[name], Cursor(self.at[name].lsn + messages, 0)
+        self.at[name] = end
+        outcome = Outcome(name, end, delivered=messages)
+        return Report(start, outcome, rows, datetime.now(UTC), dead=dead or (), deliver_ms=1.0)
+
+    def report(self, name: str, messages: int = 1, rows: int = 1) -> None:
+        self.settler.report(name, self.report_of(name, messages, rows=rows))
+
+
+def letter(at: Cursor) -> DeadLetter:
+    return DeadLetter(at, datetime.now(UTC), "s", "t", "insert", "delivery", "broke", b"p", None)
+
+
+def delivered(state: Connection) -> dict[str, int]:
+    rows = state.execute("SELECT name, delivered FROM walbrook.consumers").fetchall()
+    return {str(name): int(str(count)) for name, count in rows}
+
+
+def test_plain_reports_are_merged_and_all_consumers_settled_in_one_transaction(
+    state: Connection, database: Database
+) -> None:
+    settling = Settling(state, database.dsn)
+    for name in ("a", "b", "a", "b", "a"):
+        settling.report(name, 2)
+    assert settling.settler.has_unsettled
+    assert consumer_cursors(state, SOURCE)["a"] == START
+    assert settling.settler.write()
+    assert not settling.settler.has_unsettled
+    assert delivered(state) == {"a": 6, "b": 4, "c": 0}
+    assert consumer_cursors(state, SOURCE) == {**settling.at}
+    assert settling.settler.settled("a") == settling.at["a"]
+    written = state.execute(
+        "SELECT count(DISTINCT xmin::text) FROM walbrook.consumers WHERE name <> 'c'"
+    ).fetchall()
+    assert written == [(1,)]
+    assert restart_cursor(state, SOURCE) == START, "nothing of c is settled"
+    settling.settler.close()
+    settling.connections.close()
+
+
+def test_a_report_with_dead_letters_comes_behind_what_was_reported_before(
+    state: Connection, database: Database
+) -> None:
+    with Settling(state, database.dsn) as settling:
+        for _ in range(5):
+            settling.report("a", 3)
+        at = settling.at["a"]
+        assert settling.settler.settle("a", settling.report_of("a", 1, [letter(at)]))
+        assert consumer_cursors(state, SOURCE)["a"] == settling.at["a"]
+        settling.report("a", 3)
+        settling.settler.flush("a")
+    assert delivered(state)["a"] == 19
+    assert state.execute("SELECT commit_lsn::text FROM walbrook.dead_letters").fetchall() == [
+        (f"0/{at.lsn:X}",)
+    ]
+    assert state.execute("SELECT dead FROM walbrook.consumers WHERE name = 'a'").fetchall() == [
+        (1,)
+    ]
+
+
+def test_a_long_settlement_of_one_holds_nobody_else(state: Connection, database: Database) -> None:
+    go_on = threading.Event()
+
+    class Slow:
+        def __iter__(self) -> Iterator[DeadLetter]:
+            go_on.wait(30)
+            yield letter(START)
+
+    with Settling(state, database.dsn) as settling:
+        first = settling.report_of("a")
+        heavy = Report(first.start, first.outcome, 1, first.committed_at, dead=Slow())
+        worker = threading.Thread(target=settling.settler.settle, args=("a", heavy))
+        worker.start()
+        settling.report("b", 4)
+        until("the other to be settled", lambda: delivered(state)["b"] == 4)
+        assert delivered(state)["a"] == 0
+        go_on.set()
+        worker.join(30)
+    assert delivered(state) == {"a": 1, "b": 4, "c": 0}
+
+
+def test_a_cursor_that_was_moved_is_left_there_and_the_others_are_settled(
+    state: Connection, database: Database
+) -> None:
+    with Settling(state, database.dsn) as settling:
+        state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/5' WHERE name = 'a'")
+        for name in NAMES:
+            settling.report(name, 2)
+        settling.settler.flush()
+        assert [settling.settler.was_moved(name) for name in NAMES] == [True, False, False]
+        assert delivered(state) == {"a": 0, "b": 2, "c": 2}
+        settling.report("a", 2)  # its worker has not heard of it
+        heavy = settling.report_of("a", 1, [letter(settling.at["a"])])
+        assert not settling.settler.settle("a", heavy)
+        assert consumer_cursors(state, SOURCE)["a"] == Cursor(5, 0)
+        assert state.execute("SELECT count(*) FROM walbrook.dead_letters").fetchall() == [(0,)]
+        settling.at["a"] = Cursor(5, 0)
+        settling.settler.begin("a", Cursor(5, 0))
+        assert not settling.settler.was_moved("a")
+        settling.report("a", 4)
+        settling.settler.flush("a")
+    assert delivered(state)["a"] == 4
+
+
+def test_a_state_database_that_is_away_loses_nothing_that_was_reported(
+    state: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settler_module, "_AWAY_S", 0.05)
+    with Proxy(database.dsn) as proxy:
+        with Settling(state, proxy.dsn(database.dsn)) as settling:
+            settling.report("a")
+            settling.settler.flush()
+            proxy.retarget(make_conninfo(database.dsn, port="1"))  # nobody listens there
+            settling.report("a", 2)
+            until("the failure", lambda: settling.settler.is_away)
+            settling.report("a", 3)
+            settling.report("b", 4)
+            assert settling.settler.failure is None
+            proxy.retarget(database.dsn)
+            settling.settler.flush()
+            until("the answer to be noted", lambda: not settling.settler.is_away)
+        assert delivered(state) == {"a": 6, "b": 4, "c": 0}
+        assert consumer_cursors(state, SOURCE) == settling.at
+
+
+def test_a_worker_waits_while_too_much_of_its_consumer_is_unsettled(
+    state: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settler_module, "_UNSETTLED_ROWS_MAX", 10)
+    monkeypatch.setattr(settler_module, "_WAIT_S", 0.02)
+    settling = Settling(state, database.dsn)
+    settling.report("a", rows=10)
+    worker = threading.Thread(target=settling.report, args=("a",))
+    worker.start()
+    worker.join(0.2)
+    assert worker.is_alive()
+    settling.report("b")  # it does not wait for another
+    assert settling.settler.write()
+    worker.join(10)
+    assert not worker.is_alive()
+    assert settling.settler.write()
+    assert delivered(state) == {"a": 2, "b": 1, "c": 0}
+    settling.settler.close()
+    settling.connections.close()
+
+
+def test_what_is_reported_is_settled_soon_and_at_once_when_it_is_much(
+    state: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settler_module, "PACE_S", 600.0)
+    with Settling(state, database.dsn) as settling:
+        settling.report("a")
+        assert delivered(state)["a"] == 0
+        settling.report("b", rows=settler_module.ROWS_MAX)
+        settling.settler.flush()
+        assert delivered(state) == {"a": 1, "b": 1, "c": 0}
+        settling.report("c")
+    assert delivered(state)["c"] == 1, "a stop writes what was reported"
+
+
+@pytest.mark.parametrize("heavy", [False, True])
+@pytest.mark.parametrize("replaced_by", ["another process", "another start"])
+def test_a_process_that_was_replaced_settles_nothing_and_says_why(
+    state: Connection, database: Database, replaced_by: str, heavy: bool
+) -> None:
+    first = Settling(state, database.dsn)
+    term = first.term if replaced_by == "another process" else None
+    second = Settling(state, database.dsn, term)
+    if heavy:
+        with pytest.raises(WalbrookError, match=r"not the latest|taken over"):
+            first.settler.settle("a", first.report_of("a", 1, [letter(START)]))
+    else:
+        first.report("a")
+        first.settler.write()
+        assert isinstance(first.settler.failure, WalbrookError)
+        with pytest.raises(WalbrookError, match=r"not the latest|taken over"):
+            first.settler.flush()
+    assert state.execute("SELECT count(*) FROM walbrook.dead_letters").fetchall() == [(0,)]
+    assert delivered(state)["a"] == 0
+    second.report("a", 3)
+    second.settler.write()
+    assert delivered(state)["a"] == 3
+    for each in (first, second):
+        each.settler.close()
+        each.connections.close()
+
+
+def test_what_the_feed_read_moves_the_restart_cursor_where_nobody_is_served(
+    state: Connection, database: Database
+) -> None:
+    with Settling(state, database.dsn) as settling:
+        state.execute("UPDATE walbrook.consumers SET active = false")
+        settling.settler.note_read(READ_TO)
+        until("the restart cursor", lambda: restart_cursor(state, SOURCE) == READ_TO)
+
+
+def test_an_answer_that_is_lost_after_the_commit_counts_nothing_twice(
+    state: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle = positions.settle
+    settling = Settling(state, database.dsn)
+    settling.report("a", 5)
+
+    def lost(*given: object, **named: object) -> None:
+        settle(*given, **named)  # type: ignore[arg-type]
+        raise psycopg.OperationalError("the connection is lost")
+
+    with monkeypatch.context() as within:
+        within.setattr(settler_module, "settle", lost)
+        assert not settling.settler.write()
+    assert settling.settler.write()
+    assert settling.settler.was_moved("a"), "its worker reads its row"
+    assert delivered(state)["a"] == 5
+    assert consumer_cursors(state, SOURCE)["a"] == settling.at["a"]
+    settling.settler.close()
+    settling.connections.close()
+
+
+def test_a_failure_that_nobody_foresaw_ends_the_settler_and_is_told_to_all_who_wait(
+    state: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_given: object, **_named: object) -> None:
+        raise TransientError("nobody foresaw this")
+
+    monkeypatch.setattr(settler_module, "settle", breaks)
+    with Settling(state, database.dsn) as settling:
+        settling.report("a")
+        with pytest.raises(TransientError, match="nobody foresaw"):
+            settling.settler.flush("a")
+        settling.settler.report("b", settling.report_of("b"))  # does not wait for ever

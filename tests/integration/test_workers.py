@@ -1,0 +1,353 @@
+"""Workers on a log: who is behind, moved, paused, failing or slow, and that nobody else waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from cdc.connection import Connection
+from cdc.cursor import Cursor
+from cdc.errors import TransientError
+from cdc.state.positions import consumer_cursors, restart_cursor
+from cdc.state.workers import WorkerState
+from spark_pipeline.exchange import PlannedRange
+from spark_pipeline.plan import Plan
+from spark_pipeline.planner import Planner
+from spark_pipeline.workers import worker as worker_module
+from spark_pipeline.workers.state import Reason
+from spark_pipeline.workers.worker import Worker
+from tests import pgoutput
+from tests.fix_http import Endpoint, Scripted
+from tests.fix_postgres import Database
+from tests.lane_on_log import SOURCE, LogLane, arrived
+from tests.stage_threads import running
+from tests.unit.replication.test_seal import transaction
+from tests.waiting import until
+
+pytestmark = pytest.mark.migrated
+
+ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
+LaneOf = Callable[..., LogLane]
+
+
+@pytest.fixture
+def state(database: Database) -> Iterator[Connection]:
+    with database.connect() as connection:
+        yield connection
+
+
+@pytest.fixture
+def lane_of(state: Connection, tmp_path: Path) -> Iterator[LaneOf]:
+    made: list[LogLane] = []
+
+    def make(**sinks: dict[str, Any]) -> LogLane:
+        made.append(LogLane(state, tmp_path, **sinks))
+        return made[-1]
+
+    yield make
+    for lane in made:
+        lane.close()
+
+
+def write(lane: LogLane, *numbers: int, name: str = "n") -> None:
+    """A row in a transaction and a batch of its own for each number."""
+    for number in numbers:
+        row = pgoutput.insert(1, [str(number), name])
+        lane.write(ITEM, *transaction(0x100 * number, row))
+
+
+def ids(directory: Path) -> list[int]:
+    return [message["record"]["id"] for message in arrived(directory)]
+
+
+def sent(endpoint: Endpoint) -> list[int]:
+    return [m["record"]["id"] for r in endpoint.accepted for m in r.messages]  # type: ignore[index]
+
+
+def hook(endpoint: Endpoint) -> dict[str, Any]:
+    return {"destination": {"type": "webhook", "url": endpoint.url, "max_retries": 0}}
+
+
+def standing(lane: LogLane, name: str) -> tuple[Any, ...]:
+    (found,) = lane.rows(
+        f"SELECT state, state_reason, breaker FROM walbrook.consumers WHERE name = '{name}'"
+    )
+    return found
+
+
+def block(directory: Path) -> Path:
+    """Let a file sink fail until this file is removed."""
+    directory.write_text("a file where the sink wants a directory")
+    return directory
+
+
+def test_one_that_is_behind_reads_the_log_and_joins_the_feed_without_repeat_or_loss(
+    lane_of: LaneOf, tmp_path: Path
+) -> None:
+    lane = lane_of(first={}, later={})
+    later = lane.workers["later"]
+    lane.served.discard("later")
+    lane.feed.leave("later")
+    for number in range(1, 6):
+        write(lane, number)
+        lane.take()
+    assert ids(tmp_path / "later") == []
+    lane.served.add("later")
+    lane.serve(3)
+    assert ids(tmp_path / "later") == [1, 2, 3, 4, 5], "little is read in one range"
+    assert (later.current.state, later.current.reason) == (WorkerState.CATCHING_UP, Reason.BEHIND)
+    write(lane, 6)
+    lane.take()
+    assert later.current.state == WorkerState.LIVE
+    assert "later" in lane.feed.readers
+    assert ids(tmp_path / "first") == ids(tmp_path / "later") == [1, 2, 3, 4, 5, 6]
+    assert len(set(consumer_cursors(lane.state, SOURCE).values())) == 1
+    assert lane.rows("SELECT DISTINCT delivered, absorbed FROM walbrook.consumers") == [(6, 0)]
+
+
+def test_one_that_stands_within_a_range_of_the_feed_gets_only_what_it_lacks(
+    lane_of: LaneOf, tmp_path: Path
+) -> None:
+    lane = lane_of(whole={}, rest={})
+    lane.state.execute(
+        "UPDATE walbrook.consumers SET cursor_lsn = '0/200', cursor_idx = 1 WHERE name = 'rest'"
+    )
+    write(lane, 1, 2, 3, 4)
+    lane.start()
+    lane.take()
+    assert ids(tmp_path / "whole") == [1, 2, 3, 4]
+    assert ids(tmp_path / "rest") == [3, 4]
+
+
+@pytest.mark.parametrize("to", [8, 0x250])
+def test_one_whose_cursor_was_moved_begins_again_there_and_holds_nobody(
+    lane_of: LaneOf, tmp_path: Path, endpoint: Endpoint, to: int
+) -> None:
+    lane = lane_of(files={}, hook=hook(endpoint))
+    write(lane, 1, 2)
+    lane.take()
+    lane.state.execute(
+        "UPDATE walbrook.consumers SET cursor_lsn = %s, cursor_idx = 0 WHERE name = 'hook'",
+        (f"0/{to:X}",),
+    )
+    write(lane, 3)
+    lane.take()  # by a worker that has not heard of it, and cannot settle
+    assert consumer_cursors(lane.state, SOURCE)["hook"] == Cursor(to, 0)
+    before = len(sent(endpoint))
+    write(lane, 4)
+    lane.take()  # now it hears of it, and begins again
+    lane.take()
+    again = [1, 2, 3, 4] if to == 8 else [3, 4]
+    assert sent(endpoint)[before:] == again
+    assert ids(tmp_path / "files") == [1, 2, 3, 4]
+    cursors = consumer_cursors(lane.state, SOURCE)
+    assert cursors["hook"] == cursors["files"]
+
+
+def test_one_that_is_paused_gets_nothing_and_goes_on_where_it_was_when_it_is_resumed(
+    lane_of: LaneOf, tmp_path: Path
+) -> None:
+    lane = lane_of(first={}, held={})
+    with running(lane):
+        write(lane, 1)
+        until("both", lambda: ids(tmp_path / "held") == ids(tmp_path / "first") == [1])
+        lane.state.execute("SELECT walbrook.pause('held')")
+        lane.workers["held"].nudge()
+        until("the pause", lambda: standing(lane, "held")[:2] == ("paused", "it is paused"))
+        settled = consumer_cursors(lane.state, SOURCE)["held"]
+        write(lane, 2, 3)
+        until("the other", lambda: ids(tmp_path / "first") == [1, 2, 3])
+        assert ids(tmp_path / "held") == [1]
+        assert restart_cursor(lane.state, SOURCE) <= settled, "what it lacks could be forgotten"
+        lane.state.execute("SELECT walbrook.resume('held')")
+        lane.workers["held"].nudge()
+        until("the rest", lambda: ids(tmp_path / "held") == [1, 2, 3])
+        write(lane, 4)
+        until("it to be live", lambda: standing(lane, "held") == ("live", None, "closed"))
+        until("the last", lambda: ids(tmp_path / "held") == [1, 2, 3, 4])
+    assert len(set(consumer_cursors(lane.state, SOURCE).values())) == 1
+
+
+def test_a_sink_that_fails_is_tried_with_growing_pauses_and_holds_nobody(
+    lane_of: LaneOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_BACKOFF_FIRST_S", 0.02)
+    lane = lane_of(good={}, bad={})
+    blocked = block(tmp_path / "bad")
+    pauses: list[float] = []
+    failed = worker_module.Worker.failed
+
+    def noted(worker: worker_module.Worker, error: Exception) -> float:
+        until_s = failed(worker, error)
+        pauses.append(worker.current.status().retry_s or 0.0)
+        return until_s
+
+    monkeypatch.setattr(worker_module.Worker, "failed", noted)
+    with running(lane):
+        write(lane, 1)
+        until("several tries", lambda: len(pauses) >= 5)
+        write(lane, 2)
+        until("the other", lambda: ids(tmp_path / "good") == [1, 2])
+        until("the breaker to open", lambda: standing(lane, "bad")[2] == "open")
+        held, reason, _ = standing(lane, "bad")
+        assert (held, reason.startswith("its sink failed: ")) == ("waiting", True)
+        told = "SELECT consumer FROM walbrook.health WHERE kind = 'worker_failing'"
+        assert lane.rows(told) == [("bad",)]
+        ((error,),) = lane.rows("SELECT last_error FROM walbrook.consumers WHERE name = 'bad'")
+        assert "File exists" in error
+        blocked.unlink()
+        until("the rest", lambda: ids(blocked) == [1, 2])
+        until("the breaker to close", lambda: standing(lane, "bad")[2] == "closed")
+        until("health to be good", lambda: lane.rows(told) == [])
+    assert pauses[4] > 4 * pauses[0]
+    counts = lane.rows("SELECT DISTINCT delivered, last_error FROM walbrook.consumers")
+    assert counts == [(2, None)]
+
+
+def test_a_breaker_is_half_open_while_one_that_failed_is_tried(
+    lane_of: LaneOf, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_BACKOFF_FIRST_S", 0.02)
+    lane = lane_of(hook=hook(endpoint))
+    go_on = threading.Event()
+    endpoint.script += [Scripted(503), Scripted(after=go_on)]
+    with running(lane):
+        write(lane, 1)
+        until("the second try", lambda: standing(lane, "hook")[2] == "half_open")
+        go_on.set()
+        until("the breaker to close", lambda: standing(lane, "hook")[2] == "closed")
+    assert sent(endpoint) == [1]
+
+
+def test_a_message_that_is_too_large_is_a_dead_letter_and_the_same_range_goes_on(
+    lane_of: LaneOf, tmp_path: Path
+) -> None:
+    lane = lane_of(small={"max_message_bytes": 2_000}, all={})
+    rows = [pgoutput.insert(1, [str(n), "x" * 5_000 if n == 2 else "n"]) for n in (1, 2, 3)]
+    lane.write(ITEM, *transaction(0x100, *rows))
+    write(lane, 4)
+    lane.take()
+    assert ids(tmp_path / "small") == [1, 3, 4]
+    assert ids(tmp_path / "all") == [1, 2, 3, 4]
+    letters = lane.rows("SELECT consumer, commit_lsn::text, commit_idx FROM walbrook.dead_letters")
+    assert letters == [("small", "0/100", 1)]
+    assert lane.workers["small"].current.state is WorkerState.LIVE
+    assert len(set(consumer_cursors(lane.state, SOURCE).values())) == 1
+
+
+def test_after_several_processes_that_settled_nothing_it_is_served_outside_the_driver(
+    lane_of: LaneOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[PlannedRange] = []
+
+    def in_a_job(planner: Planner, planned: PlannedRange) -> Plan:
+        jobs.append(planned)
+        return planner.in_driver(planned)  # there is no Spark here
+
+    monkeypatch.setattr(Planner, "as_job", in_a_job)
+    lane = lane_of(all={})
+    for _ in range(3):
+        lane.start_lane_again()
+    context = replace(lane.context, spark=cast(SparkSession, object()))
+    worker = Worker(lane.sinks[0], context, attempts=lane.feed_run.consumers["all"])
+    assert worker.begin()
+    for number in (1, 2):
+        write(lane, number)
+        assert worker.serve_next(0.0) or number == 2
+        lane.settler.write()
+    assert jobs == [PlannedRange(0, 1, 1)], "it settled something: nothing is suspicious any more"
+    assert ids(tmp_path / "all") == [1]
+    assert "all" in lane.feed.readers
+    assert lane.rows("SELECT attempts FROM walbrook.consumers") == [(0,)]
+    worker.close()
+
+
+def test_a_slow_sink_holds_nobody_and_gets_all_of_it_in_the_end(
+    lane_of: LaneOf, tmp_path: Path, endpoint: Endpoint
+) -> None:
+    lane = lane_of(quick={}, slow=hook(endpoint))
+    lane.feed.bytes_max, lane.feed.patience_s = 1, 0.1  # one range at a time
+    go_on = threading.Event()
+    endpoint.script.append(Scripted(after=go_on))
+    with running(lane):
+        for number in range(1, 11):
+            write(lane, number)
+            until("the quick one", lambda: ids(tmp_path / "quick")[-1:] == [number])  # noqa: B023
+        until("it to be settled", lambda: consumer_cursors(lane.state, SOURCE)["quick"].lsn > 0x900)
+        assert len(endpoint.requests) == 1, "it is at its first request"
+        assert consumer_cursors(lane.state, SOURCE)["slow"] == Cursor(8, 0)
+        go_on.set()
+        until("the slow one", lambda: sent(endpoint) == list(range(1, 11)))
+        write(lane, 11)
+        until("it to be live", lambda: standing(lane, "slow")[0] == "live")
+        until("the last", lambda: sent(endpoint) == list(range(1, 12)))
+    assert ids(tmp_path / "quick") == list(range(1, 12))
+    assert len(set(consumer_cursors(lane.state, SOURCE).values())) == 1
+
+
+def test_one_that_is_deferred_waits_and_goes_on_when_it_is_resumed(
+    lane_of: LaneOf, tmp_path: Path
+) -> None:
+    lane = lane_of(first={}, low={})
+    with running(lane):
+        write(lane, 1)
+        until("both", lambda: ids(tmp_path / "low") == ids(tmp_path / "first") == [1])
+        lane.workers["low"].defer(1e12)
+        until("it to wait", lambda: standing(lane, "low")[:2] == ("waiting", "deferred: pressure"))
+        write(lane, 2)
+        until("the other", lambda: ids(tmp_path / "first") == [1, 2])
+        assert ids(tmp_path / "low") == [1]
+        lane.workers["low"].resume()
+        until("the rest", lambda: ids(tmp_path / "low") == [1, 2])
+
+
+def test_what_waits_for_a_retry_goes_out_before_fresh_changes_of_its_group(
+    lane_of: LaneOf, endpoint: Endpoint
+) -> None:
+    lane = lane_of(hook=hook(endpoint) | {"retry": {"first_ms": 50, "max_ms": 100}})
+    endpoint.refuses = lambda messages: any(m["record"]["name"] == "bad" for m in messages)  # type: ignore[index]
+    with running(lane):
+        write(lane, 1, name="bad")
+        lane.write(*transaction(0x200, pgoutput.insert(1, ["2", "good"])))
+        until("the other group", lambda: sent(endpoint) == [2])
+        lane.write(*transaction(0x300, pgoutput.insert(1, ["1", "later"])))
+        waits = "SELECT count(*) = 2 FROM walbrook.events"
+        until("both to wait", lambda: lane.rows(waits) == [(True,)])
+        endpoint.refuses = None
+        until("all of it", lambda: len(sent(endpoint)) == 3)
+        until("an empty queue", lambda: lane.rows("SELECT count(*) FROM walbrook.events") == [(0,)])
+    names = [m["record"]["name"] for r in endpoint.accepted for m in r.messages]  # type: ignore[index]
+    assert names == ["good", "bad", "later"]
+
+
+def test_a_look_that_began_before_messages_were_put_aside_does_not_hide_them(
+    lane_of: LaneOf, endpoint: Endpoint
+) -> None:
+    lane = lane_of(hook=hook(endpoint) | {"retry": {"first_ms": 600_000, "max_ms": 600_000}})
+    retries = lane.workers["hook"].retries
+    endpoint.refuses = lambda messages: any(m["record"]["name"] == "bad" for m in messages)  # type: ignore[index]
+    version = retries.version  # somebody looks at all queues of the source now, and is slow
+    write(lane, 1, name="bad")
+    lane.write(*transaction(0x200, pgoutput.insert(1, ["2", "good"])))
+    lane.take()
+    retries.note(None, version)
+    lane.write(*transaction(0x300, pgoutput.insert(1, ["1", "later"])))
+    lane.take()
+    assert sent(endpoint) == [2], "it passed what waits before it"
+
+
+def test_a_state_database_that_cannot_be_asked_is_no_failure_of_a_sink(lane_of: LaneOf) -> None:
+    lane = lane_of(all={})
+    worker = lane.workers["all"]
+    worker.failed(psycopg.OperationalError("gone"))
+    assert worker.current.reason is Reason.STATE_UNREACHABLE
+    assert worker.current.status().breaker == "closed"
+    worker.failed(TransientError("the sink does not answer"))
+    assert worker.current.status().breaker == "open"

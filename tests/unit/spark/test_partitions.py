@@ -1,0 +1,157 @@
+"""Concurrent deliveries against an obvious model: order by group, barriers, failures, refusals."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.change import MessageBatch
+from cdc.cursor import ORIGIN, Cursor
+from cdc.decoding.shapes import shape_for
+from cdc.errors import PoisonError, TransientError
+from sinks.base import Delivery
+from spark_pipeline.delivery import Origin, Share
+from spark_pipeline.desk import STRIKES, Desk, Strikes
+from spark_pipeline.outcome import Outcome
+from spark_pipeline.partitions import deliver_in_parts
+from tests.unit.spark.test_desk import CONTEXT, Message, aside, consumer, cuts, histories, rows
+
+END = Cursor(1 << 40, 0)
+_TIMEOUT_S = 30.0
+
+
+@dataclass
+class Destination:
+    """Takes messages from any thread; ``together`` holds back until so many are there at once."""
+
+    fates: dict[Cursor, str]
+    down_after: int | None = None
+    together: int = 1
+    taken: list[Cursor] = field(default_factory=list)
+    at_once: int = 0
+    _under_way: int = 0
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def deliver(self, batch: MessageBatch) -> Delivery:
+        with self._changed:
+            self._under_way += 1
+            self.at_once = max(self.at_once, self._under_way)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.at_once >= self.together, _TIMEOUT_S)
+        try:
+            return self._delivered(batch)
+        finally:
+            with self._changed:
+                self._under_way -= 1
+
+    def _delivered(self, batch: MessageBatch) -> Delivery:
+        for at in range(len(batch)):
+            cursor = batch.cursor(at)
+            with self._changed:
+                if self.down_after is not None and len(self.taken) >= self.down_after:
+                    return Delivery(at, error=TransientError("gone"))
+                if self.fates[cursor] != "taken":
+                    return Delivery(at, error=PoisonError("no"))
+                self.taken.append(cursor)
+        return Delivery(len(batch))
+
+    def close(self) -> None:
+        pass
+
+
+def deliver(
+    destination: Destination, messages: list[Message], cuts: list[int], parts: int
+) -> Outcome:
+    settings = consumer(partition_count=parts, batch_size=1)
+    share = Share(settings, Origin("shop", "h", "d"), "run", ORIGIN, END, [])
+    shape = shape_for("sequin", CONTEXT)
+
+    def open_desk(share: Share, purpose: str = "", *, strikes: Strikes | None = None) -> Desk:
+        assert strikes is not None
+        return Desk(
+            settings,
+            destination,
+            lambda changes: MessageBatch(shape.rows(changes), shape),
+            share.start,
+            share.waiting,
+            strikes=strikes,
+        )
+
+    bounds = sorted({0, *(cut for cut in cuts if cut < len(messages)), len(messages)})
+    batches = [rows(messages[start:stop]) for start, stop in pairwise(bounds)]
+    return deliver_in_parts(share, batches, open_desk)
+
+
+@given(histories, cuts, st.integers(2, 4), st.one_of(st.none(), st.integers(0, 30)))
+def test_every_message_below_the_cursor_is_delivered_or_aside_and_groups_keep_their_order(
+    messages: list[Message], cuts: list[int], parts: int, down_after: int | None
+) -> None:
+    destination = Destination({m.cursor: m.fate for m in messages}, down_after)
+    outcome = deliver(destination, messages, cuts, parts)
+    put_aside = aside(outcome)
+    below = [m.cursor for m in messages if m.cursor < outcome.cursor]
+    taken = [cursor for cursor in destination.taken if cursor < outcome.cursor]
+    assert sorted(taken + put_aside) == below
+    assert len(set(destination.taken)) == len(destination.taken)
+    if outcome.error is None:
+        assert outcome.cursor == END
+
+    place = {cursor: at for at, cursor in enumerate(destination.taken)}
+    waits = set(put_aside)
+    for at, message in enumerate(messages):
+        if message.cursor not in place:
+            continue
+        for earlier in messages[:at]:
+            same_table = (earlier.key >= 0) == (message.key >= 0)
+            whole = same_table and "truncate" in (earlier.action, message.action)
+            if earlier.key != message.key and not whole:
+                continue
+            # What is ordered before it went out before it, and does not wait behind it.
+            assert earlier.cursor not in waits
+            if earlier.cursor in place:
+                assert place[earlier.cursor] < place[message.cursor]
+
+
+def test_groups_are_delivered_at_once() -> None:
+    messages = [Message(key, key, "taken") for key in range(8)]
+    destination = Destination({m.cursor: m.fate for m in messages}, together=4)
+    outcome = deliver(destination, messages, [], 4)
+    assert (outcome.error, outcome.delivered) == (None, 8)
+    assert destination.at_once == 4
+
+
+def test_refusals_in_one_part_are_not_the_destinations_fault_while_another_is_accepted() -> None:
+    # One group has much; all the others, as many as would be too many in a row, are refused.
+    many = 3 * STRIKES
+    messages = [Message(0 if at % 2 else at + 1, at, "taken") for at in range(2 * many)]
+    fates = {m.cursor: m.fate if m.key == 0 else "poison" for m in messages}
+    destination = Destination(fates)
+    outcome = deliver(destination, messages, [], 2)
+    assert outcome.error is None
+    assert outcome.cursor == END
+    assert len(aside(outcome)) == many
+    assert set(destination.taken) == {m.cursor for m in messages if m.key == 0}
+
+
+def test_a_destination_that_refuses_everything_is_at_fault_and_nothing_of_it_is_put_aside() -> None:
+    messages = [Message(at, at, "poison") for at in range(4 * STRIKES)]
+    destination = Destination({m.cursor: m.fate for m in messages})
+    outcome = deliver(destination, messages, [], 2)
+    assert outcome.failed
+    assert outcome.error is not None
+    assert "messages in a row and took none" in outcome.error.what
+    assert all(cursor < outcome.cursor for cursor in aside(outcome))
+
+
+def test_a_part_that_fails_stops_the_others_within_a_bounded_number_of_messages() -> None:
+    count = 4_000
+    messages = [Message(at, at, "taken") for at in range(count)]
+    destination = Destination({m.cursor: m.fate for m in messages}, down_after=100)
+    outcome = deliver(destination, messages, [], 2)
+    assert outcome.failed
+    assert outcome.cursor <= messages[101].cursor
+    assert outcome.delivered == 100
