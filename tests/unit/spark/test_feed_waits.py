@@ -4,12 +4,51 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from typing import Any, cast
 
 import pytest
 
 from cdc.cursor import Cursor
+from spark_pipeline.exchange import SliceMarker
+from spark_pipeline.feed.decoded_range import DecodedRange
 from spark_pipeline.feed.feed import BehindError, Feed
 from tests.waiting import until
+
+
+class _Rows:
+    """Decoded rows of 100 bytes in the driver."""
+
+    in_driver, decoded_bytes, closed = True, 100, False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def _decoded(batch: int) -> DecodedRange:
+    marker = SliceMarker(batch, batch + 1, batch, 0, 1, 1, Cursor(batch + 1, 0), 1, "", 0, 0)
+    return DecodedRange(0, batch, batch + 1, [marker], cast("Any", _Rows()))
+
+
+def test_short_waits_of_a_starved_worker_add_up_until_a_full_feed_drops_its_oldest_range() -> None:
+    feed, over = Feed(100, patience_s=0.3), threading.Event()
+    for worker in ("slow", "fast"):
+        feed.join(worker, 0, 0)
+    first = _decoded(0)
+    feed.put(first, over)
+    with feed.next("fast", 0.0) as decoded:
+        assert decoded is first
+    body = threading.Thread(target=feed.put, args=(_decoded(1), over))
+    body.start()
+
+    def fast_has_more() -> bool:
+        with feed.next("fast", 0.01) as found:
+            return found is not None
+
+    until("the next range, though another worker has not passed the first", fast_has_more, 10)
+    body.join()
+    with pytest.raises(BehindError), feed.next("slow", 0.0):
+        pass
+    assert first.plan.closed  # type: ignore[attr-defined]
 
 
 def test_idle_workers_do_not_wake_each_other() -> None:
