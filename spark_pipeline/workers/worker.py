@@ -56,6 +56,7 @@ _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 30.0
 _STATE_AWAY_S = 1.0  # at most between two tries of a state database that does not answer
 _WAIT_S = 0.5
 _STALLED_S = 0.4
+_POLL_S = 0.05
 _CLAIM_S = 0.02  # at least between two claims, if what is due cannot be claimed
 _FLOORS_LOOKS_MAX = 10
 ATTEMPTS_IN_DRIVER = 3
@@ -223,7 +224,6 @@ class Worker:
         now = time.monotonic()
         self._stalled_since = self._stalled_since or now
         if now - self._stalled_since < _STALLED_S:
-            self._nudged.wait(_STALLED_S / 2)
             return False
         if not fits(log, self.batch, log.next_batch(), self._settings.little):
             return False
@@ -324,7 +324,7 @@ class Worker:
         end = self._log.wait(self.batch, wait_s if self._isolate else 0.0)
         if end <= self.batch:
             # The feed is about to begin again, or could not decode what comes next.
-            self._nudged.wait(0.05)
+            self._nudged.wait(min(wait_s, _POLL_S))
             return False
         self.current.catching_up()
         settings, over = self._settings, self._context.over
