@@ -122,7 +122,7 @@ def shop_sinks(endpoint: Endpoint, name: str = "shop") -> list[dict[str, object]
     hook = {"type": "webhook", "url": endpoint.url, "max_retries": 0, "timeout_ms": 60000}
     only = {"include_tables": [f"public.{name}_item"]}
     return [
-        {"name": f"{name}_hook", "source": only, "destination": hook},
+        {"name": f"{name}_hook", "source": only, "destination": hook, "partition_count": 1},
         {
             "name": f"{name}_files",
             "source": only,

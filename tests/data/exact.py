@@ -71,7 +71,13 @@ class Exact:
                 "destination": {"type": "parquet", "path": "parquet"},
             },
             {"name": "exact_stream", "source": all_three, "destination": entries},
-            {"name": "exact_hook", "source": all_three, "batch_size": 500, "destination": hook},
+            {
+                "name": "exact_hook",
+                "source": all_three,
+                "batch_size": 500,
+                "partition_count": 1,  # all of them in one order
+                "destination": hook,
+            },
             {
                 "name": "customer_deletes",
                 "source": {"include_tables": ["customer"]},
