@@ -216,7 +216,10 @@ def test_the_ledger_replayed_is_the_state_of_the_source(shop: Connection) -> Non
 _AS_MESSAGES = """
 SELECT json_build_object('action', action, 'changes', NULL,
            'record', coalesce(to_json(c), to_json(p)),
-           'metadata', json_build_object('xid', xid, 'commit_idx', n - min(n) OVER (),
+           'metadata', json_build_object('xid', xid,
+               -- One number is left free before the second table.
+               'commit_idx', n - min(n) OVER ()
+                   + (table_name <> first_value(table_name) OVER (ORDER BY n))::int,
                'table_schema', 'public', 'table_name', split_part(table_name, '.', 2),
                'record_pks', key))::text
   FROM ledger.entries

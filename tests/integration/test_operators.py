@@ -161,11 +161,11 @@ def test_a_consumer_is_paused_and_resumed_and_doing_it_twice_changes_nothing(
 
 
 def test_a_resumed_consumer_no_longer_says_that_it_is_paused(operator: Operator) -> None:
-    operator.rows("UPDATE walbrook.consumers SET lane_reason = 'it is slower' RETURNING 1")
-    assert operator.act("resume('hook')")["lane_reason"] == "it is slower", "it was not paused"
+    operator.rows("UPDATE walbrook.consumers SET state_reason = 'it is behind' RETURNING 1")
+    assert operator.act("resume('hook')")["state_reason"] == "it is behind", "it was not paused"
     operator.act("pause('hook')")
-    operator.rows("UPDATE walbrook.consumers SET lane_reason = 'it is paused' RETURNING 1")
-    assert operator.act("resume('hook')")["lane_reason"] is None
+    operator.rows("UPDATE walbrook.consumers SET state_reason = 'it is paused' RETURNING 1")
+    assert operator.act("resume('hook')")["state_reason"] is None
 
 
 def test_every_act_is_told_to_whoever_listens(operator: Operator) -> None:

@@ -157,7 +157,7 @@ def test_the_log_may_be_cut_anywhere(lane_of: Callable[..., LogLane], size: int)
 
 
 @pytest.mark.parametrize("dies_at", [1, 2, 3, 4])
-def test_a_lane_that_dies_before_settling_delivers_nothing_twice(
+def test_a_process_that_dies_before_settling_delivers_nothing_twice(
     lane_of: Callable[..., LogLane], monkeypatch: pytest.MonkeyPatch, dies_at: int
 ) -> None:
     for cut in range(1, len(STREAM) - 4, 2):
@@ -171,7 +171,7 @@ def test_a_lane_that_dies_before_settling_delivers_nothing_twice(
                 raise TransientError("died after delivery")
             settle(*arguments, **named)
 
-        monkeypatch.setattr("spark_pipeline.settling.settle", dying)
+        monkeypatch.setattr("spark_pipeline.workers.settler.settle", dying)
         # Whatever micro-batches the dead one took, the next one takes others.
         sizes = (1, 2) if cut % 4 == 1 else (2, 1)
         with suppress(TransientError):

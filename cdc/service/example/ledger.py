@@ -26,10 +26,14 @@ _KEYS: Final = {
     "order_items": ("order_id", "line"),
 }
 _PIN: Final = b"SET timezone = 'UTC'; SET datestyle = 'ISO'"
+# A change's number in its transaction. One is left free before the first of each further table.
 _ENTRIES: Final = """
-SELECT xid, row_number() OVER (PARTITION BY xid ORDER BY n) - 1, table_name, action, key, old_key,
-       digest, before
-  FROM ledger.entries ORDER BY n
+SELECT xid, row_number() OVER place + count(*) FILTER (WHERE is_first) OVER place - 2, table_name,
+       action, key, old_key, digest, before
+  FROM (SELECT *, row_number() OVER (PARTITION BY xid, table_name ORDER BY n) = 1 AS is_first
+          FROM ledger.entries) e
+WINDOW place AS (PARTITION BY xid ORDER BY n)
+ ORDER BY n
 """
 _STATE: Final = "SELECT ledger.key_of(to_jsonb(t), VARIADIC %s), md5(t::text) FROM {} AS t"
 _COLUMNS: Final = """
