@@ -19,7 +19,7 @@ Connected = psycopg.Connection[tuple[Any, ...]]
 Login = Callable[[str], Connected]
 
 READABLE = (
-    "cursors", "sources", "consumers", "health", "health_events", "gaps", "lanes", "pressure",
+    "cursors", "sources", "consumers", "health", "health_events", "gaps", "feeds", "pressure",
     "queues", "backlogs", "leases", "log_segments", "schema_versions", "watermarks",
 )  # fmt: skip
 LETTER = """

@@ -87,7 +87,7 @@ def test_it_becomes_a_row_for_each_consumer_that_takes_it_and_the_rest_arrives(
     assert [m["record"]["id"] for m in arrived(lane.directory / "items")] == [1, 3]
     what = "column 'name' cannot\\0 be read"
     assert lane.rows(LETTERS) == [
-        ("all", "0/100", 1, "part", "insert", "decode", what),
+        ("all", "0/100", 2, "part", "insert", "decode", what),
         ("all", "0/300", 0, "item", "insert", "decode", what),
         ("items", "0/300", 0, "item", "insert", "decode", what),
     ]
