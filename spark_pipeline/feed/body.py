@@ -78,8 +78,10 @@ class FeedBody:
             return
         followed_s = 0.0
         try:
-            # A note that is missing for another reason shows at the next one: as a missing range.
-            if (planned := self._exchange.planned()) is not None:
+            # A note that is missing for another reason shows at the next one: as a missing range. A
+            # micro-batch without rows has none of its own: the note is then of an earlier one.
+            planned = self._exchange.planned()
+            if planned is not None and planned.end > self._feed.position:
                 self.take_range(planned, frame)
             began = time.monotonic()
             self._follow(began + _FOLLOWS_S)

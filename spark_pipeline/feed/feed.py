@@ -245,14 +245,14 @@ class Feed:
     def _find(self, worker: str, reader: _Reader) -> _Kept | None:
         if self._closed or worker not in self._readers:
             raise BehindError
+        for kept in self._ring:
+            if kept.decoded.start <= reader.batch < kept.decoded.end:
+                return kept
         if self._failed is not None and reader.batch <= self._failed[0]:
             self._remove(worker)
             raise self._failed[1]
         if reader.batch >= self.position:
             return None
-        for kept in self._ring:
-            if kept.decoded.start <= reader.batch < kept.decoded.end:
-                return kept
         self._remove(worker)
         raise BehindError
 

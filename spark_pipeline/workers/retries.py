@@ -139,6 +139,7 @@ class RetryQueue:
 
     def look(self, state: Connection) -> None:
         """Ask what waits, and when the first of it is due."""
+        self._looked = None
         with self._lock:
             self._version += 1
             version = self._version

@@ -376,7 +376,9 @@ class SourceStage:
             moved = settled is not None and roll.served[name] < settled
             return moved or name in roll.untold
         was = self._seen.get(name, roll.served[name])
-        return was != roll.served[name] and not worker.is_deferred
+        # What it settled itself before it failed is nobody's act.
+        moved = roll.served[name] not in (was, settled)
+        return moved and not worker.is_deferred
 
     def _report(self, state: Connection) -> None:
         """Health events of the whole source."""

@@ -187,8 +187,9 @@ class Worker:
         return True
 
     def step(self, wait_s: float) -> bool:
-        """What is due for a retry, else the next range; returns whether there was anything."""
-        return self._deliver_due() or self.serve_next(wait_s)
+        """What is due for a retry, then the next range; returns whether there was anything."""
+        some = self._deliver_due()
+        return self.serve_next(0.0 if some else wait_s) or some
 
     def serve_next(self, wait_s: float) -> bool:
         """The next range, from the feed or from the log; returns whether there was any."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cdc.connection import Connection
-from spark_pipeline.exchange import Followed, PlannedRange, followed
+from spark_pipeline.exchange import Followed, PlannedRange, followed, note_planned
 from spark_pipeline.feed import body as body_module
 from spark_pipeline.reading import LogPartition
 from spark_pipeline.source import LogStreamReader
@@ -104,6 +104,21 @@ def test_batches_that_nobody_in_the_feed_needs_are_passed_over(
     assert (lane.next_batch, lane.feed.depth.ranges) == (1, 0)
     lane.take()
     assert ids(tmp_path / "all") == [1], "the worker reads the log itself"
+    lane.close()
+
+
+def test_the_note_of_an_earlier_micro_batch_does_not_move_the_feed_back(
+    state: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body_module, "_FOLLOWS_S", 0.0)
+    lane = LogLane(state, tmp_path, all={})
+    for number in (1, 2, 3):
+        write(lane, number)
+    note_planned(lane.exchange.directory, PlannedRange(0, 1, 1))
+    lane.take()
+    assert lane.next_batch == 3
+    lane.body.take(None, 0)  # an empty micro-batch has no note of its own
+    assert (lane.body.failure, lane.next_batch) == (None, 3)
     lane.close()
 
 

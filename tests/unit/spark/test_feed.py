@@ -188,6 +188,7 @@ def test_what_cannot_be_decoded_is_an_error_for_whoever_needs_it_until_the_feed_
     feed.join("ahead", HISTORY, 5)
     put(feed, 1)
     feed.fail(CorruptionError("batch 1 is damaged"))
+    assert passed(feed, "a") == (0, 1), "what lies before it is in the ring"
     with pytest.raises(WalbrookError, match="damaged"):
         passed(feed, "a")
     assert not feed.join("a", HISTORY, 1)
