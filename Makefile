@@ -33,7 +33,7 @@ $(READY): requirements.lock pyproject.toml
 # Java loads Spark in half the time from it; without it all works as well.
 $(CLASSES): $(READY)
 	@echo "Laying out Spark's classes for Java ..."
-	@$(WITH_JAVA) $(BIN)/python -m spark_pipeline.class_archive >.venv/classes.log 2>&1 || \
+	@$(WITH_JAVA) $(BIN)/python -m spark_pipeline.session.class_archive >.venv/classes.log 2>&1 || \
 		{ tail -n 5 .venv/classes.log; exit 1; }
 	@touch $@
 

@@ -37,6 +37,9 @@ from sinks.directory import (
 )
 from sinks.position import Position, PositionFile, cursor_name
 
+OWN_FOLDER = "_walbrook"
+"""Holds the position, the lock and staged files; query engines pass over such a name."""
+
 _COMMIT_BYTES_MAX = 128 << 20
 _PARTS = Parts(("record", "changes", "record_pks", "unchanged", "annotations"), 64)
 _FOLDER_CHARS_MAX = 200  # file systems stop at 255 bytes
@@ -55,7 +58,7 @@ class ParquetSink:
         lock_wait_s: float = 30.0,
     ) -> None:
         self._root = root
-        self._own = root / "_walbrook"
+        self._own = root / OWN_FOLDER
         self._staging = self._own / "staging"
         self._partition_by = tuple(partition_by)
         self._compression = compression

@@ -1,6 +1,8 @@
 """The Spark stage: the only place that imports pyspark.
 
-``source`` shows the log to Spark and decodes it in partitions, ``exchange`` carries decoded slices
-past the JVM, ``reorder`` puts them back in order by their markers. ``feed`` holds decoded ranges at
-the head of the log, ``workers`` deliver them, one per consumer, and settle.
+``session`` starts Spark. ``source`` shows the log to Spark and decodes it in partitions. ``feed``
+restores the order of decoded slices by their markers and holds the ranges at the head of the log.
+``workers`` serve one consumer each and settle; ``delivery`` is how a range reaches a sink,
+``capacity`` how much of that happens at once. ``expressions`` and ``eventtime`` are steps of a
+worker.
 """

@@ -40,12 +40,12 @@ def run(stop: StopSignal, told: queue.SimpleQueue[str]) -> int:
     from cdc.errors import ConfigError, WalbrookError
     from cdc.replication.pulse import Pulse
     from cdc.service.logs import configure_logs
-    from spark_pipeline.cluster import executor_environment
-    from spark_pipeline.exchange import sweep_shared_memory
     from spark_pipeline.expressions.tables import check_config, has_expressions
-    from spark_pipeline.jvm import NoiseStream
-    from spark_pipeline.session import open_session, stop_session
-    from spark_pipeline.sources import Sources
+    from spark_pipeline.feed.cluster import executor_environment
+    from spark_pipeline.feed.exchange import sweep_shared_memory
+    from spark_pipeline.session.jvm import NoiseStream
+    from spark_pipeline.session.session import open_session, stop_session
+    from spark_pipeline.workers.sources import Sources
 
     parser = argparse.ArgumentParser(prog="spark_pipeline")
     parser.add_argument("config", type=Path)
@@ -89,7 +89,7 @@ def _ended(failures: Sequence[Exception]) -> int:
     """Say why the driver ends, and by its status whether starting it again can help."""
     from cdc.errors import exit_status
     from cdc.service.logs import log_end
-    from spark_pipeline.poison import told
+    from spark_pipeline.delivery.isolate import told
 
     for failure in failures:
         log_end("driver", told(failure))

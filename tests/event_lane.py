@@ -19,12 +19,12 @@ from cdc.queue.open_ledger import LedgerAddress
 from cdc.replication.seal import Sealer
 from cdc.state.migrate import migrate
 from cdc.state.positions import register_source
-from spark_pipeline.delivery import Origin
+from spark_pipeline.delivery.deliver import Origin
+from spark_pipeline.delivery.refusal_log import RefusalLog
 from spark_pipeline.eventtime.passage import EventPassage
-from spark_pipeline.eventtime.windowing import Windows
-from spark_pipeline.refusal_log import RefusalLog
-from spark_pipeline.settings import LaneSettings
+from spark_pipeline.eventtime.windows.due import Windows
 from spark_pipeline.workers.retries import RetryQueue
+from spark_pipeline.workers.settings import StageSettings
 from tests import pgoutput
 from tests.unit.replication.test_seal import wire
 
@@ -121,7 +121,7 @@ class EventLane:
                 slot_lsn=8,
                 consumers=[NAME],
             )
-            settings[name] = LaneSettings(
+            settings[name] = StageSettings(
                 source=name,
                 term=term,
                 origin=Origin(name, "h", f"db_{name}"),

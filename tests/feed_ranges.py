@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from cdc.cursor import Cursor
-from spark_pipeline.delivery import Share
-from spark_pipeline.exchange import SliceMarker
+from spark_pipeline.delivery.deliver import Share
+from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.feed.decoded_range import DecodedRange
-from spark_pipeline.outcome import Outcome
+from spark_pipeline.feed.exchange import SliceMarker
 
 HISTORY = 7
 

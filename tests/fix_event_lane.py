@@ -16,7 +16,7 @@ import pytest
 
 from cdc.connection import Connection
 from cdc.state import positions
-from spark_pipeline.desk import Desk
+from spark_pipeline.delivery.sender import Sender
 from spark_pipeline.eventtime import courier, passage
 from tests.event_lane import EventLane
 from tests.fix_postgres import Database, PostgresServer, PostgresServers, fresh_database
@@ -68,9 +68,9 @@ class Fate:
 @pytest.fixture
 def fate(monkeypatch: pytest.MonkeyPatch) -> Fate:
     made = Fate()
-    take, settled = Desk.take, passage.EventPassage._settled
+    take, settled = Sender.take, passage.EventPassage._settled
 
-    def take_or_die(desk: Desk, rows: pa.RecordBatch) -> bool:
+    def take_or_die(desk: Sender, rows: pa.RecordBatch) -> bool:
         goes_on = take(desk, rows)
         made.reach("sending")
         return goes_on
@@ -80,7 +80,7 @@ def fate(monkeypatch: pytest.MonkeyPatch) -> Fate:
         settled(self, *given)
 
     monkeypatch.setattr(courier, "_ROWS", PIECE)
-    monkeypatch.setattr(Desk, "take", take_or_die)
+    monkeypatch.setattr(Sender, "take", take_or_die)
     monkeypatch.setattr(passage.EventPassage, "_settled", settled_or_dead)
     monkeypatch.setattr(passage, "reached", made.reach)
     monkeypatch.setattr(positions, "reached", made.reach)

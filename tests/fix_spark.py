@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.config import Spark
-from spark_pipeline.session import open_session
+from spark_pipeline.session.session import open_session
 
 
 class LocalSpark:

@@ -32,17 +32,17 @@ from cdc.state.feeds import FeedFigures, open_feed
 from cdc.state.migrate import migrate
 from cdc.state.positions import register_source, restart_cursor
 from cdc.state.schema_versions import known_versions, record_versions
-from spark_pipeline.delivery import Origin
-from spark_pipeline.exchange import Exchange, PlannedRange
+from spark_pipeline.delivery.deliver import Origin
+from spark_pipeline.delivery.isolate import told
+from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.feed.body import FeedBody
+from spark_pipeline.feed.exchange import Exchange, PlannedRange
 from spark_pipeline.feed.feed import Feed
+from spark_pipeline.feed.planner import Planner
 from spark_pipeline.feed.progress import StageProgress
-from spark_pipeline.outcome import Outcome
-from spark_pipeline.planner import Planner
-from spark_pipeline.poison import told
-from spark_pipeline.settings import LaneSettings
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.retries import RetryQueue
+from spark_pipeline.workers.settings import StageSettings
 from spark_pipeline.workers.settler import Settler
 from spark_pipeline.workers.worker import ATTEMPTS_IN_DRIVER, AgainError, Worker
 from tests.unit.replication.test_seal import wire
@@ -133,7 +133,7 @@ class LogLane:
             slot_lsn=FIRST_LSN,
             consumers=[sink.name for sink in self.sinks],
         )
-        self.settings = LaneSettings(
+        self.settings = StageSettings(
             source=SOURCE,
             term=term,
             origin=Origin(SOURCE, "h", "d"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from spark_pipeline.session import CLASS_ARCHIVE, class_archive_option
+from spark_pipeline.session.session import CLASS_ARCHIVE, class_archive_option
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[1]

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.decoding import few
 from cdc.decoding.format import PLAIN, Wanted
 from cdc.decoding.groups import (
     ACTIONS,
@@ -60,6 +61,10 @@ def decode_changes(
     """
     if not raw.num_rows:
         return pa.RecordBatch.from_pylist([], wanted.schema)
+    if raw.num_rows <= few.ROWS_MAX:
+        decoded = few.decode_few(raw, schemas, annotations, wanted)
+        if decoded is not None:
+            return decoded
     frame = frame_of(raw)
     groups = list(groups_of(frame, schemas))
     with fitting(raw.num_rows, "JSON"):

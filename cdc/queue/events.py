@@ -2,8 +2,8 @@
 
 Rows are added in the settling transaction that moves a cursor over them, and leave when they are
 delivered or dead. What must always hold: a row that waits for no earlier one, of its group or its
-table, has a time at which it is due, so nothing waits for ever; whoever adds or takes rows holds
-the consumer's row in ``walbrook.consumers`` meanwhile, so that none is missed.
+table, has a time at which it is due, so nothing waits for ever; whoever lets rows be due, or takes
+them, holds the consumer's row in ``walbrook.consumers`` meanwhile, so that none is missed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ EVENT_SCHEMA: Final = pa.schema(
 
 _COPIED: Final = tuple(name for name in EVENT_SCHEMA.names if name not in ("pause_s", "dead"))
 
-_LOCK = "SELECT id FROM walbrook.consumers WHERE source = %s AND name = %s FOR NO KEY UPDATE"
+_NUMBER = "SELECT id FROM walbrook.consumers WHERE source = %s AND name = %s"
+_LOCK = f"{_NUMBER} FOR NO KEY UPDATE"
 _THERE = """
 SELECT w.place
   FROM unnest(%(lsn)s::pg_lsn[], %(idx)s::bigint[]) WITH ORDINALITY AS w (lsn, idx, place)
@@ -87,20 +88,37 @@ def lock_consumer(connection: Connection, source: str, consumer: str) -> int:
 
 
 def enqueue(connection: Connection, source: str, consumer: str, rows: pa.RecordBatch) -> None:
-    """Add rows of EVENT_SCHEMA, inside the settling transaction.
+    """Add rows of EVENT_SCHEMA, inside the settling transaction."""
+    let_wait(connection, source, consumer, store(connection, source, consumer, rows))
 
-    One that waits already, because its consumer's cursor was moved back, stays as it is.
+
+def store(
+    connection: Connection, source: str, consumer: str, rows: pa.RecordBatch
+) -> pa.RecordBatch:
+    """Write rows of EVENT_SCHEMA before anything is locked; returns those that were not there.
+
+    Many take seconds. Nobody sees them before the transaction ends, and what makes them due is
+    ``let_wait``. One that waits already, because its consumer's cursor was moved back, stays as it
+    is.
     """
-    number = lock_consumer(connection, source, consumer)
-    if not number:
-        return  # its row is gone, so its cursor cannot be settled either
+    row = connection.execute(_NUMBER, (source, consumer)).fetchone()
+    if row is None:
+        return rows.slice(0, 0)  # its row is gone, so its cursor cannot be settled either
+    number = int(str(row[0]))
     places = connection.execute(_THERE, {"consumer": number, **_cursors(rows)}).fetchall()
     there = {int(str(place)) - 1 for (place,) in places}
     if there:
         rows = rows.take(pa.array(sorted(set(range(rows.num_rows)) - there), pa.int64()))
     allow_time_for(connection, rows.nbytes)
     copy_rows(connection, "events", number, {name: rows.column(name) for name in _COPIED})
-    mark_tried(connection, number, rows)
+    return rows
+
+
+def let_wait(connection: Connection, source: str, consumer: str, rows: pa.RecordBatch) -> None:
+    """Say when rows that were stored in the same transaction are due, and bury the dead ones."""
+    number = lock_consumer(connection, source, consumer)
+    if number:
+        mark_tried(connection, number, rows)
 
 
 def mark_tried(connection: Connection, consumer: int, rows: pa.RecordBatch) -> None:

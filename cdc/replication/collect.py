@@ -2,7 +2,8 @@
 
 The linger adapts to the load. A lone transaction is sealed as soon as its commit is here. In a
 stream of small transactions batches follow each other at the pace of the linger, so that sealing
-does not cost more than reading. A transaction that is not whole yet waits for the linger at most.
+does not cost more than reading; the socket is not read meanwhile either, because each read of it
+costs as much. A transaction that is not whole yet waits for the linger at most.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from cdc.replication.stream import ReplicationStream
 
 _ENDS = frozenset(b"CcAPKrp")
 """The first bytes of the messages that end a transaction, or a piece of one."""
+
+_FEW = 256
+"""A batch of fewer messages may leave the socket alone: its buffer holds what comes in a linger."""
 
 
 class Collector:
@@ -51,6 +55,11 @@ class Collector:
             or now >= self._lingers_until()
         )
 
+    @property
+    def gathers(self) -> bool:
+        """Whether it holds a few whole transactions, and only waits for more of them."""
+        return 0 < len(self._messages) < _FEW and self._is_whole
+
     def patience_s(self, now: float, wake: float) -> float:
         """How long the socket may be waited for before ``wake`` or the end of the linger."""
         if self._messages:
@@ -64,5 +73,8 @@ class Collector:
         return messages
 
     def _lingers_until(self) -> float:
-        whole = self._messages[-1][XLOG_HEADER_BYTES] in _ENDS
-        return (self._handed_over_at if whole else self._since) + self._linger_s
+        return (self._handed_over_at if self._is_whole else self._since) + self._linger_s
+
+    @property
+    def _is_whole(self) -> bool:
+        return self._messages[-1][XLOG_HEADER_BYTES] in _ENDS

@@ -259,7 +259,11 @@ class SlotReader:
                     idle_since = now
             elif not taken:
                 self._require_a_voice(stream)
-                stream.wait(batch.patience_s(now, self._next_feedback), self._stop.descriptor)
+                patience_s = batch.patience_s(now, self._next_feedback)
+                if batch.gathers:
+                    self._stop.wait(patience_s)
+                    patience_s = 0.0
+                stream.wait(patience_s, self._stop.descriptor)
         if self._stop.requested and not batch.empty:
             self._take(stream, intake, batch.hand_over(time.monotonic()))
 

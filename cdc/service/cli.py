@@ -22,7 +22,7 @@ from cdc.replication.stop import StopSignal
 from cdc.service.event_time_check import check_event_time
 from cdc.service.expression_check import check_expressions
 from cdc.service.group_check import check_groups
-from cdc.service.http import HttpServer
+from cdc.service.http import HttpServer, listen
 from cdc.service.java import require_java
 from cdc.service.log_commands import log_app
 from cdc.service.logs import configure_logs
@@ -87,6 +87,8 @@ def serve(path: Path, stop: StopSignal) -> int:
     unread = check_event_time(settings)
     with ExitStack() as held:
         ownership = patiently(lambda: held.enter_context(Ownership(settings)), stop)
+        http = settings.service.http
+        listener = held.enter_context(listen(http)) if http.enabled else None
         patiently(lambda: prepare_state(settings), stop)
         sources = {base.name: SourceKeeper(settings, base) for base in settings.databases}
         for keeper in sources.values():
@@ -96,13 +98,14 @@ def serve(path: Path, stop: StopSignal) -> int:
         for unchecked in check_event_time(settings) if unread else ():
             logger.warning("config.unchecked", what=unchecked)
         supervisor = Supervisor(settings, path.resolve(), sources)
-        if settings.service.http.enabled:
+        if listener is not None:
             held.enter_context(
                 HttpServer(
-                    settings.service.http,
+                    http,
                     settings.state_dsn(),
                     supervisor,
                     sources=[*sources],
+                    listener=listener,
                     started_at=time.monotonic(),
                 )
             )

@@ -27,7 +27,7 @@ def check_expressions(config: Config, path: Path) -> list[str]:
         require_java()
     except OperatorError as error:
         return [f"the expressions: {error}"]
-    command = [sys.executable, "-m", "spark_pipeline.check", str(path)]
+    command = [sys.executable, "-m", "spark_pipeline.session.config_check", str(path)]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False

@@ -328,6 +328,18 @@ def application(observatory: Observatory, api: Api | None = None) -> Starlette:
     return Starlette(routes=[*ours, *api.routes()], lifespan=api.lifespan)
 
 
+def listen(settings: Http) -> socket.socket:
+    """The socket of the server; a start asks for it before it changes anything in a database."""
+    try:
+        return socket.create_server((settings.host, settings.port))
+    except OSError as error:
+        raise OperatorError(
+            f"service.http cannot listen on {settings.host}:{settings.port}: {error.strerror}",
+            fix="choose another service.http.port, 0 for a free one, or set "
+            "service.http.enabled to false",
+        ) from error
+
+
 class HttpServer:
     """The server in its thread; ``port`` is the one it listens on."""
 
@@ -338,16 +350,10 @@ class HttpServer:
         supervisor: Processes,
         sources: Sequence[str] | None = None,
         *,
+        listener: socket.socket | None = None,
         started_at: float = -math.inf,
     ) -> None:
-        try:
-            self._socket = socket.create_server((settings.host, settings.port))
-        except OSError as error:
-            raise OperatorError(
-                f"service.http cannot listen on {settings.host}:{settings.port}: {error.strerror}",
-                fix="choose another service.http.port, 0 for a free one, or set "
-                "service.http.enabled to false",
-            ) from error
+        self._socket = listener or listen(settings)
         self.port: int = self._socket.getsockname()[1]
         self._api = Api(settings, state_dsn)
         self._server = uvicorn.Server(

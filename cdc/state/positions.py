@@ -18,7 +18,7 @@ from cdc.cursor import Cursor, format_lsn, parse_lsn
 from cdc.error_text import public_text
 from cdc.errors import OperatorError, SourceError, TransientError
 from cdc.failpoints import reached
-from cdc.queue.events import enqueue
+from cdc.queue.events import let_wait, store
 from cdc.state.dead_letters import DeadLetter, bury
 from cdc.state.feeds import FeedFigures, require_latest, show_feed
 from cdc.state.fence import DURABLY, FENCE_TO_MOVE, fenced
@@ -321,17 +321,21 @@ def settle(
     somebody else moved a cursor meanwhile; nothing is settled then.
     """
     with connection.transaction():
-        # Many take seconds, in which cursors need not be locked for others: that comes after them.
+        # Many take seconds, in which nothing is locked that others need: that comes after them.
         dead = {
             consumer: bury(connection, source, consumer, settlement.dead)
             for consumer, settlement in consumers.items()
         }
-        aside = {name: each.aside for name, each in consumers.items() if each.aside is not None}
-        if aside:
+        stored = {
+            consumer: store(connection, source, consumer, settlement.aside)
+            for consumer, settlement in consumers.items()
+            if settlement.aside is not None
+        }
+        if stored:
             # Sources before consumers, as everyone locks them.
             connection.execute(FENCE_TO_MOVE, (source, term))
-            for consumer, rows in aside.items():
-                enqueue(connection, source, consumer, rows)
+            for consumer, rows in stored.items():
+                let_wait(connection, source, consumer, rows)
         with connection.pipeline():
             # Sent together, answered together: what the server says is looked at before COMMIT.
             connection.execute(DURABLY)

@@ -25,16 +25,16 @@ from cdc.eventtime.sequencer import Step
 from cdc.queue.waiting import NOTHING, Waiting
 from sinks import Sink
 from sinks.ledgered import LedgerPlace
-from spark_pipeline.delivery import Share, shape_of, sink_of
-from spark_pipeline.desk import ASIDE_ROWS_MAX, Desk
+from spark_pipeline.delivery.deliver import Share, shape_of, sink_of
+from spark_pipeline.delivery.isolate import is_suspect, told
+from spark_pipeline.delivery.ledgers import Ledgers, ledger_name, needs_ledger
+from spark_pipeline.delivery.one_by_one import OneByOne
+from spark_pipeline.delivery.outcome import Outcome, Poison, together
+from spark_pipeline.delivery.sender import ASIDE_ROWS_MAX, Sender
 from spark_pipeline.eventtime.release import OfSource, Release, by_source, position
 from spark_pipeline.eventtime.shape import MergedShape
-from spark_pipeline.ledgers import Ledgers, ledger_name, needs_ledger
-from spark_pipeline.one_by_one import OneByOne
-from spark_pipeline.outcome import Outcome, Poison, together
-from spark_pipeline.poison import is_suspect, told
-from spark_pipeline.settings import LaneSettings
 from spark_pipeline.workers.retries import RetryQueue
+from spark_pipeline.workers.settings import StageSettings
 
 _logger = structlog.get_logger("walbrook.event_time")
 _ROWS: Final = 10_000
@@ -106,7 +106,7 @@ class Courier:
     def __init__(
         self,
         consumer: SinkConfig,
-        settings: Mapping[str, LaneSettings],
+        settings: Mapping[str, StageSettings],
         queues: Mapping[str, RetryQueue],
         *,
         run: str,
@@ -206,7 +206,7 @@ class Courier:
         self, share: Share, release: Release, begun: int, around: Callable[[Sink], Sink]
     ) -> Outcome:
         assert release.rows is not None
-        desk = Desk(
+        desk = Sender(
             share.consumer,
             around(sink_of(share)),
             self._shaped,

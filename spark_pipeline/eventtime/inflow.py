@@ -24,13 +24,13 @@ from cdc.eventtime.clock import SourceClock
 from cdc.eventtime.sequencer import Sequencer, Standing
 from cdc.log.view import LogReader
 from cdc.state.dead_letters import DeadLetter, Kind
-from spark_pipeline.dead import poisoned
+from spark_pipeline.delivery.dead_letters import poisoned
+from spark_pipeline.delivery.outcome import Poison
 from spark_pipeline.eventtime.commit_times import CommitTimes
 from spark_pipeline.eventtime.intake import Intake, Stretch
 from spark_pipeline.eventtime.partitions import Partitions
 from spark_pipeline.eventtime.timing import RowTiming, Timing
-from spark_pipeline.outcome import Poison
-from spark_pipeline.settings import LaneSettings
+from spark_pipeline.workers.settings import StageSettings
 
 _NO_ROWS: Final = (
     pa.RecordBatch.from_pylist([], CHANGE_SCHEMA),
@@ -46,7 +46,7 @@ class Inflow:
 
     def __init__(
         self,
-        settings: Mapping[str, LaneSettings],
+        settings: Mapping[str, StageSettings],
         standings: Mapping[str, Standing],
         clocks: Mapping[str, SourceClock],
         partitions: Partitions,

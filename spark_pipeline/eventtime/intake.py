@@ -19,13 +19,13 @@ from cdc.log.open import open_log
 from cdc.log.segment import high_of
 from cdc.log.view import LogReader
 from cdc.state.dead_letters import DeadLetter
-from spark_pipeline.backlog import fitting
-from spark_pipeline.dead import dead_letters
-from spark_pipeline.delivery import Share, in_order
-from spark_pipeline.exchange import Exchange, PlannedRange
+from spark_pipeline.delivery.dead_letters import dead_letters
+from spark_pipeline.delivery.deliver import Share, in_order
+from spark_pipeline.feed.backlog import fitting
 from spark_pipeline.feed.decoded_range import DecodedRange
-from spark_pipeline.planner import Planner
-from spark_pipeline.settings import LaneSettings
+from spark_pipeline.feed.exchange import Exchange, PlannedRange
+from spark_pipeline.feed.planner import Planner
+from spark_pipeline.workers.settings import StageSettings
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Intake:
 
     def __init__(
         self,
-        settings: LaneSettings,
+        settings: StageSettings,
         start: Cursor,
         *,
         run: str,

@@ -21,7 +21,7 @@ from cdc.eventtime.times import NO_TIME
 from cdc.eventtime.tracker import WatermarkTracker
 from cdc.state.event_controls import Controls
 from cdc.state.event_partitions import PartitionRow, Seen, show_partitions
-from spark_pipeline.matching import Match
+from spark_pipeline.delivery.matching import Match
 
 Roots = Mapping[str, str]
 """Published tables with the partitioned tables that they are leaves of; most are their own."""

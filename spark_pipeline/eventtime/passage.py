@@ -35,19 +35,19 @@ from cdc.state.event_partitions import read_partitions
 from cdc.state.event_time import plan_gaps, plan_release, take_up
 from cdc.state.gaps import untold_gaps
 from cdc.state.positions import MovedError
+from spark_pipeline.delivery.gaps import gap_change
+from spark_pipeline.delivery.matching import Match
+from spark_pipeline.delivery.outcome import Poison
+from spark_pipeline.delivery.value_formats import form_of
 from spark_pipeline.eventtime.courier import Courier, UnderWay
 from spark_pipeline.eventtime.inflow import Inflow
 from spark_pipeline.eventtime.partitions import Partitions, Roots
 from spark_pipeline.eventtime.progress import progress_of
 from spark_pipeline.eventtime.release import Told, release_of, watermark_row
 from spark_pipeline.eventtime.settling import EventSettler, Reached, Share, shares_of
-from spark_pipeline.eventtime.windowing import Windows
-from spark_pipeline.forms import form_of
-from spark_pipeline.gaps import gap_change
-from spark_pipeline.matching import Match
-from spark_pipeline.outcome import Poison
-from spark_pipeline.settings import LaneSettings
+from spark_pipeline.eventtime.windows.due import Windows
 from spark_pipeline.workers.retries import RetryQueue
+from spark_pipeline.workers.settings import StageSettings
 
 _logger = structlog.get_logger("walbrook.event_time")
 
@@ -65,7 +65,7 @@ class EventPassage:
     def __init__(
         self,
         consumer: SinkConfig,
-        settings: Mapping[str, LaneSettings],
+        settings: Mapping[str, StageSettings],
         state: Connection,
         *,
         roots: Mapping[str, Roots],
@@ -375,7 +375,7 @@ class EventPassage:
         return self._config.late_policy == "dead_letter"
 
 
-def _log_end(settings: Iterable[LaneSettings]) -> int:
+def _log_end(settings: Iterable[StageSettings]) -> int:
     """The LSN of the last change in any of these logs."""
     highest = 0
     for each in settings:

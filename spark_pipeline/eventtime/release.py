@@ -26,9 +26,9 @@ from cdc.eventtime.released import Released
 from cdc.eventtime.times import NO_TIME
 from cdc.queue.waiting import WHOLE_TABLE
 from cdc.state.numbering import OUR_LSN, Numbering
-from spark_pipeline.desk import given_up
+from spark_pipeline.delivery.outcome import Outcome, Poison, together
+from spark_pipeline.delivery.sender import given_up
 from spark_pipeline.eventtime.shape import SOURCE
-from spark_pipeline.outcome import Outcome, Poison, together
 
 WATERMARK: Final = "watermark"
 WINDOW: Final = "window"

@@ -26,11 +26,11 @@ from cdc.state.gaps import Gap, gap_told
 from cdc.state.ledgers import TRIM
 from cdc.state.numbering import Numbering, is_number
 from cdc.state.positions import MovedError, Settlement, settle
-from spark_pipeline.dead import poisoned
+from spark_pipeline.delivery.dead_letters import poisoned
+from spark_pipeline.delivery.outcome import Poison, is_below, together
 from spark_pipeline.eventtime.courier import UnderWay
 from spark_pipeline.eventtime.inflow import Inflow
 from spark_pipeline.eventtime.release import late_letters
-from spark_pipeline.outcome import Poison, is_below, together
 
 
 @dataclass

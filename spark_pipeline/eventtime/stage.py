@@ -38,18 +38,18 @@ from cdc.state.gaps import skip_evicted
 from cdc.state.health import Condition, Scope, report_conditions
 from cdc.state.positions import MovedError, left_behind, report_consumer
 from cdc.state.workers import WorkerState, WorkerStatus, show_worker
+from spark_pipeline.delivery.isolate import told
+from spark_pipeline.delivery.matching import Match
+from spark_pipeline.delivery.refusal_log import RefusalLog
 from spark_pipeline.eventtime.conditions import failing, full, paused
 from spark_pipeline.eventtime.courier import UndeliveredError
 from spark_pipeline.eventtime.partitions import StrangeTableError
 from spark_pipeline.eventtime.passage import EventPassage
-from spark_pipeline.eventtime.windowing import SparkWindows, Windows
-from spark_pipeline.matching import Match
-from spark_pipeline.poison import told
-from spark_pipeline.refusal_log import RefusalLog
-from spark_pipeline.settings import LaneSettings
+from spark_pipeline.eventtime.windows.due import SparkWindows, Windows
 from spark_pipeline.workers.context import RUN
 from spark_pipeline.workers.notifications import heard, listen
 from spark_pipeline.workers.retries import RetryQueue
+from spark_pipeline.workers.settings import StageSettings
 from spark_pipeline.workers.state import Reason
 
 _logger = structlog.get_logger("walbrook.event_time")
@@ -77,7 +77,7 @@ class EventStage:
         spark: SparkSession | None,
         config: Config,
         consumer: SinkConfig,
-        settings: Mapping[str, LaneSettings],
+        settings: Mapping[str, StageSettings],
         stop: StopSignal,
     ) -> None:
         self._spark = spark
@@ -328,7 +328,7 @@ class EventStage:
         origins = [each.origin for each in self._settings.values()]
         return SparkWindows(self._spark, self._consumer.name, window, tables, origins)
 
-    def _settings_of(self, source: str) -> LaneSettings:
+    def _settings_of(self, source: str) -> StageSettings:
         return replace(
             self._settings[source],
             consumers=[self._consumer],

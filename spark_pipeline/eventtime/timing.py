@@ -25,7 +25,7 @@ from cdc.decoding.format import EVENT_TEXT
 from cdc.eventtime.arrival import Arrivals
 from cdc.eventtime.times import NO_TIME, Times
 from cdc.eventtime.types import resolve
-from spark_pipeline.outcome import Poison
+from spark_pipeline.delivery.outcome import Poison
 
 _WITH_TIMES: Final = pa.array(["insert", "update"])
 _SHOWN_MAX: Final = 80

@@ -1,6 +1,6 @@
 """The expressions of one consumer: what they are, and whether a table can satisfy them.
 
-What must always hold: nothing is evaluated that was not checked for the table version at hand.
+Invariant: nothing is evaluated that was not checked for the table version at hand.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 An expression is analyzed and optimized once for a table version; what comes of it is the same code
 that a task would run. Here it is run on the driver over an Arrow stream, handed to the JVM and
-back in a call each: a few rows take milliseconds, where planning a query for them takes tens. What
-must always hold: the session's settings are ours, whatever ``spark.conf`` says: ANSI errors, UTC,
+back in a call each: a few rows take milliseconds, where planning a query for them takes tens.
+
+Invariant: the session's settings are ours, whatever ``spark.conf`` says: ANSI errors, UTC,
 names as Postgres spells them, and nobody's functions but Spark's own.
 """
 

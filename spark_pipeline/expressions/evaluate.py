@@ -2,7 +2,7 @@
 
 Few rows are evaluated in this process, without a Spark job (``verdicts``); many are decoded and
 evaluated where the cores are (``from_log``). Both ask the same columns of Spark and the same
-functions. What must always hold: a row that fails is the only one to suffer; every insert, update
+functions. Invariant: a row that fails is the only one to suffer; every insert, update
 and delete that the consumer takes has exactly one verdict, in cursor order.
 """
 
@@ -29,7 +29,7 @@ from spark_pipeline.expressions.seen import RawRows, SeenRows, place_of, seen_ro
 from spark_pipeline.expressions.verdicts import VERDICT_SCHEMA, empty, in_cursor_order
 
 if TYPE_CHECKING:
-    from spark_pipeline.delivery import Origin
+    from spark_pipeline.delivery.deliver import Origin
 
 
 def verdicts(

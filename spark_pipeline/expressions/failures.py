@@ -1,6 +1,6 @@
 """Finding the rows that an expression fails on, by halving.
 
-Whoever evaluates gives an answer for all rows or for none. What must always hold: a row is called
+Whoever evaluates gives an answer for all rows or for none. Invariant: a row is called
 bad only if it fails alone; how many are hunted is bounded, and beyond the bound nothing is said of
 any row: the consumer waits.
 """

@@ -1,7 +1,7 @@
 """Verdicts over what lies in the log: on the driver, or by a Spark job on all cores.
 
 A job decodes in Spark's Python workers and evaluates in its tasks. A table version is a DataFrame
-of its own, because its columns are; all of them are one job. What must always hold: both say the
+of its own, because its columns are; all of them are one job. Invariant: both say the
 same. If the job fails, for a row that an expression fails on or for anything else, the driver is
 asked.
 """
@@ -20,7 +20,6 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from spark_pipeline.arrow_map import map_in_arrow
 from spark_pipeline.expressions.compiled import Expressions, bare_values, looked_at
 from spark_pipeline.expressions.engine import Engine
 from spark_pipeline.expressions.evaluate import Judging, checked, verdicts
@@ -30,6 +29,7 @@ from spark_pipeline.expressions.pruning import pruned
 from spark_pipeline.expressions.seen import SeenRows, seen_rows
 from spark_pipeline.expressions.stretch import Stretch
 from spark_pipeline.expressions.verdicts import VERDICT_SCHEMA, empty, in_cursor_order
+from spark_pipeline.session.arrow_map import map_in_arrow
 
 # What workers say of a row beside what expressions see; no expression can name these.
 _LSN, _IDX, _KEEP, _ERROR = "~lsn", "~idx", "~keep", "~error"

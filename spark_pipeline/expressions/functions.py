@@ -2,7 +2,7 @@
 
 ``function(rows: pa.RecordBatch) -> pa.Array``, where ``rows`` has the columns ``record``,
 ``changes``, ``action`` and ``metadata`` of one table version. A filter gives booleans, a transform
-JSON texts, a routing texts. What must always hold: a function that fails, or gives something else,
+JSON texts, a routing texts. Invariant: a function that fails, or gives something else,
 fails for the rows that it was handed, and the error names it.
 """
 

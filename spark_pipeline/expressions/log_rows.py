@@ -17,8 +17,8 @@ import pyarrow as pa
 from cdc.decoding.annotations import Run, annotations_of, cut_runs, joined_runs
 from cdc.log.open import open_log
 from cdc.log.view import LogReader
-from spark_pipeline.exchange import SliceMarker
 from spark_pipeline.expressions.seen import RawRows
+from spark_pipeline.feed.exchange import SliceMarker
 
 _ROWS_MAX = 16_384
 _BYTES_MAX = 32 << 20

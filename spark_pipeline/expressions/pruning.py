@@ -1,6 +1,6 @@
 """What of a change an expression looks at: nothing else is handed to Spark.
 
-Rows cross to the JVM and back, and that is most of what an expression costs. What must always hold:
+Rows cross to the JVM and back, and that is most of what an expression costs. Invariant:
 an expression gives the same answer over what is left; ``action`` always is, so that rows count.
 """
 

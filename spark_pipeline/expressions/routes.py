@@ -1,6 +1,6 @@
 """Where a routing may send a message: a stream key, or a path below the sink's URL. Pure.
 
-What must always hold: a route never leaves its destination. A path has no scheme, no host, no
+Invariant: a route never leaves its destination. A path has no scheme, no host, no
 query and no ``..``, so a message cannot be sent to another server than the operator named.
 """
 

@@ -1,6 +1,6 @@
 """What an expression sees of a change: ``record``, ``changes``, ``action`` and ``metadata``.
 
-Rows come by table version, for each has columns of its own. What must always hold: the rows are
+Rows come by table version, for each has columns of its own. Invariant: the rows are
 exactly the inserts, updates and deletes that the consumer takes, in the order of the raw rows, but
 for messages that break the protocol; one whose values have no typed form says so in ``error``.
 """
@@ -23,10 +23,10 @@ from cdc.decoding.plan import TablePlan, plan_for
 from cdc.decoding.typed import decode_tables, table_type
 from cdc.errors import DecodeError, ProtocolError
 from sinks.columns import prefix_below
-from spark_pipeline.matching import Match
+from spark_pipeline.delivery.matching import Match
 
 if TYPE_CHECKING:
-    from spark_pipeline.delivery import Origin
+    from spark_pipeline.delivery.deliver import Origin
 
 _KINDS: Final = {"insert": ord("I"), "update": ord("U"), "delete": ord("D")}
 _NAMES = pa.list_(pa.string())

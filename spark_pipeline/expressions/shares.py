@@ -1,6 +1,6 @@
 """Verdicts for a consumer's share of a micro-batch, where they are cheapest to have.
 
-What must always hold: a share of a consumer with expressions is judged before it is delivered, and
+Invariant: a share of a consumer with expressions is judged before it is delivered, and
 from its own start on, so that what is settled already is not judged, and not found bad, again. A
 change whose table version does not fit ends the share before it: what comes earlier goes out.
 """
@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from cdc.errors import ExpressionError
-from spark_pipeline.delivery import Share
+from spark_pipeline.delivery.deliver import Share
 from spark_pipeline.expressions.from_log import verdicts_on_driver, verdicts_on_executors
 from spark_pipeline.expressions.log_rows import pieces_of
 from spark_pipeline.expressions.stretch import Stretch

@@ -1,6 +1,6 @@
 """A stretch of the log that is judged for one consumer, and the table versions that it meets.
 
-What must always hold: only rows that the consumer takes, and lacks, are looked at; a version that
+Invariant: only rows that the consumer takes, and lacks, are looked at; a version that
 none of them has keeps nobody waiting.
 """
 
@@ -22,7 +22,7 @@ from spark_pipeline.expressions.log_rows import Piece, unjoined_rows
 from spark_pipeline.expressions.seen import met_versions
 
 if TYPE_CHECKING:
-    from spark_pipeline.delivery import Origin
+    from spark_pipeline.delivery.deliver import Origin
 
 
 @dataclass(frozen=True)

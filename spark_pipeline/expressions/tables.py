@@ -1,6 +1,6 @@
 """Every expression of a configuration, checked against every table that it will meet.
 
-It is done when the service starts and by ``walbrook config check``. What must always hold: all
+It is done when the service starts and by ``walbrook config check``. Invariant: all
 problems are told at once; a table that nobody can describe stops nothing.
 """
 
@@ -19,9 +19,9 @@ from cdc.decoding.plan import plan_for
 from cdc.errors import ConfigError, WalbrookError
 from cdc.replication.published import published_relations
 from cdc.service.start import reach
-from spark_pipeline.eventtime.window_check import check_windows
+from spark_pipeline.delivery.matching import Match
+from spark_pipeline.eventtime.windows.check import check_windows
 from spark_pipeline.expressions.compiled import Expressions
-from spark_pipeline.matching import Match
 
 _TOLD_MAX: Final = 20
 

@@ -1,6 +1,6 @@
 """What expressions said of changes, and how it is laid over a consumer's messages. Pure.
 
-What must always hold: every insert, update and delete that a consumer takes has a verdict before it
+Invariant: every insert, update and delete that a consumer takes has a verdict before it
 goes out; one without is an error of ours and stops the consumer, for it might be one that its
 filter keeps back.
 """
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from cdc.config import Sink
 from cdc.cursor import Cursor
 from cdc.errors import ProtocolError
-from spark_pipeline.exchange import leave
+from spark_pipeline.feed.exchange import leave
 
 VERDICT_SCHEMA: Final = pa.schema(
     [
@@ -58,7 +58,7 @@ def in_cursor_order(verdicts: pa.Table) -> pa.RecordBatch:
 
 
 def leave_verdicts(directory: Path, verdicts: pa.RecordBatch) -> tuple[str, int]:
-    """Leave them in an exchange for a share; the answer is their path and how many are errors."""
+    """Leave them in an exchange for a share; returns their path and how many are errors."""
     path = leave(directory, iter([verdicts]), VERDICT_SCHEMA)
     return str(path), verdicts.num_rows - verdicts.column("error").null_count
 

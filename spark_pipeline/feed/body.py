@@ -22,13 +22,13 @@ from cdc.cursor import Cursor
 from cdc.errors import GapError, WalbrookError
 from cdc.log.open import open_log
 from cdc.log.segment import high_of
-from spark_pipeline.backlog import Bounds, fitting
-from spark_pipeline.exchange import Exchange, Followed, PlannedRange
+from spark_pipeline.delivery.isolate import told
+from spark_pipeline.feed.backlog import Bounds, fitting
 from spark_pipeline.feed.decoded_range import DecodedRange
+from spark_pipeline.feed.exchange import Exchange, Followed, PlannedRange
 from spark_pipeline.feed.feed import Feed
+from spark_pipeline.feed.planner import Planner
 from spark_pipeline.feed.progress import StageProgress
-from spark_pipeline.planner import Planner
-from spark_pipeline.poison import told
 
 _FOLLOWS_S = 10.0
 _POLL_S = 0.2  # how often the end of the stage is looked for

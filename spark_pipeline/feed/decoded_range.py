@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from cdc.cursor import Cursor
-from spark_pipeline.exchange import SliceMarker
-from spark_pipeline.plan import Plan
-from spark_pipeline.reorder import Reorder
+from spark_pipeline.feed.exchange import SliceMarker
+from spark_pipeline.feed.plan import Plan
+from spark_pipeline.feed.reorder import Reorder
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,9 +22,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from cdc.errors import TransientError, WalbrookError
-from spark_pipeline.exchange import Exchange
-from spark_pipeline.poison import told
-from spark_pipeline.settings import LaneSettings
+from spark_pipeline.delivery.isolate import told
+from spark_pipeline.feed.exchange import Exchange
+from spark_pipeline.workers.settings import StageSettings
 
 _logger = structlog.get_logger("walbrook.feed")
 _POLL_S = 0.2
@@ -54,7 +54,7 @@ class Body(Protocol):
 
 
 def start_query(
-    spark: SparkSession, settings: LaneSettings, body: Body, exchange: Exchange, checkpoint: Path
+    spark: SparkSession, settings: StageSettings, body: Body, exchange: Exchange, checkpoint: Path
 ) -> StreamingQuery:
     """The query alone: every micro-batch goes to ``body``, and nobody watches it."""
     context = spark.sparkContext
@@ -85,7 +85,7 @@ class RunningQuery:
     """One query from its start to its end."""
 
     def __init__(
-        self, spark: SparkSession, settings: LaneSettings, body: Body, exchange: Exchange
+        self, spark: SparkSession, settings: StageSettings, body: Body, exchange: Exchange
     ) -> None:
         self._spark = spark
         self._body = body

@@ -10,10 +10,10 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from cdc.connection_pool import ConnectionPool
+from spark_pipeline.capacity.slots import Slots
+from spark_pipeline.delivery.refusal_log import RefusalLog
 from spark_pipeline.feed.feed import Feed
-from spark_pipeline.refusal_log import RefusalLog
-from spark_pipeline.settings import LaneSettings
-from spark_pipeline.slots import Slots
+from spark_pipeline.workers.settings import StageSettings
 from spark_pipeline.workers.settler import Settler
 
 RUN = uuid.uuid4().hex
@@ -24,7 +24,7 @@ RUN = uuid.uuid4().hex
 class WorkerContext:
     """``ended``: workers stop. ``over``: nobody waits for a delivery slot any more."""
 
-    settings: LaneSettings
+    settings: StageSettings
     feed: Feed
     settler: Settler
     connections: ConnectionPool

@@ -29,16 +29,16 @@ from cdc.queue.events import QUEUE_MAX, as_changes, waiting_for
 from cdc.queue.waiting import NOTHING, Waiting
 from cdc.state.dead_letters import report_dead_letters
 from sinks.ledgered import LedgerPlace
-from spark_pipeline.delivery import Share, desk_for, ledger_of
-from spark_pipeline.desk import REFUSES_ALL, STRIKES, Desk, given_up
+from spark_pipeline.delivery.deliver import Share, ledger_of, sender_for
+from spark_pipeline.delivery.isolate import is_suspect, told
+from spark_pipeline.delivery.ledgers import ledger_name, needs_ledger
+from spark_pipeline.delivery.one_by_one import OneByOne
+from spark_pipeline.delivery.outcome import Outcome, below, together
+from spark_pipeline.delivery.refusal_log import RefusalLog
+from spark_pipeline.delivery.sender import REFUSES_ALL, STRIKES, Sender, given_up
+from spark_pipeline.delivery.value_formats import shows_before
 from spark_pipeline.expressions.verdicts import added_columns
-from spark_pipeline.forms import shows_before
-from spark_pipeline.ledgers import ledger_name, needs_ledger
-from spark_pipeline.one_by_one import OneByOne
-from spark_pipeline.outcome import Outcome, below, together
-from spark_pipeline.poison import is_suspect, told
-from spark_pipeline.refusal_log import RefusalLog
-from spark_pipeline.settings import LaneSettings
+from spark_pipeline.workers.settings import StageSettings
 
 _logger = structlog.get_logger("walbrook.queue")
 
@@ -63,7 +63,7 @@ class RetryQueue:
     """That of one consumer of one source, for one thread; ``note`` may be called from any."""
 
     def __init__(
-        self, consumer: SinkConfig, settings: LaneSettings, run: str, refusals: RefusalLog
+        self, consumer: SinkConfig, settings: StageSettings, run: str, refusals: RefusalLog
     ) -> None:
         self._consumer = consumer
         self._settings = settings
@@ -223,12 +223,12 @@ class RetryQueue:
         before = ("before",) if shows_before(share.consumer) else ()
         changes = as_changes(rows, (*before, *added_columns(share.consumer)))
         try:
-            return _taken(desk_for(share, _PURPOSE), changes)
+            return _taken(sender_for(share, _PURPOSE), changes)
         except Exception as error:
             if not is_suspect(error):
                 raise
             _logger.warning("queue.broke", consumer=share.consumer.name, error=told(error))
-            return _taken(desk_for(share, _PURPOSE, OneByOne), changes)
+            return _taken(sender_for(share, _PURPOSE, OneByOne), changes)
 
     def _forget(self, share: Share, done: pa.RecordBatch) -> None:
         """What left the queue cannot come again; a ledger elsewhere may know it a while longer."""
@@ -258,7 +258,7 @@ def is_failure(error: WalbrookError | None) -> bool:
     return error is not None and error.kind != QUEUE_FULL
 
 
-def _taken(desk: Desk, changes: pa.RecordBatch) -> Outcome:
+def _taken(desk: Sender, changes: pa.RecordBatch) -> Outcome:
     return desk.finish(END) if desk.take(changes) else desk.outcome
 
 

@@ -28,7 +28,7 @@ from cdc.cursor import Cursor
 from cdc.state.dead_letters import DeadLetter
 from cdc.state.feeds import FeedFigures
 from cdc.state.positions import MovedError, Settlement, settle
-from spark_pipeline.outcome import Outcome
+from spark_pipeline.delivery.outcome import Outcome
 
 _logger = structlog.get_logger("walbrook.settler")
 

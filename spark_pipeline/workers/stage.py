@@ -41,18 +41,19 @@ from cdc.state.health import Condition, report_conditions
 from cdc.state.lost_destinations import report_lost_destinations
 from cdc.state.positions import restart_cursor
 from cdc.state.roll import Roll, call_roll
-from spark_pipeline.backlog import beyond, fits
-from spark_pipeline.exchange import Exchange
+from spark_pipeline.capacity.slots import Slots
+from spark_pipeline.capacity.throttle import Throttle
+from spark_pipeline.feed.backlog import beyond, fits
 from spark_pipeline.feed.body import FeedBody
+from spark_pipeline.feed.exchange import Exchange
 from spark_pipeline.feed.feed import Feed
+from spark_pipeline.feed.plan import job_group
+from spark_pipeline.feed.planner import Planner
 from spark_pipeline.feed.progress import StageProgress
 from spark_pipeline.feed.query import RunningQuery, is_of_spark, named
-from spark_pipeline.plan import job_group
-from spark_pipeline.planner import Planner
-from spark_pipeline.settings import LaneSettings
-from spark_pipeline.slots import Slots
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.notifications import heard, listen
+from spark_pipeline.workers.settings import StageSettings
 from spark_pipeline.workers.settler import Settler
 from spark_pipeline.workers.state import Reason
 from spark_pipeline.workers.status import (
@@ -62,7 +63,6 @@ from spark_pipeline.workers.status import (
     slow_feed,
     stopped_feed,
 )
-from spark_pipeline.workers.throttle import Throttle
 from spark_pipeline.workers.worker import ATTEMPTS_IN_DRIVER, Worker
 
 _logger = structlog.get_logger("walbrook.stage")
@@ -81,7 +81,7 @@ class SourceStage:
     """Serves a source's consumers until told to stop."""
 
     def __init__(
-        self, spark: SparkSession | None, settings: LaneSettings, stop: StopSignal
+        self, spark: SparkSession | None, settings: StageSettings, stop: StopSignal
     ) -> None:
         self._spark = spark
         self._settings = settings

@@ -34,17 +34,17 @@ from cdc.log.view import LogReader
 from cdc.state.dead_letters import DeadLetter, report_dead_letters
 from cdc.state.positions import left_behind, report_consumer
 from cdc.state.roll import call_roll
-from spark_pipeline.backlog import fits, fitting
-from spark_pipeline.dead import dead_letters, poisoned
-from spark_pipeline.delivery import Share, cursors_in
-from spark_pipeline.exchange import PlannedRange
+from spark_pipeline.delivery.dead_letters import dead_letters, poisoned
+from spark_pipeline.delivery.deliver import Share, cursors_in
+from spark_pipeline.delivery.gaps import pass_gaps
+from spark_pipeline.delivery.isolate import deliver_carefully, told
+from spark_pipeline.delivery.ledgers import Ledgers, ledger_name
+from spark_pipeline.delivery.outcome import Outcome
+from spark_pipeline.feed.backlog import fits, fitting
 from spark_pipeline.feed.decoded_range import DecodedRange
+from spark_pipeline.feed.exchange import PlannedRange
 from spark_pipeline.feed.feed import BehindError
-from spark_pipeline.gaps import pass_gaps
-from spark_pipeline.ledgers import Ledgers, ledger_name
-from spark_pipeline.outcome import Outcome
-from spark_pipeline.planner import Planner
-from spark_pipeline.poison import deliver_carefully, told
+from spark_pipeline.feed.planner import Planner
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.retries import RetryQueue, is_failure
 from spark_pipeline.workers.settler import Report

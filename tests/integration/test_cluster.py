@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
 import redis
 import yaml
@@ -61,6 +62,20 @@ def test_a_lost_worker_and_tasks_that_run_twice_lose_nothing_and_reorder_nothing
         {"name": "b", "source": in_bulk, "destination": {**to_redis, "stream_key": bulk}},
         {"name": "w", "source": counters, "destination": to_hook},
         {"name": "f", "source": counters, "destination": {"type": "file", "path": "out"}},
+        {"name": "p", "source": in_bulk, "destination": {"type": "parquet", "path": "table"}},
+        {
+            "name": "e",
+            "source": in_bulk,
+            "filter": "record.id % 2 = 0",
+            "destination": {**to_redis, "stream_key": f"{bulk}-even"},
+        },
+        {
+            "name": "t",
+            "source": in_bulk,
+            "ordering": "event_time",
+            "event_time": {"column": "commit_timestamp"},
+            "destination": {**to_redis, "stream_key": f"{bulk}-timed"},
+        },
     ]
     service = Service(database, tmp_path / "service", sinks)
     _on(cluster, service)
@@ -91,6 +106,10 @@ def test_a_lost_worker_and_tasks_that_run_twice_lose_nothing_and_reorder_nothing
         assert sink == "webhook" or findings.duplicates == 0, (sink, seed, findings.duplicates)
         assert findings.written > 100
     assert redis_client.xlen(bulk) == 3 * BULK
+    assert redis_client.xlen(f"{bulk}-even") == 3 * BULK // 2
+    assert redis_client.xlen(f"{bulk}-timed") == 3 * BULK
+    in_table = pq.read_table(tmp_path / "service" / "table", columns=["record_pks"])
+    assert in_table.num_rows == len(set(in_table.column(0).to_pylist())) == 3 * BULK
     counted = "SELECT delivered + absorbed FROM walbrook.consumers WHERE name = 'b'"
     assert database.execute(counted) == [(3 * BULK,)], "settled twice, or not at all"
 

@@ -11,12 +11,20 @@ from typing import cast
 import httpx
 import orjson
 import psutil
+import pyarrow.parquet as pq
 import pytest
 import redis
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from cdc.config import FileDestination, RedisStreamDestination, Sink, Spark, WebhookDestination
+from cdc.config import (
+    FileDestination,
+    ParquetDestination,
+    RedisStreamDestination,
+    Sink,
+    Spark,
+    WebhookDestination,
+)
 from cdc.config.secrets import SecretText
 from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.format import PLAIN
@@ -26,13 +34,16 @@ from cdc.log.flight_wire import CA_VARIABLE, TOKEN_VARIABLE
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
 from cdc.replication.seal import Sealer
-from spark_pipeline.cluster import ClusterPlan
-from spark_pipeline.delivery import Origin, Share
-from spark_pipeline.exchange import SliceMarker
-from spark_pipeline.outcome import Outcome
-from spark_pipeline.poison import told
-from spark_pipeline.reorder import Reorder
-from spark_pipeline.session import open_session
+from spark_pipeline.delivery.deliver import Origin, Share
+from spark_pipeline.delivery.isolate import told
+from spark_pipeline.delivery.outcome import Outcome
+from spark_pipeline.expressions import shares
+from spark_pipeline.expressions.shares import judge
+from spark_pipeline.feed import cluster as cluster_module
+from spark_pipeline.feed.cluster import ClusterPlan
+from spark_pipeline.feed.exchange import SliceMarker
+from spark_pipeline.feed.reorder import Reorder
+from spark_pipeline.session.session import open_session
 from tests import pgoutput
 from tests.certificates import Authority
 from tests.fix_http import Endpoint
@@ -147,9 +158,13 @@ def deliver_all(
         try:
             slices = Reorder(0).micro_batch(plan.decode())
             between()
-            shares = [share_of(consumer, slices, str(checkpoint)) for consumer in consumers]
-            with ThreadPoolExecutor(len(shares)) as threads:
-                taken.append((slices, list(threads.map(plan.deliver, shares))))
+            run = checkpoint.name
+            parts = [
+                judge(spark, share_of(consumer, slices, run), served, 0, checkpoint.parent)
+                for consumer in consumers
+            ]
+            with ThreadPoolExecutor(len(parts)) as threads:
+                taken.append((slices, list(threads.map(plan.deliver, parts))))
         except Exception as error:
             failed.append(error)
         finally:
@@ -233,6 +248,75 @@ def test_every_consumer_gets_its_rows_in_its_order_from_executors_and_files_from
         cursor for (table, _), cursors in of_group.items() for cursor in cursors if table == "item"
     )
     assert len(cluster.executors()) == 2
+
+
+@pytest.mark.timeout(240)
+def test_an_executor_delivers_what_expressions_judged_and_writes_parquet_files(
+    spark: SparkSession,
+    log: Path,
+    served: str,
+    authority: Authority,
+    redis_client: redis.Redis,
+    redis_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def in_the_driver(*_: object) -> None:
+        raise AssertionError("the driver delivered a share")
+
+    monkeypatch.setattr(cluster_module, "deliver_changes", in_the_driver)
+    # So many rows are judged by a Spark job; the driver asks the log's server for their tables.
+    monkeypatch.setattr(shares, "DRIVER_ROWS_MAX", 1_000)
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    monkeypatch.setenv(CA_VARIABLE, str(authority.certificate))
+    in_redis = RedisStreamDestination(url=SecretText(redis_url), stream_key="judged")
+    _, outcomes = deliver_all(
+        spark,
+        log,
+        served,
+        tmp_path / "checkpoint",
+        sink("even", in_redis, filter="record.id % 2 = 0"),
+        sink("table", ParquetDestination(path=tmp_path / "table")),
+    )
+    assert [(outcome.cursor, outcome.error) for outcome in outcomes] == [(END, None)] * 2
+    entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", redis_client.xrange("judged"))
+    ids = [orjson.loads(fields[b"record"])["id"] for _, fields in entries]
+    assert ids
+    assert all(number % 2 == 0 for number in ids)
+    in_table = cursors_in_parquet(tmp_path / "table")
+    assert in_table == everything(log)
+    # Another run of the same range is absorbed by the position that the executor left.
+    _, (again,) = deliver_all(
+        spark,
+        log,
+        served,
+        tmp_path / "again",
+        sink("table", ParquetDestination(path=tmp_path / "table")),
+    )
+    assert (again.delivered, again.absorbed) == (0, len(in_table))
+    assert cursors_in_parquet(tmp_path / "table") == in_table
+
+
+@pytest.mark.timeout(240)
+def test_the_driver_writes_parquet_files_where_executors_lack_the_directory(
+    spark: SparkSession, log: Path, served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_module, "_mark", lambda _: tmp_path / "of another machine")
+    _, (outcome,) = deliver_all(
+        spark,
+        log,
+        served,
+        tmp_path / "checkpoint",
+        sink("alone", ParquetDestination(path=tmp_path / "table")),
+    )
+    assert (outcome.cursor, outcome.error) == (END, None)
+    assert cursors_in_parquet(tmp_path / "table") == everything(log)
+
+
+def cursors_in_parquet(directory: Path) -> list[Cursor]:
+    """The cursors of all rows in a folder of Parquet files, in order."""
+    table = pq.read_table(directory, columns=["commit_lsn", "commit_idx"])
+    return sorted(map(Cursor, *(column.to_pylist() for column in table.columns)))
 
 
 @pytest.mark.timeout(240)

@@ -58,7 +58,7 @@ def state(database: Database) -> Iterator[Connection]:
 def lane_of(
     state: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., LogLane]]:
-    monkeypatch.setattr("spark_pipeline.reading.decode_carefully", decode_with_errors)
+    monkeypatch.setattr("spark_pipeline.source.range_reader.decode_carefully", decode_with_errors)
     made: list[LogLane] = []
 
     def make(**sinks: dict[str, object]) -> LogLane:

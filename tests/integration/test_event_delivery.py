@@ -201,7 +201,7 @@ def unreadable(*arguments: Any, **named: Any) -> pa.RecordBatch:
 def test_rows_that_fail_are_dead_letters_of_their_database_once_and_for_all(
     event_lane: MakeLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_pipeline.reading.decode_carefully", unreadable)
+    monkeypatch.setattr("spark_pipeline.source.range_reader.decode_carefully", unreadable)
     lane = event_lane(
         sources=("a", "b"),
         event_time={"late_tolerance": "20s"},

@@ -21,10 +21,10 @@ from cdc.log.writer import LogWriter
 from cdc.replication.seal import Sealer
 from cdc.state.gaps import skip_evicted
 from cdc.state.numbering import Numbering
+from spark_pipeline.delivery.outcome import Poison
 from spark_pipeline.eventtime.partitions import StrangeTableError
 from spark_pipeline.eventtime.release import WINDOW, Told, our_rows
-from spark_pipeline.eventtime.windowing import WindowResults, _cursor
-from spark_pipeline.outcome import Poison
+from spark_pipeline.eventtime.windows.due import WindowResults, _cursor
 from tests import pgoutput
 from tests.event_lane import ITEM, NAME, OTHER, EventLane, S
 from tests.fix_event_lane import Fate, MakeLane

@@ -17,7 +17,7 @@ from cdc.eventtime.buffer import EventTimeBuffer
 from cdc.eventtime.released import Released
 from cdc.eventtime.sequencer import Step
 from spark_pipeline.eventtime.release import WINDOW, Told, our_rows
-from spark_pipeline.eventtime.windowing import WindowResults
+from spark_pipeline.eventtime.windows.due import WindowResults
 from tests.event_lane import EventLane, S
 from tests.fix_event_lane import MakeLane
 from tests.fix_http import Endpoint

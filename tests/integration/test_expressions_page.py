@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from cdc.config import Sink
 from cdc.decoding.relation import parse_relation
-from spark_pipeline.delivery import Origin
+from spark_pipeline.delivery.deliver import Origin
 from spark_pipeline.expressions.evaluate import verdicts
 from spark_pipeline.expressions.seen import RawRows
 from tests.fix_postgres import Database

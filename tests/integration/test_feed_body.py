@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from cdc.connection import Connection
-from spark_pipeline.exchange import Followed, PlannedRange, followed, note_planned
 from spark_pipeline.feed import body as body_module
-from spark_pipeline.reading import LogPartition
-from spark_pipeline.source import LogStreamReader
+from spark_pipeline.feed.exchange import Followed, PlannedRange, followed, note_planned
+from spark_pipeline.source.range_reader import LogPartition
+from spark_pipeline.source.stream import LogStreamReader
 from tests import pgoutput
 from tests.fix_postgres import Database
 from tests.lane_on_log import LogLane, arrived
@@ -166,7 +166,7 @@ def test_the_source_plans_from_where_the_body_got_to(state: Connection, tmp_path
     lane = LogLane(state, tmp_path, all={})
     for number in range(1, 5):
         write(lane, number)
-    reader = LogStreamReader.for_lane(tmp_path / "log", lane.exchange.directory)
+    reader = LogStreamReader.in_process(tmp_path / "log", lane.exchange.directory)
     start = reader.initialOffset()
     lane.exchange.note_followed(Followed(3, 0.5))
     end = reader.latestOffset(start, reader.getDefaultReadLimit())

@@ -27,11 +27,11 @@ from cdc.state.positions import (
     register_source,
     restart_cursor,
 )
-from spark_pipeline.delivery import Origin, Share
+from spark_pipeline.delivery.deliver import Origin, Share
+from spark_pipeline.delivery.gaps import pass_gaps
 from spark_pipeline.feed.feed import Feed
-from spark_pipeline.gaps import pass_gaps
-from spark_pipeline.settings import LaneSettings
 from spark_pipeline.workers.context import WorkerContext
+from spark_pipeline.workers.settings import StageSettings
 from spark_pipeline.workers.settler import Settler
 from spark_pipeline.workers.worker import Worker
 from tests.fix_postgres import Database
@@ -196,7 +196,7 @@ def test_what_is_evicted_while_a_worker_begins_is_a_gap_too(
     monkeypatch.setattr("spark_pipeline.workers.worker.pass_gaps", slow_telling)
     register(state, ["lines"])
     lines = shares(tmp_path / "lines")["lines"]
-    settings = LaneSettings(
+    settings = StageSettings(
         source="shop",
         term=2,
         origin=lines.origin,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdc.connection import Connection
-from spark_pipeline.source import LogStreamReader
+from spark_pipeline.source.stream import LogStreamReader
 from tests import pgoutput
 from tests.fix_postgres import Database
 from tests.lane_on_log import LogLane, arrived
@@ -31,7 +31,7 @@ def test_a_first_micro_batch_without_changes_is_no_failure(
     lane.idle(0x100)
     lane.take()
     # Spark begins every query with a micro-batch, also where the log has nothing for it.
-    reader = LogStreamReader.for_lane(lane.directory / "log", lane.exchange.directory)
+    reader = LogStreamReader.in_process(lane.directory / "log", lane.exchange.directory)
     start = reader.initialOffset() | {"batch": lane.next_batch}
     assert reader.partitions(start, start) == []
     lane.body.take(None, 0)

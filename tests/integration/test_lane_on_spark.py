@@ -17,11 +17,11 @@ from cdc.config.secrets import SecretText
 from cdc.connection import Connection
 from cdc.log.view import LogView
 from cdc.queue.open_ledger import LedgerAddress
-from spark_pipeline.exchange import SliceMarker
-from spark_pipeline.reading import LogPartition
-from spark_pipeline.reorder import Reorder
-from spark_pipeline.slicing import cut
-from spark_pipeline.source import LogStreamReader
+from spark_pipeline.feed.exchange import SliceMarker
+from spark_pipeline.feed.reorder import Reorder
+from spark_pipeline.source.range_reader import LogPartition
+from spark_pipeline.source.slicing import cut
+from spark_pipeline.source.stream import LogStreamReader
 from tests import pgoutput
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
@@ -61,7 +61,7 @@ def filled(lane: LogLane, transactions: int = TRANSACTIONS) -> LogLane:
 
 def shuffled(spark: SparkSession, lane: LogLane) -> DataFrame:
     """The log decoded in many partitions, whose markers come back in no order."""
-    reader = LogStreamReader.for_lane(lane.directory / "log", lane.exchange.directory)
+    reader = LogStreamReader.in_process(lane.directory / "log", lane.exchange.directory)
     end = lane.log.next_batch
     index = LogView(lane.directory / "log").entries(0, end)
     rows, sizes = index["rows"].tolist(), index["bytes"].tolist()

@@ -16,7 +16,7 @@ from cdc.connection import Connection
 from cdc.queue.open_ledger import LedgerAddress
 from cdc.service.embedded_redis import EmbeddedRedis
 from cdc.state.roll import call_roll
-from spark_pipeline.ledgers import Ledgers
+from spark_pipeline.delivery.ledgers import Ledgers
 from tests import pgoutput
 from tests.conformance.crash import Killed
 from tests.fix_http import Endpoint
@@ -231,7 +231,7 @@ def test_a_redis_that_is_lost_in_mid_run_costs_repeats_at_most_and_is_told_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("cdc.queue.redis_ledger.PAUSE_S", 0.0)
-    monkeypatch.setattr("spark_pipeline.ledgers._TELL_S", 0.0)
+    monkeypatch.setattr("spark_pipeline.delivery.ledgers._TELL_S", 0.0)
     address = LedgerAddress("redis", SecretText(own_redis.url), timeout_s=5)
     lane = Hooked(state, tmp_path, endpoint, address)
     lane.write_rows(25)

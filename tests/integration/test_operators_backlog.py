@@ -16,8 +16,8 @@ from cdc.state import operators
 from cdc.state.operators import COUNTED_MAX, State
 from cdc.state.positions import Settlement, consumer_cursors, settle
 from sinks.pull import PullSink, Queue
-from spark_pipeline.delivery import Origin, Share
-from spark_pipeline.gaps import pass_gaps
+from spark_pipeline.delivery.deliver import Origin, Share
+from spark_pipeline.delivery.gaps import pass_gaps
 from tests.conformance.messages import batch, cursor_of
 from tests.fix_postgres import Database
 from tests.integration.test_operators import Operator

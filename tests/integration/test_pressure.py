@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from cdc.connection import Connection
-from spark_pipeline.exchange import PlannedRange, widened_by
+from spark_pipeline.capacity import throttle
+from spark_pipeline.capacity.slots import Slots
+from spark_pipeline.capacity.throttle import Throttle
+from spark_pipeline.feed.exchange import PlannedRange, widened_by
 from spark_pipeline.feed.progress import StageProgress
-from spark_pipeline.slots import Slots
-from spark_pipeline.workers import throttle
-from spark_pipeline.workers.throttle import Throttle
 from spark_pipeline.workers.worker import Worker
 from tests import pgoutput
 from tests.checker import SCHEMA, Arrival, Writers, compare

@@ -18,8 +18,8 @@ from cdc.eventtime.sequencer import Step
 from spark_pipeline.eventtime import passage as passage_module
 from spark_pipeline.eventtime import progress
 from spark_pipeline.eventtime.release import WINDOW, Told, our_rows
-from spark_pipeline.eventtime.windowing import WindowResults
-from spark_pipeline.eventtime.windows import last_window_end
+from spark_pipeline.eventtime.windows.aggregate import last_window_end
+from spark_pipeline.eventtime.windows.due import WindowResults
 from tests import pgoutput
 from tests.event_lane import ITEM, NAME, EventLane, S
 from tests.fix_event_lane import STEPS, Fate, MakeLane

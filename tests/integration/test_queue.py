@@ -17,7 +17,7 @@ from cdc.queue.claims import claim
 from cdc.state import positions
 from sinks.base import Delivery
 from sinks.webhook import WebhookSink
-from spark_pipeline.desk import STRIKES
+from spark_pipeline.delivery.sender import STRIKES
 from tests import pgoutput
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import httpx
@@ -96,6 +97,23 @@ def test_a_source_that_is_not_ready_is_refused_in_one_paragraph(
     assert answer.returncode == 1
     assert "public.missing" in answer.stderr
     assert "Traceback" not in answer.stderr
+    slots = "SELECT 1 FROM pg_replication_slots WHERE database = current_database()"
+    assert database.execute(slots) == []
+
+
+def test_a_start_that_is_refused_its_port_leaves_no_slot_behind(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE item (id int PRIMARY KEY)")
+    sinks: list[dict[str, object]] = [
+        {"name": "f", "destination": {"type": "file", "path": "out"}},
+    ]
+    service = Service(database, tmp_path, sinks)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        service.configure({"service": {"http": {"port": taken.getsockname()[1]}}})
+        answer = service.run("run")
+    assert answer.returncode == 1
+    assert "cannot listen" in answer.stderr
     slots = "SELECT 1 FROM pg_replication_slots WHERE database = current_database()"
     assert database.execute(slots) == []
 

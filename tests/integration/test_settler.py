@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 from psycopg.conninfo import make_conninfo
 
@@ -14,12 +17,14 @@ from cdc.connection import Connection
 from cdc.connection_pool import ConnectionPool
 from cdc.cursor import Cursor
 from cdc.errors import TransientError, WalbrookError
+from cdc.queue import copying, events
+from cdc.queue.events import EVENT_SCHEMA
 from cdc.state import positions
 from cdc.state.dead_letters import DeadLetter
 from cdc.state.feeds import FeedFigures, open_feed
 from cdc.state.migrate import migrate
 from cdc.state.positions import consumer_cursors, register_source, restart_cursor
-from spark_pipeline.outcome import Outcome
+from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.workers import settler as settler_module
 from spark_pipeline.workers.settler import Report, Settler
 from tests.fix_postgres import Database
@@ -95,6 +100,17 @@ def letter(at: Cursor) -> DeadLetter:
     return DeadLetter(at, datetime.now(UTC), "s", "t", "insert", "delivery", "broke", b"p", None)
 
 
+def waiting_rows(at: Cursor, count: int = 1) -> pa.RecordBatch:
+    """Messages that were refused once, each a group of its own."""
+    given = {
+        "commit_lsn": at.lsn, "commit_timestamp": datetime.now(UTC), "xid": 1,
+        "table_schema": "public", "table_name": "item", "action": "insert", "record": "{}",
+        "record_pks": "[]", "whole_table": False, "deliveries": 1, "pause_s": 0.0, "dead": False,
+    }  # fmt: skip
+    rows = [{**given, "commit_idx": at.idx + n, "group_id": n} for n in range(count)]
+    return pa.RecordBatch.from_pylist(rows, schema=EVENT_SCHEMA)
+
+
 def delivered(state: Connection) -> dict[str, int]:
     rows = state.execute("SELECT name, delivered FROM walbrook.consumers").fetchall()
     return {str(name): int(str(count)) for name, count in rows}
@@ -161,6 +177,55 @@ def test_a_long_settlement_of_one_holds_nobody_else(state: Connection, database:
         go_on.set()
         worker.join(30)
     assert delivered(state) == {"a": 1, "b": 4, "c": 0}
+
+
+def test_many_messages_for_the_queue_of_one_hold_nobody_else(
+    state: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While they are written, neither the source nor a consumer is locked for others."""
+    under_way, go_on = threading.Event(), threading.Event()
+    copy_rows = copying.copy_rows
+
+    def slow(*given: Any) -> None:
+        copy_rows(*given)
+        under_way.set()
+        go_on.wait(30)
+
+    monkeypatch.setattr(events, "copy_rows", slow)
+    with Settling(state, database.dsn) as settling:
+        first = settling.report_of("a")
+        rows = waiting_rows(START)
+        heavy = replace(first, outcome=replace(first.outcome, delivered=0, aside=rows))
+        worker = threading.Thread(target=settling.settler.settle, args=("a", heavy))
+        worker.start()
+        assert under_way.wait(30)
+        settling.report("b", 4)
+        until("the other to be settled", lambda: delivered(state)["b"] == 4)
+        state.execute("SELECT walbrook.pause('a')")  # nor does an operator wait
+        assert state.execute("SELECT count(*) FROM walbrook.events").fetchall() == [(0,)]
+        go_on.set()
+        worker.join(30)
+    assert consumer_cursors(state, SOURCE)["a"] == settling.at["a"]
+    due = state.execute("SELECT due_at IS NOT NULL, deliveries FROM walbrook.events").fetchall()
+    assert due == [(True, 1)]
+
+
+def test_messages_for_the_queue_of_one_that_was_moved_meanwhile_are_not_kept(
+    state: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_rows = copying.copy_rows
+
+    def moved(*given: Any) -> None:
+        copy_rows(*given)
+        state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/5' WHERE name = 'a'")
+
+    monkeypatch.setattr(events, "copy_rows", moved)
+    with Settling(state, database.dsn) as settling:
+        first = settling.report_of("a")
+        outcome = replace(first.outcome, delivered=0, aside=waiting_rows(START))
+        assert not settling.settler.settle("a", replace(first, outcome=outcome))
+    assert consumer_cursors(state, SOURCE)["a"] == Cursor(5, 0)
+    assert state.execute("SELECT count(*) FROM walbrook.events").fetchall() == [(0,)]
 
 
 def test_a_cursor_that_was_moved_is_left_there_and_the_others_are_settled(

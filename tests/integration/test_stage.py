@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cdc.state.workers import WorkerState, WorkerStatus
-from spark_pipeline.slots import Slots
+from spark_pipeline.capacity.slots import Slots
 from spark_pipeline.workers.status import StatusWriter
 from tests import pgoutput
 from tests.fix_http import Endpoint, Scripted

@@ -17,9 +17,9 @@ from cdc.cursor import Cursor
 from cdc.errors import TransientError
 from cdc.state.positions import consumer_cursors, restart_cursor
 from cdc.state.workers import WorkerState
-from spark_pipeline.exchange import PlannedRange
-from spark_pipeline.plan import Plan
-from spark_pipeline.planner import Planner
+from spark_pipeline.feed.exchange import PlannedRange
+from spark_pipeline.feed.plan import Plan
+from spark_pipeline.feed.planner import Planner
 from spark_pipeline.workers import worker as worker_module
 from spark_pipeline.workers.state import Reason
 from spark_pipeline.workers.worker import Worker

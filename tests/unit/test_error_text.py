@@ -21,7 +21,7 @@ from cdc.errors import PoisonError, TransientError, WalbrookError
 from cdc.service.logs import configure_logs
 from sinks.http_answers import Answer, meaning
 from sinks.redis_errors import from_exception, from_reply
-from spark_pipeline.poison import told
+from spark_pipeline.delivery.isolate import told
 from tests import pgoutput
 from tests.unit.decoding.frames import OID, Frame
 

@@ -39,6 +39,17 @@ def test_pyspark_is_imported_in_its_room_alone() -> None:
             assert "pyspark" not in imports(path), path
 
 
+@pytest.mark.parametrize("room", ["delivery", "capacity"])
+def test_delivery_and_capacity_need_no_spark(room: str) -> None:
+    for path in (ROOT / "spark_pipeline" / room).rglob("*.py"):
+        assert not imports(path) & {"pyspark", "py4j"}, path
+
+
+def test_spark_pipeline_has_no_modules_outside_its_rooms() -> None:
+    flat = {path.name for path in (ROOT / "spark_pipeline").glob("*.py")}
+    assert flat == {"__init__.py", "__main__.py"}
+
+
 def test_no_module_is_past_five_hundred_lines() -> None:
     for room in ALLOWED:
         for path in (ROOT / room).rglob("*.py"):

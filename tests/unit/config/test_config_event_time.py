@@ -10,7 +10,7 @@ import pytest
 
 from cdc.config import Config, Sink, Source, TableTime, Window, show
 from cdc.config.units import parse_duration
-from spark_pipeline.matching import Match
+from spark_pipeline.delivery.matching import Match
 from tests.unit.config.config_texts import FILE, databases, read, refusal, sink
 
 ORDERED = "ordering: event_time\nevent_time: {column: at}\n"

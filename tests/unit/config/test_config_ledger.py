@@ -8,7 +8,7 @@ import pytest
 
 from cdc.config import Sink, show
 from cdc.queue.open_ledger import LedgerAddress
-from spark_pipeline.ledgers import needs_ledger
+from spark_pipeline.delivery.ledgers import needs_ledger
 from tests.unit.config.config_texts import FILE, databases, read, refusal, sink
 
 HOOK = "destination: {type: webhook, url: 'https://example.com/'%s}"

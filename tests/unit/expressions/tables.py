@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from cdc.config import Sink
-from spark_pipeline.delivery import Origin
+from spark_pipeline.delivery.deliver import Origin
 from spark_pipeline.expressions.seen import RawRows
 from tests import pgoutput
 from tests.unit.decoding.frames import OID, Frame, table

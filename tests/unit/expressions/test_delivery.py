@@ -17,15 +17,15 @@ from cdc.errors import ProtocolError
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
 from sinks.columns import by_route
-from spark_pipeline import delivery
-from spark_pipeline.dead import dead_letters
-from spark_pipeline.delivery import Share, deliver
-from spark_pipeline.exchange import Exchange, markers_from_arrow, pick_up
+from spark_pipeline.delivery import deliver as deliver_module
+from spark_pipeline.delivery.dead_letters import dead_letters
+from spark_pipeline.delivery.deliver import Share, deliver
 from spark_pipeline.expressions.evaluate import verdicts
 from spark_pipeline.expressions.seen import RawRows
 from spark_pipeline.expressions.shares import judge
 from spark_pipeline.expressions.verdicts import leave_verdicts
-from spark_pipeline.source import LogStreamReader
+from spark_pipeline.feed.exchange import Exchange, markers_from_arrow, pick_up
+from spark_pipeline.source.stream import LogStreamReader
 from tests import pgoutput
 from tests.unit.decoding.frames import COMMIT_LSN, OID, Frame
 from tests.unit.expressions.tables import ORDERS, ORIGIN, consumer, order
@@ -64,7 +64,7 @@ def exchange(tmp_path: Path) -> Iterator[Exchange]:
 
 def share_of(log: Path, exchange: Exchange, sink: Sink) -> Share:
     """The whole log for a consumer, judged."""
-    reader = LogStreamReader.for_lane(log, exchange.directory)
+    reader = LogStreamReader.in_process(log, exchange.directory)
     view = LogView(log)
     start, end = ({"batch": at, "history": view.history()} for at in (0, view.next_batch()))
     batches = [b for part in reader.partitions(start, end) for b in reader.read(part)]
@@ -184,8 +184,8 @@ def _first_batch(log: Path) -> RawRows:
 def test_routes_go_with_their_messages(log: Path, exchange: Exchange) -> None:
     sink = consumer(routing=f"{FUNCTIONS}:by_note", actions=["insert", "truncate"])
     share = share_of(log, exchange, sink)
-    (rows,) = delivery._batches(share, pick_up(share.slices))
-    batch = delivery._shaped(share, rows)
+    (rows,) = deliver_module._batches(share, pick_up(share.slices))
+    batch = deliver_module._shaped(share, rows)
     assert [(route, len(run)) for route, run in by_route(batch)] == [("n", 3), (None, 1), ("n", 1)]
     assert "message" not in batch.rows.schema.names
 

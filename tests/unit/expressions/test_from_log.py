@@ -14,11 +14,11 @@ from cdc.decoding.annotations import Run
 from cdc.errors import TransientError
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
-from spark_pipeline.exchange import SliceMarker
 from spark_pipeline.expressions import from_log
 from spark_pipeline.expressions.from_log import verdicts_on_driver, verdicts_on_executors
 from spark_pipeline.expressions.log_rows import Piece, pieces_of
 from spark_pipeline.expressions.stretch import Stretch
+from spark_pipeline.feed.exchange import SliceMarker
 from tests import pgoutput
 from tests.unit.decoding.frames import COMMIT_LSN, OID, Frame, table
 from tests.unit.expressions.tables import ORDERS, ORIGIN, consumer, order

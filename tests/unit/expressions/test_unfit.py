@@ -17,16 +17,16 @@ from cdc.decoding.format import PLAIN
 from cdc.errors import ExpressionError
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
-from spark_pipeline.delivery import Share
-from spark_pipeline.exchange import Exchange, PlannedRange
+from spark_pipeline.delivery.deliver import Share
+from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.expressions.from_log import verdicts_on_driver, verdicts_on_executors
 from spark_pipeline.expressions.log_rows import pieces_of
 from spark_pipeline.expressions.shares import judge
 from spark_pipeline.expressions.stretch import Stretch
-from spark_pipeline.options import driver_options
-from spark_pipeline.outcome import Outcome
-from spark_pipeline.plan import DriverPlan
-from spark_pipeline.reading import RangeReader
+from spark_pipeline.feed.exchange import Exchange, PlannedRange
+from spark_pipeline.feed.plan import DriverPlan
+from spark_pipeline.source.options import driver_options
+from spark_pipeline.source.range_reader import RangeReader
 from tests import pgoutput
 from tests.unit.decoding.frames import COMMIT_LSN, OID, Frame, table
 from tests.unit.expressions.tables import ORDERS, ORIGIN, consumer, order

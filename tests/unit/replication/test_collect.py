@@ -78,3 +78,14 @@ def test_a_full_batch_does_not_linger() -> None:
     collector.hand_over(10.0)
     filled(collector, 10.0, [pgoutput.insert(1, ["7" * 10_000])])
     assert collector.due(10.0)
+
+
+def test_a_few_whole_transactions_are_gathered_without_reading_the_socket() -> None:
+    collector = Collector(BatchLimits(rows=10_000, bytes=1_000_000), 0.005)
+    assert not collector.gathers
+    filled(collector, 10.0, WHOLE)
+    assert collector.gathers
+    filled(collector, 10.0, WHOLE[:2])
+    assert not collector.gathers, "its commit is awaited"
+    filled(collector, 10.0, WHOLE[2:] * 300)
+    assert not collector.gathers, "so many must not wait in the buffers of the socket"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_pipeline.admission import ROWS_MIN, Admission
+from spark_pipeline.source.batch_size import ROWS_MIN, Admission
 
 TARGET_S = 0.5
 

@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 
 from cdc.service.java import find_java
-from spark_pipeline.session import class_archive_option
+from spark_pipeline.session.session import class_archive_option
 
 ROOT = Path(__file__).parents[3]
 WRITE = """
 import sys
 from pathlib import Path
-from spark_pipeline.class_archive import write_class_archive
+from spark_pipeline.session.class_archive import write_class_archive
 write_class_archive(Path(sys.argv[1]))
 """
 START = """
 import sys
 from cdc.config import Spark
-from spark_pipeline.session import open_session
+from spark_pipeline.session.session import open_session
 session = open_session(Spark(driver_java_options=sys.argv[1]))
 assert session.range(3).count() == 3
 """

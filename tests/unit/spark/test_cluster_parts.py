@@ -12,13 +12,13 @@ from cdc.decoding.format import PLAIN, ValueFormat, Wanted
 from cdc.log.flight_wire import CA_VARIABLE, TOKEN_VARIABLE
 from cdc.log.writer import LogWriter
 from cdc.replication.seal import Sealer
-from spark_pipeline.cluster import cluster_options, executor_environment, is_cluster, rows_of
-from spark_pipeline.exchange import SliceMarker
-from spark_pipeline.marked import MARKER, marked, marked_schema, markers_in
-from spark_pipeline.reading import LogPartition
-from spark_pipeline.settings import LaneSettings
-from spark_pipeline.slicing import cut
-from spark_pipeline.source import WalbrookDataSource
+from spark_pipeline.feed.cluster import cluster_options, executor_environment, is_cluster, rows_of
+from spark_pipeline.feed.exchange import SliceMarker
+from spark_pipeline.source.marked_rows import MARKER, marked, marked_schema, markers_in
+from spark_pipeline.source.range_reader import LogPartition
+from spark_pipeline.source.slicing import cut
+from spark_pipeline.source.stream import WalbrookDataSource
+from spark_pipeline.workers.settings import StageSettings
 from tests import pgoutput
 from tests.unit.config.config_texts import databases, read
 from tests.unit.replication.test_seal import transaction, wire
@@ -105,4 +105,4 @@ def test_executors_are_told_where_the_log_is_and_with_what_to_read_it(
         "executorPath": f"grpc+tls://driver.example:7400/{database.name}",
     }
     assert executor_environment(config) == {TOKEN_VARIABLE: "t", CA_VARIABLE: "/etc/ca.pem"}
-    assert LaneSettings.of(config, database, 1).cluster_options is not None
+    assert StageSettings.of(config, database, 1).cluster_options is not None

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from cdc.cursor import Cursor
-from spark_pipeline.exchange import SliceMarker
 from spark_pipeline.feed.decoded_range import DecodedRange
+from spark_pipeline.feed.exchange import SliceMarker
 from spark_pipeline.feed.feed import BehindError, Feed
 from tests.waiting import until
 

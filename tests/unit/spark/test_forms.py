@@ -16,14 +16,14 @@ from cdc.config import Sink
 from cdc.cursor import Cursor
 from cdc.decoding.format import PLAIN, ValueFormat, Wanted
 from cdc.log.writer import LogWriter
-from spark_pipeline import delivery
-from spark_pipeline.delivery import Origin, Share, deliver
-from spark_pipeline.exchange import PlannedRange, SliceMarker, leave
-from spark_pipeline.forms import view_of, wanted_by
-from spark_pipeline.options import driver_options
-from spark_pipeline.plan import DriverPlan
-from spark_pipeline.reading import RangeReader
+from spark_pipeline.delivery import deliver as deliver_module
+from spark_pipeline.delivery.deliver import Origin, Share, deliver
+from spark_pipeline.delivery.value_formats import view_of, wanted_by
+from spark_pipeline.feed.exchange import PlannedRange, SliceMarker, leave
+from spark_pipeline.feed.plan import DriverPlan
 from spark_pipeline.source import WalbrookDataSource
+from spark_pipeline.source.options import driver_options
+from spark_pipeline.source.range_reader import RangeReader
 from tests.unit.decoding.changes_of_every_kind import changes_of_every_kind
 from tests.unit.log.test_log import append
 
@@ -87,7 +87,7 @@ def test_only_who_shows_old_rows_is_handed_them() -> None:
 def test_the_exchange_carries_every_form_to_the_consumer_that_wants_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "_open_sinks", {})
+    monkeypatch.setattr(deliver_module, "_open_sinks", {})
     wanted, changes = in_two_forms()
     path = str(leave(tmp_path, iter([changes]), wanted.schema))
     high = Cursor(1 << 60, 0)
@@ -128,7 +128,7 @@ def test_the_reader_of_a_lane_asks_for_what_is_wanted_and_leaves_all_of_it(
         assert wanted == asked
         return decoded.slice(0, raw.num_rows)
 
-    monkeypatch.setattr("spark_pipeline.reading.decode_carefully", decode)
+    monkeypatch.setattr("spark_pipeline.source.range_reader.decode_carefully", decode)
     log = LogWriter(tmp_path / "log")
     append(log, 10, count=3)
     log.close()

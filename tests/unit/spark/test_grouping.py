@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.queue.groups import BY_KEY, Grouping, groups_of
-from spark_pipeline.grouping import Run, runs_between_barriers, spread
-from tests.unit.spark.test_desk import Message, histories, rows
+from spark_pipeline.delivery.group_parts import Run, runs_between_barriers, spread
+from tests.unit.spark.test_sender import Message, histories, rows
 
 Numbers = list[tuple[int, int]]
 

@@ -9,7 +9,7 @@ import pytest
 
 from cdc.config import FileDestination, Sink
 from cdc.decoding import decode_changes
-from spark_pipeline.delivery import Origin, shape_of
+from spark_pipeline.delivery.deliver import Origin, shape_of
 from spark_pipeline.expressions.seen import RawRows, seen_rows
 from tests import pgoutput
 from tests.unit.decoding.frames import OID, Frame, table

@@ -12,14 +12,14 @@ import pytest
 from cdc.config import Spark
 from cdc.errors import FAILED, OperatorError
 from cdc.service.java import find_java
-from spark_pipeline.session import _own, open_session
+from spark_pipeline.session.session import _own, open_session
 
 ROOT = Path(__file__).parents[3]
 START = """
 import sys
 from cdc.config import Spark
 from cdc.errors import OperatorError
-from spark_pipeline.session import open_session
+from spark_pipeline.session.session import open_session
 try:
     open_session(Spark(driver_java_options="-javaagent:/nowhere/agent.jar"))
 except OperatorError as error:
@@ -36,7 +36,7 @@ KILLED = """
 import sys
 from cdc.config import Spark
 from cdc.errors import WalbrookError, exit_status
-from spark_pipeline.session import open_session
+from spark_pipeline.session.session import open_session
 try:
     open_session(Spark(checkpoint_directory=sys.argv[1]))
 except WalbrookError as error:

@@ -11,9 +11,9 @@ from cdc.config import FileDestination, Sink
 from cdc.cursor import Cursor
 from cdc.errors import GapError
 from cdc.log.writer import LogWriter
-from spark_pipeline import delivery
-from spark_pipeline.delivery import Origin, Share
-from spark_pipeline.source import LogStreamReader
+from spark_pipeline.delivery import deliver
+from spark_pipeline.delivery.deliver import Origin, Share
+from spark_pipeline.source.stream import LogStreamReader
 from tests.unit.log.test_log import append
 
 
@@ -26,12 +26,12 @@ def share(source: str, run: str, directory: Path) -> Share:
 def test_sinks_of_two_sources_live_side_by_side_and_those_of_an_earlier_run_are_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "_open_sinks", {})
-    shop, crm = (delivery.sink_of(share(name, "run 1", tmp_path)) for name in ("shop", "crm"))
+    monkeypatch.setattr(deliver, "_open_sinks", {})
+    shop, crm = (deliver.sink_of(share(name, "run 1", tmp_path)) for name in ("shop", "crm"))
     assert shop is not crm
-    assert delivery.sink_of(share("shop", "run 1", tmp_path)) is shop
-    assert delivery.sink_of(share("shop", "run 2", tmp_path)) is not shop
-    assert {run for run, *_ in delivery._open_sinks} == {"run 2"}
+    assert deliver.sink_of(share("shop", "run 1", tmp_path)) is shop
+    assert deliver.sink_of(share("shop", "run 2", tmp_path)) is not shop
+    assert {run for run, *_ in deliver._open_sinks} == {"run 2"}
 
 
 def test_a_log_that_ends_before_the_streams_position_is_an_error_not_a_wait(
@@ -40,7 +40,7 @@ def test_a_log_that_ends_before_the_streams_position_is_an_error_not_a_wait(
     log = LogWriter(tmp_path)
     append(log, 10)
     log.close()
-    reader = LogStreamReader.for_lane(tmp_path, tmp_path)
+    reader = LogStreamReader.in_process(tmp_path, tmp_path)
     history = log.manifest.history
     start = {"batch": 0, "history": history}
     assert reader.latestOffset(start, ReadMaxRows(10)) == {"batch": 1, "history": history}
@@ -56,4 +56,4 @@ def test_an_offset_of_another_history_of_the_log_is_refused(tmp_path: Path) -> N
     append(log, 20)
     log.close()
     with pytest.raises(GapError, match="start again from a cursor"):
-        LogStreamReader.for_lane(tmp_path, tmp_path).latestOffset(start, ReadMaxRows(10))
+        LogStreamReader.in_process(tmp_path, tmp_path).latestOffset(start, ReadMaxRows(10))

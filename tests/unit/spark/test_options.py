@@ -9,7 +9,7 @@ import pytest
 
 from cdc.cursor import Cursor
 from cdc.errors import ConfigError
-from spark_pipeline.options import _DEFAULTS, _OURS, Options
+from spark_pipeline.source.options import _DEFAULTS, _OURS, Options
 
 PAGE = Path(__file__).parents[3] / "docs" / "spark.md"
 

@@ -14,11 +14,11 @@ from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.shapes import shape_for
 from cdc.errors import PoisonError, TransientError
 from sinks.base import Delivery
-from spark_pipeline.delivery import Origin, Share
-from spark_pipeline.desk import STRIKES, Desk, Strikes
-from spark_pipeline.outcome import Outcome
-from spark_pipeline.partitions import deliver_in_parts
-from tests.unit.spark.test_desk import CONTEXT, Message, aside, consumer, cuts, histories, rows
+from spark_pipeline.delivery.deliver import Origin, Share
+from spark_pipeline.delivery.outcome import Outcome
+from spark_pipeline.delivery.partitions import deliver_in_parts
+from spark_pipeline.delivery.sender import STRIKES, Sender, Strikes
+from tests.unit.spark.test_sender import CONTEXT, Message, aside, consumer, cuts, histories, rows
 
 END = Cursor(1 << 40, 0)
 _TIMEOUT_S = 30.0
@@ -70,9 +70,9 @@ def deliver(
     share = Share(settings, Origin("shop", "h", "d"), "run", ORIGIN, END, [])
     shape = shape_for("sequin", CONTEXT)
 
-    def open_desk(share: Share, purpose: str = "", *, strikes: Strikes | None = None) -> Desk:
+    def open_desk(share: Share, purpose: str = "", *, strikes: Strikes | None = None) -> Sender:
         assert strikes is not None
-        return Desk(
+        return Sender(
             settings,
             destination,
             lambda changes: MessageBatch(shape.rows(changes), shape),

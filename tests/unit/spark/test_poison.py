@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from cdc.config import FileDestination, Sink
 from cdc.cursor import Cursor
 from cdc.errors import DecodeError, TransientError
-from spark_pipeline.delivery import Origin, Share
-from spark_pipeline.outcome import Outcome, Poison
-from spark_pipeline.poison import deliver_carefully, is_suspect, told
+from spark_pipeline.delivery.deliver import Origin, Share
+from spark_pipeline.delivery.isolate import deliver_carefully, is_suspect, told
+from spark_pipeline.delivery.outcome import Outcome, Poison
 
 _SINK = Sink(name="hook", database="shop", destination=FileDestination(path=Path("out")))
 

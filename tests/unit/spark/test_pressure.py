@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.log.view import LogView
-from spark_pipeline.backlog import Bounds
-from spark_pipeline.gauge import Gauge
-from spark_pipeline.pressure import (
+from spark_pipeline.capacity.gauge import Gauge
+from spark_pipeline.capacity.pressure import (
     DEFERRED_MAX_S,
     STEP_MIN_S,
     TURN_MIN_S,
@@ -19,6 +18,7 @@ from spark_pipeline.pressure import (
     Pressure,
     Served,
 )
+from spark_pipeline.feed.backlog import Bounds
 from tests import pgoutput
 from tests.unit.replication.test_seal import transaction
 from tests.written_log import WrittenLog

@@ -8,12 +8,12 @@ from typing import Any
 from structlog.testing import capture_logs
 
 from cdc.cursor import Cursor
-from spark_pipeline.delivery import Origin
-from spark_pipeline.outcome import Outcome, Poison
-from spark_pipeline.refusal_log import RefusalLog
-from spark_pipeline.settings import LaneSettings
+from spark_pipeline.delivery.deliver import Origin
+from spark_pipeline.delivery.outcome import Outcome, Poison
+from spark_pipeline.delivery.refusal_log import RefusalLog
 from spark_pipeline.workers.retries import RetryQueue
-from tests.unit.spark.test_desk import Destination, Message, consumer, deliver, desk_for
+from spark_pipeline.workers.settings import StageSettings
+from tests.unit.spark.test_sender import Destination, Message, consumer, deliver, sender_for
 
 
 def refused(*keys: int, max_deliveries: int = 20) -> Outcome:
@@ -22,7 +22,7 @@ def refused(*keys: int, max_deliveries: int = 20) -> Outcome:
     messages += [Message(key, at, "poison") for at, key in enumerate(keys, 1)]
     fates = {message.cursor: message.fate for message in messages}
     settings = consumer(max_deliveries=max_deliveries)
-    return deliver(desk_for(Destination(fates), settings=settings), messages, [])
+    return deliver(sender_for(Destination(fates), settings=settings), messages, [])
 
 
 def lines(log: RefusalLog, *outcomes: Outcome) -> list[dict[str, Any]]:
@@ -66,7 +66,7 @@ def test_a_consumer_has_one_line_in_ten_seconds_which_counts_those_left_out() ->
 
 def test_what_a_worker_settles_is_logged(tmp_path: Path) -> None:
     origin = Origin("shop", "h", "d")
-    settings = LaneSettings("shop", 1, origin, [], "", tmp_path, tmp_path, 1000, 1 << 20)
+    settings = StageSettings("shop", 1, origin, [], "", tmp_path, tmp_path, 1000, 1 << 20)
     retries = RetryQueue(consumer(), settings, "run", RefusalLog())
     with capture_logs() as logs:
         retries.settled(refused(1))

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from cdc.queue.claims import Due
-from spark_pipeline.delivery import Origin
-from spark_pipeline.refusal_log import RefusalLog
-from spark_pipeline.settings import LaneSettings
+from spark_pipeline.delivery.deliver import Origin
+from spark_pipeline.delivery.refusal_log import RefusalLog
 from spark_pipeline.workers.retries import RetryQueue
-from tests.unit.spark.test_desk import consumer
+from spark_pipeline.workers.settings import StageSettings
 from tests.unit.spark.test_refusal_log import refused
+from tests.unit.spark.test_sender import consumer
 
 
 def _queue(directory: Path) -> RetryQueue:
-    settings = LaneSettings(
+    settings = StageSettings(
         source="shop",
         term=1,
         origin=Origin("shop", "", ""),

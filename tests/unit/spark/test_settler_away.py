@@ -10,7 +10,7 @@ import pytest
 from cdc.connection_pool import ConnectionPool
 from cdc.cursor import ORIGIN, Cursor
 from cdc.state.feeds import FeedFigures
-from spark_pipeline.outcome import Outcome
+from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.workers import settler as settler_module
 from spark_pipeline.workers.settler import Report, Settler
 from tests.waiting import until

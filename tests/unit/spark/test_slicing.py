@@ -5,7 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_pipeline.slicing import BYTES_PER_PARTITION, ROWS_PER_PARTITION, cut, partitions_for
+from spark_pipeline.source.slicing import (
+    BYTES_PER_PARTITION,
+    ROWS_PER_PARTITION,
+    cut,
+    partitions_for,
+)
 
 MB = 1 << 20
 

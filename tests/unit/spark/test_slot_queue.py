@@ -8,7 +8,14 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_pipeline.slot_queue import AGED_S, HELD_MAX_S, SlotQueue, Ticket, Who, longest_wait_s
+from spark_pipeline.capacity.slot_queue import (
+    AGED_S,
+    HELD_MAX_S,
+    SlotQueue,
+    Ticket,
+    Who,
+    longest_wait_s,
+)
 
 weights = st.integers(1, 10)
 

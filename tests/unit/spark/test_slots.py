@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from spark_pipeline import slot_queue
-from spark_pipeline.slot_queue import BYTES_MAX, COUNTED_S, SlotQueue
-from spark_pipeline.slots import Slots
+from spark_pipeline.capacity import slot_queue
+from spark_pipeline.capacity.slot_queue import BYTES_MAX, COUNTED_S, SlotQueue
+from spark_pipeline.capacity.slots import Slots
 from tests.waiting import until
 
 NEVER = threading.Event()

@@ -15,10 +15,10 @@ from pyspark.sql.streaming.datasource import (
 from cdc.cursor import Cursor
 from cdc.errors import ConfigError, GapError
 from cdc.log.retention import Retention
-from spark_pipeline import source
-from spark_pipeline.exchange import Exchange
-from spark_pipeline.options import Options
-from spark_pipeline.source import LogStreamReader
+from spark_pipeline.feed.exchange import Exchange
+from spark_pipeline.source import stream as stream_module
+from spark_pipeline.source.options import Options
+from spark_pipeline.source.stream import LogStreamReader
 from tests import pgoutput
 from tests.unit.replication.test_seal import transaction
 from tests.written_log import SMALL, WrittenLog
@@ -71,7 +71,7 @@ def test_what_the_driver_notes_of_pressure_lets_micro_batches_take_longer(
 ) -> None:
     fill(log, first=100, count=100)
     now = 0.0
-    monkeypatch.setattr(source, "_now_s", lambda: now)
+    monkeypatch.setattr(stream_module, "_now_s", lambda: now)
     exchange = Exchange(tmp_path)
     stream = reader(log, maxRows="8000", targetMs="1000", exchange=str(tmp_path))
     at, sizes = stream.initialOffset(), []
@@ -88,7 +88,7 @@ def test_micro_batches_that_take_too_long_become_smaller(
 ) -> None:
     fill(log, first=100, count=100)
     now = 0.0
-    monkeypatch.setattr(source, "_now_s", lambda: now)
+    monkeypatch.setattr(stream_module, "_now_s", lambda: now)
     stream = reader(log, maxRows="8000", targetMs="1000")
     at, sizes = stream.initialOffset(), []
     for took_s in (2.0, 2.0, 0.5, 0.5, 1.0):

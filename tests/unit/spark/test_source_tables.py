@@ -10,11 +10,11 @@ import pytest
 
 from cdc.errors import ConfigError
 from cdc.log.open import open_log
-from spark_pipeline import tables
-from spark_pipeline.options import Options
-from spark_pipeline.places import ending, starting
-from spark_pipeline.reading import RangeReader
-from spark_pipeline.tables import check_schema, newest_schema
+from spark_pipeline.source import table_reader
+from spark_pipeline.source.offsets import ending, starting
+from spark_pipeline.source.options import Options
+from spark_pipeline.source.range_reader import RangeReader
+from spark_pipeline.source.table_reader import check_schema, newest_schema
 from tests import pgoutput
 from tests.pgoutput import UNCHANGED
 from tests.unit.replication.test_seal import transaction
@@ -148,13 +148,13 @@ def test_cursors_bound_the_rows_in_the_middle_of_a_batch(tmp_path: Path) -> None
 
 
 def test_a_schema_that_is_not_one_of_typed_rows_is_refused() -> None:
-    good = tables._FIXED
+    good = table_reader._FIXED
     row = pa.struct([("id", pa.int64())])
     for name in ("record", "before"):
         good = good.set(good.get_field_index(name), pa.field(name, row))
     check_schema(good)
     wrong = pa.field("before", pa.struct([("id", pa.int32())]))
     strict = pa.field("xid", pa.string())
-    for bad in (good.remove(0), good.set(6, wrong), good.set(3, strict), tables._FIXED):
+    for bad in (good.remove(0), good.set(6, wrong), good.set(3, strict), table_reader._FIXED):
         with pytest.raises(ConfigError, match="is not one of a table's typed rows"):
             check_schema(bad)

@@ -33,16 +33,16 @@ from cdc.state.positions import MovedError, Settlement
 from cdc.state.roll import Roll
 from sinks.base import Delivery
 from sinks.file import FileSink
-from spark_pipeline.delivery import Origin
-from spark_pipeline.exchange import Exchange, PlannedRange
+from spark_pipeline.delivery.deliver import Origin
+from spark_pipeline.delivery.ledgers import Ledgers
 from spark_pipeline.feed.body import FeedBody
+from spark_pipeline.feed.exchange import Exchange, PlannedRange
 from spark_pipeline.feed.feed import Feed
+from spark_pipeline.feed.planner import Planner
 from spark_pipeline.feed.progress import StageProgress
-from spark_pipeline.ledgers import Ledgers
-from spark_pipeline.planner import Planner
-from spark_pipeline.settings import LaneSettings
 from spark_pipeline.workers import retries, settler, worker
 from spark_pipeline.workers.context import WorkerContext
+from spark_pipeline.workers.settings import StageSettings
 from spark_pipeline.workers.settler import Settler
 from spark_pipeline.workers.worker import AgainError, Worker
 from tests import pgoutput
@@ -113,7 +113,7 @@ class Stage:
             )
             for name in NAMES
         ]
-        self.settings = LaneSettings(
+        self.settings = StageSettings(
             source="shop", term=1, origin=Origin("shop", "h", "d"), consumers=self.sinks,
             state_dsn="", log_directory=directory / "log", checkpoint_directory=directory,
             micro_batch_rows=1000, micro_batch_bytes=1 << 20,
@@ -274,6 +274,7 @@ class Stage:
         self.rows.paused.clear()
         self.rows.away = False
         self.settler.write()
+        self.served.clear()  # the stage looks for cursors that an operator moved each second
         for _ in range(3 * self.end + 20):
             self.decode()
             for name in NAMES:

@@ -21,15 +21,15 @@ from pyspark.sql import SparkSession
 from cdc.decoding import decode_changes
 from cdc.decoding.plan import plan_for
 from cdc.errors import ConfigError, ExpressionError, TransientError
-from spark_pipeline.delivery import Origin
-from spark_pipeline.eventtime import window_run
-from spark_pipeline.eventtime.window_check import check_window
-from spark_pipeline.eventtime.windows import (
+from spark_pipeline.delivery.deliver import Origin
+from spark_pipeline.eventtime.windows import run as window_run
+from spark_pipeline.eventtime.windows.aggregate import (
     RESULT_SCHEMA,
     WindowAggregator,
     WindowSpec,
     last_window_end,
 )
+from spark_pipeline.eventtime.windows.check import check_window
 from spark_pipeline.expressions import failures
 from tests import pgoutput
 from tests.exact_json import as_values, parse

@@ -1,0 +1,255 @@
+"""Delivering one consumer's share of a micro-batch, in the process that runs the task.
+
+Sinks stay open between micro-batches: Spark reuses its Python workers, and each keeps the sinks it
+has opened. A consumer's messages go out in cursor order, one batch after another; what the desk
+does with those that are refused is its own affair. What was settled before a failure stays settled.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.change import ROUTE, MessageBatch
+from cdc.config import Sink as SinkConfig
+from cdc.cursor import Cursor
+from cdc.decoding.format import PLAIN, Wanted
+from cdc.decoding.shapes import Context, Shape, shape_for
+from cdc.errors import ProtocolError, WalbrookError
+from cdc.queue.ledger import Ledger
+from cdc.queue.open_ledger import LedgerAddress, open_ledger
+from cdc.queue.waiting import NOTHING, Waiting
+from sinks import Queue, Sink, open_sink
+from sinks.base import Delivery, RequestSink
+from sinks.columns import prefix_below
+from sinks.ledgered import LedgeredSink, LedgerPlace
+from sinks.pull import PullSink
+from spark_pipeline.delivery.matching import Match
+from spark_pipeline.delivery.outcome import Outcome
+from spark_pipeline.delivery.partitions import deliver_in_parts
+from spark_pipeline.delivery.sender import STRIKES, Sender, Strikes
+from spark_pipeline.delivery.value_formats import form_of, view_of
+from spark_pipeline.expressions.verdicts import in_cursor_order, judged
+from spark_pipeline.feed.exchange import SliceMarker, pick_up, whole
+
+_DELIVERY_ROWS = 10_000
+_DELIVERY_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a message says of the database it comes from."""
+
+    name: str
+    hostname: str
+    database: str
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one task delivers: of the slices of a micro-batch, in order, what one consumer lacks."""
+
+    consumer: SinkConfig
+    origin: Origin
+    run: str  # sinks of an earlier run of the service are not reused
+    start: Cursor  # below it everything is settled for this consumer
+    end: Cursor  # where the share ends, exclusive: most often the micro-batch's high watermark
+    slices: list[SliceMarker]
+    wanted: Wanted = PLAIN  # what decode was asked for when it made the slices
+    verdicts: str | None = None  # where those of the consumer's expressions lie, VERDICT_SCHEMA
+    failed: int = 0  # how many of them say that an expression failed
+    held: WalbrookError | None = None  # why it ends where it does, if its consumer cannot go on
+    waiting: Waiting = NOTHING  # what its consumer's queue held when the micro-batch began
+    strikes: int = 0  # refusals in a row before it
+    strikes_max: int = STRIKES  # how many its destination is allowed
+    ledger: LedgerPlace | None = None  # where what was delivered is noted, if its sink needs it
+    state_dsn: str = field(default="", repr=False)  # where pull consumers' messages are stored
+    standing: Cursor | None = None  # the consumer's cursor in Postgres when it was begun
+
+    def behind(self, done: Outcome) -> Share:
+        """The same where something was delivered before it: what that put aside waits already."""
+        if done.aside is None:
+            return self if not done.delivered else replace(self, strikes=0)
+        aside = done.aside.filter(pc.invert(done.aside.column("dead")))
+        return replace(self, waiting=self.waiting.with_these(aside), strikes=done.strikes)
+
+
+_open_sinks: dict[tuple[str, str, str, str], Sink] = {}
+_open_ledgers: dict[tuple[str, LedgerAddress], Ledger] = {}
+_opening = threading.Lock()
+
+
+def deliver(share: Share) -> Outcome:
+    """Send a consumer everything of its share that it does not have yet."""
+    return deliver_changes(share, pick_up(share.slices))
+
+
+def deliver_changes(share: Share, changes: Iterable[pa.RecordBatch]) -> Outcome:
+    """The same of changes from anywhere: as decode wrote them, in cursor order."""
+    if share.consumer.effective_partition_count > 1:
+        return deliver_in_parts(share, _batches(share, changes), sender_for)
+    desk = sender_for(share)
+    for rows in _batches(share, changes):
+        if not desk.take(rows):
+            return desk.outcome
+    return desk.finish(share.end)
+
+
+def sender_for(
+    share: Share,
+    purpose: str = "",
+    around: Callable[[Sink], Sink] | None = None,
+    strikes: Strikes | None = None,
+) -> Sender:
+    """Where a share is delivered; each purpose has a sink of its own."""
+    sink = sink_of(share, purpose)
+    return Sender(
+        share.consumer,
+        sink if around is None else around(sink),
+        partial(_shaped, share),
+        share.start,
+        share.waiting,
+        strikes=share.strikes if strikes is None else strikes,
+        strikes_max=share.strikes_max,
+    )
+
+
+def send(share: Share, changes: pa.RecordBatch) -> Delivery:
+    """Send a consumer these changes, whatever it asks for."""
+    return sink_of(share).deliver(_shaped(share, changes))
+
+
+def _batches(share: Share, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The consumer's changes in order, in batches of a size worth sending."""
+    pending: list[pa.RecordBatch] = []
+    rows = size = 0
+    for messages in in_order(share, changes):
+        for start in range(0, messages.num_rows, _DELIVERY_ROWS):
+            piece = messages.slice(start, _DELIVERY_ROWS)
+            if pending and (
+                rows + piece.num_rows > _DELIVERY_ROWS or size + piece.nbytes > _DELIVERY_BYTES
+            ):
+                yield pa.concat_batches(pending) if len(pending) > 1 else pending[0]
+                pending, rows, size = [], 0, 0
+            pending.append(piece)
+            rows += piece.num_rows
+            size += piece.nbytes
+    if pending:
+        yield pa.concat_batches(pending) if len(pending) > 1 else pending[0]
+
+
+def in_order(share: Share, decoded: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The consumer's changes, as its expressions have judged them, in cursor order."""
+    verdicts = verdicts_of(share)
+    for changes in decoded:
+        messages = _decoded(mine(share, view_of(changes, share.wanted, share.consumer)))
+        if verdicts is not None:
+            messages = judged(messages, verdicts, share.consumer)
+        yield messages
+
+
+def verdicts_of(share: Share) -> pa.RecordBatch | None:
+    """What the consumer's expressions said of the share's changes; None if it has none."""
+    if not share.consumer.expressions:
+        return None
+    if share.verdicts is None:
+        raise ProtocolError(
+            f"a share of consumer {share.consumer.name} came without the verdicts of its "
+            "expressions",
+            fix="it is tried again; if it stays, report it with this text",
+        )
+    return in_cursor_order(whole(share.verdicts))
+
+
+def mine(share: Share, changes: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows that the share's consumer takes and has not settled, in their order."""
+    return Match.of(share.consumer).select(_within(changes, share.start, share.end))
+
+
+def cursors_in(share: Share, decoded: Iterable[pa.RecordBatch]) -> list[Cursor]:
+    """Where the messages of a share stand, in order."""
+    found: list[Cursor] = []
+    for changes in decoded:
+        rows = mine(share, view_of(changes, share.wanted, share.consumer))
+        columns = (rows.column(name).to_pylist() for name in ("commit_lsn", "commit_idx"))
+        found += map(Cursor, *columns)
+    return found
+
+
+def _decoded(changes: pa.RecordBatch) -> pa.RecordBatch:
+    """Without the rows that could not be decoded: they become dead letters when settling."""
+    errors = changes.column("error")
+    return changes if errors.null_count == len(errors) else changes.filter(errors.is_null())
+
+
+def _within(changes: pa.RecordBatch, start: Cursor, end: Cursor) -> pa.RecordBatch:
+    """The rows from ``start`` up to ``end``; most often all of them."""
+    below = prefix_below(changes, end)
+    first = prefix_below(changes, start)
+    return changes.slice(first, max(0, below - first))
+
+
+def shape_of(consumer: SinkConfig, origin: Origin) -> Shape:
+    """How a consumer sees the changes of a database."""
+    context = Context(
+        consumer=consumer.name,
+        database_name=origin.name,
+        hostname=origin.hostname,
+        database=origin.database,
+        now_ns=time.time_ns(),
+        format=form_of(consumer),
+        of_many=len(consumer.sources) > 1,
+    )
+    transformed = "transform" in consumer.expressions
+    return shape_for(consumer.shape, context, transformed=transformed)
+
+
+def _shaped(share: Share, changes: pa.RecordBatch) -> MessageBatch:
+    shape = shape_of(share.consumer, share.origin)
+    rows = shape.rows(changes)
+    if ROUTE in changes.schema.names:
+        rows = rows.append_column(ROUTE, changes.column(ROUTE))
+    return MessageBatch(rows, shape)
+
+
+def sink_of(share: Share, purpose: str = "") -> Sink:
+    """The consumer's sink in this process, opened when it is first needed."""
+    key = (share.run, share.origin.name, share.consumer.name, purpose)
+    with _opening:
+        for stale in [known for known in _open_sinks if known[0] != share.run]:
+            _open_sinks.pop(stale).close()
+        for old in [known for known in _open_ledgers if known[0] != share.run]:
+            _open_ledgers.pop(old).close()
+        if key not in _open_sinks:
+            _open_sinks[key] = open_sink(
+                share.consumer.destination,
+                consumer=share.consumer.name,
+                batch_size=share.consumer.effective_batch_size,
+                queue=Queue.of(share.consumer, share.origin.name, share.state_dsn),
+            )
+        sink, place = _open_sinks[key], share.ledger
+        if isinstance(sink, PullSink):
+            return sink.standing_at(share.standing)
+        if place is None:
+            return sink
+        return LedgeredSink(cast("RequestSink", sink), _ledger(share.run, place.address), place)
+
+
+def ledger_of(share: Share) -> Ledger | None:
+    """The ledger of the share's consumer in this process, if it has one."""
+    with _opening:
+        return None if share.ledger is None else _ledger(share.run, share.ledger.address)
+
+
+def _ledger(run: str, address: LedgerAddress) -> Ledger:
+    """One for all consumers: it is asked and told in a fraction of a millisecond."""
+    if (run, address) not in _open_ledgers:
+        _open_ledgers[run, address] = open_ledger(address)
+    return _open_ledgers[run, address]

@@ -1,0 +1,48 @@
+"""A sink that is handed one message at a time, when many at once broke it.
+
+What a destination refuses is its answer. This is for exceptions that nobody foresaw: the message on
+which one is raised counts as refused, and the others go on.
+"""
+
+from __future__ import annotations
+
+from cdc.change import MessageBatch
+from cdc.errors import PoisonError
+from cdc.queue.ledger import together
+from sinks.base import Delivery, Sink
+from spark_pipeline.delivery.isolate import is_suspect, told
+
+
+class OneByOne:
+    """Around another sink."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def deliver(self, batch: MessageBatch) -> Delivery:
+        done = Delivery(0)
+        for at in range(len(batch)):
+            result = self._one(batch.slice(at, 1))
+            done = Delivery(
+                done.settled + result.settled,
+                done.absorbed + result.absorbed,
+                result.error,
+                together((done.ledger, result.ledger)),
+            )
+            if not result.settled or result.error is not None:
+                break
+        return done
+
+    def close(self) -> None:
+        self._sink.close()
+
+    def _one(self, message: MessageBatch) -> Delivery:
+        try:
+            return self._sink.deliver(message)
+        except Exception as error:
+            if not is_suspect(error):
+                raise
+            broken = told(error)
+            what = f"delivery of the change at {message.cursor(0)} broke: {broken.what}"
+            refused = PoisonError(what, fix="it is tried again", detail=broken.detail)
+            return Delivery(0, error=refused)

@@ -1,0 +1,319 @@
+"""Delivering a consumer's messages in order, and putting aside what must wait.
+
+A message that its destination refuses, where the destination lets others pass it, is put aside with
+its group: later messages of the group follow it into the queue, all others go on. What must always
+hold: nothing goes out whose group waits; everything below the outcome's cursor is delivered, put
+aside or dead; and when a destination refuses one message after another and takes none, it is taken
+to be at fault as a whole, and nothing it refused since is put aside.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.change import MessageBatch
+from cdc.config import Sink as SinkConfig
+from cdc.cursor import Cursor
+from cdc.errors import PoisonError, TransientError, WalbrookError
+from cdc.queue.events import EVENT_SCHEMA
+from cdc.queue.groups import Grouping, groups_of
+from cdc.queue.ledger import together as all_uses
+from cdc.queue.retry import TOO_LARGE, kind_of, pause_s
+from cdc.queue.waiting import GROUP, WHOLE_TABLE, Waiting
+from sinks import Sink
+from sinks.base import Delivery
+from sinks.columns import message_bytes
+from spark_pipeline.delivery.outcome import GOES_ON, Outcome, Poison, below, together
+
+STRIKES = 5
+"""Refusals in a row, with nothing accepted between them, after which a destination is at fault."""
+
+REFUSES_ALL = "refuses_all"
+"""The kind of the error that says so."""
+
+ASIDE_ROWS_MAX = 20_000
+ASIDE_BYTES_MAX = 32 << 20
+
+Shape = Callable[[pa.RecordBatch], MessageBatch]
+
+
+class Strikes:
+    """Refusals in a row, with nothing accepted between them, by all who deliver at once."""
+
+    def __init__(self, count: int = 0) -> None:
+        self._lock = threading.Lock()
+        self.count = count
+        self._series = 0  # grows when a series of refusals has ended
+
+    def accepted(self) -> None:
+        with self._lock:
+            self._series += self.count > 0
+            self.count = 0
+
+    def refused(self) -> tuple[int, int]:
+        """How many there are now, and in which series."""
+        with self._lock:
+            self.count += 1
+            return self.count, self._series
+
+
+class Sender:
+    """Takes the messages of one share, batch after batch."""
+
+    def __init__(
+        self,
+        consumer: SinkConfig,
+        sink: Sink,
+        shape: Shape,
+        start: Cursor,
+        waiting: Waiting,
+        *,
+        strikes: int | Strikes = 0,
+        strikes_max: int = STRIKES,
+    ) -> None:
+        self._consumer = consumer
+        self._sink = sink
+        self._shape = shape
+        self._start = start
+        self._waiting = waiting
+        self._strikes_max = strikes_max
+        self._grouping = Grouping.of(consumer)
+        self._defers = consumer.destination.defers
+        self._largest = consumer.effective_max_message_bytes
+        self._strikes = strikes if isinstance(strikes, Strikes) else Strikes(strikes)
+        self._first_strike: tuple[int, Cursor] | None = None  # of which series, and where
+        self._aside: list[pa.RecordBatch] = []
+        self._aside_rows = self._aside_bytes = 0
+        self._done = Outcome(consumer.name, start)
+
+    @property
+    def outcome(self) -> Outcome:
+        return replace(self._done, aside=together(self._aside), strikes=self._strikes.count)
+
+    def take(self, rows: pa.RecordBatch) -> bool:
+        """Deliver these rows, in order; says whether more may follow."""
+        left = self._let_through(rows)
+        while left.num_rows:
+            batch = self._shape(left)
+            result, large = self._deliver(batch)
+            self._count(batch, result)
+            at = result.settled
+            if at == len(batch):
+                break
+            row = left.slice(at, 1)
+            if result.error is None:
+                assert large is not None
+                goes_on = self._bury(row, self._too_large(row, large))
+            elif result.error.kind == TOO_LARGE or self._is_lost(result.error):
+                goes_on = self._bury(row, result.error.full_text)
+            elif not self._defers or kind_of(result.error) is None:
+                goes_on = self._stop(_cursor(row, 0), result.error)
+            else:
+                goes_on = self._refused(row, result.error)
+            if not goes_on:
+                return False
+            left = self._let_through(left.slice(at + 1))
+        self._reach(_behind(rows, rows.num_rows - 1))
+        return self._has_room()
+
+    def finish(self, end: Cursor) -> Outcome:
+        """All of the share was taken: it is settled up to its end."""
+        self._reach(end)
+        return self.outcome
+
+    def _is_lost(self, error: WalbrookError) -> bool:
+        """Whether a message was refused for good by a destination that cannot take it later."""
+        return not self._defers and isinstance(error, PoisonError)
+
+    def _deliver(self, batch: MessageBatch) -> tuple[Delivery, int | None]:
+        """Up to the first message that is too large; its size, if that is where it ended."""
+        if self._largest is None:
+            return self._sink.deliver(batch), None
+        sizes = message_bytes(batch.rows, batch.shape.message_parts)
+        large = np.flatnonzero(sizes > self._largest)
+        if not len(large):
+            return self._sink.deliver(batch), None
+        fits = int(large[0])
+        result = self._sink.deliver(batch.slice(0, fits)) if fits else Delivery(0)
+        return result, int(sizes[fits]) if result.settled == fits else None
+
+    def _count(self, batch: MessageBatch, result: Delivery) -> None:
+        use = all_uses((self._done.ledger, result.ledger))
+        top_before = self._done.top_before or result.top
+        self._done = replace(self._done, ledger=use, top_before=top_before)
+        if not result.settled:
+            return
+        self._strikes.accepted()
+        self._first_strike = None
+        self._done = replace(
+            self._done,
+            delivered=self._done.delivered + result.settled - result.absorbed,
+            absorbed=self._done.absorbed + result.absorbed,
+            last_commit=batch.rows.column("commit_timestamp")[result.settled - 1].as_py(),
+            # A delivery that names no top went to places that keep none.
+            top=self._done.top if result.top is None else batch.cursor(result.settled - 1),
+        )
+        self._reach(batch.cursor(result.settled - 1), inclusive=True)
+
+    def _let_through(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Put aside what must wait; the rest may go out."""
+        if not self._waiting or not rows.num_rows:
+            return rows
+        grouped = self._grouped(rows)
+        held = self._waiting.holds(grouped)
+        if not held.any():
+            return rows
+        self._put_aside(_events(grouped.filter(pa.array(held))))
+        return rows.filter(pa.array(~held))
+
+    def _refused(self, row: pa.RecordBatch, error: WalbrookError) -> bool:
+        """The destination refused one message; says whether the others may go on."""
+        cursor = _cursor(row, 0)
+        count, series = self._strikes.refused()
+        if self._first_strike is None or self._first_strike[0] != series:
+            self._first_strike = (series, cursor)
+        if count > self._strikes_max:
+            what = f"it refused {count} messages in a row and took none: {error.what}"
+            return self._stop(
+                self._first_strike[1],
+                TransientError(what, fix=error.fix, kind=REFUSES_ALL, detail=error.detail),
+            )
+        self._put_aside(refused(self._consumer, self._grouped(row), error))
+        return True
+
+    def _too_large(self, row: pa.RecordBatch, size: int) -> str:
+        return (
+            f"the message at {_cursor(row, 0)} has {size} bytes, more than the {self._largest} "
+            f"that {self._consumer.name} takes. To fix it: raise max_message_bytes, if its "
+            "destination can take more, and redeliver it"
+        )
+
+    def _bury(self, row: pa.RecordBatch, why: str) -> bool:
+        """Go on without a message that nothing can deliver; its group is not held up by it."""
+        if not self._defers:
+            # Nothing may be sent past it before it is settled as dead: a destination that goes by
+            # the last message it has would take it for delivered.
+            cursor = _cursor(row, 0)
+            self._done = replace(self._done, dead=(Poison(cursor, why),))
+            what = f"the message at {cursor} is a dead letter, and what follows comes next"
+            goes_on = TransientError(what, kind=GOES_ON)
+            return self._stop(_after(cursor), goes_on)
+        deliveries = _number(row, "deliveries") + 1
+        self._note(
+            _events(
+                self._grouped(row),
+                deliveries=deliveries,
+                error=why,
+                error_kind="poison",
+                pause_s=0.0,
+                dead=True,
+            )
+        )
+        return True
+
+    def _put_aside(self, events: pa.RecordBatch) -> None:
+        self._note(events)
+        self._waiting = self._waiting.with_these(events.filter(pc.invert(events.column("dead"))))
+
+    def _note(self, events: pa.RecordBatch) -> None:
+        self._aside.append(events)
+        self._aside_rows += events.num_rows
+        self._aside_bytes += events.nbytes
+
+    def _has_room(self) -> bool:
+        """Bounded: what is put aside is kept in memory until it is settled."""
+        if self._aside_rows < ASIDE_ROWS_MAX and self._aside_bytes < ASIDE_BYTES_MAX:
+            return True
+        more = TransientError(
+            f"{self._aside_rows} messages wait behind refused ones; what follows comes next",
+            kind=GOES_ON,
+        )
+        return self._stop(self._done.cursor, more)
+
+    def _stop(self, at: Cursor, error: WalbrookError) -> bool:
+        """Nothing from a cursor on is settled; what was put aside there comes again."""
+        self._aside = [below(rows, at) for rows in self._aside]
+        self._done = replace(self._done, cursor=max(self._start, at), error=error)
+        return False
+
+    def _reach(self, cursor: Cursor, *, inclusive: bool = False) -> None:
+        reached = _after(cursor) if inclusive else cursor
+        self._done = replace(self._done, cursor=max(self._done.cursor, reached))
+
+    def _grouped(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        groups = groups_of(rows, self._grouping)
+        for name, column in ((GROUP, groups.ids), (WHOLE_TABLE, groups.whole_table)):
+            at = rows.schema.get_field_index(name)
+            rows = rows.append_column(name, column) if at < 0 else rows.set_column(at, name, column)
+        return rows
+
+
+def refused(consumer: SinkConfig, row: pa.RecordBatch, error: WalbrookError) -> pa.RecordBatch:
+    """A message that its destination refused, as the queue keeps it; ``row`` has its group."""
+    kind = kind_of(error)
+    assert kind is not None
+    deliveries = _number(row, "deliveries") + 1
+    dead = deliveries >= consumer.max_deliveries
+    return _events(
+        row,
+        deliveries=deliveries,
+        error=error.full_what if dead else error.full_text,  # a dead letter is not retried
+        error_kind=kind,
+        pause_s=pause_s(consumer.retry, deliveries, kind),
+        dead=dead,
+    )
+
+
+def given_up(rows: pa.RecordBatch, why: str, kind: str = "poison") -> pa.RecordBatch:
+    """Rows of the queue, or such as would stand there, as dead letters."""
+    return _events(rows, error=why, error_kind=kind, pause_s=0.0, dead=True)
+
+
+def _events(
+    rows: pa.RecordBatch,
+    *,
+    deliveries: int | None = None,
+    error: str | None = None,
+    error_kind: str | None = None,
+    pause_s: float | None = None,
+    dead: bool = False,
+) -> pa.RecordBatch:
+    """Rows as the queue keeps them; those that only wait keep what is known of them."""
+    count = rows.num_rows
+    given: dict[str, object] = {
+        "deliveries": deliveries, "error": error, "error_kind": error_kind, "pause_s": pause_s,
+        "dead": dead,
+    }  # fmt: skip
+    columns = []
+    for field in EVENT_SCHEMA:
+        if given.get(field.name) is not None:
+            columns.append(pa.repeat(pa.scalar(given[field.name], field.type), count))
+        elif field.name in rows.schema.names and field.name not in ("pause_s", "dead"):
+            columns.append(rows.column(field.name).cast(field.type))
+        elif field.name == "deliveries":
+            columns.append(pa.repeat(pa.scalar(0, field.type), count))
+        else:
+            columns.append(pa.nulls(count, field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=EVENT_SCHEMA)
+
+
+def _number(row: pa.RecordBatch, column: str) -> int:
+    return int(row.column(column)[0].as_py()) if column in row.schema.names else 0
+
+
+def _cursor(rows: pa.RecordBatch, at: int) -> Cursor:
+    return Cursor(rows.column("commit_lsn")[at].as_py(), rows.column("commit_idx")[at].as_py())
+
+
+def _after(cursor: Cursor) -> Cursor:
+    return Cursor(cursor.lsn, cursor.idx + 1)
+
+
+def _behind(rows: pa.RecordBatch, at: int) -> Cursor:
+    return _after(_cursor(rows, at))

@@ -1,0 +1,108 @@
+"""Windows as the stage sees them: when a row is done with, and what closes with a watermark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from cdc.config.event_time import Window
+from cdc.cursor import Cursor
+from cdc.eventtime.buffer import EventTimeBuffer
+from cdc.eventtime.released import Released
+from cdc.eventtime.sequencer import Step
+from cdc.eventtime.times import NO_TIME, Times
+from spark_pipeline.delivery.deliver import Origin
+from spark_pipeline.delivery.outcome import Poison
+from spark_pipeline.eventtime.release import WINDOW, Told, our_rows
+from spark_pipeline.eventtime.windows.aggregate import WindowAggregator, WindowSpec, last_window_end
+from spark_pipeline.eventtime.windows.tables import Tables
+
+
+@dataclass(frozen=True)
+class WindowResults:
+    """What closed with a step: its messages, and the changes that could not be counted in."""
+
+    told: list[Told]
+    bad: dict[int, list[Poison]]  # by the place of their database
+
+
+class Windows(Protocol):
+    """The windows of one consumer."""
+
+    def due(self, times: Times) -> Times:
+        """The watermark at which all windows that hold a row of each time have closed."""
+        ...
+
+    def results(
+        self, done: Released | None, left: EventTimeBuffer, step: Step, now: datetime
+    ) -> WindowResults:
+        """What the windows came to that close with a step; some of their rows may be left."""
+        ...
+
+
+class SparkWindows:
+    """Computed on Spark, over the changes themselves: nothing but they is kept of a window."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        consumer: str,
+        window: Window,
+        tables: Tables,
+        origins: Sequence[Origin],
+    ) -> None:
+        self._size, self._slide = window.size_us, window.slide_us
+        spec = WindowSpec(self._size, self._slide, window.group_by, window.aggregates)
+        self._aggregator = WindowAggregator(spark, consumer, spec, tables, origins)
+
+    def due(self, times: Times) -> Times:
+        return last_window_end(times, self._size, self._slide) - 1
+
+    def results(
+        self, done: Released | None, left: EventTimeBuffer, step: Step, now: datetime
+    ) -> WindowResults:
+        rows = done
+        if self._slide < self._size and self._closes(step):
+            rest = left.within(NO_TIME + 1, step.watermark + 1)
+            rows = _both(done, rest)
+        if rows is None:
+            return WindowResults([], {})
+        closed = self._aggregator.close(
+            rows.rows, rows.times, (step.before, step.watermark), rows.sources
+        )
+        told = []
+        if closed.results.num_rows:
+            told.append(Told(our_rows(WINDOW, closed.results.column("record"), now)))
+        bad: dict[int, list[Poison]] = {}
+        for at, what in sorted(closed.bad.items()):
+            bad.setdefault(int(rows.sources[at]), []).append(Poison(_cursor(rows.rows, at), what))
+        return WindowResults(told, bad)
+
+    def _closes(self, step: Step) -> bool:
+        """Whether a window ends between the two watermarks."""
+        if step.before == NO_TIME:
+            return True
+        return (step.watermark + 1) // self._slide > (step.before + 1) // self._slide
+
+
+def _both(one: Released | None, other: Released | None) -> Released | None:
+    if one is None or other is None:
+        return one or other
+    return Released(
+        pa.concat_batches([one.rows, other.rows]),
+        np.concatenate([one.times, other.times]),
+        np.concatenate([one.due, other.due]),
+        np.concatenate([one.codes, other.codes]),
+        np.concatenate([one.sources, other.sources]),
+    )
+
+
+def _cursor(rows: pa.RecordBatch, at: int) -> Cursor:
+    lsn, idx = (np.asarray(rows.column(name))[at] for name in ("commit_lsn", "commit_idx"))
+    return Cursor(int(lsn), int(idx))

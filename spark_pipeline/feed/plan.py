@@ -1,0 +1,142 @@
+"""Where a micro-batch is worked on: on the executors, or, when it is small, in the driver.
+
+Starting Spark jobs costs tens of milliseconds, whatever they do. Every plan runs the same two
+functions, the source's ``read`` and ``deliver``; order, matching and settling are decided outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+from pyspark import SparkContext
+from pyspark.sql import DataFrame
+
+from spark_pipeline.delivery.deliver import Share, deliver, deliver_changes
+from spark_pipeline.delivery.outcome import Outcome
+from spark_pipeline.feed.exchange import (
+    PlannedRange,
+    SliceMarker,
+    markers_from_arrow,
+    pick_up,
+    runs,
+)
+from spark_pipeline.source.offsets import Offset
+from spark_pipeline.source.range_reader import RangeReader
+
+
+class Plan(Protocol):
+    """How one range of the log is decoded and delivered."""
+
+    @property
+    def name(self) -> str:
+        """Where the work is done: ``driver``, ``executors`` or ``cluster``."""
+        ...
+
+    @property
+    def in_driver(self) -> bool:
+        """Whether decoded rows are in the memory of this process."""
+        ...
+
+    @property
+    def decoded_bytes(self) -> int:
+        """How many bytes of decoded rows the memory of this machine holds."""
+        ...
+
+    def decode(self) -> list[SliceMarker]:
+        """Decode all of it; the markers come in any order."""
+        ...
+
+    def deliver(self, share: Share) -> Outcome:
+        """Deliver one consumer's share; called from a thread of its own for each."""
+        ...
+
+    def changes(self, slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
+        """What was decoded of some slices, here in the driver, in their order."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what was decoded; called once, when every share has come to its end."""
+        ...
+
+
+def job_group(source: str, consumer: str) -> str:
+    """The group of the Spark jobs that deliver to a consumer: they are cancelled by it."""
+    return f"walbrook-{source}-{consumer}"
+
+
+def set_job_group(context: SparkContext, pool: str, share: Share) -> None:
+    """For the jobs of this thread: how they can be cancelled, and whom they must not wait for."""
+    group = job_group(share.origin.name, share.consumer.name)
+    context.setJobGroup(group, f"delivery to {share.consumer.name}")
+    context.setLocalProperty("spark.scheduler.pool", pool)
+
+
+class SparkPlan:
+    """Decode in the source's partitions, deliver each consumer's share as a job of one task."""
+
+    name = "executors"
+    in_driver = False
+
+    def __init__(self, frame: DataFrame, pool: str) -> None:
+        self._files: set[str] = set()
+        self.decoded_bytes = 0  # until it is decoded
+        self._frame = frame
+        self._pool = pool
+        self._context = frame.sparkSession.sparkContext
+
+    def decode(self) -> list[SliceMarker]:
+        markers = markers_from_arrow(self._frame.toArrow())
+        self._files = {marker.path for marker in markers}
+        self.decoded_bytes = sum(Path(path).stat().st_size for path in self._files)
+        return markers
+
+    def deliver(self, share: Share) -> Outcome:
+        set_job_group(self._context, self._pool, share)
+        (outcome,) = self._context.parallelize([share], 1).map(deliver).collect()
+        return outcome
+
+    def changes(self, slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
+        return pick_up(slices)
+
+    def close(self) -> None:
+        for path in self._files:
+            Path(path).unlink(missing_ok=True)
+
+
+class DriverPlan:
+    """Decode and deliver in this process; what was decoded lives as long as the plan."""
+
+    name = "driver"
+    in_driver = True
+
+    def __init__(self, reader: RangeReader, planned: PlannedRange, history: int) -> None:
+        self._reader = reader
+        self._planned = planned
+        self._history = history
+        self._decoded: list[pa.RecordBatch] = []
+        self.decoded_bytes = 0  # until it is decoded
+
+    def decode(self) -> list[SliceMarker]:
+        first, last = (
+            Offset(batch, self._history) for batch in (self._planned.start, self._planned.end)
+        )
+        markers: list[SliceMarker] = []
+        (partition,) = self._reader.plan(first, last)
+        for found, changes in self._reader.decode(partition):
+            markers += found
+            self._decoded.append(changes)
+        self.decoded_bytes = sum(changes.nbytes for changes in self._decoded)
+        return markers
+
+    def deliver(self, share: Share) -> Outcome:
+        return deliver_changes(share, self.changes(share.slices))
+
+    def changes(self, slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
+        for _path, position, offset, rows in runs(slices):
+            yield self._decoded[position].slice(offset, rows)
+
+    def close(self) -> None:
+        """Who still refers to the plan may still read it."""

@@ -1,0 +1,98 @@
+"""Choosing where a range of the log is decoded and delivered: the cheapest plan for its size.
+
+A planner is for one thread: it keeps its view of the log open between ranges.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_pipeline.delivery.deliver import Share
+from spark_pipeline.expressions.shares import DRIVER_ROWS_MAX, judge
+from spark_pipeline.feed.cluster import ClusterPlan
+from spark_pipeline.feed.exchange import PlannedRange
+from spark_pipeline.feed.plan import DriverPlan, Plan, SparkPlan
+from spark_pipeline.source.options import driver_options
+from spark_pipeline.source.range_reader import RangeReader
+from spark_pipeline.workers.settings import StageSettings
+
+
+class Planner:
+    """The plans of one thread, within one history of the log."""
+
+    def __init__(
+        self,
+        settings: StageSettings,
+        history: int,
+        scratch: Path,
+        *,
+        pool: str = "shared",
+        spark: SparkSession | None = None,
+    ) -> None:
+        self._settings = settings
+        self._history = history
+        self._scratch = scratch
+        self._pool = pool
+        self._spark = spark
+        self._reader = RangeReader(driver_options(settings.log_directory, settings.wanted))
+
+    @property
+    def log_directory(self) -> Path:
+        return self._settings.log_directory
+
+    def plan(
+        self, frame: DataFrame | None, planned: PlannedRange, consumers: int, isolate: bool
+    ) -> Plan:
+        """For a micro-batch as Spark planned it; a few rows are not worth a Spark job.
+
+        ``isolate``: something in it may end this process. A Python worker can be lost without
+        harm.
+        """
+        small = planned.rows * max(1, consumers) <= self._settings.driver_rows
+        if frame is None or (small and not isolate):
+            return self.in_driver(planned)
+        return self._on_executors(frame)
+
+    def in_driver(self, planned: PlannedRange) -> DriverPlan:
+        return DriverPlan(self._reader, planned, self._history)
+
+    def as_job(self, planned: PlannedRange) -> Plan:
+        """A Spark job of its own that reads the range, outside any query."""
+        if self._spark is None:
+            return self.in_driver(planned)
+        settings, context = self._settings, self._spark.sparkContext
+        context.setLocalProperty("spark.scheduler.pool", self._pool)
+        frame = (
+            self._spark.read.format("walbrook")
+            .option("path", str(settings.log_directory))
+            .option("exchange", str(self._scratch))
+            .option("startingBatch", planned.start)
+            .option("endingBatch", planned.end)
+            .option("startingHistory", self._history)
+            .option("partitions", context.defaultParallelism)
+            .option("wanted", settings.wanted.to_text())
+            .options(**(settings.cluster_options or {}))
+            .load()
+        )
+        return self._on_executors(frame)
+
+    def judge(self, share: Share) -> Share:
+        """The share with what its consumer's expressions, if it has any, say of it.
+
+        The verdicts lie in a file of the scratch directory; whoever delivers the share removes it.
+        """
+        rows = sum(piece.rows for piece in share.slices)
+        elsewhere = (self._settings.cluster_options or {}).get("executorPath")
+        log = elsewhere if elsewhere and rows > DRIVER_ROWS_MAX else self._settings.log_directory
+        return judge(self._spark, share, log, self._history, self._scratch)
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def _on_executors(self, frame: DataFrame) -> Plan:
+        if self._settings.cluster_options is not None:
+            log, wanted = self._settings.log_directory, self._settings.wanted
+            return ClusterPlan(frame, self._pool, log, self._history, wanted)
+        return SparkPlan(frame, self._pool)

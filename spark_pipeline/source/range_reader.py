@@ -1,0 +1,263 @@
+"""A range of the log as partitions, and a partition as Arrow batches: what streams and reads share.
+
+``plan`` answers from the log's index, on the driver; ``read`` maps, checks and decodes, in a task.
+Invariant: both do the same whenever they are asked again, as long as the log holds the
+range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import InputPartition
+
+from cdc.cursor import Cursor
+from cdc.decoding.annotations import Run, annotations_of, carried_bytes, cut_runs, joined_runs
+from cdc.decoding.careful import decode_carefully
+from cdc.errors import GapError
+from cdc.log.open import open_log
+from cdc.log.segment import Index
+from cdc.log.view import LogReader
+from spark_pipeline.feed.exchange import (
+    SliceMarker,
+    leave,
+    markers_to_arrow,
+)
+from spark_pipeline.source.marked_rows import marked
+from spark_pipeline.source.offsets import Offset, removed
+from spark_pipeline.source.options import Options
+from spark_pipeline.source.slicing import Slice, cut, partitions_for
+from spark_pipeline.source.table_reader import TableReader
+
+_ROWS_PER_DECODE_MAX = 16_384
+_BYTES_PER_DECODE_MAX = 32 << 20
+
+
+@dataclass
+class LogPartition(InputPartition):
+    """The slices that one task decodes; of their rows those from ``floor`` to below ``ceiling``."""
+
+    range_start: int
+    range_end: int
+    history: int
+    slices: list[Slice]
+    floor: Cursor | None = None
+    ceiling: Cursor | None = None
+
+
+class RangeReader:
+    """Plans and reads ranges; ``schema`` is what the rows are to have, without it as decoded."""
+
+    def __init__(self, options: Options, schema: pa.Schema | None = None) -> None:
+        self._options = options
+        self._schema = schema
+        self._table: TableReader | None = None
+        if options.table is not None and schema is not None:
+            self._table = TableReader(options.table, schema)
+        self._view: LogReader | None = None
+        self._history = 0
+
+    def log(self, history: int | None, where: str = "") -> LogReader:
+        """The log, in the history that offsets speak of; None takes the one it is in."""
+        if self._view is not None and history and history != self._history:
+            self.close()
+        if self._view is None:
+            self._view = open_log(where or self._options.path, history=history)
+            self._history = history or self._view.history()
+        return self._view
+
+    def close(self) -> None:
+        if self._view is not None:
+            self._view.close()
+            self._view = None
+
+    def entries(self, history: int, first: int, last: int) -> Index:
+        """The index entries of the batches ``[first, last)``."""
+        with self._telling(first, last):
+            return self.log(history).entries(first, last)
+
+    @contextmanager
+    def _telling(self, first: int, last: int) -> Iterator[None]:
+        """The service handles a gap by itself; the author of a job gets an error."""
+        try:
+            yield
+        except GapError as error:
+            if self._options.for_service or error.kind != "log_gap":
+                raise
+            raise removed(f"batches {first} to {last} of the log at {self._options.path}") from None
+
+    def plan(self, start: Offset, end: Offset) -> list[LogPartition]:
+        """The partitions of the batches between two offsets."""
+        first, last = start.batch, end.batch
+        if first >= last:
+            return []
+        entries = self.entries(end.history, first, last)
+        rows, sizes = entries["rows"].tolist(), entries["bytes"].tolist()
+        count = partitions_for(rows, sizes, self._options.partitions)
+        return [
+            LogPartition(first, last, end.history, slices, start.cursor, end.cursor)
+            for slices in cut(first, rows, count, sizes)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition, or with an exchange the markers of what was left there."""
+        if not isinstance(partition, LogPartition):
+            return  # Spark plans one task for a range without partitions
+        if self._options.markers:
+            yield from marked(self._with_markers(partition), self._options.wanted.schema)
+            return
+        if not self._options.exchange:
+            with self._telling(partition.range_start, partition.range_end):
+                for _, changes in self._decoded(partition):
+                    yield self._shown(_bounded(changes, partition))
+            return
+        markers: list[SliceMarker] = []
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for found, changes in self.decode(partition):
+                markers.extend(found)
+                yield changes
+
+        exchange = Path(self._options.exchange)
+        path = str(leave(exchange, batches(), self._options.wanted.schema))
+        yield markers_to_arrow([replace(marker, path=path) for marker in markers])
+
+    def decode(self, partition: LogPartition) -> Iterator[tuple[list[SliceMarker], pa.RecordBatch]]:
+        """Decoded slices, several at a time, with their markers: which batch they are part of."""
+        for position, (pieces, changes) in enumerate(self._decoded(partition)):
+            yield list(_markers(partition, pieces, position, changes)), changes
+
+    def _with_markers(
+        self, partition: LogPartition
+    ) -> Iterator[tuple[list[SliceMarker], pa.RecordBatch]]:
+        """Decoded slices, each with its marker, which says where in its batch it begins."""
+        for pieces, changes in self._decoded(partition):
+            markers = zip(_markers(partition, pieces, 0, changes), pieces, strict=True)
+            yield [replace(marker, offset=piece.slice.start) for marker, piece in markers], changes
+
+    def _shown(self, changes: pa.RecordBatch) -> pa.RecordBatch:
+        """What Spark compares to its schema to the letter, which columns may be null included."""
+        if self._schema is None:
+            return changes
+        return pa.RecordBatch.from_arrays(changes.columns, schema=self._schema)
+
+    def _decoded(self, partition: LogPartition) -> Iterator[tuple[list[_Piece], pa.RecordBatch]]:
+        """Slices, decoded several at a time.
+
+        A decode has a cost of its own, whatever its rows: small batches are joined for it.
+        """
+        slices = partition.slices
+        view = self.log(partition.history, self._options.executor_path)
+        frames = view.frames(slices[0].batch_idx, slices[-1].batch_idx + 1)
+        joined = _Joined()
+        for piece, frame in zip(slices, frames, strict=True):
+            raw = frame.raw.slice(piece.start, piece.stop - piece.start)
+            runs: Sequence[Run] = tuple(cut_runs(frame.annotations, piece.start, piece.stop))
+            if self._table is not None:
+                raw, runs = self._table.select(raw, frame.schemas), ()
+                if not raw.num_rows:
+                    continue
+            if joined.raws and not joined.fits(raw, runs):
+                yield from self._decode(joined)
+                joined = _Joined()
+            commit_us = raw.column("commit_ts")[-1].as_py() if raw.num_rows else 0
+            joined.pieces.append(_Piece(piece, frame.marker.high, commit_us))
+            joined.add(raw, frame.schemas, runs)
+        if joined.raws:
+            yield from self._decode(joined)
+
+    def _decode(self, joined: _Joined) -> Iterator[tuple[list[_Piece], pa.RecordBatch]]:
+        bare = [raw.replace_schema_metadata(None) for raw in joined.raws]
+        raw = bare[0] if len(bare) == 1 else pa.concat_batches(bare)
+        if self._table is not None:
+            tables = self._table.decode(raw, joined.schemas)
+            yield from ((joined.pieces, rows) for rows in tables)
+            return
+        counts = [one.num_rows for one in joined.raws]
+        runs = joined_runs(zip(joined.annotations, counts, strict=True))
+        texts = annotations_of(runs, raw.num_rows)
+        wanted = self._options.wanted
+        yield (
+            joined.pieces,
+            decode_carefully(raw, joined.schemas, annotations=texts, wanted=wanted),
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_view": None}
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A slice with what its marker must say of its batch."""
+
+    slice: Slice
+    high: Cursor
+    commit_us: int
+
+
+class _Joined:
+    """Slices that are decoded at once, side by side."""
+
+    def __init__(self) -> None:
+        self.pieces: list[_Piece] = []
+        self.raws: list[pa.RecordBatch] = []
+        self.schemas: dict[int, bytes] = {}
+        self.annotations: list[Sequence[Run]] = []
+        self._rows = 0
+        self._bytes = 0
+
+    def fits(self, raw: pa.RecordBatch, runs: Sequence[Run]) -> bool:
+        """Whether a decode may take one more: bounded, because Arrow's text columns are."""
+        size = self._bytes + raw.nbytes + carried_bytes(runs)
+        rows = self._rows + raw.num_rows
+        return bool(rows <= _ROWS_PER_DECODE_MAX and size <= _BYTES_PER_DECODE_MAX)
+
+    def add(self, raw: pa.RecordBatch, schemas: Mapping[int, bytes], runs: Sequence[Run]) -> None:
+        self.raws.append(raw)
+        self.schemas |= schemas
+        self.annotations.append(runs)
+        self._rows += raw.num_rows
+        self._bytes += raw.nbytes + carried_bytes(runs)
+
+
+def _bounded(changes: pa.RecordBatch, partition: LogPartition) -> pa.RecordBatch:
+    """The changes within the partition's bounds, where it has some."""
+    for bound, is_floor in ((partition.floor, True), (partition.ceiling, False)):
+        if bound is not None:
+            lsn, idx = changes.column("commit_lsn"), changes.column("commit_idx")
+            same = pc.equal(lsn, bound.lsn)
+            beyond = pc.or_(
+                pc.greater(lsn, bound.lsn), pc.and_(same, pc.greater_equal(idx, bound.idx))
+            )
+            changes = changes.filter(beyond if is_floor else pc.invert(beyond))
+    return changes
+
+
+def _markers(
+    partition: LogPartition, pieces: list[_Piece], position: int, changes: pa.RecordBatch
+) -> Iterator[SliceMarker]:
+    offset = 0
+    errors = changes.column("error")
+    for piece in pieces:
+        rows = piece.slice.stop - piece.slice.start
+        yield SliceMarker(
+            range_start=partition.range_start,
+            range_end=partition.range_end,
+            batch_idx=piece.slice.batch_idx,
+            part=piece.slice.part,
+            parts=piece.slice.parts,
+            rows=rows,
+            high=piece.high,
+            commit_us=piece.commit_us,
+            path="",
+            position=position,
+            offset=offset,
+            errors=rows - errors.slice(offset, rows).null_count,
+        )
+        offset += rows

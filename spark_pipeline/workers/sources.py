@@ -1,0 +1,94 @@
+"""The sources that the driver serves, each in threads of its own.
+
+A source is served from the moment the supervisor gives its term, which may be long after the start.
+One that needs an operator fails alone: its stage is started again with backoff. What nobody
+foresaw, such as a JVM that is gone, ends the driver, and a new process mends it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+import structlog
+from pyspark.sql import SparkSession
+
+from cdc.config import Config
+from cdc.errors import OperatorError
+from cdc.replication.stop import StopSignal
+from spark_pipeline.capacity.slots import Slots
+from spark_pipeline.eventtime.stage import EventStage
+from spark_pipeline.workers.settings import StageSettings
+from spark_pipeline.workers.stage import SourceStage
+
+_logger = structlog.get_logger("walbrook.stage")
+
+_TICK_S = 0.1
+_BACKOFF_FIRST_S, _BACKOFF_MAX_S = 1.0, 30.0
+
+
+class Sources:
+    """Begins to serve sources, and ends them all together."""
+
+    def __init__(self, session: SparkSession, config: Config, stop: StopSignal) -> None:
+        self._session = session
+        self._config = config
+        self._stop = stop
+        self._slots = Slots(config.spark.delivery_slots)
+        self._settings: dict[str, StageSettings] = {}
+        self._threads: dict[str, threading.Thread] = {}
+        self._failures: list[Exception] = []
+
+    def begin(self, source: str, term: int) -> None:
+        """Serve a source, and the consumers in event-time order whose last source it was."""
+        if source in self._settings:
+            return
+        database = self._config.database(source)
+        self._settings[source] = StageSettings.of(self._config, database, term, self._slots)
+        self._run_thread(f"stage-{source}", self._serve, source)
+        for sink in self._config.sinks:
+            name = f"event-time-{sink.name}"
+            in_event_time = sink.in_time_order and sink.status == "active"
+            complete = all(each in self._settings for each in sink.sources)
+            if in_event_time and complete and name not in self._threads:
+                stage = EventStage(self._session, self._config, sink, self._settings, self._stop)
+                self._run_thread(name, stage.run, self._drain_s)
+        _logger.info("stage.started", sources=[*self._settings])
+
+    def run(self, told: queue.SimpleQueue[str]) -> list[Exception]:
+        """Serve until a stop; ``told`` has the sources that become ready meanwhile, with terms."""
+        while not self._stop.wait(_TICK_S):
+            while not told.empty():
+                source, _, term = told.get().rpartition("=")
+                self.begin(source, int(term))
+        for thread in self._threads.values():
+            thread.join()
+        return self._failures
+
+    def _serve(self, source: str) -> None:
+        backoff_s = _BACKOFF_FIRST_S
+        while True:
+            with self._stop.follower() as own:
+                stage = SourceStage(self._session, self._settings[source], own)
+                try:
+                    stage.run(self._drain_s)
+                    return
+                except OperatorError as error:
+                    _logger.error("stage.failed", source=source, error=error, again_in_s=backoff_s)
+                except Exception as error:
+                    self._failures.append(error)
+                    self._stop.request()
+                    return
+            if self._stop.wait(backoff_s):
+                return
+            backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+
+    def _run_thread(self, name: str, run: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=run, args=arguments, name=name)
+        self._threads[name] = thread
+        thread.start()
+
+    @property
+    def _drain_s(self) -> float:
+        return self._config.service.drain_timeout_s
