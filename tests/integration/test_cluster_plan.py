@@ -88,6 +88,8 @@ def spark(
         ui=True,
         ui_port=0,
         checkpoint_directory=tmp_path_factory.mktemp("spark"),
+        # The JVM of this process may have served a local session, which asks for a secret.
+        conf={"spark.authenticate": "false"},
     )
     trusted = {TOKEN_VARIABLE: TOKEN, CA_VARIABLE: str(authority.certificate)}
     session = open_session(settings, trusted | {"PYTHONPATH": str(ROOT)})
