@@ -85,7 +85,7 @@ def test_delivery_goes_on_at_once_when_the_state_database_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("_BACKOFF_FIRST_S", "_BACKOFF_MAX_S"):
-        monkeypatch.setattr(f"spark_pipeline.workers.stage.{name}", 240.0)  # it would time out
+        monkeypatch.setattr(f"spark_pipeline.workers.feed_runner.{name}", 240.0)  # it would time out
     lane = LogLane(state, tmp_path, first={})
     write(lane, 1)
     logged: list[MutableMapping[str, Any]]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import orjson
+import psycopg
 import pyarrow.parquet as pq
 import redis
 
@@ -57,8 +58,13 @@ class Claimer:
 
     def run(self) -> None:
         with closing(Puller(self.database, self.consumer)) as puller:
-            while not self.over.is_set():
-                taken = puller.receive(500, wait="200 ms")
+            while not self.over.wait(0.01):
+                try:
+                    taken = puller.receive(500, wait="200 ms")
+                except psycopg.DatabaseError as error:
+                    if "is paused" not in str(error):
+                        raise
+                    continue
                 self.messages += [one.message for one in taken]
                 if taken:
                     self.refused += puller.ack(taken)[1]

@@ -31,7 +31,7 @@ def test_sinks_of_two_sources_live_side_by_side_and_those_of_an_earlier_run_are_
     assert shop is not crm
     assert deliver.sink_of(share("shop", "run 1", tmp_path)) is shop
     assert deliver.sink_of(share("shop", "run 2", tmp_path)) is not shop
-    assert {run for run, *_ in deliver._open_sinks} == {"run 2"}
+    assert {run for run, _ in deliver._open_sinks.values()} == {"run 2"}
 
 
 def test_a_log_that_ends_before_the_streams_position_is_an_error_not_a_wait(
