@@ -66,7 +66,6 @@ class WebhookSink:
         self._max_retries = max_retries
         self._wait = wait
         self._learned = (_REQUEST_BYTES_MAX, 0.0)  # a smaller bound, and until when (monotonic)
-        self._closed = False
         self._secrets = _secrets(self._url, headers or {})
         self._place = self._url.netloc.decode()
         self._client = open_client(
@@ -91,11 +90,7 @@ class WebhookSink:
         return Delivery(settled)
 
     def close(self) -> None:
-        """Close the connection; a delivery that is under way sends no other request.
-
-        Nothing at the endpoint tells a late request from a new one.
-        """
-        self._closed = True
+        """Close the connection."""
         self._client.close()
 
     def _send_all(
@@ -166,8 +161,6 @@ class WebhookSink:
     def _attempt(
         self, url: httpx.URL, body: Body, key: str
     ) -> tuple[Answer | None, WalbrookError | None]:
-        if self._closed:
-            return None, TransientError(f"the sink for {self._place} was closed", kind=_GONE)
         try:
             answer = self._client.exchange(url, key, body)
         except (ConnectError, BadAnswerError, OSError) as error:

@@ -46,6 +46,7 @@ _logger = structlog.get_logger("walbrook.stage")
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 30.0
 _SPARK_FAILURES_MAX = 5  # in a row, after which a new driver process is the remedy
 _SERVING_AFTER_S = 10.0  # a query that runs this long is not failing
+_SILENT_S = 60.0  # a JVM that is silent for less is not ended, whatever the deadline is
 _ANSWERS_S = 2.0  # how long ago a JVM that is well answered at most
 
 
@@ -141,9 +142,10 @@ class FeedRunner:
         answered = self._answered
         silent_s = time.monotonic() - answered if answered is not None else 0.0
         if silent_s >= deadline_s:
-            found.append(silent_spark(silent_s, deadline_s))
-        if silent_s >= deadline_s * GIVEN_UP_AFTER:
-            end_jvm()
+            given_up_s = max(deadline_s * GIVEN_UP_AFTER, _SILENT_S)
+            found.append(silent_spark(silent_s, deadline_s, given_up_s))
+            if silent_s >= given_up_s:
+                end_jvm()
         if step is not None and step.name == "decode":
             age_s = time.monotonic() - step.since
             if age_s >= deadline_s:

@@ -96,15 +96,15 @@ def slow_feed(step: BodyStep, age_s: float, deadline_s: float) -> Condition:
     )
 
 
-def silent_spark(age_s: float, deadline_s: float) -> Condition:
+def silent_spark(age_s: float, deadline_s: float, given_up_s: float) -> Condition:
     """Spark's JVM has not answered for longer than the deadline."""
     shown_s = age_s // deadline_s * deadline_s
     return Condition(
         "feed_silent",
         "error",
         f"Spark's JVM has not answered for more than {shown_s:.0f} s",
-        fix=f"after {GIVEN_UP_AFTER * deadline_s:.0f} s it is ended, and a new driver process "
-        "begins; look at the memory and the load of the machine",
+        fix=f"after {given_up_s:.0f} s it is ended, and a new driver process begins; look "
+        "at the memory and the load of the machine",
     )
 
 
