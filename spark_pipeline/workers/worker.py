@@ -95,6 +95,7 @@ class Worker:
         self._context = context
         self._settings = settings
         self._isolate = attempts > ATTEMPTS_IN_DRIVER
+        self._fits = False  # as far as is known
         self._ledgers = Ledgers(settings.source, settings.term, settings.ledger)
         self._backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         self._nudged = threading.Event()
@@ -182,6 +183,9 @@ class Worker:
         with self._context.connections.connection() as state:
             roll = call_roll(state, self._settings.source)
             if self.name in roll.served:
+                if not self._fits:
+                    self._settings.require_fit(self._consumer, state)
+                    self._fits = True
                 self._ledgers.join(roll, [self.name])
                 with self.current.doing(Work.DELIVERY):
                     self._pass_gaps(state, self._log)

@@ -17,6 +17,7 @@ import redis
 
 from tests.fix_postgres import Database
 from tests.kill.states import States
+from tests.lane_on_log import arrived
 from tests.service import Service, running
 from tests.waiting import until
 
@@ -84,3 +85,27 @@ def test_workers_in_every_state_lose_repeat_and_reorder_nothing_through_kills(
         victims += rng.sample(list(VICTIMS), len(VICTIMS))
     states = States(database, redis_client, redis_url, tmp_path, seed)
     run(states, database, tmp_path / "service", victims[:KILLS])
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+def test_a_jvm_that_hangs_is_ended_and_a_new_driver_serves(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE item (id int PRIMARY KEY)")
+    files: dict[str, object] = {"name": "all", "destination": {"type": "file", "path": "all"}}
+    settings = {"spark": {"deadline_s": 2}}
+    with running(database, tmp_path / "service", [files], settings) as service:
+        database.execute("INSERT INTO item VALUES (1)")
+        service.until_settled()
+        (jvm,) = [each for each in service.tree() if VICTIMS["JVM"] in " ".join(each.cmdline())]
+        jvm.suspend()
+        told = "SELECT count(*) = 1 FROM walbrook.health WHERE kind = 'feed_silent'"
+        service.until("the health event", told)
+        assert not psutil.wait_procs([jvm], 120)[1], "it hangs"
+        database.execute("INSERT INTO item VALUES (2)")
+        service.until_settled()
+        service.until("health", "SELECT count(*) = 0 FROM walbrook.health")
+        assert service.stop() == 0, service.log_tail()
+    arrivals = [message["record"]["id"] for message in arrived(tmp_path / "service" / "all")]
+    assert arrivals == [1, 2]

@@ -277,8 +277,9 @@ def test_a_read_of_the_log_that_hangs_is_cancelled_and_names_its_consumer(
 
 @contextmanager
 def stopped_workers() -> Iterator[None]:
-    """Spark's Python workers hang until the end of the block."""
-    workers = [each.pid for each in psutil.Process().children(recursive=True) if _is_worker(each)]
+    """Spark's Python workers hang until the end of the block; tasks that get them hang, too."""
+    daemons = [each for each in psutil.Process().children(recursive=True) if _is_daemon(each)]
+    workers = [worker.pid for daemon in daemons for worker in daemon.children()]
     assert workers
     for pid in workers:
         os.kill(pid, signal.SIGSTOP)
@@ -286,12 +287,14 @@ def stopped_workers() -> Iterator[None]:
         yield
     finally:
         for pid in workers:
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # Spark has ended it
+                os.kill(pid, signal.SIGCONT)
 
 
-def _is_worker(process: psutil.Process) -> bool:
+def _is_daemon(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):  # or one that has ended and is not waited for
-        return "pyspark.daemon" in " ".join(process.cmdline())
+        is_one = "pyspark.daemon" in " ".join(process.cmdline())
+        return is_one and "pyspark.daemon" not in " ".join(process.parent().cmdline())
     return False
 
 
