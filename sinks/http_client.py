@@ -27,6 +27,8 @@ _PORTS = {"http": 80, "https": 443}
 Body = tuple[bytes | memoryview, ...]
 """The parts of a request's body."""
 
+_CLOSED = "the client was closed"
+
 
 class ConnectError(Exception):
     """No connection could be made; the cause says why."""
@@ -36,7 +38,9 @@ class HttpClient(Protocol):
     """Sends one request after another; raises for what is no answer.
 
     TimeoutError if none came in time, ConnectError if nobody is there, and OSError or
-    BadAnswerError for one that broke off.
+    BadAnswerError for one that broke off. Invariant: a client that was closed, by whatever thread,
+    sends no other request (ConnectError), because nothing at a server tells a late one from a new
+    one.
     """
 
     def exchange(self, url: httpx.URL, key: str, body: Body) -> Answer: ...
@@ -78,6 +82,7 @@ class DirectClient:
         self._timeout_s = timeout_s
         self._heads: tuple[httpx.URL, bytes] | None = None  # of the last URL
         self._socket: socket.socket | None = None
+        self._closed = False
 
     def exchange(self, url: httpx.URL, key: str, body: Body) -> Answer:
         """Send a request and read its answer, within the timeout."""
@@ -100,16 +105,20 @@ class DirectClient:
         except BaseException:
             wire.close()
             raise
-        if exchanged.reusable:
+        if exchanged.reusable and not self._closed:
             self._socket = wire
         else:
             wire.close()
         return exchanged.answer
 
     def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        self._closed = True
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        wire, self._socket = self._socket, None
+        if wire is not None:
+            wire.close()
 
     def _head(self, url: httpx.URL) -> bytes:
         if self._heads is None or self._heads[0] is not url:
@@ -119,13 +128,15 @@ class DirectClient:
 
     def _connected(self) -> socket.socket:
         """The kept connection, if the server has not ended it meanwhile, or a new one."""
+        if self._closed:
+            raise ConnectError(_CLOSED)
         wire = self._socket
         if wire is not None:
             waiting = select.poll()
             waiting.register(wire, select.POLLIN)
             if not waiting.poll(0):
                 return wire
-            self.close()
+            self._disconnect()
         try:
             wire = socket.create_connection((self._host, self._port), self._timeout_s)
             try:
@@ -159,6 +170,8 @@ class ProxiedClient:
         )
 
     def exchange(self, url: httpx.URL, key: str, body: Body) -> Answer:
+        if self._client.is_closed:
+            raise ConnectError(_CLOSED)
         deadline = time.monotonic() + self._timeout_s
         excerpt = b""
         headers = {"Idempotency-Key": key}

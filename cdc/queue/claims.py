@@ -16,6 +16,7 @@ from cdc.connection import Connection
 from cdc.cursor import parse_lsn
 from cdc.queue.events import EVENT_SCHEMA, delivered, lock_consumer, mark_tried
 from cdc.queue.postgres_ledger import DROP, dropped
+from cdc.state.feeds import require_latest, show_feed
 from cdc.state.fence import FENCE, fenced
 
 CLAIM_ROWS_MAX = 1_000
@@ -34,7 +35,8 @@ SELECT c.name, c.id, greatest(extract(epoch FROM d.due_at - clock_timestamp()), 
 """
 # Those behind a first one are taken with it, up to one that has its place among all of its table.
 # Rows that a process which is gone had claimed may be what ended it: each is taken alone. A row
-# counts as abandoned if that process had claimed it alone: nothing else can be to blame then.
+# counts as abandoned if that process had claimed it alone: nothing else can be to blame then. An
+# earlier stage of the same process ended without it: the second part of a holder is the process.
 _CLAIM = """
 WITH lease AS (SELECT nextval('walbrook.lease_ids') AS id),
 heads AS (
@@ -72,7 +74,8 @@ sized AS (
     WINDOW place AS (ORDER BY c.commit_lsn, c.commit_idx))
 UPDATE walbrook.events e
    SET abandoned = e.abandoned
-                   + coalesce(e.holder <> %(holder)s AND e.lease_id IS NOT NULL, false)::int,
+                   + coalesce(split_part(e.holder, ':', 2) <> split_part(%(holder)s, ':', 2)
+                              AND e.lease_id IS NOT NULL, false)::int,
        lease_id = lease.id, holder = %(holder)s,
        lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s)
   FROM sized s, lease
@@ -191,15 +194,19 @@ def settle_claim(
     absorbed: int,
     tried: pa.RecordBatch | None,
     ledger: str | None = None,
+    run: int | None = None,
 ) -> None:
     """One transaction: what was delivered leaves, what was refused is due later or dead.
 
     What was claimed and is neither is free again. ``ledger`` is the name of the consumer's ledger,
-    if it has one in this database: what leaves the queue need not be known there any more.
+    if it has one in this database: what leaves the queue need not be known there any more. ``run``
+    is the run of the feed that the holder belongs to; one that is not the latest is refused.
     """
     with connection.transaction():
         if connection.execute(FENCE, (source, term)).fetchone() is None:
             raise fenced(source)
+        if run is not None:
+            require_latest(source, run, show_feed(connection, source, run, None))
         number = lock_consumer(connection, source, consumer)
         if done.num_rows:
             delivered(connection, number, done)

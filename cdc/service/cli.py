@@ -82,9 +82,9 @@ def serve(path: Path, stop: StopSignal) -> int:
     settings = load(path)
     configure_logs(settings.service)
     logger = structlog.get_logger("walbrook.start")
-    for unchecked in patiently(lambda: check_groups(settings), stop):
+    # What does not fit the tables of a source concerns its sink alone, whose worker says so.
+    for unchecked in check_event_time(settings, form_alone=True):
         logger.warning("config.unchecked", what=unchecked)
-    unread = check_event_time(settings)
     with ExitStack() as held:
         ownership = patiently(lambda: held.enter_context(Ownership(settings)), stop)
         http = settings.service.http
@@ -94,9 +94,6 @@ def serve(path: Path, stop: StopSignal) -> int:
         for keeper in sources.values():
             held.callback(keeper.close)
         wait_for_sources(sources.values(), stop)
-        # A publication that had to be created shows its tables only now.
-        for unchecked in check_event_time(settings) if unread else ():
-            logger.warning("config.unchecked", what=unchecked)
         supervisor = Supervisor(settings, path.resolve(), sources)
         if listener is not None:
             held.enter_context(

@@ -1,14 +1,16 @@
 """Whether sinks that order by event time can read it: its type, and its column in every table.
 
-It is done when the service starts and by ``walbrook config check``. What must always hold: all
-problems are told at once, each with its place in the file; what is checked are the columns that
-the publication shows of the tables that are there, so a table that comes later stops nothing.
+It is done by ``walbrook config check`` and when a sink is served; what is wrong whatever the tables
+are keeps the service from starting. What must always hold: all problems are told at once, each with
+its place in the file; what is checked are the columns that the publication shows of the tables that
+are there, so a table that comes later stops nothing.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from cdc.config import Config, Database, EventTime, Sink
@@ -20,40 +22,66 @@ from cdc.service.shown_tables import Shown, ShownTable, shown_by
 _TOLD_MAX: Final = 20
 
 
-def check_event_time(config: Config) -> list[str]:
-    """What could not be checked; ConfigError with everything that is wrong."""
+@dataclass
+class _Found:
+    """Problems with their places in the file, and what could not be looked at."""
+
+    of_form: list[str] = field(default_factory=list)  # whatever the tables are
+    of_tables: list[str] = field(default_factory=list)  # with the tables as they are now
+    unchecked: list[str] = field(default_factory=list)
+
+
+def check_event_time(config: Config, *, form_alone: bool = False) -> list[str]:
+    """What could not be checked; ConfigError with everything that is wrong.
+
+    ``form_alone`` leaves out what concerns tables: a sink that does not fit its own fails alone.
+    """
+    found = _check(config, [sink for sink in config.sinks if sink.status == "active"])
+    if problems := [*found.of_form, *(() if form_alone else found.of_tables)]:
+        raise _refusal(problems)
+    return found.unchecked
+
+
+def event_time_problem(config: Config, sink: Sink) -> ConfigError | None:
+    """Why the event times of one sink cannot be read, if so."""
+    found = _check(config, [sink])
+    problems = [*found.of_form, *found.of_tables]
+    return _refusal(problems) if problems else None
+
+
+def _check(config: Config, of_sinks: Sequence[Sink]) -> _Found:
     sinks = [
-        (f"sinks[{i}]", sink, sink.event_time)
-        for i, sink in enumerate(config.sinks)
-        if sink.status == "active" and sink.event_time is not None
+        (f"sinks[{config.sinks.index(sink)}]", sink, sink.event_time)
+        for sink in of_sinks
+        if sink.event_time is not None
     ]
     by_clock = {place for place, sink, _ in sinks if sink.ordering == "processing_time"}
     read = {source for _, sink, _ in sinks for source in sink.sources}
     databases = [database for database in config.databases if database.name in read]
     shown = {database.name: shown_by(database) for database in databases}
     types: dict[str, EventTimeType] = {}
-    problems: list[str] = []
+    found = _Found()
     for place, sink, event_time in sinks:
-        problems += _unknown_types(f"{place}.event_time", event_time, types)
-        problems += _shown_nowhere(place, sink, [shown[source] for source in sink.sources])
+        found.of_form += _unknown_types(f"{place}.event_time", event_time, types)
+        of_sink = [shown[source] for source in sink.sources]
+        found.of_tables += _shown_nowhere(place, sink, of_sink)
+        found.unchecked += _without_effect(f"{place}.event_time", event_time, of_sink)
         for database in databases if place not in by_clock else ():
             if database.name in sink.sources:
                 for table in shown[database.name].tables:
                     if sink.source.takes(table.schema, table.name):
-                        problems += _unfit(
+                        found.of_tables += _unfit(
                             f"{place}.event_time", event_time, database, table, types
                         )
-    if problems:
-        raise _refusal(problems)
-    unchecked = [
-        f"the event time of tables of database {name}: {found.why_not}"
-        for name, found in shown.items()
-        if found.why_not
+    found.unchecked = [
+        *(
+            f"the event time of tables of database {name}: {each.why_not}"
+            for name, each in shown.items()
+            if each.why_not
+        ),
+        *found.unchecked,
     ]
-    for place, sink, event_time in sinks:
-        of_sink = [shown[source] for source in sink.sources]
-        unchecked += _without_effect(f"{place}.event_time", event_time, of_sink)
-    return unchecked
+    return found
 
 
 def _without_effect(place: str, event_time: EventTime, shown: Sequence[Shown]) -> Iterator[str]:

@@ -6,7 +6,7 @@ import difflib
 
 from psycopg import sql
 
-from cdc.config import Config, Database
+from cdc.config import Config, Database, Sink
 from cdc.connection import Connection
 from cdc.errors import ConfigError, OperatorError
 from cdc.service.start import reach
@@ -17,35 +17,41 @@ SELECT a.attname::text FROM pg_attribute a
 """
 
 
-def check_group_columns(config: Config, database: Database, source: Connection) -> None:
-    """ConfigError for the first column that its table has not; a table that is not there yet may
-    come with it."""
-    for i, sink in enumerate(config.sinks):
-        if database.name not in sink.sources or sink.status != "active":
-            continue
-        for j, table in enumerate(sink.tables):
-            name = sql.Identifier(table.name.schema, table.name.table).as_string(source)
-            known = [str(row[0]) for row in source.execute(_COLUMNS, (name,)).fetchall()]
-            for column in table.group_column_names:
-                if known and column not in known:
-                    near = difflib.get_close_matches(column, known, n=1)
-                    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
-                    raise ConfigError(
-                        f"sinks[{i}].tables[{j}].group_column_names: {table.name} of database "
-                        f"{database.name} has no column {column}",
-                        fix=f"correct it: {hint}",
-                    )
+def group_problem(
+    config: Config, database: Database, sink: Sink, source: Connection
+) -> ConfigError | None:
+    """The first column that its table has not; a table that is not there yet may come with it."""
+    i = config.sinks.index(sink)
+    for j, table in enumerate(sink.tables):
+        name = sql.Identifier(table.name.schema, table.name.table).as_string(source)
+        known = [str(row[0]) for row in source.execute(_COLUMNS, (name,)).fetchall()]
+        for column in table.group_column_names:
+            if known and column not in known:
+                near = difflib.get_close_matches(column, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+                return ConfigError(
+                    f"sinks[{i}].tables[{j}].group_column_names: {table.name} of database "
+                    f"{database.name} has no column {column}",
+                    fix=f"correct it: {hint}",
+                )
+    return None
 
 
 def check_groups(config: Config) -> list[str]:
-    """The same for all databases; what could not be checked, because one does not answer."""
+    """What could not be checked, because a database does not answer.
+
+    ConfigError for the first column that is wrong.
+    """
     unchecked = []
     for database in config.databases:
-        if not any(sink.tables for sink in config.sinks_of(database.name)):
+        sinks = [s for s in config.sinks_of(database.name) if s.tables and s.status == "active"]
+        if not sinks:
             continue
         try:
             with reach(database.dsn(), f"database {database.name}") as source:
-                check_group_columns(config, database, source)
+                for sink in sinks:
+                    if (problem := group_problem(config, database, sink, source)) is not None:
+                        raise problem
         except ConfigError:
             raise
         except OperatorError as error:

@@ -22,7 +22,6 @@ from cdc.queue.pulls import register_pulls
 from cdc.replication.control import publication_missing
 from cdc.replication.preflight import SourceIdentity, prepare_source
 from cdc.replication.stop import StopSignal
-from cdc.state.event_time import in_event_time
 from cdc.state.health import resolve_unserved
 from cdc.state.migrate import Migration, migrate
 from cdc.state.positions import Described, is_registered, register_source
@@ -94,27 +93,11 @@ def prepare(config: Config) -> dict[str, int]:
 
 
 def prepare_state(config: Config) -> None:
-    """Bring the state database up to date, and check what needs no source."""
+    """Bring the state database up to date."""
     for migration in migrate_state(config):
         _logger.info("state.migrated", number=migration.number, name=migration.name)
     with reach(config.state_dsn(), state_called(config)) as state:
-        _check_order_is_kept(config, state)
         resolve_unserved(state, [database.name for database in config.databases])
-
-
-def _check_order_is_kept(config: Config, state: Connection) -> None:
-    """What was delivered out of commit order cannot be told by a cursor."""
-    ordered = in_event_time(state)
-    for sink in config.sinks:
-        if sink.status == "active" and sink.ordering == "commit" and sink.name in ordered:
-            raise OperatorError(
-                f"sink {sink.name} was in event-time order and is to be in commit order: of the "
-                "changes behind its cursor some were delivered and others held back, and its "
-                "cursor cannot tell them apart",
-                fix="give it ordering: event_time again, or a new name and a new destination, or "
-                f"delete its rows of walbrook.consumers (WHERE name = '{sink.name}') and give it "
-                "an empty destination: it then begins anew",
-            )
 
 
 def _check_slot_is_there(source: Connection, database: Database) -> None:

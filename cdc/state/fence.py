@@ -10,6 +10,9 @@ FENCE = "SELECT 1 FROM walbrook.sources WHERE name = %s AND term = %s FOR SHARE"
 FENCE_TO_MOVE = "SELECT 1 FROM walbrook.sources WHERE name = %s AND term = %s FOR NO KEY UPDATE"
 """The same for those who then move the restart cursor: they come one after another."""
 
+IS_LATEST = "SELECT 1 FROM walbrook.sources WHERE name = %s AND term = %s"
+"""For what only informs: it waits for nobody, and somebody may take over before it ends."""
+
 DURABLY = """
 SELECT set_config('synchronous_commit', 'on', true)
  WHERE current_setting('synchronous_commit') = 'off'

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from cdc.connection import Connection
-from cdc.state.fence import FENCE, fenced
+from cdc.state.fence import IS_LATEST, fenced
 
 Severity = Literal["warning", "error"]
 Scope = Literal[
@@ -114,7 +114,7 @@ def report_conditions(
     if not news and not gone:
         return
     with connection.transaction():
-        if connection.execute(FENCE, (source, term)).fetchone() is None:
+        if connection.execute(IS_LATEST, (source, term)).fetchone() is None:
             raise fenced(source)
         for c in news:
             connection.execute(

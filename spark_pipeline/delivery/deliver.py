@@ -22,7 +22,7 @@ from cdc.config import Sink as SinkConfig
 from cdc.cursor import Cursor
 from cdc.decoding.format import PLAIN, Wanted
 from cdc.decoding.shapes import Context, Shape, shape_for
-from cdc.errors import ProtocolError, WalbrookError
+from cdc.errors import ProtocolError, TransientError, WalbrookError
 from cdc.queue.ledger import Ledger
 from cdc.queue.open_ledger import LedgerAddress, open_ledger
 from cdc.queue.waiting import NOTHING, Waiting
@@ -58,7 +58,7 @@ class Share:
 
     consumer: SinkConfig
     origin: Origin
-    run: str  # sinks of an earlier run of the service are not reused
+    run: str  # of the stage, as ``new_run`` makes it: sinks of an earlier one are not reused
     start: Cursor  # below it everything is settled for this consumer
     end: Cursor  # where the share ends, exclusive: most often the micro-batch's high watermark
     slices: list[SliceMarker]
@@ -81,8 +81,11 @@ class Share:
         return replace(self, waiting=self.waiting.with_these(aside), strikes=done.strikes)
 
 
-_open_sinks: dict[tuple[str, str, str, str], Sink] = {}
+_open_sinks: dict[tuple[str, str, str], tuple[str, Sink]] = {}
+"""By source, consumer and purpose; with the run that opened it."""
 _open_ledgers: dict[tuple[str, LedgerAddress], Ledger] = {}
+_ended: dict[tuple[str, str], int] = {}
+"""By process and source: the last stage that has ended."""
 _opening = threading.Lock()
 
 
@@ -220,21 +223,24 @@ def _shaped(share: Share, changes: pa.RecordBatch) -> MessageBatch:
 
 
 def sink_of(share: Share, purpose: str = "") -> Sink:
-    """The consumer's sink in this process, opened when it is first needed."""
-    key = (share.run, share.origin.name, share.consumer.name, purpose)
+    """The consumer's sink in this process, opened when it is first needed.
+
+    TransientError for a share of a stage that has ended: its successor delivers.
+    """
+    key = (share.origin.name, share.consumer.name, purpose)
     with _opening:
-        for stale in [known for known in _open_sinks if known[0] != share.run]:
-            _open_sinks.pop(stale).close()
-        for old in [known for known in _open_ledgers if known[0] != share.run]:
-            _open_ledgers.pop(old).close()
-        if key not in _open_sinks:
-            _open_sinks[key] = open_sink(
+        run, sink = _open_sinks.get(key, ("", None))
+        if sink is None or run != share.run:
+            _refuse_ended(share, run)
+            _close_sinks(lambda known, by: known == key or process_of(by) != process_of(share.run))
+            sink = open_sink(
                 share.consumer.destination,
                 consumer=share.consumer.name,
                 batch_size=share.consumer.effective_batch_size,
                 queue=Queue.of(share.consumer, share.origin.name, share.state_dsn),
             )
-        sink, place = _open_sinks[key], share.ledger
+            _open_sinks[key] = share.run, sink
+        place = share.ledger
         if isinstance(sink, PullSink):
             return sink.standing_at(share.standing)
         if place is None:
@@ -248,8 +254,48 @@ def ledger_of(share: Share) -> Ledger | None:
         return None if share.ledger is None else _ledger(share.run, share.ledger.address)
 
 
+def end_run(source: str, run: str) -> None:
+    """Close the sinks of a stage of this process; nothing more is delivered for it.
+
+    A delivery that is under way sends no other request.
+    """
+    with _opening:
+        _ended[process_of(run), source] = _stage_of(run)
+        _close_sinks(lambda known, by: known[0] == source and by == run)
+
+
+def process_of(run: str) -> str:
+    """The process of a run, which may have run several stages of a source."""
+    return run.partition(":")[0]
+
+
+def _stage_of(run: str) -> int:
+    """The number of the stage within its process; 0 for a run that has none."""
+    return int(run.partition(":")[2] or 0)
+
+
+def _refuse_ended(share: Share, opened_by: str) -> None:
+    """A later stage may have been here before: then this one has ended as well."""
+    process, stage = process_of(share.run), _stage_of(share.run)
+    later = _stage_of(opened_by) - 1 if process_of(opened_by) == process else 0
+    if 0 < stage <= max(later, _ended.get((process, share.origin.name), 0)):
+        raise TransientError(
+            f"the stage that delivered to {share.consumer.name} has ended, and another one serves "
+            "it now",
+            kind="fenced",
+        )
+
+
+def _close_sinks(is_stale: Callable[[tuple[str, str, str], str], bool]) -> None:
+    for key in [key for key, (run, _) in _open_sinks.items() if is_stale(key, run)]:
+        _open_sinks.pop(key)[1].close()
+
+
 def _ledger(run: str, address: LedgerAddress) -> Ledger:
     """One for all consumers: it is asked and told in a fraction of a millisecond."""
-    if (run, address) not in _open_ledgers:
-        _open_ledgers[run, address] = open_ledger(address)
-    return _open_ledgers[run, address]
+    process = process_of(run)
+    if (process, address) not in _open_ledgers:
+        for old in [known for known in _open_ledgers if known[0] != process]:
+            _open_ledgers.pop(old).close()
+        _open_ledgers[process, address] = open_ledger(address)
+    return _open_ledgers[process, address]

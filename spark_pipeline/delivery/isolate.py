@@ -32,6 +32,7 @@ _RAISED = r"^  (?:File .*|  .*)\n((?:\w+\.)*\w+(?:: .*)?)$"
 # Not of a message: no memory, no descriptor, no disk, no connection.
 _OF_THE_MACHINE = (OSError, MemoryError)
 _CRASHED = "Python worker exited unexpectedly"
+_CANCELLED = "[SPARK_JOB_CANCELLED]"
 
 Deliver = Callable[[Share], Outcome]
 CursorsOf = Callable[[Share], list[Cursor]]
@@ -141,6 +142,8 @@ def told(error: Exception) -> WalbrookError:
     text = str(error).strip()
     if _CRASHED in text:
         return TransientError("the Python worker that was at it died")
+    if _CANCELLED in text:
+        return TransientError("its Spark job took too long and was cancelled")
     if not (ours := _ours(text)):
         if raised := re.findall(_RAISED, text, re.MULTILINE):
             return TransientError(

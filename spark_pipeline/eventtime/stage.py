@@ -25,7 +25,7 @@ from cdc.config.event_time import column_in_row
 from cdc.connection import Connection, connect
 from cdc.decoding.plan import plan_for
 from cdc.error_text import public_text
-from cdc.errors import TransientError, WalbrookError
+from cdc.errors import OperatorError, TransientError, WalbrookError
 from cdc.log.manifest import read_manifest
 from cdc.log.open import open_log
 from cdc.replication.partition_roots import partition_roots
@@ -139,6 +139,7 @@ class EventStage:
             listen(state)
             if not self._wait_while_paused(state):
                 return
+            self._settings[home].require_fit(self._consumer, state)
             self._pass_evicted(state)
             self._find_tables(state)
             for queue in self._queues.values():
@@ -367,7 +368,9 @@ class EventStage:
             )  # fmt: skip
         try:
             with connect(self._state_dsn, name=f"{_NAME}:failed") as state:
-                self._show(state, WorkerStatus(WorkerState.WAITING, what, pause_s, failing=True))
+                by_hand = isinstance(error, OperatorError)
+                held = WorkerState.FAILED if by_hand else WorkerState.WAITING
+                self._show(state, WorkerStatus(held, what, pause_s, failing=True))
                 for name in self._settings:
                     report_consumer(state, name, self._consumer.name, error)
             self._state_away = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 from pyspark import SparkContext
@@ -62,14 +62,20 @@ class Plan(Protocol):
         ...
 
 
-def job_group(source: str, consumer: str) -> str:
-    """The group of the Spark jobs that deliver to a consumer: they are cancelled by it."""
-    return f"walbrook-{source}-{consumer}"
+def job_group(run: str, source: str, consumer: str) -> str:
+    """The group of the Spark jobs for a consumer of a stage: they are cancelled by it."""
+    return f"walbrook-{source}-{consumer}-{run}"
+
+
+def end_jobs(context: SparkContext, group: str) -> None:
+    """Cancel the jobs of a group, and whatever its thread begins later."""
+    jvm_context: Any = context._jsc
+    jvm_context.sc().cancelJobGroupAndFutureJobs(group)
 
 
 def set_job_group(context: SparkContext, pool: str, share: Share) -> None:
     """For the jobs of this thread: how they can be cancelled, and whom they must not wait for."""
-    group = job_group(share.origin.name, share.consumer.name)
+    group = job_group(share.run, share.origin.name, share.consumer.name)
     context.setJobGroup(group, f"delivery to {share.consumer.name}")
     context.setLocalProperty("spark.scheduler.pool", pool)
 

@@ -20,7 +20,10 @@ from spark_pipeline.workers.settings import StageSettings
 
 
 class Planner:
-    """The plans of one thread, within one history of the log."""
+    """The plans of one thread, within one history of the log.
+
+    ``job_group`` is what the jobs of that thread are cancelled by.
+    """
 
     def __init__(
         self,
@@ -30,12 +33,14 @@ class Planner:
         *,
         pool: str = "shared",
         spark: SparkSession | None = None,
+        job_group: str = "",
     ) -> None:
         self._settings = settings
         self._history = history
         self._scratch = scratch
         self._pool = pool
         self._spark = spark
+        self._job_group = job_group
         self._reader = RangeReader(driver_options(settings.log_directory, settings.wanted))
 
     @property
@@ -63,6 +68,7 @@ class Planner:
         if self._spark is None:
             return self.in_driver(planned)
         settings, context = self._settings, self._spark.sparkContext
+        context.setJobGroup(self._job_group, f"batches {planned.start} to {planned.end}")
         context.setLocalProperty("spark.scheduler.pool", self._pool)
         frame = (
             self._spark.read.format("walbrook")

@@ -87,10 +87,10 @@ class RunningQuery:
     def __init__(
         self, spark: SparkSession, settings: StageSettings, body: Body, exchange: Exchange
     ) -> None:
-        self._spark = spark
         self._body = body
         self._checkpoint = settings.checkpoint_directory / "checkpoint" / uuid.uuid4().hex
         self._query = start_query(spark, settings, body, exchange, self._checkpoint)
+        self._job_group = str(self._query.runId)
 
     def watch(self, ended: threading.Event, running: Callable[[float], None]) -> None:
         """Wait until ``ended``; raises what ended the query before.
@@ -105,9 +105,10 @@ class RunningQuery:
             if not self._query.isActive:
                 raise _failure(self._query)
 
-    def cancel_jobs(self) -> None:
-        """End a Spark job that hangs; the body then fails, and the query is started again."""
-        self._spark.sparkContext.cancelJobGroup(str(self._query.runId))
+    @property
+    def job_group(self) -> str:
+        """What its jobs are cancelled by; the body then fails, and the query is started again."""
+        return self._job_group
 
     def stop(self) -> None:
         """End the query; one that does not end is left to the end of this process."""

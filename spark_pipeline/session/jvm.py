@@ -49,6 +49,14 @@ def start_jvm(settings: Mapping[str, str]) -> None:
     SparkContext._ensure_initialized(gateway=gateway)
 
 
+def end_jvm() -> None:
+    """Kill the JVM of this process, which may hang: whoever waits for it gets an error then."""
+    gateway = SparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    if isinstance(process, subprocess.Popen):
+        process.kill()
+
+
 def _launch(conf: SparkConf) -> object:
     """One try to start the JVM, with all that it prints relayed."""
     reading, writing = os.pipe()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import uuid
 from dataclasses import dataclass, field
@@ -19,6 +20,13 @@ from spark_pipeline.workers.settler import Settler
 RUN = uuid.uuid4().hex
 """This process: executors close the sinks of earlier ones."""
 
+_stages = itertools.count(1)
+
+
+def new_run() -> str:
+    """A name for one stage of this process; a stage that is started again has another one."""
+    return f"{RUN}:{next(_stages)}"
+
 
 @dataclass(frozen=True)
 class WorkerContext:
@@ -30,7 +38,7 @@ class WorkerContext:
     connections: ConnectionPool
     scratch: Path
     spark: SparkSession | None = None
-    run: str = RUN
+    run: str = field(default_factory=new_run)
     ended: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
     catch_up: Slots = field(default_factory=lambda: Slots(4))

@@ -60,14 +60,23 @@ _KILLER = (
 
 
 class RetryQueue:
-    """That of one consumer of one source, for one thread; ``note`` may be called from any."""
+    """That of one consumer of one source, for one thread; ``note`` may be called from any.
+
+    ``run`` names the stage; ``feed_run`` is its run of the feed: a later one takes over.
+    """
 
     def __init__(
-        self, consumer: SinkConfig, settings: StageSettings, run: str, refusals: RefusalLog
+        self,
+        consumer: SinkConfig,
+        settings: StageSettings,
+        run: str,
+        refusals: RefusalLog,
+        feed_run: int | None = None,
     ) -> None:
         self._consumer = consumer
         self._settings = settings
         self._run = run
+        self._feed_run = feed_run
         self._holder = f"{settings.source}:{run}"
         self._refusals = refusals
         self._refused = 0  # in a row
@@ -183,6 +192,7 @@ class RetryQueue:
             absorbed=outcome.absorbed,
             tried=outcome.aside,
             ledger=ledger_name(share.ledger),
+            run=self._feed_run,
         )
         self._refusals.note(outcome)
         self._forget(share, done)

@@ -10,8 +10,10 @@ from psycopg.conninfo import conninfo_to_dict
 from cdc.config import Config, Database
 from cdc.config import Sink as SinkConfig
 from cdc.config.hosts import is_cluster
+from cdc.connection import Connection
 from cdc.decoding.format import Wanted
 from cdc.queue.open_ledger import LedgerAddress
+from cdc.service.sink_check import require_fit
 from spark_pipeline.capacity.slots import Slots
 from spark_pipeline.delivery.deliver import Origin
 from spark_pipeline.delivery.value_formats import wanted_by
@@ -44,6 +46,7 @@ class StageSettings:
     ledger: LedgerAddress | None = None  # of those whose sinks need one
     in_event_time: list[SinkConfig] = field(default_factory=list)  # served in event-time order
     times: tuple[tuple[str, str], ...] = ()  # the columns that hold event times, as Wanted has them
+    config: Config | None = None  # to check a sink against the tables of its sources
 
     @property
     def near(self) -> Bounds:
@@ -65,6 +68,11 @@ class StageSettings:
         """What decode is asked for, so that every consumer finds its own in it."""
         return replace(wanted_by(self.consumers), times=self.times)
 
+    def require_fit(self, sink: SinkConfig, state: Connection) -> None:
+        """OperatorError for a sink that cannot be served as it is configured."""
+        if self.config is not None:
+            require_fit(self.config, sink, state)
+
     @classmethod
     def of(
         cls, config: Config, database: Database, term: int, slots: Slots | None = None
@@ -73,6 +81,7 @@ class StageSettings:
         spark = config.spark
         active = [s for s in config.sinks_of(database.name) if s.status == "active"]
         return cls(
+            config=config,
             source=database.name,
             term=term,
             origin=Origin(

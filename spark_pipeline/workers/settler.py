@@ -103,7 +103,7 @@ class Settler:
         connections: ConnectionPool,
         figures: Callable[[], FeedFigures],
     ) -> None:
-        self._source, self._term, self._run = source, term, run
+        self._source, self._term, self.feed_run = source, term, run
         self._state_dsn = state_dsn
         self._connections = connections
         self._figures = figures
@@ -193,7 +193,13 @@ class Settler:
             self._work.notify_all()
 
     def run(self) -> None:
-        """Write at the pace until closed; then once more."""
+        """Write at the pace until closed, then once more; ``failure`` says why it ended before."""
+        try:
+            self._run()
+        except Exception as error:
+            self._fail(error)
+
+    def _run(self) -> None:
         self._runs = True
         while True:
             with self._lock:
@@ -227,10 +233,7 @@ class Settler:
             self._take_back(read_to)
             return False
         except Exception as error:
-            with self._lock:
-                self.failure = error
-                self._writing = {}
-                self._done.notify_all()
+            self._fail(error)
             return True
         if self.is_away:
             _logger.info("settler.state_reachable", source=self._source)
@@ -261,7 +264,7 @@ class Settler:
                     state,
                     source=self._source,
                     term=self._term,
-                    run=self._run,
+                    run=self.feed_run,
                     read_to=read_to,
                     consumers=consumers,
                     figures=figures and replace(figures, settle_ms=self._took_ms),
@@ -278,6 +281,13 @@ class Settler:
                 self._writing = {}
             self._done.notify_all()
         return moved
+
+    def _fail(self, error: Exception) -> None:
+        """Nothing is settled any more: whoever waits for it hears of it."""
+        with self._lock:
+            self.failure = error
+            self._writing = {}
+            self._done.notify_all()
 
     def _take_back(self, read_to: Cursor | None) -> None:
         """Reports that could not be written come before those made since."""

@@ -18,40 +18,33 @@ from contextlib import closing
 
 import psycopg
 import structlog
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc.backoff import Backoff
 from cdc.connection import Connection, connect
 from cdc.connection_pool import ConnectionPool
 from cdc.cursor import Cursor
-from cdc.errors import CorruptionError, GapError, OperatorError, WalbrookError
-from cdc.log.damage import report_damage
+from cdc.errors import OperatorError, WalbrookError
 from cdc.log.manifest import read_manifest
 from cdc.log.open import open_log
-from cdc.log.segment import high_of
-from cdc.log.view import LogReader
 from cdc.queue.claims import due
 from cdc.queue.report import report_queues
 from cdc.replication.stop import StopSignal
 from cdc.state.dead_letters import report_dead_letters
-from cdc.state.feeds import FeedFigures, FeedRun, open_feed, report_feed
-from cdc.state.health import Condition, report_conditions
+from cdc.state.feeds import FeedRun, open_feed
+from cdc.state.health import report_conditions
 from cdc.state.lost_destinations import report_lost_destinations
-from cdc.state.positions import restart_cursor
 from cdc.state.roll import Roll, call_roll
 from spark_pipeline.capacity.slots import Slots
 from spark_pipeline.capacity.throttle import Throttle
-from spark_pipeline.feed.backlog import beyond, fits
-from spark_pipeline.feed.body import FeedBody
+from spark_pipeline.delivery.deliver import end_run
+from spark_pipeline.feed.backlog import beyond
 from spark_pipeline.feed.exchange import Exchange
 from spark_pipeline.feed.feed import Feed
-from spark_pipeline.feed.plan import job_group
-from spark_pipeline.feed.planner import Planner
-from spark_pipeline.feed.progress import StageProgress
-from spark_pipeline.feed.query import RunningQuery, is_of_spark, named
+from spark_pipeline.feed.plan import end_jobs
+from spark_pipeline.session.jvm import end_jvm
 from spark_pipeline.workers.context import WorkerContext
+from spark_pipeline.workers.feed_runner import FeedRunner
 from spark_pipeline.workers.notifications import heard, listen
 from spark_pipeline.workers.settings import StageSettings
 from spark_pipeline.workers.settler import Settler
@@ -59,9 +52,7 @@ from spark_pipeline.workers.state import Reason
 from spark_pipeline.workers.status import (
     GIVEN_UP_AFTER,
     StatusWriter,
-    slow_delivery,
-    slow_feed,
-    stopped_feed,
+    slow_step,
 )
 from spark_pipeline.workers.worker import ATTEMPTS_IN_DRIVER, Worker
 
@@ -71,9 +62,8 @@ _TICK_S = 0.1
 _LOOK_S = 1.0  # how often rows are looked at for somebody else's acts, if none is heard of
 _REPORT_S = 5.0
 _AHEAD_S = 5.0  # how long a cursor may stand beyond the end of the log before health says so
-_JOIN_S = 5.0  # for threads that end; those in a delivery that hangs are left to the process
-_SPARK_FAILURES_MAX = 5  # in a row, after which a new driver process is the remedy
-_SERVING_AFTER_S = 10.0  # a query that runs this long is not failing
+_JOIN_S = 5.0  # for workers that end; one that hangs is fenced
+_END_S = 60.0  # for a query that is stopped, and for the last settlement
 _FEED_BYTES_MAX = 64 << 20
 
 
@@ -88,18 +78,13 @@ class SourceStage:
         self._stop = stop
         self._source, self._term = settings.source, settings.term
         self.feed = Feed(_FEED_BYTES_MAX, patience_s=settings.patience_s)
-        self._progress = StageProgress()
         self._connections = ConnectionPool(settings.state_dsn, name=f"{self._source}:worker")
         self.workers: dict[str, Worker] = {}
         self.settler: Settler | None = None
         self._throttle = Throttle(settings, self.feed, self.workers)
         self._statuses = StatusWriter(self._source, self._term)
-        self._body_ended = threading.Event()
-        self._query: RunningQuery | None = None
-        self._exchange: Exchange | None = None
-        self._isolate = False
+        self._runner: FeedRunner | None = None
         self._fatal: list[Exception] = []
-        self._feed_error: WalbrookError | None = None  # while the query cannot run
         self._state: Connection | None = None
         self._state_away = False
         self._looked = self._reported = float("-inf")
@@ -111,25 +96,27 @@ class SourceStage:
         """Until a stop, then drain; raises what only a person or a new process can mend."""
         if not self._wait_for_log():
             return
-        scratch, self._exchange = (
+        scratch, exchange = (
             Exchange.create(self._settings.checkpoint_directory / name)
             for name in ("scratch", "exchange")
         )
         try:
-            context = self._begin(scratch)
+            context = self._begin(scratch, exchange)
             threads = [
-                _thread(f"settler-{self._source}", self._settle),
-                _thread(f"feed-{self._source}", self._run_feed),
-                *(_thread(f"worker-{n}", worker.run) for n, worker in self.workers.items()),
+                self._thread("settler", self._settle),
+                self._thread("feed", self._run_feed),
+                *(self._thread(name, worker.run) for name, worker in self.workers.items()),
             ]
-            while not self._stop.wait(_TICK_S) and not self._fatal:
-                self._tick()
-            if not self._fatal:
-                self._drain(drain_timeout_s)
-            self._end(context, threads)
+            try:
+                while not self._stop.wait(_TICK_S) and not self._fatal:
+                    self._tick()
+                if not self._fatal:
+                    self._drain(drain_timeout_s)
+            finally:
+                self._end(context, threads)
         finally:
             scratch.remove()
-            self._exchange.remove()
+            exchange.remove()
             self._connections.close()
             self._disconnect()
         if self._fatal:
@@ -143,18 +130,26 @@ class SourceStage:
                 return False
         return True
 
-    def _begin(self, scratch: Exchange) -> WorkerContext:
+    def _begin(self, scratch: Exchange, exchange: Exchange) -> WorkerContext:
         """Take over from earlier processes, place the feed, and make the workers."""
         names = [consumer.name for consumer in self._settings.consumers]
         run = self._opened(names)
-        self._isolate = run.attempts > ATTEMPTS_IN_DRIVER
+        self._runner = FeedRunner(
+            self._spark,
+            self._settings,
+            self.feed,
+            exchange,
+            self._connections,
+            isolate=run.attempts > ATTEMPTS_IN_DRIVER,
+            on_read=self._note_read,
+        )
         self.settler = Settler(
             self._source,
             self._term,
             run.run,
             self._settings.state_dsn,
             self._connections,
-            self._figures,
+            self._runner.figures,
         )
         context = WorkerContext(
             settings=self._settings,
@@ -168,7 +163,7 @@ class SourceStage:
         for consumer in self._settings.consumers:
             attempts = run.consumers.get(consumer.name, 0)
             self.workers[consumer.name] = Worker(consumer, context, attempts=attempts)
-        self._place_feed()
+        self._runner.place()
         return context
 
     def _opened(self, names: list[str]) -> FeedRun:
@@ -182,33 +177,6 @@ class SourceStage:
                 if self._stop.wait(backoff.next_s()):
                     raise
 
-    def _place_feed(self) -> None:
-        """The feed begins at the lowest cursor that is near the highest: they go together."""
-        with (
-            closing(open_log(self._settings.log_directory)) as log,
-            self._connections.connection() as state,
-        ):
-            served = call_roll(state, self._source).served
-            end = log.next_batch()
-            places: list[int] = []
-            for cursor in served.values():
-                try:
-                    places.append(log.seek(cursor))
-                except WalbrookError:
-                    continue  # its worker says why
-            top = max(places, default=None)
-            if top is None:
-                top = log.seek(restart_cursor(state, self._source))
-            near = [at for at in places if at >= log.first_batch() and self._near(log, at, top)]
-            first = min(near, default=top)
-            self.feed.begin(log.history(), first, _high_before(log, first, end))
-
-    def _near(self, log: LogReader, first: int, top: int) -> bool:
-        try:
-            return fits(log, first, top, self._settings.near)
-        except WalbrookError:
-            return False
-
     def _settle(self) -> None:
         assert self.settler is not None
         self.settler.run()
@@ -216,104 +184,15 @@ class SourceStage:
             self._fatal.append(self.settler.failure)
 
     def _run_feed(self) -> None:
-        """Query after query, with a pause after a failure, until the body has to end."""
-        backoff, spark_failures = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S), 0
-        while not self._body_ended.is_set():
-            started = time.monotonic()
-            try:
-                self._run_query()
-                return
-            except Exception as error:
-                self._feed_error = named(error)
-                if self._body_ended.is_set() or self._is_fatal(error):
-                    return
-                if time.monotonic() - started > _BACKOFF_MAX_S:
-                    backoff.reset()
-                    spark_failures = 0
-                spark_failures = spark_failures + 1 if is_of_spark(error) else 0
-                if spark_failures >= _SPARK_FAILURES_MAX:
-                    self._fatal.append(error)
-                    return
-            self._body_ended.wait(backoff.next_s())
-
-    def _run_query(self) -> None:
-        if self._spark is None:
-            raise RuntimeError("a stage without Spark has no query")
-        with closing(open_log(self._settings.log_directory)) as log:
-            if log.history() != self.feed.history or self.feed.position < log.first_batch():
-                self._place_feed()
-        exchange = self._exchange
-        assert exchange is not None
-        exchange.clear(keep=self.feed.files)
-        planner = Planner(self._settings, self.feed.history, exchange.directory, spark=self._spark)
-        body = FeedBody(
-            self.feed,
-            planner,
-            exchange,
-            self._progress,
-            self._body_ended,
-            little=self._settings.little,
-            isolate=self._isolate,
-            on_read=self._note_read,
-        )
-        try:
-            self._skip_unneeded(body)
-            self._query = RunningQuery(self._spark, self._settings, body, exchange)
-            self._query.watch(self._body_ended, self._note_running)
-        finally:
-            query, self._query = self._query, None
-            if query is not None:
-                query.stop()
-            body.close()
-            planner.close()
-
-    def _skip_unneeded(self, body: FeedBody) -> None:
-        """What failed may be needed by nobody in the feed any more."""
-        demand = self.feed.demand()
-        if demand is not None and demand > self.feed.position:
-            body.skip_to(demand)
-
-    def _note_running(self, since: float) -> None:
-        if time.monotonic() - since > _SERVING_AFTER_S:
-            self._feed_error = None
+        assert self._runner is not None
+        self._runner.run()
+        if self._runner.failure is not None:
+            self._fatal.append(self._runner.failure)
 
     def _note_read(self, read_to: Cursor) -> None:
         """The feed moved: without consumers nobody else would let the restart cursor follow."""
-        self._isolate = False
-        self._feed_error = None
         if self.settler is not None and not self.workers:
             self.settler.note_read(read_to)
-
-    def _figures(self) -> FeedFigures:
-        last, depth = self._progress.last, self.feed.depth
-        if last is None:
-            return FeedFigures(self.feed.high, ranges=depth.ranges, bytes=depth.bytes)
-        return FeedFigures(
-            self.feed.high, last.plan, last.rows, last.decode_ms, depth.ranges, depth.bytes
-        )
-
-    def _is_fatal(self, error: Exception) -> bool:
-        """Say in the log and in SQL what keeps the feed, and whether trying again is no use."""
-        what = named(error)
-        _logger.warning("feed.failed", source=self._source, error=what)
-        try:
-            with self._connections.connection() as state:
-                report_feed(state, self._source, self._term, what)
-        except psycopg.Error as problem:
-            _logger.debug("feed.state_unreachable", error=problem)
-        if isinstance(error, CorruptionError):
-            # The reader looks, and reads again from the slot what is damaged if it can.
-            report_damage(self._settings.log_directory)
-        # A log that was cut or evicted is no reason to stop: what that means for each consumer is
-        # decided by its worker. What nobody foresaw, such as a JVM that is gone, is mended by a
-        # new process.
-        foreseen = isinstance(
-            error, WalbrookError | psycopg.Error | PySparkException | Py4JJavaError
-        )
-        if not foreseen or (isinstance(error, OperatorError) and not isinstance(error, GapError)):
-            self._fatal.append(error)
-            return True
-        return False
 
     def _tick(self) -> None:
         try:
@@ -323,8 +202,8 @@ class SourceStage:
             if told or time.monotonic() - self._looked >= _LOOK_S:
                 self._looked = time.monotonic()
                 self._look(state)
-            running = self._exchange if self._query is not None else None
-            self._throttle.tick(self._progress, running, self._connected)
+            assert self._runner is not None
+            self._throttle.tick(self._runner.progress, self._runner.running, self._connected)
             self._show(state)
         except psycopg.Error as error:
             if not self._state_away:
@@ -382,7 +261,8 @@ class SourceStage:
 
     def _report(self, state: Connection) -> None:
         """Health events of the whole source."""
-        conditions = list(self._overdue()) + self._throttle.conditions()
+        assert self._runner is not None
+        conditions = self._runner.overdue() + self._throttle.conditions()
         if conditions or self._told_conditions:
             for scope in ("feed_", "worker_"):
                 report_conditions(
@@ -399,31 +279,17 @@ class SourceStage:
             report_queues(state, self._source, self._term)
             report_lost_destinations(state, self._source, self._term)
 
-    def _overdue(self) -> list[Condition]:
-        """What the feed is late with; a Spark job that hangs is cancelled."""
-        found: list[Condition] = []
-        step, deadline_s = self._progress.step, self._settings.deadline_s
-        if step is not None and step.name == "decode":
-            age_s = time.monotonic() - step.since
-            if age_s >= deadline_s:
-                found.append(slow_feed(step, age_s, deadline_s))
-            query = self._query
-            if age_s >= deadline_s * GIVEN_UP_AFTER and query is not None:
-                query.cancel_jobs()
-        if self._feed_error is not None and step is None:
-            found.append(stopped_feed(self._source, self._feed_error))
-        return found
-
     def _show(self, state: Connection) -> None:
+        assert self._runner is not None
         now, deadline_s = time.monotonic(), self._settings.deadline_s
         ahead = [name for name, since in self._ahead.items() if now - since >= _AHEAD_S]
         overdue = {}
         for name, worker in self.workers.items():
-            since = worker.current.delivering_since
-            if since is not None and now - since >= deadline_s:
-                overdue[name] = slow_delivery(name, now - since, deadline_s)
-                if now - since >= deadline_s * GIVEN_UP_AFTER and self._spark is not None:
-                    self._spark.sparkContext.cancelJobGroup(job_group(self._source, name))
+            step = worker.current.step
+            if step is not None and (age_s := now - step.since) >= deadline_s:
+                overdue[name] = slow_step(name, step.work, age_s, deadline_s)
+                if age_s >= deadline_s * GIVEN_UP_AFTER:
+                    self._runner.cancel(worker.job_group)
         statuses = {name: worker.current.status() for name, worker in self.workers.items()}
         self._statuses.show(state, statuses, ahead, overdue)
 
@@ -449,10 +315,17 @@ class SourceStage:
         return not behind and not self.settler.has_unsettled
 
     def _end(self, context: WorkerContext, threads: list[threading.Thread]) -> None:
-        """The body first, then the workers, then the last settlement."""
+        """The body first, then the workers, then the last settlement.
+
+        A worker that hangs in a delivery or in a job is fenced: nothing of it counts any more. What
+        else does not end in time is ended by a new process.
+        """
         settler, feed_thread, *workers = threads
-        self._body_ended.set()
-        feed_thread.join()
+        assert self._runner is not None
+        self._runner.ended.set()
+        feed_thread.join(_END_S)
+        if feed_thread.is_alive():
+            end_jvm()
         context.ended.set()
         for worker in self.workers.values():
             worker.nudge()
@@ -460,10 +333,31 @@ class SourceStage:
         for thread in workers:
             thread.join(max(0.0, deadline - time.monotonic()))
         context.over.set()
+        end_run(self._source, context.run)
+        for name, thread in zip(self.workers, workers, strict=True):
+            if thread.is_alive() and self._spark is not None:
+                end_jobs(self._spark.sparkContext, self.workers[name].job_group)
         assert self.settler is not None
         self.settler.close()
-        settler.join()
+        settler.join(_END_S)
         self.feed.close()
+        for thread in (settler, feed_thread):
+            if thread.is_alive():
+                self._fatal.insert(0, RuntimeError(f"{thread.name} does not end"))
+
+    def _thread(self, name: str, run: Callable[[], None]) -> threading.Thread:
+        """A thread of the stage; one that dies of an error ends the stage."""
+
+        def guarded() -> None:
+            try:
+                run()
+            except Exception as error:
+                _logger.exception("stage.thread_died", source=self._source, thread=name)
+                self._fatal.append(error)
+
+        thread = threading.Thread(target=guarded, name=f"{name}-{self._source}", daemon=True)
+        thread.start()
+        return thread
 
     def _disconnect(self) -> None:
         state, self._state = self._state, None
@@ -474,16 +368,3 @@ class SourceStage:
         if self._state is None or self._state.closed:
             self._state = listen(connect(self._settings.state_dsn, name=f"{self._source}:stage"))
         return self._state
-
-
-def _high_before(log: LogReader, first: int, end: int) -> Cursor:
-    """The high watermark of the batch before ``first``; the log's floor without one."""
-    if log.first_batch() < first <= end:
-        return high_of(log.entries(first - 1, first)[0])
-    return log.floors()[0]
-
-
-def _thread(name: str, run: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
-    return thread

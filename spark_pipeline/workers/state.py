@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 
@@ -36,6 +38,22 @@ class Reason(Enum):
         return cls.SINK_FAILED
 
 
+class Work(Enum):
+    """What a worker may be at for too long."""
+
+    READ = "a read of the change log for"
+    DELIVERY = "a delivery to"
+    SETTLEMENT = "a settlement of"
+
+
+@dataclass(frozen=True)
+class Step:
+    """Work under way since ``since`` (monotonic)."""
+
+    work: Work
+    since: float
+
+
 @dataclass(frozen=True)
 class _Held:
     state: WorkerState | None = None
@@ -52,7 +70,7 @@ class CurrentState:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held = _Held()
-        self._delivering_since: float | None = None
+        self._step: Step | None = None
 
     @property
     def state(self) -> WorkerState | None:
@@ -77,9 +95,19 @@ class CurrentState:
         return self._held.state in waits or self._held.reason is Reason.INACTIVE
 
     @property
-    def delivering_since(self) -> float | None:
-        """When (monotonic) the delivery under way began; None if there is none."""
-        return self._delivering_since
+    def step(self) -> Step | None:
+        """The work under way; None if there is none."""
+        return self._step
+
+    @contextmanager
+    def doing(self, work: Work) -> Iterator[None]:
+        """Work that must end in time; a step within another one is a part of it."""
+        before = self._step
+        self._step = before or Step(work, time.monotonic())
+        try:
+            yield
+        finally:
+            self._step = before
 
     def status(self) -> WorkerStatus:
         """As SQL shows it."""
@@ -115,9 +143,6 @@ class CurrentState:
             if self._held.failing:
                 held = self._held
                 self._held = _Held(held.state, _plain(held), since=held.since)
-
-    def delivering(self, since: float | None) -> None:
-        self._delivering_since = since
 
     def _serve(self, state: WorkerState, reason: Reason | None) -> None:
         with self._lock:

@@ -13,10 +13,18 @@ from cdc.errors import WalbrookError
 from cdc.state.health import Condition, report_conditions
 from cdc.state.workers import WorkerState, WorkerStatus, show_worker
 from spark_pipeline.feed.progress import BodyStep
+from spark_pipeline.workers.state import Work
 
 _RETRY_LATER_S = 0.1  # the next try is later than SQL says, so there has been one
 GIVEN_UP_AFTER = 5
 """Deadlines after which a Spark job is cancelled."""
+
+
+_FIXES = {
+    Work.READ: "look at Spark's executors, and at the disk or the tier that holds the log",
+    Work.DELIVERY: "look at its destination; if it cannot end, restart the service",
+    Work.SETTLEMENT: "look at the state database: at its locks, its disk and its load",
+}
 
 
 class StatusWriter:
@@ -62,16 +70,16 @@ class StatusWriter:
         return now + status.retry_s > at + was.retry_s + _RETRY_LATER_S
 
 
-def slow_delivery(consumer: str, age_s: float, deadline_s: float) -> Condition:
-    """A delivery that takes longer than the deadline."""
+def slow_step(consumer: str, work: Work, age_s: float, deadline_s: float) -> Condition:
+    """Work for a consumer that takes longer than the deadline."""
     # In steps of the deadline: a text that changes each second would be written each second.
     shown_s = age_s // deadline_s * deadline_s
     return Condition(
         "worker_slow",
         "error" if age_s > deadline_s * GIVEN_UP_AFTER else "warning",
-        f"a delivery to {consumer} has been under way for more than {shown_s:.0f} s; nothing else "
+        f"{work.value} {consumer} has been under way for more than {shown_s:.0f} s; nothing else "
         "is delivered to it until it ends",
-        fix="look at its destination; if it cannot end, restart the service",
+        fix=_FIXES[work],
     )
 
 
@@ -85,6 +93,18 @@ def slow_feed(step: BodyStep, age_s: float, deadline_s: float) -> Condition:
         f"{shown_s:.0f} s",
         fix="look at Spark's executors, at the sinks and at the load of the machine; "
         "spark.deadline_s says when this is reported",
+    )
+
+
+def silent_spark(age_s: float, deadline_s: float, given_up_s: float) -> Condition:
+    """Spark's JVM has not answered for longer than the deadline."""
+    shown_s = age_s // deadline_s * deadline_s
+    return Condition(
+        "feed_silent",
+        "error",
+        f"Spark's JVM has not answered for more than {shown_s:.0f} s",
+        fix=f"after {given_up_s:.0f} s it is ended, and a new driver process begins; look "
+        "at the memory and the load of the machine",
     )
 
 

@@ -44,11 +44,12 @@ from spark_pipeline.feed.backlog import fits, fitting
 from spark_pipeline.feed.decoded_range import DecodedRange
 from spark_pipeline.feed.exchange import PlannedRange
 from spark_pipeline.feed.feed import BehindError
+from spark_pipeline.feed.plan import job_group
 from spark_pipeline.feed.planner import Planner
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.retries import RetryQueue, is_failure
 from spark_pipeline.workers.settler import Report
-from spark_pipeline.workers.state import CurrentState, Reason
+from spark_pipeline.workers.state import CurrentState, Reason, Work
 
 _logger = structlog.get_logger("walbrook.worker")
 
@@ -83,13 +84,18 @@ class Worker:
         self.name = consumer.name
         self.priority = consumer.priority
         self.current = CurrentState()
-        self.retries = RetryQueue(consumer, settings, context.run, context.refusals)
+        self.retries = RetryQueue(
+            consumer, settings, context.run, context.refusals, context.settler.feed_run
+        )
         self.batch = 0
         """The next batch of the log that it needs."""
+        self.job_group = job_group(context.run, settings.source, self.name)
+        """What its Spark jobs are cancelled by."""
         self._consumer = consumer
         self._context = context
         self._settings = settings
         self._isolate = attempts > ATTEMPTS_IN_DRIVER
+        self._fits = False  # as far as is known
         self._ledgers = Ledgers(settings.source, settings.term, settings.ledger)
         self._backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         self._nudged = threading.Event()
@@ -105,20 +111,30 @@ class Worker:
         return self._cursor
 
     def run(self) -> None:
-        """Serve until the stage ends."""
+        """Serve until the stage ends; nothing that breaks on the way ends it before."""
         while not self._context.ended.is_set():
             try:
-                if self.begin():
-                    self._serve()
-                else:
-                    self._wait(None)
-            except AgainError as error:
-                _logger.debug("worker.again", consumer=self.name, why=error.what)
+                self._begin_and_serve()
             except Exception as error:
-                self._wait(self.failed(error))
-            finally:
-                self._context.feed.leave(self.name)
+                until = time.monotonic() + self._backoff.next_s()
+                _logger.exception("worker.broke", consumer=self.name)
+                self.current.waits(Reason.CANNOT_BE_SERVED, until, told(error))
+                self._wait(until)
         self.close()
+
+    def _begin_and_serve(self) -> None:
+        try:
+            if self.begin():
+                self._serve()
+            else:
+                self._wait(None)
+        except AgainError as error:
+            _logger.debug("worker.again", consumer=self.name, why=error.what)
+        except Exception as error:
+            if not self._context.ended.is_set():
+                self._wait(self.failed(error))
+        finally:
+            self._context.feed.leave(self.name)
 
     def nudge(self) -> None:
         """Let it look at its row at once."""
@@ -156,7 +172,8 @@ class Worker:
         """Read its row and take its place; returns whether it may be served now."""
         self._nudged.clear()
         self._context.feed.leave(self.name)
-        self._context.settler.flush(self.name)
+        with self.current.doing(Work.SETTLEMENT):
+            self._context.settler.flush(self.name)
         if self._deferred_until > time.monotonic():
             self.current.waits(Reason.DEFERRED, self._deferred_until)
             return False
@@ -166,8 +183,12 @@ class Worker:
         with self._context.connections.connection() as state:
             roll = call_roll(state, self._settings.source)
             if self.name in roll.served:
+                if not self._fits:
+                    self._settings.require_fit(self._consumer, state)
+                    self._fits = True
                 self._ledgers.join(roll, [self.name])
-                self._pass_gaps(state, self._log)
+                with self.current.doing(Work.DELIVERY):
+                    self._pass_gaps(state, self._log)
                 roll = call_roll(state, self._settings.source)
             if self.name not in roll.served:
                 self.current.parked(Reason.PAUSED if self.name in roll.paused else Reason.INACTIVE)
@@ -183,6 +204,7 @@ class Worker:
             self._context.scratch,
             pool="catch_up",
             spark=self._context.spark,
+            job_group=self.job_group,
         )
         return True
 
@@ -303,14 +325,10 @@ class Worker:
         """Deliver what is due for a retry; returns whether there was anything."""
         if not self._consumer.destination.defers or self.retries.due_in_s() != 0.0:
             return False
-        self.current.delivering(time.monotonic())
-        try:
-            with self._context.connections.connection() as state:
-                outcome = self.retries.deliver_due(state, self._context.over)
-                if outcome is not None and outcome.error is not None:
-                    report_consumer(state, self._settings.source, self.name, outcome.error)
-        finally:
-            self.current.delivering(None)
+        with self.current.doing(Work.DELIVERY), self._context.connections.connection() as state:
+            outcome = self.retries.deliver_due(state, self._context.over)
+            if outcome is not None and outcome.error is not None:
+                report_consumer(state, self._settings.source, self.name, outcome.error)
         if outcome is None:
             return False
         if outcome.error is not None:
@@ -330,7 +348,8 @@ class Worker:
         self.current.catching_up()
         settings, over = self._settings, self._context.over
         with self._context.catch_up.hold(settings.source, self.name, self.priority, over):
-            decoded = self._read(self._log, self._planner, end)
+            with self.current.doing(Work.READ):
+                decoded = self._read(self._log, self._planner, end)
             with closing(decoded):
                 self._serve_range(decoded)
         self.batch = decoded.end
@@ -368,17 +387,17 @@ class Worker:
         size = plan.decoded_bytes if plan.in_driver else 0
         over = self._context.over
         with settings.slots.hold(settings.source, self.name, self.priority, over, size):
-            self.current.delivering(time.monotonic())  # waiting for a slot does not count
             try:
-                share = self._planner.judge(share)
-                outcome = deliver_carefully(
-                    plan.deliver, share, lambda piece: cursors_in(piece, plan.changes(piece.slices))
-                )
+                with self.current.doing(Work.DELIVERY):  # waiting for a slot does not count
+                    share = self._planner.judge(share)
+                    outcome = deliver_carefully(
+                        plan.deliver,
+                        share,
+                        lambda piece: cursors_in(piece, plan.changes(piece.slices)),
+                    )
             except BaseException:
                 _remove(share)
                 raise
-            finally:
-                self.current.delivering(None)
         return share, replace(outcome, error=outcome.error or share.held)
 
     def _report(
@@ -395,10 +414,11 @@ class Worker:
         )
         settler = self._context.settler
         try:
-            if report.is_plain and not isinstance(self._consumer.destination, PullDestination):
-                settler.report(self.name, report)
-            elif not settler.settle(self.name, report):
-                raise AgainError("its cursor was moved")
+            with self.current.doing(Work.SETTLEMENT):
+                if report.is_plain and not isinstance(self._consumer.destination, PullDestination):
+                    settler.report(self.name, report)
+                elif not settler.settle(self.name, report):
+                    raise AgainError("its cursor was moved")
         finally:
             _remove(share)
         self._cursor = max(self._cursor, outcome.cursor)

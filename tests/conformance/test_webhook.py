@@ -11,11 +11,13 @@ import pytest
 
 from cdc.change import MessageBatch
 from cdc.errors import OperatorError, PoisonError, TransientError, WalbrookError
+from sinks.base import Delivery
 from sinks.webhook import WebhookSink
 from tests.certificates import Authority
 from tests.conformance.harness import WebhookHarness
 from tests.conformance.messages import CONSUMER, batch, cursor_of, expected, held, numbered
 from tests.fix_http import Endpoint, Scripted
+from tests.waiting import until
 
 
 class Waits(list[float]):
@@ -295,3 +297,20 @@ def test_a_connection_that_the_server_has_ended_meanwhile_costs_no_retry(
     assert sink.deliver(batch(10, 20)).settled == 10
     sink.close()
     assert endpoint.connections == 2
+
+
+def test_a_sink_that_was_closed_in_a_delivery_sends_no_other_request(endpoint: Endpoint) -> None:
+    sink = _sink(endpoint)
+    go_on = threading.Event()
+    endpoint.script.append(Scripted(after=go_on))
+    found: list[Delivery] = []
+    thread = threading.Thread(target=lambda: found.append(sink.deliver(batch(0, 25))))
+    thread.start()
+    until("the first request", lambda: len(endpoint.requests) == 1)
+    sink.close()
+    go_on.set()
+    thread.join(30)
+    (delivery,) = found
+    assert delivery.settled == 10, "what was accepted counts"
+    assert isinstance(delivery.error, TransientError)
+    assert len(endpoint.requests) == 1

@@ -17,7 +17,7 @@ from cdc.connection import Connection
 from cdc.cursor import Cursor
 from cdc.errors import OperatorError
 from cdc.replication.stop import StopReason, StopSignal
-from cdc.service.start import prepare
+from cdc.service.sink_check import require_fit
 from cdc.state import operators, positions
 from cdc.state.positions import MovedError
 from spark_pipeline.eventtime import passage as passage_module
@@ -314,14 +314,14 @@ def test_commit_order_is_refused_to_one_that_was_in_event_time_order(
 ) -> None:
     event_lane()
     url = _url(event_database.dsn)
-    config = loads(SINK % (url, url), base=tmp_path)
-    with pytest.raises(OperatorError) as caught:
-        prepare(config)
-    assert "timed was in event-time order" in caught.value.what
-    assert "new name" in caught.value.fix
-    with pytest.raises(OperatorError) as other:  # this one is about the database
-        prepare(loads((SINK % (url, url)).replace("timed", "others"), base=tmp_path))
-    assert "event-time" not in other.value.what
+    with event_database.connect() as state:
+        config = loads(SINK % (url, url), base=tmp_path)
+        with pytest.raises(OperatorError) as caught:
+            require_fit(config, config.sinks[0], state)
+        assert "timed was in event-time order" in caught.value.what
+        assert "new name" in caught.value.fix
+        others = loads((SINK % (url, url)).replace("timed", "others"), base=tmp_path)
+        require_fit(others, others.sinks[0], state)
 
 
 def config_of(lane: EventLane, database: Database, away: str) -> Config:

@@ -12,6 +12,7 @@ import redis
 from cdc.change import MessageBatch
 from cdc.config.secrets import SecretText
 from cdc.connection import Connection
+from cdc.queue.claims import ABANDONED, claim
 from cdc.queue.open_ledger import LedgerAddress
 from sinks.base import Delivery
 from sinks.webhook import WebhookSink
@@ -197,3 +198,16 @@ def test_the_last_of_several_messages_claimed_together_is_not_blamed_for_the_end
     assert (
         lane.rows("SELECT deliveries, abandoned, holder FROM walbrook.events") == [(2, 0, None)] * 3
     )
+
+
+def test_a_message_is_abandoned_by_a_process_that_ended_not_by_an_earlier_stage_of_the_same(
+    address: LedgerAddress, lane_of: LaneOf, endpoint: Endpoint
+) -> None:
+    lane = lane_of(address)
+    put_aside(lane, endpoint, "a")
+    ((number,),) = lane.rows("SELECT id FROM walbrook.consumers")
+    counted = []
+    for holder in ("shop:p:1", "shop:p:2", "shop:q:1"):
+        claimed = claim(lane.state, number, lane.settings.term, holder)
+        counted += claimed.column(ABANDONED).to_pylist()
+    assert counted == [0, 0, 1]

@@ -377,3 +377,22 @@ def test_a_failure_that_nobody_foresaw_ends_the_settler_and_is_told_to_all_who_w
         with pytest.raises(TransientError, match="nobody foresaw"):
             settling.settler.flush("a")
         settling.settler.report("b", settling.report_of("b"))  # does not wait for ever
+
+
+def test_a_settler_whose_thread_dies_keeps_nobody_waiting(
+    state: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_settler: Settler, _read_to: Cursor | None) -> None:
+        raise LookupError("nobody foresaw this")
+
+    monkeypatch.setattr(Settler, "_take_back", broken)
+    term = register(state)
+    away = Settling(state, make_conninfo(database.dsn, port="1"), term)
+    thread = threading.Thread(target=away.settler.run)
+    thread.start()
+    away.settler.report("a", Report(START, Outcome("a", Cursor(0x100, 0))))
+    with pytest.raises(LookupError):
+        away.settler.flush("a")
+    thread.join(30)
+    assert not thread.is_alive()
+    assert isinstance(away.settler.failure, LookupError)

@@ -88,7 +88,7 @@ def test_waiting_for_a_delivery_slot_is_no_slow_delivery(
         with slots.hold(SOURCE, "other", 5, threading.Event()):
             thread.start()
             until("the worker to wait for the slot", lambda: slots.in_use(SOURCE) == (1, 1))
-            assert current.delivering_since is None
+            assert current.step is None
         thread.join()
         assert len(arrived(tmp_path / "files")) == 1
         lane.close()

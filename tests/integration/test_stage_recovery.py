@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import structlog
 from psycopg.conninfo import make_conninfo
@@ -18,8 +21,14 @@ from pyspark.sql import SparkSession
 
 from cdc.connection import Connection
 from cdc.replication.stop import StopSignal
+from cdc.state.positions import consumer_cursors
+from cdc.state.workers import WorkerState
+from spark_pipeline.workers import stage as stage_module
+from spark_pipeline.workers import worker as worker_module
+from spark_pipeline.workers.feed_runner import FeedRunner
 from spark_pipeline.workers.stage import SourceStage
 from tests import pgoutput
+from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
 from tests.lane_on_log import SOURCE, LogLane, arrived
 from tests.proxy import Proxy
@@ -69,8 +78,21 @@ class RunningStage:
         return not self._thread.is_alive()
 
 
-def write(lane: LogLane, number: int) -> None:
-    lane.write(ITEM, *transaction(0x100 * number, pgoutput.insert(1, [str(number), "n"])))
+def write(lane: LogLane, *numbers: int) -> None:
+    """One transaction of these rows."""
+    rows = [pgoutput.insert(1, [str(number), "n"]) for number in numbers]
+    lane.write(ITEM, *transaction(0x100 * numbers[0], *rows))
+
+
+def hook(endpoint: Endpoint, **given: Any) -> dict[str, Any]:
+    destination = {
+        "type": "webhook", "url": endpoint.url, "max_retries": 0, "timeout_ms": 60_000,
+    }  # fmt: skip
+    return {"destination": destination, "batch_size": 1, **given}
+
+
+def sent(endpoint: Endpoint) -> list[int]:
+    return [m["record"]["id"] for r in endpoint.requests for m in r.messages]  # type: ignore[index]
 
 
 def ids(directory: Path) -> list[int]:
@@ -85,7 +107,9 @@ def test_delivery_goes_on_at_once_when_the_state_database_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("_BACKOFF_FIRST_S", "_BACKOFF_MAX_S"):
-        monkeypatch.setattr(f"spark_pipeline.workers.stage.{name}", 240.0)  # it would time out
+        monkeypatch.setattr(
+            f"spark_pipeline.workers.feed_runner.{name}", 240.0
+        )  # it would time out
     lane = LogLane(state, tmp_path, first={})
     write(lane, 1)
     logged: list[MutableMapping[str, Any]]
@@ -187,4 +211,153 @@ def test_a_stop_ends_a_stage_that_cannot_drain(
     with structlog.testing.capture_logs() as logged, running.running():
         until("a failure", lambda: any(one["event"] == "worker.failed" for one in logged), 60)
     assert running.ended
+    lane.close()
+
+
+def test_a_worker_that_hangs_delivers_and_settles_nothing_once_its_stage_was_started_again(
+    spark: SparkSession,
+    state: Connection,
+    database: Database,
+    tmp_path: Path,
+    endpoint: Endpoint,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stage_module, "_JOIN_S", 0.1)
+    lane = LogLane(state, tmp_path, fourth=hook(endpoint))
+    go_on = threading.Event()
+    endpoint.script.append(Scripted(after=go_on))
+    with ExitStack() as at_the_end:
+        at_the_end.callback(go_on.set)
+        first, second = (RunningStage(spark, lane, state_dsn=database.dsn) for _ in range(2))
+        with first.running():
+            write(lane, 1, 2, 3)
+            until("the request that hangs", lambda: sent(endpoint) == [1], 60)
+            (old,) = [each for each in threading.enumerate() if each.name == f"fourth-{SOURCE}"]
+        assert old.is_alive()
+        with second.running():
+            write(lane, 4)
+            until("all by the new one", lambda: sent(endpoint) == [1, 1, 2, 3, 4], 60)
+            settled = "SELECT delivered FROM walbrook.consumers"
+            until("them to be settled", lambda: database.execute(settled) == [(4,)])
+            at = consumer_cursors(state, SOURCE)
+            go_on.set()
+            until("the old one to end", lambda: not old.is_alive())
+    assert sent(endpoint) == [1, 1, 2, 3, 4], "the old one has delivered"
+    assert database.execute(settled) == [(4,)], "the old one has settled"
+    assert consumer_cursors(state, SOURCE) == at
+    lane.close()
+
+
+def test_a_read_of_the_log_that_hangs_is_cancelled_and_names_its_consumer(
+    spark: SparkSession, state: Connection, database: Database, tmp_path: Path
+) -> None:
+    lane = LogLane(state, tmp_path, ahead={}, fifth={})
+    for number in range(1, 6):
+        write(lane, number)
+    lane.take()
+    state.execute(
+        "UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0 WHERE name = 'fifth'"
+    )
+    little = {"driver_rows": 1, "micro_batch_rows": 2}
+    running = RunningStage(spark, lane, state_dsn=database.dsn, deadline_s=1.5, **little)
+    told = "SELECT what FROM walbrook.health WHERE kind = 'worker_slow' AND consumer = 'fifth'"
+    logged: list[MutableMapping[str, Any]]
+    spark.range(4).rdd.map(lambda n: n).count()  # now there are Python workers
+    failed = "worker.failed"
+    with structlog.testing.capture_logs() as logged, running.running():
+        with stopped_workers():
+            until("the health event", lambda: database.execute(told), 60)
+            ((what,),) = database.execute(told)
+            assert what.startswith("a read of the change log for fifth has been under way")
+            until("its end", lambda: [e for e in logged if e["event"] == failed], 60)
+        until("the rest", lambda: _state_of(database, "fifth") == "live", 60)
+    assert "cancelled" in str(next(e["error"] for e in logged if e["event"] == failed))
+    lane.close()
+
+
+@contextmanager
+def stopped_workers() -> Iterator[None]:
+    """Spark's Python workers hang until the end of the block; tasks that get them hang, too."""
+    daemons = [each for each in psutil.Process().children(recursive=True) if _is_daemon(each)]
+    workers = [worker.pid for daemon in daemons for worker in daemon.children()]
+    assert workers
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in workers:
+            with suppress(ProcessLookupError):  # Spark has ended it
+                os.kill(pid, signal.SIGCONT)
+
+
+def _is_daemon(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):  # or one that has ended and is not waited for
+        is_one = "pyspark.daemon" in " ".join(process.cmdline())
+        return is_one and "pyspark.daemon" not in " ".join(process.parent().cmdline())
+    return False
+
+
+def _state_of(database: Database, consumer: str) -> object:
+    ((found,),) = database.execute(
+        f"SELECT state FROM walbrook.consumers WHERE name = '{consumer}'"
+    )
+    return found
+
+
+def test_a_thread_of_the_feed_that_dies_ends_the_stage(
+    spark: SparkSession,
+    state: Connection,
+    database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(_runner: FeedRunner, _error: Exception) -> bool:
+        raise LookupError("nobody foresaw this")
+
+    monkeypatch.setattr(FeedRunner, "_is_fatal", broken)
+    lane = LogLane(state, tmp_path, seventh={})
+    file = tmp_path / "a file where Spark wants a directory"
+    file.touch()
+    running = RunningStage(
+        spark, lane, state_dsn=database.dsn, checkpoint_directory=file / "checkpoint"
+    )
+    with running.running():
+        until("the end of the stage", lambda: running.ended, 60)
+    (failure,) = running.failures
+    assert isinstance(failure, LookupError)
+    lane.close()
+
+
+def test_what_a_worker_settled_before_it_failed_does_not_cut_its_pause_short(
+    spark: SparkSession,
+    state: Connection,
+    database: Database,
+    tmp_path: Path,
+    endpoint: Endpoint,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_module, "_BACKOFF_FIRST_S", 300.0)
+    monkeypatch.setattr(worker_module, "_BACKOFF_MAX_S", 300.0)
+    lane = LogLane(state, tmp_path, eighth=hook(endpoint))
+    endpoint.script += [Scripted(), Scripted(503), *[Scripted()] * 10]
+    looks = 0
+    look = SourceStage._look
+
+    def counted(stage: SourceStage, connection: Connection) -> None:
+        nonlocal looks
+        look(stage, connection)
+        looks += 1
+
+    monkeypatch.setattr(SourceStage, "_look", counted)
+    running = RunningStage(spark, lane, state_dsn=database.dsn)
+    with running.running():
+        until("it to be live", lambda: _state_of(database, "eighth") == "live", 60)
+        write(lane, 1, 2)
+        until("its failure", lambda: sent(endpoint) == [1, 2], 60)
+        until("it to wait", lambda: _state_of(database, "eighth") == "waiting", 60)
+        seen = looks + 2
+        until("two looks at its row", lambda: looks >= seen)
+        assert sent(endpoint) == [1, 2], "it was tried again at once"
+        assert running.stage.workers["eighth"].current.state is WorkerState.WAITING
     lane.close()

@@ -14,6 +14,7 @@ import pytest
 from cdc.cursor import Cursor
 from cdc.errors import OperatorError, SourceError, TransientError
 from cdc.state import migrate as migrations
+from cdc.state.fence import FENCE_TO_MOVE
 from cdc.state.health import Condition, report_conditions, resolve_unserved
 from cdc.state.migrate import available, migrate
 from cdc.state.positions import (
@@ -212,6 +213,18 @@ def test_the_events_of_a_consumer_that_was_removed_end(
         report_conditions(state, "shop", term, failing, consumer=consumer, scope="worker_")
     register(state, "a")
     assert sources_of_events(state) == [("shop", "a", "worker_failing")]
+
+
+def test_a_health_event_does_not_wait_for_a_settlement_that_hangs(
+    state: psycopg.Connection[tuple[Any, ...]], database: Database
+) -> None:
+    term = register(state, "a")
+    slow = [Condition("worker_slow", "warning", "a settlement of a takes long")]
+    state.execute("SET lock_timeout = '5s'")
+    with database.connect() as other, other.transaction():
+        other.execute(FENCE_TO_MOVE, ("shop", term))
+        report_conditions(state, "shop", term, slow, consumer="a", scope="worker_")
+    assert sources_of_events(state) == [("shop", "a", "worker_slow")]
 
 
 def test_the_events_of_a_source_that_nobody_serves_end(

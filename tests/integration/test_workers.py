@@ -21,7 +21,9 @@ from spark_pipeline.feed.exchange import PlannedRange
 from spark_pipeline.feed.plan import Plan
 from spark_pipeline.feed.planner import Planner
 from spark_pipeline.workers import worker as worker_module
-from spark_pipeline.workers.state import Reason
+from spark_pipeline.workers.retries import RetryQueue
+from spark_pipeline.workers.state import Reason, Step, Work
+from spark_pipeline.workers.status import slow_step
 from spark_pipeline.workers.worker import Worker
 from tests import pgoutput
 from tests.fix_http import Endpoint, Scripted
@@ -351,3 +353,118 @@ def test_a_state_database_that_cannot_be_asked_is_no_failure_of_a_sink(lane_of: 
     assert worker.current.status().breaker == "closed"
     worker.failed(TransientError("the sink does not answer"))
     assert worker.current.status().breaker == "open"
+
+
+def test_a_settlement_that_waits_is_work_that_can_be_overdue(
+    lane_of: LaneOf, database: Database
+) -> None:
+    lane = lane_of(jobs={"destination": {"type": "pull"}, "partition_count": None})
+    current = lane.workers["jobs"].current
+    with running(lane):
+        with database.connect() as other, other.transaction():
+            other.execute("SELECT FROM walbrook.feeds FOR UPDATE")
+            lane.settler.note_read(lane.feed.high)  # so that the settler waits, and others for it
+            write(lane, 1)
+            until("it to settle", lambda: current.step and current.step.work is Work.SETTLEMENT)
+        until("its end", lambda: current.step is None)
+    told = slow_step("jobs", Work.SETTLEMENT, 61.0, 60.0)
+    assert told.what.startswith("a settlement of jobs has been under way for more than 60 s")
+
+
+def test_work_within_other_work_is_a_part_of_it(lane_of: LaneOf) -> None:
+    current = lane_of(all={}).workers["all"].current
+    with current.doing(Work.DELIVERY):
+        outer = current.step
+        with current.doing(Work.SETTLEMENT):
+            assert current.step is outer
+        assert isinstance(outer, Step)
+    assert current.step is None
+
+
+@pytest.mark.parametrize("where", ["failed", "close"])
+def test_a_worker_goes_on_after_an_error_that_nobody_foresaw(
+    lane_of: LaneOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Noting a failure, or letting go of what it has, breaks once."""
+    monkeypatch.setattr(worker_module, "_BACKOFF_FIRST_S", 0.02)
+    lane = lane_of(all={})
+    blocked, broken = block(tmp_path / "all"), threading.Event()
+    real = getattr(Worker, where)
+
+    def breaks_once(worker: Worker, *given: Any) -> Any:
+        if lane.log.next_batch and not broken.is_set():
+            broken.set()
+            raise LookupError("nobody foresaw this")
+        return real(worker, *given)
+
+    monkeypatch.setattr(Worker, where, breaks_once)
+    with running(lane):
+        write(lane, 1)
+        until("the error", broken.is_set)
+        blocked.unlink()
+        until("the change", lambda: ids(tmp_path / "all") == [1])
+
+
+def test_fresh_changes_have_a_turn_between_claims_of_due_retries(
+    lane_of: LaneOf, endpoint: Endpoint
+) -> None:
+    quick = {"first_ms": 1, "max_ms": 1}
+    lane = lane_of(hook=hook(endpoint) | {"retry": quick, "batch_size": 1})
+    endpoint.refuses = lambda messages: any(m["record"]["name"] == "bad" for m in messages)  # type: ignore[index]
+    rows = [[str(n), "bad" if n % 2 else "good"] for n in range(60)]
+    lane.write(ITEM, *transaction(0x100, *(pgoutput.insert(1, row) for row in rows)))
+    lane.take()
+    waits = "SELECT count(*) FROM walbrook.events WHERE due_at <= clock_timestamp()"
+    until("all to be due", lambda: lane.rows(waits) == [(30,)])
+    endpoint.refuses = None
+    before = len(sent(endpoint))
+    write(lane, 100)
+    worker = lane.workers["hook"]
+    assert lane.feed.join("hook", lane.feed.history, worker.batch)
+    lane.body.take_range(PlannedRange(lane.feed.position, lane.log.next_batch, 1))
+    with lane.connections.connection() as state:
+        worker.retries.look(state)
+    assert worker.step(0.0)
+    assert lane.rows("SELECT count(*) FROM walbrook.events") == [(20,)], "one claim"
+    assert sent(endpoint)[before:][-1] == 100
+
+
+def test_what_an_operator_took_out_of_the_queue_holds_nothing_back_any_more(
+    lane_of: LaneOf, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue with much in it is not looked at for every range; a new beginning looks again."""
+    monkeypatch.setattr("spark_pipeline.workers.retries._MANY", 1)
+    monkeypatch.setattr("spark_pipeline.workers.retries._LOOK_S", 1e9)
+    lane = lane_of(hook=hook(endpoint) | {"retry": {"first_ms": 600_000, "max_ms": 600_000}})
+    endpoint.refuses = lambda messages: any(m["record"]["name"] == "bad" for m in messages)  # type: ignore[index]
+    for number, others in ((1, 11), (2, 12)):
+        rows = [[str(number), "bad"], [str(others), "good"]]
+        lane.write(ITEM, *transaction(0x100 * number, *(pgoutput.insert(1, r) for r in rows)))
+        lane.take()
+    write(lane, 3)
+    lane.take()  # now it knows that 1 and 2 wait
+    endpoint.refuses = None
+    lane.state.execute("SELECT walbrook.rewind('hook', to_cursor => '0/200:0')")
+    before = len(sent(endpoint))
+    lane.begin(lane.workers["hook"])
+    lane.take()
+    assert sent(endpoint)[before:] == [2, 12, 3]
+    waits = lane.rows("SELECT commit_lsn::text FROM walbrook.events")
+    assert waits == [("0/100",)], "what comes again is held back by what was taken out"
+
+
+def test_a_run_of_the_feed_that_was_replaced_settles_no_retries(
+    lane_of: LaneOf, endpoint: Endpoint
+) -> None:
+    lane = lane_of(hook=hook(endpoint) | {"retry": {"first_ms": 1, "max_ms": 1}})
+    endpoint.refuses = lambda messages: any(m["record"]["name"] == "bad" for m in messages)  # type: ignore[index]
+    rows = [["1", "bad"], ["2", "good"]]
+    lane.write(ITEM, *transaction(0x100, *(pgoutput.insert(1, row) for row in rows)))
+    lane.take()
+    endpoint.refuses = None
+    old, context = lane.feed_run.run, lane.context
+    lane.start_lane_again()
+    retries = RetryQueue(lane.sinks[0], lane.settings, context.run, context.refusals, old)
+    with pytest.raises(TransientError, match="is not the latest"):
+        until("a claim", lambda: retries.deliver_due(lane.state, threading.Event()))
+    assert lane.rows("SELECT count(*) FROM walbrook.events") == [(1,)]

@@ -9,7 +9,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from cdc.config import FileDestination, Sink
 from cdc.cursor import Cursor
-from cdc.errors import GapError
+from cdc.errors import GapError, TransientError
 from cdc.log.writer import LogWriter
 from spark_pipeline.delivery import deliver
 from spark_pipeline.delivery.deliver import Origin, Share
@@ -31,7 +31,31 @@ def test_sinks_of_two_sources_live_side_by_side_and_those_of_an_earlier_run_are_
     assert shop is not crm
     assert deliver.sink_of(share("shop", "run 1", tmp_path)) is shop
     assert deliver.sink_of(share("shop", "run 2", tmp_path)) is not shop
-    assert {run for run, *_ in deliver._open_sinks} == {"run 2"}
+    assert {run for run, _ in deliver._open_sinks.values()} == {"run 2"}
+
+
+def test_a_stage_that_has_ended_opens_no_sink_and_its_successor_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deliver, "_open_sinks", {})
+    monkeypatch.setattr(deliver, "_ended", {})
+    first = deliver.sink_of(share("shop", "process:1", tmp_path))
+    other = deliver.sink_of(share("crm", "process:2", tmp_path))
+    deliver.end_run("shop", "process:1")
+    with pytest.raises(TransientError, match="has ended"):
+        deliver.sink_of(share("shop", "process:1", tmp_path))
+    assert deliver.sink_of(share("shop", "process:3", tmp_path)) is not first
+    assert deliver.sink_of(share("crm", "process:2", tmp_path)) is other, "another source"
+    assert deliver.sink_of(share("shop", "next process:1", tmp_path))
+
+
+def test_a_worker_of_spark_that_has_seen_a_later_stage_delivers_for_no_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deliver, "_open_sinks", {})
+    deliver.sink_of(share("shop", "process:2", tmp_path))
+    with pytest.raises(TransientError, match="has ended"):
+        deliver.sink_of(share("shop", "process:1", tmp_path))
 
 
 def test_a_log_that_ends_before_the_streams_position_is_an_error_not_a_wait(
