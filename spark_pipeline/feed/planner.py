@@ -43,6 +43,11 @@ class Planner:
     def log_directory(self) -> Path:
         return self._settings.log_directory
 
+    @property
+    def has_spark(self) -> bool:
+        """Whether ``as_job`` leaves the driver."""
+        return self._spark is not None
+
     def log(self) -> LogReader:
         """The planner's view of the log, for its own thread."""
         return self._reader.log(self._history)

@@ -20,7 +20,6 @@ import psycopg
 import structlog
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 
 from cdc.backoff import Backoff
 from cdc.connection import Connection, connect
@@ -51,6 +50,7 @@ from spark_pipeline.feed.plan import job_group
 from spark_pipeline.feed.planner import Planner
 from spark_pipeline.feed.progress import StageProgress
 from spark_pipeline.feed.query import RunningQuery, is_of_spark, named
+from spark_pipeline.session.late import LateSession
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.notifications import heard, listen
 from spark_pipeline.workers.settings import StageSettings
@@ -81,7 +81,7 @@ class SourceStage:
     """Serves a source's consumers until told to stop."""
 
     def __init__(
-        self, spark: SparkSession | None, settings: StageSettings, stop: StopSignal
+        self, spark: LateSession | None, settings: StageSettings, stop: StopSignal
     ) -> None:
         self._spark = spark
         self._settings = settings
@@ -169,6 +169,10 @@ class SourceStage:
             attempts = run.consumers.get(consumer.name, 0)
             self.workers[consumer.name] = Worker(consumer, context, attempts=attempts)
         self._place_feed()
+        most = max([run.attempts, *run.consumers.values()])
+        if most > ATTEMPTS_IN_DRIVER and self._spark is not None:
+            # Something ends the processes that deliver it: only Spark's workers may try it again.
+            self._spark.wait(lambda: self._stop.requested)
         return context
 
     def _opened(self, names: list[str]) -> FeedRun:
@@ -239,13 +243,15 @@ class SourceStage:
     def _run_query(self) -> None:
         if self._spark is None:
             raise RuntimeError("a stage without Spark has no query")
+        if (session := self._spark.wait(self._body_ended.is_set, self._nudge_workers)) is None:
+            return
         with closing(open_log(self._settings.log_directory)) as log:
             if log.history() != self.feed.history or self.feed.position < log.first_batch():
                 self._place_feed()
         exchange = self._exchange
         assert exchange is not None
         exchange.clear(keep=self.feed.files)
-        planner = Planner(self._settings, self.feed.history, exchange.directory, spark=self._spark)
+        planner = Planner(self._settings, self.feed.history, exchange.directory, spark=session)
         body = FeedBody(
             self.feed,
             planner,
@@ -258,7 +264,7 @@ class SourceStage:
         )
         try:
             self._skip_unneeded(body)
-            self._query = RunningQuery(self._spark, self._settings, body, exchange)
+            self._query = RunningQuery(session, self._settings, body, exchange)
             self._query.watch(self._body_ended, self._note_running)
         finally:
             query, self._query = self._query, None
@@ -266,6 +272,10 @@ class SourceStage:
                 query.stop()
             body.close()
             planner.close()
+
+    def _nudge_workers(self) -> None:
+        for worker in self.workers.values():
+            worker.nudge()
 
     def _skip_unneeded(self, body: FeedBody) -> None:
         """What failed may be needed by nobody in the feed any more."""
@@ -422,8 +432,9 @@ class SourceStage:
             since = worker.current.delivering_since
             if since is not None and now - since >= deadline_s:
                 overdue[name] = slow_delivery(name, now - since, deadline_s)
-                if now - since >= deadline_s * GIVEN_UP_AFTER and self._spark is not None:
-                    self._spark.sparkContext.cancelJobGroup(job_group(self._source, name))
+                session = None if self._spark is None else self._spark.current
+                if now - since >= deadline_s * GIVEN_UP_AFTER and session is not None:
+                    session.sparkContext.cancelJobGroup(job_group(self._source, name))
         statuses = {name: worker.current.status() for name, worker in self.workers.items()}
         self._statuses.show(state, statuses, ahead, overdue)
 
