@@ -7,11 +7,14 @@ A source that becomes ready later comes as a line ``SOURCE=N`` on standard input
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
+import os
 import queue
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from cdc.config import Config
 
 _SWITCH_S = 0.001
+_ARROW_POOL = "ARROW_DEFAULT_MEMORY_POOL"
+_M_ARENA_MAX, _ARENAS = -8, 2
 _EVER_S = 1e9  # no second sign is expected
 
 
@@ -32,9 +37,28 @@ def main() -> int:
     stop.on_signals()
     # Threads hand each change on to the next: none may keep the interpreter for long.
     sys.setswitchinterval(_SWITCH_S)
+    _share_free_memory()
     told: queue.SimpleQueue[str] = queue.SimpleQueue()
     stop.on_parent_death(told.put)
     return run(stop, told)
+
+
+def _share_free_memory() -> None:
+    """Let all threads use the same free memory.
+
+    Each worker is a thread, and allocators keep what a thread has freed for that thread. The Python
+    workers, which inherit the environment, decode much in one thread: they keep Arrow's own
+    allocator, which is faster there.
+    """
+    is_given = _ARROW_POOL in os.environ
+    os.environ.setdefault(_ARROW_POOL, "system")
+    import pyarrow as pa
+
+    pa.default_memory_pool()  # chosen now, once and for all
+    if not is_given:
+        del os.environ[_ARROW_POOL]
+    with suppress(AttributeError):  # a C library that has no such thing
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 def run(stop: StopSignal, told: queue.SimpleQueue[str]) -> int:
@@ -53,6 +77,8 @@ def run(stop: StopSignal, told: queue.SimpleQueue[str]) -> int:
     from spark_pipeline.session.session import open_session, stop_session
     from spark_pipeline.workers.sources import Sources, needs_spark_first
 
+    # What was imported stays: looking through it again and again only makes changes wait.
+    gc.freeze()
     parser = argparse.ArgumentParser(prog="spark_pipeline")
     parser.add_argument("config", type=Path)
     parser.add_argument("--term", action="append", default=[], metavar="SOURCE=N")
