@@ -78,6 +78,11 @@ def origin(rows: pa.RecordBatch) -> tuple[pa.Int64Array, pa.Int64Array]:
     return rows.column("commit_lsn"), rows.column("commit_idx")
 
 
+def cursor_at(rows: pa.RecordBatch, at: int) -> Cursor:
+    """The cursor of the row at a position; negative counts from the end."""
+    return Cursor(rows.column("commit_lsn")[at].as_py(), rows.column("commit_idx")[at].as_py())
+
+
 ROUTE = "route"
 """The column that says where each message goes, null for the sink's own place."""
 
@@ -105,12 +110,7 @@ class MessageBatch:
 
     def cursor(self, position: int) -> Cursor:
         """The cursor of the message at ``position``; negative counts from the end."""
-        if position < 0:
-            position += len(self)
-        return Cursor(
-            self.rows.column("commit_lsn")[position].as_py(),
-            self.rows.column("commit_idx")[position].as_py(),
-        )
+        return cursor_at(self.rows, position)
 
     def slice(self, start: int, size: int | None = None) -> MessageBatch:
         """At most ``size`` messages from ``start`` on; without a size, all the rest."""

@@ -26,6 +26,12 @@ def message_bytes(rows: pa.RecordBatch, parts: Parts) -> npt.NDArray[np.int64]:
     return total
 
 
+def bytes_bound(rows: pa.RecordBatch, parts: Parts) -> int:
+    """No fewer bytes than all messages of these parts take together, without looking at any."""
+    texts = sum(rows.column(name).nbytes for name in parts.columns)
+    return int(texts + rows.num_rows * parts.fixed_bytes)
+
+
 def pieces(
     batch: MessageBatch, parts: Parts, *, messages_max: int, bytes_max: int
 ) -> Iterator[tuple[MessageBatch, int]]:
@@ -33,6 +39,9 @@ def pieces(
 
     A message larger than ``bytes_max`` comes as a piece of its own.
     """
+    if len(batch) <= messages_max and (bound := bytes_bound(batch.rows, parts)) <= bytes_max:
+        yield batch, bound
+        return
     ends = np.cumsum(message_bytes(batch.rows, parts))
     start, before = 0, 0
     while start < len(batch):

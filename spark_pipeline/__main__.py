@@ -7,15 +7,27 @@ A source that becomes ready later comes as a line ``SOURCE=N`` on standard input
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
+import os
 import queue
 import sys
+import threading
 from collections.abc import Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cdc.replication.stop import StopSignal
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc.config import Config
+
 _SWITCH_S = 0.001
+_ARROW_POOL = "ARROW_DEFAULT_MEMORY_POOL"
+_M_ARENA_MAX, _ARENAS = -8, 2
 _EVER_S = 1e9  # no second sign is expected
 
 
@@ -25,28 +37,48 @@ def main() -> int:
     stop.on_signals()
     # Threads hand each change on to the next: none may keep the interpreter for long.
     sys.setswitchinterval(_SWITCH_S)
+    _share_free_memory()
     told: queue.SimpleQueue[str] = queue.SimpleQueue()
     stop.on_parent_death(told.put)
     return run(stop, told)
 
 
+def _share_free_memory() -> None:
+    """Let all threads use the same free memory.
+
+    Each worker is a thread, and allocators keep what a thread has freed for that thread. The Python
+    workers, which inherit the environment, decode much in one thread: they keep Arrow's own
+    allocator, which is faster there.
+    """
+    is_given = _ARROW_POOL in os.environ
+    os.environ.setdefault(_ARROW_POOL, "system")
+    import pyarrow as pa
+
+    pa.default_memory_pool()  # chosen now, once and for all
+    if not is_given:
+        del os.environ[_ARROW_POOL]
+    with suppress(AttributeError):  # a C library that has no such thing
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
+
+
 def run(stop: StopSignal, told: queue.SimpleQueue[str]) -> int:
     """Serve the sources whose terms are given, now or later by ``told``, until ``stop``."""
     import structlog
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
 
     from cdc.config import load
-    from cdc.errors import ConfigError, WalbrookError
+    from cdc.errors import ConfigError
     from cdc.replication.pulse import Pulse
     from cdc.service.logs import configure_logs
-    from spark_pipeline.expressions.tables import check_config, has_expressions
+    from spark_pipeline.expressions.tables import has_expressions
     from spark_pipeline.feed.cluster import executor_environment
     from spark_pipeline.feed.exchange import sweep_shared_memory
     from spark_pipeline.session.jvm import NoiseStream
+    from spark_pipeline.session.late import LateSession
     from spark_pipeline.session.session import open_session, stop_session
-    from spark_pipeline.workers.sources import Sources
+    from spark_pipeline.workers.sources import Sources, needs_spark_first
 
+    # What was imported stays: looking through it again and again only makes changes wait.
+    gc.freeze()
     parser = argparse.ArgumentParser(prog="spark_pipeline")
     parser.add_argument("config", type=Path)
     parser.add_argument("--term", action="append", default=[], metavar="SOURCE=N")
@@ -59,30 +91,48 @@ def run(stop: StopSignal, told: queue.SimpleQueue[str]) -> int:
     sweep_shared_memory()
     logger.info("spark.starting", master=config.spark.master)
 
-    with redirect_stderr(NoiseStream()):
+    def opened() -> SparkSession:
+        session = open_session(config.spark, executor_environment(config))
         try:
-            session = open_session(config.spark, executor_environment(config))
-        except (WalbrookError, Py4JError, PySparkException, OSError) as error:
-            return _ended([error])
-        if has_expressions(config):
-            found = check_config(session, config)
-            for unchecked in found.unchecked:
-                logger.warning("expressions.unchecked", what=unchecked)
-            # A table may have changed since: that holds back its consumers, and nobody else.
-            for unfit in found.unfit:
-                logger.error("expressions.unfit", error=unfit)
-            try:
-                found.raise_problems(unfit=False)
-            except ConfigError as error:
-                stop_session(session)
-                return _ended([error])
-        sources = Sources(session, config, stop)
-        for source, term in terms.items():
-            sources.begin(source, int(term))
+            if has_expressions(config):
+                _check_expressions(session, config)
+        except ConfigError:
+            stop_session(session)
+            raise
         Pulse(arguments.pulse).beat(_EVER_S)
+        return session
+
+    with redirect_stderr(NoiseStream()):
+        spark = LateSession()
+        opening = threading.Thread(target=spark.open, args=(opened,), name="spark-start")
+        opening.start()
+        if needs_spark_first(config):
+            opening.join()
+        sources = Sources(spark, config, stop)
+        if spark.failure is None:
+            for source, term in terms.items():
+                sources.begin(source, int(term))
         failures = sources.run(told)
-        stop_session(session)
+        opening.join()
+        if spark.current is not None:
+            stop_session(spark.current)
     return _ended(failures)
+
+
+def _check_expressions(session: SparkSession, config: Config) -> None:
+    """Raises ConfigError for what no change of a table can mend."""
+    import structlog
+
+    from spark_pipeline.expressions.tables import check_config
+
+    logger = structlog.get_logger("walbrook.driver")
+    found = check_config(session, config)
+    for unchecked in found.unchecked:
+        logger.warning("expressions.unchecked", what=unchecked)
+    # A table may have changed since: that holds back its consumers, and nobody else.
+    for unfit in found.unfit:
+        logger.error("expressions.unfit", error=unfit)
+    found.raise_problems(unfit=False)
 
 
 def _ended(failures: Sequence[Exception]) -> int:

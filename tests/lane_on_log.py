@@ -40,6 +40,7 @@ from spark_pipeline.feed.exchange import Exchange, PlannedRange
 from spark_pipeline.feed.feed import Feed
 from spark_pipeline.feed.planner import Planner
 from spark_pipeline.feed.progress import StageProgress
+from spark_pipeline.session.late import LateSession
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.retries import RetryQueue
 from spark_pipeline.workers.settings import StageSettings
@@ -166,7 +167,7 @@ class LogLane:
             settler=self.settler,
             connections=self.connections,
             scratch=self.exchange.directory,
-            spark=self.spark,
+            spark=None if self.spark is None else LateSession.of(self.spark),
             run=f"{self.directory} {self._starts}",
         )
         self.workers = {

@@ -144,7 +144,7 @@ def decode_few(
     wanted: Wanted,
 ) -> pa.RecordBatch | None:
     """``decode_changes`` of a few usual rows; None if they are not."""
-    if raw.nbytes > _BYTES_MAX or wanted.formats != (DEFAULT_FORMAT,):
+    if raw.column("payload").nbytes > _BYTES_MAX or wanted.formats != (DEFAULT_FORMAT,):
         return None
     if not raw.schema.equals(RAW_SCHEMA, check_metadata=False):
         return None

@@ -8,6 +8,7 @@ then shows a consumer its own.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Final, Literal, get_args
 
 import orjson
@@ -67,7 +68,7 @@ class Wanted:
         """What ``column`` is called in the form at this place."""
         return f"{column}~{at}" if at else column
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
         """CHANGE_SCHEMA with what is wanted beyond it behind its columns."""
         extra = [pa.field(name, pa.string()) for name in self._beside]
@@ -89,6 +90,8 @@ class Wanted:
         """``changes`` as decoded for this, with the values in ``form``: CHANGE_SCHEMA, and
         ``before`` and event times if they are wanted."""
         at = self.formats.index(form)
+        if len(self.formats) == 1 and changes.schema.equals(self.schema):
+            return changes
         names = [*CHANGE_SCHEMA.names, *self._beside]
         chosen = [self.name(name, at) if name in self.columns else name for name in names]
         return pa.RecordBatch.from_arrays(

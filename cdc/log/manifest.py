@@ -96,7 +96,7 @@ class Manifest:
         """The cursor at which the sealed part ends."""
         return self.segments[-1].high if self.segments else self.earliest
 
-    @property
+    @cached_property
     def active_name(self) -> str:
         return segment_name(self.next_batch, self.term, self.history)
 
@@ -186,7 +186,7 @@ class ManifestFile:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE_NAME
-        self._directory = directory
+        self._looked_at = str(self._path)
         self._stamp: tuple[int, int, int] | None = None
         self._data = b""
         self._manifest = Manifest()
@@ -195,7 +195,7 @@ class ManifestFile:
     def read(self) -> Manifest:
         """The current manifest; an empty one while there is no log."""
         read_at = time.time_ns()
-        stamp = stamp_of(self._directory)
+        stamp = stamp_of(self._looked_at)
         if stamp is None or stamp != self._stamp:
             self._load()
             # A file this young may be replaced by one that looks the same: look again next time.
@@ -220,10 +220,10 @@ class ManifestFile:
             self._known = {segment.line: segment for segment in self._manifest.segments}
 
 
-def stamp_of(directory: Path) -> tuple[int, int, int] | None:
+def stamp_of(path: str) -> tuple[int, int, int] | None:
     """What tells one manifest file from another without reading it: inode, mtime_ns, size."""
     try:
-        stat = os.stat(directory / FILE_NAME)
+        stat = os.stat(path)
     except FileNotFoundError:
         return None
     return stat.st_ino, stat.st_mtime_ns, stat.st_size

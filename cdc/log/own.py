@@ -11,7 +11,7 @@ from pathlib import Path
 from cdc.errors import CorruptionError, OperatorError
 from cdc.log.files import keep_spare, sync_directory
 from cdc.log.floors import keep_floors
-from cdc.log.manifest import Manifest, read_manifest, stamp_of, swap_manifest
+from cdc.log.manifest import FILE_NAME, Manifest, read_manifest, stamp_of, swap_manifest
 
 _SEGMENT_BYTES = 256  # what a segment takes in the manifest, at most
 
@@ -26,14 +26,15 @@ class OwnManifest:
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         """``manifest`` is what lies in ``directory``."""
         self._directory = directory
+        self._path = str(directory / FILE_NAME)
         self._take(manifest)
-        self._stamp = stamp_of(directory)
+        self._stamp = stamp_of(self._path)
         self.keep_spare()
 
     @property
     def is_own(self) -> bool:
         """Whether nobody else has written it."""
-        return stamp_of(self._directory) == self._stamp
+        return stamp_of(self._path) == self._stamp
 
     def require(self) -> None:
         """Refuse to go on once a newer term has written the manifest."""
@@ -61,7 +62,7 @@ class OwnManifest:
         swap_manifest(self._directory, manifest)
         self._take(manifest)
         try:
-            self._stamp = stamp_of(self._directory)
+            self._stamp = stamp_of(self._path)
             sync_directory(self._directory)
         except OSError as error:
             raise UnsureError(error.errno, error.strerror) from error

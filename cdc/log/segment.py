@@ -41,6 +41,7 @@ ENTRY_BYTES = INDEX_DTYPE.itemsize
 DATA, INDEX = ".seg", ".idx"
 _NAME = re.compile(r"(\d{20})-(\d+)-(\d+)")
 _NO_RANGE = (0, 0)
+_FEW = 48  # up to about so many values a loop costs less than a call of Arrow
 
 
 def data_path(directory: Path, name: str) -> Path:
@@ -90,15 +91,15 @@ def parse_index(data: bytes) -> Index:
     return np.frombuffer(data, dtype=INDEX_DTYPE, count=len(data) // ENTRY_BYTES)
 
 
-def index_length(path: Path) -> int:
+def index_length(path: Path | str) -> int:
     """How many whole entries an index has, without reading them."""
     try:
-        return path.stat().st_size // ENTRY_BYTES
+        return os.stat(path).st_size // ENTRY_BYTES
     except FileNotFoundError:
         return 0
 
 
-def read_entries(path: Path, start: int, stop: int) -> Index:
+def read_entries(path: Path | str, start: int, stop: int) -> Index:
     """The entries ``[start, stop)`` by position, fewer where the file ends; reads no others."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -130,6 +131,9 @@ def commit_range(commit_ts: pa.Array) -> tuple[int, int]:
     """The first and last commit time in microseconds; zeros without rows."""
     if not len(commit_ts):
         return _NO_RANGE
+    if len(commit_ts) <= _FEW:
+        times = commit_ts.to_pylist()
+        return min(times), max(times)
     found = pc.min_max(commit_ts)
     return found["min"].as_py(), found["max"].as_py()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,13 +23,13 @@ from cdc.log.segment import (
     Index,
     data_path,
     index_path,
-    map_file,
     parse_index,
 )
 from cdc.log.tier import Folder
 
 _INDEXES_MAX = 64
 _INDEX_BYTES_MAX = 64 << 20
+_COPIED_BYTES_MAX = 64 << 10  # a mapping costs more than a copy of so much
 
 
 class SegmentData(Protocol):
@@ -43,7 +45,7 @@ def open_data(directory: Path, name: str, place: str) -> SegmentData:
     if place:
         with reaching(place):
             return _Ranged(place, folder_at(place).open(name + DATA))
-    return _Mapped(map_file(data_path(directory, name)))
+    return _Local(str(data_path(directory, name)))
 
 
 @contextmanager
@@ -131,16 +133,31 @@ class SealedIndexes:
         return parse_index(data)
 
 
-class _Mapped:
-    def __init__(self, data: pa.Buffer) -> None:
-        self._data = data
+class _Local:
+    """Small frames are copied, the others mapped; a mapping ends with the last buffer over it."""
+
+    def __init__(self, path: str) -> None:
+        self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._mapped: pa.Buffer | None = None
 
     def read(self, offset: int, size: int) -> pa.Buffer:
-        start = min(max(offset, 0), self._data.size)
-        return self._data.slice(start, max(0, min(size, self._data.size - start)))
+        start, size = max(offset, 0), max(size, 0)
+        if size <= _COPIED_BYTES_MAX:
+            return pa.py_buffer(os.pread(self._handle, size, start))
+        if self._mapped is None:
+            self._mapped = self._map()
+        start = min(start, self._mapped.size)
+        return self._mapped.slice(start, min(size, self._mapped.size - start))
 
     def close(self) -> None:
-        """The mapping ends with the last buffer over it."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def _map(self) -> pa.Buffer:
+        if not os.fstat(self._handle).st_size:
+            return pa.py_buffer(b"")
+        return pa.py_buffer(mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ))
 
 
 class _Ranged:

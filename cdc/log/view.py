@@ -79,13 +79,14 @@ class LogView:
         self._indexes = SealedIndexes(directory)
         self._highs: tuple[Manifest | None, list[Cursor]] = (None, [])
         self._waker: Waker | None = None
+        self._active: tuple[Manifest | None, str] = (None, "")  # where its index lies
         self._recent: tuple[str, int, Index] = ("", 0, _EMPTY)  # of the active segment, read last
 
     def next_batch(self) -> int:
         """The number that the next batch will have: the end of what is readable."""
         while True:
             manifest = self._manifest()
-            length = index_length(index_path(self._directory, manifest.active_name))
+            length = index_length(self._active_index(manifest))
             # An index that is empty or gone may have been sealed, and trimmed, meanwhile.
             if length or self._manifest().active_name == manifest.active_name:
                 return manifest.next_batch + length
@@ -129,6 +130,8 @@ class LogView:
             _segment, part = self._looked_up(found, f"batches {start} to {end} are")
             parts.append(part)
             at += len(part)
+        if len(parts) == 1:
+            return parts[0]
         return np.concatenate(parts) if parts else _EMPTY
 
     def stored(self, start: int, end: int) -> Iterator[pa.Buffer]:
@@ -210,7 +213,7 @@ class LogView:
             return first_batch + bisect.bisect_right(
                 within, cursor, key=lambda at: high_of(index[at])
             )
-        path = index_path(self._directory, manifest.active_name)
+        path = self._active_index(manifest)
 
         def high(at: int) -> Cursor:
             entry = read_entries(path, at, at + 1)
@@ -241,7 +244,7 @@ class LogView:
             ]
         if not len(part):
             raise _NotListedError
-        if not np.array_equal(part["batch_idx"], np.arange(start, start + len(part))):
+        if not _follow(part, start):
             raise self._damaged(f"the index entries of batches {start} to {start + len(part)}")
         return segment, part
 
@@ -250,10 +253,16 @@ class LogView:
         name, first, known = self._recent
         if name == manifest.active_name and first <= start and end <= first + len(known):
             return known[start - first : end - first]
-        path, base = index_path(self._directory, manifest.active_name), manifest.next_batch
-        part = read_entries(path, start - base, end - base)
+        base = manifest.next_batch
+        part = read_entries(self._active_index(manifest), start - base, end - base)
         self._recent = (manifest.active_name, start, part)
         return part
+
+    def _active_index(self, manifest: Manifest) -> str:
+        if self._active[0] is not manifest:
+            path = str(index_path(self._directory, manifest.active_name))
+            self._active = (manifest, path)
+        return self._active[1]
 
     def _open(self, start: int, end: int, manifest: Manifest) -> tuple[str, Index, SegmentData]:
         segment, part = self._entries(start, end, manifest)
@@ -284,3 +293,11 @@ class LogView:
             + ("" if behind is None else f", or go on without: walbrook.skip_to(…, '{behind}')"),
             kind="log_damaged",
         )
+
+
+def _follow(part: Index, start: int) -> bool:
+    """Whether these are the entries of the batches from ``start`` on."""
+    numbers = part["batch_idx"]
+    if len(numbers) == 1:
+        return int(numbers[0]) == start
+    return bool((numbers == np.arange(start, start + len(part))).all())

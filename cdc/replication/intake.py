@@ -90,6 +90,10 @@ class Intake:
 
     def take(self, messages: Sequence[bytes]) -> Iterator[Sealed]:
         """The batches that ``messages`` complete, bounded, in cursor order."""
+        few = self._sealer.seal_few(messages) if self._block is None else None
+        if few is not None:
+            yield few
+            return
         wire = Wire.join(messages)
         self._sealer.heartbeats = []
         for sealed in self._taken(wire):

@@ -34,17 +34,29 @@ from cdc.replication.wire import Ints, Mask
 
 
 @dataclass
+class OpenTransaction:
+    """The transaction that the last batch ended in, or the one it ended with."""
+
+    lsn: int = 0
+    commit_ts: int = 0
+    xid: int = 0
+    next_idx: int = 0  # counts changes alone
+    left_free: int = 0  # numbers that were left free between them
+    in_progress: bool = False
+
+
+@dataclass
 class Openings:
     """Which rows open their table; remembers the last row of each table, across batches."""
 
-    _last: dict[int, tuple[int, int]] = field(default_factory=dict)  # transaction, description
+    last: dict[int, tuple[int, int]] = field(default_factory=dict)  # transaction, description
 
     def among(self, relation: int, described: int, lsn: Ints) -> Mask:
         """For rows of one table under one description, in order; ``lsn`` are their commits."""
         opens = np.empty(len(lsn), dtype=bool)
-        opens[0] = self._last.get(relation) != (int(lsn[0]), described)
+        opens[0] = self.last.get(relation) != (int(lsn[0]), described)
         np.not_equal(lsn[1:], lsn[:-1], out=opens[1:])
-        self._last[relation] = (int(lsn[-1]), described)
+        self.last[relation] = (int(lsn[-1]), described)
         return opens
 
     def within(self, lsn: int, relation: Ints, described: npt.NDArray[np.uint64]) -> Mask:

@@ -60,6 +60,11 @@ class Announced:
             self._bare = Schema(xxhash.xxh3_64_intdigest(self.message), self.message)
         return self._bare
 
+    @property
+    def noted(self) -> Schema | None:
+        """The same with what the catalog says, once it was asked."""
+        return self._schema
+
     def schema(self, catalog_of: CatalogOf, xid: int) -> Schema:
         """With what the catalog says; it is asked once, for a row of transaction ``xid``."""
         if self._schema is None:
@@ -77,6 +82,10 @@ class Relations:
     """The tables known to a connection, or to one streamed transaction."""
 
     _by_oid: dict[int, Announced] = field(default_factory=dict)
+
+    def known(self, oid: int) -> Announced | None:
+        """What was announced of a table last."""
+        return self._by_oid.get(oid)
 
     def in_force(
         self, wire: Wire, row: Ints, relation: Ints, first: int, codec: str = ""

@@ -22,23 +22,12 @@ from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.errors import ProtocolError
 from cdc.replication.annotations import Listener
-from cdc.replication.numbering import Openings, needs_place
+from cdc.replication.few import MESSAGES_MAX, few_rows
+from cdc.replication.numbering import Openings, OpenTransaction, needs_place
 from cdc.replication.relations import CatalogOf, Relations, Schema, no_catalog
 from cdc.replication.sealed import Sealed, at_or_above, sealed_of
 from cdc.replication.table_versions import TableVersions
 from cdc.replication.wire import BEGIN, COMMIT, CONTROLS, ROWS, TRUNCATE, Ints, Mask, Wire
-
-
-@dataclass
-class _Open:
-    """The transaction that the last batch ended in, or the one it ended with."""
-
-    lsn: int = 0
-    commit_ts: int = 0
-    xid: int = 0
-    next_idx: int = 0  # counts changes alone
-    left_free: int = 0  # numbers that were left free between them
-    in_progress: bool = False
 
 
 @dataclass
@@ -52,7 +41,7 @@ class Sealer:
     heartbeats: list[bytes] = field(default_factory=list)  # contents, of the batch sealed last
     relations: Relations = field(default_factory=Relations)
     received: int = 0  # messages in the batches before this one
-    _open: _Open = field(default_factory=_Open)
+    _open: OpenTransaction = field(default_factory=OpenTransaction)
     _listener: Listener = field(default_factory=Listener)
     _openings: Openings = field(default_factory=Openings)
 
@@ -72,6 +61,21 @@ class Sealer:
         sealed = self.seal_wire(wire)
         self.received += len(wire)
         return sealed
+
+    def seal_few(self, messages: Sequence[bytes]) -> Sealed | None:
+        """The same for a few messages of usual transactions; None if they are not."""
+        if len(messages) > MESSAGES_MAX or self._listener.in_force is not None:
+            return None
+        rows = few_rows(
+            messages, self._open, self.resume, self.relations, self._openings.last, self.versions
+        )
+        if rows is None:
+            return None
+        self._open = rows.open
+        self._openings.last |= rows.last_rows
+        self.heartbeats = []
+        self.received += len(messages)
+        return Sealed(rows.batch(), rows.schemas, rows.first, rows.high)
 
     def seal_wire(self, wire: Wire) -> Sealed | None:
         """The same for messages that were joined already, all of transactions that come whole."""
@@ -141,7 +145,7 @@ class Sealer:
         cursors.xid[loose] = 0
 
         ends = np.flatnonzero(is_begin | (wire.kind == COMMIT))
-        self._open = _Open(
+        self._open = OpenTransaction(
             int(tx_lsn[-1]),
             int(tx_ts[-1]),
             int(tx_xid[-1]),

@@ -51,6 +51,11 @@ class TableVersions:
         for version in sorted(recorded, key=_since):
             self._know(version)
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether the next batch may get a schema change, or versions to be recorded."""
+        return bool(self._ahead or self._new)
+
     def is_newest(self, relation: int, schema_id: int) -> bool:
         table = self._tables.get(relation)
         return table is not None and schema_id in table.ids

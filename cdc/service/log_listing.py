@@ -13,7 +13,7 @@ from rich.table import Table
 
 from cdc.cursor import Cursor
 from cdc.errors import CorruptionError, OperatorError
-from cdc.log.manifest import Manifest, SegmentInfo, read_manifest, stamp_of
+from cdc.log.manifest import FILE_NAME, Manifest, SegmentInfo, read_manifest, stamp_of
 from cdc.log.segment import (
     data_path,
     high_of,
@@ -66,11 +66,11 @@ class Listing(TypedDict):
 def describe_log(source: str, directory: Path) -> Listing:
     """Everything that is known of it at one moment."""
     for _ in range(_LOOKS_MAX):
-        before = stamp_of(directory)
+        before = stamp_of(str(directory / FILE_NAME))
         manifest = read_manifest(directory)
         active = _active(directory, manifest or Manifest())
         # Sealing or trimming meanwhile would show a batch twice, or a hole.
-        if stamp_of(directory) == before:
+        if stamp_of(str(directory / FILE_NAME)) == before:
             break
     if manifest is None:
         raise no_manifest(directory)

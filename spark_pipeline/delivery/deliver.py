@@ -17,7 +17,7 @@ from typing import cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import ROUTE, MessageBatch
+from cdc.change import ROUTE, MessageBatch, cursor_at
 from cdc.config import Sink as SinkConfig
 from cdc.cursor import Cursor
 from cdc.decoding.format import PLAIN, Wanted
@@ -132,20 +132,21 @@ def send(share: Share, changes: pa.RecordBatch) -> Delivery:
 def _batches(share: Share, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The consumer's changes in order, in batches of a size worth sending."""
     pending: list[pa.RecordBatch] = []
-    rows = size = 0
     for messages in in_order(share, changes):
         for start in range(0, messages.num_rows, _DELIVERY_ROWS):
             piece = messages.slice(start, _DELIVERY_ROWS)
-            if pending and (
-                rows + piece.num_rows > _DELIVERY_ROWS or size + piece.nbytes > _DELIVERY_BYTES
-            ):
+            if pending and not _fit(pending, piece):
                 yield pa.concat_batches(pending) if len(pending) > 1 else pending[0]
-                pending, rows, size = [], 0, 0
+                pending = []
             pending.append(piece)
-            rows += piece.num_rows
-            size += piece.nbytes
     if pending:
         yield pa.concat_batches(pending) if len(pending) > 1 else pending[0]
+
+
+def _fit(pending: list[pa.RecordBatch], piece: pa.RecordBatch) -> bool:
+    together = (*pending, piece)
+    rows = sum(int(each.num_rows) for each in together)
+    return rows <= _DELIVERY_ROWS and sum(int(each.nbytes) for each in together) <= _DELIVERY_BYTES
 
 
 def in_order(share: Share, decoded: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -194,6 +195,8 @@ def _decoded(changes: pa.RecordBatch) -> pa.RecordBatch:
 
 def _within(changes: pa.RecordBatch, start: Cursor, end: Cursor) -> pa.RecordBatch:
     """The rows from ``start`` up to ``end``; most often all of them."""
+    if not changes.num_rows or (start <= cursor_at(changes, 0) and cursor_at(changes, -1) < end):
+        return changes
     below = prefix_below(changes, end)
     first = prefix_below(changes, start)
     return changes.slice(first, max(0, below - first))

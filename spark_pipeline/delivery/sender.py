@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import MessageBatch
+from cdc.change import MessageBatch, cursor_at
 from cdc.config import Sink as SinkConfig
 from cdc.cursor import Cursor
 from cdc.errors import PoisonError, TransientError, WalbrookError
@@ -28,7 +28,7 @@ from cdc.queue.retry import TOO_LARGE, kind_of, pause_s
 from cdc.queue.waiting import GROUP, WHOLE_TABLE, Waiting
 from sinks import Sink
 from sinks.base import Delivery
-from sinks.columns import message_bytes
+from sinks.columns import bytes_bound, message_bytes
 from spark_pipeline.delivery.outcome import GOES_ON, Outcome, Poison, below, together
 
 STRIKES = 5
@@ -94,7 +94,10 @@ class Sender:
 
     @property
     def outcome(self) -> Outcome:
-        return replace(self._done, aside=together(self._aside), strikes=self._strikes.count)
+        aside, strikes = together(self._aside), self._strikes.count
+        if aside is None and strikes == self._done.strikes:
+            return self._done
+        return replace(self._done, aside=aside, strikes=strikes)
 
     def take(self, rows: pa.RecordBatch) -> bool:
         """Deliver these rows, in order; says whether more may follow."""
@@ -113,7 +116,7 @@ class Sender:
             elif result.error.kind == TOO_LARGE or self._is_lost(result.error):
                 goes_on = self._bury(row, result.error.full_text)
             elif not self._defers or kind_of(result.error) is None:
-                goes_on = self._stop(_cursor(row, 0), result.error)
+                goes_on = self._stop(cursor_at(row, 0), result.error)
             else:
                 goes_on = self._refused(row, result.error)
             if not goes_on:
@@ -133,9 +136,10 @@ class Sender:
 
     def _deliver(self, batch: MessageBatch) -> tuple[Delivery, int | None]:
         """Up to the first message that is too large; its size, if that is where it ended."""
-        if self._largest is None:
+        parts = batch.shape.message_parts
+        if self._largest is None or bytes_bound(batch.rows, parts) <= self._largest:
             return self._sink.deliver(batch), None
-        sizes = message_bytes(batch.rows, batch.shape.message_parts)
+        sizes = message_bytes(batch.rows, parts)
         large = np.flatnonzero(sizes > self._largest)
         if not len(large):
             return self._sink.deliver(batch), None
@@ -144,22 +148,26 @@ class Sender:
         return result, int(sizes[fits]) if result.settled == fits else None
 
     def _count(self, batch: MessageBatch, result: Delivery) -> None:
-        use = all_uses((self._done.ledger, result.ledger))
-        top_before = self._done.top_before or result.top
-        self._done = replace(self._done, ledger=use, top_before=top_before)
+        done = self._done
+        use = all_uses((done.ledger, result.ledger))
+        top_before = done.top_before or result.top
         if not result.settled:
+            self._done = replace(done, ledger=use, top_before=top_before)
             return
         self._strikes.accepted()
         self._first_strike = None
+        last = batch.cursor(result.settled - 1)
         self._done = replace(
-            self._done,
-            delivered=self._done.delivered + result.settled - result.absorbed,
-            absorbed=self._done.absorbed + result.absorbed,
+            done,
+            cursor=max(done.cursor, _after(last)),
+            delivered=done.delivered + result.settled - result.absorbed,
+            absorbed=done.absorbed + result.absorbed,
             last_commit=batch.rows.column("commit_timestamp")[result.settled - 1].as_py(),
+            ledger=use,
+            top_before=top_before,
             # A delivery that names no top went to places that keep none.
-            top=self._done.top if result.top is None else batch.cursor(result.settled - 1),
+            top=done.top if result.top is None else last,
         )
-        self._reach(batch.cursor(result.settled - 1), inclusive=True)
 
     def _let_through(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Put aside what must wait; the rest may go out."""
@@ -174,7 +182,7 @@ class Sender:
 
     def _refused(self, row: pa.RecordBatch, error: WalbrookError) -> bool:
         """The destination refused one message; says whether the others may go on."""
-        cursor = _cursor(row, 0)
+        cursor = cursor_at(row, 0)
         count, series = self._strikes.refused()
         if self._first_strike is None or self._first_strike[0] != series:
             self._first_strike = (series, cursor)
@@ -189,7 +197,7 @@ class Sender:
 
     def _too_large(self, row: pa.RecordBatch, size: int) -> str:
         return (
-            f"the message at {_cursor(row, 0)} has {size} bytes, more than the {self._largest} "
+            f"the message at {cursor_at(row, 0)} has {size} bytes, more than the {self._largest} "
             f"that {self._consumer.name} takes. To fix it: raise max_message_bytes, if its "
             "destination can take more, and redeliver it"
         )
@@ -199,7 +207,7 @@ class Sender:
         if not self._defers:
             # Nothing may be sent past it before it is settled as dead: a destination that goes by
             # the last message it has would take it for delivered.
-            cursor = _cursor(row, 0)
+            cursor = cursor_at(row, 0)
             self._done = replace(self._done, dead=(Poison(cursor, why),))
             what = f"the message at {cursor} is a dead letter, and what follows comes next"
             goes_on = TransientError(what, kind=GOES_ON)
@@ -242,9 +250,9 @@ class Sender:
         self._done = replace(self._done, cursor=max(self._start, at), error=error)
         return False
 
-    def _reach(self, cursor: Cursor, *, inclusive: bool = False) -> None:
-        reached = _after(cursor) if inclusive else cursor
-        self._done = replace(self._done, cursor=max(self._done.cursor, reached))
+    def _reach(self, cursor: Cursor) -> None:
+        if cursor > self._done.cursor:
+            self._done = replace(self._done, cursor=cursor)
 
     def _grouped(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         groups = groups_of(rows, self._grouping)
@@ -307,13 +315,9 @@ def _number(row: pa.RecordBatch, column: str) -> int:
     return int(row.column(column)[0].as_py()) if column in row.schema.names else 0
 
 
-def _cursor(rows: pa.RecordBatch, at: int) -> Cursor:
-    return Cursor(rows.column("commit_lsn")[at].as_py(), rows.column("commit_idx")[at].as_py())
-
-
 def _after(cursor: Cursor) -> Cursor:
     return Cursor(cursor.lsn, cursor.idx + 1)
 
 
 def _behind(rows: pa.RecordBatch, at: int) -> Cursor:
-    return _after(_cursor(rows, at))
+    return _after(cursor_at(rows, at))

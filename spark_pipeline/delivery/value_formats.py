@@ -6,18 +6,25 @@ A batch is decoded once for all of them, with every form that somebody wants bes
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import pyarrow as pa
 
 from cdc.config import Sink
-from cdc.decoding.format import DEFAULT_FORMAT, PLAIN, ValueFormat, Wanted
+from cdc.decoding.format import DEFAULT_FORMAT, PLAIN, Numbers, Timestamps, ValueFormat, Wanted
 
 
 def form_of(consumer: Sink) -> ValueFormat:
     """How a consumer wants values to be written; its windows read what decode wrote."""
     if consumer.window is not None:
         return DEFAULT_FORMAT
-    return ValueFormat(consumer.timestamp_format, consumer.number_format)
+    return _format(consumer.timestamp_format, consumer.number_format)
+
+
+@cache
+def _format(timestamps: Timestamps, numbers: Numbers) -> ValueFormat:
+    """Each of the few once: it is asked for with every range."""
+    return ValueFormat(timestamps, numbers)
 
 
 def wanted_by(consumers: Sequence[Sink]) -> Wanted:

@@ -20,7 +20,6 @@ from pyspark.sql import DataFrame
 
 from cdc.cursor import Cursor
 from cdc.errors import GapError, WalbrookError
-from cdc.log.open import open_log
 from cdc.log.segment import high_of
 from spark_pipeline.delivery.isolate import told
 from spark_pipeline.feed.backlog import Bounds, fitting
@@ -57,7 +56,7 @@ class FeedBody:
         self._little = little
         self._isolate = isolate
         self._on_read = on_read
-        self._log = open_log(planner.log_directory, history=feed.history)
+        self._log = planner.log()
         self.failure: WalbrookError | None = None
 
     @property

@@ -134,7 +134,7 @@ class DriverPlan:
         for found, changes in self._reader.decode(partition):
             markers += found
             self._decoded.append(changes)
-        self.decoded_bytes = sum(changes.nbytes for changes in self._decoded)
+        self.decoded_bytes = sum(changes.get_total_buffer_size() for changes in self._decoded)
         return markers
 
     def deliver(self, share: Share) -> Outcome:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
+from cdc.log.view import LogReader
 from spark_pipeline.delivery.deliver import Share
 from spark_pipeline.expressions.shares import DRIVER_ROWS_MAX, judge
 from spark_pipeline.feed.cluster import ClusterPlan
@@ -46,6 +47,15 @@ class Planner:
     @property
     def log_directory(self) -> Path:
         return self._settings.log_directory
+
+    @property
+    def has_spark(self) -> bool:
+        """Whether ``as_job`` leaves the driver."""
+        return self._spark is not None
+
+    def log(self) -> LogReader:
+        """The planner's view of the log, for its own thread."""
+        return self._reader.log(self._history)
 
     def plan(
         self, frame: DataFrame | None, planned: PlannedRange, consumers: int, isolate: bool

@@ -157,18 +157,22 @@ class RangeReader:
         frames = view.frames(slices[0].batch_idx, slices[-1].batch_idx + 1)
         joined = _Joined()
         for piece, frame in zip(slices, frames, strict=True):
-            raw = frame.raw.slice(piece.start, piece.stop - piece.start)
-            runs: Sequence[Run] = tuple(cut_runs(frame.annotations, piece.start, piece.stop))
+            raw, runs, size = frame.raw, frame.annotations, frame.marker.body_bytes
+            if piece.rows < raw.num_rows:
+                raw = raw.slice(piece.start, piece.rows)
+                runs = tuple(cut_runs(runs, piece.start, piece.stop))
+                size = raw.nbytes
             if self._table is not None:
                 raw, runs = self._table.select(raw, frame.schemas), ()
                 if not raw.num_rows:
                     continue
-            if joined.raws and not joined.fits(raw, runs):
+            size += carried_bytes(runs)
+            if joined.raws and not joined.fits(raw.num_rows, size):
                 yield from self._decode(joined)
                 joined = _Joined()
             commit_us = raw.column("commit_ts")[-1].as_py() if raw.num_rows else 0
             joined.pieces.append(_Piece(piece, frame.marker.high, commit_us))
-            joined.add(raw, frame.schemas, runs)
+            joined.add(raw, frame.schemas, runs, size)
         if joined.raws:
             yield from self._decode(joined)
 
@@ -212,18 +216,21 @@ class _Joined:
         self._rows = 0
         self._bytes = 0
 
-    def fits(self, raw: pa.RecordBatch, runs: Sequence[Run]) -> bool:
+    def fits(self, rows: int, size: int) -> bool:
         """Whether a decode may take one more: bounded, because Arrow's text columns are."""
-        size = self._bytes + raw.nbytes + carried_bytes(runs)
-        rows = self._rows + raw.num_rows
-        return bool(rows <= _ROWS_PER_DECODE_MAX and size <= _BYTES_PER_DECODE_MAX)
+        return (
+            self._rows + rows <= _ROWS_PER_DECODE_MAX
+            and self._bytes + size <= _BYTES_PER_DECODE_MAX
+        )
 
-    def add(self, raw: pa.RecordBatch, schemas: Mapping[int, bytes], runs: Sequence[Run]) -> None:
+    def add(
+        self, raw: pa.RecordBatch, schemas: Mapping[int, bytes], runs: Sequence[Run], size: int
+    ) -> None:
         self.raws.append(raw)
         self.schemas |= schemas
         self.annotations.append(runs)
         self._rows += raw.num_rows
-        self._bytes += raw.nbytes + carried_bytes(runs)
+        self._bytes += size
 
 
 def _bounded(changes: pa.RecordBatch, partition: LogPartition) -> pa.RecordBatch:

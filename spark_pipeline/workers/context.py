@@ -14,6 +14,7 @@ from cdc.connection_pool import ConnectionPool
 from spark_pipeline.capacity.slots import Slots
 from spark_pipeline.delivery.refusal_log import RefusalLog
 from spark_pipeline.feed.feed import Feed
+from spark_pipeline.session.late import LateSession
 from spark_pipeline.workers.settings import StageSettings
 from spark_pipeline.workers.settler import Settler
 
@@ -37,9 +38,14 @@ class WorkerContext:
     settler: Settler
     connections: ConnectionPool
     scratch: Path
-    spark: SparkSession | None = None
+    spark: LateSession | None = None  # without it everything is done in the driver
     run: str = field(default_factory=new_run)
     ended: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
     catch_up: Slots = field(default_factory=lambda: Slots(4))
     refusals: RefusalLog = field(default_factory=RefusalLog)
+
+    @property
+    def session(self) -> SparkSession | None:
+        """Spark, if there is any, and once it is up."""
+        return None if self.spark is None else self.spark.current

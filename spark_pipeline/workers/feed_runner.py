@@ -17,7 +17,6 @@ import psycopg
 import structlog
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 
 from cdc.backoff import Backoff
 from cdc.connection_pool import ConnectionPool
@@ -39,6 +38,7 @@ from spark_pipeline.feed.planner import Planner
 from spark_pipeline.feed.progress import StageProgress
 from spark_pipeline.feed.query import RunningQuery, is_of_spark, named
 from spark_pipeline.session.jvm import end_jvm
+from spark_pipeline.session.late import LateSession
 from spark_pipeline.workers.settings import StageSettings
 from spark_pipeline.workers.status import GIVEN_UP_AFTER, silent_spark, slow_feed, stopped_feed
 
@@ -55,7 +55,7 @@ class FeedRunner:
 
     def __init__(
         self,
-        spark: SparkSession | None,
+        spark: LateSession | None,
         settings: StageSettings,
         feed: Feed,
         exchange: Exchange,
@@ -63,6 +63,7 @@ class FeedRunner:
         *,
         isolate: bool,
         on_read: Callable[[Cursor], None],
+        on_spark: Callable[[], None],
     ) -> None:
         self._spark = spark
         self._settings = settings
@@ -72,6 +73,7 @@ class FeedRunner:
         self._connections = connections
         self._isolate = isolate
         self._on_read = on_read
+        self._on_spark = on_spark
         self._query: RunningQuery | None = None
         self._answered: float | None = None  # when (monotonic) Spark did last, while a query runs
         self._error: WalbrookError | None = None  # while the query cannot run
@@ -161,8 +163,9 @@ class FeedRunner:
         """End Spark jobs that hang; a JVM that does not answer would keep the caller waiting."""
         answered = self._answered
         answers = answered is None or time.monotonic() - answered < _ANSWERS_S
-        if answers and self._spark is not None:
-            self._spark.sparkContext.cancelJobGroup(job_group)
+        session = None if self._spark is None else self._spark.current
+        if answers and session is not None:
+            session.sparkContext.cancelJobGroup(job_group)
 
     def _near(self, log: LogReader, first: int, top: int) -> bool:
         try:
@@ -173,12 +176,14 @@ class FeedRunner:
     def _run_query(self) -> None:
         if self._spark is None:
             raise RuntimeError("a stage without Spark has no query")
+        if (session := self._spark.wait(self.ended.is_set, self._on_spark)) is None:
+            return
         with closing(open_log(self._settings.log_directory)) as log:
             if log.history() != self._feed.history or self._feed.position < log.first_batch():
                 self.place()
         exchange = self._exchange
         exchange.clear(keep=self._feed.files)
-        planner = Planner(self._settings, self._feed.history, exchange.directory, spark=self._spark)
+        planner = Planner(self._settings, self._feed.history, exchange.directory, spark=session)
         body = FeedBody(
             self._feed,
             planner,
@@ -192,7 +197,7 @@ class FeedRunner:
         try:
             self._skip_unneeded(body)
             self._answered = time.monotonic()
-            self._query = RunningQuery(self._spark, self._settings, body, exchange)
+            self._query = RunningQuery(session, self._settings, body, exchange)
             self._query.watch(self.ended, self._note_running)
         finally:
             query, self._query = self._query, None

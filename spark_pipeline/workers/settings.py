@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from psycopg.conninfo import conninfo_to_dict
@@ -63,7 +64,7 @@ class StageSettings:
         """How much one Spark job decodes at most."""
         return Bounds(self.micro_batch_rows, self.micro_batch_bytes)
 
-    @property
+    @cached_property
     def wanted(self) -> Wanted:
         """What decode is asked for, so that every consumer finds its own in it."""
         return replace(wanted_by(self.consumers), times=self.times)

@@ -12,13 +12,13 @@ import threading
 from collections.abc import Callable
 
 import structlog
-from pyspark.sql import SparkSession
 
 from cdc.config import Config
 from cdc.errors import OperatorError
 from cdc.replication.stop import StopSignal
 from spark_pipeline.capacity.slots import Slots
 from spark_pipeline.eventtime.stage import EventStage
+from spark_pipeline.session.late import LateSession
 from spark_pipeline.workers.settings import StageSettings
 from spark_pipeline.workers.stage import SourceStage
 
@@ -31,8 +31,8 @@ _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 1.0, 30.0
 class Sources:
     """Begins to serve sources, and ends them all together."""
 
-    def __init__(self, session: SparkSession, config: Config, stop: StopSignal) -> None:
-        self._session = session
+    def __init__(self, spark: LateSession, config: Config, stop: StopSignal) -> None:
+        self._spark = spark
         self._config = config
         self._stop = stop
         self._slots = Slots(config.spark.delivery_slots)
@@ -52,13 +52,18 @@ class Sources:
             in_event_time = sink.in_time_order and sink.status == "active"
             complete = all(each in self._settings for each in sink.sources)
             if in_event_time and complete and name not in self._threads:
-                stage = EventStage(self._session, self._config, sink, self._settings, self._stop)
+                stage = EventStage(
+                    self._spark.current, self._config, sink, self._settings, self._stop
+                )
                 self._run_thread(name, stage.run, self._drain_s)
         _logger.info("stage.started", sources=[*self._settings])
 
     def run(self, told: queue.SimpleQueue[str]) -> list[Exception]:
         """Serve until a stop; ``told`` has the sources that become ready meanwhile, with terms."""
         while not self._stop.wait(_TICK_S):
+            if self._spark.failure is not None:
+                self._failures.append(self._spark.failure)
+                self._stop.request()
             while not told.empty():
                 source, _, term = told.get().rpartition("=")
                 self.begin(source, int(term))
@@ -70,7 +75,7 @@ class Sources:
         backoff_s = _BACKOFF_FIRST_S
         while True:
             with self._stop.follower() as own:
-                stage = SourceStage(self._session, self._settings[source], own)
+                stage = SourceStage(self._spark, self._settings[source], own)
                 try:
                     stage.run(self._drain_s)
                     return
@@ -92,3 +97,9 @@ class Sources:
     @property
     def _drain_s(self) -> float:
         return self._config.service.drain_timeout_s
+
+
+def needs_spark_first(config: Config) -> bool:
+    """Whether a consumer needs Spark for every change: others are served while Spark starts."""
+    active = [sink for sink in config.sinks if sink.status == "active"]
+    return any(sink.expressions or sink.in_time_order for sink in active)

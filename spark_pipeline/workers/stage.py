@@ -18,7 +18,6 @@ from contextlib import closing
 
 import psycopg
 import structlog
-from pyspark.sql import SparkSession
 
 from cdc.backoff import Backoff
 from cdc.connection import Connection, connect
@@ -43,6 +42,7 @@ from spark_pipeline.feed.exchange import Exchange
 from spark_pipeline.feed.feed import Feed
 from spark_pipeline.feed.plan import end_jobs
 from spark_pipeline.session.jvm import end_jvm
+from spark_pipeline.session.late import LateSession
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.feed_runner import FeedRunner
 from spark_pipeline.workers.notifications import heard, listen
@@ -71,7 +71,7 @@ class SourceStage:
     """Serves a source's consumers until told to stop."""
 
     def __init__(
-        self, spark: SparkSession | None, settings: StageSettings, stop: StopSignal
+        self, spark: LateSession | None, settings: StageSettings, stop: StopSignal
     ) -> None:
         self._spark = spark
         self._settings = settings
@@ -142,6 +142,7 @@ class SourceStage:
             self._connections,
             isolate=run.attempts > ATTEMPTS_IN_DRIVER,
             on_read=self._note_read,
+            on_spark=self._nudge_workers,
         )
         self.settler = Settler(
             self._source,
@@ -164,6 +165,10 @@ class SourceStage:
             attempts = run.consumers.get(consumer.name, 0)
             self.workers[consumer.name] = Worker(consumer, context, attempts=attempts)
         self._runner.place()
+        most = max([run.attempts, *run.consumers.values()])
+        if most > ATTEMPTS_IN_DRIVER and self._spark is not None:
+            # Something ends the processes that deliver it: only Spark's workers may try it again.
+            self._spark.wait(lambda: self._stop.requested)
         return context
 
     def _opened(self, names: list[str]) -> FeedRun:
@@ -188,6 +193,10 @@ class SourceStage:
         self._runner.run()
         if self._runner.failure is not None:
             self._fatal.append(self._runner.failure)
+
+    def _nudge_workers(self) -> None:
+        for worker in self.workers.values():
+            worker.nudge()
 
     def _note_read(self, read_to: Cursor) -> None:
         """The feed moved: without consumers nobody else would let the restart cursor follow."""
@@ -335,8 +344,8 @@ class SourceStage:
         context.over.set()
         end_run(self._source, context.run)
         for name, thread in zip(self.workers, workers, strict=True):
-            if thread.is_alive() and self._spark is not None:
-                end_jobs(self._spark.sparkContext, self.workers[name].job_group)
+            if thread.is_alive() and context.session is not None:
+                end_jobs(context.session.sparkContext, self.workers[name].job_group)
         assert self.settler is not None
         self.settler.close()
         settler.join(_END_S)

@@ -203,7 +203,7 @@ class Worker:
             self._log.history(),
             self._context.scratch,
             pool="catch_up",
-            spark=self._context.spark,
+            spark=self._context.session,
             job_group=self.job_group,
         )
         return True
@@ -357,9 +357,7 @@ class Worker:
 
     def _read(self, log: LogReader, planner: Planner, end: int) -> DecodedRange:
         settings, first = self._settings, self.batch
-        as_job = self._context.spark is not None and (
-            self._isolate or not fits(log, first, end, settings.little)
-        )
+        as_job = planner.has_spark and (self._isolate or not fits(log, first, end, settings.little))
         batches, rows = fitting(log, first, end, settings.much if as_job else settings.little)
         if not batches:  # one alone is more than that
             batches, rows = 1, int(log.entries(first, first + 1)["rows"].sum())

@@ -23,6 +23,7 @@ from cdc.connection import Connection
 from cdc.replication.stop import StopSignal
 from cdc.state.positions import consumer_cursors
 from cdc.state.workers import WorkerState
+from spark_pipeline.session.late import LateSession
 from spark_pipeline.workers import stage as stage_module
 from spark_pipeline.workers import worker as worker_module
 from spark_pipeline.workers.feed_runner import FeedRunner
@@ -49,11 +50,16 @@ class RunningStage:
     """The stage of the source of a ``LogLane``, in a thread."""
 
     def __init__(
-        self, spark: SparkSession, lane: LogLane, drain_timeout_s: float = 0.0, **settings: Any
+        self,
+        spark: SparkSession | LateSession,
+        lane: LogLane,
+        drain_timeout_s: float = 0.0,
+        **settings: Any,
     ) -> None:
+        late = spark if isinstance(spark, LateSession) else LateSession.of(spark)
         self._stop = StopSignal()
         self._drain_timeout_s = drain_timeout_s
-        self.stage = SourceStage(spark, replace(lane.settings, **settings), self._stop)
+        self.stage = SourceStage(late, replace(lane.settings, **settings), self._stop)
         self.failures: list[Exception] = []
         self._thread = threading.Thread(target=self._run)
 
@@ -125,6 +131,37 @@ def test_delivery_goes_on_at_once_when_the_state_database_is_back(
             proxy.retarget(database.dsn)
             until("the second", lambda: database.execute(settled.format(2)) == [(True,)], 60)
     assert ids(tmp_path / "first") == [1, 2]
+    lane.close()
+
+
+def test_changes_are_delivered_while_spark_starts_and_by_the_feed_once_it_is_up(
+    spark: SparkSession, state: Connection, database: Database, tmp_path: Path
+) -> None:
+    lane = LogLane(state, tmp_path, early={})
+    late = LateSession()
+    running = RunningStage(late, lane, state_dsn=database.dsn)
+    with running.running():
+        for number in (1, 2):
+            write(lane, number)
+            until("it, without Spark", lambda: number in ids(tmp_path / "early"), 60)  # noqa: B023
+        assert running.stage.feed.position == 0, "there is no query yet"
+        late.open(lambda: spark)
+        until("the feed to follow", lambda: running.stage.feed.position == 2, 60)
+        write(lane, 3)
+        until("it, by the feed", lambda: running.stage.feed.position == 3, 60)
+        until("the last", lambda: ids(tmp_path / "early") == [1, 2, 3], 60)
+    lane.close()
+
+
+def test_a_stage_that_ends_before_spark_is_up_does_not_wait_for_it(
+    state: Connection, database: Database, tmp_path: Path
+) -> None:
+    lane = LogLane(state, tmp_path, early={})
+    write(lane, 1)
+    running = RunningStage(LateSession(), lane, state_dsn=database.dsn)
+    with running.running():
+        until("the change", lambda: ids(tmp_path / "early") == [1], 60)
+    assert running.failures == []
     lane.close()
 
 

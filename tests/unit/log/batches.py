@@ -128,11 +128,11 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
 
 @contextmanager
 def no_space_for(suffix: str) -> Iterator[None]:
-    """Files with ``suffix`` cannot be opened."""
+    """Files with ``suffix`` cannot be made."""
     real = os.open
 
     def refuse(path: Path, flags: int, mode: int = 0o777) -> int:
-        if str(path).endswith(suffix):
+        if str(path).endswith(suffix) and flags & os.O_CREAT:
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(path, flags, mode)
 

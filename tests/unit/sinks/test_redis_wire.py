@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from itertools import pairwise
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sinks import redis_wire
 from sinks.redis_wire import Outcome, encode, read_outcome
 from tests.conformance.messages import batch
 
@@ -70,6 +72,19 @@ def test_each_message_is_added_to_the_stream_of_its_key() -> None:
     sent = b"".join(bytes(memoryview(part)) for part in encode(keys, some))
     _, *adds, _ = _parsed(sent)
     assert [command[1].decode() for command in adds] == keys.to_pylist()
+
+
+@given(
+    st.lists(st.text(st.characters(codec="utf-8"), max_size=6), min_size=1, max_size=9),
+    st.booleans(),
+)
+def test_a_few_messages_are_the_same_bytes_as_by_whole_columns(keys: list[str], one: bool) -> None:
+    some = batch(0, len(keys))
+    to = "ključ" if one else pa.array(keys, pa.string())
+    few = encode(to, some)
+    with patch.object(redis_wire, "FEW", 0):
+        columns = encode(to, some)
+    assert b"".join(few) == b"".join(bytes(memoryview(part)) for part in columns)
 
 
 @pytest.mark.parametrize(
