@@ -15,7 +15,7 @@ from contextlib import closing
 
 import psycopg
 import structlog
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from cdc.backoff import Backoff
@@ -47,7 +47,6 @@ _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 30.0
 _SPARK_FAILURES_MAX = 5  # in a row, after which a new driver process is the remedy
 _SERVING_AFTER_S = 10.0  # a query that runs this long is not failing
 _SILENT_S = 60.0  # a JVM that is silent for less is not ended, whatever the deadline is
-_ANSWERS_S = 2.0  # how long ago a JVM that is well answered at most
 
 
 class FeedRunner:
@@ -77,6 +76,7 @@ class FeedRunner:
         self._query: RunningQuery | None = None
         self._answered: float | None = None  # when (monotonic) Spark did last, while a query runs
         self._error: WalbrookError | None = None  # while the query cannot run
+        self._cancelling: dict[str, threading.Thread] = {}  # by job group
         self.progress = StageProgress()
         self.ended = threading.Event()
         self.failure: Exception | None = None
@@ -160,12 +160,15 @@ class FeedRunner:
         return found
 
     def cancel(self, job_group: str) -> None:
-        """End Spark jobs that hang; a JVM that does not answer would keep the caller waiting."""
-        answered = self._answered
-        answers = answered is None or time.monotonic() - answered < _ANSWERS_S
+        """End Spark jobs that hang, in a thread: a JVM that does not answer holds nobody else."""
+        before = self._cancelling.get(job_group)
         session = None if self._spark is None else self._spark.current
-        if answers and session is not None:
-            session.sparkContext.cancelJobGroup(job_group)
+        if session is None or (before is not None and before.is_alive()):
+            return
+        cancel = session.sparkContext.cancelJobGroup
+        thread = threading.Thread(target=_try, args=(cancel, job_group), daemon=True)
+        self._cancelling[job_group] = thread
+        thread.start()
 
     def _near(self, log: LogReader, first: int, top: int) -> bool:
         try:
@@ -247,6 +250,14 @@ class FeedRunner:
             self.failure = error
             return True
         return False
+
+
+def _try(cancel: Callable[[str], None], job_group: str) -> None:
+    """A JVM that is gone has no jobs any more."""
+    try:
+        cancel(job_group)
+    except (Py4JError, OSError) as error:
+        _logger.debug("feed.not_cancelled", error=error)
 
 
 def _high_before(log: LogReader, first: int, end: int) -> Cursor:

@@ -41,6 +41,7 @@ BY_CURSOR = ("entries", "entries_too", "files", "even", "cut")
 
 _STATES = "SELECT name, state FROM walbrook.consumers WHERE active"
 _PAUSED = "SELECT name FROM walbrook.consumers WHERE paused_at IS NOT NULL ORDER BY name"
+_STATES_S = 240.0  # a driver may have to start before, on a busy machine
 _SLOW_S = 0.4
 _HANGS_S = 3.0
 Message = dict[str, Any]
@@ -207,10 +208,14 @@ class States:
         assert not wrong, (self._seed, wrong)
 
     def _until_states(self, service: Service, wanted: dict[str, str]) -> None:
-        wants = " AND ".join(
-            f"bool_or(name = '{name}' AND state = '{state}')" for name, state in wanted.items()
-        )
-        service.until(f"states {wanted}", f"SELECT {wants} FROM ({_STATES}) s")
+        def differ() -> dict[str, object]:
+            found = dict(self._database.execute(_STATES))
+            return {name: found[name] for name, state in wanted.items() if found[name] != state}
+
+        try:
+            until(f"states {wanted}", lambda: not differ(), _STATES_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}, but {differ()}\n{service.log_tail()}") from None
 
     def _until_more(self, more: int) -> None:
         """Until so many more entries have come to one that is always well."""
