@@ -39,6 +39,8 @@ def pieces(
 
     A message larger than ``bytes_max`` comes as a piece of its own.
     """
+    if not len(batch):
+        return
     if len(batch) <= messages_max and (bound := bytes_bound(batch.rows, parts)) <= bytes_max:
         yield batch, bound
         return

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, cast
 
 import pyarrow as pa
@@ -37,7 +37,7 @@ from sinks.base import Delivery
 from sinks.columns import pieces
 from sinks.redis_errors import from_exception, from_reply
 from sinks.redis_tops import ASKED_AT_ONCE, StreamTops, keys_of, last_of_each, streams_of
-from sinks.redis_wire import Outcome, encode, encode_watch, read_outcome
+from sinks.redis_wire import Outcome, encode, encode_watch, read_outcome, read_watched
 
 _REQUEST_BYTES = 512 << 10  # larger ones cost the server more a message, and hold others up
 _REQUEST_MESSAGES_MAX = 4096
@@ -179,20 +179,16 @@ class RedisStreamSink:
         """Whether the streams are watched, and the top of the only one; refuses strangers."""
         if self._asked is None:
             return False, self._look_now(streams)
-        key, answers = self._asked, [self._answer() for _ in range(3)]
-        self._asked = None
-        _, exists, above = answers
-        if key != streams or any(isinstance(answer, redis.RedisError) for answer in answers):
-            # The account may not ask, or it is about other streams now: a new connection watches
-            # nothing, and one question at a time says what is wrong.
-            self._may_watch = key != streams
-            self.close()
-            self._connect()
-            return False, self._look_now(streams)
-        if not exists:
-            self._forget()
-        self._tops.seen(key, above)
-        return True, self._top(key, bool(exists))
+        key, self._asked = self._asked, None
+        watched = read_watched(self._receiver())
+        if key == streams and watched.is_usual:
+            return True, self._top(key, exists=True)
+        # Somebody else was there, the account may not ask, or it is about other streams now: a new
+        # connection watches nothing, and one question at a time says what is wrong.
+        self._may_watch = self._may_watch and not watched.refused
+        self.close()
+        self._connect()
+        return False, self._look_now(streams)
 
     def _look_now(self, streams: str | pa.StringArray) -> Cursor | None:
         """The same of streams as they are now, with a round trip for each question."""
@@ -213,13 +209,6 @@ class RedisStreamSink:
             self.close()  # what was delivered is safe; the next delivery connects again
         else:
             self._asked = streams
-
-    def _answer(self) -> Any:
-        """The next answer; one that says no is returned, not raised."""
-        try:
-            return self._connection.read_response()
-        except redis.ResponseError as error:
-            return error
 
     def _exists(self, key: str) -> bool | None:
         """Whether there is such a stream; None if the account may not ask."""
@@ -254,6 +243,10 @@ class RedisStreamSink:
                 self._tops.seen(key, self._connection.read_response())
 
     def _outcome(self, messages: int) -> Outcome:
+        return read_outcome(self._receiver(), messages)
+
+    def _receiver(self) -> Callable[[], bytes]:
+        """Gives what the server sends, within the timeout."""
         wire = self._connection._sock
         assert wire is not None
         deadline = time.monotonic() + self._timeout_s
@@ -266,7 +259,7 @@ class RedisStreamSink:
                 raise TimeoutError(f"no whole answer within {self._timeout_s:g} s")
             return part
 
-        return read_outcome(receive, messages)
+        return receive
 
     def _requests(self, batch: MessageBatch) -> Iterator[_Request | PoisonError]:
         for piece, size in pieces(

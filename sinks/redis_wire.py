@@ -24,6 +24,7 @@ _BEGUN = b"+OK\r\n"
 _QUEUED = b"+QUEUED\r\n"
 _TOUCHED = b"*-1\r\n"
 _ERROR_LINE = b"\r\n-"
+_WATCHED = b"+OK\r\n:1\r\n*0\r\n"
 _ALREADY_THERE = b"is equal or smaller than the target stream top item"
 FEW = 48
 """Up to about so many messages a loop costs less than whole columns."""
@@ -145,6 +146,22 @@ def read_outcome(receive: Callable[[], bytes], messages: int) -> Outcome:
         errors = answer.count(_ERROR_LINE)
         if lines - before_exec - 1 == 2 * messages - errors:
             return _executed(bytes(answer[len(usual_start) :]), messages, errors)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The answer to ``encode_watch``: as usual (the stream is there, and nothing stands above)."""
+
+    is_usual: bool
+    refused: bool = False  # the account may not ask
+
+
+def read_watched(receive: Callable[[], bytes]) -> Watched:
+    """Read the answer; of one that is not as usual no more than it takes to see that."""
+    answer = b""
+    while answer.count(b"\n") < _WATCHED.count(b"\n"):
+        answer += receive()
+    return Watched(answer == _WATCHED, answer.startswith(b"-") or _ERROR_LINE in answer)
 
 
 def _discarded(texts: list[bytes]) -> Outcome:

@@ -27,7 +27,7 @@ from spark_pipeline.feed.exchange import Exchange
 from spark_pipeline.workers.settings import StageSettings
 
 _logger = structlog.get_logger("walbrook.feed")
-_POLL_S = 0.2
+_POLL_S = 0.5
 
 # The checkpoint is never read again, so its writes need not be waited for. Spark asks to be told
 # twice, because a sink that trusted batch ids would see some of them again; ours go by cursor.

@@ -46,6 +46,11 @@ class WorkerContext:
     refusals: RefusalLog = field(default_factory=RefusalLog)
 
     @property
+    def awaits_spark(self) -> bool:
+        """Whether nobody fills the feed yet, because Spark is not up."""
+        return self.spark is not None and self.spark.current is None
+
+    @property
     def session(self) -> SparkSession | None:
         """Spark, if there is any, and once it is up."""
         return None if self.spark is None else self.spark.current

@@ -219,7 +219,7 @@ class Worker:
             raise AgainError("its cursor was moved")
         assert self._log is not None
         feed, history = self._context.feed, self._log.history()
-        if self._isolate or not feed.join(self.name, history, self.batch):
+        if self._is_alone or not feed.join(self.name, history, self.batch):
             return self._catch_up(wait_s)
         self.current.live()
         if wait_s and (due_s := self.retries.due_in_s()) is not None:
@@ -234,6 +234,11 @@ class Worker:
             return self._is_stalled(self._log) and self._catch_up(0.0)
         self.batch, self._stalled_since = decoded.end, None
         return True
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether it takes nothing from the feed: it must not, or nobody fills the feed yet."""
+        return self._isolate or self._context.awaits_spark
 
     def _is_stalled(self, log: LogReader) -> bool:
         """Whether the log has had a little for a while that the feed does not bring.
@@ -340,7 +345,7 @@ class Worker:
         """The next range of the log, read by this worker; returns whether there was any."""
         assert self._log is not None
         assert self._planner is not None
-        end = self._log.wait(self.batch, wait_s if self._isolate else 0.0)
+        end = self._log.wait(self.batch, wait_s if self._is_alone else 0.0)
         if end <= self.batch:
             # The feed is about to begin again, or could not decode what comes next.
             self._nudged.wait(min(wait_s, _POLL_S))

@@ -156,11 +156,11 @@ def test_changes_are_delivered_while_spark_starts_and_by_the_feed_once_it_is_up(
 def test_a_stage_that_ends_before_spark_is_up_does_not_wait_for_it(
     state: Connection, database: Database, tmp_path: Path
 ) -> None:
-    lane = LogLane(state, tmp_path, early={})
+    lane = LogLane(state, tmp_path, brief={})
     write(lane, 1)
     running = RunningStage(LateSession(), lane, state_dsn=database.dsn)
     with running.running():
-        until("the change", lambda: ids(tmp_path / "early") == [1], 60)
+        until("the change", lambda: ids(tmp_path / "brief") == [1], 60)
     assert running.failures == []
     lane.close()
 

@@ -7,7 +7,7 @@ import pytest
 
 from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.shapes import SHAPES, ShapeName
-from sinks.columns import message_bytes, pieces, prefix_at_or_below
+from sinks.columns import bytes_bound, message_bytes, pieces, prefix_at_or_below
 from sinks.position import cursor_name
 from tests.conformance.messages import Sample, batch, batch_of, cursor_of, numbered
 
@@ -62,3 +62,16 @@ def test_cursor_names_sort_as_cursors_do() -> None:
         Cursor(lsn, idx) for lsn in (1, 0xFFFFFFFF, 1 << 32, (1 << 63) - 1) for idx in (2, 10)
     ]
     assert sorted(map(cursor_name, cursors)) == list(map(cursor_name, cursors))
+
+
+def test_nothing_is_cut_into_nothing() -> None:
+    empty = batch(0, 3).slice(3)
+    assert list(pieces(empty, empty.shape.message_parts, messages_max=9, bytes_max=9)) == []
+
+
+def test_what_surely_fits_comes_whole_and_no_smaller_than_it_is() -> None:
+    some = batch(0, 9)
+    parts = some.shape.message_parts
+    ((whole, size),) = pieces(some, parts, messages_max=9, bytes_max=1 << 20)
+    assert whole is some
+    assert size == bytes_bound(some.rows, parts) >= int(message_bytes(some.rows, parts).sum())

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sinks import redis_wire
-from sinks.redis_wire import Outcome, encode, read_outcome
+from sinks.redis_wire import Outcome, Watched, encode, read_outcome, read_watched
 from tests.conformance.messages import batch
 
 ADDED = b"$13\r\n96000001000-1\r\n"
@@ -145,3 +145,21 @@ def test_a_transaction_that_a_watch_ended_did_nothing() -> None:
     for cut in range(1, len(answer)):
         parts = iter([answer[:cut], answer[cut:]])
         assert read_outcome(lambda: next(parts), 3) == Outcome(0, 0, touched=True)  # noqa: B023
+
+
+@given(st.lists(st.integers(0, 40), max_size=4))
+def test_the_usual_answer_to_a_watch_is_known_however_it_comes(cuts: list[int]) -> None:
+    assert read_watched(_receive(b"+OK\r\n:1\r\n*0\r\n", cuts)) == Watched(True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "watched"),
+    [
+        (b"+OK\r\n:0\r\n*0\r\n", Watched(False)),
+        (b"+OK\r\n:1\r\n*1\r\n*2\r\n$3\r\n7-0\r\n*2\r\n$1\r\na\r\n$1\r\nb\r\n", Watched(False)),
+        (b"-NOPERM no WATCH\r\n-NOPERM no EXISTS\r\n*0\r\n", Watched(False, refused=True)),
+        (b"+OK\r\n-NOPERM no EXISTS\r\n*0\r\n", Watched(False, refused=True)),
+    ],
+)
+def test_any_other_answer_to_a_watch_is_not_taken_for_it(answer: bytes, watched: Watched) -> None:
+    assert read_watched(_receive(answer)) == watched
