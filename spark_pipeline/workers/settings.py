@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from psycopg.conninfo import conninfo_to_dict
@@ -43,7 +43,7 @@ class StageSettings:
     slots: Slots = field(default_factory=lambda: Slots(16))  # shared with all other sources
     ledger: LedgerAddress | None = None  # of those whose sinks need one
     in_event_time: list[SinkConfig] = field(default_factory=list)  # served in event-time order
-    times: tuple[tuple[str, str], ...] = ()  # the columns that hold event times, as Wanted has them
+    database: Database | None = None  # where the tables of those in event-time order are looked up
 
     @property
     def near(self) -> Bounds:
@@ -63,7 +63,7 @@ class StageSettings:
     @property
     def wanted(self) -> Wanted:
         """What decode is asked for, so that every consumer finds its own in it."""
-        return replace(wanted_by(self.consumers), times=self.times)
+        return wanted_by([*self.consumers, *self.in_event_time])
 
     @classmethod
     def of(
@@ -80,6 +80,7 @@ class StageSettings:
             ),
             consumers=[s for s in active if not s.in_time_order],
             in_event_time=[s for s in active if s.in_time_order],
+            database=database,
             state_dsn=config.state_dsn(),
             log_directory=config.log.directory / database.name,
             checkpoint_directory=spark.checkpoint_directory / database.name,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
 
 import structlog
 from pyspark.sql import SparkSession
@@ -18,7 +17,7 @@ from cdc.config import Config
 from cdc.errors import OperatorError
 from cdc.replication.stop import StopSignal
 from spark_pipeline.capacity.slots import Slots
-from spark_pipeline.eventtime.stage import EventStage
+from spark_pipeline.eventtime.workers import EventTimeWorkers
 from spark_pipeline.workers.settings import StageSettings
 from spark_pipeline.workers.stage import SourceStage
 
@@ -36,24 +35,20 @@ class Sources:
         self._config = config
         self._stop = stop
         self._slots = Slots(config.spark.delivery_slots)
+        self._event_time = EventTimeWorkers()
         self._settings: dict[str, StageSettings] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._failures: list[Exception] = []
 
     def begin(self, source: str, term: int) -> None:
-        """Serve a source, and the consumers in event-time order whose last source it was."""
+        """Serve a source."""
         if source in self._settings:
             return
         database = self._config.database(source)
         self._settings[source] = StageSettings.of(self._config, database, term, self._slots)
-        self._run_thread(f"stage-{source}", self._serve, source)
-        for sink in self._config.sinks:
-            name = f"event-time-{sink.name}"
-            in_event_time = sink.in_time_order and sink.status == "active"
-            complete = all(each in self._settings for each in sink.sources)
-            if in_event_time and complete and name not in self._threads:
-                stage = EventStage(self._session, self._config, sink, self._settings, self._stop)
-                self._run_thread(name, stage.run, self._drain_s)
+        thread = threading.Thread(target=self._serve, args=(source,), name=f"stage-{source}")
+        self._threads[source] = thread
+        thread.start()
         _logger.info("stage.started", sources=[*self._settings])
 
     def run(self, told: queue.SimpleQueue[str]) -> list[Exception]:
@@ -70,7 +65,7 @@ class Sources:
         backoff_s = _BACKOFF_FIRST_S
         while True:
             with self._stop.follower() as own:
-                stage = SourceStage(self._session, self._settings[source], own)
+                stage = SourceStage(self._session, self._settings[source], own, self._event_time)
                 try:
                     stage.run(self._drain_s)
                     return
@@ -83,11 +78,6 @@ class Sources:
             if self._stop.wait(backoff_s):
                 return
             backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
-
-    def _run_thread(self, name: str, run: Callable[..., None], *arguments: object) -> None:
-        thread = threading.Thread(target=run, args=arguments, name=name)
-        self._threads[name] = thread
-        thread.start()
 
     @property
     def _drain_s(self) -> float:

@@ -4,6 +4,9 @@ Threads: the caller of ``run`` watches (operators, pressure, deadlines, status);
 streaming query again and again, whose body runs in a thread of Spark's; one thread per worker; one
 for the settler.
 
+A worker in event-time order may have inputs in several sources: it is in the stages of all of them,
+and has its thread in that of the first.
+
 Invariants: a consumer has one worker. What a worker cannot do concerns nobody else. What the query
 cannot do is tried again with backoff. A stop first lets the workers deliver what the log has, up to
 the drain limit; then the body ends, then the workers, then the last settlement is written.
@@ -30,8 +33,6 @@ from cdc.errors import CorruptionError, GapError, OperatorError, WalbrookError
 from cdc.log.damage import report_damage
 from cdc.log.manifest import read_manifest
 from cdc.log.open import open_log
-from cdc.log.segment import high_of
-from cdc.log.view import LogReader
 from cdc.queue.claims import due
 from cdc.queue.report import report_queues
 from cdc.replication.stop import StopSignal
@@ -43,7 +44,8 @@ from cdc.state.positions import restart_cursor
 from cdc.state.roll import Roll, call_roll
 from spark_pipeline.capacity.slots import Slots
 from spark_pipeline.capacity.throttle import Throttle
-from spark_pipeline.feed.backlog import beyond, fits
+from spark_pipeline.eventtime.workers import EventTimeWorkers
+from spark_pipeline.feed.backlog import beyond, high_before, lowest_near
 from spark_pipeline.feed.body import FeedBody
 from spark_pipeline.feed.exchange import Exchange
 from spark_pipeline.feed.feed import Feed
@@ -51,6 +53,7 @@ from spark_pipeline.feed.plan import job_group
 from spark_pipeline.feed.planner import Planner
 from spark_pipeline.feed.progress import StageProgress
 from spark_pipeline.feed.query import RunningQuery, is_of_spark, named
+from spark_pipeline.workers.base import ATTEMPTS_IN_DRIVER, BaseWorker
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.notifications import heard, listen
 from spark_pipeline.workers.settings import StageSettings
@@ -63,7 +66,7 @@ from spark_pipeline.workers.status import (
     slow_feed,
     stopped_feed,
 )
-from spark_pipeline.workers.worker import ATTEMPTS_IN_DRIVER, Worker
+from spark_pipeline.workers.worker import Worker
 
 _logger = structlog.get_logger("walbrook.stage")
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 30.0
@@ -81,7 +84,11 @@ class SourceStage:
     """Serves a source's consumers until told to stop."""
 
     def __init__(
-        self, spark: SparkSession | None, settings: StageSettings, stop: StopSignal
+        self,
+        spark: SparkSession | None,
+        settings: StageSettings,
+        stop: StopSignal,
+        event_time: EventTimeWorkers | None = None,
     ) -> None:
         self._spark = spark
         self._settings = settings
@@ -90,7 +97,9 @@ class SourceStage:
         self.feed = Feed(_FEED_BYTES_MAX, patience_s=settings.patience_s)
         self._progress = StageProgress()
         self._connections = ConnectionPool(settings.state_dsn, name=f"{self._source}:worker")
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, BaseWorker] = {}
+        self._event_time = event_time or EventTimeWorkers()
+        self._threads: dict[str, threading.Thread] = {}  # of workers
         self.settler: Settler | None = None
         self._throttle = Throttle(settings, self.feed, self.workers)
         self._statuses = StatusWriter(self._source, self._term)
@@ -117,16 +126,16 @@ class SourceStage:
         )
         try:
             context = self._begin(scratch)
-            threads = [
-                _thread(f"settler-{self._source}", self._settle),
-                _thread(f"feed-{self._source}", self._run_feed),
-                *(_thread(f"worker-{n}", worker.run) for n, worker in self.workers.items()),
-            ]
+            settler = _thread(f"settler-{self._source}", self._settle)
+            feed = _thread(f"feed-{self._source}", self._run_feed)
+            for worker in self.workers.values():
+                self._start(worker)
+            self._follow_event_time()
             while not self._stop.wait(_TICK_S) and not self._fatal:
                 self._tick()
             if not self._fatal:
                 self._drain(drain_timeout_s)
-            self._end(context, threads)
+            self._end(context, settler, feed)
         finally:
             scratch.remove()
             self._exchange.remove()
@@ -145,8 +154,8 @@ class SourceStage:
 
     def _begin(self, scratch: Exchange) -> WorkerContext:
         """Take over from earlier processes, place the feed, and make the workers."""
-        names = [consumer.name for consumer in self._settings.consumers]
-        run = self._opened(names)
+        served = [*self._settings.consumers, *self._settings.in_event_time]
+        run = self._opened([consumer.name for consumer in served])
         self._isolate = run.attempts > ATTEMPTS_IN_DRIVER
         self.settler = Settler(
             self._source,
@@ -169,7 +178,25 @@ class SourceStage:
             attempts = run.consumers.get(consumer.name, 0)
             self.workers[consumer.name] = Worker(consumer, context, attempts=attempts)
         self._place_feed()
+        self._event_time.join(context, run.consumers)
         return context
+
+    def _start(self, worker: BaseWorker) -> None:
+        self._threads[worker.name] = _thread(f"worker-{worker.name}", worker.run)
+
+    def _follow_event_time(self) -> None:
+        """Take in workers whose sources have all begun; those of a source that ended are gone."""
+        found = self._event_time.of(self._source)
+        for consumer in self._settings.in_event_time:
+            before, now = self.workers.get(consumer.name), found.get(consumer.name)
+            if now is before:
+                continue
+            if now is None:
+                del self.workers[consumer.name]
+                continue
+            self.workers[consumer.name] = now
+            if now.home == self._source:
+                self._start(now)
 
     def _opened(self, names: list[str]) -> FeedRun:
         """A state database that does not answer yet is waited for."""
@@ -189,25 +216,10 @@ class SourceStage:
             self._connections.connection() as state,
         ):
             served = call_roll(state, self._source).served
-            end = log.next_batch()
-            places: list[int] = []
-            for cursor in served.values():
-                try:
-                    places.append(log.seek(cursor))
-                except WalbrookError:
-                    continue  # its worker says why
-            top = max(places, default=None)
-            if top is None:
-                top = log.seek(restart_cursor(state, self._source))
-            near = [at for at in places if at >= log.first_batch() and self._near(log, at, top)]
-            first = min(near, default=top)
-            self.feed.begin(log.history(), first, _high_before(log, first, end))
-
-    def _near(self, log: LogReader, first: int, top: int) -> bool:
-        try:
-            return fits(log, first, top, self._settings.near)
-        except WalbrookError:
-            return False
+            first = lowest_near(log, served.values(), self._settings.near)
+            if first is None:
+                first = log.seek(restart_cursor(state, self._source))
+            self.feed.begin(log.history(), first, high_before(log, first))
 
     def _settle(self) -> None:
         assert self.settler is not None
@@ -281,7 +293,7 @@ class SourceStage:
         """The feed moved: without consumers nobody else would let the restart cursor follow."""
         self._isolate = False
         self._feed_error = None
-        if self.settler is not None and not self.workers:
+        if self.settler is not None and not self._settings.consumers:
             self.settler.note_read(read_to)
 
     def _figures(self) -> FeedFigures:
@@ -316,6 +328,7 @@ class SourceStage:
         return False
 
     def _tick(self) -> None:
+        self._follow_event_time()
         try:
             state = self._connected()
             self._note_recovery()
@@ -348,33 +361,32 @@ class SourceStage:
 
     def _look(self, state: Connection) -> None:
         """For cursors that somebody else moved, consumers that come and go, and due retries."""
-        assert self.settler is not None
         # Asked first: what is settled by then is in the rows that are read next.
-        settled = {name: self.settler.settled(name) for name in self.workers}
+        settled = {name: worker.settled(self._source) for name, worker in self.workers.items()}
         roll = call_roll(state, self._source)
         for name, worker in self.workers.items():
             if self._must_look(worker, roll, settled[name]):
                 worker.nudge()
         self._seen = dict(roll.served)
-        versions = {name: worker.retries.version for name, worker in self.workers.items()}
+        retries = {name: each.inputs[self._source].retries for name, each in self.workers.items()}
+        versions = {name: each.version for name, each in retries.items()}
         waiting = {each.consumer: each for each in due(state, self._source)}
-        for name, worker in self.workers.items():
-            worker.retries.note(waiting.get(name), versions[name])
+        for name, each in retries.items():
+            each.note(waiting.get(name), versions[name])
         with closing(open_log(self._settings.log_directory)) as log:
             now = time.monotonic()
             self._ahead = {name: self._ahead.get(name, now) for name in beyond(log, roll.standing)}
         self._report(state)
 
-    def _must_look(self, worker: Worker, roll: Roll, settled: Cursor | None) -> bool:
+    def _must_look(self, worker: BaseWorker, roll: Roll, settled: Cursor | None) -> bool:
         """Whether a worker has to read its row again."""
         name, current = worker.name, worker.current
         if current.reason in (Reason.PAUSED, Reason.INACTIVE):
             return name in roll.served
+        if current.is_served:
+            return worker.must_look(roll, settled)
         if name not in roll.served:
             return True
-        if current.is_served:
-            moved = settled is not None and roll.served[name] < settled
-            return moved or name in roll.untold
         was = self._seen.get(name, roll.served[name])
         # What it settled itself before it failed is nobody's act.
         moved = roll.served[name] not in (was, settled)
@@ -417,19 +429,21 @@ class SourceStage:
     def _show(self, state: Connection) -> None:
         now, deadline_s = time.monotonic(), self._settings.deadline_s
         ahead = [name for name, since in self._ahead.items() if now - since >= _AHEAD_S]
-        overdue = {}
+        more = {name: worker.conditions for name, worker in self.workers.items()}
         for name, worker in self.workers.items():
             since = worker.current.delivering_since
             if since is not None and now - since >= deadline_s:
-                overdue[name] = slow_delivery(name, now - since, deadline_s)
+                more[name] = [*more[name], slow_delivery(name, now - since, deadline_s)]
                 if now - since >= deadline_s * GIVEN_UP_AFTER and self._spark is not None:
                     self._spark.sparkContext.cancelJobGroup(job_group(self._source, name))
         statuses = {name: worker.current.status() for name, worker in self.workers.items()}
-        self._statuses.show(state, statuses, ahead, overdue)
+        self._statuses.show(state, statuses, ahead, more)
 
     def _drain(self, timeout_s: float) -> None:
         """Let the workers that are served deliver and settle what the log has."""
         deadline = time.monotonic() + timeout_s
+        for worker in self.workers.values():
+            worker.drain(by_operator=self._stop.by_operator)
         while time.monotonic() < deadline and not self._fatal:
             if self._is_drained():
                 return
@@ -445,19 +459,21 @@ class SourceStage:
         except WalbrookError:
             return True
         served = [worker for worker in self.workers.values() if not worker.is_held]
-        behind = any(worker.batch < end for worker in served)
-        return not behind and not self.settler.has_unsettled
+        drained = all(worker.is_drained(self._source, end) for worker in served)
+        return drained and not self.settler.has_unsettled
 
-    def _end(self, context: WorkerContext, threads: list[threading.Thread]) -> None:
+    def _end(
+        self, context: WorkerContext, settler: threading.Thread, feed: threading.Thread
+    ) -> None:
         """The body first, then the workers, then the last settlement."""
-        settler, feed_thread, *workers = threads
         self._body_ended.set()
-        feed_thread.join()
+        feed.join()
+        self._event_time.leave(self._source)
         context.ended.set()
         for worker in self.workers.values():
             worker.nudge()
         deadline = time.monotonic() + _JOIN_S
-        for thread in workers:
+        for thread in self._threads.values():
             thread.join(max(0.0, deadline - time.monotonic()))
         context.over.set()
         assert self.settler is not None
@@ -474,13 +490,6 @@ class SourceStage:
         if self._state is None or self._state.closed:
             self._state = listen(connect(self._settings.state_dsn, name=f"{self._source}:stage"))
         return self._state
-
-
-def _high_before(log: LogReader, first: int, end: int) -> Cursor:
-    """The high watermark of the batch before ``first``; the log's floor without one."""
-    if log.first_batch() < first <= end:
-        return high_of(log.entries(first - 1, first)[0])
-    return log.floors()[0]
 
 
 def _thread(name: str, run: Callable[[], None]) -> threading.Thread:

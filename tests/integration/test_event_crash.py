@@ -86,7 +86,7 @@ def without_crashes(lane: EventLane, phases: list[Phase], write: Write = write) 
     for phase in phases:
         write(lane, phase)
         lane.turns()
-        lane.passage.settle()
+        lane.ordering.settle()
 
 
 def with_crashes(
@@ -104,17 +104,17 @@ def with_crashes(
             # What was under way is made again, alone, and may be what it dies of once more.
             lane.start()
             fate.let_die(*next_death())
-            is_dead = lane.passage._redo is not None and fate.turns(lane, again=True)
+            is_dead = lane.ordering._redo is not None and fate.turns(lane, again=True)
             deaths += is_dead
         fate.let_die(*next_death())
         is_dead = fate.turns(lane)
         deaths += is_dead
         if not is_dead:
-            lane.passage.settle()
+            lane.ordering.settle()
     if is_dead:
         lane.start()
         lane.turns()
-        lane.passage.settle()
+        lane.ordering.settle()
     return deaths
 
 
@@ -374,7 +374,7 @@ def test_another_event_time_begins_anew_and_loses_nothing_that_was_held_back(
         "a", two, *(pgoutput.insert(1, [str(n), str(at * S), str(m * S)]) for n, at, m in rows)
     )
     lane.turns()
-    lane.passage.settle()
+    lane.ordering.settle()
     assert [row[2] for row in in_files(lane)] == [1]
     # By the other column all of them are long due: that must not pass for delivered.
     lane.change_event_time(column="made", late_tolerance="0")

@@ -1,0 +1,131 @@
+"""Whole stages over the logs of an ``EventLane``, with feeds and threads, and without Spark."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+import yaml
+
+from cdc.config import Config, Sink, loads
+from cdc.replication.stop import StopReason, StopSignal
+from spark_pipeline.delivery import deliver
+from spark_pipeline.eventtime.workers import EventTimeWorkers
+from spark_pipeline.feed.body import FeedBody
+from spark_pipeline.feed.planner import Planner
+from spark_pipeline.workers.stage import SourceStage
+from tests.event_lane import EventLane
+from tests.fix_postgres import Database
+from tests.service import _url
+
+
+class LogStage(SourceStage):
+    """Its feed is decoded in this process: the body follows the log without a query."""
+
+    def _run_query(self) -> None:
+        exchange = self._exchange
+        assert exchange is not None
+        planner = Planner(self._settings, self.feed.history, exchange.directory)
+        body = FeedBody(
+            self.feed,
+            planner,
+            exchange,
+            self._progress,
+            self._body_ended,
+            little=self._settings.little,
+            on_read=self._note_read,
+        )
+        try:
+            while not self._body_ended.is_set():
+                body.take(None, 0)
+                if body.failure is not None:
+                    raise body.failure
+        finally:
+            body.close()
+            planner.close()
+
+
+def config_of(lane: EventLane, database: Database, away: str = "") -> Config:
+    """The lane's sources; all of them are the test's own, and the one that is away is nowhere."""
+    urls = {name: _url(database.dsn) for name in lane.sources}
+    if away:
+        urls[away] = "postgres://nobody@127.0.0.1:1/nothing"
+    data = {
+        "databases": [
+            {"name": name, "url": url, "slot": {"name": name}, "publication": {"name": "pub"}}
+            for name, url in urls.items()
+        ],
+        "sinks": [],
+        "state": {"url": _url(database.dsn)},
+    }
+    return loads(yaml.safe_dump(data), base=lane.directory)
+
+
+class Stages:
+    """One stage per source of a lane, each in a thread; ``plain`` are consumers beside it."""
+
+    def __init__(
+        self,
+        lane: EventLane,
+        database: Database,
+        stop: StopSignal,
+        *,
+        away: str = "",
+        plain: Mapping[str, list[Sink]] | None = None,
+        drain_timeout_s: float = 10.0,
+    ) -> None:
+        config = config_of(lane, database, away)
+        lane.stop_serving()
+        for known in [*deliver._open_sinks]:  # of another lane: a process has one run
+            deliver._open_sinks.pop(known).close()
+        self.failures: list[Exception] = []
+        workers = EventTimeWorkers()
+        self.by_source: dict[str, SourceStage] = {}
+        for name, settings in lane.settings.items():
+            consumers = (plain or {}).get(name, [])
+            own = replace(
+                settings,
+                consumers=consumers,
+                database=config.database(name),
+                state_dsn=settings.state_dsn or database.dsn,
+            )
+            self.by_source[name] = LogStage(None, own, stop, workers)
+        self._threads = [
+            threading.Thread(target=self._run, args=(stage, drain_timeout_s), daemon=True)
+            for stage in self.by_source.values()
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, stage: SourceStage, drain_timeout_s: float) -> None:
+        try:
+            stage.run(drain_timeout_s)
+        except Exception as error:
+            self.failures.append(error)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+@contextmanager
+def served(
+    lane: EventLane,
+    database: Database,
+    *,
+    drain_timeout_s: float = 10.0,
+    away: str = "",
+    plain: Mapping[str, list[Sink]] | None = None,
+) -> Iterator[tuple[Stages, StopSignal]]:
+    """The lane's consumer as the service serves it, until an operator's stop and what it drains."""
+    stop = StopSignal()
+    stages = Stages(lane, database, stop, away=away, plain=plain, drain_timeout_s=drain_timeout_s)
+    try:
+        yield stages, stop
+    finally:
+        stop.request(StopReason.OPERATOR)
+        stages.join()
+        assert stages.failures == []
