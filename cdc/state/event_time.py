@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import psycopg
 import structlog
 from psycopg.types.json import Jsonb
 
@@ -316,18 +317,23 @@ def plan_release(
     ``arrived`` is what the times of the rows up to there hang on, in processing-time order.
     """
     mark = mark_of_release(marks, sources)
-    with connection.transaction():
-        fence(connection, terms)
+    with connection.pipeline() as pipeline, connection.transaction():
+        # Sent together, answered together: what the server says is looked at before COMMIT.
+        held = _ask_fence(connection, terms)
         connection.execute(_PLAN, {"consumer": consumer, "before": before, "to": to, "mark": mark})
-        for name, each in sources.items():
-            lsn, idx = reads[name]
-            answer = connection.execute(
+        stored = {
+            name: connection.execute(
                 _PLAN_SOURCE,
-                {"id": each.id, "ledger": each.ledger, "lsn": format_lsn(lsn), "idx": idx,
-                 "arrived": _stored(arrived.get(name, ()))},
-            )  # fmt: skip
+                {"id": each.id, "ledger": each.ledger, "lsn": format_lsn(reads[name].lsn),
+                 "idx": reads[name].idx, "arrived": _stored(arrived.get(name, ()))},
+            )
+            for name, each in sources.items()
+        }  # fmt: skip
+        pipeline.sync()
+        _require(held)
+        for name, answer in stored.items():
             if answer.rowcount != 1:
-                raise MovedError(consumer, each.cursor)
+                raise MovedError(consumer, sources[name].cursor)
 
 
 def plan_gaps(
@@ -397,9 +403,20 @@ def fence(connection: Connection, terms: Mapping[str, int], *, to_move: bool = F
     Those who then move cursors lock all of them first, in one order: a lock that is raised later
     can wait for one who waits for us.
     """
-    for source in sorted(terms):
-        query = FENCE_TO_MOVE if to_move else FENCE
-        if connection.execute(query, (source, terms[source])).fetchone() is None:
+    _require(_ask_fence(connection, terms, to_move=to_move))
+
+
+Asked = dict[str, psycopg.Cursor[tuple[object, ...]]]
+
+
+def _ask_fence(connection: Connection, terms: Mapping[str, int], *, to_move: bool = False) -> Asked:
+    query = FENCE_TO_MOVE if to_move else FENCE
+    return {name: connection.execute(query, (name, terms[name])) for name in sorted(terms)}
+
+
+def _require(held: Asked) -> None:
+    for source, answer in held.items():
+        if answer.fetchone() is None:
             raise fenced(source)
 
 

@@ -67,13 +67,14 @@ class Reading:
         """Why nothing more can be read, if that is so."""
         self.reads = {name: standings[name].cursor for name in inputs}
         """Up to where each source was read."""
+        self._ends = dict.fromkeys(inputs, 0)  # the batch behind what was read, passed or not
         for name, each in inputs.items():
             each.begin(self.reads[name])
 
     @property
     def behind(self) -> list[str]:
         """The sources of whose logs there is more to read."""
-        return [name for name, each in self._inputs.items() if not each.is_at_end]
+        return [name for name in self._inputs if not self._is_at_end(name)]
 
     def read(
         self,
@@ -100,7 +101,7 @@ class Reading:
                     some = True
                     self._push(sequencer, source, decoded, bound)
             now_us = time.monotonic_ns() // 1000
-            if until is None and source.is_at_end:
+            if until is None and self._is_at_end(name):
                 self._clocks[name].at_end(now_us)
             else:
                 self._clocks[name].waiting(now_us)
@@ -110,8 +111,8 @@ class Reading:
         """Raise if nothing more can be read, or a log ends before what was once read of it."""
         if self.held is not None:
             raise self.held
-        for name, source in self._inputs.items():
-            if source.is_at_end and self.reads[name] < needed[name]:
+        for name in self._inputs:
+            if self._is_at_end(name) and self.reads[name] < needed[name]:
                 raise CorruptionError(
                     f"the change log of {name} ends at {self.reads[name]}, before {needed[name]}, "
                     "up to where it was read",
@@ -120,7 +121,7 @@ class Reading:
 
     def settled_commit(self, source: str, oldest: Cursor | None) -> datetime | None:
         """Up to when all is settled, if the oldest that is held back stands there."""
-        if oldest is None and self._inputs[source].is_at_end:
+        if oldest is None and self._is_at_end(source):
             return datetime.now(UTC)
         return self._commits[source].settled(oldest)
 
@@ -134,11 +135,18 @@ class Reading:
         for at, some in poisons.items():
             self.dead[names[at]] += self._letters(names[at], some, kind)
 
+    def _is_at_end(self, source: str) -> bool:
+        """Whether everything that a log has was read."""
+        batch = max(self._inputs[source].batch, self._ends[source])
+        return batch >= self._inputs[source].log.next_batch()
+
     def _push(
         self, sequencer: Sequencer, source: Input, decoded: DecodedRange, until: Cursor | None
     ) -> None:
         start = self.reads[source.source]
         end = decoded.high if until is None else min(decoded.high, until)
+        if end == decoded.high:
+            self._ends[source.source] = decoded.end
         if end <= start:
             return  # nothing but the time has passed
         share = source.planner.judge(

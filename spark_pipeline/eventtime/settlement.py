@@ -127,19 +127,20 @@ class EventSettler:
                     read_to=share.read,
                     consumers={self._consumer: _settlement(at.cursor, share)},
                 )
-            note_released(
-                state,
-                self._consumer,
-                numbering=reached.numbering,
-                watermark=reached.watermark,
-                sources=standing,
-                reads={source: share.read for source, share in reached.shares.items()},
-                seen=reached.seen,
-                arrived=reached.arrived,
-            )
-            if ledger is not None:
-                lsn, idx = reached.numbering.place(0)
-                state.execute(TRIM, {"ledger": ledger, "lsn": format_lsn(lsn), "idx": idx})
+            with state.pipeline():
+                note_released(
+                    state,
+                    self._consumer,
+                    numbering=reached.numbering,
+                    watermark=reached.watermark,
+                    sources=standing,
+                    reads={source: share.read for source, share in reached.shares.items()},
+                    seen=reached.seen,
+                    arrived=reached.arrived,
+                )
+                if ledger is not None:
+                    lsn, idx = reached.numbering.place(0)
+                    state.execute(TRIM, {"ledger": ledger, "lsn": format_lsn(lsn), "idx": idx})
         return moved
 
     def settle_gaps(

@@ -74,11 +74,6 @@ class Input:
         assert self._planner is not None
         return self._planner
 
-    @property
-    def is_at_end(self) -> bool:
-        """Whether everything that the log has was taken."""
-        return self.batch >= self.log.next_batch()
-
     def open(self) -> LogReader:
         """Open the log, in the history that it is in now."""
         self.close()
