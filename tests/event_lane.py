@@ -22,7 +22,7 @@ from cdc.cursor import ORIGIN, Cursor
 from cdc.log.writer import LogWriter
 from cdc.queue.open_ledger import LedgerAddress
 from cdc.replication.seal import Sealer
-from cdc.state.feeds import FeedFigures
+from cdc.state.feeds import FeedFigures, open_feed
 from cdc.state.migrate import migrate
 from cdc.state.positions import register_source
 from spark_pipeline.delivery.deliver import Origin
@@ -137,6 +137,7 @@ class EventLane:
         """What a start of the service does, also after a crash."""
         self._starts += 1
         settings = {}
+        self.runs: dict[str, int] = {}
         for name in self.sources:
             term = register_source(
                 self.state,
@@ -147,6 +148,7 @@ class EventLane:
                 slot_lsn=8,
                 consumers=[NAME, *self._beside],
             )
+            self.runs[name] = open_feed(self.state, name, term, [NAME]).run
             settings[name] = StageSettings(
                 source=name,
                 term=term,
@@ -181,7 +183,12 @@ class EventLane:
             settings=settings,
             feed=Feed(1 << 20),
             settler=Settler(
-                source, settings.term, 1, dsn, connections, lambda: FeedFigures(ORIGIN)
+                source,
+                settings.term,
+                self.runs[source],
+                dsn,
+                connections,
+                lambda: FeedFigures(ORIGIN),
             ),
             connections=connections,
             scratch=self.directory,
@@ -240,6 +247,10 @@ class EventLane:
         self.stop_serving()
         for log in self.logs.values():
             log.close()
+
+
+def _no_figures() -> FeedFigures:
+    return FeedFigures(ORIGIN)
 
 
 def dsn_of(state: Connection) -> str:

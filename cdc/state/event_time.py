@@ -23,6 +23,7 @@ from cdc.errors import OperatorError
 from cdc.eventtime.arrival import Bound
 from cdc.state.event_marks import Marks, mark_of
 from cdc.state.event_partitions import Seen, forget_events, keep_seen
+from cdc.state.feeds import require_latest, show_feed
 from cdc.state.fence import FENCE, FENCE_TO_MOVE, fenced
 from cdc.state.gaps import Gap
 from cdc.state.numbering import OUR_LSN, Numbering
@@ -305,6 +306,7 @@ def plan_release(
     consumer: str,
     *,
     terms: Mapping[str, int],
+    runs: Mapping[str, int],
     sources: Mapping[str, SourceStanding],
     marks: Marks,
     before: int | None,
@@ -314,12 +316,15 @@ def plan_release(
 ) -> None:
     """Store what is about to be sent; MovedError if somebody has moved a cursor back.
 
-    ``arrived`` is what the times of the rows up to there hang on, in processing-time order.
+    ``runs`` are the processes that serve the sources, as ``walbrook.feeds`` counts them; one that
+    another has replaced plans nothing. ``arrived`` is what the times of the rows up to there hang
+    on, in processing-time order.
     """
     mark = mark_of_release(marks, sources)
     with connection.pipeline() as pipeline, connection.transaction():
         # Sent together, answered together: what the server says is looked at before COMMIT.
         held = _ask_fence(connection, terms)
+        shown = {name: show_feed(connection, name, run, None) for name, run in runs.items()}
         connection.execute(_PLAN, {"consumer": consumer, "before": before, "to": to, "mark": mark})
         stored = {
             name: connection.execute(
@@ -331,6 +336,8 @@ def plan_release(
         }  # fmt: skip
         pipeline.sync()
         _require(held)
+        for name, latest in shown.items():
+            require_latest(name, runs[name], latest)
         for name, answer in stored.items():
             if answer.rowcount != 1:
                 raise MovedError(consumer, sources[name].cursor)

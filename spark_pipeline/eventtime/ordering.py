@@ -116,7 +116,8 @@ class Ordering:
         for name, each in self._standing.items():
             self._partitions.begin(name, roots[name], read_partitions(state, each.id))
         self._sender = ReleaseSender(consumer, inputs, current)
-        self._settler = EventSettler(consumer.name, self._terms)
+        self._runs = {name: each.context.settler.feed_run for name, each in inputs.items()}
+        self._settler = EventSettler(consumer.name, self._terms, self._runs)
         self._sending: Sending | None = None
         self._settled_at = self._shown_at = time.monotonic()
         self._saved: object = None
@@ -262,6 +263,7 @@ class Ordering:
                 self._state,
                 self._consumer.name,
                 terms=self._terms,
+                runs=self._runs,
                 sources=self._standing,
                 marks=self._marks,
                 before=_none(step.before),

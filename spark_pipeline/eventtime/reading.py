@@ -85,8 +85,8 @@ class Reading:
         """The next range of each source that may be read; returns whether there was any.
 
         A source is read up to ``until``, or while the sequencer has room for it. One that is not
-        read leaves its feed, where others would wait for it. A range is passed when ``held`` ends:
-        while its rows are delivered the feed gathers what comes next.
+        read leaves its feed, where others would wait for it. A range of the feed is passed when
+        ``held`` ends: while its rows are delivered the feed gathers what comes next.
         """
         some = False
         for name, source in self._inputs.items():
@@ -96,10 +96,13 @@ class Reading:
                 source.leave()
             else:
                 ranges = source.next(0.0) if bound is None else source.next_below(bound)
-                decoded = held.enter_context(ranges)
-                if decoded is not None:
-                    some = True
-                    self._push(sequencer, source, decoded, bound)
+                with ExitStack() as taken:
+                    decoded = taken.enter_context(ranges)
+                    if decoded is not None:
+                        some = True
+                        self._push(sequencer, source, decoded, bound)
+                    if source.is_live:
+                        held.enter_context(taken.pop_all())
             now_us = time.monotonic_ns() // 1000
             if until is None and self._is_at_end(name):
                 self._clocks[name].at_end(now_us)

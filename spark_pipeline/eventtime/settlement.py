@@ -87,11 +87,12 @@ def shares_of(
 
 
 class EventSettler:
-    """Settles for one consumer, under the terms of its sources."""
+    """Settles for one consumer, under the terms of its sources and as the runs of their feeds."""
 
-    def __init__(self, consumer: str, terms: Mapping[str, int]) -> None:
+    def __init__(self, consumer: str, terms: Mapping[str, int], runs: Mapping[str, int]) -> None:
         self._consumer = consumer
         self._terms = terms
+        self._runs = runs
 
     def settle(
         self,
@@ -124,6 +125,7 @@ class EventSettler:
                     state,
                     source=source,
                     term=self._terms[source],
+                    run=self._runs[source],
                     read_to=share.read,
                     consumers={self._consumer: _settlement(at.cursor, share)},
                 )

@@ -104,6 +104,8 @@ class Settler:
         figures: Callable[[], FeedFigures],
     ) -> None:
         self._source, self._term, self._run = source, term, run
+        self.feed_run = run
+        """The run of this process, as ``walbrook.feeds`` counts them."""
         self._state_dsn = state_dsn
         self._connections = connections
         self._figures = figures
