@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import yaml
@@ -81,34 +81,51 @@ class Stages:
         for known in [*deliver._open_sinks]:  # of another lane: a process has one run
             deliver._open_sinks.pop(known).close()
         self.failures: list[Exception] = []
-        workers = EventTimeWorkers()
         self.by_source: dict[str, SourceStage] = {}
-        for name, settings in lane.settings.items():
-            consumers = (plain or {}).get(name, [])
-            own = replace(
+        self._settings = {
+            name: replace(
                 settings,
-                consumers=consumers,
+                consumers=(plain or {}).get(name, []),
                 database=config.database(name),
                 state_dsn=settings.state_dsn or database.dsn,
             )
-            self.by_source[name] = LogStage(None, own, stop, workers)
-        self._threads = [
-            threading.Thread(target=self._run, args=(stage, drain_timeout_s), daemon=True)
-            for stage in self.by_source.values()
-        ]
-        for thread in self._threads:
-            thread.start()
+            for name, settings in lane.settings.items()
+        }
+        self._workers = EventTimeWorkers()
+        self._stop, self._drain_timeout_s = stop, drain_timeout_s
+        self._followers = ExitStack()
+        self._threads: dict[str, threading.Thread] = {}
+        for name in self._settings:
+            self._begin(name)
 
-    def _run(self, stage: SourceStage, drain_timeout_s: float) -> None:
-        try:
-            stage.run(drain_timeout_s)
-        except Exception as error:
-            self.failures.append(error)
+    def begin_again(self, source: str) -> None:
+        """Let the stage of one source end, and another one begin, as after a failure."""
+        self.by_source[source]._stop.request(StopReason.FAILURE)
+        self._join(source)
+        self._begin(source)
 
     def join(self) -> None:
-        for thread in self._threads:
-            thread.join(30)
-            assert not thread.is_alive()
+        for source in self._threads:
+            self._join(source)
+        self._followers.close()
+
+    def _begin(self, source: str) -> None:
+        own = self._followers.enter_context(self._stop.follower())
+        stage = LogStage(None, self._settings[source], own, self._workers)
+        thread = threading.Thread(target=self._run, args=(stage,), daemon=True)
+        self.by_source[source], self._threads[source] = stage, thread
+        thread.start()
+
+    def _join(self, source: str) -> None:
+        self._threads[source].join(30)
+        assert not self._threads[source].is_alive()
+
+    def _run(self, stage: SourceStage) -> None:
+        try:
+            stage.run(self._drain_timeout_s)
+        except Exception as error:
+            self.failures.append(error)
+            self._stop.request()
 
 
 @contextmanager

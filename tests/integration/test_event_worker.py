@@ -135,6 +135,27 @@ def test_a_merged_consumer_is_moved_back_and_forward_in_one_source(
     assert places == sorted(set(places)), "a number was used twice"
 
 
+@pytest.mark.parametrize("again", ["a", "b"])
+def test_a_merged_consumer_goes_on_when_the_stage_of_one_source_begins_again(
+    event_lane: MakeLane, event_database: Database, again: str
+) -> None:
+    lane = event_lane(sources=("a", "b"))
+    with served(lane, event_database) as (stages, _):
+        lane.write("a", (1, 1 * S), (3, 3 * S))
+        lane.write("b", (2, 2 * S))
+        until("what is due", lambda: ids(lane) == [1, 2])
+        before = stages.by_source[again].workers[NAME]
+        stages.begin_again(again)
+        for stage in stages.by_source.values():
+            until("a new worker", lambda: stage.workers.get(NAME) not in (None, before))  # noqa: B023
+        one, other = (stage.workers[NAME] for stage in stages.by_source.values())
+        assert one is other, "it has two workers"
+        lane.write("b", (4, 4 * S))
+        until("the rest", lambda: ids(lane) == [1, 2, 3])
+        until("both live", lambda: state_of(lane) == ["live", "live"])
+    assert ids(lane) == [1, 2, 3, 4], "an operator's stop releases what is held back, and once"
+
+
 def test_one_that_is_far_behind_is_decoded_by_executors(
     event_lane: MakeLane, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
