@@ -140,14 +140,19 @@ class EventTimeWorker(BaseWorker):
         try:
             if self._look_soon:
                 self._look(state, ordering)
-            some = self._deliver_due() or ordering.turn()
+            some = self._deliver_due() | ordering.turn()
             if not some and self._flushes and ordering.at_end:
                 some = ordering.turn(flush=True)
-        except UnknownTableError as error:
-            self._tables.add_unknown(error.source, error.table)
-            raise AgainError(error.what) from None
-        except MovedError as error:
-            raise AgainError(error.what) from None
+        except UndeliveredError:
+            self._goes_on = True
+            raise
+        except Exception as error:
+            self._end_ordering()  # a range may be half pushed: nothing more may be settled of it
+            if isinstance(error, UnknownTableError):
+                self._tables.add_unknown(error.source, error.table)
+            if isinstance(error, UnknownTableError | MovedError):
+                raise AgainError(error.what) from None
+            raise
         self._settled = ordering.cursors
         self._note(ordering, some)
         if not some:
@@ -155,10 +160,6 @@ class EventTimeWorker(BaseWorker):
             in_feeds = all(each.is_live for each in self.inputs.values())
             self._woken.wait(min(wait_s, _IDLE_S if in_feeds else POLL_S))
         return some
-
-    def failed(self, error: Exception) -> float:
-        self._goes_on = isinstance(error, UndeliveredError)
-        return super().failed(error)
 
     def finish(self) -> None:
         """Write how far it has come."""
