@@ -1,30 +1,41 @@
 """A consumer in event-time order without Spark: hand-written logs, a real state database.
 
 Each source has a table ``item (id, at)``; ``at`` is the event time in microseconds. A test writes
-transactions, lets the passage take turns, and starts it again as after a crash.
+transactions, lets the ordering take turns, and starts the worker again as after a crash. Nobody
+decodes for the feeds, so the worker reads the logs itself; ``served`` in ``fix_event_lane`` runs
+whole stages.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from psycopg.conninfo import make_conninfo
+from pyspark.sql import SparkSession
+
 from cdc.config import FileDestination, Sink
 from cdc.connection import Connection
-from cdc.cursor import Cursor
+from cdc.connection_pool import ConnectionPool
+from cdc.cursor import ORIGIN, Cursor
 from cdc.log.writer import LogWriter
 from cdc.queue.open_ledger import LedgerAddress
 from cdc.replication.seal import Sealer
+from cdc.state.feeds import FeedFigures, open_feed
 from cdc.state.migrate import migrate
 from cdc.state.positions import register_source
 from spark_pipeline.delivery.deliver import Origin
-from spark_pipeline.delivery.refusal_log import RefusalLog
-from spark_pipeline.eventtime.passage import EventPassage
+from spark_pipeline.eventtime.ordering import Ordering
+from spark_pipeline.eventtime.tables import SourceTables
 from spark_pipeline.eventtime.windows.due import Windows
+from spark_pipeline.eventtime.worker import EventTimeWorker
+from spark_pipeline.feed.feed import Feed
+from spark_pipeline.session.late import LateSession
+from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.retries import RetryQueue
 from spark_pipeline.workers.settings import StageSettings
+from spark_pipeline.workers.settler import Settler
 from tests import pgoutput
 from tests.unit.replication.test_seal import wire
 
@@ -38,8 +49,22 @@ OTHER = pgoutput.relation(2, "public", "other", [("id", INT4, True), ("at", INT8
 TABLES = {1: ITEM, 2: OTHER}
 
 
+class GivenTables(SourceTables):
+    """Tables and windows as a test gives them, without a database to ask."""
+
+    given: dict[str, str]
+    given_windows: Windows | None
+
+    def find(self, state: Connection) -> bool:
+        self.roots = {name: {**self.given} for name in self._contexts}
+        return False
+
+    def windows(self) -> Windows | None:
+        return self.given_windows
+
+
 class EventLane:
-    """One consumer called ``timed`` of one or several sources."""
+    """One consumer called ``timed`` of one or several sources; ``beside`` are names of others."""
 
     def __init__(
         self,
@@ -52,6 +77,9 @@ class EventLane:
         state_dsn: str = "",
         ledger: LedgerAddress | None = None,
         windows: Windows | None = None,
+        beside: Sequence[str] = (),
+        spark: SparkSession | None = None,
+        driver_rows: int = 20_000,
         **sink: Any,
     ) -> None:
         self.state = state
@@ -59,6 +87,7 @@ class EventLane:
         self.sources = list(sources)
         self.tables = {f"public.{name}": f"public.{name}" for name in tables}
         self._state_dsn, self._ledger, self._windows = state_dsn, ledger, windows
+        self._beside, self._spark, self._driver_rows = beside, spark, driver_rows
         timed = {"column": "at", "type": "unix_us", "idle_timeout": "1h", **(event_time or {})}
         if sink.get("ordering") == "processing_time":
             timed = event_time or {}
@@ -77,7 +106,7 @@ class EventLane:
         self._sealers = {name: Sealer() for name in sources}
         self._lsn = dict.fromkeys(sources, 0)
         self._starts = 0
-        self._passages: list[EventPassage] = []
+        self.worker: EventTimeWorker | None = None
         migrate(state)
         self.start()
         state.execute(
@@ -108,9 +137,8 @@ class EventLane:
     def start(self) -> None:
         """What a start of the service does, also after a crash."""
         self._starts += 1
-        timed = self.sink.event_time
-        assert timed is not None
         settings = {}
+        self.runs: dict[str, int] = {}
         for name in self.sources:
             term = register_source(
                 self.state,
@@ -119,44 +147,68 @@ class EventLane:
                 publication="pub",
                 system_identifier="1",
                 slot_lsn=8,
-                consumers=[NAME],
+                consumers=[NAME, *self._beside],
             )
+            self.runs[name] = open_feed(self.state, name, term, [NAME]).run
             settings[name] = StageSettings(
                 source=name,
                 term=term,
                 origin=Origin(name, "h", f"db_{name}"),
-                consumers=[self.sink],
+                consumers=[],
+                in_event_time=[self.sink],
                 state_dsn=self._state_dsn,
                 log_directory=self.directory / name / "log",
                 checkpoint_directory=self.directory / name,
                 micro_batch_rows=1000,
                 micro_batch_bytes=1 << 20,
                 ledger=self._ledger,
-                times=(("", timed.column or ""),) if self.sink.ordering == "event_time" else (),
+                driver_rows=self._driver_rows,
             )
         self.settings = settings
         self.take_up()
 
     def take_up(self) -> None:
-        """What the stage does when the consumer's rows were changed."""
-        for earlier in self._passages:
-            earlier.close()
-        run = f"{self.directory} {self._starts}"
-        self.queues = {
-            name: RetryQueue(self.sink, self.settings[name], run, RefusalLog())
-            for name in self.sources
-        }
-        passage = EventPassage(
-            self.sink,
-            self.settings,
-            self.state,
-            roots=dict.fromkeys(self.sources, self.tables),
-            queues=self.queues,
-            run=run,
-            over=threading.Event(),
-            windows=self._windows,
+        """What the worker does when the consumer's rows were changed."""
+        self.stop_serving()
+        contexts = {name: self._context(name) for name in self.sources}
+        tables = GivenTables(self.sink, contexts)
+        tables.given, tables.given_windows = self.tables, self._windows
+        self.worker = EventTimeWorker(self.sink, contexts, tables=tables)
+        assert self.worker.begin()
+
+    def _context(self, source: str) -> WorkerContext:
+        settings = self.settings[source]
+        dsn = self._state_dsn or dsn_of(self.state)
+        connections = ConnectionPool(dsn, name="test")
+        return WorkerContext(
+            settings=settings,
+            feed=Feed(1 << 20),
+            settler=Settler(
+                source,
+                settings.term,
+                self.runs[source],
+                dsn,
+                connections,
+                lambda: FeedFigures(ORIGIN),
+            ),
+            connections=connections,
+            scratch=self.directory,
+            spark=None if self._spark is None else LateSession.of(self._spark),
+            run=f"{self.directory} {self._starts}",
         )
-        self._passages = [passage]
+
+    def stop_serving(self) -> None:
+        """As a killed process does: nothing more is written."""
+        if self.worker is not None:
+            self.worker.close()
+            for each in self.worker.inputs.values():
+                each.context.connections.close()
+            self.worker = None
+
+    @property
+    def queues(self) -> dict[str, RetryQueue]:
+        assert self.worker is not None
+        return {name: each.retries for name, each in self.worker.inputs.items()}
 
     def change_event_time(self, **given: Any) -> None:
         """Start with another configuration of event time."""
@@ -166,15 +218,22 @@ class EventLane:
         self.start()
 
     @property
-    def passage(self) -> EventPassage:
-        return self._passages[0]
+    def ordering(self) -> Ordering:
+        assert self.worker is not None
+        assert self.worker.ordering is not None
+        return self.worker.ordering
 
     def turns(self, most: int = 50) -> None:
         """Until nothing is left to do."""
         for _ in range(most):
-            if not self.passage.turn():
+            if not self.ordering.turn():
                 return
         raise AssertionError("it does not come to an end")
+
+    def step(self) -> bool:
+        """One step of the worker, which waits if there is nothing to do."""
+        assert self.worker is not None
+        return self.worker.step(0.2)
 
     def cursors(self) -> dict[str, Cursor]:
         rows = self.state.execute(
@@ -186,6 +245,14 @@ class EventLane:
         return self.state.execute(query.encode()).fetchall()
 
     def close(self) -> None:
-        self.passage.close()
+        self.stop_serving()
         for log in self.logs.values():
             log.close()
+
+
+def _no_figures() -> FeedFigures:
+    return FeedFigures(ORIGIN)
+
+
+def dsn_of(state: Connection) -> str:
+    return make_conninfo(state.info.dsn, password=state.info.password)

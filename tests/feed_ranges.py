@@ -34,6 +34,9 @@ class CountedPlan:
     def changes(self, slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
         raise NotImplementedError
 
+    def fetch(self, share: Share) -> Iterator[pa.RecordBatch]:
+        return self.changes(share.slices)
+
     def close(self) -> None:
         self.closed += 1
 

@@ -1,7 +1,7 @@
-"""Consumers in event-time order for tests: a state database for many of them, and dying on purpose.
+"""Consumers in event-time order for tests: a state database, whole stages, and dying on purpose.
 
-``fate`` lets a passage die at a named step, as SIGKILL would: nothing is cleaned up, and what comes
-next is made from what is stored.
+``fate`` lets an ordering die at a named step, as SIGKILL would: nothing is cleaned up, and what
+comes next is made from what is stored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from cdc.connection import Connection
 from cdc.state import positions
 from spark_pipeline.delivery.sender import Sender
-from spark_pipeline.eventtime import courier, passage
+from spark_pipeline.eventtime import ordering, sending
 from tests.event_lane import EventLane
 from tests.fix_postgres import Database, PostgresServer, PostgresServers, fresh_database
 
@@ -58,8 +58,8 @@ class Fate:
         with suppress(Died):
             if not again:
                 lane.turns()
-            while again and lane.passage._redo is not None:
-                lane.passage.turn()
+            while again and lane.ordering._redo is not None:
+                lane.ordering.turn()
             died = False
         self._step = ""
         return died
@@ -68,21 +68,21 @@ class Fate:
 @pytest.fixture
 def fate(monkeypatch: pytest.MonkeyPatch) -> Fate:
     made = Fate()
-    take, settled = Sender.take, passage.EventPassage._settled
+    take, settled = Sender.take, ordering.Ordering._settled
 
-    def take_or_die(desk: Sender, rows: pa.RecordBatch) -> bool:
-        goes_on = take(desk, rows)
+    def take_or_die(sender: Sender, rows: pa.RecordBatch) -> bool:
+        goes_on = take(sender, rows)
         made.reach("sending")
         return goes_on
 
-    def settled_or_dead(self: passage.EventPassage, *given: Any) -> None:
+    def settled_or_dead(self: ordering.Ordering, *given: Any) -> None:
         made.reach("over")
         settled(self, *given)
 
-    monkeypatch.setattr(courier, "_ROWS", PIECE)
+    monkeypatch.setattr(sending, "_ROWS", PIECE)
     monkeypatch.setattr(Sender, "take", take_or_die)
-    monkeypatch.setattr(passage.EventPassage, "_settled", settled_or_dead)
-    monkeypatch.setattr(passage, "reached", made.reach)
+    monkeypatch.setattr(ordering.Ordering, "_settled", settled_or_dead)
+    monkeypatch.setattr(ordering, "reached", made.reach)
     monkeypatch.setattr(positions, "reached", made.reach)
     return made
 

@@ -41,11 +41,12 @@ from spark_pipeline.feed.feed import Feed
 from spark_pipeline.feed.planner import Planner
 from spark_pipeline.feed.progress import StageProgress
 from spark_pipeline.session.late import LateSession
+from spark_pipeline.workers.base import ATTEMPTS_IN_DRIVER, AgainError
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.retries import RetryQueue
 from spark_pipeline.workers.settings import StageSettings
 from spark_pipeline.workers.settler import Settler
-from spark_pipeline.workers.worker import ATTEMPTS_IN_DRIVER, AgainError, Worker
+from spark_pipeline.workers.worker import Worker
 from tests.unit.replication.test_seal import wire
 
 SOURCE = "shop"

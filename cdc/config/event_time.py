@@ -192,6 +192,12 @@ class EventTime(Section):
                 )
 
     @property
+    def columns_in_rows(self) -> list[str]:
+        """The columns of tables that hold event times."""
+        named = dict.fromkeys([self.column, *(table.column for table in self.tables)])
+        return [column_in_row(name) for name in named if name and name not in _COMMIT_COLUMNS]
+
+    @property
     def late_tolerance_us(self) -> int:
         return parse_duration(self.late_tolerance)
 

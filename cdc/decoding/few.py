@@ -18,7 +18,7 @@ from typing import Final
 import orjson
 import pyarrow as pa
 
-from cdc.decoding.format import DEFAULT_FORMAT, EVENT_TEXT, Wanted
+from cdc.decoding.format import DEFAULT_FORMAT, Wanted
 from cdc.decoding.plan import TablePlan, plan_for
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.decoding.types.boolean import BOOLEAN
@@ -176,7 +176,7 @@ class _Rows:
         self._record: list[str] = []
         self._changes: list[str | None] = []
         self._record_pks: list[str] = []
-        self._event_text: list[str | None] = []
+        self._event_texts: dict[str, list[str | None]] = {name: [] for name in wanted.times}
 
     def add(self, plan: _Plan, kind: int, payload: bytes) -> None:
         relation = plan.table.relation
@@ -199,10 +199,9 @@ class _Rows:
         self._record_pks.append(
             "[" + ",".join("null" if key is None else _string(key) for key in keys) + "]"
         )
-        if self._wanted.times:
-            name = self._wanted.time_column(relation.namespace, relation.name)
-            names = plan.table.names
-            self._event_text.append(texts[names.index(name)] if name in names else "")
+        names = plan.table.names
+        for name, found in self._event_texts.items():
+            found.append(texts[names.index(name)] if name in names else "")
 
     def batch(self, raw: pa.RecordBatch, annotations: pa.StringArray | None) -> pa.RecordBatch:
         nothing = pa.nulls(raw.num_rows, pa.string())
@@ -218,8 +217,9 @@ class _Rows:
             "changes": pa.array(self._changes, pa.string()),
             "record_pks": pa.array(self._record_pks, pa.string()),
             "annotations": nothing if annotations is None else annotations,
-            EVENT_TEXT: pa.array(self._event_text, pa.string()),
         }
+        for name, texts in self._event_texts.items():
+            columns[self._wanted.time_name(name)] = pa.array(texts, pa.string())
         schema = self._wanted.schema
         return pa.RecordBatch.from_arrays(
             [columns.get(name, nothing) for name in schema.names], schema=schema

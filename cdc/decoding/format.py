@@ -7,6 +7,7 @@ then shows a consumer its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Final, Literal, get_args
@@ -50,14 +51,14 @@ class Wanted:
 
     ``before`` is the old row of an update as far as the source sent it, else null.
 
-    ``times`` names the column that holds a row's event time, by ``schema.table``, under an empty
-    name for all other tables. Its text, as the source wrote it, is then in ``EVENT_TEXT``: null for
-    what is no row, empty where the table has no such column.
+    ``times`` names the columns of tables that hold event times. The text of each, as the source
+    wrote it, is in a column of its own (``time_name``): null for what is no row, empty where the
+    table has no such column.
     """
 
     formats: tuple[ValueFormat, ...] = (DEFAULT_FORMAT,)
     before: bool = False
-    times: tuple[tuple[str, str], ...] = ()
+    times: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -71,28 +72,26 @@ class Wanted:
     @cached_property
     def schema(self) -> pa.Schema:
         """CHANGE_SCHEMA with what is wanted beyond it behind its columns."""
-        extra = [pa.field(name, pa.string()) for name in self._beside]
+        extra = [pa.field("before", pa.string())] if self.before else []
+        extra += [pa.field(self.time_name(column), pa.string()) for column in self.times]
         for at in range(1, len(self.formats)):
             extra += [pa.field(self.name(name, at), pa.string()) for name in self.columns]
         return pa.schema([*CHANGE_SCHEMA, *extra])
 
-    @property
-    def _beside(self) -> tuple[str, ...]:
-        """What rows have beside CHANGE_SCHEMA, under the plain names."""
-        return (*(("before",) if self.before else ()), *((EVENT_TEXT,) if self.times else ()))
+    def time_name(self, column: str) -> str:
+        """What the text of a column with event times is called."""
+        return f"{EVENT_TEXT}~{self.times.index(column)}"
 
-    def time_column(self, schema: str, table: str) -> str | None:
-        """The column with the event time of a table's rows, if it is wanted."""
-        named = dict(self.times)
-        return named.get(f"{schema}.{table}", named.get(""))
-
-    def view(self, changes: pa.RecordBatch, form: ValueFormat) -> pa.RecordBatch:
-        """``changes`` as decoded for this, with the values in ``form``: CHANGE_SCHEMA, and
-        ``before`` and event times if they are wanted."""
+    def view(
+        self, changes: pa.RecordBatch, form: ValueFormat, times: Sequence[str] = ()
+    ) -> pa.RecordBatch:
+        """``changes`` as decoded for this, with the values in ``form``: CHANGE_SCHEMA, ``before``
+        if it is wanted, and the texts of the columns ``times``."""
         at = self.formats.index(form)
-        if len(self.formats) == 1 and changes.schema.equals(self.schema):
+        if len(self.formats) == 1 and self.times == tuple(times) and changes.schema == self.schema:
             return changes
-        names = [*CHANGE_SCHEMA.names, *self._beside]
+        names = [*CHANGE_SCHEMA.names, *(("before",) if self.before else ())]
+        names += [self.time_name(column) for column in times]
         chosen = [self.name(name, at) if name in self.columns else name for name in names]
         return pa.RecordBatch.from_arrays(
             [changes.column(name) for name in chosen],
@@ -110,7 +109,7 @@ class Wanted:
         return cls(
             tuple(ValueFormat(**form) for form in read["formats"]),
             read["before"],
-            tuple((table, column) for table, column in read["times"]),
+            tuple(read["times"]),
         )
 
 

@@ -27,7 +27,7 @@ from cdc.decoding.columns import (
     nulls_of,
     without,
 )
-from cdc.decoding.format import EVENT_TEXT, ValueFormat, Wanted
+from cdc.decoding.format import ValueFormat, Wanted
 from cdc.decoding.objects import Member, array_of, names_where, object_of
 from cdc.decoding.plan import TablePlan
 from cdc.decoding.tuples import Payloads, read_tuples
@@ -145,8 +145,8 @@ def decode_rows(
             columns[wanted.name("before", at)] = rows.before(form)
     if (old_keys := rows.old_keys()) is not None:
         columns["old_record_pks"] = old_keys
-    if wanted.times:
-        columns[EVENT_TEXT] = rows.event_text(wanted)
+    for column in wanted.times:
+        columns[wanted.time_name(column)] = rows.event_text(column)
     return Decoded(columns, rows.faults)
 
 
@@ -222,11 +222,9 @@ class _Rows:
             self.count,
         )
 
-    def event_text(self, wanted: Wanted) -> pa.StringArray:
-        """What stands in the column of the event time."""
-        relation = self.plan.relation
-        name = wanted.time_column(relation.namespace, relation.name)
-        if name is None or name not in self.plan.names:
+    def event_text(self, name: str) -> pa.StringArray:
+        """What stands in a column with event times."""
+        if name not in self.plan.names:
             return pa.repeat("", self.count)
         return pc.cast(self.row[self.plan.names.index(name)].values, options=_AS_IT_IS)
 

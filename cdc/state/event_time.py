@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import psycopg
 import structlog
 from psycopg.types.json import Jsonb
 
@@ -22,6 +23,7 @@ from cdc.errors import OperatorError
 from cdc.eventtime.arrival import Bound
 from cdc.state.event_marks import Marks, mark_of
 from cdc.state.event_partitions import Seen, forget_events, keep_seen
+from cdc.state.feeds import require_latest, show_feed
 from cdc.state.fence import FENCE, FENCE_TO_MOVE, fenced
 from cdc.state.gaps import Gap
 from cdc.state.numbering import OUR_LSN, Numbering
@@ -304,6 +306,7 @@ def plan_release(
     consumer: str,
     *,
     terms: Mapping[str, int],
+    runs: Mapping[str, int],
     sources: Mapping[str, SourceStanding],
     marks: Marks,
     before: int | None,
@@ -313,21 +316,31 @@ def plan_release(
 ) -> None:
     """Store what is about to be sent; MovedError if somebody has moved a cursor back.
 
-    ``arrived`` is what the times of the rows up to there hang on, in processing-time order.
+    ``runs`` are the processes that serve the sources, as ``walbrook.feeds`` counts them; one that
+    another has replaced plans nothing. ``arrived`` is what the times of the rows up to there hang
+    on, in processing-time order.
     """
     mark = mark_of_release(marks, sources)
-    with connection.transaction():
-        fence(connection, terms)
+    with connection.pipeline() as pipeline, connection.transaction():
+        # Sent together, answered together: what the server says is looked at before COMMIT.
+        held = _ask_fence(connection, terms)
+        shown = {name: show_feed(connection, name, run, None) for name, run in runs.items()}
         connection.execute(_PLAN, {"consumer": consumer, "before": before, "to": to, "mark": mark})
-        for name, each in sources.items():
-            lsn, idx = reads[name]
-            answer = connection.execute(
+        stored = {
+            name: connection.execute(
                 _PLAN_SOURCE,
-                {"id": each.id, "ledger": each.ledger, "lsn": format_lsn(lsn), "idx": idx,
-                 "arrived": _stored(arrived.get(name, ()))},
-            )  # fmt: skip
+                {"id": each.id, "ledger": each.ledger, "lsn": format_lsn(reads[name].lsn),
+                 "idx": reads[name].idx, "arrived": _stored(arrived.get(name, ()))},
+            )
+            for name, each in sources.items()
+        }  # fmt: skip
+        pipeline.sync()
+        _require(held)
+        for name, latest in shown.items():
+            require_latest(name, runs[name], latest)
+        for name, answer in stored.items():
             if answer.rowcount != 1:
-                raise MovedError(consumer, each.cursor)
+                raise MovedError(consumer, sources[name].cursor)
 
 
 def plan_gaps(
@@ -397,9 +410,20 @@ def fence(connection: Connection, terms: Mapping[str, int], *, to_move: bool = F
     Those who then move cursors lock all of them first, in one order: a lock that is raised later
     can wait for one who waits for us.
     """
-    for source in sorted(terms):
-        query = FENCE_TO_MOVE if to_move else FENCE
-        if connection.execute(query, (source, terms[source])).fetchone() is None:
+    _require(_ask_fence(connection, terms, to_move=to_move))
+
+
+Asked = dict[str, psycopg.Cursor[tuple[object, ...]]]
+
+
+def _ask_fence(connection: Connection, terms: Mapping[str, int], *, to_move: bool = False) -> Asked:
+    query = FENCE_TO_MOVE if to_move else FENCE
+    return {name: connection.execute(query, (name, terms[name])) for name in sorted(terms)}
+
+
+def _require(held: Asked) -> None:
+    for source, answer in held.items():
+        if answer.fetchone() is None:
             raise fenced(source)
 
 

@@ -25,7 +25,6 @@ Scope = Literal[
     "queue_",
     "ledger_",
     "records_",
-    "event_time_",
     "backlog_",
     "tables_",
     "destination_",

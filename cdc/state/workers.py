@@ -39,6 +39,8 @@ class WorkerStatus:
     retry_s: float | None = None
     failing: bool = False
     """Whether its destination, or what it needs, failed last."""
+    paused: tuple[str, ...] = ()
+    """The names to resume, if it is paused in some of several sources."""
 
     @property
     def breaker(self) -> str:

@@ -22,8 +22,8 @@ from spark_pipeline.feed.backlog import Bounds
 from spark_pipeline.feed.exchange import Exchange
 from spark_pipeline.feed.feed import Feed
 from spark_pipeline.feed.progress import StageProgress
+from spark_pipeline.workers.base import BaseWorker
 from spark_pipeline.workers.settings import StageSettings
-from spark_pipeline.workers.worker import Worker
 
 _logger = structlog.get_logger("walbrook.worker")
 _LOOK_S = 1.0
@@ -34,7 +34,9 @@ _SHOW_QUIET_S = 5.0  # how often figures are written while there is no pressure
 class Throttle:
     """What one source does about pressure; one thread calls it."""
 
-    def __init__(self, settings: StageSettings, feed: Feed, workers: Mapping[str, Worker]) -> None:
+    def __init__(
+        self, settings: StageSettings, feed: Feed, workers: Mapping[str, BaseWorker]
+    ) -> None:
         self._settings = settings
         self._feed = feed
         self._workers = workers
@@ -92,6 +94,7 @@ class Throttle:
         return {
             name: Served(self._workers[name].priority, slots.took_s(source, name))
             for name in self._feed.readers
+            if name in self._workers
         }
 
     def _do(self, decided: Decision, load: Load, exchange: Exchange, now: float) -> None:
@@ -106,7 +109,8 @@ class Throttle:
             self._log("worker.deferred", load, consumer=name)
             self._workers[name].defer(now + DEFERRED_MAX_S)
         for name in decided.resume:
-            self._workers[name].resume()
+            if name in self._workers:
+                self._workers[name].resume()
         self._why = {
             name: self._why.get(name)
             or f"its priority is {self._workers[name].priority}, {_said(load)}"

@@ -32,6 +32,7 @@ from sinks.columns import prefix_below
 from sinks.ledgered import LedgeredSink, LedgerPlace
 from sinks.pull import PullSink
 from spark_pipeline.delivery.matching import Match
+from spark_pipeline.delivery.merged_shape import MergedShape
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.delivery.partitions import deliver_in_parts
 from spark_pipeline.delivery.sender import STRIKES, Sender, Strikes
@@ -72,6 +73,7 @@ class Share:
     ledger: LedgerPlace | None = None  # where what was delivered is noted, if its sink needs it
     state_dsn: str = field(default="", repr=False)  # where pull consumers' messages are stored
     standing: Cursor | None = None  # the consumer's cursor in Postgres when it was begun
+    origins: tuple[Origin, ...] = ()  # of messages of several sources: by the number of the source
 
     def behind(self, done: Outcome) -> Share:
         """The same where something was delivered before it: what that put aside waits already."""
@@ -219,6 +221,8 @@ def shape_of(consumer: SinkConfig, origin: Origin) -> Shape:
 
 def _shaped(share: Share, changes: pa.RecordBatch) -> MessageBatch:
     shape = shape_of(share.consumer, share.origin)
+    if len(share.origins) > 1:
+        shape = MergedShape([shape_of(share.consumer, origin) for origin in share.origins])
     rows = shape.rows(changes)
     if ROUTE in changes.schema.names:
         rows = rows.append_column(ROUTE, changes.column(ROUTE))

@@ -6,11 +6,35 @@ which one is raised counts as refused, and the others go on.
 
 from __future__ import annotations
 
+import pyarrow as pa
+import structlog
+
 from cdc.change import MessageBatch
+from cdc.cursor import Cursor
 from cdc.errors import PoisonError
 from cdc.queue.ledger import together
 from sinks.base import Delivery, Sink
+from spark_pipeline.delivery.deliver import Share, sender_for
 from spark_pipeline.delivery.isolate import is_suspect, told
+from spark_pipeline.delivery.outcome import Outcome
+from spark_pipeline.delivery.sender import Sender
+
+_logger = structlog.get_logger("walbrook.delivery")
+
+
+def deliver_messages(share: Share, rows: pa.RecordBatch, end: Cursor, purpose: str = "") -> Outcome:
+    """Deliver these messages in order, whatever the consumer asks for; all lie below ``end``."""
+    try:
+        return _taken(sender_for(share, purpose), rows, end)
+    except Exception as error:
+        if not is_suspect(error):
+            raise
+        _logger.warning("delivery.broke", consumer=share.consumer.name, error=told(error))
+        return _taken(sender_for(share, purpose, OneByOne), rows, end)
+
+
+def _taken(sender: Sender, rows: pa.RecordBatch, end: Cursor) -> Outcome:
+    return sender.finish(end) if sender.take(rows) else sender.outcome
 
 
 class OneByOne:

@@ -28,14 +28,25 @@ def _format(timestamps: Timestamps, numbers: Numbers) -> ValueFormat:
 
 
 def wanted_by(consumers: Sequence[Sink]) -> Wanted:
-    """Each form once, in the order of the consumers; old rows if somebody shows them."""
+    """Each form once, in the order of the consumers; old rows if somebody shows them.
+
+    The same for the columns that somebody's event times stand in.
+    """
     forms = tuple(dict.fromkeys(form_of(consumer) for consumer in consumers))
-    return Wanted(forms or PLAIN.formats, before=any(map(shows_before, consumers)))
+    times = dict.fromkeys(name for consumer in consumers for name in time_columns(consumer))
+    return Wanted(forms or PLAIN.formats, any(map(shows_before, consumers)), tuple(times))
+
+
+def time_columns(consumer: Sink) -> list[str]:
+    """The columns in which a consumer's event times stand."""
+    if consumer.ordering != "event_time" or consumer.event_time is None:
+        return []
+    return consumer.event_time.columns_in_rows
 
 
 def view_of(changes: pa.RecordBatch, wanted: Wanted, consumer: Sink) -> pa.RecordBatch:
     """A consumer's own view of changes that were decoded as ``wanted``."""
-    view = wanted.view(changes, form_of(consumer))
+    view = wanted.view(changes, form_of(consumer), time_columns(consumer))
     # Nobody else pays for old rows: every column is copied when rows are selected.
     return view if shows_before(consumer) or not wanted.before else view.drop_columns(["before"])
 

@@ -1,5 +1,5 @@
-"""Consumers in event-time order: read from the logs of their databases, held back, released.
+"""Consumers in event-time order: a worker that holds changes back until their time has come.
 
-Each is served by a thread of its own beside the lanes, for its order is not the log's. ``cdc``'s
-``eventtime`` decides what is released when; here it is read, delivered and settled.
+``cdc.eventtime`` decides what is released when. Here ``worker`` serves such a consumer, ``reading``
+takes the ranges of its inputs, ``ordering`` plans and settles releases, and ``sending`` delivers.
 """

@@ -1,6 +1,6 @@
-"""The partitions of one consumer: its tables in each database, with their watermarks and counts.
+"""The partitions of one consumer: its tables in each source, with their watermarks and counts.
 
-What must always hold: a row counts for the partition that its table belongs to, a leaf for the
+Invariants: a row counts for the partition that its table belongs to, a leaf for the
 partitioned table unless it is asked for. Of a table that was never looked up nothing is taken.
 """
 
@@ -30,7 +30,7 @@ Known = Mapping[str, tuple[int | None, int]]
 """What an earlier run knew of partitions: the last event, and how many came late."""
 
 
-class StrangeTableError(TransientError):
+class UnknownTableError(TransientError):
     """Changes came of a table that the database had not when its tables were last looked up."""
 
     def __init__(self, source: str, table: str) -> None:
@@ -95,9 +95,9 @@ class Partitions:
         return timed or TableTime("", self._config.type, self._config.late_tolerance_us)
 
     def code(self, source: str, table: str) -> int:
-        """The number of a table's partition; StrangeTableError if it must be looked up first."""
+        """The number of a table's partition; UnknownTableError if it must be looked up first."""
         if table not in self._roots[source]:
-            raise StrangeTableError(source, table)
+            raise UnknownTableError(source, table)
         code = self._tracker.code(source, self.root_of(source, table))
         assert code is not None  # of all that is taken
         return code

@@ -1,7 +1,7 @@
 """A release as messages: what goes out in one step, in order, each under its number. Pure.
 
 First what came late, if that is delivered, then what its time has come for, then, where it is asked
-for, the watermark. What must always hold: the same step gives the same messages under the same
+for, the watermark. Invariant: the same step gives the same messages under the same
 numbers, whenever it is made.
 """
 
@@ -26,9 +26,9 @@ from cdc.eventtime.released import Released
 from cdc.eventtime.times import NO_TIME
 from cdc.queue.waiting import WHOLE_TABLE
 from cdc.state.numbering import OUR_LSN, Numbering
+from spark_pipeline.delivery.merged_shape import SOURCE
 from spark_pipeline.delivery.outcome import Outcome, Poison, together
 from spark_pipeline.delivery.sender import given_up
-from spark_pipeline.eventtime.shape import SOURCE
 
 WATERMARK: Final = "watermark"
 WINDOW: Final = "window"
@@ -52,7 +52,7 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Told:
+class OwnRows:
     """Messages that are no changes of rows: CHANGE_SCHEMA."""
 
     rows: pa.RecordBatch
@@ -63,17 +63,17 @@ class Told:
 def release_of(
     late: Released | None,
     released: Released | None,
-    told: Sequence[Told],
+    own: Sequence[OwnRows],
     numbering: Numbering,
     form: ValueFormat,
 ) -> Release:
-    """These as messages, and what is told behind them."""
+    """These as messages, with our own behind them."""
     parts = []
     for some, is_late in ((late, True), (released, False)):
         if some is not None and some.rows.num_rows:
             parts.append(_of_source(some, is_late=is_late, form=form))
     added = [name for name in parts[0].schema.names if name not in _KNOWN] if parts else []
-    parts += [_of_our_own(each, added) for each in told if each.rows.num_rows]
+    parts += [_of_our_own(each, added) for each in own if each.rows.num_rows]
     if not parts:
         return Release(None, numbering)
     rows = pa.concat_batches(parts) if len(parts) > 1 else parts[0]
@@ -106,8 +106,8 @@ def _of_source(some: Released, *, is_late: bool, form: ValueFormat) -> pa.Record
     )
 
 
-def _of_our_own(told: Told, added: Sequence[str]) -> pa.RecordBatch:
-    rows, count = told.rows, told.rows.num_rows
+def _of_our_own(own: OwnRows, added: Sequence[str]) -> pa.RecordBatch:
+    rows, count = own.rows, own.rows.num_rows
     for name in added:
         rows = rows.append_column(name, pa.nulls(count, pa.string()))
     nothing = pa.nulls(count, pa.string())
@@ -117,8 +117,8 @@ def _of_our_own(told: Told, added: Sequence[str]) -> pa.RecordBatch:
         idx=rows.column("commit_idx"),
         time=nothing,
         late=nothing,
-        source=pa.array(np.full(count, told.source, np.int32)),
-        ours=not told.placed,
+        source=pa.array(np.full(count, own.source, np.int32)),
+        ours=not own.placed,
     )
 
 

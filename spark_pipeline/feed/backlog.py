@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from cdc.cursor import Cursor
+from cdc.errors import WalbrookError
 from cdc.log.segment import high_of
 from cdc.log.view import LogReader
 
@@ -46,3 +48,32 @@ def beyond(log: LogReader, cursors: Mapping[str, Cursor]) -> list[str]:
 def fits(log: LogReader, first: int, end: int, most: Bounds) -> bool:
     """Whether all batches ``[first, end)`` stay within ``most``."""
     return fitting(log, first, end, most)[0] >= end - first
+
+
+def lowest_near(log: LogReader, cursors: Iterable[Cursor], near: Bounds) -> int | None:
+    """The lowest batch of these cursors that lies ``near`` the highest; None without any.
+
+    A cursor that the log does not have counts for nothing.
+    """
+    places: list[int] = []
+    for cursor in cursors:
+        with suppress(WalbrookError):
+            places.append(log.seek(cursor))
+    top = max(places, default=None)
+    if top is None:
+        return None
+    return min((at for at in places if _is_near(log, at, top, near)), default=top)
+
+
+def high_before(log: LogReader, first: int) -> Cursor:
+    """The high watermark of the batch before ``first``; the log's floor without one."""
+    if log.first_batch() < first <= log.next_batch():
+        return high_of(log.entries(first - 1, first)[0])
+    return log.floors()[0]
+
+
+def _is_near(log: LogReader, first: int, top: int, near: Bounds) -> bool:
+    try:
+        return first >= log.first_batch() and fits(log, first, top, near)
+    except WalbrookError:
+        return False

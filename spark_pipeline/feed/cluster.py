@@ -22,6 +22,7 @@ from functools import partial, reduce
 from operator import and_
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import structlog
 from pyspark import Broadcast, StorageLevel
@@ -128,6 +129,13 @@ class ClusterPlan:
     def changes(self, slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
         """What was decoded of some slices, decoded again from the log on this host."""
         return rows_of(self._log, self._history, self._wanted, slices)
+
+    def fetch(self, share: Share) -> Iterator[pa.RecordBatch]:
+        set_job_group(self._frame.sparkSession.sparkContext, self._pool, share)
+        mine = self._frame.where(_takes(share)).select(*self._wanted.schema.names).toArrow()
+        lsn, idx = (mine.column(name).to_numpy() for name in ("commit_lsn", "commit_idx"))
+        order = pa.array(np.lexsort((idx, lsn)))  # Spark does not promise that it keeps the log's
+        return iter(mine.cast(self._wanted.schema).take(order).to_batches())
 
     def close(self) -> None:
         self._frame.unpersist()

@@ -41,6 +41,7 @@ class _Reader:
     """A worker in the feed."""
 
     batch: int  # the next it needs
+    signal: threading.Event | None = None  # set when it may have something to do
     delivering: bool = False
 
 
@@ -88,12 +89,12 @@ class Feed:
     def begin(self, history: int, position: int, high: Cursor) -> None:
         """Go on from a batch of the log; another history, or another place, empties the ring."""
         with self._lock:
+            self._notify()
             if (history, position) != (self.history, self.position):
                 self._drop_all()
                 self._readers.clear()  # their batches may be of another history: they join again
             self.history, self.position, self.high = history, position, high
             self._failed = None
-            self._arrived.notify_all()
         self._close_unused()
 
     def demand(self) -> int | None:
@@ -149,7 +150,7 @@ class Feed:
                 self._ring.append(_Kept(decoded))
                 self._open.append(decoded)
                 self.position, self.high = decoded.end, decoded.high
-                self._arrived.notify_all()
+                self._notify()
         self._close_unused()
 
     def skip(self, position: int, high: Cursor) -> None:
@@ -157,24 +158,29 @@ class Feed:
         with self._lock:
             self._drop_all()
             self.position, self.high = position, max(self.high, high)
-            self._arrived.notify_all()
+            self._notify()
         self._close_unused()
 
     def fail(self, error: WalbrookError) -> None:
         """The next batch cannot be decoded: whoever needs it reads the log itself."""
         with self._lock:
             self._failed = (self.position, error)
-            self._arrived.notify_all()
+            self._notify()
 
-    def join(self, worker: str, history: int, batch: int) -> bool:
-        """Take part from ``batch`` on; returns whether the feed has it, or will have it."""
+    def join(
+        self, worker: str, history: int, batch: int, signal: threading.Event | None = None
+    ) -> bool:
+        """Take part from ``batch`` on; returns whether the feed has it, or will have it.
+
+        ``signal`` is set whenever the worker may have something to do, for one with several feeds.
+        """
         with self._lock:
             first = self._ring[0].decoded.start if self._ring else self.position
             failed = self._failed is not None and batch <= self._failed[0]
             if history != self.history or batch < first or failed or self._closed:
                 return False
             if worker not in self._readers:
-                self._readers[worker] = _Reader(batch)
+                self._readers[worker] = _Reader(batch, signal)
                 self._passed.notify_all()
             return True
 
@@ -213,16 +219,22 @@ class Feed:
     def wake(self) -> None:
         """End every wait of a worker."""
         with self._lock:
-            self._arrived.notify_all()
+            self._notify()
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
+            self._notify()
             self._drop_all()
             self._readers.clear()
-            self._arrived.notify_all()
             self._passed.notify_all()
         self._close_unused()
+
+    def _notify(self) -> None:
+        self._arrived.notify_all()
+        for reader in self._readers.values():
+            if reader.signal is not None:
+                reader.signal.set()
 
     def _take(self, worker: str, wait_s: float) -> _Kept | None:
         try:

@@ -57,6 +57,10 @@ class Plan(Protocol):
         """What was decoded of some slices, here in the driver, in their order."""
         ...
 
+    def fetch(self, share: Share) -> Iterator[pa.RecordBatch]:
+        """All that a share may take, from where it was decoded into the driver, in order."""
+        ...
+
     def close(self) -> None:
         """Let go of what was decoded; called once, when every share has come to its end."""
         ...
@@ -107,6 +111,9 @@ class SparkPlan:
     def changes(self, slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
         return pick_up(slices)
 
+    def fetch(self, share: Share) -> Iterator[pa.RecordBatch]:
+        return self.changes(share.slices)
+
     def close(self) -> None:
         for path in self._files:
             Path(path).unlink(missing_ok=True)
@@ -143,6 +150,9 @@ class DriverPlan:
     def changes(self, slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
         for _path, position, offset, rows in runs(slices):
             yield self._decoded[position].slice(offset, rows)
+
+    def fetch(self, share: Share) -> Iterator[pa.RecordBatch]:
+        return self.changes(share.slices)
 
     def close(self) -> None:
         """Who still refers to the plan may still read it."""

@@ -24,13 +24,11 @@ from cdc.cursor import Cursor
 from cdc.errors import CorruptionError, GapError, OperatorError, WalbrookError
 from cdc.log.damage import report_damage
 from cdc.log.open import open_log
-from cdc.log.segment import high_of
-from cdc.log.view import LogReader
 from cdc.state.feeds import FeedFigures, report_feed
 from cdc.state.health import Condition
 from cdc.state.positions import restart_cursor
 from cdc.state.roll import call_roll
-from spark_pipeline.feed.backlog import fits
+from spark_pipeline.feed.backlog import high_before, lowest_near
 from spark_pipeline.feed.body import FeedBody
 from spark_pipeline.feed.exchange import Exchange
 from spark_pipeline.feed.feed import Feed
@@ -93,19 +91,10 @@ class FeedRunner:
             self._connections.connection() as state,
         ):
             served = call_roll(state, self._source).served
-            end = log.next_batch()
-            places: list[int] = []
-            for cursor in served.values():
-                try:
-                    places.append(log.seek(cursor))
-                except WalbrookError:
-                    continue  # its worker says why
-            top = max(places, default=None)
-            if top is None:
-                top = log.seek(restart_cursor(state, self._source))
-            near = [at for at in places if at >= log.first_batch() and self._near(log, at, top)]
-            first = min(near, default=top)
-            self._feed.begin(log.history(), first, _high_before(log, first, end))
+            first = lowest_near(log, served.values(), self._settings.near)
+            if first is None:
+                first = log.seek(restart_cursor(state, self._source))
+            self._feed.begin(log.history(), first, high_before(log, first))
 
     def run(self) -> None:
         """Query after query, with a pause after a failure, until the body has to end."""
@@ -169,12 +158,6 @@ class FeedRunner:
         thread = threading.Thread(target=_try, args=(cancel, job_group), daemon=True)
         self._cancelling[job_group] = thread
         thread.start()
-
-    def _near(self, log: LogReader, first: int, top: int) -> bool:
-        try:
-            return fits(log, first, top, self._settings.near)
-        except WalbrookError:
-            return False
 
     def _run_query(self) -> None:
         if self._spark is None:
@@ -258,10 +241,3 @@ def _try(cancel: Callable[[str], None], job_group: str) -> None:
         cancel(job_group)
     except (Py4JError, OSError) as error:
         _logger.debug("feed.not_cancelled", error=error)
-
-
-def _high_before(log: LogReader, first: int, end: int) -> Cursor:
-    """The high watermark of the batch before ``first``; the log's floor without one."""
-    if log.first_batch() < first <= end:
-        return high_of(log.entries(first - 1, first)[0])
-    return log.floors()[0]

@@ -20,16 +20,16 @@ def listen(connection: Connection) -> Connection:
     return connection
 
 
-def heard(connection: Connection, *sources: str) -> bool:
-    """Whether somebody has done something to a consumer of these sources; does not wait."""
-    told = [note.payload for note in connection.notifies(timeout=0, stop_after=_HEARD_MAX)]
-    return any(_concerns(payload, source) for payload in told for source in sources)
+def heard(connection: Connection, source: str) -> bool:
+    """Whether somebody has done something to a consumer of this source; does not wait."""
+    notes = [note.payload for note in connection.notifies(timeout=0, stop_after=_HEARD_MAX)]
+    return any(_concerns(payload, source) for payload in notes)
 
 
 def _concerns(payload: str, source: str) -> bool:
     """Anybody may notify; what cannot be read may concern us."""
     try:
-        told = json.loads(payload)
+        note = json.loads(payload)
     except ValueError:
         return True
-    return not isinstance(told, dict) or told.get("source", source) == source
+    return not isinstance(note, dict) or note.get("source", source) == source

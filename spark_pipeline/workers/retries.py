@@ -18,7 +18,6 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import structlog
 
 from cdc.config import Sink as SinkConfig
 from cdc.connection import Connection
@@ -29,18 +28,15 @@ from cdc.queue.events import QUEUE_MAX, as_changes, waiting_for
 from cdc.queue.waiting import NOTHING, Waiting
 from cdc.state.dead_letters import report_dead_letters
 from sinks.ledgered import LedgerPlace
-from spark_pipeline.delivery.deliver import Share, ledger_of, sender_for
-from spark_pipeline.delivery.isolate import is_suspect, told
+from spark_pipeline.delivery.deliver import Share, ledger_of
 from spark_pipeline.delivery.ledgers import ledger_name, needs_ledger
-from spark_pipeline.delivery.one_by_one import OneByOne
+from spark_pipeline.delivery.one_by_one import deliver_messages
 from spark_pipeline.delivery.outcome import Outcome, below, together
 from spark_pipeline.delivery.refusal_log import RefusalLog
-from spark_pipeline.delivery.sender import REFUSES_ALL, STRIKES, Sender, given_up
+from spark_pipeline.delivery.sender import REFUSES_ALL, STRIKES, given_up
 from spark_pipeline.delivery.value_formats import shows_before
 from spark_pipeline.expressions.verdicts import added_columns
 from spark_pipeline.workers.settings import StageSettings
-
-_logger = structlog.get_logger("walbrook.queue")
 
 QUEUE_FULL = "queue_full"
 """The kind of the error that says that no more may wait."""
@@ -229,16 +225,9 @@ class RetryQueue:
         return replace(outcome, aside=together([*dead, outcome.aside]))
 
     def _try(self, share: Share, rows: pa.RecordBatch) -> Outcome:
-        """Deliver; if that breaks in a way nobody foresaw, message by message."""
         before = ("before",) if shows_before(share.consumer) else ()
         changes = as_changes(rows, (*before, *added_columns(share.consumer)))
-        try:
-            return _taken(sender_for(share, _PURPOSE), changes)
-        except Exception as error:
-            if not is_suspect(error):
-                raise
-            _logger.warning("queue.broke", consumer=share.consumer.name, error=told(error))
-            return _taken(sender_for(share, _PURPOSE, OneByOne), changes)
+        return deliver_messages(share, changes, END, _PURPOSE)
 
     def _forget(self, share: Share, done: pa.RecordBatch) -> None:
         """What left the queue cannot come again; a ledger elsewhere may know it a while longer."""
@@ -266,10 +255,6 @@ class RetryQueue:
 def is_failure(error: WalbrookError | None) -> bool:
     """Whether an error means that the destination takes nothing; a full queue only needs time."""
     return error is not None and error.kind != QUEUE_FULL
-
-
-def _taken(desk: Sender, changes: pa.RecordBatch) -> Outcome:
-    return desk.finish(END) if desk.take(changes) else desk.outcome
 
 
 def _delivered(rows: pa.RecordBatch, outcome: Outcome) -> pa.RecordBatch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -46,7 +46,7 @@ class StageSettings:
     slots: Slots = field(default_factory=lambda: Slots(16))  # shared with all other sources
     ledger: LedgerAddress | None = None  # of those whose sinks need one
     in_event_time: list[SinkConfig] = field(default_factory=list)  # served in event-time order
-    times: tuple[tuple[str, str], ...] = ()  # the columns that hold event times, as Wanted has them
+    database: Database | None = None  # where the tables of those in event-time order are looked up
     config: Config | None = None  # to check a sink against the tables of its sources
 
     @property
@@ -67,7 +67,7 @@ class StageSettings:
     @cached_property
     def wanted(self) -> Wanted:
         """What decode is asked for, so that every consumer finds its own in it."""
-        return replace(wanted_by(self.consumers), times=self.times)
+        return wanted_by([*self.consumers, *self.in_event_time])
 
     def require_fit(self, sink: SinkConfig, state: Connection) -> None:
         """OperatorError for a sink that cannot be served as it is configured."""
@@ -90,6 +90,7 @@ class StageSettings:
             ),
             consumers=[s for s in active if not s.in_time_order],
             in_event_time=[s for s in active if s.in_time_order],
+            database=database,
             state_dsn=config.state_dsn(),
             log_directory=config.log.directory / database.name,
             checkpoint_directory=spark.checkpoint_directory / database.name,

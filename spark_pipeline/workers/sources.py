@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
 
 import structlog
 
@@ -17,7 +16,7 @@ from cdc.config import Config
 from cdc.errors import OperatorError
 from cdc.replication.stop import StopSignal
 from spark_pipeline.capacity.slots import Slots
-from spark_pipeline.eventtime.stage import EventStage
+from spark_pipeline.eventtime.workers import EventTimeWorkers
 from spark_pipeline.session.late import LateSession
 from spark_pipeline.workers.settings import StageSettings
 from spark_pipeline.workers.stage import SourceStage
@@ -36,26 +35,20 @@ class Sources:
         self._config = config
         self._stop = stop
         self._slots = Slots(config.spark.delivery_slots)
+        self._event_time = EventTimeWorkers()
         self._settings: dict[str, StageSettings] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._failures: list[Exception] = []
 
     def begin(self, source: str, term: int) -> None:
-        """Serve a source, and the consumers in event-time order whose last source it was."""
+        """Serve a source."""
         if source in self._settings:
             return
         database = self._config.database(source)
         self._settings[source] = StageSettings.of(self._config, database, term, self._slots)
-        self._run_thread(f"stage-{source}", self._serve, source)
-        for sink in self._config.sinks:
-            name = f"event-time-{sink.name}"
-            in_event_time = sink.in_time_order and sink.status == "active"
-            complete = all(each in self._settings for each in sink.sources)
-            if in_event_time and complete and name not in self._threads:
-                stage = EventStage(
-                    self._spark.current, self._config, sink, self._settings, self._stop
-                )
-                self._run_thread(name, stage.run, self._drain_s)
+        thread = threading.Thread(target=self._serve, args=(source,), name=f"stage-{source}")
+        self._threads[source] = thread
+        thread.start()
         _logger.info("stage.started", sources=[*self._settings])
 
     def run(self, told: queue.SimpleQueue[str]) -> list[Exception]:
@@ -75,7 +68,7 @@ class Sources:
         backoff_s = _BACKOFF_FIRST_S
         while True:
             with self._stop.follower() as own:
-                stage = SourceStage(self._spark, self._settings[source], own)
+                stage = SourceStage(self._spark, self._settings[source], own, self._event_time)
                 try:
                     stage.run(self._drain_s)
                     return
@@ -89,11 +82,6 @@ class Sources:
                 return
             backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
 
-    def _run_thread(self, name: str, run: Callable[..., None], *arguments: object) -> None:
-        thread = threading.Thread(target=run, args=arguments, name=name)
-        self._threads[name] = thread
-        thread.start()
-
     @property
     def _drain_s(self) -> float:
         return self._config.service.drain_timeout_s
@@ -102,4 +90,4 @@ class Sources:
 def needs_spark_first(config: Config) -> bool:
     """Whether a consumer needs Spark for every change: others are served while Spark starts."""
     active = [sink for sink in config.sinks if sink.status == "active"]
-    return any(sink.expressions or sink.in_time_order for sink in active)
+    return any(sink.expressions or sink.window is not None for sink in active)

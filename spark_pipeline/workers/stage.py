@@ -4,6 +4,9 @@ Threads: the caller of ``run`` watches (operators, pressure, deadlines, status);
 streaming query again and again, whose body runs in a thread of Spark's; one thread per worker; one
 for the settler.
 
+A worker in event-time order may have inputs in several sources: it is in the stages of all of them,
+and has its thread in that of the first.
+
 Invariants: a consumer has one worker. What a worker cannot do concerns nobody else. What the query
 cannot do is tried again with backoff. A stop first lets the workers deliver what the log has, up to
 the drain limit; then the body ends, then the workers, then the last settlement is written.
@@ -37,12 +40,14 @@ from cdc.state.roll import Roll, call_roll
 from spark_pipeline.capacity.slots import Slots
 from spark_pipeline.capacity.throttle import Throttle
 from spark_pipeline.delivery.deliver import end_run
+from spark_pipeline.eventtime.workers import EventTimeWorkers
 from spark_pipeline.feed.backlog import beyond
 from spark_pipeline.feed.exchange import Exchange
 from spark_pipeline.feed.feed import Feed
-from spark_pipeline.feed.plan import end_jobs
+from spark_pipeline.feed.plan import end_jobs, job_group
 from spark_pipeline.session.jvm import end_jvm
 from spark_pipeline.session.late import LateSession
+from spark_pipeline.workers.base import ATTEMPTS_IN_DRIVER, BaseWorker
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.feed_runner import FeedRunner
 from spark_pipeline.workers.notifications import heard, listen
@@ -54,7 +59,7 @@ from spark_pipeline.workers.status import (
     StatusWriter,
     slow_step,
 )
-from spark_pipeline.workers.worker import ATTEMPTS_IN_DRIVER, Worker
+from spark_pipeline.workers.worker import Worker
 
 _logger = structlog.get_logger("walbrook.stage")
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 30.0
@@ -71,7 +76,11 @@ class SourceStage:
     """Serves a source's consumers until told to stop."""
 
     def __init__(
-        self, spark: LateSession | None, settings: StageSettings, stop: StopSignal
+        self,
+        spark: LateSession | None,
+        settings: StageSettings,
+        stop: StopSignal,
+        event_time: EventTimeWorkers | None = None,
     ) -> None:
         self._spark = spark
         self._settings = settings
@@ -79,7 +88,9 @@ class SourceStage:
         self._source, self._term = settings.source, settings.term
         self.feed = Feed(_FEED_BYTES_MAX, patience_s=settings.patience_s)
         self._connections = ConnectionPool(settings.state_dsn, name=f"{self._source}:worker")
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, BaseWorker] = {}
+        self._event_time = event_time or EventTimeWorkers()
+        self._threads: dict[str, threading.Thread] = {}  # of workers
         self.settler: Settler | None = None
         self._throttle = Throttle(settings, self.feed, self.workers)
         self._statuses = StatusWriter(self._source, self._term)
@@ -102,18 +113,18 @@ class SourceStage:
         )
         try:
             context = self._begin(scratch, exchange)
-            threads = [
-                self._thread("settler", self._settle),
-                self._thread("feed", self._run_feed),
-                *(self._thread(name, worker.run) for name, worker in self.workers.items()),
-            ]
+            settler = self._thread("settler", self._settle)
+            feed = self._thread("feed", self._run_feed)
+            for worker in self.workers.values():
+                self._start(worker)
+            self._follow_event_time()
             try:
                 while not self._stop.wait(_TICK_S) and not self._fatal:
                     self._tick()
                 if not self._fatal:
                     self._drain(drain_timeout_s)
             finally:
-                self._end(context, threads)
+                self._end(context, settler, feed)
         finally:
             scratch.remove()
             exchange.remove()
@@ -132,8 +143,8 @@ class SourceStage:
 
     def _begin(self, scratch: Exchange, exchange: Exchange) -> WorkerContext:
         """Take over from earlier processes, place the feed, and make the workers."""
-        names = [consumer.name for consumer in self._settings.consumers]
-        run = self._opened(names)
+        served = [*self._settings.consumers, *self._settings.in_event_time]
+        run = self._opened([consumer.name for consumer in served])
         self._runner = FeedRunner(
             self._spark,
             self._settings,
@@ -169,7 +180,25 @@ class SourceStage:
         if most > ATTEMPTS_IN_DRIVER and self._spark is not None:
             # Something ends the processes that deliver it: only Spark's workers may try it again.
             self._spark.wait(lambda: self._stop.requested)
+        self._event_time.join(context, run.consumers)
         return context
+
+    def _start(self, worker: BaseWorker) -> None:
+        self._threads[worker.name] = self._thread(worker.name, worker.run)
+
+    def _follow_event_time(self) -> None:
+        """Take in workers whose sources have all begun; those of a source that ended are gone."""
+        found = self._event_time.of(self._source)
+        for consumer in self._settings.in_event_time:
+            before, now = self.workers.get(consumer.name), found.get(consumer.name)
+            if now is before:
+                continue
+            if now is None:
+                del self.workers[consumer.name]
+                continue
+            self.workers[consumer.name] = now
+            if now.home == self._source:
+                self._start(now)
 
     def _opened(self, names: list[str]) -> FeedRun:
         """A state database that does not answer yet is waited for."""
@@ -200,10 +229,11 @@ class SourceStage:
 
     def _note_read(self, read_to: Cursor) -> None:
         """The feed moved: without consumers nobody else would let the restart cursor follow."""
-        if self.settler is not None and not self.workers:
+        if self.settler is not None and not self._settings.consumers:
             self.settler.note_read(read_to)
 
     def _tick(self) -> None:
+        self._follow_event_time()
         try:
             state = self._connected()
             self._note_recovery()
@@ -236,33 +266,32 @@ class SourceStage:
 
     def _look(self, state: Connection) -> None:
         """For cursors that somebody else moved, consumers that come and go, and due retries."""
-        assert self.settler is not None
         # Asked first: what is settled by then is in the rows that are read next.
-        settled = {name: self.settler.settled(name) for name in self.workers}
+        settled = {name: worker.settled(self._source) for name, worker in self.workers.items()}
         roll = call_roll(state, self._source)
         for name, worker in self.workers.items():
             if self._must_look(worker, roll, settled[name]):
                 worker.nudge()
         self._seen = dict(roll.served)
-        versions = {name: worker.retries.version for name, worker in self.workers.items()}
+        retries = {name: each.inputs[self._source].retries for name, each in self.workers.items()}
+        versions = {name: each.version for name, each in retries.items()}
         waiting = {each.consumer: each for each in due(state, self._source)}
-        for name, worker in self.workers.items():
-            worker.retries.note(waiting.get(name), versions[name])
+        for name, each in retries.items():
+            each.note(waiting.get(name), versions[name])
         with closing(open_log(self._settings.log_directory)) as log:
             now = time.monotonic()
             self._ahead = {name: self._ahead.get(name, now) for name in beyond(log, roll.standing)}
         self._report(state)
 
-    def _must_look(self, worker: Worker, roll: Roll, settled: Cursor | None) -> bool:
+    def _must_look(self, worker: BaseWorker, roll: Roll, settled: Cursor | None) -> bool:
         """Whether a worker has to read its row again."""
         name, current = worker.name, worker.current
         if current.reason in (Reason.PAUSED, Reason.INACTIVE):
             return name in roll.served
+        if current.is_served:
+            return worker.must_look(roll, settled)
         if name not in roll.served:
             return True
-        if current.is_served:
-            moved = settled is not None and roll.served[name] < settled
-            return moved or name in roll.untold
         was = self._seen.get(name, roll.served[name])
         # What it settled itself before it failed is nobody's act.
         moved = roll.served[name] not in (was, settled)
@@ -292,19 +321,21 @@ class SourceStage:
         assert self._runner is not None
         now, deadline_s = time.monotonic(), self._settings.deadline_s
         ahead = [name for name, since in self._ahead.items() if now - since >= _AHEAD_S]
-        overdue = {}
+        more = {name: worker.conditions for name, worker in self.workers.items()}
         for name, worker in self.workers.items():
             step = worker.current.step
             if step is not None and (age_s := now - step.since) >= deadline_s:
-                overdue[name] = slow_step(name, step.work, age_s, deadline_s)
+                more[name] = [*more[name], slow_step(name, step.work, age_s, deadline_s)]
                 if age_s >= deadline_s * GIVEN_UP_AFTER:
-                    self._runner.cancel(worker.job_group)
+                    self._runner.cancel(worker.inputs[self._source].job_group)
         statuses = {name: worker.current.status() for name, worker in self.workers.items()}
-        self._statuses.show(state, statuses, ahead, overdue)
+        self._statuses.show(state, statuses, ahead, more)
 
     def _drain(self, timeout_s: float) -> None:
         """Let the workers that are served deliver and settle what the log has."""
         deadline = time.monotonic() + timeout_s
+        for worker in self.workers.values():
+            worker.drain(by_operator=self._stop.by_operator)
         while time.monotonic() < deadline and not self._fatal:
             if self._is_drained():
                 return
@@ -320,37 +351,40 @@ class SourceStage:
         except WalbrookError:
             return True
         served = [worker for worker in self.workers.values() if not worker.is_held]
-        behind = any(worker.batch < end for worker in served)
-        return not behind and not self.settler.has_unsettled
+        drained = all(worker.is_drained(self._source, end) for worker in served)
+        return drained and not self.settler.has_unsettled
 
-    def _end(self, context: WorkerContext, threads: list[threading.Thread]) -> None:
+    def _end(
+        self, context: WorkerContext, settler: threading.Thread, feed: threading.Thread
+    ) -> None:
         """The body first, then the workers, then the last settlement.
 
         A worker that hangs in a delivery or in a job is fenced: nothing of it counts any more. What
         else does not end in time is ended by a new process.
         """
-        settler, feed_thread, *workers = threads
         assert self._runner is not None
         self._runner.ended.set()
-        feed_thread.join(_END_S)
-        if feed_thread.is_alive():
+        feed.join(_END_S)
+        if feed.is_alive():
             end_jvm()
+        self._event_time.leave(self._source)
         context.ended.set()
         for worker in self.workers.values():
             worker.nudge()
         deadline = time.monotonic() + _JOIN_S
-        for thread in workers:
+        for thread in self._threads.values():
             thread.join(max(0.0, deadline - time.monotonic()))
         context.over.set()
         end_run(self._source, context.run)
-        for name, thread in zip(self.workers, workers, strict=True):
+        for name, thread in self._threads.items():
             if thread.is_alive() and context.session is not None:
-                end_jobs(context.session.sparkContext, self.workers[name].job_group)
+                group = job_group(context.run, self._source, name)
+                end_jobs(context.session.sparkContext, group)
         assert self.settler is not None
         self.settler.close()
         settler.join(_END_S)
         self.feed.close()
-        for thread in (settler, feed_thread):
+        for thread in (settler, feed):
             if thread.is_alive():
                 self._fatal.insert(0, RuntimeError(f"{thread.name} does not end"))
 

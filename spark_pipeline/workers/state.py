@@ -62,6 +62,7 @@ class _Held:
     retry_at: float | None = None  # monotonic
     failing: bool = False
     since: float = 0.0  # monotonic
+    paused: tuple[str, ...] = ()
 
 
 class CurrentState:
@@ -116,7 +117,7 @@ class CurrentState:
         if held.error is not None and held.reason is not None:
             reason = f"{held.reason.value}: {held.error}"
         retry_s = max(0.0, held.retry_at - now) if held.retry_at is not None else None
-        return WorkerStatus(held.state, reason, retry_s, held.failing)
+        return WorkerStatus(held.state, reason, retry_s, held.failing, held.paused)
 
     def live(self) -> None:
         self._serve(WorkerState.LIVE, None)
@@ -131,11 +132,14 @@ class CurrentState:
         with self._lock:
             self._held = _Held(state, reason, error, until, error is not None, time.monotonic())
 
-    def parked(self, reason: Reason) -> None:
-        """Nothing is tried before an operator, or the configuration, says so."""
+    def parked(self, reason: Reason, paused: tuple[str, ...] = ()) -> None:
+        """Nothing is tried before an operator, or the configuration, says so.
+
+        ``paused`` are the names to resume, for one that is paused in some of several sources.
+        """
         state = WorkerState.PAUSED if reason is Reason.PAUSED else None
         with self._lock:
-            self._held = _Held(state, reason, since=time.monotonic())
+            self._held = _Held(state, reason, since=time.monotonic(), paused=paused)
 
     def recovered(self) -> None:
         """Something was delivered, or there was nothing to deliver."""

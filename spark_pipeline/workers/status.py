@@ -41,17 +41,16 @@ class StatusWriter:
         state: Connection,
         statuses: Mapping[str, WorkerStatus],
         ahead: Collection[str],
-        overdue: Mapping[str, Condition],
+        more: Mapping[str, list[Condition]],
     ) -> None:
-        """``ahead`` are those beyond the log's end, ``overdue`` those with a slow delivery."""
+        """``ahead`` are those beyond the log's end; ``more`` is what else is to be said of them."""
         now = time.monotonic()
         for consumer, status in statuses.items():
             if self._is_news(consumer, status, now):
                 show_worker(state, self._source, consumer, status)
                 self._shown[consumer] = status, now
             conditions = list(_conditions(consumer, status, consumer in ahead))
-            if consumer in overdue:
-                conditions.append(overdue[consumer])
+            conditions += more.get(consumer, [])
             if conditions != self._told.get(consumer):
                 report_conditions(
                     state, self._source, self._term, conditions, consumer=consumer, scope="worker_"
@@ -129,12 +128,15 @@ def _conditions(consumer: str, status: WorkerStatus, ahead: bool) -> Iterator[Co
             "at the destination or in the configuration",
         )
     if status.state is WorkerState.PAUSED:
+        names = status.paused or (consumer,)
+        commands = " and ".join(f"walbrook resume {name}" for name in names)
+        calls = ", ".join(f"walbrook.resume('{name}')" for name in names)
         yield Condition(
             "worker_paused",
             "warning",
             f"{consumer} is paused: it gets nothing until it is resumed. The change log keeps what "
             "it lacks, within its bounds; walbrook.gaps has what was given up",
-            fix=f"walbrook resume {consumer}, or SELECT walbrook.resume('{consumer}')",
+            fix=f"{commands}, or SELECT {calls}",
         )
     if ahead:
         yield Condition(

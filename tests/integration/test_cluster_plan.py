@@ -11,6 +11,7 @@ from typing import cast
 import httpx
 import orjson
 import psutil
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import redis
@@ -34,9 +35,10 @@ from cdc.log.flight_wire import CA_VARIABLE, TOKEN_VARIABLE
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
 from cdc.replication.seal import Sealer
-from spark_pipeline.delivery.deliver import Origin, Share
+from spark_pipeline.delivery.deliver import Origin, Share, in_order
 from spark_pipeline.delivery.isolate import told
 from spark_pipeline.delivery.outcome import Outcome
+from spark_pipeline.delivery.value_formats import wanted_by
 from spark_pipeline.expressions import shares
 from spark_pipeline.expressions.shares import judge
 from spark_pipeline.feed import cluster as cluster_module
@@ -250,6 +252,43 @@ def test_every_consumer_gets_its_rows_in_its_order_from_executors_and_files_from
         cursor for (table, _), cursors in of_group.items() for cursor in cursors if table == "item"
     )
     assert len(cluster.executors()) == 2
+
+
+@pytest.mark.timeout(240)
+def test_rows_for_the_order_of_event_time_come_decoded_from_the_executors(
+    spark: SparkSession, log: Path, served: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_the_driver(*_: object) -> None:
+        raise AssertionError("the driver decoded a range again")
+
+    monkeypatch.setattr(cluster_module, "rows_of", in_the_driver)
+    timed = {"ordering": "event_time", "event_time": {"column": "name", "type": "iso8601"}}
+    consumer = sink("timed", FileDestination(path=log), **timed)
+    wanted = wanted_by([sink("plain", FileDestination(path=log)), consumer])
+    frame = (
+        spark.read.format("walbrook")
+        .option("path", str(log))
+        .option("executorPath", served)
+        .option("markers", "true")
+        .option("partitions", PARTITIONS)
+        .option("startingBatch", 0)
+        .option("endingBatch", TRANSACTIONS)
+        .option("wanted", wanted.to_text())
+        .load()
+    )
+    plan = ClusterPlan(frame.repartition(PARTITIONS), "shared", log, 0, wanted)
+    try:
+        slices = Reorder(0).micro_batch(plan.decode())
+        share = Share(
+            consumer, Origin("shop", "h", "d"), "run", Cursor(200, 0), END, slices, wanted
+        )
+        rows = pa.Table.from_batches(in_order(share, plan.fetch(share)))
+    finally:
+        plan.close()
+    found = zip(*(rows.column(n).to_pylist() for n in ("commit_lsn", "commit_idx")), strict=True)
+    assert [Cursor(*each) for each in found] == [c for c in everything(log) if c >= (200, 0)]
+    names = [orjson.loads(record)["name"] for record in rows.column("record").to_pylist()]
+    assert rows.column(wanted.time_name("name")).to_pylist() == names
 
 
 @pytest.mark.timeout(240)

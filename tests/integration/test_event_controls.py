@@ -12,9 +12,10 @@ from cdc.state import operators
 from cdc.state.event_controls import read_controls
 from cdc.state.positions import register_source
 from tests.event_lane import NAME, EventLane, S
+from tests.event_stages import served
 from tests.fix_event_lane import Fate, MakeLane
 from tests.fix_postgres import Database
-from tests.integration.test_event_operators import served, source, told
+from tests.integration.test_event_operators import source, told
 from tests.integration.test_operators_api import served as api_of
 from tests.service import _url
 from tests.waiting import until
@@ -42,10 +43,10 @@ def mark(lane: EventLane, table: str, source: str, *, idle: bool) -> None:
 
 def follow(lane: EventLane) -> None:
     """What the stage does when it hears of it, and each second."""
-    lane.passage.follow(read_controls(lane.state, NAME, lane.sources))
+    lane.ordering.follow(read_controls(lane.state, NAME, lane.sources))
     lane.turns()
-    lane.passage.settle()
-    lane.passage.show(at_once=True)
+    lane.ordering.settle()
+    lane.ordering.show(at_once=True)
 
 
 def ids(lane: EventLane) -> list[object]:
@@ -101,11 +102,11 @@ def test_what_operators_said_holds_through_crashes(
     lane = event_lane(sources=("a", "b"), event_time={"late_tolerance": "5s"})
     lane.write("a", (1, 10 * S), (2, 20 * S), (3, 40 * S))
     lane.turns()
-    lane.passage.show(at_once=True)
+    lane.ordering.show(at_once=True)
     operators.advance_watermark(lane.state, NAME, SECOND.format(20))
     operators.set_partition_idle(lane.state, f"b/{NAME}", "public.item")
     fate.let_die(step)
-    lane.passage.follow(read_controls(lane.state, NAME, lane.sources))
+    lane.ordering.follow(read_controls(lane.state, NAME, lane.sources))
     assert fate.turns(lane), "it did not die"
     lane.start()
     lane.turns()
@@ -113,7 +114,7 @@ def test_what_operators_said_holds_through_crashes(
     lane.write("a", (4, 50 * S))
     lane.turns()
     assert ids(lane) == [1, 2, 3], "b is still idle"
-    lane.passage.show(at_once=True)
+    lane.ordering.show(at_once=True)
     assert [row[:4] for row in lane.rows(SHOWN)] == [
         ("a", False, False, 20),
         ("b", True, True, 20),
@@ -126,7 +127,7 @@ def test_a_partition_that_is_marked_idle_holds_nobody_until_it_is_marked_active(
     lane = event_lane(tables=("item", "other"))
     lane.write("a", (1, 10 * S))
     lane.turns()
-    lane.passage.show(at_once=True)
+    lane.ordering.show(at_once=True)
     assert ids(lane) == [], "the other table has had no change"
     mark(lane, "other", "a", idle=True)
     assert ids(lane) == [1]
@@ -149,10 +150,10 @@ def test_a_partition_that_is_idle_by_the_clock_is_marked_active(event_lane: Make
     lane = event_lane(tables=("item", "other"), event_time={"idle_timeout": "10s"})
     lane.write("a", (1, 10 * S), at_us=60 * S)
     lane.turns()
-    lane.passage._clocks["a"]._now += 20 * S
+    lane.ordering._clocks["a"]._now += 20 * S
     lane.write("a", (2, 20 * S), at_us=80 * S)
     lane.turns()
-    lane.passage.show(at_once=True)
+    lane.ordering.show(at_once=True)
     assert ids(lane) == [1, 2], "the other table is idle"
     mark(lane, "other", "a", idle=False)
     lane.write("a", (3, 30 * S), at_us=81 * S)
@@ -203,7 +204,7 @@ def test_what_makes_no_sense_is_refused(
     event_lane: MakeLane, call: str, what: str, hint: str
 ) -> None:
     lane = event_lane()
-    lane.passage.show(at_once=True)
+    lane.ordering.show(at_once=True)
     register_source(
         lane.state, name="a", slot="slot", publication="pub", system_identifier="1", slot_lsn=8,
         consumers=[NAME, "plain"],
@@ -216,7 +217,7 @@ def test_what_makes_no_sense_is_refused(
 
 def test_the_watermark_of_the_clock_cannot_be_pushed(event_lane: MakeLane) -> None:
     lane = event_lane(ordering="processing_time")
-    lane.passage.show(at_once=True)
+    lane.ordering.show(at_once=True)
     with pytest.raises(OperatorError, match="not in event-time order") as found:
         operators.advance_watermark(lane.state, NAME, "2100-01-01 UTC")
     assert "follows the clock" in found.value.fix
@@ -233,7 +234,7 @@ def test_pushes_and_marks_are_heard_within_a_second(
     def shown(query: str) -> None:
         until(query, lambda: lane.rows(query) == [(True,)], 10)
 
-    with served(lane, event_database, monkeypatch):
+    with served(lane, event_database):
         lane.write("a", (1, 10 * S), (2, 20 * S))
         shown("SELECT count(*) = 2 AND bool_or(buffered = 2) FROM walbrook.watermarks")
         lane.state.execute(
@@ -253,7 +254,7 @@ def test_the_command_line_and_http_pass_them_on(
     event_lane: MakeLane, event_database: Database
 ) -> None:
     lane = event_lane()
-    lane.passage.show(at_once=True)
+    lane.ordering.show(at_once=True)
     config = lane.directory / "walbrook.yaml"
     url = _url(event_database.dsn)
     config.write_text(

@@ -20,7 +20,9 @@ import redis
 
 from cdc.config.secrets import SecretText
 from cdc.cursor import Cursor
+from cdc.errors import TransientError
 from cdc.queue.open_ledger import LedgerAddress
+from cdc.state.feeds import open_feed
 from cdc.state.gaps import skip_evicted
 from sinks import ledgered
 from tests import pgoutput
@@ -86,7 +88,7 @@ def without_crashes(lane: EventLane, phases: list[Phase], write: Write = write) 
     for phase in phases:
         write(lane, phase)
         lane.turns()
-        lane.passage.settle()
+        lane.ordering.settle()
 
 
 def with_crashes(
@@ -104,17 +106,17 @@ def with_crashes(
             # What was under way is made again, alone, and may be what it dies of once more.
             lane.start()
             fate.let_die(*next_death())
-            is_dead = lane.passage._redo is not None and fate.turns(lane, again=True)
+            is_dead = lane.ordering._redo is not None and fate.turns(lane, again=True)
             deaths += is_dead
         fate.let_die(*next_death())
         is_dead = fate.turns(lane)
         deaths += is_dead
         if not is_dead:
-            lane.passage.settle()
+            lane.ordering.settle()
     if is_dead:
         lane.start()
         lane.turns()
-        lane.passage.settle()
+        lane.ordering.settle()
     return deaths
 
 
@@ -374,7 +376,7 @@ def test_another_event_time_begins_anew_and_loses_nothing_that_was_held_back(
         "a", two, *(pgoutput.insert(1, [str(n), str(at * S), str(m * S)]) for n, at, m in rows)
     )
     lane.turns()
-    lane.passage.settle()
+    lane.ordering.settle()
     assert [row[2] for row in in_files(lane)] == [1]
     # By the other column all of them are long due: that must not pass for delivered.
     lane.change_event_time(column="made", late_tolerance="0")
@@ -396,3 +398,27 @@ def test_a_plan_is_not_made_for_a_cursor_that_was_moved_back_meanwhile(
     lane.turns()
     assert [row[2] for row in in_files(lane)] == [1, 1, 2]
     assert [row[4] for row in in_files(lane)] == [None] * 3
+
+
+@pytest.mark.parametrize("when", ["before it plans", "after it planned"])
+def test_a_process_that_another_one_has_replaced_plans_and_settles_nothing(
+    event_lane: MakeLane, fate: Fate, when: str
+) -> None:
+    """Within one start of the service: a driver that hung wakes up after a new one has begun."""
+    lane = event_lane(sources=("a", "b"))
+    lane.write("a", (1, 1 * S))
+    lane.write("b", (2, 1 * S))
+    lane.turns()
+    before, arrived_before = lane.cursors(), in_files(lane)
+    lane.write("a", *((n, n * S) for n in range(3, 8)))
+    lane.write("b", (9, 9 * S))
+    if when == "after it planned":
+        assert lane.ordering.turn()  # a piece of two messages
+        arrived_before = in_files(lane)
+    open_feed(lane.state, "b", lane.settings["b"].term, [NAME])
+    with pytest.raises(TransientError, match="not the latest"):
+        lane.turns()
+    assert lane.cursors() == before
+    planned = [(when == "after it planned",)]
+    assert lane.rows("SELECT planned FROM walbrook.event_time") == planned
+    assert (in_files(lane) == arrived_before) == (when == "before it plans")

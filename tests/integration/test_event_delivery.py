@@ -13,8 +13,8 @@ import redis
 
 from cdc.cursor import Cursor
 from cdc.decoding import decode_changes
-from spark_pipeline.eventtime.courier import UndeliveredError
-from spark_pipeline.eventtime.partitions import StrangeTableError
+from spark_pipeline.eventtime.partitions import UnknownTableError
+from spark_pipeline.workers.base import UndeliveredError
 from tests import pgoutput
 from tests.event_lane import ITEM, NAME, EventLane, S
 from tests.fix_event_lane import Fate, MakeLane
@@ -78,7 +78,7 @@ def test_a_destination_that_was_down_gets_the_same_release_from_where_it_was(
         # In front of what goes out by its time, and behind it in the log: not part of it.
         lane.write("a", (10, 3 * S))
     assert taken(endpoint) == [1, 2]
-    assert lane.passage._inflow.reads == {"a": Cursor(0x100, 6)}, "it read on meanwhile"
+    assert lane.ordering._reading.reads == {"a": Cursor(0x100, 6)}, "it read on meanwhile"
     lane.turns()
     assert taken(endpoint) == [1, 2, 3, 4, 5, 6, 10, 10]
     assert lane.rows("SELECT delivered, absorbed FROM walbrook.consumers") == [(8, 0)]
@@ -211,7 +211,7 @@ def test_rows_that_fail_are_dead_letters_of_their_database_once_and_for_all(
     lane.write("b", (11, 51 * S), (3, 2 * S), (12, 1 * S))
     lane.write_messages("b", ITEM, pgoutput.insert(1, ["13", str(10**18)]))
     lane.turns()
-    lane.passage.settle()
+    lane.ordering.settle()
     letters = [
         ("a", 0x100, 1, "decode"), ("a", 0x100, 2, "expression"), ("b", 0x100, 1, "expression"),
         ("b", 0x200, 0, "event_time"),
@@ -225,7 +225,7 @@ def test_rows_that_fail_are_dead_letters_of_their_database_once_and_for_all(
     lane.write("a", (14, 90 * S))
     lane.write("b", (15, 90 * S))
     lane.turns()
-    lane.passage.settle()
+    lane.ordering.settle()
     assert ids(lane) == [12, 1, 11]
     assert lane.rows(LETTERS) == letters[2:]
     assert lane.rows("SELECT dead FROM walbrook.consumers ORDER BY source") == [(2,), (2,)]
@@ -244,24 +244,23 @@ def test_a_full_buffer_stops_reading_and_goes_on_when_the_other_database_catches
     for first in range(1, 401, 40):
         wide(lane, "a", first, 40)  # 1.6 MB; half of the buffer is for each database
     lane.turns()
-    lane.passage.settle()
-    read = lane.passage._inflow.reads["a"]
+    lane.ordering.settle()
+    read = lane.ordering._reading.reads["a"]
     assert Cursor(0x300, 0) < read < Cursor(0x800, 0), "it did not stop, or read too little"
     assert lane.cursors()["a"] == Cursor(0x100, 0), "its cursor passed what is held back"
-    assert not lane.passage.stuck, "the other database can make room"
+    assert not lane.ordering.is_stuck, "the other database can make room"
     before, spins = time.monotonic(), 0
     while time.monotonic() - before < 0.3:
-        assert not lane.passage.turn()
-        lane.passage.wait()
+        assert not lane.step()
         spins += 1
-    assert spins < 5, "it does not wait, though it may not read"
+    assert spins < 10, "it does not wait, though it may not read"
     lane.write("b", (1001, 350 * S))
     lane.turns()
     assert ids(lane) == [*range(1, 351), 1001]
     lane.write("b", (1002, 500 * S))
     lane.turns()
     assert ids(lane) == [*range(1, 351), 1001, *range(351, 401)], "some were dropped"
-    assert lane.passage._sequencer.buffer.bytes < 2**20
+    assert lane.ordering._sequencer.buffer.bytes < 2**20
 
 
 def test_a_table_that_holds_back_others_of_its_full_database_is_told_of(
@@ -272,11 +271,11 @@ def test_a_table_that_holds_back_others_of_its_full_database_is_told_of(
         wide(lane, "a", first, 40)
     lane.write("a", (1001, 900 * S), table=2)
     lane.turns()
-    assert lane.passage.stuck
+    assert lane.ordering.is_stuck
     assert ids(lane) == []
     lane.change_event_time(max_buffer_bytes=16 * 2**20)
     lane.turns()
-    assert not lane.passage.stuck
+    assert not lane.ordering.is_stuck
     assert ids(lane) == [*range(1, 801)]
 
 
@@ -287,7 +286,7 @@ def test_unequal_rates_come_in_one_order_within_the_bound(event_lane: MakeLane) 
             wide(lane, "a", first + 1, 25)
         lane.write("b", (10_000 + round_, (100 * round_ + 100) * S))
         lane.turns()
-        assert lane.passage._sequencer.buffer.bytes < 2 * 2**20
+        assert lane.ordering._sequencer.buffer.bytes < 2 * 2**20
     times = [m["metadata"]["event_time"] for m in arrived(lane.directory / NAME)]
     assert times == sorted(times)
     assert [n for n in ids(lane) if n < 10_000] == [*range(1, 801)]
@@ -301,7 +300,7 @@ def test_rows_of_a_table_that_is_not_known_wait_until_it_was_looked_up(
     lane.turns()
     lane.write("a", (2, 2 * S))
     lane.write("a", (3, 3 * S), table=2)
-    with pytest.raises(StrangeTableError) as caught:
+    with pytest.raises(UnknownTableError) as caught:
         lane.turns()
     assert (caught.value.source, caught.value.table) == ("a", "public.other")
     lane.tables["public.other"] = "public.other"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -22,8 +21,8 @@ from cdc.replication.seal import Sealer
 from cdc.state.gaps import skip_evicted
 from cdc.state.numbering import Numbering
 from spark_pipeline.delivery.outcome import Poison
-from spark_pipeline.eventtime.partitions import StrangeTableError
-from spark_pipeline.eventtime.release import WINDOW, Told, our_rows
+from spark_pipeline.eventtime.partitions import UnknownTableError
+from spark_pipeline.eventtime.release import WINDOW, OwnRows, our_rows
 from spark_pipeline.eventtime.windows.due import WindowResults, _cursor
 from tests import pgoutput
 from tests.event_lane import ITEM, NAME, OTHER, EventLane, S
@@ -46,7 +45,7 @@ class Counts:
             return WindowResults([], {})
         bad = [at for at, text in enumerate(done.rows["record"].to_pylist()) if '"id":2,' in text]
         good = len(done) - len(bad)
-        told = [Told(our_rows(WINDOW, pa.array([f'{{"n":{good}}}']), now))] if good else []
+        told = [OwnRows(our_rows(WINDOW, pa.array([f'{{"n":{good}}}']), now))] if good else []
         poisons: dict[int, list[Poison]] = {}
         for at in bad:
             poison = Poison(_cursor(done.rows, at), "it cannot be counted")
@@ -73,7 +72,7 @@ def test_a_delete_that_was_settled_behind_the_cursor_stays_settled_whatever_the_
         first, second = (pgoutput.insert(1, [n, str(at * S)]) for n, at in (("1", 10), ("2", 12)))
         lane.write_messages("a", ITEM, first, gone, second)
         lane.turns()
-        lane.passage.settle()
+        lane.ordering.settle()
         lane.write("a", (3, 13 * S + S // 2))
         lane.turns()  # the watermark moves, nothing goes out, and nothing is written
         lane.write("a", (4, 20 * S))
@@ -93,11 +92,11 @@ def test_what_a_window_cannot_count_is_a_dead_letter_after_a_restart_too(
     lane = event_lane(windows=Counts())
     lane.write("a", (1, 1 * S), (2, 2 * S))
     lane.turns()
-    lane.passage.settle()
+    lane.ordering.settle()
     lane.start()
     lane.write("a", (3, 30 * S))
     lane.turns()
-    lane.passage.settle()
+    lane.ordering.settle()
     assert [each[:2] for each in seen(lane)] == [("window", 1)]
     assert lane.rows("SELECT kind, commit_idx FROM walbrook.dead_letters") == [("expression", 1)]
     assert lane.rows("SELECT dead FROM walbrook.consumers") == [(1,)]
@@ -127,8 +126,7 @@ def test_the_last_window_closes_when_nothing_more_comes(event_lane: MakeLane) ->
     lane.write("a", (1, 1 * S), (3, 9 * S + S // 2))
     deadline = time.monotonic() + 20
     while not seen(lane) and time.monotonic() < deadline:
-        if not lane.passage.turn():
-            lane.passage.wait()
+        lane.step()
     assert [each[:2] for each in seen(lane)] == [("window", 2)]
 
 
@@ -142,7 +140,7 @@ def test_after_a_time_in_the_future_a_rewind_begins_anew_wherever_the_consumer_s
     lane.turns()
     lane.write("a", (5, 8 * S))
     lane.turns()
-    lane.passage.settle()
+    lane.ordering.settle()
     assert lane.cursors() == {"a": Cursor(0x100, 1)}, "the row in the future is held back"
     assert seen(lane)[-1][3] is True
     lane.state.execute(
@@ -171,7 +169,7 @@ def test_a_log_that_lost_what_a_release_had_read_is_told_of(
         lane.write("b", (10 + n, n * S))
     fate.let_die("planned")
     assert fate.turns(lane)
-    lane.passage.close()
+    lane.stop_serving()
     lane.logs["b"].close()
     shutil.rmtree(lane.directory / "b" / "log")
     lane.logs["b"] = LogWriter(lane.directory / "b" / "log")
@@ -189,7 +187,7 @@ def test_a_delete_behind_a_row_that_was_evicted_comes(event_lane: MakeLane) -> N
     lane.write("a", (2, 100 * S))
     lane.write_messages("a", ITEM, pgoutput.delete(1, key=["7", None]))
     lane.turns()
-    lane.passage.settle()
+    lane.ordering.settle()
     assert lane.cursors() == {"a": Cursor(0x200, 0)}
     evicted, term = Cursor(0x300, 0), lane.settings["a"].term
     skip_evicted(lane.state, source="a", term=term, evicted=evicted)
@@ -199,14 +197,12 @@ def test_a_delete_behind_a_row_that_was_evicted_comes(event_lane: MakeLane) -> N
     assert [each[0] for each in seen(lane)] == ["insert", "gap", "delete"]
 
 
-def test_a_table_that_nobody_told_of_is_named_before_its_column_is_missed(
+def test_a_table_that_is_not_known_is_named(
     event_lane: MakeLane,
 ) -> None:
     lane = event_lane(tables=())
-    lane.settings = {name: replace(each, times=()) for name, each in lane.settings.items()}
-    lane.take_up()
     lane.write("a", (1, S))
-    with pytest.raises(StrangeTableError, match=r"public\.item"):
+    with pytest.raises(UnknownTableError, match=r"public\.item"):
         lane.turns()
 
 
@@ -219,9 +215,9 @@ def test_a_large_release_goes_out_piece_by_piece(event_lane: MakeLane, fate: Fat
     """So that a pause or a stop is heard in between; ``fate`` makes pieces of two messages."""
     lane = event_lane()
     lane.write("a", *((n, n * S) for n in range(1, 8)))
-    assert lane.passage.turn()
+    assert lane.ordering.turn()
     sizes = [len(seen(lane))]
-    while lane.passage.turn():
+    while lane.ordering.turn():
         sizes.append(len(seen(lane)))
     assert sizes[:4] == [2, 4, 6, 7]
 
@@ -235,13 +231,11 @@ def test_while_only_the_watermark_moves_nothing_turns_and_a_stop_flushes(
     lane.turns()
     deadline, idle_turns = time.monotonic() + 2.5, 0
     while time.monotonic() < deadline:
-        if not lane.passage.turn():
-            idle_turns += 1
-            lane.passage.wait()
+        idle_turns += not lane.step()
     assert idle_turns >= 5, "it turned without a pause"
     told = [m for m in arrived(lane.directory / NAME) if m["action"] == "watermark"]
     assert 1 <= len(told) <= 4, "a watermark a second is enough"
-    while lane.passage.turn(flush=True):
+    while lane.ordering.turn(flush=True):
         pass
     ids = [m["record"]["id"] for m in arrived(lane.directory / NAME) if m["action"] == "insert"]
     assert ids == [1, 2]

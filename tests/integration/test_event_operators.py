@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-import yaml
 
-from cdc.config import Config, loads
+from cdc.config import loads
 from cdc.connection import Connection
 from cdc.cursor import Cursor
 from cdc.errors import OperatorError
-from cdc.replication.stop import StopReason, StopSignal
+from cdc.replication.stop import StopReason
 from cdc.service.sink_check import require_fit
 from cdc.state import operators, positions
 from cdc.state.positions import MovedError
-from spark_pipeline.eventtime import passage as passage_module
-from spark_pipeline.eventtime import stage as stage_module
-from spark_pipeline.eventtime.stage import EventStage
+from spark_pipeline.eventtime import ordering as ordering_module
 from tests import pgoutput
 from tests.event_lane import ITEM, NAME, OTHER, EventLane, S
+from tests.event_stages import served
 from tests.fix_event_lane import Died, Fate, MakeLane
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
@@ -64,7 +60,7 @@ def two_with_some_held_back(event_lane: MakeLane) -> EventLane:
     lane.write("a", (4, 10 * S))
     lane.turns()
     lane.write("a", (5, 11 * S))
-    lane.passage.settle()
+    lane.ordering.settle()
     assert [each[1] for each in told(lane)] == [12, 2, 13, 3, 4, 14]
     return lane
 
@@ -80,8 +76,8 @@ def test_a_database_that_is_moved_back_comes_again_and_the_other_does_not(
     ((floor,),) = lane.rows("SELECT DISTINCT settled_to FROM walbrook.event_sources")
     lane.state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/8' WHERE source = 'a'")
     lane.take_up()
-    assert lane.passage.turn()
-    lane.passage.settle()
+    assert lane.ordering.turn()
+    lane.ordering.settle()
     if crash:
         # Of the other database more was released than the watermark says now. That must stay known.
         lane.start()
@@ -120,7 +116,7 @@ def test_a_database_that_is_ahead_is_not_waited_for_when_the_other_has_no_more(
     lane.take_up()
     lane.turns()
     assert [each[1] for each in told(lane)] == [1, 11, 2, 12]
-    lane.passage._clocks["a"]._now += 20 * S
+    lane.ordering._clocks["a"]._now += 20 * S
     lane.turns()  # the watermark moves
     lane.turns()
     assert told(lane)[4:] == [("b", 13, True), ("b", 14, False)]
@@ -144,7 +140,7 @@ def test_a_cursor_that_is_moved_during_a_release_repeats_nothing_of_the_other_da
             )
 
     with monkeypatch.context() as patch:
-        patch.setattr(passage_module, "reached", move)
+        patch.setattr(ordering_module, "reached", move)
         with pytest.raises(MovedError):
             lane.turns()
     lane.start()
@@ -237,10 +233,10 @@ def test_tables_come_and_go_while_it_runs(event_lane: MakeLane) -> None:
     lane.write("a", (1, 1 * S))
     lane.turns()
     assert told(lane) == [], "the other table has said nothing yet"
-    lane.passage.renew("a", {"public.item": "public.item"})
+    lane.ordering.renew("a", {"public.item": "public.item"})
     lane.turns()
     assert [each[1] for each in told(lane)] == [1]
-    lane.passage.renew("a", {f"public.{name}": f"public.{name}" for name in ("item", "other")})
+    lane.ordering.renew("a", {f"public.{name}": f"public.{name}" for name in ("item", "other")})
     lane.write("a", (2, 2 * S))
     lane.turns()
     assert [each[1] for each in told(lane)] == [1], "a table that is new is waited for"
@@ -264,8 +260,8 @@ def test_leaves_share_a_watermark_unless_each_is_to_have_its_own(
     lane.write("a", (3, 5 * S), table=2)
     lane.turns()
     assert told(lane) == [("a", 1, False), *([] if leaves else [("a", 3, True)])]
-    lane.passage._shown_at = 0.0
-    lane.passage.show()
+    lane.ordering._shown_at = 0.0
+    lane.ordering.show()
     shown = lane.rows('SELECT "table" FROM walbrook.watermarks ORDER BY 1')
     assert shown == ([("public.item",), ("public.other",)] if leaves else [("public.whole",)])
 
@@ -324,47 +320,6 @@ def test_commit_order_is_refused_to_one_that_was_in_event_time_order(
         require_fit(others, others.sinks[0], state)
 
 
-def config_of(lane: EventLane, database: Database, away: str) -> Config:
-    """The lane's databases; all of them are the test's own, and the one that is away is nowhere."""
-    urls = {name: _url(database.dsn) for name in lane.sources}
-    if away:
-        urls[away] = "postgres://nobody@127.0.0.1:1/nothing"
-    data = {
-        "databases": [
-            {"name": name, "url": url, "slot": {"name": name}, "publication": {"name": "pub"}}
-            for name, url in urls.items()
-        ],
-        "sinks": [],
-        "state": {"url": _url(database.dsn)},
-    }
-    return loads(yaml.safe_dump(data), base=lane.directory)
-
-
-@contextmanager
-def served(
-    lane: EventLane,
-    database: Database,
-    monkeypatch: pytest.MonkeyPatch,
-    drain_timeout_s: float = 10.0,
-    away: str = "",
-) -> Iterator[StopSignal]:
-    """The lane's consumer in the thread that serves it, until a stop and what it drains."""
-    monkeypatch.setattr(stage_module, "_LOOK_S", 0.05)
-    monkeypatch.setattr(stage_module, "RUN", str(lane.directory))
-    lane.passage.close()
-    stop = StopSignal()
-    config = config_of(lane, database, away)
-    stage = EventStage(None, config, lane.sink, lane.settings, stop)
-    thread = threading.Thread(target=stage.run, args=(drain_timeout_s,))
-    thread.start()
-    try:
-        yield stop
-    finally:
-        stop.request(StopReason.OPERATOR)
-        thread.join(20)
-        assert not thread.is_alive()
-
-
 @pytest.fixture
 def source(event_database: Database) -> Iterator[Connection]:
     """The tables behind the logs, as their database shows them."""
@@ -390,7 +345,7 @@ def test_operators_are_heard_within_a_second(
     def idle(query: str) -> None:
         until(query, lambda: lane.rows(query) == [(True,)], 10)
 
-    with served(lane, event_database, monkeypatch):
+    with served(lane, event_database):
         lane.write("a", (1, 1 * S))
         lane.write("b", (2, 2 * S))
         come(1)
@@ -427,11 +382,11 @@ def test_a_database_that_has_ended_counts_again_when_that_is_taken_back(
     lane.turns()
     assert told(lane) == []
     for finished, expected in ((True, [1]), (False, [1]), (True, [1, 2])):
-        lane.passage.finished("b", finished)
+        lane.ordering.finished("b", finished)
         lane.turns()
         assert [each[1] for each in told(lane)] == expected
         if finished:
-            lane.passage.finished("b", False)
+            lane.ordering.finished("b", False)
             lane.write("a", (2, 2 * S))
 
 
@@ -443,7 +398,7 @@ def test_a_new_table_is_looked_up_before_its_rows_are_taken(
 ) -> None:
     tables = [{"name": f"public.{name}", "column": "at"} for name in ("item", "other")]
     lane = event_lane(event_time={"column": None, "tables": tables})
-    with served(lane, event_database, monkeypatch):
+    with served(lane, event_database):
         lane.write("a", (1, 1 * S))
         until("the first", lambda: len(told(lane)) == 1, 10)
         source.execute("CREATE TABLE other (id int PRIMARY KEY, at bigint)")
@@ -474,7 +429,7 @@ def test_a_column_of_the_name_of_the_commits_time_is_told_from_it(
     timed = {"column": column, "type": given, "late_tolerance": "1s"}
     lane = event_lane(event_time=timed)
     item = pgoutput.relation(1, "public", "item", [("id", 23, True), ("commit_timestamp", 20)])
-    with served(lane, event_database, monkeypatch):
+    with served(lane, event_database):
         for number, own in ((1, 5 * S), (2, 4 * S + S // 2), (3, 60 * S)):
             row = pgoutput.insert(1, [str(number), str(own)])
             lane.write_messages("a", item, row, at_us=number * 10 * S)
@@ -493,7 +448,7 @@ def test_a_database_that_is_away_at_a_start_is_waited_for_all_the_same(
     lane.turns()
     lane.write("a", (3, 3 * S))
     shown = "SELECT buffered = 1 FROM walbrook.watermarks WHERE source = 'a'"
-    with served(lane, event_database, monkeypatch, away="b"):
+    with served(lane, event_database, away="b"):
         until("the other to be held back", lambda: lane.rows(shown) == [(True,)], 10)
     assert [each[1] for each in told(lane)] == [1, 2]
 
@@ -508,7 +463,7 @@ def test_a_destination_that_fails_while_draining_is_not_hammered(
     hook = {"type": "webhook", "url": endpoint.url, "max_retries": 0, "ledger": False}
     lane = event_lane(destination=hook)
     endpoint.refuses, endpoint.refusal = lambda _: True, 503
-    with served(lane, event_database, monkeypatch, drain_timeout_s=1.0) as stop:
+    with served(lane, event_database, drain_timeout_s=1.0) as (_, stop):
         lane.write("a", (1, 1 * S))
         until("a failure", lambda: bool(endpoint.requests), 10)
         stop.request(StopReason.OPERATOR)
@@ -526,6 +481,6 @@ def test_a_gap_that_cannot_be_told_is_tried_with_pauses(event_lane: MakeLane, fa
     note_lost_changes(lane.state, "a", end="0/900")
     lane.rows("SELECT walbrook.accept_gap('a', '0/200')")
     lane.take_up()
-    assert lane.passage.tells
+    assert lane.ordering.has_gaps
     lane.turns()
-    assert not lane.passage.tells
+    assert not lane.ordering.has_gaps

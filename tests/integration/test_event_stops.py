@@ -6,37 +6,32 @@ A process that failed is started again, and changes that were on time must not c
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 
 import pytest
 
 from cdc.replication.stop import StopReason, StopSignal
-from spark_pipeline.eventtime import passage as passage_module
-from spark_pipeline.eventtime import stage as stage_module
-from spark_pipeline.eventtime.stage import EventStage
-from spark_pipeline.workers.stage import SourceStage
+from spark_pipeline.eventtime import ordering as ordering_module
 from tests.event_lane import NAME, EventLane, S
+from tests.event_stages import Stages
 from tests.fix_event_lane import MakeLane
 from tests.fix_postgres import Database
-from tests.integration.test_event_operators import config_of
 from tests.lane_on_log import arrived
 from tests.waiting import until
 
-End = Callable[[EventLane, StopSignal], None]
+End = Callable[[Stages, StopSignal], None]
 
 
-def operator_stops(lane: EventLane, stop: StopSignal) -> None:
+def operator_stops(stages: Stages, stop: StopSignal) -> None:
     stop.request(StopReason.OPERATOR)
 
 
-def feed_fails(lane: EventLane, stop: StopSignal) -> None:
-    """The feed of a source in the same driver has no JVM any more: that is for good."""
-    with pytest.raises(RuntimeError, match="without Spark"):
-        SourceStage(None, lane.settings["a"], stop).run(5.0)
+def feed_fails(stages: Stages, stop: StopSignal) -> None:
+    """The feed of the source has no JVM any more: that is for good."""
+    stages.by_source["a"]._fatal.append(RuntimeError("no JVM"))
 
 
-def supervisor_dies(lane: EventLane, stop: StopSignal) -> None:
+def supervisor_dies(stages: Stages, stop: StopSignal) -> None:
     reading, writing = os.pipe()
     stop.on_parent_death(pipe=reading)
     os.close(writing)
@@ -46,23 +41,16 @@ def serve(
     lane: EventLane, database: Database, monkeypatch: pytest.MonkeyPatch, end: End
 ) -> list[int]:
     """Serve until something is held back, then until ``end``; returns the ids that arrived."""
-    monkeypatch.setattr(stage_module, "_LOOK_S", 0.05)
-    monkeypatch.setattr(passage_module, "_SHOW_S", 0.05)
-    monkeypatch.setattr(stage_module, "RUN", str(lane.directory))
-    lane.passage.close()
+    monkeypatch.setattr(ordering_module, "_SHOW_S", 0.05)
     stop = StopSignal()
-    config = config_of(lane, database, away="")
-    stage = EventStage(None, config, lane.sink, lane.settings, stop)
-    thread = threading.Thread(target=stage.run, args=(5.0,))
-    thread.start()
+    stages = Stages(lane, database, stop, drain_timeout_s=5.0)
     try:
         held = "SELECT buffered = 1 FROM walbrook.watermarks"
         until("a change to be held back", lambda: lane.rows(held) == [(True,)], 10)
-        end(lane, stop)
+        end(stages, stop)
     finally:
         until("a stop", lambda: stop.wait(1), 10)
-        thread.join(20)
-        assert not thread.is_alive()
+        stages.join()
     return [message["record"]["id"] for message in arrived(lane.directory / NAME)]
 
 

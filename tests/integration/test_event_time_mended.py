@@ -30,7 +30,7 @@ def test_after_a_time_in_the_future_one_moved_back_behind_it_is_in_order_again(
     lane.turns()
     lane.write("a", (5, 8 * S))
     lane.turns()
-    lane.passage.settle()
+    lane.ordering.settle()
     told = arrived(tmp_path / NAME)
     assert [m["record"]["id"] for m in told] == [1, 4, 3, 2, 5], (
         "all but the last were read at once"

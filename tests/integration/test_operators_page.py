@@ -117,7 +117,7 @@ INSERT INTO walbrook.event_partitions (consumer, table_name, watermark)
 SELECT id, 'public.orders', CASE source WHEN 'shop' THEN 7 END FROM walbrook.consumers
  WHERE name = 'orders-by-time';
 INSERT INTO walbrook.health_events (source, consumer, kind, severity, what)
-VALUES ('shop', 'orders-by-time', 'event_time_full', 'error', 'it waits');
+VALUES ('shop', 'orders-by-time', 'worker_full', 'error', 'it waits');
 """
 
 

@@ -15,17 +15,18 @@ import pytest
 from cdc.eventtime.buffer import EventTimeBuffer
 from cdc.eventtime.released import Released
 from cdc.eventtime.sequencer import Step
-from spark_pipeline.eventtime import passage as passage_module
-from spark_pipeline.eventtime import progress
-from spark_pipeline.eventtime.release import WINDOW, Told, our_rows
+from spark_pipeline.eventtime import ordering as ordering_module
+from spark_pipeline.eventtime import timing
+from spark_pipeline.eventtime.release import WINDOW, OwnRows, our_rows
 from spark_pipeline.eventtime.windows.aggregate import last_window_end
 from spark_pipeline.eventtime.windows.due import WindowResults
 from tests import pgoutput
 from tests.event_lane import ITEM, NAME, EventLane, S
+from tests.event_stages import served
 from tests.fix_event_lane import STEPS, Fate, MakeLane
 from tests.fix_postgres import Database
 from tests.integration.test_event_crash import Phase, in_files, with_crashes, without_crashes
-from tests.integration.test_event_operators import served, source
+from tests.integration.test_event_operators import source
 from tests.lane_on_log import arrived
 from tests.waiting import until
 
@@ -45,8 +46,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(progress, "wall_clock_us", lambda: made.now)
-    monkeypatch.setattr(passage_module, "_QUIET_S", 0.0)  # a turn is a look at the clock
+    monkeypatch.setattr(timing, "wall_clock_us", lambda: made.now)
+    monkeypatch.setattr(ordering_module, "_QUIET_S", 0.0)  # a turn is a look at the clock
     return made
 
 
@@ -72,7 +73,7 @@ class Listed:
                 if of == end
             ]
             texts.append(orjson.dumps({"end": end // S, "rows": rows}).decode())
-        return WindowResults([Told(our_rows(WINDOW, pa.array(texts), now))], {})
+        return WindowResults([OwnRows(our_rows(WINDOW, pa.array(texts), now))], {})
 
 
 def messages(lane: EventLane) -> list[tuple[Any, ...]]:
@@ -138,8 +139,8 @@ def test_the_watermark_follows_the_clock_while_nothing_comes(
     lane.turns()
     clock.now = 104 * S + 7
     lane.turns()
-    lane.passage.settle()
-    lane.passage.show(at_once=True)
+    lane.ordering.settle()
+    lane.ordering.show(at_once=True)
     found = [m["record"].get("watermark", 1) for m in arrived(lane.directory / NAME)]
     assert found == [1, at(99.999999), at(103.999999)]
     ((watermark, idle, released),) = lane.rows(
@@ -163,7 +164,7 @@ def test_windows_close_by_the_clock_and_what_comes_then_is_in_the_next(
     assert results(lane) == [(104, [[1, 100.000001], [2, 101]])]
     lane.write("a", (3, 0), at_us=102 * S)  # committed before it closed, arrived after
     lane.turns()
-    lane.passage.settle()
+    lane.ordering.settle()
     lane.start()
     clock.now = 108 * S
     lane.turns()
@@ -223,7 +224,7 @@ def test_the_stage_serves_a_consumer_by_the_clock(
     event_lane: MakeLane, event_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lane = event_lane(ordering="processing_time", sources=("a", "b"))
-    with served(lane, event_database, monkeypatch):
+    with served(lane, event_database):
         lane.write("a", (1, 9), at_us=1_000 * S)
         until("the first", lambda: [each[0] for each in messages(lane)] == [1], 10)
         lane.write("a", (2, 5), at_us=1_001 * S)
@@ -281,7 +282,7 @@ def test_random_crashes_change_no_time_no_window_and_no_order(
                 write(lane, [])
             clock.now += 60 * S
             lane.turns()
-            lane.passage.settle()
+            lane.ordering.settle()
             found = results(lane) if windows else in_files(lane)
             assert expected is None or found == expected, f"seed {seed}"
             expected = found

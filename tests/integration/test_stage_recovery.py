@@ -24,8 +24,8 @@ from cdc.replication.stop import StopSignal
 from cdc.state.positions import consumer_cursors
 from cdc.state.workers import WorkerState
 from spark_pipeline.session.late import LateSession
+from spark_pipeline.workers import base as base_module
 from spark_pipeline.workers import stage as stage_module
-from spark_pipeline.workers import worker as worker_module
 from spark_pipeline.workers.feed_runner import FeedRunner
 from spark_pipeline.workers.stage import SourceStage
 from tests import pgoutput
@@ -372,8 +372,8 @@ def test_what_a_worker_settled_before_it_failed_does_not_cut_its_pause_short(
     endpoint: Endpoint,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker_module, "_BACKOFF_FIRST_S", 300.0)
-    monkeypatch.setattr(worker_module, "_BACKOFF_MAX_S", 300.0)
+    monkeypatch.setattr(base_module, "_BACKOFF_FIRST_S", 300.0)
+    monkeypatch.setattr(base_module, "_BACKOFF_MAX_S", 300.0)
     lane = LogLane(state, tmp_path, eighth=hook(endpoint))
     endpoint.script += [Scripted(), Scripted(503), *[Scripted()] * 10]
     looks = 0

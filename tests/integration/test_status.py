@@ -132,7 +132,7 @@ SELECT id, 'public.item_' || n, CASE WHEN n > 1 THEN 1794928028123456 + n END,
        CASE WHEN n >= 10 THEN '2026-01-02'::timestamptz END, 12345678, 1234567
   FROM walbrook.consumers, generate_series(1, 11) n WHERE name = 'orders-of-all-shops';
 INSERT INTO walbrook.health_events (source, consumer, kind, severity, what, fix)
-SELECT s, 'orders-of-all-shops', 'event_time_full', 'error', 'it waits', 'raise it'
+SELECT s, 'orders-of-all-shops', 'worker_full', 'error', 'it waits', 'raise it'
   FROM unnest(ARRAY['crm', 'shop']) s;
 """
 

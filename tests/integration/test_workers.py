@@ -21,7 +21,7 @@ from spark_pipeline.feed.exchange import PlannedRange
 from spark_pipeline.feed.plan import Plan
 from spark_pipeline.feed.planner import Planner
 from spark_pipeline.session.late import LateSession
-from spark_pipeline.workers import worker as worker_module
+from spark_pipeline.workers import base as base_module
 from spark_pipeline.workers.retries import RetryQueue
 from spark_pipeline.workers.state import Reason, Step, Work
 from spark_pipeline.workers.status import slow_step
@@ -181,18 +181,18 @@ def test_one_that_is_paused_gets_nothing_and_goes_on_where_it_was_when_it_is_res
 def test_a_sink_that_fails_is_tried_with_growing_pauses_and_holds_nobody(
     lane_of: LaneOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "_BACKOFF_FIRST_S", 0.02)
+    monkeypatch.setattr(base_module, "_BACKOFF_FIRST_S", 0.02)
     lane = lane_of(good={}, bad={})
     blocked = block(tmp_path / "bad")
     pauses: list[float] = []
-    failed = worker_module.Worker.failed
+    failed = Worker.failed
 
-    def noted(worker: worker_module.Worker, error: Exception) -> float:
+    def noted(worker: Worker, error: Exception) -> float:
         until_s = failed(worker, error)
         pauses.append(worker.current.status().retry_s or 0.0)
         return until_s
 
-    monkeypatch.setattr(worker_module.Worker, "failed", noted)
+    monkeypatch.setattr(Worker, "failed", noted)
     with running(lane):
         write(lane, 1)
         until("several tries", lambda: len(pauses) >= 5)
@@ -217,7 +217,7 @@ def test_a_sink_that_fails_is_tried_with_growing_pauses_and_holds_nobody(
 def test_a_breaker_is_half_open_while_one_that_failed_is_tried(
     lane_of: LaneOf, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "_BACKOFF_FIRST_S", 0.02)
+    monkeypatch.setattr(base_module, "_BACKOFF_FIRST_S", 0.02)
     lane = lane_of(hook=hook(endpoint))
     go_on = threading.Event()
     endpoint.script += [Scripted(503), Scripted(after=go_on)]
@@ -387,7 +387,7 @@ def test_a_worker_goes_on_after_an_error_that_nobody_foresaw(
     lane_of: LaneOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """Noting a failure, or letting go of what it has, breaks once."""
-    monkeypatch.setattr(worker_module, "_BACKOFF_FIRST_S", 0.02)
+    monkeypatch.setattr(base_module, "_BACKOFF_FIRST_S", 0.02)
     lane = lane_of(all={})
     blocked, broken = block(tmp_path / "all"), threading.Event()
     real = getattr(Worker, where)

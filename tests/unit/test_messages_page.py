@@ -19,7 +19,7 @@ from cdc.state.numbering import Numbering
 from spark_pipeline.eventtime.release import (
     WATERMARK,
     WINDOW,
-    Told,
+    OwnRows,
     our_rows,
     release_of,
     watermark_row,
@@ -67,8 +67,8 @@ def in_event_time_order() -> pa.RecordBatch:
     late = Released(update, times, times, np.zeros(1, np.int32), np.zeros(1, np.int16))
     now = datetime(2026, 11, 16, 2, 51, 25, 104211, tzinfo=UTC)
     told = [
-        Told(watermark_row(int(times[0]), now)),
-        Told(our_rows(WINDOW, pa.array(['{"window_start":"","window_end":""}']), now)),
+        OwnRows(watermark_row(int(times[0]), now)),
+        OwnRows(our_rows(WINDOW, pa.array(['{"window_start":"","window_end":""}']), now)),
     ]
     rows = release_of(late, None, told, Numbering(71299203, 41), ValueFormat()).rows
     assert rows is not None

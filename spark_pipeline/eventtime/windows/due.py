@@ -19,7 +19,7 @@ from cdc.eventtime.sequencer import Step
 from cdc.eventtime.times import NO_TIME, Times
 from spark_pipeline.delivery.deliver import Origin
 from spark_pipeline.delivery.outcome import Poison
-from spark_pipeline.eventtime.release import WINDOW, Told, our_rows
+from spark_pipeline.eventtime.release import WINDOW, OwnRows, our_rows
 from spark_pipeline.eventtime.windows.aggregate import WindowAggregator, WindowSpec, last_window_end
 from spark_pipeline.eventtime.windows.tables import Tables
 
@@ -28,7 +28,7 @@ from spark_pipeline.eventtime.windows.tables import Tables
 class WindowResults:
     """What closed with a step: its messages, and the changes that could not be counted in."""
 
-    told: list[Told]
+    own: list[OwnRows]
     bad: dict[int, list[Poison]]  # by the place of their database
 
 
@@ -76,13 +76,13 @@ class SparkWindows:
         closed = self._aggregator.close(
             rows.rows, rows.times, (step.before, step.watermark), rows.sources
         )
-        told = []
+        own = []
         if closed.results.num_rows:
-            told.append(Told(our_rows(WINDOW, closed.results.column("record"), now)))
+            own.append(OwnRows(our_rows(WINDOW, closed.results.column("record"), now)))
         bad: dict[int, list[Poison]] = {}
         for at, what in sorted(closed.bad.items()):
             bad.setdefault(int(rows.sources[at]), []).append(Poison(_cursor(rows.rows, at), what))
-        return WindowResults(told, bad)
+        return WindowResults(own, bad)
 
     def _closes(self, step: Step) -> bool:
         """Whether a window ends between the two watermarks."""

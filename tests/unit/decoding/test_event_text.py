@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cdc.change import PLACED_SCHEMA
+from cdc.change import CHANGE_SCHEMA, PLACED_SCHEMA
 from cdc.decoding import decode_changes
-from cdc.decoding.format import EVENT_TEXT, ValueFormat, Wanted
+from cdc.decoding.format import ValueFormat, Wanted
 from cdc.decoding.shapes import Context, ShapeName, shape_for
-from spark_pipeline.eventtime.shape import SOURCE, MergedShape
+from spark_pipeline.delivery.merged_shape import SOURCE, MergedShape
 from tests import pgoutput
 from tests.unit.decoding.changes_of_every_kind import changes_of_every_kind
 from tests.unit.decoding.frames import OID, Frame
@@ -22,31 +22,35 @@ OTHER = pgoutput.relation(OID + 1, "public", "other", [("id", 23, True), ("made"
 NOON = "2026-01-01 12:00:00+00"
 
 
-def texts(frame: Frame, *times: tuple[str, str]) -> list[str | None]:
+def texts(frame: Frame, *times: str) -> list[list[str | None]]:
+    """The texts of each of these columns, as a consumer sees them that asks for it alone."""
     wanted = Wanted(times=times)
     changes = decode_changes(frame.batch(), frame.schemas, wanted=wanted)
     changes.validate(full=True)
     assert changes.schema.names == wanted.schema.names
-    seen: list[str | None] = wanted.view(changes, ValueFormat()).column(EVENT_TEXT).to_pylist()
-    return seen
+    assert wanted.view(changes, ValueFormat()).schema.names == CHANGE_SCHEMA.names
+    views = [wanted.view(changes, ValueFormat(), [name]) for name in times]
+    return [
+        view.column(wanted.time_name(name)).to_pylist()
+        for view, name in zip(views, times, strict=True)
+    ]
 
 
-def test_the_column_that_is_named_for_the_table_comes_as_the_source_wrote_it() -> None:
+def test_the_columns_that_are_named_come_as_the_source_wrote_them() -> None:
     frame = Frame().add(pgoutput.insert(OID, ["1", NOON]), ITEM)
     frame.add(pgoutput.insert(OID + 1, ["2", "noon"]), OTHER, oid=OID + 1)
     frame.add(pgoutput.update(OID, ["1", None]), ITEM)
     frame.add(pgoutput.truncate([OID]), ITEM)
-    assert texts(frame, ("", "at"), ("public.other", "made")) == [NOON, "noon", None, None]
+    assert texts(frame, "at", "made") == [[NOON, "", None, None], ["", "noon", "", None]]
 
 
 def test_a_table_without_the_column_says_so_by_an_empty_text() -> None:
     frame = Frame().add(pgoutput.insert(OID + 1, ["2", "noon"]), OTHER, oid=OID + 1)
-    assert texts(frame, ("", "at")) == [""]
-    assert texts(frame, ("public.item", "at")) == [""]
+    assert texts(frame, "at") == [[""]]
 
 
 def test_what_is_wanted_passes_where_only_text_can() -> None:
-    wanted = Wanted(before=True, times=(("", "at"), ("public.other", "made")))
+    wanted = Wanted(before=True, times=("at", "made"))
     assert Wanted.from_text(wanted.to_text()) == wanted
 
 

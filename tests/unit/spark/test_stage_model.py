@@ -41,10 +41,11 @@ from spark_pipeline.feed.feed import Feed
 from spark_pipeline.feed.planner import Planner
 from spark_pipeline.feed.progress import StageProgress
 from spark_pipeline.workers import retries, settler, worker
+from spark_pipeline.workers.base import AgainError
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.settings import StageSettings
 from spark_pipeline.workers.settler import Settler
-from spark_pipeline.workers.worker import AgainError, Worker
+from spark_pipeline.workers.worker import Worker
 from tests import pgoutput
 from tests.lane_on_log import arrived, cursors_of
 from tests.unit.replication.test_seal import transaction, wire

@@ -37,7 +37,7 @@ def test_changes_go_out_in_the_order_of_their_times_and_the_rest_is_held_back(
     lane.write("a", (4, 4 * S))
     lane.turns()
     assert ids(lane) == [2, 4, 1], "all up to 7 s less the tolerance, by time"
-    lane.passage.settle()
+    lane.ordering.settle()
     assert lane.cursors() == {"a": Cursor(0x100, 2)}, "it passed what is held back"
     (message, *_) = arrived(tmp_path / NAME)
     assert message["metadata"]["event_time"] == "1970-01-01T00:00:03.000000Z"
@@ -51,7 +51,7 @@ def test_what_was_delivered_is_not_delivered_again_and_what_was_held_back_is_not
     lane = EventLane(state, tmp_path, event_time={"late_tolerance": "2s"})
     lane.write("a", (1, 9 * S), (2, 3 * S), (3, 5 * S))
     lane.turns()
-    lane.passage.settle()
+    lane.ordering.settle()
     assert ids(lane) == [2, 3]
     lane.start()
     lane.turns()
@@ -80,8 +80,8 @@ def test_a_late_one_follows_the_policy_and_is_counted(
     assert lane.rows("SELECT kind, event IS NOT NULL FROM walbrook.dead_letters") == (
         [("late", True)] * dead
     )
-    lane.passage._shown_at = 0.0
-    lane.passage.show()
+    lane.ordering._shown_at = 0.0
+    lane.ordering.show()
     assert lane.rows('SELECT "table", buffered, late_count FROM walbrook.watermarks') == [
         ("public.item", 0, 1)
     ]
@@ -101,7 +101,7 @@ def test_a_value_that_is_no_time_is_a_dead_letter_and_the_stream_goes_on(
     changes = [pgoutput.insert(1, [str(n), at]) for n, at in enumerate(rows)]
     lane.write_messages("a", text, *changes)
     lane.turns()
-    lane.passage.settle()
+    lane.ordering.settle()
     assert ids(lane) == [0, 2]
     ((kind, error),) = lane.rows("SELECT kind, error FROM walbrook.dead_letters")
     assert kind == "event_time"

@@ -1,22 +1,19 @@
-"""One consumer's way through event time: read, hold back, release, deliver, settle.
+"""The order of event time, as a step of a worker: read, hold back, release, send, settle.
 
-``turn`` does what there is to do now, and says whether there was anything. What must always hold:
-nothing is read while a release is under way; a release is stored before it is sent, and settled in
-one transaction with the cursors of all its databases; a cursor never passes what is held back.
+``turn`` does what there is to do now. Invariants: nothing is read while a release is being sent. A
+release is stored before it is sent, and settled in one transaction with the cursors of all its
+sources. A cursor never passes what is held back.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
-
-import structlog
-from pyspark.sql import SparkSession
 
 from cdc.config import Sink as SinkConfig
 from cdc.config.event_time import EventTime
@@ -38,18 +35,16 @@ from cdc.state.positions import MovedError
 from spark_pipeline.delivery.gaps import gap_change
 from spark_pipeline.delivery.matching import Match
 from spark_pipeline.delivery.outcome import Poison
-from spark_pipeline.delivery.value_formats import form_of
-from spark_pipeline.eventtime.courier import Courier, UnderWay
-from spark_pipeline.eventtime.inflow import Inflow
+from spark_pipeline.delivery.value_formats import form_of, time_columns
 from spark_pipeline.eventtime.partitions import Partitions, Roots
-from spark_pipeline.eventtime.progress import progress_of
-from spark_pipeline.eventtime.release import Told, release_of, watermark_row
-from spark_pipeline.eventtime.settling import EventSettler, Reached, Share, shares_of
+from spark_pipeline.eventtime.reading import Reading
+from spark_pipeline.eventtime.release import OwnRows, release_of, watermark_row
+from spark_pipeline.eventtime.sending import ReleaseSender, Sending
+from spark_pipeline.eventtime.settlement import EventSettler, Reached, Share, shares_of
+from spark_pipeline.eventtime.timing import RowTiming, Timing, progress_of
 from spark_pipeline.eventtime.windows.due import Windows
-from spark_pipeline.workers.retries import RetryQueue
-from spark_pipeline.workers.settings import StageSettings
-
-_logger = structlog.get_logger("walbrook.event_time")
+from spark_pipeline.workers.inputs import Input
+from spark_pipeline.workers.state import CurrentState
 
 _SETTLE_S: Final = 1.0
 """How often cursors move over what was read and is not the consumer's."""
@@ -59,33 +54,33 @@ _QUIET_S: Final = 1.0
 _DEAD_MAX: Final = 5_000
 
 
-class EventPassage:
-    """From the rows in Postgres on, until it is closed; ``settings`` and ``roots`` by database."""
+class Ordering:
+    """From the rows in Postgres on; ``inputs``, whose logs are open, and ``roots`` by source.
+
+    It is used by the worker's thread alone, and ``state`` by nobody else.
+    """
 
     def __init__(
         self,
         consumer: SinkConfig,
-        settings: Mapping[str, StageSettings],
+        inputs: Mapping[str, Input],
         state: Connection,
+        current: CurrentState,
         *,
         roots: Mapping[str, Roots],
-        queues: Mapping[str, RetryQueue],
-        run: str,
-        over: threading.Event,
-        spark: SparkSession | None = None,
         windows: Windows | None = None,
     ) -> None:
         assert consumer.event_time is not None
         self._consumer = consumer
         self._config: EventTime = consumer.event_time
-        self._settings = dict(settings)
+        self._inputs = inputs
         self._state = state
         self._windows = windows
-        self._terms = {name: each.term for name, each in settings.items()}
+        self._terms = {name: each.settings.term for name, each in inputs.items()}
         self._marks = Marks.of(consumer)
         self._gaps = [
             (name, gap)
-            for name in settings
+            for name in inputs
             for gap in untold_gaps(state, name)
             if gap.consumer == consumer.name
         ]
@@ -95,7 +90,7 @@ class EventPassage:
             self._terms,
             self._marks,
             gaps=[gap for _, gap in self._gaps],
-            log_end=lambda: _log_end(settings.values()),
+            log_end=lambda: _log_end(inputs.values()),
         )
         self._standing = standing.sources
         self._numbering = standing.numbering
@@ -120,25 +115,35 @@ class EventPassage:
         )
         for name, each in self._standing.items():
             self._partitions.begin(name, roots[name], read_partitions(state, each.id))
-        self._courier = Courier(consumer, self._settings, queues, run=run, over=over)
-        self._settler = EventSettler(consumer.name, self._terms)
-        self._under_way: UnderWay | None = None
+        self._sender = ReleaseSender(consumer, inputs, current)
+        self._runs = {name: each.context.settler.feed_run for name, each in inputs.items()}
+        self._settler = EventSettler(consumer.name, self._terms, self._runs)
+        self._sending: Sending | None = None
         self._settled_at = self._shown_at = time.monotonic()
         self._saved: object = None
         self._quiet_until = 0.0  # monotonic
-        timings = self._progress.timings(lambda: self._sequencer.watermark)
-        self._inflow = Inflow(
-            self._settings, standings, self._clocks, self._partitions,
-            timings=timings, run=run, spark=spark,
-        )  # fmt: skip
+        self._reading = Reading(
+            consumer, inputs, standings, self._clocks, self._partitions, self._timings()
+        )
         for name, each in self._standing.items():
             if each.finished:
                 self._sequencer.complete(name)
-        self.follow(read_controls(state, consumer.name, settings))
+        self.follow(read_controls(state, consumer.name, inputs))
+
+    def _timings(self) -> Mapping[str, RowTiming]:
+        by_arrival = self._progress.timings(lambda: self._sequencer.watermark)
+        if by_arrival is not None:
+            return by_arrival
+        columns = time_columns(self._consumer)
+        timings: dict[str, RowTiming] = {}
+        for name, each in self._inputs.items():
+            texts = {column: each.settings.wanted.time_name(column) for column in columns}
+            timings[name] = Timing(partial(self._partitions.time_of, name), texts)
+        return timings
 
     @property
     def cursors(self) -> dict[str, Cursor]:
-        """Where it stands in each database, as it last wrote it."""
+        """Where it stands in each source, as it last wrote it."""
         return {name: each.cursor for name, each in self._standing.items()}
 
     @property
@@ -147,29 +152,22 @@ class EventPassage:
 
     @property
     def at_end(self) -> bool:
-        """Whether all that its logs hold was read, and nothing is on its way."""
-        under_way = self._under_way is not None or self._redo is not None
-        return self._inflow.at_end and not under_way and not self._gaps
+        """Whether all that its logs hold was read, and nothing is being sent."""
+        sending = self._sending is not None or self._redo is not None
+        return not self._reading.behind and not sending and not self._gaps
 
     @property
-    def stuck(self) -> bool:
+    def is_stuck(self) -> bool:
         """Whether nothing it may read can make room in its buffer."""
-        return self._under_way is None and self._sequencer.stuck(self._inflow.behind)
+        return self._sending is None and self._sequencer.stuck(self._reading.behind)
 
     @property
-    def tells(self) -> bool:
-        """Whether there are gaps that its sink is still to be told of."""
+    def has_gaps(self) -> bool:
+        """Whether there are gaps that its sink has still to hear of."""
         return bool(self._gaps)
 
-    def wait(self) -> None:
-        """Until there may be something to do, or for a moment."""
-        self._inflow.wait(self._sequencer)
-
-    def close(self) -> None:
-        self._inflow.close()
-
     def finished(self, source: str, is_finished: bool) -> None:
-        """Whether a database has ended: then nobody waits for its time."""
+        """Whether a source has ended: then nobody waits for its time."""
         if is_finished:
             self._quiet_until = 0.0
             self._sequencer.complete(source)
@@ -182,41 +180,46 @@ class EventPassage:
             self._quiet_until = 0.0
 
     def renew(self, source: str, roots: Roots) -> None:
-        """The tables of a database as they are now."""
+        """The tables of a source as they are now."""
         self._partitions.renew(source, roots)
 
     def turn(self, *, flush: bool = False) -> bool:
-        """Go on; says whether anything was done. Raises if its destination did not take it.
+        """Go on; returns whether anything was done. Raises if its destination did not take it.
 
         With ``flush`` everything that is held back is released.
         """
-        if self._under_way is not None:
-            self._deliver(self._under_way)
+        if self._sending is not None:
+            self._deliver(self._sending)
             return True
         if self._redo is None and self._gaps:
-            told = [
-                Told(gap_change(gap), list(self._settings).index(name), placed=True)
+            own = [
+                OwnRows(gap_change(gap), list(self._inputs).index(name), placed=True)
                 for name, gap in self._gaps
             ]
-            release = release_of(None, None, told, self._numbering, form_of(self._consumer))
+            release = release_of(None, None, own, self._numbering, form_of(self._consumer))
             gaps = [gap for _, gap in self._gaps]
             plan_gaps(self._state, self._consumer.name, self._terms, gaps)
-            self._send(UnderWay(release, None))
+            self._send(Sending(release, None))
             return True
+        with ExitStack() as held:
+            some = self._read_and_release(held, flush=flush)
+        self._settle_at_times()
+        return some
+
+    def _read_and_release(self, held: ExitStack, *, flush: bool) -> bool:
         until = self._until()
-        some = self._inflow.read(self._sequencer, until)
+        some = self._reading.read(held, self._sequencer, until)
         if self._redo is None or until is None:
             waits = not some and not flush and time.monotonic() < self._quiet_until
             step = None if waits else self._sequencer.step(flush=flush)
-        elif all(self._inflow.reads[name] >= end for name, end in until.items()):
+        elif all(self._reading.reads[name] >= end for name, end in until.items()):
             step = self._sequencer.step(to=self._redo.to)
         else:
             step = None
         if step is not None:
             some |= self._release(step)
         elif not some:
-            self._inflow.check(until or {n: each.read for n, each in self._standing.items()})
-        self._settle_at_times()
+            self._reading.check(until or {n: each.read for n, each in self._standing.items()})
         return some
 
     def show(self, *, at_once: bool = False) -> None:
@@ -229,37 +232,38 @@ class EventPassage:
             self._partitions.show(self._state, each.id, name, self._sequencer, now_us)
 
     def _until(self) -> dict[str, Cursor] | None:
-        """Up to where a release under way had read each log; None if there is none."""
+        """Up to where a release that was planned had read each log; None if there is none."""
         if self._redo is None:
             return None
         return {n: self._redo.reads.get(n, each.read) for n, each in self._standing.items()}
 
     def _release(self, step: Step) -> bool:
-        """Send what a step gives, or settle it where there is nothing to send; says if any did."""
+        """Send what a step gives, or only settle it; returns whether it did either."""
         late = step.late
         if late is None and step.released is None:
             # The watermark goes on with the clock: nobody needs to hear of each microsecond.
             self._quiet_until = time.monotonic() + _QUIET_S
         delivered = late if self._config.late_policy == "deliver" else None
-        released, told = step.released, list[Told]()
+        released, own = step.released, list[OwnRows]()
         if self._windows is not None:
             now = datetime.now(UTC)
             closed = self._windows.results(released, self._sequencer.buffer, step, now)
-            self._inflow.add_dead(closed.bad, "expression")
-            released, told = None, closed.told
+            self._reading.add_dead(closed.bad, "expression")
+            released, own = None, closed.own
         if self._config.emit_watermarks and step.watermark > step.before:
-            told.append(Told(watermark_row(step.watermark, datetime.now(UTC))))
-        release = release_of(delivered, released, told, self._numbering, form_of(self._consumer))
+            own.append(OwnRows(watermark_row(step.watermark, datetime.now(UTC))))
+        release = release_of(delivered, released, own, self._numbering, form_of(self._consumer))
         if not len(release):
             some = late is not None or step.released is not None or self._redo is not None
             if some:
-                self._settle(UnderWay(release, step))
+                self._settle(Sending(release, step))
             return some
         if self._redo is None:
             plan_release(
                 self._state,
                 self._consumer.name,
                 terms=self._terms,
+                runs=self._runs,
                 sources=self._standing,
                 marks=self._marks,
                 before=_none(step.before),
@@ -268,67 +272,67 @@ class EventPassage:
                 arrived=self._progress.arrived(self.cursors, step.reads),
             )
             reached("planned")
-        self._send(UnderWay(release, step))
+        self._send(Sending(release, step))
         return True
 
-    def _send(self, under_way: UnderWay) -> None:
-        self._under_way = under_way
-        self._deliver(under_way)
+    def _send(self, sending: Sending) -> None:
+        self._sending = sending
+        self._deliver(sending)
 
-    def _deliver(self, under_way: UnderWay) -> None:
+    def _deliver(self, sending: Sending) -> None:
         """A piece of it, from where it is; settled once all of it is there."""
-        release = under_way.release
-        self._courier.deliver(self._state, under_way, self._ledger, self._bury)
-        if under_way.at < len(release):
-            if under_way.has_much_aside:
-                self._settler.put_aside(self._state, under_way.aside_by_source)
-                self._courier.settled(under_way.sent)
-                under_way.forget_aside()
+        release = sending.release
+        self._sender.send(self._state, sending, self._ledger, self._bury)
+        if sending.at < len(release):
+            if sending.has_much_aside:
+                self._settler.put_aside(self._state, sending.aside_by_source)
+                self._sender.settled(sending.sent)
+                sending.forget_aside()
             return
         reached("released")
-        if under_way.step is not None:
-            self._settle(under_way)
+        if sending.step is not None:
+            self._settle(sending)
             return
-        self._settler.tell(self._state, release.after, self._gaps, under_way.aside_by_source)
-        self._courier.settled(under_way.sent)
-        self._numbering, self._gaps, self._under_way = release.after, [], None
+        self._settler.settle_gaps(self._state, release.after, self._gaps, sending.aside_by_source)
+        self._sender.settled(sending.sent)
+        self._numbering, self._gaps, self._sending = release.after, [], None
 
     def _bury(self, source: str, dead: list[Poison]) -> None:
-        self._settler.bury(self._state, source, dead, self._inflow.open_log)
+        self._settler.bury(self._state, source, dead, self._reading.open_log)
 
     @property
     def _ledger(self) -> str:
-        """The name of its ledger: that of the first database."""
+        """The name of its ledger: that of the first source."""
         return next(iter(self._standing.values())).ledger
 
     def _settle_at_times(self) -> None:
         """Move cursors over what was read and is not the consumer's."""
         if not self._may_settle:
             return
-        many = sum(map(len, self._inflow.dead.values())) >= _DEAD_MAX
+        many = sum(map(len, self._reading.dead.values())) >= _DEAD_MAX
         if many or time.monotonic() - self._settled_at >= _SETTLE_S:
             self._settle(None)
 
     def settle(self) -> None:
-        """Write how far it has come, unless something is on its way."""
+        """Write how far it has come, unless something is being sent."""
         if self._may_settle:
             self._settle(None)
 
     @property
     def _may_settle(self) -> bool:
-        """Not while something is on its way, nor before all that was once read is there again."""
-        reads = self._inflow.reads
+        """Not while something is being sent, nor before all that was once read is there again."""
+        reads = self._reading.reads
         there = all(reads[name] >= each.read for name, each in self._standing.items())
-        return there and self._under_way is None and self._redo is None
+        return there and self._sending is None and self._redo is None
 
-    def _settle(self, under_way: UnderWay | None) -> None:
-        """What was released, or, with nothing under way, only how far it has read."""
-        step = under_way.step if under_way is not None else None
+    def _settle(self, sending: Sending | None) -> None:
+        """What was released, or, with nothing being sent, only how far it has read."""
+        step = sending.step if sending is not None else None
         self._settled_at = time.monotonic()
-        shares = shares_of(self._inflow, self._sequencer, under_way, buries_late=self._buries_late)
-        if under_way is None and not self._has_moved(shares):
+        shares = shares_of(self._reading, self._sequencer, sending, buries_late=self._buries_late)
+        if sending is None and not self._has_moved(shares):
             return
-        numbering = self._numbering if under_way is None else under_way.release.after
+        numbering = self._numbering if sending is None else sending.release.after
         watermark = self._sequencer.watermark if step is None else step.watermark
         if step is not None and step.late is not None:
             self._partitions.count_late(step.late)
@@ -338,13 +342,13 @@ class EventPassage:
             Reached(
                 numbering, _none(watermark), shares, self._partitions.seen(), self._arrived(shares)
             ),
-            ledger=self._courier.ledger_name(self._ledger),
+            ledger=self._sender.ledger_name(self._ledger),
         )
         for name, share in shares.items():
             self._standing[name] = replace(self._standing[name], cursor=share.cursor)
         self._progress.settled(self.cursors)
         self._numbering, self._saved = numbering, self._position(shares)
-        self._settled(under_way, shares)
+        self._settled(sending, shares)
         if moved:
             raise MovedError(self._consumer.name, shares[moved].cursor)
 
@@ -352,13 +356,13 @@ class EventPassage:
         cursors = {name: share.cursor for name, share in shares.items()}
         return self._progress.arrived(cursors, {name: s.read for name, s in shares.items()})
 
-    def _settled(self, under_way: UnderWay | None, shares: dict[str, Share]) -> None:
-        if under_way is not None:
-            self._under_way = self._redo = None
-            self._courier.settled(under_way.sent)
+    def _settled(self, sending: Sending | None, shares: dict[str, Share]) -> None:
+        if sending is not None:
+            self._sending = self._redo = None
+            self._sender.settled(sending.sent)
         if any(share.dead or share.aside is not None for share in shares.values()):
             for name, term in self._terms.items():
-                self._inflow.dead[name] = []
+                self._reading.dead[name] = []
                 report_dead_letters(self._state, name, term)
 
     def _has_moved(self, shares: dict[str, Share]) -> bool:
@@ -375,11 +379,11 @@ class EventPassage:
         return self._config.late_policy == "dead_letter"
 
 
-def _log_end(settings: Iterable[StageSettings]) -> int:
+def _log_end(inputs: Iterable[Input]) -> int:
     """The LSN of the last change in any of these logs."""
     highest = 0
-    for each in settings:
-        with closing(open_log(each.log_directory)) as view:
+    for each in inputs:
+        with closing(open_log(each.settings.log_directory)) as view:
             end = view.next_batch()
             if end > view.first_batch():
                 highest = max(highest, high_of(view.entries(end - 1, end)[0]).lsn)

@@ -1,4 +1,4 @@
-"""Messages of several databases in one batch: each as its own database's shape writes it. Pure."""
+"""Messages of several sources in one batch: each as the shape of its own source writes it. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pyarrow as pa
 from cdc.decoding.shapes import Parts, Shape
 
 SOURCE: Final = "origin_source"
-"""The column that says which of the consumer's databases a row is of, counted from 0."""
+"""The column that says which of the consumer's sources a row is of, counted from 0."""
 
 
 @dataclass(frozen=True)
 class MergedShape:
-    """One shape a database; all are of one kind, and differ in what they say of it."""
+    """One shape per source; all are of one kind, and differ in what they say of the source."""
 
     shapes: Sequence[Shape]
 
@@ -52,7 +52,7 @@ def _by_source(
     make: Callable[[Shape, pa.RecordBatch], pa.RecordBatch],
     shapes: Sequence[Shape],
 ) -> pa.RecordBatch:
-    """What each database's shape makes of its own rows, put back in their order."""
+    """What the shape of each source makes of its own rows, put back in their order."""
     codes = rows.column(SOURCE).to_numpy()
     there = np.unique(codes).tolist()
     if len(there) == 1:

@@ -1,6 +1,6 @@
-"""Settling for consumers in event-time order: one transaction for all their databases.
+"""Settling for consumers in event-time order: one transaction for all their sources.
 
-What must always hold: the cursor of each database, what was released, what waits and what is dead
+Invariants: the cursor of each source, what was released, what waits and what is dead
 become true together; a cursor that somebody else moved is never moved back by it.
 """
 
@@ -28,14 +28,14 @@ from cdc.state.numbering import Numbering, is_number
 from cdc.state.positions import MovedError, Settlement, settle
 from spark_pipeline.delivery.dead_letters import poisoned
 from spark_pipeline.delivery.outcome import Poison, is_below, together
-from spark_pipeline.eventtime.courier import UnderWay
-from spark_pipeline.eventtime.inflow import Inflow
+from spark_pipeline.eventtime.reading import Reading
 from spark_pipeline.eventtime.release import late_letters
+from spark_pipeline.eventtime.sending import Sending
 
 
 @dataclass
 class Share:
-    """What is to be settled of one database."""
+    """What is to be settled of one source."""
 
     cursor: Cursor
     read: Cursor
@@ -53,19 +53,19 @@ class Reached:
     numbering: Numbering
     watermark: int | None
     shares: dict[str, Share]
-    seen: Mapping[str, Mapping[str, Seen]]  # of each table, by database
+    seen: Mapping[str, Mapping[str, Seen]]  # of each table, by source
     arrived: Mapping[str, Sequence[Bound]] = field(default_factory=dict)
 
 
 def shares_of(
-    inflow: Inflow, sequencer: Sequencer, under_way: UnderWay | None, *, buries_late: bool
+    reading: Reading, sequencer: Sequencer, sending: Sending | None, *, buries_late: bool
 ) -> dict[str, Share]:
     """What is settled with a release; without one, only how far was read."""
-    step = under_way.step if under_way is not None else None
-    sent = under_way.sent if under_way is not None else []
+    step = sending.step if sending is not None else None
+    sent = sending.sent if sending is not None else []
     absorbed = sum(each.absorbed for each in sent)
     shares: dict[str, Share] = {}
-    for at, (name, read) in enumerate(inflow.reads.items()):
+    for at, (name, read) in enumerate(reading.reads.items()):
         parts = [each.parts[at] for each in sent]
         aside = [part.aside for part in parts]
         if step is not None and step.late is not None and buries_late:
@@ -79,19 +79,20 @@ def shares_of(
             read=read if step is None else step.reads[name],
             delivered=taken - known,
             absorbed=known,
-            last_commit=inflow.settled_commit(name, sequencer.buffer.oldest(name)),
-            dead=inflow.dead[name],
+            last_commit=reading.settled_commit(name, sequencer.buffer.oldest(name)),
+            dead=reading.dead[name],
             aside=together(aside),
         )
     return shares
 
 
 class EventSettler:
-    """Settles for one consumer, under the terms of its databases."""
+    """Settles for one consumer, under the terms of its sources and as the runs of their feeds."""
 
-    def __init__(self, consumer: str, terms: Mapping[str, int]) -> None:
+    def __init__(self, consumer: str, terms: Mapping[str, int], runs: Mapping[str, int]) -> None:
         self._consumer = consumer
         self._terms = terms
+        self._runs = runs
 
     def settle(
         self,
@@ -104,8 +105,8 @@ class EventSettler:
         """One transaction; ``ledger`` is the name of the consumer's, if it lies in Postgres.
 
         A cursor that somebody has moved meanwhile stays where it is, or goes on from there. What
-        was released of the others is settled all the same: it was delivered. The answer is the
-        database of which that is so, for whoever takes the consumer up anew.
+        was released of the others is settled all the same: it was delivered. Returns the source of
+        which that is so, empty if there is none: the worker begins again then.
         """
         moved = ""
         with state.transaction():
@@ -124,32 +125,34 @@ class EventSettler:
                     state,
                     source=source,
                     term=self._terms[source],
+                    run=self._runs[source],
                     read_to=share.read,
                     consumers={self._consumer: _settlement(at.cursor, share)},
                 )
-            note_released(
-                state,
-                self._consumer,
-                numbering=reached.numbering,
-                watermark=reached.watermark,
-                sources=standing,
-                reads={source: share.read for source, share in reached.shares.items()},
-                seen=reached.seen,
-                arrived=reached.arrived,
-            )
-            if ledger is not None:
-                lsn, idx = reached.numbering.place(0)
-                state.execute(TRIM, {"ledger": ledger, "lsn": format_lsn(lsn), "idx": idx})
+            with state.pipeline():
+                note_released(
+                    state,
+                    self._consumer,
+                    numbering=reached.numbering,
+                    watermark=reached.watermark,
+                    sources=standing,
+                    reads={source: share.read for source, share in reached.shares.items()},
+                    seen=reached.seen,
+                    arrived=reached.arrived,
+                )
+                if ledger is not None:
+                    lsn, idx = reached.numbering.place(0)
+                    state.execute(TRIM, {"ledger": ledger, "lsn": format_lsn(lsn), "idx": idx})
         return moved
 
-    def tell(
+    def settle_gaps(
         self,
         state: Connection,
         numbering: Numbering,
         gaps: Sequence[tuple[str, Gap]],
         aside: Sequence[pa.RecordBatch | None],
     ) -> None:
-        """Its sink has been told of gaps, or the messages wait; its cursors stay where they are."""
+        """Its sink has heard of gaps, or the messages wait; its cursors stay where they are."""
         with state.transaction():
             fence(state, self._terms)
             self._enqueue(state, aside)
@@ -178,7 +181,7 @@ class EventSettler:
         report_dead_letters(state, source, self._terms[source])
 
     def put_aside(self, state: Connection, aside: Sequence[pa.RecordBatch | None]) -> None:
-        """What was refused of a release that is not over yet waits in the queues, by database."""
+        """What was refused of a release that is not over yet waits in the queues, by source."""
         with state.transaction():
             fence(state, self._terms)
             self._enqueue(state, aside)
