@@ -382,7 +382,7 @@ def test_work_within_other_work_is_a_part_of_it(lane_of: LaneOf) -> None:
     assert current.step is None
 
 
-@pytest.mark.parametrize("where", ["failed", "close"])
+@pytest.mark.parametrize("where", ["failed", "_leave"])
 def test_a_worker_goes_on_after_an_error_that_nobody_foresaw(
     lane_of: LaneOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
