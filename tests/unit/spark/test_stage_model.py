@@ -40,7 +40,7 @@ from spark_pipeline.feed.exchange import Exchange, PlannedRange
 from spark_pipeline.feed.feed import Feed
 from spark_pipeline.feed.planner import Planner
 from spark_pipeline.feed.progress import StageProgress
-from spark_pipeline.workers import retries, settler, worker
+from spark_pipeline.workers import base, retries, settler, worker
 from spark_pipeline.workers.base import AgainError
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.settings import StageSettings
@@ -128,7 +128,7 @@ class Stage:
         patch.setattr(worker, "call_roll", self.rows.roll)
         for module, name, gives in (
             (worker, "pass_gaps", {}), (worker, "left_behind", {}), (retries, "due", []),
-            (worker, "report_consumer", None), (Ledgers, "report", None),
+            (base, "report_consumer", None), (Ledgers, "report", None),
         ):  # fmt: skip
             patch.setattr(module, name, lambda *_given, _gives=gives, **_named: _gives)
 
