@@ -20,6 +20,7 @@ from cdc.state.workers import WorkerState
 from spark_pipeline.feed.exchange import PlannedRange
 from spark_pipeline.feed.plan import Plan
 from spark_pipeline.feed.planner import Planner
+from spark_pipeline.session.late import LateSession
 from spark_pipeline.workers import worker as worker_module
 from spark_pipeline.workers.state import Reason
 from spark_pipeline.workers.worker import Worker
@@ -255,7 +256,8 @@ def test_after_several_processes_that_settled_nothing_it_is_served_outside_the_d
     lane = lane_of(all={})
     for _ in range(3):
         lane.start_lane_again()
-    context = replace(lane.context, spark=cast(SparkSession, object()))
+    session = LateSession.of(cast(SparkSession, object()))
+    context = replace(lane.context, spark=session)
     worker = Worker(lane.sinks[0], context, attempts=lane.feed_run.consumers["all"])
     assert worker.begin()
     for number in (1, 2):
