@@ -114,10 +114,13 @@ class Syncer:
     def written(self, end: Cursor, size: int) -> None:
         """Everything up to ``end``, with ``size`` more bytes, was handed to the kernel."""
         with self._changed:
+            is_first = self._appended == self._synced
             self._written = end
             self._appended += 1
             self._unsynced_bytes += size
-            self._changed.notify()
+            # Whoever syncs at its own pace need not wake up for each batch.
+            if is_first or self._due():
+                self._changed.notify()
 
     def flush(self) -> None:
         """Sync now, in the caller's thread; a failure is a TransientError, now and ever after."""
