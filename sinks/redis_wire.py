@@ -39,13 +39,19 @@ class Outcome:
     touched: bool = False  # nothing was done: a watched stream was touched by somebody else
 
 
-def encode(keys: str | pa.StringArray, batch: MessageBatch) -> list[bytes | pa.Buffer]:
-    """One transaction that adds all messages, each to its stream, built a column at a time."""
+def encode(
+    keys: str | pa.StringArray, batch: MessageBatch, trim: tuple[str, ...] = ()
+) -> list[bytes | pa.Buffer]:
+    """One transaction that adds all messages, each to its stream, built a column at a time.
+
+    ``trim`` are the words of XADD that bound a stream's length.
+    """
     ids = joined(_text(batch.rows, "commit_lsn"), "-", _text(batch.rows, "commit_idx"))
     fields = batch.fields()
     commands = joined(
-        f"*{3 + 2 * len(fields)}\r\n$4\r\nXADD\r\n",
+        f"*{3 + len(trim) + 2 * len(fields)}\r\n$4\r\nXADD\r\n",
         *((f"${len(keys.encode())}\r\n{keys}\r\n",) if isinstance(keys, str) else _bulk(keys)),
+        *(f"${len(word)}\r\n{word}\r\n" for word in trim),
         *_bulk(ids),
         *(part for name, values in fields.items() for part in _field(name, values)),
     )
@@ -54,19 +60,21 @@ def encode(keys: str | pa.StringArray, batch: MessageBatch) -> list[bytes | pa.B
     return [_BEGIN, *parts, _END]
 
 
-def encode_watch(key: str, above: str) -> bytes:
-    """WATCH a stream, then EXISTS, then its last entry from ``above`` on: three answers."""
-    return b"".join(
-        _command(*words)
-        for words in (
-            ("WATCH", key),
-            ("EXISTS", key),
-            ("XREVRANGE", key, "+", above, "COUNT", "1"),
-        )
+def with_command(request: list[bytes | pa.Buffer], *words: str) -> list[bytes | pa.Buffer]:
+    """The same transaction with one more command at its end, which is answered with one line."""
+    return [*request[:-1], command(*words), request[-1]]
+
+
+def encode_question(stream: str, record: str, watched: list[str], fields: tuple[str, ...]) -> bytes:
+    """WATCH keys, then describe a stream, then read its record: three answers."""
+    return (
+        command("WATCH", *watched)
+        + command("XINFO", "STREAM", stream)
+        + command("HMGET", record, *fields)
     )
 
 
-def _command(*words: str) -> bytes:
+def command(*words: str) -> bytes:
     parts = [word.encode() for word in words]
     return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(p), p) for p in parts)
 
@@ -86,8 +94,10 @@ def _text(rows: pa.RecordBatch, name: str) -> pa.StringArray:
     return rows.column(name).cast(pa.string())
 
 
-def read_outcome(receive: Callable[[], bytes], messages: int) -> Outcome:
+def read_outcome(receive: Callable[[], bytes], messages: int, others: int = 0) -> Outcome:
     """Read the whole answer to a transaction of that many messages.
+
+    ``others`` are further commands at its end, each of which is answered with one line.
 
     It is one line for MULTI, one a command for queueing, one for EXEC, and, if EXEC went through,
     two lines (length and id) for each message that was added and one for each that was not. A
@@ -95,8 +105,8 @@ def read_outcome(receive: Callable[[], bytes], messages: int) -> Outcome:
     """
     answer = bytearray()
     lines = 0
-    before_exec = messages + 1
-    usual_start = _BEGUN + _QUEUED * messages
+    before_exec = messages + others + 1
+    usual_start = _BEGUN + _QUEUED * (messages + others)
     while True:
         part = receive()
         answer += part
@@ -114,7 +124,7 @@ def read_outcome(receive: Callable[[], bytes], messages: int) -> Outcome:
             return Outcome(0, 0, touched=True)
         # Every id is digits and a dash between them, so a dash that begins a line is an error.
         errors = answer.count(_ERROR_LINE)
-        if lines - before_exec - 1 == 2 * messages - errors:
+        if lines - before_exec - 1 == 2 * messages - errors + others:
             return _executed(bytes(answer[len(usual_start) :]), messages, errors)
 
 

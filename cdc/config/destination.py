@@ -58,12 +58,20 @@ class _Destination(Section):
     message_bytes_max: ClassVar[int | None] = None
     """The largest message that it can take; None without a bound that we know."""
 
+    rewind_ways: ClassVar[tuple[str, ...]] = ()
+    """What a rewind can do with what it holds: new_generation, truncate (cdc.generation).
+
+    None where it keeps no position of its own: it gets everything again without more ado.
+    """
+
     default_partition_count: ClassVar[int] = 1
     """Over how many deliveries at once groups are spread where the sink does not say."""
 
 
 class FileDestination(_Destination):
     """Files of JSON lines."""
+
+    rewind_ways: ClassVar[tuple[str, ...]] = ("new_generation", "truncate")
 
     type: Literal["file"] = Field(default="file", description="Always file.")
     path: LocalPath = Field(description="Directory that the files are written to.")
@@ -82,6 +90,8 @@ class FileDestination(_Destination):
 
 class ParquetDestination(_Destination):
     """Parquet files in partition directories."""
+
+    rewind_ways: ClassVar[tuple[str, ...]] = ("new_generation", "truncate")
 
     type: Literal["parquet"] = Field(default="parquet", description="Always parquet.")
     path: LocalPath = Field(description="Directory that the files are written to.")
@@ -127,6 +137,8 @@ def _tls_form(value: object) -> str:
 
 class RedisStreamDestination(_Destination):
     """A Redis stream."""
+
+    rewind_ways: ClassVar[tuple[str, ...]] = ("new_generation", "truncate")
 
     type: Literal["redis_stream"] = Field(
         default="redis_stream", description="Always redis_stream."

@@ -423,6 +423,15 @@ class Sink(Section):
         return on_stop == "flush" if on_stop is not None else self.window is None
 
     @property
+    def rewind_ways(self) -> tuple[str, ...]:
+        """What a rewind can do with what its destination holds.
+
+        Places that a routing names are known to nobody, so they cannot be emptied.
+        """
+        ways = self.destination.rewind_ways
+        return ways if self.routing == NONE else tuple(way for way in ways if way != "truncate")
+
+    @property
     def expressions(self) -> dict[str, str]:
         """The expressions that are given, by their key."""
         given = {"filter": self.filter, "transform": self.transform, "routing": self.routing}

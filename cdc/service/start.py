@@ -145,6 +145,7 @@ def _described(sink: Sink) -> Described:
         None if backlog is None else backlog.size,
         None if backlog is None else backlog.on_full,
         " ".join(map(str, sink.destination.place(sink.name) or ())),
+        sink.rewind_ways,
     )
 
 

@@ -23,6 +23,7 @@ from cdc.cursor import Cursor
 from cdc.decoding.format import PLAIN, Wanted
 from cdc.decoding.shapes import Context, Shape, shape_for
 from cdc.errors import ProtocolError, WalbrookError
+from cdc.generation import FIRST, Generation
 from cdc.queue.ledger import Ledger
 from cdc.queue.open_ledger import LedgerAddress, open_ledger
 from cdc.queue.waiting import NOTHING, Waiting
@@ -72,6 +73,7 @@ class Share:
     ledger: LedgerPlace | None = None  # where what was delivered is noted, if its sink needs it
     state_dsn: str = field(default="", repr=False)  # where pull consumers' messages are stored
     standing: Cursor | None = None  # the consumer's cursor in Postgres when it was begun
+    generation: Generation = FIRST  # of the consumer's destination
 
     def behind(self, done: Outcome) -> Share:
         """The same where something was delivered before it: what that put aside waits already."""
@@ -81,7 +83,7 @@ class Share:
         return replace(self, waiting=self.waiting.with_these(aside), strikes=done.strikes)
 
 
-_open_sinks: dict[tuple[str, str, str, str], Sink] = {}
+_open_sinks: dict[tuple[str, str, str, str], tuple[Generation, Sink]] = {}
 _open_ledgers: dict[tuple[str, LedgerAddress], Ledger] = {}
 _opening = threading.Lock()
 
@@ -224,17 +226,21 @@ def sink_of(share: Share, purpose: str = "") -> Sink:
     key = (share.run, share.origin.name, share.consumer.name, purpose)
     with _opening:
         for stale in [known for known in _open_sinks if known[0] != share.run]:
-            _open_sinks.pop(stale).close()
+            _open_sinks.pop(stale)[1].close()
         for old in [known for known in _open_ledgers if known[0] != share.run]:
             _open_ledgers.pop(old).close()
+        if key in _open_sinks and _open_sinks[key][0] != share.generation:
+            _open_sinks.pop(key)[1].close()
         if key not in _open_sinks:
-            _open_sinks[key] = open_sink(
+            opened = open_sink(
                 share.consumer.destination,
                 consumer=share.consumer.name,
                 batch_size=share.consumer.effective_batch_size,
                 queue=Queue.of(share.consumer, share.origin.name, share.state_dsn),
+                generation=share.generation,
             )
-        sink, place = _open_sinks[key], share.ledger
+            _open_sinks[key] = share.generation, opened
+        (_, sink), place = _open_sinks[key], share.ledger
         if isinstance(sink, PullSink):
             return sink.standing_at(share.standing)
         if place is None:

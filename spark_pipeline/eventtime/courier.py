@@ -22,6 +22,7 @@ from cdc.connection import Connection
 from cdc.cursor import END, ORIGIN, Cursor
 from cdc.errors import TransientError, WalbrookError
 from cdc.eventtime.sequencer import Step
+from cdc.generation import Generation
 from cdc.queue.waiting import NOTHING, Waiting
 from sinks import Sink
 from sinks.ledgered import LedgerPlace
@@ -109,10 +110,12 @@ class Courier:
         settings: Mapping[str, StageSettings],
         queues: Mapping[str, RetryQueue],
         *,
+        generation: Generation,
         run: str,
         over: threading.Event,
     ) -> None:
         self._consumer = consumer
+        self._generation = generation
         self._settings = settings
         self._queues = queues
         self._home = next(iter(settings.values()))
@@ -173,6 +176,7 @@ class Courier:
         share = Share(
             self._consumer, home.origin, self._run, ORIGIN, END, [],
             ledger=self._place(ledger, release.numbering.place(0)), state_dsn=home.state_dsn,
+            generation=self._generation,
         )  # fmt: skip
         waiting: Waiting = NOTHING
         for source, settings in self._settings.items():

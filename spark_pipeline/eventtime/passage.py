@@ -120,7 +120,10 @@ class EventPassage:
         )
         for name, each in self._standing.items():
             self._partitions.begin(name, roots[name], read_partitions(state, each.id))
-        self._courier = Courier(consumer, self._settings, queues, run=run, over=over)
+        generation = next(iter(self._standing.values())).generation
+        self._courier = Courier(
+            consumer, self._settings, queues, generation=generation, run=run, over=over
+        )
         self._settler = EventSettler(consumer.name, self._terms)
         self._under_way: UnderWay | None = None
         self._settled_at = self._shown_at = time.monotonic()

@@ -28,6 +28,7 @@ from cdc.config import Sink as SinkConfig
 from cdc.connection import Connection
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import CorruptionError, GapError, TransientError, WalbrookError
+from cdc.generation import FIRST
 from cdc.log.damage import report_damage
 from cdc.log.open import open_log
 from cdc.log.view import LogReader
@@ -96,6 +97,7 @@ class Worker:
         self._deferred_until = 0.0  # monotonic
         self._stalled_since: float | None = None  # monotonic
         self._cursor = ORIGIN
+        self._generation = FIRST
         self._log: LogReader | None = None
         self._planner: Planner | None = None
 
@@ -167,6 +169,7 @@ class Worker:
             roll = call_roll(state, self._settings.source)
             if self.name in roll.served:
                 self._ledgers.join(roll, [self.name])
+                self._generation = roll.generations[self.name]
                 self._pass_gaps(state, self._log)
                 roll = call_roll(state, self._settings.source)
             if self.name not in roll.served:
@@ -174,7 +177,7 @@ class Worker:
                 return False
             self._ledgers.join(roll, [self.name])
             self.retries.look(state)
-        self._cursor = roll.served[self.name]
+        self._cursor, self._generation = roll.served[self.name], roll.generations[self.name]
         self._context.settler.begin(self.name, self._cursor)
         self.batch = self._log.seek(self._cursor)
         self._planner = Planner(
@@ -392,6 +395,7 @@ class Worker:
             ledger=ledger_name(share.ledger) if share is not None else None,
             dead=() if share is None else self._dead(decoded, share, outcome),
             deliver_ms=took_s * 1000,
+            generation=self._generation,
         )
         settler = self._context.settler
         try:
@@ -446,6 +450,7 @@ class Worker:
             ledger=self._ledgers.place(self._consumer, settled),
             state_dsn=self._settings.state_dsn,
             standing=settled,
+            generation=self._generation,
         )
 
 
