@@ -21,13 +21,15 @@ from cdc.config.destination import (
 from cdc.errors import ProtocolError
 from cdc.generation import FIRST, Generation
 from sinks.base import Delivery, Sink
+from sinks.claim_check import ClaimCheckedSink
+from sinks.claim_stores import ClaimPlace
 from sinks.file import FileSink
 from sinks.parquet import ParquetSink
 from sinks.pull import PullSink, Queue
 from sinks.redis_stream import RedisStreamSink
 from sinks.webhook import WebhookSink
 
-__all__ = ["Delivery", "Queue", "Sink", "open_sink"]
+__all__ = ["ClaimPlace", "Delivery", "Queue", "Sink", "open_sink"]
 
 
 def open_sink(
@@ -37,12 +39,25 @@ def open_sink(
     batch_size: int,
     queue: Queue | None = None,
     generation: Generation = FIRST,
+    claims: ClaimPlace | None = None,
 ) -> Sink:
     """The sink for a destination; it connects when it is first handed a batch.
 
     ``queue`` says where one of type pull stores its messages. ``generation`` is for sinks that keep
-    a position at their destination, and decides where that is.
+    a position at their destination, and decides where that is. ``claims`` says where the content of
+    oversize messages goes; without it they reach the sink as they are.
     """
+    sink = _open(destination, consumer, batch_size, queue, generation)
+    return sink if claims is None else ClaimCheckedSink(sink, claims, consumer=consumer)
+
+
+def _open(
+    destination: Destination,
+    consumer: str,
+    batch_size: int,
+    queue: Queue | None,
+    generation: Generation,
+) -> Sink:
     match destination:
         case FileDestination():
             return FileSink(
@@ -98,5 +113,8 @@ def _redis_stream(
         tls=bool(tls),
         tls_verify=checks.verify,
         tls_ca_file=str(checks.ca_file) if checks.ca_file else None,
+        max_length=destination.max_length,
+        max_age_s=destination.max_age_s,
+        trim_exactly=destination.trim_exactly,
         generation=generation,
     )

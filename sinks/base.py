@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from cdc.change import MessageBatch
 from cdc.cursor import Cursor
@@ -46,6 +46,25 @@ class Sink(Protocol):
     def close(self) -> None:
         """Let go of connections and files; what was delivered stays safe."""
         ...
+
+
+@runtime_checkable
+class Probing(Protocol):
+    """A sink that ``walbrook config check --connect`` can try."""
+
+    def probe(self) -> str:
+        """Try the destination: connect, authenticate, look.
+
+        Nothing changes there, and it takes no longer than the sink's own timeouts. Returns what was
+        checked and what was not, in one line without secrets. Raises WalbrookError for what is
+        wrong, with the fix.
+        """
+        ...
+
+
+def probe(sink: Sink) -> str:
+    """What a look at the destination found, for sinks that can look."""
+    return sink.probe() if isinstance(sink, Probing) else "nothing of it can be checked"
 
 
 Accepted = Callable[[Integers, Integers], WalbrookError | None]

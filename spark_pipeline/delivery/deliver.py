@@ -27,7 +27,7 @@ from cdc.generation import FIRST, Generation
 from cdc.queue.ledger import Ledger
 from cdc.queue.open_ledger import LedgerAddress, open_ledger
 from cdc.queue.waiting import NOTHING, Waiting
-from sinks import Queue, Sink, open_sink
+from sinks import ClaimPlace, Queue, Sink, open_sink
 from sinks.base import Delivery, RequestSink
 from sinks.columns import prefix_below
 from sinks.ledgered import LedgeredSink, LedgerPlace
@@ -238,6 +238,7 @@ def sink_of(share: Share, purpose: str = "") -> Sink:
                 batch_size=share.consumer.effective_batch_size,
                 queue=Queue.of(share.consumer, share.origin.name, share.state_dsn),
                 generation=share.generation,
+                claims=ClaimPlace.of(share.consumer, share.state_dsn),
             )
             _open_sinks[key] = share.generation, opened
         (_, sink), place = _open_sinks[key], share.ledger
