@@ -31,6 +31,7 @@ from sinks.directory import (
     locked,
     make_directories,
     new_holder,
+    probe_directory,
     refuse_strangers,
     sync_directory,
     write_all,
@@ -90,6 +91,13 @@ class FileSink:
         except WalbrookError as error:
             return Delivery(settled, absorbed, error, top=top)
         return Delivery(settled, absorbed, top=top)
+
+    def probe(self) -> str:
+        """Whether the directory can be written to and is this consumer's; nothing is made there."""
+        found = probe_directory(self._directory)
+        if self._directory.is_dir() and self._position.read() is None:
+            refuse_strangers(self._directory, _is_data)
+        return f"{self._directory} {found}"
 
     def close(self) -> None:
         """Nothing stays open between deliveries."""

@@ -41,6 +41,10 @@ class HttpClient(Protocol):
 
     def exchange(self, url: httpx.URL, key: str, body: Body) -> Answer: ...
 
+    def connect(self) -> bool:
+        """Connect and send nothing; returns whether that can be done."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -105,6 +109,10 @@ class DirectClient:
         else:
             wire.close()
         return exchanged.answer
+
+    def connect(self) -> bool:
+        self._socket = self._connected()
+        return True
 
     def close(self) -> None:
         if self._socket is not None:
@@ -181,6 +189,9 @@ class ProxiedClient:
             raise ConnectError(type(error).__name__) from error
         except httpx.HTTPError as error:
             raise BadAnswerError(type(error).__name__) from error
+
+    def connect(self) -> bool:
+        return False
 
     def close(self) -> None:
         self._client.close()

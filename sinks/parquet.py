@@ -36,6 +36,7 @@ from sinks.directory import (
     locked,
     make_directories,
     new_holder,
+    probe_directory,
     refuse_strangers,
     sync_directory,
     write_synced,
@@ -96,6 +97,13 @@ class ParquetSink:
         except WalbrookError as error:
             return Delivery(settled, absorbed, error, top=top)
         return Delivery(settled, absorbed, top=top)
+
+    def probe(self) -> str:
+        """Whether the folder can be written to and is this consumer's; nothing is made there."""
+        found = probe_directory(self._root)
+        if self._root.is_dir() and self._position.read() is None:
+            refuse_strangers(self._root, lambda name: name != self._own.name)
+        return f"{self._root} {found}"
 
     def close(self) -> None:
         """Nothing stays open between deliveries."""

@@ -189,6 +189,26 @@ class RedisStreamSink:
         self._ask_ahead(streams)
         return Delivery(settled, absorbed, top=top)
 
+    def probe(self) -> str:
+        """Connect, authenticate and look at the stream; nothing is added."""
+        stream = self._generation.named(self._key)
+        try:
+            self._connection.connect()
+            self._connection.send_command("XINFO", "STREAM", stream.encode())
+            answer = self._answer()
+            if isinstance(answer, redis.exceptions.NoPermissionError):
+                return f"connected; the account may not describe {stream}, so it is not checked"
+            state = _state(answer)
+            if state is None:
+                return f"connected; the stream {stream} is not there yet; adding is not checked"
+            if state.last_entry is not None:
+                self._tops.seen(stream, [state.last_entry])
+            return f"connected; the stream {stream} is this sink's; adding is not checked"
+        except (redis.RedisError, OSError) as error:
+            raise from_exception(error) from error
+        finally:
+            self.close()
+
     def close(self) -> None:
         """Hang up; the next delivery connects again."""
         self._open = False
