@@ -398,8 +398,10 @@ CREATE OR REPLACE FUNCTION walbrook.check_redelivery(d walbrook.dead_letters, c 
 RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    again text := format('walbrook.rewind(%L, %L): everything from there on comes again',
-                         walbrook.called(d.source, d.consumer), d.commit_lsn || ':' || d.commit_idx);
+    again text := format('walbrook.rewind(%L, %L%s): everything from there on comes again',
+                         walbrook.called(d.source, d.consumer), d.commit_lsn || ':' || d.commit_idx,
+                         CASE WHEN cardinality(c.rewind_ways) > 0 AND NOT walbrook.is_numbered(c)
+                              THEN format(', destination => %L', c.rewind_ways[1]) ELSE '' END);
 BEGIN
     IF d.event IS NULL THEN
         RAISE EXCEPTION 'dead letter % of % never was a message (%)', d.id, d.consumer, d.kind

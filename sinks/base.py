@@ -9,6 +9,13 @@ in cursor order, one batch after another. What must always hold:
   absorbs what it already has; one that cannot sends the same idempotency keys again.
 - Two processes may hold the same sink for a moment after a crash. That must neither lose nor
   reorder anything.
+
+A sink that keeps a position at its destination is opened for a ``Generation`` (``cdc.generation``),
+so that its consumer can be rewound. It does three things with it. Its place is
+``generation.named(place)``. Beside its position it records ``generation.truncation``. Before it
+delivers it asks ``generation.must_empty(recorded)``: if so, it empties the place in an order that a
+crash does not break, and a sink that is out of date is refused there. Its destination class says in
+``rewind_ways`` which of the two ways it has.
 """
 
 from __future__ import annotations
