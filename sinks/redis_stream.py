@@ -261,6 +261,7 @@ class RedisStreamSink:
             if not self._generation.must_empty(record.truncation):
                 return self._tops.looked(streams, state, record, batch.cursor(0))
             self._truncate(streams, exists=state is not None)
+            again = True
         return self._look_plainly(streams)
 
     def _look_plainly(self, streams: str | pa.StringArray) -> Cursor | None:
@@ -337,7 +338,7 @@ class RedisStreamSink:
             return
         record = record_key(self._key)
         try:
-            while True:
+            for _ in range(_TRIES_MAX):
                 self._ask_once("WATCH", record)
                 if int(self._ask_once("HGET", record, "generation") or 1) >= number:
                     self._ask_once("UNWATCH")

@@ -100,11 +100,11 @@ class StreamTops:
 
 
 def keys_of(batch: MessageBatch, own: str, generation: Generation) -> str | pa.StringArray:
-    """The stream of each message, or of all of them."""
-    routes = batch.rows.column(ROUTE) if ROUTE in batch.rows.schema.names else None
-    if routes is None or routes.null_count == len(routes):
+    """The stream of each message; without routes, the only one."""
+    if ROUTE not in batch.rows.schema.names:
         return generation.named(own)
-    return pc.binary_join_element_wise(routes.fill_null(own), generation.named(""), "")
+    routes = batch.rows.column(ROUTE).fill_null(own)
+    return pc.binary_join_element_wise(routes, generation.named(""), "")
 
 
 def streams_of(keys: str | pa.StringArray) -> list[str]:

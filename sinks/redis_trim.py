@@ -46,10 +46,12 @@ class AgeTrim:
         cutoff = now - self._age_s
         oldest = first(key, "-")
         since = None if oldest is None else committed_at(oldest)
+        if oldest is None or since is None or since < cutoff:
+            self._next(key, now + self._pause_s)
+        else:
+            self._next(key, since + self._age_s + self._pause_s)
         if oldest is None or since is None or since >= cutoff:
-            self._next(key, (since if since is not None else now) + self._age_s + self._pause_s)
             return None
-        self._next(key, now + self._pause_s)
         old, young = entry_cursor(oldest[0]).lsn, None
         for _ in range(_STEPS_MAX):
             # Without an upper end, the distance from the first one doubles.
