@@ -23,6 +23,8 @@ Step = Literal[
     "settled",
     "planned",
     "released",
+    "truncating",
+    "truncated",
 ]
 
 STEPS: Final[tuple[Step, ...]] = (
@@ -35,6 +37,8 @@ STEPS: Final[tuple[Step, ...]] = (
     "settled",  # a micro-batch is settled
     "planned",  # a release in event-time order is stored, nothing of it was sent
     "released",  # all of it was sent, nothing of it is settled
+    "truncating",  # a rewound destination says that it is being emptied, and is not yet
+    "truncated",  # it is empty and says so, nothing was delivered since
 )
 VARIABLE: Final = "WALBROOK_FAILPOINT"
 

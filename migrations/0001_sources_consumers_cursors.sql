@@ -47,12 +47,22 @@ CREATE TABLE walbrook.consumers (
     top_lsn        pg_lsn,
     top_idx        bigint,
     lost_at        timestamptz,
+    -- What a rewind may do with what the destination holds; none where the destination keeps no
+    -- position and simply gets everything again.
+    rewind_ways    text[] NOT NULL DEFAULT '{}',
+    -- Which place of the destination is in use, and how often that place was emptied. Both grow by
+    -- walbrook.rewind alone.
+    generation     integer NOT NULL DEFAULT 1,
+    truncation     integer NOT NULL DEFAULT 0,
     PRIMARY KEY (source, name)
 );
 
 COMMENT ON COLUMN walbrook.consumers.place IS 'Where its destination is, if that keeps a position of its own.';
 COMMENT ON COLUMN walbrook.consumers.top_lsn IS 'With top_idx: the last message that its destination was sent, if that keeps a position of its own.';
 COMMENT ON COLUMN walbrook.consumers.lost_at IS 'When its destination was found to lack messages that it once had; walbrook.accept_loss sets it back.';
+COMMENT ON COLUMN walbrook.consumers.rewind_ways IS 'What walbrook.rewind takes as destination: new_generation, truncate.';
+COMMENT ON COLUMN walbrook.consumers.generation IS 'Which place of its destination is in use: 1 is the configured one, each rewind with destination => ''new_generation'' begins the next.';
+COMMENT ON COLUMN walbrook.consumers.truncation IS 'How often the place of this generation was emptied by a rewind with destination => ''truncate''.';
 COMMENT ON TABLE walbrook.sources IS 'One row a source database: its slot, its restart cursor, the state of its reader.';
 COMMENT ON TABLE walbrook.consumers IS 'One row a consumer (a configured sink): its cursor and its counts.';
 

@@ -13,7 +13,8 @@ CREATE TYPE walbrook.consumer_state AS (
     dead_letters bigint,
     affected     bigint,
     state        text,
-    state_reason text
+    state_reason text,
+    generation   integer
 );
 
 COMMENT ON TYPE walbrook.consumer_state IS 'A consumer after an operator''s act: its cursor, how many messages wait in its queue, how many dead letters it has (10000 stands for 10000 or more), and how many messages the act moved or gave up.';
@@ -117,7 +118,7 @@ BEGIN
            (SELECT count(*) FROM (SELECT FROM walbrook.dead_letters d
                                    WHERE d.source = c.source AND d.consumer = c.name
                                    LIMIT walbrook.counted_max()) few),
-           acted.affected, c.state, c.state_reason
+           acted.affected, c.state, c.state_reason, c.generation
       INTO answer FROM walbrook.consumers c WHERE c.id = acted.id;
     PERFORM walbrook.announce(answer.source, answer.consumer, acted.action);
     PERFORM pg_notify('walbrook_pull', acted.id::text);  -- who waits for messages looks again
@@ -256,11 +257,41 @@ BEGIN
 END
 $$;
 
+-- In event-time order what comes again has a number that its destination has not seen, so it needs
+-- no empty place.
+CREATE FUNCTION walbrook.check_rewind_way(c walbrook.consumers, way text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF cardinality(c.rewind_ways) = 0 OR walbrook.is_numbered(c) THEN
+        IF way IS NOT NULL THEN
+            RAISE EXCEPTION '% gets everything again as it is: there is nothing to do with what its '
+                            'destination (%) holds', c.name, c.destination
+                USING ERRCODE = 'invalid_parameter_value', HINT = 'leave destination out';
+        END IF;
+    ELSIF way IS NULL OR way <> ALL (c.rewind_ways) THEN
+        RAISE EXCEPTION '% would get nothing again: its destination (%) keeps a position of its own '
+                        'and takes what is below it for repeats', c.name, c.destination
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'say what becomes of what it holds, by '
+                         || array_to_string(ARRAY(
+                                SELECT 'destination => ' || quote_literal(w) || CASE w
+                                       WHEN 'new_generation' THEN ' (it stays, and everything goes to a new place beside it)'
+                                       WHEN 'truncate' THEN ' (it is removed, and everything goes to the same place)'
+                                       ELSE '' END
+                                  FROM unnest(c.rewind_ways) w), ' or ');
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION walbrook.check_rewind_way IS 'Refuse a rewind that does not say what becomes of what the destination holds, where that matters.';
+
+-- Whose messages are numbered (event-time order) gets everything again from its cursor on at the latest.
 CREATE FUNCTION walbrook.rewind(
     consumer text,
     to_cursor text DEFAULT NULL,
     to_time timestamptz DEFAULT NULL,
-    to_earliest boolean DEFAULT false
+    to_earliest boolean DEFAULT false,
+    destination text DEFAULT NULL
 ) RETURNS walbrook.consumer_state
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -294,44 +325,50 @@ BEGIN
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = 'walbrook.cursors shows where everyone stands';
     END IF;
+    -- Behind its cursor some was delivered and some is held back: all of it comes again.
+    IF walbrook.is_numbered(c) THEN
+        target := least(target, ROW(c.cursor_lsn, c.cursor_idx)::walbrook.place);
+    END IF;
     IF target > ROW(c.cursor_lsn, c.cursor_idx)::walbrook.place THEN
         RAISE EXCEPTION '% stands at %, which is before %:%', c.name, stands, target.lsn, target.idx
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = 'nothing is passed over by a rewind; to give up all that it has not had, '
                          'walbrook.discard_all';
     END IF;
-    IF walbrook.keeps_position(c.destination) THEN
-        RAISE EXCEPTION '% would get nothing again: its destination (%) keeps a position of its '
-                        'own and takes what is below it for repeats', c.name, c.destination
-            USING ERRCODE = 'object_not_in_prerequisite_state',
-                  HINT = format('give it an empty destination (another %s), start the service, and '
-                                'then: UPDATE walbrook.consumers SET cursor_lsn = %L, '
-                                'cursor_idx = %s WHERE source = %L AND name = %L',
-                                CASE c.destination WHEN 'redis_stream' THEN 'stream_key'
-                                                   ELSE 'path' END,
-                                target.lsn, target.idx, c.source, c.name);
-    END IF;
+    PERFORM walbrook.check_rewind_way(c, rewind.destination);
     -- What a pull consumer has stored above where it stands is about to be settled: if it were taken
     -- out while the cursor stays, that would go past it.
     IF c.destination = 'pull' AND target = ROW(c.cursor_lsn, c.cursor_idx)::walbrook.place THEN
         RETURN walbrook.acted(c.id, 'rewind', 0);
     END IF;
     cut := walbrook.cut_queue(c, target, for_good => false);
+    DELETE FROM walbrook.ledger l WHERE l.ledger = c.ledger AND walbrook.is_numbered(c);
     -- What was given up or dropped from there on comes after all.
     DELETE FROM walbrook.gaps g
-     WHERE g.source = c.source AND g.consumer = c.name AND g.reason IN ('discarded', 'cap', 'ttl')
+     WHERE g.source = c.source AND g.consumer = c.name AND g.reason IN ('discarded', 'cap', 'ttl', 'backlog', 'skipped')
        AND (g.from_lsn, g.from_idx) >= (target.lsn, target.idx);
     UPDATE walbrook.gaps g SET to_lsn = target.lsn, to_idx = target.idx
-     WHERE g.source = c.source AND g.consumer = c.name AND g.reason IN ('discarded', 'cap', 'ttl')
+     WHERE g.source = c.source AND g.consumer = c.name AND g.reason IN ('discarded', 'cap', 'ttl', 'backlog', 'skipped')
        AND (g.to_lsn, g.to_idx) > (target.lsn, target.idx);
     UPDATE walbrook.consumers k
-       SET cursor_lsn = target.lsn, cursor_idx = target.idx, moved_at = clock_timestamp()
+       SET cursor_lsn = target.lsn, cursor_idx = target.idx, moved_at = clock_timestamp(),
+           backlog_excused = true,
+           generation = k.generation + (rewind.destination = 'new_generation' IS TRUE)::integer,
+           truncation = CASE rewind.destination WHEN 'new_generation' THEN 0
+                                                WHEN 'truncate' THEN k.truncation + 1
+                                                ELSE k.truncation END,
+           -- An empty place lacks nothing of what the one before was sent.
+           top_lsn = CASE WHEN rewind.destination IS NULL THEN k.top_lsn END,
+           top_idx = CASE WHEN rewind.destination IS NULL THEN k.top_idx END,
+           lost_at = CASE WHEN rewind.destination IS NULL THEN k.lost_at END,
+           -- By it one that stands where it is to begin anew sees that it is to.
+           ledger = CASE WHEN walbrook.is_numbered(c) THEN gen_random_uuid() ELSE k.ledger END
      WHERE k.id = c.id;
     RETURN walbrook.acted(c.id, 'rewind', cut);
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.rewind IS 'Move a consumer''s cursor back, to a cursor, to the start of the log segment that holds a time, or to the first change that the log has: everything from there on is delivered again.';
+COMMENT ON FUNCTION walbrook.rewind IS 'Move a consumer''s cursor back, to a cursor, to the start of the log segment that holds a time, or to the first change that the log has: everything from there on is delivered again. A destination that keeps a position of its own needs destination => ''new_generation'' (what it holds stays, a new place beside it begins) or ''truncate'' (what it holds is removed).';
 
 CREATE FUNCTION walbrook.note_discarded(
     c walbrook.consumers, from_place walbrook.place, to_place walbrook.place

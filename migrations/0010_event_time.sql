@@ -332,91 +332,6 @@ $$;
 
 COMMENT ON FUNCTION walbrook.is_numbered IS 'Whether its messages have numbers in place of cursors, as in event-time order: then what comes again has a number that its destination has not seen.';
 
--- As before, and one whose messages are numbered gets everything again, whatever its destination is,
--- from its cursor on at the latest.
-CREATE OR REPLACE FUNCTION walbrook.rewind(
-    consumer text,
-    to_cursor text DEFAULT NULL,
-    to_time timestamptz DEFAULT NULL,
-    to_earliest boolean DEFAULT false
-) RETURNS walbrook.consumer_state
-LANGUAGE plpgsql AS $$
-DECLARE
-    c walbrook.consumers := walbrook.find_consumer(rewind.consumer);
-    stands text := c.cursor_lsn || ':' || c.cursor_idx;
-    earliest walbrook.place;
-    log_end walbrook.place := walbrook.end_for(c);
-    target walbrook.place;
-    cut bigint;
-BEGIN
-    IF num_nonnulls(to_cursor, to_time, nullif(to_earliest, false)) <> 1 THEN
-        RAISE EXCEPTION 'it is not clear where % is to go', c.name
-            USING ERRCODE = 'invalid_parameter_value',
-                  HINT = 'give one of to_cursor, to_time and to_earliest => true';
-    END IF;
-    SELECT coalesce(s.earliest_lsn, s.restart_lsn), coalesce(s.earliest_idx, s.restart_idx)
-      INTO earliest FROM walbrook.sources s WHERE s.name = c.source;
-    target := CASE WHEN to_cursor IS NOT NULL THEN walbrook.parse_cursor(to_cursor)
-                   WHEN to_time IS NOT NULL
-                   THEN greatest(walbrook.place_at(c.source, to_time), earliest)
-                   ELSE earliest END;
-    IF target < earliest THEN
-        RAISE EXCEPTION 'the change log of % no longer has %:%: it begins at %:%', c.source,
-                        target.lsn, target.idx, earliest.lsn, earliest.idx
-            USING ERRCODE = 'object_not_in_prerequisite_state',
-                  HINT = 'to begin with the first change that it has, say to_earliest => true';
-    END IF;
-    IF target > log_end THEN
-        RAISE EXCEPTION '%:% is beyond the end of the change log of %, which is %:%', target.lsn,
-                        target.idx, c.source, log_end.lsn, log_end.idx
-            USING ERRCODE = 'object_not_in_prerequisite_state',
-                  HINT = 'walbrook.cursors shows where everyone stands';
-    END IF;
-    -- Behind its cursor some was delivered and some is held back: all of it comes again.
-    IF walbrook.is_numbered(c) THEN
-        target := least(target, ROW(c.cursor_lsn, c.cursor_idx)::walbrook.place);
-    END IF;
-    IF target > ROW(c.cursor_lsn, c.cursor_idx)::walbrook.place THEN
-        RAISE EXCEPTION '% stands at %, which is before %:%', c.name, stands, target.lsn, target.idx
-            USING ERRCODE = 'object_not_in_prerequisite_state',
-                  HINT = 'nothing is passed over by a rewind; to give up all that it has not had, '
-                         'walbrook.discard_all';
-    END IF;
-    IF walbrook.keeps_position(c.destination) AND NOT walbrook.is_numbered(c) THEN
-        RAISE EXCEPTION '% would get nothing again: its destination (%) keeps a position of its '
-                        'own and takes what is below it for repeats', c.name, c.destination
-            USING ERRCODE = 'object_not_in_prerequisite_state',
-                  HINT = format('give it an empty destination (another %s), start the service, and '
-                                'then: UPDATE walbrook.consumers SET cursor_lsn = %L, '
-                                'cursor_idx = %s WHERE source = %L AND name = %L',
-                                CASE c.destination WHEN 'redis_stream' THEN 'stream_key'
-                                                   ELSE 'path' END,
-                                target.lsn, target.idx, c.source, c.name);
-    END IF;
-    -- What a pull consumer has stored above where it stands is about to be settled: if it were taken
-    -- out while the cursor stays, that would go past it.
-    IF c.destination = 'pull' AND target = ROW(c.cursor_lsn, c.cursor_idx)::walbrook.place THEN
-        RETURN walbrook.acted(c.id, 'rewind', 0);
-    END IF;
-    cut := walbrook.cut_queue(c, target, for_good => false);
-    DELETE FROM walbrook.ledger l WHERE l.ledger = c.ledger AND walbrook.is_numbered(c);
-    -- What was given up or dropped from there on comes after all.
-    DELETE FROM walbrook.gaps g
-     WHERE g.source = c.source AND g.consumer = c.name AND g.reason IN ('discarded', 'cap', 'ttl', 'backlog', 'skipped')
-       AND (g.from_lsn, g.from_idx) >= (target.lsn, target.idx);
-    UPDATE walbrook.gaps g SET to_lsn = target.lsn, to_idx = target.idx
-     WHERE g.source = c.source AND g.consumer = c.name AND g.reason IN ('discarded', 'cap', 'ttl', 'backlog', 'skipped')
-       AND (g.to_lsn, g.to_idx) > (target.lsn, target.idx);
-    UPDATE walbrook.consumers k
-       SET cursor_lsn = target.lsn, cursor_idx = target.idx, moved_at = clock_timestamp(),
-           backlog_excused = true,
-           -- By it one that stands where it is to begin anew sees that it is to.
-           ledger = CASE WHEN walbrook.is_numbered(c) THEN gen_random_uuid() ELSE k.ledger END
-     WHERE k.id = c.id;
-    RETURN walbrook.acted(c.id, 'rewind', cut);
-END
-$$;
-
 -- As before, but for messages that are no changes of the source: they have numbers, which say nothing
 -- of where in it they stand, and what they were made of may not come again.
 CREATE OR REPLACE FUNCTION walbrook.cut_queue(c walbrook.consumers, target walbrook.place, for_good boolean)
@@ -483,8 +398,10 @@ CREATE OR REPLACE FUNCTION walbrook.check_redelivery(d walbrook.dead_letters, c 
 RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    again text := format('walbrook.rewind(%L, %L): everything from there on comes again',
-                         walbrook.called(d.source, d.consumer), d.commit_lsn || ':' || d.commit_idx);
+    again text := format('walbrook.rewind(%L, %L%s): everything from there on comes again',
+                         walbrook.called(d.source, d.consumer), d.commit_lsn || ':' || d.commit_idx,
+                         CASE WHEN cardinality(c.rewind_ways) > 0 AND NOT walbrook.is_numbered(c)
+                              THEN format(', destination => %L', c.rewind_ways[1]) ELSE '' END);
 BEGIN
     IF d.event IS NULL THEN
         RAISE EXCEPTION 'dead letter % of % never was a message (%)', d.id, d.consumer, d.kind

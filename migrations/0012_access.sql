@@ -71,7 +71,8 @@ BEGIN
     PERFORM walbrook.grant_monitor(role);
     PERFORM walbrook.grant_functions(role, 'operator');
     IF with_values THEN
-        EXECUTE format('GRANT SELECT ON walbrook.dead_letters, walbrook.events, walbrook.records TO %I', role);
+        EXECUTE format('GRANT SELECT ON walbrook.dead_letters, walbrook.events, walbrook.records, '
+                       'walbrook.claim_checks TO %I', role);
     END IF;
 END
 $$;

@@ -19,27 +19,52 @@ from cdc.config.destination import (
     WebhookDestination,
 )
 from cdc.errors import ProtocolError
+from cdc.generation import FIRST, Generation
 from sinks.base import Delivery, Sink
+from sinks.claim_check import ClaimCheckedSink
+from sinks.claim_stores import ClaimPlace
 from sinks.file import FileSink
 from sinks.parquet import ParquetSink
 from sinks.pull import PullSink, Queue
 from sinks.redis_stream import RedisStreamSink
 from sinks.webhook import WebhookSink
 
-__all__ = ["Delivery", "Queue", "Sink", "open_sink"]
+__all__ = ["ClaimPlace", "Delivery", "Queue", "Sink", "open_sink"]
 
 
 def open_sink(
-    destination: Destination, *, consumer: str, batch_size: int, queue: Queue | None = None
+    destination: Destination,
+    *,
+    consumer: str,
+    batch_size: int,
+    queue: Queue | None = None,
+    generation: Generation = FIRST,
+    claims: ClaimPlace | None = None,
 ) -> Sink:
     """The sink for a destination; it connects when it is first handed a batch.
 
-    ``queue`` says where one of type pull stores its messages.
+    ``queue`` says where one of type pull stores its messages. ``generation`` is for sinks that keep
+    a position at their destination, and decides where that is. ``claims`` says where the content of
+    oversize messages goes; without it they reach the sink as they are.
     """
+    sink = _open(destination, consumer, batch_size, queue, generation)
+    return sink if claims is None else ClaimCheckedSink(sink, claims, consumer=consumer)
+
+
+def _open(
+    destination: Destination,
+    consumer: str,
+    batch_size: int,
+    queue: Queue | None,
+    generation: Generation,
+) -> Sink:
     match destination:
         case FileDestination():
             return FileSink(
-                destination.path, consumer=consumer, rotate_bytes=destination.rotate_bytes
+                destination.path,
+                consumer=consumer,
+                rotate_bytes=destination.rotate_bytes,
+                generation=generation,
             )
         case ParquetDestination():
             return ParquetSink(
@@ -47,13 +72,14 @@ def open_sink(
                 consumer=consumer,
                 partition_by=destination.partition_by,
                 compression=destination.compression,
+                generation=generation,
             )
         case PullDestination():
             if queue is None:
                 raise ProtocolError(f"consumer {consumer} is pulled from, but has no queue")
             return PullSink(queue, consumer=consumer)
         case RedisStreamDestination():
-            return _redis_stream(destination, consumer, batch_size)
+            return _redis_stream(destination, consumer, batch_size, generation)
         case WebhookDestination():
             return WebhookSink(
                 destination.url,
@@ -69,7 +95,7 @@ def open_sink(
 
 
 def _redis_stream(
-    destination: RedisStreamDestination, consumer: str, batch_size: int
+    destination: RedisStreamDestination, consumer: str, batch_size: int, generation: Generation
 ) -> RedisStreamSink:
     url, password, tls = destination.url, destination.password, destination.tls
     checks = tls if isinstance(tls, Tls) else Tls()
@@ -87,4 +113,8 @@ def _redis_stream(
         tls=bool(tls),
         tls_verify=checks.verify,
         tls_ca_file=str(checks.ca_file) if checks.ca_file else None,
+        max_length=destination.max_length,
+        max_age_s=destination.max_age_s,
+        trim_exactly=destination.trim_exactly,
+        generation=generation,
     )

@@ -9,13 +9,20 @@ in cursor order, one batch after another. What must always hold:
   absorbs what it already has; one that cannot sends the same idempotency keys again.
 - Two processes may hold the same sink for a moment after a crash. That must neither lose nor
   reorder anything.
+
+A sink that keeps a position at its destination is opened for a ``Generation`` (``cdc.generation``),
+so that its consumer can be rewound. It does three things with it. Its place is
+``generation.named(place)``. Beside its position it records ``generation.truncation``. Before it
+delivers it asks ``generation.must_empty(recorded)``: if so, it empties the place in an order that a
+crash does not break, and a sink that is out of date is refused there. Its destination class says in
+``rewind_ways`` which of the two ways it has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from cdc.change import MessageBatch
 from cdc.cursor import Cursor
@@ -46,6 +53,25 @@ class Sink(Protocol):
     def close(self) -> None:
         """Let go of connections and files; what was delivered stays safe."""
         ...
+
+
+@runtime_checkable
+class Probing(Protocol):
+    """A sink that ``walbrook config check --connect`` can try."""
+
+    def probe(self) -> str:
+        """Try the destination: connect, authenticate, look.
+
+        Nothing changes there, and it takes no longer than the sink's own timeouts. Returns what was
+        checked and what was not, in one line without secrets. Raises WalbrookError for what is
+        wrong, with the fix.
+        """
+        ...
+
+
+def probe(sink: Sink) -> str:
+    """What a look at the destination found, for sinks that can look."""
+    return sink.probe() if isinstance(sink, Probing) else "nothing of it can be checked"
 
 
 Accepted = Callable[[Integers, Integers], WalbrookError | None]

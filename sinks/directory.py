@@ -107,6 +107,17 @@ def make_directories(path: Path) -> None:
         sync_directory(directory.parent)
 
 
+def probe_directory(path: Path) -> str:
+    """Whether files can be made in a directory, or the directory itself; nothing is made."""
+    there = path
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        error = errno.EACCES if there.is_dir() else errno.ENOTDIR
+        raise disk_error(path, OSError(error, os.strerror(error)))
+    return "may be written to" if there == path else f"may be created in {there}"
+
+
 def refuse_strangers(path: Path, is_data: Callable[[str], bool]) -> None:
     """A destination without a position must be empty: its messages would come a second time."""
     if any(is_data(name) for name in os.listdir(path)):

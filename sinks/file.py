@@ -6,6 +6,8 @@ What must always hold: bytes beyond the committed length were never counted as d
 cut off before anything is appended. Another process may deliver, or die delivering, between two
 deliveries: the folder is listed for what it left behind whenever the lock was in other hands. A
 file that an operator moved away is not missed; it is the position that says what was delivered.
+
+A new generation is a directory of its own beside the first, ``<path>.generation-2``.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from cdc.change import MessageBatch
 from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.joins import joined
 from cdc.errors import CorruptionError, WalbrookError
+from cdc.generation import FIRST, Generation
 from sinks.base import Delivery
 from sinks.columns import pieces, prefix_at_or_below, text_bytes
 from sinks.directory import (
@@ -28,11 +31,12 @@ from sinks.directory import (
     locked,
     make_directories,
     new_holder,
+    probe_directory,
     refuse_strangers,
     sync_directory,
     write_all,
 )
-from sinks.position import Position, PositionFile, cursor_name
+from sinks.position import Position, PositionFile, cursor_name, place_of, point_to
 
 _APPEND_BYTES_MAX = 32 << 20
 _LF, _CR = 10, 13
@@ -42,12 +46,20 @@ class FileSink:
     """Appends to rolling files in one directory."""
 
     def __init__(
-        self, directory: Path, *, consumer: str, rotate_bytes: int, lock_wait_s: float = 30.0
+        self,
+        directory: Path,
+        *,
+        consumer: str,
+        rotate_bytes: int,
+        generation: Generation = FIRST,
+        lock_wait_s: float = 30.0,
     ) -> None:
-        self._directory = directory
+        self._directory = place_of(directory, generation)
+        self._pointer = directory / ".generation"
+        self._generation = generation
         self._rotate_bytes = rotate_bytes
         self._lock_wait_s = lock_wait_s
-        self._position = PositionFile(directory / ".position", consumer)
+        self._position = PositionFile(self._directory / ".position", consumer)
         self._holder = new_holder()
         self._clean = False  # whether our last delivery left nothing uncommitted
 
@@ -60,8 +72,9 @@ class FileSink:
             with locked(
                 self._directory / ".lock", wait_s=self._lock_wait_s, holder=self._holder
             ) as undisturbed:
-                position = self._recover(listed=not (undisturbed and self._clean))
-                self._clean, top = False, position.cursor
+                listed, self._clean = not (undisturbed and self._clean), False
+                position = self._recover(listed=listed)
+                top = position.cursor
                 settled = absorbed = prefix_at_or_below(batch.rows, position.cursor)
                 rest = batch.slice(absorbed)
                 for piece, _ in pieces(
@@ -78,6 +91,13 @@ class FileSink:
         except WalbrookError as error:
             return Delivery(settled, absorbed, error, top=top)
         return Delivery(settled, absorbed, top=top)
+
+    def probe(self) -> str:
+        """Whether the directory can be written to and is this consumer's; nothing is made there."""
+        found = probe_directory(self._directory)
+        if self._directory.is_dir() and self._position.read() is None:
+            refuse_strangers(self._directory, _is_data)
+        return f"{self._directory} {found}"
 
     def close(self) -> None:
         """Nothing stays open between deliveries."""
@@ -96,7 +116,9 @@ class FileSink:
             os.close(descriptor)
         if not start:
             sync_directory(self._directory)
-        committed = Position(piece.cursor(-1), (file,), start + len(lines))
+        committed = Position(
+            piece.cursor(-1), (file,), start + len(lines), self._generation.truncation
+        )
         self._position.commit(committed)
         return committed
 
@@ -108,8 +130,11 @@ class FileSink:
         position = self._position.read()
         if position is None:
             refuse_strangers(self._directory, _is_data)
-            position = Position(ORIGIN, ())
+            point_to(self._pointer, self._directory, self._generation)
+            position = Position(ORIGIN, (), truncation=self._generation.truncation)
             self._position.commit(position)
+        if self._generation.must_empty(position.truncation) or position.truncating:
+            position = self._position.truncate(self._generation, self._remove_all)
         if listed:
             for name in filter(_is_data, os.listdir(self._directory)):
                 if not position.files or name > position.files[0]:
@@ -117,6 +142,11 @@ class FileSink:
         if position.files:
             _cut(self._directory / position.files[0], position.file_bytes)
         return position
+
+    def _remove_all(self) -> None:
+        for name in filter(_is_data, os.listdir(self._directory)):
+            os.unlink(self._directory / name)
+        sync_directory(self._directory)
 
 
 def _is_data(name: str) -> bool:

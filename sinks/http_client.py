@@ -45,6 +45,10 @@ class HttpClient(Protocol):
 
     def exchange(self, url: httpx.URL, key: str, body: Body) -> Answer: ...
 
+    def connect(self) -> bool:
+        """Connect and send nothing; returns whether that can be done."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -110,6 +114,10 @@ class DirectClient:
         else:
             wire.close()
         return exchanged.answer
+
+    def connect(self) -> bool:
+        self._socket = self._connected()
+        return True
 
     def close(self) -> None:
         self._closed = True
@@ -194,6 +202,9 @@ class ProxiedClient:
             raise ConnectError(type(error).__name__) from error
         except httpx.HTTPError as error:
             raise BadAnswerError(type(error).__name__) from error
+
+    def connect(self) -> bool:
+        return False
 
     def close(self) -> None:
         self._client.close()

@@ -3,8 +3,12 @@
 A batch becomes one file per partition. Files are staged whole under ``_walbrook/staging`` and
 synced; then the position, which names them, is committed; then they are moved to their places. What
 must always hold: a file outside ``_walbrook`` is final, belongs to a committed position, and is
-never changed or removed by us; whatever a committed position names is still staged or was put in
-its place, from where an operator may move it on (compaction, archives).
+never changed by us, nor removed but by a truncation that an operator asked for; whatever a
+committed position names is still staged or was put in its place, from where an operator may move it
+on (compaction, archives).
+
+A new generation is a folder of its own beside the first, ``<path>.generation-2``: a query over the
+first one must not see it.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from cdc.change import MESSAGE_SCHEMA, MessageBatch, origin
 from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.shapes import Parts
 from cdc.errors import WalbrookError
+from cdc.generation import FIRST, Generation
 from sinks.base import Delivery
 from sinks.columns import pieces, prefix_at_or_below
 from sinks.directory import (
@@ -31,11 +36,12 @@ from sinks.directory import (
     locked,
     make_directories,
     new_holder,
+    probe_directory,
     refuse_strangers,
     sync_directory,
     write_synced,
 )
-from sinks.position import Position, PositionFile, cursor_name
+from sinks.position import Position, PositionFile, cursor_name, place_of, point_to
 
 OWN_FOLDER = "_walbrook"
 """Holds the position, the lock and staged files; query engines pass over such a name."""
@@ -55,10 +61,13 @@ class ParquetSink:
         consumer: str,
         partition_by: Sequence[str] = ("table", "date"),
         compression: str = "zstd",
+        generation: Generation = FIRST,
         lock_wait_s: float = 30.0,
     ) -> None:
-        self._root = root
-        self._own = root / OWN_FOLDER
+        self._root = place_of(root, generation)
+        self._pointer = root / OWN_FOLDER / "generation"
+        self._generation = generation
+        self._own = self._root / OWN_FOLDER
         self._staging = self._own / "staging"
         self._partition_by = tuple(partition_by)
         self._compression = compression
@@ -75,7 +84,7 @@ class ParquetSink:
             make_directories(self._staging)
             with locked(self._own / "lock", wait_s=self._lock_wait_s, holder=self._holder):
                 position = self._recover()
-                top = position.cursor if position else ORIGIN
+                top = position.cursor
                 settled = absorbed = prefix_at_or_below(batch.rows, top)
                 rest = batch.slice(absorbed)
                 for piece, _ in pieces(
@@ -89,6 +98,13 @@ class ParquetSink:
             return Delivery(settled, absorbed, error, top=top)
         return Delivery(settled, absorbed, top=top)
 
+    def probe(self) -> str:
+        """Whether the folder can be written to and is this consumer's; nothing is made there."""
+        found = probe_directory(self._root)
+        if self._root.is_dir() and self._position.read() is None:
+            refuse_strangers(self._root, lambda name: name != self._own.name)
+        return f"{self._root} {found}"
+
     def close(self) -> None:
         """Nothing stays open between deliveries."""
 
@@ -101,7 +117,8 @@ class ParquetSink:
             write_synced(self._staging / _staged_name(path), self._encoded(part))
             files.append(path)
         sync_directory(self._staging)
-        position = Position(batch.cursor(-1), tuple(files))
+        truncation = self._generation.truncation
+        position = Position(batch.cursor(-1), tuple(files), truncation=truncation)
         self._position.commit(position)
         self._place(position)
 
@@ -115,13 +132,17 @@ class ParquetSink:
         pq.write_table(table, out, compression=self._compression)
         return memoryview(out.getvalue())
 
-    def _recover(self) -> Position | None:
+    def _recover(self) -> Position:
         """Finish what a committed position began and clear away what was never committed."""
         position = self._position.read()
         if position is None:
             refuse_strangers(self._root, lambda name: name != self._own.name)
+            point_to(self._pointer, self._root, self._generation)
+            position = Position(ORIGIN, (), truncation=self._generation.truncation)
+        if self._generation.must_empty(position.truncation) or position.truncating:
+            position = self._position.truncate(self._generation, lambda: _remove_all(self._root))
         # Even a position that we placed may have come anew, in a destination that was emptied.
-        elif position != self._placed or os.listdir(self._staging):
+        if position != self._placed or os.listdir(self._staging):
             self._place(position)
         for leftover in os.listdir(self._staging):
             os.unlink(self._staging / leftover)
@@ -139,6 +160,21 @@ class ParquetSink:
             if folder.is_dir():
                 sync_directory(folder)
         self._placed = position
+
+
+def _remove_all(folder: Path) -> None:
+    """Remove all Parquet files and what is empty then; nothing whose name hides it from readers."""
+    with os.scandir(folder) as entries:
+        shown = [entry for entry in entries if not entry.name.startswith(("_", "."))]
+    for entry in shown:
+        if not entry.is_dir(follow_symlinks=False):
+            if entry.name.endswith(".parquet"):
+                os.unlink(entry.path)
+            continue
+        _remove_all(Path(entry.path))
+        if not os.listdir(entry.path):
+            os.rmdir(entry.path)
+    sync_directory(folder)
 
 
 def _staged_name(file: str) -> str:

@@ -55,6 +55,7 @@ WITH moved AS (UPDATE walbrook.stored SET commit_lsn = %(lsn)s::pg_lsn, commit_i
                 WHERE consumer = %(id)s)
 SELECT pg_notify(%(channel)s, %(id)s::text)
 """
+_PROBE = "SELECT has_table_privilege(to_regclass('walbrook.records'), 'INSERT')"
 _KEEP_BOUNDS = "SELECT walbrook.keep_bounds(%s, %s, %s)"
 
 # As in CONTEXT of an error: COPY records_1, line 5, column message: "..."
@@ -103,6 +104,23 @@ class PullSink:
         """
         self._standing = cursor
         return self
+
+    def probe(self) -> str:
+        """Whether the state database has the queue and lets the role write to it."""
+        try:
+            with self._connections.connection() as connection:
+                row = connection.execute(_PROBE).fetchone()
+        except psycopg.Error as error:
+            raise _refusal(error) from error
+        assert row is not None
+        if row[0] is None:
+            return "the state database answers; the queue is made by the first start"
+        if not row[0]:
+            raise OperatorError(
+                "the role may not write to walbrook.records in the state database",
+                fix="connect as the role that ran walbrook migrate",
+            )
+        return "the state database answers, and the role may write to walbrook.records"
 
     def deliver(self, batch: MessageBatch) -> Delivery:
         try:

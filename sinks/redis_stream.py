@@ -5,14 +5,17 @@ itself. The same rule is a trap: were a message refused for another reason while
 its retry would look like a duplicate. What must always hold: nothing is sent after a message that
 was refused for any reason but its id. So a request is one transaction, which the server queues
 whole or drops whole, and the next one goes out only after its answer. Nor does a batch go out
-before the stream's top was seen to be ours: behind another writer's entry it would look delivered.
+before the stream's top was seen to be ours: behind another writer's entry, or an id that somebody
+else made, it would look delivered.
 
-To ask for the top before each delivery would cost round trips. So the question for the next one is
-sent behind each delivery, with a WATCH before it, and answered by the time it is needed. A stream
-that anybody else has touched since ends the next transaction before it begins; then it is asked for
-again, and only then the same messages are sent.
+To look at the stream before each delivery would cost a round trip. So the question for the next one
+is sent behind each delivery, with a WATCH before it, and answered by the time it is needed. A
+stream that anybody else has touched since ends the next transaction before it begins; then it is
+looked at again, and only then the same messages are sent. The record beside the stream
+(``redis_record``) is watched in every transaction: a sink that a rewind has made out of date adds
+nothing to a stream that was emptied.
 
-Where messages have routes, all of this holds for each stream that a batch goes to. One transaction
+Where messages have routes, the tops of all streams are looked at before a batch. One transaction
 adds to several, so the server must be one that does that: not a cluster.
 """
 
@@ -20,7 +23,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol, cast
 
 import pyarrow as pa
@@ -31,19 +34,32 @@ from redis.retry import Retry
 
 from cdc.change import MessageBatch
 from cdc.cursor import ORIGIN, Cursor
-from cdc.errors import PoisonError, ProtocolError, WalbrookError
+from cdc.errors import PoisonError, ProtocolError, TransientError, WalbrookError
+from cdc.failpoints import reached
+from cdc.generation import FIRST, Generation
 from cdc.queue.retry import TOO_LARGE
 from sinks.base import Delivery
-from sinks.columns import pieces
+from sinks.columns import pieces, prefix_at_or_below
 from sinks.redis_errors import from_exception, from_reply
+from sinks.redis_record import (
+    FIELDS,
+    Record,
+    StreamState,
+    entry_id,
+    ids_moved,
+    needs_rights,
+    record_key,
+)
 from sinks.redis_tops import ASKED_AT_ONCE, StreamTops, keys_of, last_of_each, streams_of
-from sinks.redis_wire import Outcome, encode, encode_watch, read_outcome, read_watched
+from sinks.redis_trim import AgeTrim, Entry
+from sinks.redis_wire import Outcome, encode, encode_question, read_outcome, with_command
 
 _REQUEST_BYTES = 512 << 10  # larger ones cost the server more a message, and hold others up
 _REQUEST_MESSAGES_MAX = 4096
 _MESSAGE_BYTES_MAX = 256 << 20  # the server hangs up on fields of 512 MB
 _RECEIVE_BYTES = 64 << 10
-_LAST_ID = b"last-generated-id"
+_TRIES_MAX = 20  # of one request, while others touch the stream
+_NO_STREAM = "no such key"
 
 
 class _Connection(Protocol):
@@ -83,8 +99,16 @@ class RedisStreamSink:
         tls: bool = False,
         tls_verify: bool = True,
         tls_ca_file: str | None = None,
+        max_length: int | None = None,
+        max_age_s: float | None = None,
+        trim_exactly: bool = False,
+        generation: Generation = FIRST,
     ) -> None:
         self._key = stream_key
+        self._generation = generation
+        self._exactness = "=" if trim_exactly else "~"
+        self._length = () if max_length is None else ("MAXLEN", self._exactness, str(max_length))
+        self._age = None if max_age_s is None else AgeTrim(max_age_s)
         self._timeout_s = timeout_s
         self._messages_max = min(batch_size, _REQUEST_MESSAGES_MAX)
         settings: dict[str, Any] = {
@@ -114,9 +138,9 @@ class RedisStreamSink:
         self._connection = cast(_Connection, pool.make_connection())
         self._open = False
         self._tops = StreamTops(consumer)
-        self._last_id: Cursor | None = None  # of the own stream, as it was at the first delivery
         self._asked: str | None = None  # the stream that is watched, and whose answers are to come
-        self._may_watch = True
+        self._may_watch = True  # and describe the stream, and keep its record
+        self._others = 0  # commands of the request under way that add nothing
 
     def deliver(self, batch: MessageBatch) -> Delivery:
         """Add the messages in order, up to the first one that the server cannot take."""
@@ -124,27 +148,34 @@ class RedisStreamSink:
         top: Cursor | None = None
         try:
             self._connect()
-            streams = keys_of(batch, self._key)
-            watched, top = self._look(streams)
+            streams = keys_of(batch, self._key, self._generation)
+            top = self._look(streams, batch)
+            self._trim(streams)
             requests = self._requests(batch)
             request = next(requests, None)
             while request is not None:
                 if isinstance(request, PoisonError):
                     return Delivery(settled, absorbed, request, top=top)
-                piece, keys, command = request
-                self._connection.send_packed_command(command, check_health=False)
-                request = next(requests, None)  # encoded while the server works
+                piece, keys, _ = request
+                self._send(streams, request)
+                following = next(requests, None)  # encoded while the server works
                 outcome = self._outcome(len(piece))
-                if outcome.touched and watched:
+                for _ in range(_TRIES_MAX):
+                    if not outcome.touched:
+                        break
                     # Somebody was there since the stream was looked at; nothing was added.
-                    watched, top = False, self._look_now(streams)
-                    self._connection.send_packed_command(command, check_health=False)
+                    found = self._look(streams, piece, again=True)
+                    top = top if settled else found
+                    self._send(streams, request)
                     outcome = self._outcome(len(piece))
-                watched = False
+                self._refuse_moved(streams, piece, outcome)
                 settled, absorbed = settled + outcome.settled, absorbed + outcome.absorbed
                 self._tops.written(last_of_each(piece, keys, outcome.settled))
-                if outcome.refusal:
+                if outcome.refusal or outcome.touched:
                     return Delivery(settled, absorbed, _refusal(outcome), top=top)
+                if self._is_watched(streams) and isinstance(following, tuple):
+                    self._look(streams, following[0])
+                request = following
         except (redis.RedisError, OSError) as error:
             self.close()
             return Delivery(settled, absorbed, from_exception(error), top=top)
@@ -158,6 +189,26 @@ class RedisStreamSink:
         self._ask_ahead(streams)
         return Delivery(settled, absorbed, top=top)
 
+    def probe(self) -> str:
+        """Connect, authenticate and look at the stream; nothing is added."""
+        stream = self._generation.named(self._key)
+        try:
+            self._connection.connect()
+            self._connection.send_command("XINFO", "STREAM", stream.encode())
+            answer = self._answer()
+            if isinstance(answer, redis.exceptions.NoPermissionError):
+                return f"connected; the account may not describe {stream}, so it is not checked"
+            state = _state(answer)
+            if state is None:
+                return f"connected; the stream {stream} is not there yet; adding is not checked"
+            if state.last_entry is not None:
+                self._tops.seen(stream, [state.last_entry])
+            return f"connected; the stream {stream} is this sink's; adding is not checked"
+        except (redis.RedisError, OSError) as error:
+            raise from_exception(error) from error
+        finally:
+            self.close()
+
     def close(self) -> None:
         """Hang up; the next delivery connects again."""
         self._open = False
@@ -168,69 +219,162 @@ class RedisStreamSink:
         if self._open:
             return
         self._connection.connect()
-        self._forget()
+        self._tops.forget()
+        self._point()
         self._open = True
 
-    def _forget(self) -> None:
-        self._tops.forget()
-        self._last_id = None
+    def _is_watched(self, streams: str | pa.StringArray) -> bool:
+        """Whether the record of the only stream is watched while messages are added."""
+        return isinstance(streams, str) and self._may_watch
 
-    def _look(self, streams: str | pa.StringArray) -> tuple[bool, Cursor | None]:
-        """Whether the streams are watched, and the top of the only one; refuses strangers."""
-        if self._asked is None:
-            return False, self._look_now(streams)
-        key, self._asked = self._asked, None
-        watched = read_watched(self._receiver())
-        if key == streams and watched.is_usual:
-            return True, self._top(key, exists=True)
-        # Somebody else was there, the account may not ask, or it is about other streams now: a new
-        # connection watches nothing, and one question at a time says what is wrong.
-        self._may_watch = self._may_watch and not watched.refused
-        self.close()
-        self._connect()
-        return False, self._look_now(streams)
+    def _send(self, streams: str | pa.StringArray, request: _Request) -> None:
+        piece, _, command = request
+        if isinstance(streams, str) and self._may_watch:
+            last = max(piece.cursor(-1), self._tops.top(streams))
+            record = record_key(streams)
+            command = with_command(command, "HSET", record, "top", entry_id(last))
+        self._others = 1 if self._is_watched(streams) else 0
+        self._connection.send_packed_command(command, check_health=False)
 
-    def _look_now(self, streams: str | pa.StringArray) -> Cursor | None:
-        """The same of streams as they are now, with a round trip for each question."""
-        exists = self._exists(streams) if isinstance(streams, str) else None
-        if exists is False:
-            self._forget()  # it is not what we added to
+    def _look(
+        self, streams: str | pa.StringArray, batch: MessageBatch, *, again: bool = False
+    ) -> Cursor | None:
+        """Whether messages may be added to the streams as they are. Returns the only one's top.
+
+        ``again``: others touch the stream all the time, so its record alone is watched.
+        """
+        if self._asked is not None and not (isinstance(streams, str) and streams == self._asked):
+            self.close()  # it was asked about another stream
+            self._connect()
+        while isinstance(streams, str) and self._may_watch:
+            if self._asked is None:
+                self._ask(streams, [record_key(streams)] if again else None)
+            self._asked = None
+            answers = [self._answer() for _ in range(3)]
+            if any(isinstance(each, redis.exceptions.NoPermissionError) for each in answers):
+                self._may_watch = False
+                self.close()  # a new connection watches nothing
+                self._connect()
+                break
+            state = _state(answers[1])
+            record = Record.read(_sound(answers[2]))
+            if not self._generation.must_empty(record.truncation):
+                return self._tops.looked(streams, state, record, batch.cursor(0))
+            self._truncate(streams, exists=state is not None)
+            again = True
+        return self._look_plainly(streams)
+
+    def _look_plainly(self, streams: str | pa.StringArray) -> Cursor | None:
+        """The same by an account that may do little, and for streams that routes name."""
+        top = None
+        if isinstance(streams, str):
+            if self._generation.truncation:
+                raise needs_rights(streams)
+            self._connection.send_command("XINFO", "STREAM", streams.encode())
+            answer = self._answer()
+            if not isinstance(answer, redis.exceptions.NoPermissionError):
+                state = _state(answer)
+                if state is None:
+                    self._tops.forget()  # it is not what we added to
+                top = ORIGIN if state is None else state.last_id
         self._refuse_strangers(streams_of(streams))
-        return self._top(streams, exists) if isinstance(streams, str) else None
+        return top
 
     def _ask_ahead(self, streams: str | pa.StringArray) -> None:
         """Ask for what the next delivery must know; the answers are read then."""
         if not isinstance(streams, str) or not self._may_watch:
             return
         try:
-            question = encode_watch(streams, self._tops.above(streams))
-            self._connection.send_packed_command([question], check_health=False)
+            self._ask(streams)
         except (redis.RedisError, OSError):
             self.close()  # what was delivered is safe; the next delivery connects again
-        else:
-            self._asked = streams
 
-    def _exists(self, key: str) -> bool | None:
-        """Whether there is such a stream; None if the account may not ask."""
+    def _ask(self, stream: str, watched: list[str] | None = None) -> None:
+        record = record_key(stream)
+        question = encode_question(stream, record, watched or [stream, record], FIELDS)
+        self._connection.send_packed_command([question], check_health=False)
+        self._asked = stream
+
+    def _answer(self) -> Any:
+        """The next answer; one that says no is returned, not raised."""
         try:
-            self._connection.send_command("EXISTS", key.encode())
-            return bool(self._connection.read_response())
-        except redis.exceptions.NoPermissionError:
-            return None
+            return self._connection.read_response()
+        except redis.ResponseError as error:
+            return error
 
-    def _top(self, key: str, exists: bool | None) -> Cursor | None:
-        """The last entry that a stream had, also if its readers have deleted it."""
-        if not exists:
-            return None if exists is None else ORIGIN
-        if self._last_id is None:
-            try:
-                self._connection.send_command("XINFO", "STREAM", key.encode())
-                said = self._connection.read_response()
-            except redis.exceptions.NoPermissionError:
-                return None
-            lsn, _, idx = dict(zip(said[::2], said[1::2], strict=True))[_LAST_ID].partition(b"-")
-            self._last_id = Cursor(int(lsn), int(idx))
-        return max(self._last_id, self._tops.top(key))
+    def _ask_once(self, *words: str) -> Any:
+        self._connection.send_command(*(word.encode() for word in words))
+        return self._connection.read_response()
+
+    def _truncate(self, stream: str, *, exists: bool) -> None:
+        """Empty a stream that was looked at, and is watched, in one transaction.
+
+        Its readers' groups are there again afterwards, and begin with the first entry.
+        """
+        reached("truncating")
+        found = self._ask_once("XINFO", "GROUPS", stream) if exists else []
+        groups = [dict(zip(each[::2], each[1::2], strict=True))[b"name"] for each in found]
+        truncation = str(self._generation.truncation)
+        self._transact(
+            ("UNLINK", stream),
+            *(("XGROUP", "CREATE", stream, group.decode(), "0", "MKSTREAM") for group in groups),
+            ("HSET", record_key(stream), "truncation", truncation, "top", entry_id(ORIGIN)),
+            ("HDEL", record_key(stream), "moved"),
+        )
+        self._tops.forget()
+        reached("truncated")
+
+    def _transact(self, *commands: tuple[str, ...]) -> bool:
+        """Run these commands; returns whether no watched key was touched."""
+        self._ask_once("MULTI")
+        for words in commands:
+            self._ask_once(*words)
+        return self._ask_once("EXEC") is not None
+
+    def _point(self) -> None:
+        """Say at the record of the first generation where the current one is."""
+        number = self._generation.number
+        if number == 1:
+            return
+        record = record_key(self._key)
+        try:
+            for _ in range(_TRIES_MAX):
+                self._ask_once("WATCH", record)
+                if int(self._ask_once("HGET", record, "generation") or 1) >= number:
+                    self._ask_once("UNWATCH")
+                    return
+                stream = self._generation.named(self._key)
+                if self._transact(("HSET", record, "generation", str(number), "stream", stream)):
+                    return
+        except redis.exceptions.NoPermissionError as error:
+            raise needs_rights(self._key) from error
+
+    def _trim(self, streams: str | pa.StringArray) -> None:
+        """Remove what is too old; our own watch is touched by that, and the stream seen again."""
+        if self._age is None:
+            return
+        now = time.time()
+        for key in self._age.due(streams_of(streams), now):
+            least = self._age.least_id(key, self._first_entry, now)
+            if least is not None:
+                self._ask_once("XTRIM", key, "MINID", self._exactness, least)
+
+    def _first_entry(self, key: str, at: str) -> Entry | None:
+        found = self._ask_once("XRANGE", key, at, "+", "COUNT", "1")
+        return found[0] if found else None
+
+    def _refuse_moved(
+        self, streams: str | pa.StringArray, piece: MessageBatch, outcome: Outcome
+    ) -> None:
+        """Refuse a stream that took messages of ours for repeats which it did not have.
+
+        Nobody of ours added them meanwhile: the record is watched. XSETID touches no watch.
+        """
+        if isinstance(streams, str) and self._may_watch:
+            ours = self._tops.top(streams)
+            if outcome.absorbed > prefix_at_or_below(piece.rows, ours):
+                self._ask_once("HSET", record_key(streams), "moved", entry_id(ours))
+                raise ids_moved(streams, ours)
 
     def _refuse_strangers(self, streams: list[str]) -> None:
         """Entries of another writer would make Redis refuse ours, which would look delivered."""
@@ -243,10 +387,6 @@ class RedisStreamSink:
                 self._tops.seen(key, self._connection.read_response())
 
     def _outcome(self, messages: int) -> Outcome:
-        return read_outcome(self._receiver(), messages)
-
-    def _receiver(self) -> Callable[[], bytes]:
-        """Gives what the server sends, within the timeout."""
         wire = self._connection._sock
         assert wire is not None
         deadline = time.monotonic() + self._timeout_s
@@ -259,7 +399,7 @@ class RedisStreamSink:
                 raise TimeoutError(f"no whole answer within {self._timeout_s:g} s")
             return part
 
-        return receive
+        return read_outcome(receive, messages, self._others)
 
     def _requests(self, batch: MessageBatch) -> Iterator[_Request | PoisonError]:
         for piece, size in pieces(
@@ -275,11 +415,28 @@ class RedisStreamSink:
                     fix="it becomes a dead letter; bring the destination up to date by other means",
                     kind=TOO_LARGE,
                 )
-            keys = keys_of(piece, self._key)
-            yield piece, keys, encode(keys, piece)
+            keys = keys_of(piece, self._key, self._generation)
+            yield piece, keys, encode(keys, piece, self._length)
+
+
+def _state(answer: Any) -> StreamState | None:
+    """What XINFO said of a stream; None if there is none."""
+    if isinstance(answer, redis.ResponseError) and _NO_STREAM in str(answer):
+        return None
+    return StreamState.read(_sound(answer))
+
+
+def _sound(answer: Any) -> Any:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _refusal(outcome: Outcome) -> WalbrookError:
+    if outcome.touched:
+        return TransientError(
+            "another process adds to the stream at the same time", fix="it is retried"
+        )
     error = from_reply(outcome.refusal)
     if not outcome.torn:
         return error

@@ -14,10 +14,13 @@ from typing import Final
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc.change import ROUTE, MessageBatch
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import OperatorError
+from cdc.generation import Generation
+from sinks.redis_record import Record, StreamState, entry_cursor, ids_moved
 
 STREAMS_MAX: Final = 10_000
 ASKED_AT_ONCE: Final = 256
@@ -60,8 +63,29 @@ class StreamTops:
                 "nothing else adds to; to delete the entry alone does not lower the ids that Redis "
                 "takes",
             )
-        lsn, _, idx = entry_id.decode().partition("-")
-        self._note(key, Cursor(int(lsn), int(idx)))
+        self._note(key, entry_cursor(entry_id))
+
+    def looked(self, key: str, state: StreamState | None, record: Record, first: Cursor) -> Cursor:
+        """Take note of a stream as it is, before messages from ``first`` on are added to it.
+
+        Returns the last id that it had, ORIGIN if it is not there. Refuses a stream whose last
+        entry is not ours, and one that would refuse a message of ours as a repeat because somebody
+        else moved its ids.
+        """
+        if record.moved is not None:
+            raise ids_moved(key, record.moved)
+        if state is None or state.last_id < self.top(key):
+            self.forget()  # it is not what we added to
+        if state is None:
+            return ORIGIN
+        if state.last_entry is not None and entry_cursor(state.last_entry[0]) > self.top(key):
+            self.seen(key, [state.last_entry])
+        # What readers deleted is known by the record, or by what this connection has added.
+        ours = max(self.top(key), record.top)
+        if state.last_id > ours and state.last_id >= first:
+            raise ids_moved(key, ours)
+        self._note(key, state.last_id)
+        return state.last_id
 
     def written(self, tops: Iterable[tuple[str, Cursor]]) -> None:
         """What we have added ourselves."""
@@ -75,12 +99,12 @@ class StreamTops:
             self._ours.popitem(last=False)
 
 
-def keys_of(batch: MessageBatch, own: str) -> str | pa.StringArray:
-    """The stream of each message, or of all of them."""
+def keys_of(batch: MessageBatch, own: str, generation: Generation) -> str | pa.StringArray:
+    """The stream of each message; without routes, the only one."""
     if ROUTE not in batch.rows.schema.names:
-        return own
-    routes = batch.rows.column(ROUTE)
-    return own if routes.null_count == len(routes) else routes.fill_null(own)
+        return generation.named(own)
+    routes = batch.rows.column(ROUTE).fill_null(own)
+    return pc.binary_join_element_wise(routes, generation.named(""), "")
 
 
 def streams_of(keys: str | pa.StringArray) -> list[str]:

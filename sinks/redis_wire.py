@@ -24,7 +24,6 @@ _BEGUN = b"+OK\r\n"
 _QUEUED = b"+QUEUED\r\n"
 _TOUCHED = b"*-1\r\n"
 _ERROR_LINE = b"\r\n-"
-_WATCHED = b"+OK\r\n:1\r\n*0\r\n"
 _ALREADY_THERE = b"is equal or smaller than the target stream top item"
 FEW = 48
 """Up to about so many messages a loop costs less than whole columns."""
@@ -43,18 +42,22 @@ class Outcome:
     touched: bool = False  # nothing was done: a watched stream was touched by somebody else
 
 
-def encode(keys: str | pa.StringArray, batch: MessageBatch) -> list[bytes | pa.Buffer]:
+def encode(
+    keys: str | pa.StringArray, batch: MessageBatch, trim: tuple[str, ...] = ()
+) -> list[bytes | pa.Buffer]:
     """One transaction that adds all messages, each to its stream, built a column at a time.
 
     A call of Arrow costs as much for one row as for a hundred, so a few messages go one by one.
+    ``trim`` are the words of XADD that bound a stream's length.
     """
     if len(batch) <= FEW:
-        return [_few(keys, batch)]
+        return [_BEGIN, _few(keys, batch, trim), _END]
     ids = joined(_text(batch.rows, "commit_lsn"), "-", _text(batch.rows, "commit_idx"))
     fields = batch.fields()
     commands = joined(
-        f"*{3 + 2 * len(fields)}\r\n$4\r\nXADD\r\n",
+        f"*{3 + len(trim) + 2 * len(fields)}\r\n$4\r\nXADD\r\n",
         *((f"${len(keys.encode())}\r\n{keys}\r\n",) if isinstance(keys, str) else _bulk(keys)),
+        *(f"${len(word)}\r\n{word}\r\n" for word in trim),
         *_bulk(ids),
         *(part for name, values in fields.items() for part in _field(name, values)),
     )
@@ -63,20 +66,21 @@ def encode(keys: str | pa.StringArray, batch: MessageBatch) -> list[bytes | pa.B
     return [_BEGIN, *parts, _END]
 
 
-def _few(keys: str | pa.StringArray, batch: MessageBatch) -> bytes:
-    """The same of a few messages."""
+def _few(keys: str | pa.StringArray, batch: MessageBatch, trim: tuple[str, ...]) -> bytes:
+    """The commands of a few messages."""
     fields = batch.fields()
     names = [_bulk_text(name) for name in fields]
-    head = f"*{3 + 2 * len(fields)}\r\n" + _bulk_text("XADD")
+    head = f"*{3 + len(trim) + 2 * len(fields)}\r\n" + _bulk_text("XADD")
+    bound = "".join(map(_bulk_text, trim))
     streams = [keys] * len(batch) if isinstance(keys, str) else keys.to_pylist()
     cursors = (batch.rows.column(name).to_pylist() for name in ("commit_lsn", "commit_idx"))
     values = (values.to_pylist() for values in fields.values())
     parts: list[str] = []
     for stream, lsn, idx, *texts in zip(streams, *cursors, *values, strict=True):
-        parts += (head, _bulk_text(stream), _bulk_text(f"{lsn}-{idx}"))
+        parts += (head, _bulk_text(stream), bound, _bulk_text(f"{lsn}-{idx}"))
         for name, text in zip(names, texts, strict=True):
             parts += (name, _bulk_text("null" if text is None else text))
-    return b"".join((_BEGIN, "".join(parts).encode(), _END))
+    return "".join(parts).encode()
 
 
 def _bulk_text(text: str) -> str:
@@ -84,19 +88,21 @@ def _bulk_text(text: str) -> str:
     return f"${size}\r\n{text}\r\n"
 
 
-def encode_watch(key: str, above: str) -> bytes:
-    """WATCH a stream, then EXISTS, then its last entry from ``above`` on: three answers."""
-    return b"".join(
-        _command(*words)
-        for words in (
-            ("WATCH", key),
-            ("EXISTS", key),
-            ("XREVRANGE", key, "+", above, "COUNT", "1"),
-        )
+def with_command(request: list[bytes | pa.Buffer], *words: str) -> list[bytes | pa.Buffer]:
+    """The same transaction with one more command at its end, which is answered with one line."""
+    return [*request[:-1], command(*words), request[-1]]
+
+
+def encode_question(stream: str, record: str, watched: list[str], fields: tuple[str, ...]) -> bytes:
+    """WATCH keys, then describe a stream, then read its record: three answers."""
+    return (
+        command("WATCH", *watched)
+        + command("XINFO", "STREAM", stream)
+        + command("HMGET", record, *fields)
     )
 
 
-def _command(*words: str) -> bytes:
+def command(*words: str) -> bytes:
     parts = [word.encode() for word in words]
     return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(p), p) for p in parts)
 
@@ -116,8 +122,10 @@ def _text(rows: pa.RecordBatch, name: str) -> pa.StringArray:
     return rows.column(name).cast(pa.string())
 
 
-def read_outcome(receive: Callable[[], bytes], messages: int) -> Outcome:
+def read_outcome(receive: Callable[[], bytes], messages: int, others: int = 0) -> Outcome:
     """Read the whole answer to a transaction of that many messages.
+
+    ``others`` are further commands at its end, each of which is answered with one line.
 
     It is one line for MULTI, one a command for queueing, one for EXEC, and, if EXEC went through,
     two lines (length and id) for each message that was added and one for each that was not. A
@@ -125,8 +133,8 @@ def read_outcome(receive: Callable[[], bytes], messages: int) -> Outcome:
     """
     answer = bytearray()
     lines = 0
-    before_exec = messages + 1
-    usual_start = _BEGUN + _QUEUED * messages
+    before_exec = messages + others + 1
+    usual_start = _BEGUN + _QUEUED * (messages + others)
     while True:
         part = receive()
         answer += part
@@ -144,24 +152,8 @@ def read_outcome(receive: Callable[[], bytes], messages: int) -> Outcome:
             return Outcome(0, 0, touched=True)
         # Every id is digits and a dash between them, so a dash that begins a line is an error.
         errors = answer.count(_ERROR_LINE)
-        if lines - before_exec - 1 == 2 * messages - errors:
+        if lines - before_exec - 1 == 2 * messages - errors + others:
             return _executed(bytes(answer[len(usual_start) :]), messages, errors)
-
-
-@dataclass(frozen=True)
-class Watched:
-    """The answer to ``encode_watch``: as usual (the stream is there, and nothing stands above)."""
-
-    is_usual: bool
-    refused: bool = False  # the account may not ask
-
-
-def read_watched(receive: Callable[[], bytes]) -> Watched:
-    """Read the answer; of one that is not as usual no more than it takes to see that."""
-    answer = b""
-    while answer.count(b"\n") < _WATCHED.count(b"\n"):
-        answer += receive()
-    return Watched(answer == _WATCHED, answer.startswith(b"-") or _ERROR_LINE in answer)
 
 
 def _discarded(texts: list[bytes]) -> Outcome:

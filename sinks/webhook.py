@@ -89,6 +89,17 @@ class WebhookSink:
                     return Delivery(settled, error=error)
         return Delivery(settled)
 
+    def probe(self) -> str:
+        """Connect, with TLS if the URL says so, and send nothing: a request would be a message."""
+        try:
+            reached = self._client.connect()
+        except (ConnectError, OSError) as error:
+            raise self._connection_error(error) from error
+        if not reached:
+            return f"not tried: {self._place} is reached through a proxy"
+        over = " and its certificate is trusted" if self._url.scheme == "https" else ""
+        return f"{self._place} answers{over}; nothing was sent, so path and headers are not checked"
+
     def close(self) -> None:
         """Close the connection."""
         self._client.close()

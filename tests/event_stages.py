@@ -84,7 +84,7 @@ class Stages:
         config = config_of(lane, database, away)
         lane.stop_serving()
         for known in [*deliver._open_sinks]:  # of another lane: a process has one run
-            deliver._open_sinks.pop(known)[1].close()
+            deliver._open_sinks.pop(known)[2].close()
         self.failures: list[Exception] = []
         self.by_source: dict[str, SourceStage] = {}
         self._settings = {

@@ -30,7 +30,7 @@ from cdc.replication.sealed import Sealed
 from cdc.replication.table_versions import TableVersions
 from cdc.state.feeds import FeedFigures, open_feed
 from cdc.state.migrate import migrate
-from cdc.state.positions import register_source, restart_cursor
+from cdc.state.positions import Described, register_source, restart_cursor
 from cdc.state.schema_versions import known_versions, record_versions
 from spark_pipeline.delivery.deliver import Origin
 from spark_pipeline.delivery.isolate import told
@@ -134,6 +134,7 @@ class LogLane:
             system_identifier="1",
             slot_lsn=FIRST_LSN,
             consumers=[sink.name for sink in self.sinks],
+            described={sink.name: Described(rewind_ways=sink.rewind_ways) for sink in self.sinks},
         )
         self.settings = StageSettings(
             source=SOURCE,

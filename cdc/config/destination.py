@@ -58,12 +58,23 @@ class _Destination(Section):
     message_bytes_max: ClassVar[int | None] = None
     """The largest message that it can take; None without a bound that we know."""
 
+    rewind_ways: ClassVar[tuple[str, ...]] = ()
+    """What a rewind can do with what it holds: new_generation, truncate (cdc.generation).
+
+    None where it keeps no position of its own: it gets everything again without more ado.
+    """
+
+    takes_references: ClassVar[bool] = False
+    """Whether a message may carry a reference to its content, which is stored elsewhere."""
+
     default_partition_count: ClassVar[int] = 1
     """Over how many deliveries at once groups are spread where the sink does not say."""
 
 
 class FileDestination(_Destination):
     """Files of JSON lines."""
+
+    rewind_ways: ClassVar[tuple[str, ...]] = ("new_generation", "truncate")
 
     type: Literal["file"] = Field(default="file", description="Always file.")
     path: LocalPath = Field(description="Directory that the files are written to.")
@@ -82,6 +93,8 @@ class FileDestination(_Destination):
 
 class ParquetDestination(_Destination):
     """Parquet files in partition directories."""
+
+    rewind_ways: ClassVar[tuple[str, ...]] = ("new_generation", "truncate")
 
     type: Literal["parquet"] = Field(default="parquet", description="Always parquet.")
     path: LocalPath = Field(description="Directory that the files are written to.")
@@ -128,6 +141,9 @@ def _tls_form(value: object) -> str:
 class RedisStreamDestination(_Destination):
     """A Redis stream."""
 
+    rewind_ways: ClassVar[tuple[str, ...]] = ("new_generation", "truncate")
+    takes_references: ClassVar[bool] = True
+
     type: Literal["redis_stream"] = Field(
         default="redis_stream", description="Always redis_stream."
     )
@@ -154,6 +170,29 @@ class RedisStreamDestination(_Destination):
     timeout_ms: TimeoutMs = Field(
         default=5000, description="How long a connect or an answer may take, in milliseconds."
     )
+    max_length: Annotated[Integer, Field(ge=1)] | None = Field(
+        default=None,
+        description="About how many entries a stream keeps; the oldest are removed. If not given, "
+        "all.",
+    )
+    max_age_s: Annotated[Integer, Field(ge=1)] | None = Field(
+        default=None,
+        description="How long after its commit an entry is kept, in seconds; a stream is trimmed "
+        "when something is added to it. Only with ordering: commit. If not given, for ever.",
+    )
+    trim_exactly: Flag = Field(
+        default=False,
+        description="Keep no entry more than max_length and max_age_s say; costs the server more.",
+    )
+
+    @model_validator(mode="after")
+    def _trims_something(self) -> Self:
+        if self.trim_exactly and self.max_length is None and self.max_age_s is None:
+            raise wrong(
+                "has no use without max_length or max_age_s; give one of them, or leave it out",
+                within=("trim_exactly",),
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_way_to_connect(self) -> Self:
@@ -180,6 +219,7 @@ class WebhookDestination(_Destination):
     """An HTTP endpoint."""
 
     defers: ClassVar[bool] = True
+    takes_references: ClassVar[bool] = True
     default_partition_count: ClassVar[int] = 8
 
     type: Literal["webhook"] = Field(default="webhook", description="Always webhook.")

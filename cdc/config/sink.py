@@ -6,11 +6,14 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from cdc.config.backlog import MaxBacklog
+from cdc.config.claim_check import ClaimCheck
 from cdc.config.destination import (
     Destination,
     FileDestination,
     ParquetDestination,
     PullDestination,
+    RedisStreamDestination,
     WebhookDestination,
 )
 from cdc.config.event_time import EventTime, Window
@@ -36,21 +39,6 @@ def _start_at(value: str) -> str:
 
 
 StartAt = Annotated[str, AfterValidator(_start_at)]
-
-
-class MaxBacklog(Section):
-    """How much of the change log one sink may hold, and what happens to it beyond that."""
-
-    size: Annotated[Size, Field(ge=1)] = Field(
-        description="Most bytes of the log before the sink, counted in whole segments "
-        "(log.segment_bytes); at least 2 segments."
-    )
-    on_full: Literal["warn", "evict", "disable"] = Field(
-        default="warn",
-        description="What happens to this sink beyond size. warn: a health event names it. evict: "
-        "its cursor moves on, and a gap says over what. disable: it is paused, and the log keeps "
-        "nothing more for it, until it is resumed.",
-    )
 
 
 class Source(Section):
@@ -206,8 +194,17 @@ class Sink(Section):
     )
     max_message_bytes: Annotated[Size, Field(ge=1_000)] | None = Field(
         default=None,
-        description="A larger message becomes a dead letter at once; if not given, what the "
-        "destination can take.",
+        description="A larger message is oversize; if not given, what the destination can take.",
+    )
+    oversize: Literal["dead_letter", "claim_check"] = Field(
+        default="dead_letter",
+        description="What becomes of an oversize message: a dead letter at once, or, with "
+        "claim_check, its content is stored elsewhere and the message carries a reference. The "
+        "latter is for redis_stream and webhook and needs max_message_bytes.",
+    )
+    claim_check: ClaimCheck | None = Field(
+        default=None,
+        description="Where the content of oversize messages is stored, with oversize: claim_check.",
     )
     priority: Annotated[Integer, Field(ge=1, le=10)] = Field(
         default=5,
@@ -347,6 +344,12 @@ class Sink(Section):
                 "commit",
                 within=("ordering",),
             )
+        if isinstance(self.destination, RedisStreamDestination) and self.destination.max_age_s:
+            raise wrong(
+                f"needs entries in the order of their commits, which {self.ordering} does not "
+                "keep; use max_length",
+                within=("destination", "max_age_s"),
+            )
         if "schema_change" in self.actions:
             raise wrong(
                 f"schema_change has its place between commits, which {self.ordering} does not "
@@ -371,6 +374,27 @@ class Sink(Section):
                 f"above 1 would lose the order of {self.ordering}; leave it out, or set ordering: "
                 "commit",
                 within=("partition_count",),
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _references_are_possible(self) -> Self:
+        if self.oversize == "dead_letter":
+            if self.claim_check is not None:
+                raise wrong(
+                    "has a meaning with oversize: claim_check alone; set that, or leave it out",
+                    within=("claim_check",),
+                )
+        elif not self.destination.takes_references:
+            raise wrong(
+                f"claim_check is not possible with {self.destination.type}; leave it out, or use "
+                "redis_stream or webhook",
+                within=("oversize",),
+            )
+        elif self.effective_max_message_bytes is None:
+            raise wrong(
+                "is required with oversize: claim_check; say from which size on",
+                within=("max_message_bytes",),
             )
         return self
 
@@ -421,6 +445,20 @@ class Sink(Section):
         """Whether a stop delivers what is held back for its order."""
         on_stop = None if self.event_time is None else self.event_time.on_stop
         return on_stop == "flush" if on_stop is not None else self.window is None
+
+    @property
+    def rewind_ways(self) -> tuple[str, ...]:
+        """What a rewind can do with what its destination holds.
+
+        Places that a routing names are known to nobody, so they cannot be emptied.
+        """
+        ways = self.destination.rewind_ways
+        return ways if self.routing == NONE else tuple(way for way in ways if way != "truncate")
+
+    @property
+    def claims(self) -> ClaimCheck | None:
+        """Where the content of oversize messages goes; None if they become dead letters."""
+        return self.claim_check or ClaimCheck() if self.oversize == "claim_check" else None
 
     @property
     def expressions(self) -> dict[str, str]:

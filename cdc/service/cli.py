@@ -19,6 +19,7 @@ from rich.console import Console
 from cdc.config import Config, load, show
 from cdc.errors import OperatorError, WalbrookError
 from cdc.replication.stop import StopSignal
+from cdc.service.connect_check import check_connections
 from cdc.service.event_time_check import check_event_time
 from cdc.service.expression_check import check_expressions
 from cdc.service.group_check import check_groups
@@ -135,7 +136,19 @@ def migrate(config: ConfigPath = _DEFAULT) -> None:
 
 
 @config_app.command("check")
-def config_check(config: ConfigPath = _DEFAULT) -> None:
+def config_check(
+    config: ConfigPath = _DEFAULT,
+    connect: Annotated[
+        bool,
+        typer.Option(
+            "--connect",
+            help="Try each database and destination as well; nothing is changed there.",
+        ),
+    ] = False,
+    deadline_s: Annotated[
+        float, typer.Option(min=1, max=600, help="How long each of them may take, with --connect.")
+    ] = 10.0,
+) -> None:
     """Read the file as the service would and say what is wrong with it, expressions included."""
     settings = load(config)
     for unchecked in [
@@ -145,6 +158,11 @@ def config_check(config: ConfigPath = _DEFAULT) -> None:
     ]:
         typer.echo(f"not checked: {unchecked}")
     typer.echo(f"{config}: {_summary(settings)}")
+    found = check_connections(settings, config, deadline_s) if connect else []
+    for each in found:
+        typer.echo(f"{each.name}: {'' if each.ok else 'WRONG: '}{each.text}")
+    if not all(each.ok for each in found):
+        raise typer.Exit(1)
 
 
 @config_app.command("show")

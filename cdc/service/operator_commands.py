@@ -69,6 +69,13 @@ def rewind(
     to_earliest: Annotated[
         bool, typer.Option("--to-earliest", help="To the first change that the log has.")
     ] = False,
+    destination: Annotated[
+        str | None,
+        typer.Option(
+            help="What becomes of what a file, parquet or redis_stream destination holds: "
+            "new_generation (it stays, a new place beside it begins) or truncate (it is removed)."
+        ),
+    ] = None,
     config: ConfigPath = _DEFAULT,
 ) -> None:
     """Deliver everything again from an earlier place on."""
@@ -76,7 +83,12 @@ def rewind(
         _tell(
             consumer,
             operators.rewind(
-                state, consumer, to_cursor=to_cursor, to_time=to_time, to_earliest=to_earliest
+                state,
+                consumer,
+                to_cursor=to_cursor,
+                to_time=to_time,
+                to_earliest=to_earliest,
+                destination=destination,
             ),
             "removed from its queue, because they come again",
         )
@@ -200,9 +212,10 @@ def _tell(consumer: str, state: State, what: str = "") -> None:
         count = state["affected"]
         typer.echo(f"{count} message{'' if count == 1 else 's'} {what}")
     paused = f", paused since {state['paused_at']:%Y-%m-%d %H:%M:%S}" if state["paused_at"] else ""
+    generation = f" of generation {state['generation']}" if state["generation"] != 1 else ""
     typer.echo(
-        f"{consumer} stands at {state['cursor']}{paused}; {_counted(state['waiting'])} in its "
-        f"queue, {_counted(state['dead_letters'])} dead letters"
+        f"{consumer} stands at {state['cursor']}{generation}{paused}; "
+        f"{_counted(state['waiting'])} in its queue, {_counted(state['dead_letters'])} dead letters"
     )
 
 

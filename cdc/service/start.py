@@ -8,7 +8,7 @@ itself: one that is not ready keeps no other from being served.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import psycopg
@@ -128,7 +128,19 @@ def _described(sink: Sink) -> Described:
         None if backlog is None else backlog.size,
         None if backlog is None else backlog.on_full,
         " ".join(map(str, sink.destination.place(sink.name) or ())),
+        sink.rewind_ways,
     )
+
+
+def tables_wanted(config: Config, database: Database) -> tuple[Sequence[str], Sequence[str]]:
+    """The tables and schemas that active sinks name.
+
+    What a sink of several databases asks for need not be in each of them.
+    """
+    sinks = [sink for sink in config.sinks_of(database.name) if sink.status == "active"]
+    own = [sink.source for sink in sinks if len(sink.sources) == 1]
+    wanted = sorted({table for source in own for table in source.include_tables or ()})
+    return wanted, sorted({name for source in own for name in source.include_schemas or ()})
 
 
 def prepare_database(config: Config, database: Database) -> int:
@@ -138,10 +150,7 @@ def prepare_database(config: Config, database: Database) -> int:
     been renamed meanwhile: that concerns its sinks, and the service reports it while it runs.
     """
     sinks = [sink for sink in config.sinks_of(database.name) if sink.status == "active"]
-    # What a sink of several databases asks for need not be in each of them.
-    own = [sink.source for sink in sinks if len(sink.sources) == 1]
-    wanted = sorted({table for source in own for table in source.include_tables or ()})
-    schemas = sorted({name for source in own for name in source.include_schemas or ()})
+    wanted, schemas = tables_wanted(config, database)
     with reach(config.state_dsn(), state_called(config)) as state:
         known = is_registered(state, database.name)
     if known:

@@ -21,6 +21,7 @@ from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn, parse_lsn
 from cdc.errors import OperatorError
 from cdc.eventtime.arrival import Bound
+from cdc.generation import FIRST, Generation
 from cdc.state.event_marks import Marks, mark_of
 from cdc.state.event_partitions import Seen, forget_events, keep_seen
 from cdc.state.feeds import require_latest, show_feed
@@ -45,7 +46,8 @@ SELECT c.source, c.id, c.ledger::text, c.cursor_lsn::text, c.cursor_idx, c.pause
        e.read_lsn::text, e.read_idx, e.settled_to, e.planned_lsn::text, e.planned_idx,
        e.finished_at IS NOT NULL, e.ledger <> c.ledger, e.ledger IS NULL,
        coalesce(s.log_lsn, s.restart_lsn)::text,
-       (c.cursor_lsn, c.cursor_idx) > (e.cursor_lsn, e.cursor_idx), e.arrived
+       (c.cursor_lsn, c.cursor_idx) > (e.cursor_lsn, e.cursor_idx), e.arrived,
+       c.generation, c.truncation
   FROM walbrook.consumers c
   JOIN walbrook.sources s ON s.name = c.source
   LEFT JOIN walbrook.event_sources e ON e.consumer = c.id
@@ -120,6 +122,7 @@ class SourceStanding:
     new: bool
     cut: bool  # moved forward since then
     arrived: tuple[Bound, ...] = ()  # in processing-time order
+    generation: Generation = FIRST  # of its destination; that of the first database counts
 
     def anew(self) -> SourceStanding:
         """From its cursor on, as if nothing behind it had been read."""
@@ -269,6 +272,7 @@ def _source(row: tuple[object, ...]) -> SourceStanding:
         new=bool(row[13]),
         cut=bool(row[15]) and not moved,
         arrived=() if moved else _bounds(row[16]),
+        generation=Generation(int(str(row[17])), int(str(row[18]))),
     )
 
 

@@ -33,14 +33,13 @@ def report_lost_destinations(connection: Connection, source: str, term: int) -> 
 
 
 def _lost(consumer: str, destination: object, lost_at: object) -> Condition:
-    other = "stream_key" if destination == "redis_stream" else "path"
     return Condition(
         "destination_lost_data",
         "warning",
         f"the {destination} destination of {consumer} lacked messages at {lost_at} that had been "
         "delivered to it: it was emptied, deleted or restored from an older copy. Delivery went on "
         "with what follows, so whoever had not read them there never will",
-        fix=f"to deliver again what the change log still holds, give the sink another {other} and "
-        "move its cursor back, as the hint of walbrook.rewind says; to do without, call "
+        fix=f"to deliver again what the change log still holds, call walbrook.rewind('{consumer}', "
+        "to_earliest => true, destination => 'truncate') or 'new_generation'; to do without, call "
         f"walbrook.accept_loss('{consumer}')",
     )

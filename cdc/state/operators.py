@@ -40,7 +40,8 @@ _PAUSE = "SELECT * FROM walbrook.pause(%s)"
 _RESUME = "SELECT * FROM walbrook.resume(%s)"
 _ACCEPT_LOSS = "SELECT * FROM walbrook.accept_loss(%s)"
 _REWIND = """
-SELECT * FROM walbrook.rewind(%s, to_cursor => %s, to_time => %s::timestamptz, to_earliest => %s)
+SELECT * FROM walbrook.rewind(%s, to_cursor => %s, to_time => %s::timestamptz, to_earliest => %s,
+                              destination => %s)
 """
 _SKIP_TO = "SELECT * FROM walbrook.skip_to(%s, %s)"
 _ADVANCE_WATERMARK = """
@@ -86,9 +87,14 @@ def rewind(
     to_cursor: str | None = None,
     to_time: str | None = None,
     to_earliest: bool = False,
+    destination: str | None = None,
 ) -> State:
-    """``to_time`` is whatever Postgres takes for a time."""
-    return _act(connection, _REWIND, consumer, to_cursor, to_time, to_earliest)
+    """``to_time`` is whatever Postgres takes for a time.
+
+    ``destination`` says what becomes of what a destination with a position of its own holds:
+    ``new_generation`` or ``truncate``.
+    """
+    return _act(connection, _REWIND, consumer, to_cursor, to_time, to_earliest, destination)
 
 
 def skip_to(connection: Connection, consumer: str, cursor: str) -> State:

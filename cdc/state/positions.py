@@ -18,6 +18,7 @@ from cdc.cursor import Cursor, format_lsn, parse_lsn
 from cdc.error_text import public_text
 from cdc.errors import OperatorError, SourceError, TransientError
 from cdc.failpoints import reached
+from cdc.generation import Generation
 from cdc.queue.events import let_wait, store
 from cdc.state.dead_letters import DeadLetter, bury
 from cdc.state.feeds import FeedFigures, require_latest, show_feed
@@ -80,12 +81,14 @@ _DESCRIBE = """
 UPDATE walbrook.consumers c
    SET destination = n.destination, priority = n.priority, backlog_max = n.backlog_max,
        backlog_on_full = n.on_full, place = n.place,
+       rewind_ways = string_to_array(n.rewind_ways, ' '),
        -- Another destination lacks nothing of what this one was sent.
        top_lsn = CASE WHEN c.place = n.place THEN c.top_lsn END,
        top_idx = CASE WHEN c.place = n.place THEN c.top_idx END,
        lost_at = CASE WHEN c.place = n.place THEN c.lost_at END
-  FROM unnest(%s::text[], %s::text[], %s::int[], %s::bigint[], %s::text[], %s::text[])
-       AS n (name, destination, priority, backlog_max, on_full, place)
+  FROM unnest(%s::text[], %s::text[], %s::int[], %s::bigint[], %s::text[], %s::text[],
+              %s::text[]) AS n (name, destination, priority, backlog_max, on_full, place,
+                                rewind_ways)
  WHERE c.source = %s AND c.name = n.name
 """
 _MAKE_QUEUES = "SELECT walbrook.make_queue(id) FROM walbrook.consumers WHERE source = %s AND active"
@@ -130,6 +133,7 @@ UPDATE walbrook.consumers
        error_at = CASE WHEN %(error)s::text IS NULL THEN NULL ELSE clock_timestamp() END
  WHERE source = %(source)s AND name = %(consumer)s
    AND cursor_lsn = %(since_lsn)s::pg_lsn AND cursor_idx = %(since_idx)s
+   AND (%(generation)s::int IS NULL OR (generation, truncation) = (%(generation)s, %(truncation)s))
 """
 # Without consumers nothing is held back: the restart cursor follows what was read.
 _MOVE_RESTART = """
@@ -147,7 +151,7 @@ UPDATE walbrook.sources s
 
 
 class MovedError(TransientError):
-    """Somebody moved a consumer's cursor while its worker was serving it."""
+    """Somebody moved a consumer's cursor, or its destination, while its worker was serving it."""
 
     def __init__(self, consumer: str, since: Cursor) -> None:
         super().__init__(
@@ -178,6 +182,7 @@ class Settlement:
     top_before: Cursor | None = None
     top: Cursor | None = None
     deliver_ms: float | None = None
+    generation: Generation | None = None  # that it was delivered to; None: its caller has checked
 
 
 @dataclass(frozen=True)
@@ -189,6 +194,7 @@ class Described:
     backlog_max: int | None = None
     backlog_on_full: str | None = None
     place: str = ""  # where its destination is, if that keeps a position
+    rewind_ways: tuple[str, ...] = ()  # what a rewind can do with what its destination holds
 
 
 def register_source(
@@ -241,6 +247,7 @@ def register_source(
                 [each.backlog_max for each in told.values()],
                 [each.backlog_on_full for each in told.values()],
                 [each.place for each in told.values()],
+                [" ".join(each.rewind_ways) for each in told.values()],
                 name,
             ),
         )
@@ -367,6 +374,8 @@ def _columns(source: str, consumer: str, settlement: Settlement, dead: int) -> d
         "consumer": consumer,
         "since_lsn": format_lsn(settlement.since.lsn),
         "since_idx": settlement.since.idx,
+        "generation": settlement.generation and settlement.generation.number,
+        "truncation": settlement.generation and settlement.generation.truncation,
         **_place(settlement),
         "commit": settlement.last_commit,
         "delivered": settlement.delivered,

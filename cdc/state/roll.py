@@ -1,9 +1,9 @@
 """Who may be served now: the active consumers of a source that no operator holds back.
 
 What must always hold: a paused consumer is served by no worker, and counts in everything else: it
-holds the restart cursor and keeps its place. A consumer's cursor and the name of its ledger are
-read together: the name changes when the cursor is moved back, so that nobody delivers from the new
-place under the old name, and leaves out what is to be sent again.
+holds the restart cursor and keeps its place. A consumer's cursor, the name of its ledger and its
+generation are read together: a rewind changes them together, so that nobody delivers from the new
+place under the old name or to the old generation, and leaves out what is to be sent again.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Literal
 
 from cdc.connection import Connection
 from cdc.cursor import Cursor, parse_lsn
+from cdc.generation import Generation
 
 _READ = """
-SELECT c.name, c.cursor_lsn::text, c.cursor_idx, c.ledger::text, c.paused_at IS NOT NULL,
+SELECT c.name, c.cursor_lsn::text, c.cursor_idx, c.ledger::text, c.generation, c.truncation,
+       c.paused_at IS NOT NULL,
        EXISTS (SELECT FROM walbrook.gaps g
                 WHERE g.source = c.source AND g.consumer = c.name AND g.told_at IS NULL)
   FROM walbrook.consumers c WHERE c.source = %s AND c.active
@@ -30,6 +32,7 @@ class Roll:
     paused: dict[str, Cursor]
     untold: frozenset[str] = frozenset()  # whose sinks have still to be told of a gap
     ledgers: dict[str, str] = field(default_factory=dict)  # the name of each one's ledger
+    generations: dict[str, Generation] = field(default_factory=dict)
 
     @property
     def standing(self) -> dict[str, Cursor]:
@@ -45,10 +48,12 @@ def call_roll(connection: Connection, source: str) -> Roll:
     """Who is to be served, in one look."""
     roll = Roll({}, {})
     untold: set[str] = set()
-    for name, lsn, idx, ledger, paused, owes in connection.execute(_READ, (source,)).fetchall():
+    rows = connection.execute(_READ, (source,)).fetchall()
+    for name, lsn, idx, ledger, generation, truncation, paused, owes in rows:
         kept = roll.paused if paused else roll.served
         kept[str(name)] = Cursor(parse_lsn(str(lsn)), int(str(idx)))
         roll.ledgers[str(name)] = str(ledger)
+        roll.generations[str(name)] = Generation(int(str(generation)), int(str(truncation)))
         if owes:
             untold.add(str(name))
     return replace(roll, untold=frozenset(untold))

@@ -23,10 +23,11 @@ from cdc.cursor import Cursor
 from cdc.decoding.format import PLAIN, Wanted
 from cdc.decoding.shapes import Context, Shape, shape_for
 from cdc.errors import ProtocolError, TransientError, WalbrookError
+from cdc.generation import FIRST, Generation
 from cdc.queue.ledger import Ledger
 from cdc.queue.open_ledger import LedgerAddress, open_ledger
 from cdc.queue.waiting import NOTHING, Waiting
-from sinks import Queue, Sink, open_sink
+from sinks import ClaimPlace, Queue, Sink, open_sink
 from sinks.base import Delivery, RequestSink
 from sinks.columns import prefix_below
 from sinks.ledgered import LedgeredSink, LedgerPlace
@@ -74,6 +75,7 @@ class Share:
     state_dsn: str = field(default="", repr=False)  # where pull consumers' messages are stored
     standing: Cursor | None = None  # the consumer's cursor in Postgres when it was begun
     origins: tuple[Origin, ...] = ()  # of messages of several sources: by the number of the source
+    generation: Generation = FIRST  # of the consumer's destination
 
     def behind(self, done: Outcome) -> Share:
         """The same where something was delivered before it: what that put aside waits already."""
@@ -83,8 +85,8 @@ class Share:
         return replace(self, waiting=self.waiting.with_these(aside), strikes=done.strikes)
 
 
-_open_sinks: dict[tuple[str, str, str], tuple[str, Sink]] = {}
-"""By source, consumer and purpose; with the run that opened it."""
+_open_sinks: dict[tuple[str, str, str], tuple[str, Generation, Sink]] = {}
+"""By source, consumer and purpose; with the run that opened it, and the generation it is of."""
 _open_ledgers: dict[tuple[str, LedgerAddress], Ledger] = {}
 _ended: dict[tuple[str, str], int] = {}
 """By process and source: the last stage that has ended."""
@@ -236,8 +238,8 @@ def sink_of(share: Share, purpose: str = "") -> Sink:
     """
     key = (share.origin.name, share.consumer.name, purpose)
     with _opening:
-        run, sink = _open_sinks.get(key, ("", None))
-        if sink is None or run != share.run:
+        run, generation, sink = _open_sinks.get(key, ("", FIRST, None))
+        if sink is None or run != share.run or generation != share.generation:
             _refuse_ended(share, run)
             _close_sinks(lambda known, by: known == key or process_of(by) != process_of(share.run))
             sink = open_sink(
@@ -245,8 +247,10 @@ def sink_of(share: Share, purpose: str = "") -> Sink:
                 consumer=share.consumer.name,
                 batch_size=share.consumer.effective_batch_size,
                 queue=Queue.of(share.consumer, share.origin.name, share.state_dsn),
+                generation=share.generation,
+                claims=ClaimPlace.of(share.consumer, share.state_dsn),
             )
-            _open_sinks[key] = share.run, sink
+            _open_sinks[key] = share.run, share.generation, sink
         place = share.ledger
         if isinstance(sink, PullSink):
             return sink.standing_at(share.standing)
@@ -294,8 +298,8 @@ def _refuse_ended(share: Share, opened_by: str) -> None:
 
 
 def _close_sinks(is_stale: Callable[[tuple[str, str, str], str], bool]) -> None:
-    for key in [key for key, (run, _) in _open_sinks.items() if is_stale(key, run)]:
-        _open_sinks.pop(key)[1].close()
+    for key in [key for key, (run, _, _) in _open_sinks.items() if is_stale(key, run)]:
+        _open_sinks.pop(key)[2].close()
 
 
 def _ledger(run: str, address: LedgerAddress) -> Ledger:

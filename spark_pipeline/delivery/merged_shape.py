@@ -14,6 +14,8 @@ from cdc.decoding.shapes import Parts, Shape
 SOURCE: Final = "origin_source"
 """The column that says which of the consumer's sources a row is of, counted from 0."""
 
+_REFERENCE: Final = "claim_check"
+
 
 @dataclass(frozen=True)
 class MergedShape:
@@ -45,6 +47,18 @@ class MergedShape:
 
         whole = _by_source(rows, made, self.shapes)
         return {name: whole.column(name) for name in whole.schema.names}
+
+    def keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        def made(shape: Shape, some: pa.RecordBatch) -> pa.RecordBatch:
+            return pa.RecordBatch.from_pydict({"key": shape.keys(some)})
+
+        return _by_source(rows, made, self.shapes).column("key")
+
+    def refer(self, rows: pa.RecordBatch, references: pa.StringArray) -> pa.RecordBatch:
+        def made(shape: Shape, some: pa.RecordBatch) -> pa.RecordBatch:
+            return shape.refer(some.drop_columns([_REFERENCE]), some.column(_REFERENCE))
+
+        return _by_source(rows.append_column(_REFERENCE, references), made, self.shapes)
 
 
 def _by_source(

@@ -85,7 +85,8 @@ class Sender:
         self._strikes_max = strikes_max
         self._grouping = Grouping.of(consumer)
         self._defers = consumer.destination.defers
-        self._largest = consumer.effective_max_message_bytes
+        # What is larger becomes a dead letter; with a claim check the sink makes it smaller.
+        self._largest = consumer.effective_max_message_bytes if consumer.claims is None else None
         self._strikes = strikes if isinstance(strikes, Strikes) else Strikes(strikes)
         self._first_strike: tuple[int, Cursor] | None = None  # of which series, and where
         self._aside: list[pa.RecordBatch] = []

@@ -115,7 +115,8 @@ class Ordering:
         )
         for name, each in self._standing.items():
             self._partitions.begin(name, roots[name], read_partitions(state, each.id))
-        self._sender = ReleaseSender(consumer, inputs, current)
+        generation = next(iter(self._standing.values())).generation
+        self._sender = ReleaseSender(consumer, inputs, current, generation)
         self._runs = {name: each.context.settler.feed_run for name, each in inputs.items()}
         self._settler = EventSettler(consumer.name, self._terms, self._runs)
         self._sending: Sending | None = None

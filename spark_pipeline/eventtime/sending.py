@@ -19,6 +19,7 @@ from cdc.connection import Connection
 from cdc.cursor import END, ORIGIN, Cursor
 from cdc.errors import WalbrookError
 from cdc.eventtime.sequencer import Step
+from cdc.generation import Generation
 from cdc.queue.waiting import NOTHING, Waiting
 from cdc.state.positions import report_consumer
 from sinks.ledgered import LedgerPlace
@@ -92,9 +93,14 @@ class ReleaseSender:
     """Sends for one consumer; ``inputs`` by source, the first of which is its home."""
 
     def __init__(
-        self, consumer: SinkConfig, inputs: Mapping[str, Input], current: CurrentState
+        self,
+        consumer: SinkConfig,
+        inputs: Mapping[str, Input],
+        current: CurrentState,
+        generation: Generation,
     ) -> None:
         self._consumer = consumer
+        self._generation = generation
         self._inputs = inputs
         self._current = current
         self._context = next(iter(inputs.values())).context
@@ -167,6 +173,7 @@ class ReleaseSender:
             self._consumer, home.origin, self._context.run, release.numbering.place(begun), END, [],
             origins=tuple(each.settings.origin for each in self._inputs.values()),
             ledger=self._place(ledger, release.numbering.place(0)), state_dsn=home.state_dsn,
+            generation=self._generation,
         )  # fmt: skip
         waiting: Waiting = NOTHING
         for each in self._inputs.values():

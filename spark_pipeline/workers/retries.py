@@ -201,7 +201,7 @@ class RetryQueue:
             place = LedgerPlace(address, ledger, queued=True)
         return Share(
             self._consumer, self._settings.origin, self._run, ORIGIN, END, [],
-            strikes_max=_EVERY_REFUSAL, ledger=place,
+            strikes_max=_EVERY_REFUSAL, ledger=place, state_dsn=self._settings.state_dsn,
         )  # fmt: skip
 
     def _send(self, share: Share, rows: pa.RecordBatch) -> Outcome:

@@ -25,6 +25,7 @@ import structlog
 from cdc.connection import Connection, connect
 from cdc.connection_pool import ConnectionPool
 from cdc.cursor import Cursor
+from cdc.generation import FIRST, Generation
 from cdc.state.dead_letters import DeadLetter
 from cdc.state.feeds import FeedFigures
 from cdc.state.positions import MovedError, Settlement, settle
@@ -51,6 +52,7 @@ class Report:
     ledger: str | None = None
     dead: Iterable[DeadLetter] = ()
     deliver_ms: float | None = None
+    generation: Generation = FIRST  # that it was delivered to
 
     @property
     def is_plain(self) -> bool:
@@ -82,6 +84,7 @@ class Report:
             top_before=outcome.top_before,
             top=outcome.top,
             deliver_ms=self.deliver_ms,
+            generation=self.generation,
         )
 
 

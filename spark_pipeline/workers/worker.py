@@ -18,6 +18,7 @@ from cdc.config import Sink as SinkConfig
 from cdc.connection import Connection
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import TransientError
+from cdc.generation import FIRST
 from cdc.log.open import open_log
 from cdc.log.view import LogReader
 from cdc.state.dead_letters import DeadLetter, report_dead_letters
@@ -51,6 +52,7 @@ class Worker(BaseWorker):
         (self._input,) = self.inputs.values()
         self._ledgers = Ledgers(settings.source, settings.term, settings.ledger)
         self._cursor = ORIGIN
+        self._generation = FIRST
 
     @property
     def cursor(self) -> Cursor:
@@ -85,6 +87,7 @@ class Worker(BaseWorker):
             if self.name in roll.served:
                 self._require_fit(state)
                 self._ledgers.join(roll, [self.name])
+                self._generation = roll.generations[self.name]
                 with self.current.doing(Work.DELIVERY):
                     self._pass_gaps(state, log)
                 roll = call_roll(state, self._settings.source)
@@ -93,7 +96,7 @@ class Worker(BaseWorker):
                 return False
             self._ledgers.join(roll, [self.name])
             self.retries.look(state)
-        self._cursor = roll.served[self.name]
+        self._cursor, self._generation = roll.served[self.name], roll.generations[self.name]
         self._context.settler.begin(self.name, self._cursor)
         self._input.begin(self._cursor)
         return True
@@ -176,6 +179,7 @@ class Worker(BaseWorker):
             ledger=ledger_name(share.ledger) if share is not None else None,
             dead=() if share is None else self._dead(decoded, share, outcome),
             deliver_ms=took_s * 1000,
+            generation=self._generation,
         )
         settler = self._context.settler
         try:
@@ -227,6 +231,7 @@ class Worker(BaseWorker):
             ledger=self._ledgers.place(self._consumer, settled),
             state_dsn=self._settings.state_dsn,
             standing=settled,
+            generation=self._generation,
         )
 
 

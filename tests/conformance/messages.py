@@ -14,7 +14,7 @@ from cdc.cursor import Cursor
 from cdc.decoding.shapes import Context, ShapeName, shape_for
 
 CONSUMER = "orders"
-_NOON = 1_790_000_000_000_000  # microseconds; a transaction a minute
+NOON_US = 1_790_000_000_000_000  # a transaction a minute
 _ROWS_A_TRANSACTION = 7
 _ACTIONS = {"c": "insert", "u": "update", "d": "delete"}
 
@@ -69,7 +69,7 @@ def batch_of(
     columns = [
         [cursor.lsn for cursor in cursors],
         [cursor.idx for cursor in cursors],
-        [_NOON + 60_000_000 * transaction for transaction in transactions],
+        [NOON_US + 60_000_000 * transaction for transaction in transactions],
         transactions,
         ["public"] * len(samples),
         [sample.table for sample in samples],
@@ -87,7 +87,7 @@ def batch_of(
         rows = [_before(sample) for sample in samples]
         texts = [None if row is None else orjson.dumps(row).decode() for row in rows]
         changes = changes.append_column("before", pa.array(texts, pa.string()))
-    made = shape_for(shape, Context(CONSUMER, "d", "h", "app", now_ns=_NOON * 1000))
+    made = shape_for(shape, Context(CONSUMER, "d", "h", "app", now_ns=NOON_US * 1000))
     return MessageBatch(made.rows(changes), made)
 
 

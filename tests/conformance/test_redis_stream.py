@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,13 +13,15 @@ import redis
 
 from cdc.cursor import ORIGIN
 from cdc.errors import OperatorError, PoisonError, TransientError
+from cdc.generation import Generation
 from cdc.service.embedded_redis import EmbeddedRedis
 from sinks import redis_stream
 from sinks.redis_errors import from_reply
 from sinks.redis_stream import RedisStreamSink
-from tests.conformance.harness import RedisHarness
+from tests.conformance.harness import RedisHarness, routed
 from tests.conformance.messages import (
     CONSUMER,
+    NOON_US,
     Sample,
     batch,
     batch_of,
@@ -37,6 +40,11 @@ def harness(redis_url: str, redis_client: redis.Redis) -> RedisHarness:
 def _sink(url: str, **settings: object) -> RedisStreamSink:
     plain = {"consumer": CONSUMER, "stream_key": f"walbrook.{CONSUMER}", "batch_size": 100}
     return RedisStreamSink(**{**plain, "timeout_s": 5.0, "url": url, **settings})  # type: ignore[arg-type]
+
+
+def _plain(harness: RedisHarness) -> Any:
+    """The client, for commands that it has no method for."""
+    return harness.client
 
 
 def _calls(harness: RedisHarness, command: str) -> int:
@@ -229,14 +237,13 @@ def test_a_stream_that_its_readers_touch_is_added_to_all_the_same(harness: Redis
 
 
 def test_a_stream_is_looked_at_ahead_of_the_next_delivery(harness: RedisHarness) -> None:
-    sink, watched = harness.open(), _calls(harness, "watch")
+    sink, looked = harness.open(), _calls(harness, "watch")
     sink.deliver(batch(0, 10))
-    until("the look for the next delivery", lambda: _calls(harness, "watch") == watched + 1)
-    looked = _calls(harness, "xrevrange")
+    until("the look for the next delivery", lambda: _calls(harness, "watch") == looked + 2)
     sink.deliver(batch(10, 20))
-    until("the look for the one after", lambda: _calls(harness, "watch") == watched + 2)
+    until("the look for the one after", lambda: _calls(harness, "watch") == looked + 3)
     sink.close()
-    assert _calls(harness, "xrevrange") == looked + 1, "none before the second delivery"
+    assert _calls(harness, "watch") == looked + 3, "none before the second delivery"
 
 
 def test_a_user_who_may_watch_but_not_ask_can_deliver(own_redis: EmbeddedRedis) -> None:
@@ -310,3 +317,117 @@ def test_a_message_too_large_for_redis_is_poison_and_the_ones_before_it_are_sett
     assert sink.deliver(batch(8, 20)).settled == 12
     sink.close()
     assert [one.cursor for one in harness.held()] == [cursor_of(n) for n in range(20) if n != 7]
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "new connection"])
+@pytest.mark.parametrize("moved_by", ["an entry that was deleted", "XSETID"])
+def test_ids_that_somebody_else_moved_are_refused_with_the_ways_out(
+    harness: RedisHarness, moved_by: str, is_open: bool
+) -> None:
+    sink = harness.open()
+    assert sink.deliver(batch(0, 10)).settled == 10
+    if not is_open:
+        sink.close()
+    ahead = f"{cursor_of(15).lsn}-{cursor_of(15).idx}"
+    if moved_by == "XSETID":
+        _plain(harness).execute_command("XSETID", harness.key, ahead)
+    else:
+        harness.client.xadd(harness.key, {"hello": "world"}, id=ahead)
+        harness.client.xdel(harness.key, ahead)
+    for _ in range(2):
+        delivery = sink.deliver(batch(10, 20))
+        assert (delivery.settled, delivery.absorbed) == (0, 0)
+        assert isinstance(delivery.error, OperatorError)
+        assert delivery.error.kind == "ids_moved"
+        assert "new_generation" in delivery.error.fix
+        assert "truncate" in delivery.error.fix
+    sink.close()
+    assert harness.open().deliver(batch(10, 20)).settled == 0, "also after a restart"
+    for generation, stream in (
+        (Generation(2), f"{harness.key}.generation-2"),
+        (Generation(1, 1), harness.key),
+    ):
+        way_out = _sink(harness.url, generation=generation)
+        assert way_out.deliver(batch(10, 20)).settled == 10
+        way_out.close()
+        assert len(harness.entries_of(stream)) == 10
+
+
+def test_ids_that_were_moved_below_what_comes_next_do_no_harm(harness: RedisHarness) -> None:
+    sink = harness.open()
+    sink.deliver(batch(0, 10))
+    _plain(harness).execute_command(
+        "XSETID", harness.key, f"{cursor_of(9).lsn}-{cursor_of(9).idx + 1}"
+    )
+    assert sink.deliver(batch(20, 30)).settled == 10
+    sink.close()
+
+
+def test_a_tail_that_readers_deleted_is_known_after_a_crash(harness: RedisHarness) -> None:
+    """What was delivered and not settled comes again, and the stream does not show it any more."""
+    crashed = harness.open()
+    assert crashed.deliver(batch(0, 500)).settled == 500
+    crashed.close()
+    harness.client.xtrim(harness.key, maxlen=0, approximate=False)
+    sink = harness.open()
+    for start in (0, 200):  # the last id is beyond the first batch that comes again
+        delivery = sink.deliver(batch(start, start + 200))
+        assert (delivery.settled, delivery.absorbed, delivery.error) == (200, 200, None)
+    assert sink.deliver(batch(400, 600)).absorbed == 100
+    sink.close()
+    assert harness.held() == expected(numbered(500, 600), start=500)
+
+
+@pytest.mark.parametrize("exactly", [True, False])
+def test_a_stream_is_kept_to_its_length_and_absorbs_a_replay(
+    harness: RedisHarness, exactly: bool
+) -> None:
+    sink = _sink(harness.url, max_length=200, trim_exactly=exactly)
+    first = sink.deliver(batch(0, 2_000))
+    assert (first.settled, first.absorbed) == (2_000, 0)
+    length = len(harness.entries())
+    assert length == 200 if exactly else 200 <= length < 400
+    again = sink.deliver(batch(1_000, 2_100))
+    sink.close()
+    assert (again.settled, again.absorbed, again.top) == (1_100, 1_000, cursor_of(1_999))
+    assert harness.held()[-100:] == expected(numbered(2_000, 2_100), start=2_000)
+
+
+def test_entries_are_removed_by_the_age_of_their_commits_also_after_a_restart(
+    harness: RedisHarness,
+) -> None:
+    # A transaction a minute: those before the fiftieth are too old.
+    age_s = time.time() - (NOON_US / 1e6 + 60 * 50 - 30)
+    first = _sink(harness.url, max_age_s=age_s, trim_exactly=True)
+    assert first.deliver(batch(0, 1_000)).settled == 1_000
+    first.close()
+    second = _sink(harness.url, max_age_s=age_s, trim_exactly=True)  # it has seen none of them
+    delivery = second.deliver(batch(990, 1_010))
+    assert (delivery.settled, delivery.absorbed, delivery.top) == (20, 10, cursor_of(999))
+    assert harness.held() == expected(numbered(350, 1_010), start=350)
+    calls = _calls(harness, "xtrim")
+    assert second.deliver(batch(1_010, 1_020)).settled == 10
+    second.close()
+    assert _calls(harness, "xtrim") == calls, "not again so soon"
+
+
+def test_routed_streams_are_trimmed_by_age_each(harness: RedisHarness) -> None:
+    age_s = time.time() - (NOON_US / 1e6 + 60 * 50 - 30)
+    sink = _sink(harness.url, max_age_s=age_s, trim_exactly=True)
+    for start, end in ((0, 1_000), (1_000, 1_100)):
+        assert sink.deliver(routed(batch(start, end))).error is None
+        sink.close()
+        sink = _sink(harness.url, max_age_s=age_s, trim_exactly=True)
+    sink.close()
+    for key in (harness.key, "orders", "users"):
+        assert harness.entries_of(key)[0][0] >= b"%d" % cursor_of(350).lsn
+
+
+def test_a_user_who_may_not_trim_is_told_so(own_redis: EmbeddedRedis) -> None:
+    with redis.Redis.from_url(own_redis.url) as client:
+        rights = ["+multi", "+exec", "+xadd", "+xrevrange"]
+        client.execute_command("ACL", "SETUSER", "writer", "on", ">word", "~*", *rights)
+    place = own_redis.url.removeprefix("redis://")
+    delivery = _sink(f"redis://writer:word@{place}", max_age_s=60.0).deliver(batch(0, 10))
+    assert isinstance(delivery.error, OperatorError)
+    assert "NOPERM" in delivery.error.what

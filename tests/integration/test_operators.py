@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -12,6 +14,7 @@ from psycopg.rows import dict_row
 
 from cdc.connection import Connection
 from cdc.cursor import Cursor
+from cdc.generation import Generation
 from cdc.state.migrate import migrate
 from cdc.state.positions import Described, MovedError, Settlement, register_source, settle
 from tests.fix_postgres import Database, on_both_versions
@@ -62,6 +65,9 @@ SELECT c.id, '0/1000'::pg_lsn + n, 0, n % 10000, CASE WHEN n <= 10000 THEN now()
 """
 
 
+WAYS = ("new_generation", "truncate")
+
+
 class Operator:
     """A state database with a source, two webhooks, a file sink, and an operator's connection."""
 
@@ -77,7 +83,10 @@ class Operator:
             system_identifier="1",
             slot_lsn=0x100,
             consumers=list(kinds),
-            described={name: Described(kind) for name, kind in kinds.items()},
+            described={
+                name: Described(kind, rewind_ways=WAYS if kind != "webhook" else ())
+                for name, kind in kinds.items()
+            },
         )
         connection.execute(_SOURCE)
 
@@ -253,15 +262,61 @@ def test_a_rewind_that_cannot_be_is_refused(
     assert hints in hint
 
 
-@pytest.mark.parametrize(("consumer", "key"), [("files", "path"), ("streams", "stream_key")])
-def test_a_rewind_that_the_destination_would_absorb_is_refused_with_the_way_to_do_it(
-    operator: Operator, consumer: str, key: str
+@pytest.mark.parametrize("consumer", ["files", "streams"])
+@pytest.mark.parametrize("said", ["", ", destination => 'elsewhere'"])
+def test_a_rewind_that_the_destination_would_absorb_is_refused_with_the_two_ways(
+    operator: Operator, consumer: str, said: str
 ) -> None:
-    what, hint = operator.refused(f"rewind('{consumer}', '0/300:2')")
+    what, hint = operator.refused(f"rewind('{consumer}', '0/300:2'{said})")
     assert "keeps a position of its own" in what
-    assert f"another {key}" in hint
-    operator.connection.execute(hint[hint.index("UPDATE") :].encode())
-    assert operator.act(f"pause('{consumer}')")["cursor"] == "0/300:2"
+    assert "destination => 'new_generation'" in hint
+    assert "destination => 'truncate'" in hint
+
+
+def test_a_rewind_counts_the_places_and_how_often_each_was_emptied(operator: Operator) -> None:
+    numbers = "SELECT generation, truncation FROM walbrook.consumers WHERE name = 'files'"
+    for way, found in (
+        ("truncate", (1, 1)),
+        ("truncate", (1, 2)),
+        ("new_generation", (2, 0)),
+        ("truncate", (2, 1)),
+    ):
+        operator.rows(
+            "UPDATE walbrook.consumers SET top_lsn = '0/500', top_idx = 0, lost_at = now()"
+            " WHERE name = 'files' RETURNING 1"
+        )
+        # To where it stands: the destination alone is begun again.
+        state = operator.act(f"rewind('files', '0/500:0', destination => '{way}')")
+        assert (state["cursor"], state["generation"]) == ("0/500:0", found[0])
+        assert operator.rows(numbers) == [found]
+        lost = "SELECT top_lsn, top_idx, lost_at FROM walbrook.consumers WHERE name = 'files'"
+        assert operator.rows(lost) == [(None, None, None)]
+    assert operator.act("rewind('files', '0/300:2', destination => 'truncate')")["cursor"] == (
+        "0/300:2"
+    )
+
+
+def test_a_destination_without_a_position_has_nothing_to_be_done_with(operator: Operator) -> None:
+    what, hint = operator.refused("rewind('hook', '0/300:2', destination => 'truncate')")
+    assert "gets everything again as it is" in what
+    assert hint == "leave destination out"
+
+
+def test_what_was_delivered_to_an_earlier_generation_is_not_settled(operator: Operator) -> None:
+    before = Settlement(Cursor(0x500, 0), Cursor(0x600, 0), generation=Generation(1, 0))
+    operator.act("rewind('files', '0/500:0', destination => 'new_generation')")
+    for settlement, settles in (
+        (before, False),
+        (replace(before, generation=Generation(2, 0)), True),
+    ):
+        with nullcontext() if settles else pytest.raises(MovedError):
+            settle(
+                operator.connection,
+                source="shop",
+                term=operator.term,
+                read_to=Cursor(0x600, 0),
+                consumers={"files": settlement},
+            )
 
 
 def test_what_waits_and_comes_again_is_taken_out_of_the_queue(operator: Operator) -> None:

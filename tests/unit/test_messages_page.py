@@ -11,11 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cdc.change import ACTIONS, CHANGE_SCHEMA
+from cdc.change import ACTIONS, CHANGE_SCHEMA, MessageBatch
 from cdc.decoding.format import ValueFormat
 from cdc.decoding.shapes import SHAPES, Context, ShapeName, shape_for
 from cdc.eventtime.released import Released
 from cdc.state.numbering import Numbering
+from sinks import ClaimPlace, Delivery
+from sinks.claim_check import ClaimCheckedSink
 from spark_pipeline.eventtime.release import (
     WATERMARK,
     WINDOW,
@@ -113,6 +115,23 @@ def test_no_key_is_there_twice(name: ShapeName) -> None:
 
 def test_the_examples_are_json() -> None:
     examples = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
-    assert len(examples) == 11
+    assert len(examples) == 12
     for example in examples:
         assert isinstance(json.loads(example), dict)
+
+
+def test_the_example_of_a_reference_has_the_keys_of_one(tmp_path: Path) -> None:
+    examples = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    (example,) = (json.loads(text) for text in examples if "claim_check" in text)
+    place = ClaimPlace(1, 7, tmp_path.as_uri(), "")
+    reference = json.loads(ClaimCheckedSink(NoSink(), place, consumer="c")._stored(b"{}", "1:2"))
+    assert list(example["metadata"]["claim_check"]) == list(reference)
+
+
+class NoSink:
+    """Nothing is delivered to it."""
+
+    def deliver(self, batch: MessageBatch) -> Delivery:
+        raise AssertionError
+
+    def close(self) -> None: ...

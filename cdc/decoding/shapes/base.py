@@ -71,6 +71,17 @@ class Shape(Protocol):
         """
         ...
 
+    def keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        """The idempotency key of each row that ``rows`` gave."""
+        ...
+
+    def refer(self, rows: pa.RecordBatch, references: pa.StringArray) -> pa.RecordBatch:
+        """The same rows; where there is a reference, as ``claim_check`` in place of the content.
+
+        A reference is a JSON object, null for rows that stay as they are.
+        """
+        ...
+
 
 def message_rows(changes: pa.RecordBatch) -> pa.RecordBatch:
     """MESSAGE_SCHEMA of changes that are all sound.

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from cdc.change import origin
 from cdc.decoding.joins import joined
 from cdc.decoding.shapes.base import Context, Parts, message_rows
-from cdc.decoding.shapes.metadata import METADATA_BYTES, metadata, placed
-from cdc.decoding.shapes.text import for_each_value, member
+from cdc.decoding.shapes.metadata import METADATA_BYTES, idempotency_keys, metadata, placed
+from cdc.decoding.shapes.text import for_each_value, member, replaced, with_member, without
 from cdc.decoding.types.text import escape
 
 _OPS = {"insert": "c", "update": "u", "delete": "d", "truncate": "t", "message": "m"}
@@ -66,6 +66,18 @@ class DebeziumShape:
 
     def fields(self, rows: pa.RecordBatch) -> dict[str, pa.StringArray]:
         return {"value": self.messages(rows), "metadata": metadata(rows, self.context)}
+
+    def keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        return idempotency_keys(rows, self.context)
+
+    def refer(self, rows: pa.RecordBatch, references: pa.StringArray) -> pa.RecordBatch:
+        columns = {name: without(rows.column(name), references) for name in ("before", "after")}
+        columns["source"] = with_member(rows.column("source"), "claim_check", references)
+        # What is no change of rows has its content in the tail.
+        end = _end(self.context.now_ns)
+        short = for_each_value(rows.column("action"), lambda each: _ops(each, end))
+        columns["tail"] = pc.if_else(references.is_null(), rows.column("tail"), short)
+        return replaced(rows, columns)
 
 
 def _where(mask: pa.BooleanArray, chosen: pa.StringArray, other: pa.StringArray) -> pa.StringArray:
@@ -125,7 +137,7 @@ def _commit_times(times: pa.TimestampArray) -> pa.StringArray:
 
 def _tail(action: pa.StringArray, record: pa.StringArray, now_ns: int) -> pa.StringArray:
     """Everything behind ``source``; for what is no change of rows, with what it says."""
-    end = f',"ts_ms":{now_ns // 1_000_000},"ts_us":{now_ns // 1000},"ts_ns":{now_ns}}}'
+    end = _end(now_ns)
     of_rows = pc.is_in(action, _OF_ROWS)
     if of_rows.true_count == len(action):
         return for_each_value(action, lambda each: _ops(each, end))
@@ -136,6 +148,10 @@ def _tail(action: pa.StringArray, record: pa.StringArray, now_ns: int) -> pa.Str
     # As a column, since a constant of a join is kept for the next one and this is never the same.
     ends = pa.repeat(end, len(action))
     return joined(for_each_value(action, _ops), said, ends, null="")
+
+
+def _end(now_ns: int) -> str:
+    return f',"ts_ms":{now_ns // 1_000_000},"ts_us":{now_ns // 1000},"ts_ns":{now_ns}}}'
 
 
 def _ops(actions: pa.StringArray, end: str = "") -> pa.StringArray:

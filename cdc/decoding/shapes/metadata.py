@@ -55,11 +55,7 @@ def metadata(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
         ',"xid":',
         changes.column("xid").cast(pa.string()),
         ',"idempotency_key":"',
-        *_of_database(context),
-        lsn,
-        ":",
-        idx,
-        *_of_gaps(changes.column("action")),
+        *_key(changes, context),
         '","record_pks":',
         changes.column("record_pks"),
         ',"transaction_annotations":',
@@ -98,6 +94,16 @@ def few_metadata(changes: pa.RecordBatch, context: Context) -> list[str] | None:
         f"{_member_text('unchanged', unchanged[at])}{end}"
         for at, (lsn, idx, xid) in enumerate(zip(lsns, idxs, xids, strict=True))
     ]
+
+
+def idempotency_keys(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
+    """The key of each change, the same whenever it is sent."""
+    return joined(*_key(changes, context))
+
+
+def _key(changes: pa.RecordBatch, context: Context) -> list[pa.StringArray | str]:
+    lsn, idx = (column.cast(pa.string()) for column in origin(changes))
+    return [*_of_database(context), lsn, ":", idx, *_of_gaps(changes.column("action"))]
 
 
 def placed(changes: pa.RecordBatch) -> list[pa.StringArray | str]:

@@ -8,7 +8,8 @@ from typing import ClassVar
 import pyarrow as pa
 
 from cdc.decoding.shapes.base import Context, Parts, message_rows
-from cdc.decoding.shapes.metadata import METADATA_BYTES, metadata
+from cdc.decoding.shapes.metadata import METADATA_BYTES, idempotency_keys, metadata
+from cdc.decoding.shapes.text import referring, replaced
 
 
 @dataclass(frozen=True)
@@ -31,3 +32,9 @@ class RecordShape:
             "action": rows.column("action"),
             "metadata": metadata(rows, self.context),
         }
+
+    def keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        return idempotency_keys(rows, self.context)
+
+    def refer(self, rows: pa.RecordBatch, references: pa.StringArray) -> pa.RecordBatch:
+        return replaced(rows, {"record": referring(rows.column("record"), references)})

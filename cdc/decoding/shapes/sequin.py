@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from cdc.decoding.joins import joined
 from cdc.decoding.shapes.base import Context, Parts, message_rows
-from cdc.decoding.shapes.metadata import metadata
+from cdc.decoding.shapes.metadata import idempotency_keys, metadata
+from cdc.decoding.shapes.text import replaced, with_member, without
 
 
 @dataclass(frozen=True)
@@ -40,3 +41,11 @@ class SequinShape:
 
     def fields(self, rows: pa.RecordBatch) -> dict[str, pa.StringArray]:
         return {name: rows.column(name) for name in ("record", "changes", "action", "metadata")}
+
+    def keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        return idempotency_keys(rows, self.context)
+
+    def refer(self, rows: pa.RecordBatch, references: pa.StringArray) -> pa.RecordBatch:
+        columns = {name: without(rows.column(name), references) for name in ("record", "changes")}
+        columns["metadata"] = with_member(rows.column("metadata"), "claim_check", references)
+        return replaced(rows, columns)

@@ -10,6 +10,11 @@ must change, each with the statement that changes it. What must always hold:
 - Only an ordinary autocommit connection is used; names reach SQL through ``psycopg.sql`` alone.
 """
 
-from cdc.replication.preflight.prepare import SourceIdentity, SourceSettings, prepare_source
+from cdc.replication.preflight.prepare import (
+    SourceIdentity,
+    SourceSettings,
+    check_source,
+    prepare_source,
+)
 
-__all__ = ["SourceIdentity", "SourceSettings", "prepare_source"]
+__all__ = ["SourceIdentity", "SourceSettings", "check_source", "prepare_source"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, Protocol
 
@@ -96,8 +97,27 @@ def prepare_source(
     ``primary_dsn`` leads to the primary of a source that is a standby.
     """
     wanted = _Wanted([TableName.parse(name) for name in tables_wanted], schemas_wanted)
-    try:
+    with _refusals():
         return _prepare(connection, database, wanted, primary_dsn)
+
+
+def check_source(
+    connection: Connection,
+    database: SourceSettings,
+    tables_wanted: Sequence[str],
+    *,
+    schemas_wanted: Sequence[str] = (),
+) -> list[Problem]:
+    """The same checks, and nothing is created. Returns the warnings."""
+    wanted = _Wanted([TableName.parse(name) for name in tables_wanted], schemas_wanted)
+    with _refusals():
+        return _checked(connection, database, wanted, create=False)[1]
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
     except psycopg.OperationalError as error:
         raise TransientError(
             f"The source went away while it was checked: {error}", fix="it is tried again"
@@ -111,6 +131,26 @@ def prepare_source(
 def _prepare(
     connection: Connection, database: SourceSettings, wanted: _Wanted, primary_dsn: str | None
 ) -> SourceIdentity:
+    slot, warnings = _checked(connection, database, wanted, create=True)
+    in_recovery = _one(connection, _IN_RECOVERY)
+    snapshots = StandbySnapshots(primary_dsn) if in_recovery else None
+    return SourceIdentity(
+        system_identifier=_one(connection, _SYSTEM_IDENTIFIER),
+        server_version=connection.info.server_version,
+        slot_confirmed_lsn=slot.confirmed_lsn
+        if slot is not None
+        else slots.create_slot(connection, database.slot, snapshots=snapshots),
+        slot_created=slot is None,
+        slot_active_pid=None if slot is None else slot.active_pid,
+        wal_end_lsn=parse_lsn(_one(connection, _END_OF_WAL)),
+        warnings=tuple(str(warning) for warning in warnings),
+    )
+
+
+def _checked(
+    connection: Connection, database: SourceSettings, wanted: _Wanted, *, create: bool
+) -> tuple[slots.Slot | None, list[Problem]]:
+    """Its slot and the warnings; raises for problems. A missing publication may be created."""
     version = connection.info.server_version
     raise_problems(database.name, version_problems(version))
     in_recovery = _one(connection, _IN_RECOVERY)
@@ -123,8 +163,9 @@ def _prepare(
     problems += standby_problems(version) if in_recovery else []
     problems += _slot_problems(database.slot, slot, version, in_recovery=in_recovery)
     found, warnings = _table_problems(
-        connection, database, wanted, version, slot, stop=bool(problems), in_recovery=in_recovery
-    )
+        connection, database, wanted, version, slot,
+        stop=bool(problems) or not create, in_recovery=in_recovery,
+    )  # fmt: skip
     raise_problems(database.name, problems + found)
 
     warnings += (
@@ -136,18 +177,7 @@ def _prepare(
         ]
     )
     warnings += [] if slot is None else slot.warnings
-    snapshots = StandbySnapshots(primary_dsn) if in_recovery else None
-    return SourceIdentity(
-        system_identifier=_one(connection, _SYSTEM_IDENTIFIER),
-        server_version=version,
-        slot_confirmed_lsn=slot.confirmed_lsn
-        if slot is not None
-        else slots.create_slot(connection, database.slot, snapshots=snapshots),
-        slot_created=slot is None,
-        slot_active_pid=None if slot is None else slot.active_pid,
-        wal_end_lsn=parse_lsn(_one(connection, _END_OF_WAL)),
-        warnings=tuple(str(warning) for warning in warnings),
-    )
+    return slot, warnings
 
 
 def _one(connection: Connection, query: LiteralString) -> Any:

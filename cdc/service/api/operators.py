@@ -75,13 +75,14 @@ def _accept_loss(state: Connection, name: str, body: Body) -> State:
 
 
 def _rewind(state: Connection, name: str, body: Body) -> State:
-    _only(body, "to_cursor", "to_time", "to_earliest")
+    _only(body, "to_cursor", "to_time", "to_earliest", "destination")
     return operators.rewind(
         state,
         name,
         to_cursor=_field(body, "to_cursor", str),
         to_time=_field(body, "to_time", str),
         to_earliest=_field(body, "to_earliest", bool) or False,
+        destination=_field(body, "destination", str),
     )
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sinks import redis_wire
-from sinks.redis_wire import Outcome, Watched, encode, read_outcome, read_watched
+from sinks.redis_wire import Outcome, encode, read_outcome
 from tests.conformance.messages import batch
 
 ADDED = b"$13\r\n96000001000-1\r\n"
@@ -77,13 +77,16 @@ def test_each_message_is_added_to_the_stream_of_its_key() -> None:
 @given(
     st.lists(st.text(st.characters(codec="utf-8"), max_size=6), min_size=1, max_size=9),
     st.booleans(),
+    st.sampled_from([(), ("MAXLEN", "~", "1000")]),
 )
-def test_a_few_messages_are_the_same_bytes_as_by_whole_columns(keys: list[str], one: bool) -> None:
+def test_a_few_messages_are_the_same_bytes_as_by_whole_columns(
+    keys: list[str], one: bool, trim: tuple[str, ...]
+) -> None:
     some = batch(0, len(keys))
     to = "ključ" if one else pa.array(keys, pa.string())
-    few = encode(to, some)
+    few = encode(to, some, trim)
     with patch.object(redis_wire, "FEW", 0):
-        columns = encode(to, some)
+        columns = encode(to, some, trim)
     assert b"".join(few) == b"".join(bytes(memoryview(part)) for part in columns)
 
 
@@ -145,21 +148,3 @@ def test_a_transaction_that_a_watch_ended_did_nothing() -> None:
     for cut in range(1, len(answer)):
         parts = iter([answer[:cut], answer[cut:]])
         assert read_outcome(lambda: next(parts), 3) == Outcome(0, 0, touched=True)  # noqa: B023
-
-
-@given(st.lists(st.integers(0, 40), max_size=4))
-def test_the_usual_answer_to_a_watch_is_known_however_it_comes(cuts: list[int]) -> None:
-    assert read_watched(_receive(b"+OK\r\n:1\r\n*0\r\n", cuts)) == Watched(True)
-
-
-@pytest.mark.parametrize(
-    ("answer", "watched"),
-    [
-        (b"+OK\r\n:0\r\n*0\r\n", Watched(False)),
-        (b"+OK\r\n:1\r\n*1\r\n*2\r\n$3\r\n7-0\r\n*2\r\n$1\r\na\r\n$1\r\nb\r\n", Watched(False)),
-        (b"-NOPERM no WATCH\r\n-NOPERM no EXISTS\r\n*0\r\n", Watched(False, refused=True)),
-        (b"+OK\r\n-NOPERM no EXISTS\r\n*0\r\n", Watched(False, refused=True)),
-    ],
-)
-def test_any_other_answer_to_a_watch_is_not_taken_for_it(answer: bytes, watched: Watched) -> None:
-    assert read_watched(_receive(answer)) == watched

@@ -31,7 +31,7 @@ def test_sinks_of_two_sources_live_side_by_side_and_those_of_an_earlier_run_are_
     assert shop is not crm
     assert deliver.sink_of(share("shop", "run 1", tmp_path)) is shop
     assert deliver.sink_of(share("shop", "run 2", tmp_path)) is not shop
-    assert {run for run, _ in deliver._open_sinks.values()} == {"run 2"}
+    assert {run for run, *_ in deliver._open_sinks.values()} == {"run 2"}
 
 
 def test_a_stage_that_has_ended_opens_no_sink_and_its_successor_does(

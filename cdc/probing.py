@@ -1,0 +1,47 @@
+"""Trying many places at once, each within a deadline: for ``walbrook config check --connect``.
+
+Invariants: nobody waits longer than the deadline, whatever a place does. An error of ours says what
+is wrong and the fix; any other is named by its kind alone, since it may quote a secret.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from cdc.error_text import public_text
+from cdc.errors import WalbrookError
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What was found at one place: ``text`` says what was checked, or what is wrong."""
+
+    name: str
+    ok: bool
+    text: str
+
+
+def probe_all(places: Mapping[str, Callable[[], str]], deadline_s: float) -> list[Probed]:
+    """Try all places at once. Returns what was found at each, in their order."""
+    found: dict[str, Probed] = {}
+
+    def run(name: str, look: Callable[[], str]) -> None:
+        try:
+            found[name] = Probed(name, True, look())
+        except WalbrookError as error:
+            found[name] = Probed(name, False, str(error))
+        except Exception as error:
+            found[name] = Probed(name, False, public_text(error))
+
+    # A thread that hangs must not keep the process from ending.
+    threads = [threading.Thread(target=run, args=item, daemon=True) for item in places.items()]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + deadline_s
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    late = f"no answer within {deadline_s:g} s. To fix it: check the address, and that it is up"
+    return [found.get(name, Probed(name, False, late)) for name in places]
