@@ -27,6 +27,7 @@ from cdc.service.embedded_redis import EmbeddedRedis
 
 _WARM_UP_ROWS, _WARM_UPS = 100_000, 2
 _START_TIMEOUT_S = 180.0
+_FED_S = 0.2
 _TIMEOUT_S = 900.0
 _STREAM = "orders"
 _PIECE_BYTES = 16 << 20
@@ -127,11 +128,23 @@ def make_warm(source: Source, service: RunningService, target: Target, sizes: Si
 
 
 def wait_delivering(source: Source, service: RunningService, target: Target) -> None:
-    """Until a first change has gone all the way."""
+    """Until a first change has gone all the way, and Spark is up: before, there is no feed."""
     progress(f"{target.name}: starting the service")
     service.until("the slot", lambda: source.has_slot(service.slot), _START_TIMEOUT_S)
     source.load(1, 1)
     wait_arrived(service, target)
+    if not target.settings:  # a sink in event-time order takes nothing from the feed
+        service.until("the feed", lambda: _is_fed(source, service), _START_TIMEOUT_S)
+        wait_arrived(service, target)
+
+
+def _is_fed(source: Source, service: RunningService) -> bool:
+    """Whether the feed has brought a change; if not, there is one more for it."""
+    if source.is_fed(service.name):
+        return True
+    source.load(1, 1)
+    time.sleep(_FED_S)
+    return False
 
 
 def wait_arrived(service: RunningService, target: Target) -> None:

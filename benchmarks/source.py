@@ -134,6 +134,11 @@ class Source:
             "SELECT coalesce(min(delivered), 0) FROM walbrook.consumers WHERE source = %s", name
         )
 
+    def is_fed(self, name: str) -> bool:
+        """Whether the feed of the source ``name`` has brought something, as the service says."""
+        query = "SELECT count(*) FROM walbrook.feeds WHERE source = %s AND plan IS NOT NULL"
+        return bool(self._number(query, name))
+
     def backend_pid(self) -> int:
         return self.connection.info.backend_pid
 
