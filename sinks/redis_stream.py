@@ -45,6 +45,7 @@ from sinks.redis_record import (
     FIELDS,
     Record,
     StreamState,
+    entry_cursor,
     entry_id,
     ids_moved,
     needs_rights,
@@ -139,6 +140,7 @@ class RedisStreamSink:
         self._open = False
         self._tops = StreamTops(consumer)
         self._asked: str | None = None  # the stream that is watched, and whose answers are to come
+        self._asked_briefly = False
         self._may_watch = True  # and describe the stream, and keep its record
         self._others = 0  # commands of the request under way that add nothing
 
@@ -174,6 +176,7 @@ class RedisStreamSink:
                 if outcome.refusal or outcome.touched:
                     return Delivery(settled, absorbed, _refusal(outcome), top=top)
                 if self._is_watched(streams) and isinstance(following, tuple):
+                    self._ask_ahead(streams)
                     self._look(streams, following[0])
                 request = following
         except (redis.RedisError, OSError) as error:
@@ -234,6 +237,8 @@ class RedisStreamSink:
             record = record_key(streams)
             command = with_command(command, "HSET", record, "top", entry_id(last))
         self._others = 1 if self._is_watched(streams) else 0
+        if len(command) == 2:  # it is small
+            command = [b"".join(map(bytes, command))]
         self._connection.send_packed_command(command, check_health=False)
 
     def _look(
@@ -249,15 +254,16 @@ class RedisStreamSink:
         while isinstance(streams, str) and self._may_watch:
             if self._asked is None:
                 self._ask(streams, [record_key(streams)] if again else None)
-            self._asked = None
-            answers = [self._answer() for _ in range(3)]
+            asked_briefly, self._asked = self._asked_briefly, None
+            answers = [self._answer() for _ in range(4 if asked_briefly else 3)]
             if any(isinstance(each, redis.exceptions.NoPermissionError) for each in answers):
                 self._may_watch = False
                 self.close()  # a new connection watches nothing
                 self._connect()
                 break
-            state = _state(answers[1])
-            record = Record.read(_sound(answers[2]))
+            record, found = Record.read(_sound(answers[1])), answers[2:]
+            known = self._tops.top(streams)
+            state = _brief_state(found[0], found[1], known) if asked_briefly else _state(found[0])
             if not self._generation.must_empty(record.truncation):
                 return self._tops.looked(streams, state, record, batch.cursor(0))
             self._truncate(streams, exists=state is not None)
@@ -285,15 +291,16 @@ class RedisStreamSink:
         if not isinstance(streams, str) or not self._may_watch:
             return
         try:
-            self._ask(streams)
+            self._ask(streams, above=self._tops.above(streams))
         except (redis.RedisError, OSError):
             self.close()  # what was delivered is safe; the next delivery connects again
 
-    def _ask(self, stream: str, watched: list[str] | None = None) -> None:
+    def _ask(self, stream: str, watched: list[str] | None = None, above: str | None = None) -> None:
+        """Ask about a stream; briefly (``above``) if all of it below is known."""
         record = record_key(stream)
-        question = encode_question(stream, record, watched or [stream, record], FIELDS)
+        question = encode_question(stream, record, watched or [stream, record], FIELDS, above)
         self._connection.send_packed_command([question], check_health=False)
-        self._asked = stream
+        self._asked, self._asked_briefly = stream, above is not None
 
     def _answer(self) -> Any:
         """The next answer; one that says no is returned, not raised."""
@@ -424,6 +431,14 @@ def _state(answer: Any) -> StreamState | None:
     if isinstance(answer, redis.ResponseError) and _NO_STREAM in str(answer):
         return None
     return StreamState.read(_sound(answer))
+
+
+def _brief_state(exists: Any, found: Any, known: Cursor) -> StreamState | None:
+    """What EXISTS and XREVRANGE said of a stream whose last entry is known."""
+    if not _sound(exists):
+        return None
+    last = _sound(found)[0] if _sound(found) else None
+    return StreamState(known if last is None else entry_cursor(last[0]), last)
 
 
 def _sound(answer: Any) -> Any:
