@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, cast
 
 import pyarrow as pa
@@ -45,7 +45,6 @@ from sinks.redis_record import (
     FIELDS,
     Record,
     StreamState,
-    entry_cursor,
     entry_id,
     ids_moved,
     needs_rights,
@@ -53,7 +52,15 @@ from sinks.redis_record import (
 )
 from sinks.redis_tops import ASKED_AT_ONCE, StreamTops, keys_of, last_of_each, streams_of
 from sinks.redis_trim import AgeTrim, Entry
-from sinks.redis_wire import Outcome, encode, encode_question, read_outcome, with_command
+from sinks.redis_wire import (
+    Outcome,
+    encode,
+    encode_question,
+    is_answer,
+    read_outcome,
+    usual_answer,
+    with_command,
+)
 
 _REQUEST_BYTES = 512 << 10  # larger ones cost the server more a message, and hold others up
 _REQUEST_MESSAGES_MAX = 4096
@@ -140,7 +147,8 @@ class RedisStreamSink:
         self._open = False
         self._tops = StreamTops(consumer)
         self._asked: str | None = None  # the stream that is watched, and whose answers are to come
-        self._asked_briefly = False
+        self._usual: bytes | None = None  # the answer to a brief question if nobody else was there
+        self._truncation = 0  # as the record says
         self._may_watch = True  # and describe the stream, and keep its record
         self._others = 0  # commands of the request under way that add nothing
 
@@ -254,16 +262,23 @@ class RedisStreamSink:
         while isinstance(streams, str) and self._may_watch:
             if self._asked is None:
                 self._ask(streams, [record_key(streams)] if again else None)
-            asked_briefly, self._asked = self._asked_briefly, None
-            answers = [self._answer() for _ in range(4 if asked_briefly else 3)]
+            self._asked = None
+            if self._usual is not None:
+                if is_answer(self._receiver(), self._usual):
+                    return self._tops.top(streams)
+                # Somebody else was there, or the account may not ask: a new connection watches
+                # nothing, and a whole question says what is wrong.
+                self.close()
+                self._connect()
+                continue
+            answers = [self._answer() for _ in range(3)]
             if any(isinstance(each, redis.exceptions.NoPermissionError) for each in answers):
                 self._may_watch = False
                 self.close()  # a new connection watches nothing
                 self._connect()
                 break
-            record, found = Record.read(_sound(answers[1])), answers[2:]
-            known = self._tops.top(streams)
-            state = _brief_state(found[0], found[1], known) if asked_briefly else _state(found[0])
+            record, state = Record.read(_sound(answers[1])), _state(answers[2])
+            self._truncation = record.truncation
             if not self._generation.must_empty(record.truncation):
                 return self._tops.looked(streams, state, record, batch.cursor(0))
             self._truncate(streams, exists=state is not None)
@@ -300,7 +315,9 @@ class RedisStreamSink:
         record = record_key(stream)
         question = encode_question(stream, record, watched or [stream, record], FIELDS, above)
         self._connection.send_packed_command([question], check_health=False)
-        self._asked, self._asked_briefly = stream, above is not None
+        self._asked, self._usual = stream, None
+        if above is not None:
+            self._usual = usual_answer(self._truncation, entry_id(self._tops.top(stream)))
 
     def _answer(self) -> Any:
         """The next answer; one that says no is returned, not raised."""
@@ -394,6 +411,10 @@ class RedisStreamSink:
                 self._tops.seen(key, self._connection.read_response())
 
     def _outcome(self, messages: int) -> Outcome:
+        return read_outcome(self._receiver(), messages, self._others)
+
+    def _receiver(self) -> Callable[[], bytes]:
+        """Gives what the server sends, within the timeout."""
         wire = self._connection._sock
         assert wire is not None
         deadline = time.monotonic() + self._timeout_s
@@ -406,7 +427,7 @@ class RedisStreamSink:
                 raise TimeoutError(f"no whole answer within {self._timeout_s:g} s")
             return part
 
-        return read_outcome(receive, messages, self._others)
+        return receive
 
     def _requests(self, batch: MessageBatch) -> Iterator[_Request | PoisonError]:
         for piece, size in pieces(
@@ -431,14 +452,6 @@ def _state(answer: Any) -> StreamState | None:
     if isinstance(answer, redis.ResponseError) and _NO_STREAM in str(answer):
         return None
     return StreamState.read(_sound(answer))
-
-
-def _brief_state(exists: Any, found: Any, known: Cursor) -> StreamState | None:
-    """What EXISTS and XREVRANGE said of a stream whose last entry is known."""
-    if not _sound(exists):
-        return None
-    last = _sound(found)[0] if _sound(found) else None
-    return StreamState(known if last is None else entry_cursor(last[0]), last)
 
 
 def _sound(answer: Any) -> Any:

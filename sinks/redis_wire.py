@@ -112,6 +112,24 @@ def encode_question(
     return command("WATCH", *watched) + command("HMGET", record, *fields) + of_stream
 
 
+def usual_answer(truncation: int, top: str) -> bytes:
+    """What the server says to a question with ``above`` if nobody else was there.
+
+    The record has this truncation and this top, and no other field; the stream is there, and
+    nothing stands above.
+    """
+    recorded = _bulk_text(str(truncation)) if truncation else "$-1\r\n"
+    return f"+OK\r\n*3\r\n{recorded}{_bulk_text(top)}$-1\r\n:1\r\n*0\r\n".encode()
+
+
+def is_answer(receive: Callable[[], bytes], usual: bytes) -> bool:
+    """Whether the answer is the usual one; of another no more is read than it takes to see that."""
+    answer, lines = b"", usual.count(b"\n")
+    while answer.count(b"\n") < lines:
+        answer += receive()
+    return answer == usual
+
+
 def command(*words: str) -> bytes:
     parts = [word.encode() for word in words]
     return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(p), p) for p in parts)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sinks import redis_wire
-from sinks.redis_wire import Outcome, encode, read_outcome
+from sinks.redis_wire import Outcome, encode, is_answer, read_outcome, usual_answer
 from tests.conformance.messages import batch
 
 ADDED = b"$13\r\n96000001000-1\r\n"
@@ -148,3 +148,26 @@ def test_a_transaction_that_a_watch_ended_did_nothing() -> None:
     for cut in range(1, len(answer)):
         parts = iter([answer[:cut], answer[cut:]])
         assert read_outcome(lambda: next(parts), 3) == Outcome(0, 0, touched=True)  # noqa: B023
+
+
+USUAL = usual_answer(0, "7-1")
+
+
+@given(st.lists(st.integers(0, 60), max_size=4))
+def test_the_usual_answer_to_a_question_is_known_however_it_comes(cuts: list[int]) -> None:
+    assert is_answer(_receive(USUAL, cuts), USUAL)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        usual_answer(1, "7-1"),
+        usual_answer(0, "7-2"),
+        USUAL.replace(b":1", b":0"),
+        USUAL[:-4] + b"*1\r\n*2\r\n$3\r\n7-2\r\n*2\r\n$1\r\na\r\n$1\r\nb\r\n",
+        USUAL.replace(b"$-1\r\n:1", b"$3\r\n7-1\r\n:1"),
+        b"-NOPERM no WATCH\r\n" * 8,
+    ],
+)
+def test_any_other_answer_to_a_question_is_not_taken_for_it(answer: bytes) -> None:
+    assert not is_answer(_receive(answer), USUAL)
