@@ -23,6 +23,9 @@ Step = Literal[
     "settled",
     "planned",
     "released",
+    "produced",
+    "enclosed",
+    "committed",
 ]
 
 STEPS: Final[tuple[Step, ...]] = (
@@ -35,6 +38,9 @@ STEPS: Final[tuple[Step, ...]] = (
     "settled",  # a micro-batch is settled
     "planned",  # a release in event-time order is stored, nothing of it was sent
     "released",  # all of it was sent, nothing of it is settled
+    "produced",  # messages of a Kafka transaction were sent, its cursor was not
+    "enclosed",  # its cursor was sent, too; it is not committed
+    "committed",  # it is committed, nothing of it is settled
 )
 VARIABLE: Final = "WALBROOK_FAILPOINT"
 

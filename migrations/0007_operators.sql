@@ -86,7 +86,9 @@ $$;
 
 -- What is below the end of every destination of these kinds is taken for a repeat.
 CREATE FUNCTION walbrook.keeps_position(destination text) RETURNS boolean
-LANGUAGE sql IMMUTABLE AS $$ SELECT destination IN ('file', 'parquet', 'redis_stream') $$;
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT destination IN ('file', 'parquet', 'redis_stream', 'kafka_exactly_once')
+$$;
 
 -- Not more than these are counted: whoever counts holds locks that settling waits for.
 CREATE FUNCTION walbrook.counted_max() RETURNS integer
@@ -308,6 +310,7 @@ BEGIN
                                 'then: UPDATE walbrook.consumers SET cursor_lsn = %L, '
                                 'cursor_idx = %s WHERE source = %L AND name = %L',
                                 CASE c.destination WHEN 'redis_stream' THEN 'stream_key'
+                                                   WHEN 'kafka_exactly_once' THEN 'cursor_topic'
                                                    ELSE 'path' END,
                                 target.lsn, target.idx, c.source, c.name);
     END IF;

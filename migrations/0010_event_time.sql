@@ -390,6 +390,7 @@ BEGIN
                                 'then: UPDATE walbrook.consumers SET cursor_lsn = %L, '
                                 'cursor_idx = %s WHERE source = %L AND name = %L',
                                 CASE c.destination WHEN 'redis_stream' THEN 'stream_key'
+                                                   WHEN 'kafka_exactly_once' THEN 'cursor_topic'
                                                    ELSE 'path' END,
                                 target.lsn, target.idx, c.source, c.name);
     END IF;
@@ -512,6 +513,12 @@ BEGIN
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = format('bring the destination up to date from the column event, then '
                                 'walbrook.discard(%s)', d.id);
+    END IF;
+    IF c.destination = 'kafka' THEN
+        RAISE EXCEPTION '% would not take dead letter % again: its destination (%) has no queue of '
+                        'messages that wait', d.consumer, d.id, c.destination
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = format('%s; then walbrook.discard(%s)', again, d.id);
     END IF;
 END
 $$;

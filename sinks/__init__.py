@@ -12,6 +12,7 @@ from __future__ import annotations
 from cdc.config.destination import (
     Destination,
     FileDestination,
+    KafkaDestination,
     ParquetDestination,
     PullDestination,
     RedisStreamDestination,
@@ -19,6 +20,7 @@ from cdc.config.destination import (
     WebhookDestination,
 )
 from cdc.errors import ProtocolError
+from cdc.queue.groups import BY_KEY, Grouping
 from sinks.base import Delivery, Sink
 from sinks.file import FileSink
 from sinks.parquet import ParquetSink
@@ -30,17 +32,26 @@ __all__ = ["Delivery", "Queue", "Sink", "open_sink"]
 
 
 def open_sink(
-    destination: Destination, *, consumer: str, batch_size: int, queue: Queue | None = None
+    destination: Destination,
+    *,
+    consumer: str,
+    batch_size: int,
+    source: str = "",
+    grouping: Grouping = BY_KEY,
+    queue: Queue | None = None,
 ) -> Sink:
     """The sink for a destination; it connects when it is first handed a batch.
 
-    ``queue`` says where one of type pull stores its messages.
+    ``source`` is the database whose changes it is handed. ``queue`` says where one of type pull
+    stores its messages.
     """
     match destination:
         case FileDestination():
             return FileSink(
                 destination.path, consumer=consumer, rotate_bytes=destination.rotate_bytes
             )
+        case KafkaDestination():
+            return _kafka(destination, consumer, batch_size, source, grouping)
         case ParquetDestination():
             return ParquetSink(
                 destination.path,
@@ -87,4 +98,45 @@ def _redis_stream(
         tls=bool(tls),
         tls_verify=checks.verify,
         tls_ca_file=str(checks.ca_file) if checks.ca_file else None,
+    )
+
+
+def _kafka(
+    destination: KafkaDestination,
+    consumer: str,
+    batch_size: int,
+    source: str,
+    grouping: Grouping,
+) -> Sink:
+    # The client library is an extra, and loading it takes time.
+    from sinks.kafka import ExactlyOnceKafkaSink, KafkaSink, NewTopics, RecordForm, client_settings
+
+    form = RecordForm(
+        consumer,
+        destination.topic,
+        destination.topic_without_table,
+        grouping,
+        tombstones=destination.tombstones,
+    )
+    asked = destination.create_topics
+    create = NewTopics(asked.partitions, asked.replication_factor, asked.config) if asked else None
+    settings = client_settings(destination)
+    timeout_s = destination.timeout_ms / 1000
+    if not destination.exactly_once:
+        return KafkaSink(
+            settings,
+            form,
+            batch_size=batch_size,
+            timeout_s=timeout_s,
+            compression=destination.compression,
+            create=create,
+        )
+    return ExactlyOnceKafkaSink(
+        settings,
+        form,
+        cursor_topic=destination.cursor_topic or f"walbrook.cursor.{source}.{consumer}",
+        batch_size=batch_size,
+        timeout_s=timeout_s,
+        compression=destination.compression,
+        create=create,
     )

@@ -22,6 +22,8 @@ SELECT c.name, c.destination, c.lost_at::timestamptz(0)::text
  ORDER BY 1
 """
 
+_OTHER_PLACE = {"redis_stream": "stream_key", "kafka_exactly_once": "cursor_topic"}
+
 
 def report_lost_destinations(connection: Connection, source: str, term: int) -> None:
     """Open, renew or resolve each consumer's event about what its destination lost."""
@@ -33,7 +35,7 @@ def report_lost_destinations(connection: Connection, source: str, term: int) -> 
 
 
 def _lost(consumer: str, destination: object, lost_at: object) -> Condition:
-    other = "stream_key" if destination == "redis_stream" else "path"
+    other = _OTHER_PLACE.get(str(destination), "path")
     return Condition(
         "destination_lost_data",
         "warning",

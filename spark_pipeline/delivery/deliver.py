@@ -23,6 +23,7 @@ from cdc.cursor import Cursor
 from cdc.decoding.format import PLAIN, Wanted
 from cdc.decoding.shapes import Context, Shape, shape_for
 from cdc.errors import ProtocolError, WalbrookError
+from cdc.queue.groups import Grouping
 from cdc.queue.ledger import Ledger
 from cdc.queue.open_ledger import LedgerAddress, open_ledger
 from cdc.queue.waiting import NOTHING, Waiting
@@ -232,6 +233,8 @@ def sink_of(share: Share, purpose: str = "") -> Sink:
                 share.consumer.destination,
                 consumer=share.consumer.name,
                 batch_size=share.consumer.effective_batch_size,
+                source=share.origin.name,
+                grouping=Grouping.of(share.consumer),
                 queue=Queue.of(share.consumer, share.origin.name, share.state_dsn),
             )
         sink, place = _open_sinks[key], share.ledger

@@ -71,6 +71,14 @@ class Shape(Protocol):
         """
         ...
 
+    def keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        """The key of each row as JSON, for sinks whose messages have one; null for none."""
+        ...
+
+    def idempotency_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        """Of each row what is the same each time it is sent, and of no other row."""
+        ...
+
 
 def message_rows(changes: pa.RecordBatch) -> pa.RecordBatch:
     """MESSAGE_SCHEMA of changes that are all sound.

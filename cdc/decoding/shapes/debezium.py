@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from cdc.change import origin
 from cdc.decoding.joins import joined
 from cdc.decoding.shapes.base import Context, Parts, message_rows
-from cdc.decoding.shapes.metadata import METADATA_BYTES, metadata, placed
+from cdc.decoding.shapes.metadata import METADATA_BYTES, idempotency_keys, metadata, placed
 from cdc.decoding.shapes.text import for_each_value, member
 from cdc.decoding.types.text import escape
 
@@ -66,6 +66,12 @@ class DebeziumShape:
 
     def fields(self, rows: pa.RecordBatch) -> dict[str, pa.StringArray]:
         return {"value": self.messages(rows), "metadata": metadata(rows, self.context)}
+
+    def keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        return rows.column("record_pks")
+
+    def idempotency_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        return idempotency_keys(rows, self.context)
 
 
 def _where(mask: pa.BooleanArray, chosen: pa.StringArray, other: pa.StringArray) -> pa.StringArray:

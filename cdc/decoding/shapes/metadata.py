@@ -38,11 +38,7 @@ def metadata(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
         ',"xid":',
         changes.column("xid").cast(pa.string()),
         ',"idempotency_key":"',
-        *_of_database(context),
-        lsn,
-        ":",
-        idx,
-        *_of_gaps(changes.column("action")),
+        *_idempotency_key(changes, context),
         '","record_pks":',
         changes.column("record_pks"),
         ',"transaction_annotations":',
@@ -52,6 +48,22 @@ def metadata(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
         _of_all(context),
         null="",
     )
+
+
+def idempotency_keys(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
+    """What is the same each time a change is sent, as ``metadata`` has it."""
+    return joined(*_idempotency_key(changes, context))
+
+
+def _idempotency_key(changes: pa.RecordBatch, context: Context) -> list[pa.StringArray | str]:
+    lsn, idx = (column.cast(pa.string()) for column in origin(changes))
+    return [
+        *_of_database(context),
+        lsn,
+        ":",
+        idx,
+        *_of_gaps(changes.column("action")),
+    ]
 
 
 def placed(changes: pa.RecordBatch) -> list[pa.StringArray | str]:

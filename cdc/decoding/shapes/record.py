@@ -8,7 +8,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from cdc.decoding.shapes.base import Context, Parts, message_rows
-from cdc.decoding.shapes.metadata import METADATA_BYTES, metadata
+from cdc.decoding.shapes.metadata import METADATA_BYTES, idempotency_keys, metadata
 
 
 @dataclass(frozen=True)
@@ -31,3 +31,9 @@ class RecordShape:
             "action": rows.column("action"),
             "metadata": metadata(rows, self.context),
         }
+
+    def keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        return rows.column("record_pks")
+
+    def idempotency_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        return idempotency_keys(rows, self.context)

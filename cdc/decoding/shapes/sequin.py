@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from cdc.decoding.joins import joined
 from cdc.decoding.shapes.base import Context, Parts, message_rows
-from cdc.decoding.shapes.metadata import metadata
+from cdc.decoding.shapes.metadata import idempotency_keys, metadata
 
 
 @dataclass(frozen=True)
@@ -40,3 +40,9 @@ class SequinShape:
 
     def fields(self, rows: pa.RecordBatch) -> dict[str, pa.StringArray]:
         return {name: rows.column(name) for name in ("record", "changes", "action", "metadata")}
+
+    def keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        return rows.column("record_pks")
+
+    def idempotency_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        return idempotency_keys(rows, self.context)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.decoding.shapes.base import Context, Parts, Shape, message_rows
-from cdc.decoding.shapes.metadata import METADATA_BYTES, metadata
+from cdc.decoding.shapes.metadata import METADATA_BYTES, idempotency_keys, metadata
 
 MESSAGE = "message"
 """The column of the transformed texts, null where there is none; rows without it have none."""
@@ -45,3 +45,9 @@ class TransformedShape:
 
     def fields(self, rows: pa.RecordBatch) -> dict[str, pa.StringArray]:
         return {MESSAGE: rows.column(MESSAGE), "metadata": metadata(rows, self.context)}
+
+    def keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        return rows.column("record_pks")
+
+    def idempotency_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        return idempotency_keys(rows, self.context)

@@ -1,0 +1,82 @@
+"""Kafka at least once: an idempotent producer, and no memory of what was delivered.
+
+The broker drops what the producer itself repeats, and keeps the order of each partition. After a
+crash the messages that were not settled are sent again, under the same headers.
+"""
+
+from __future__ import annotations
+
+from cdc.change import MessageBatch
+from sinks.base import Delivery
+from sinks.kafka.client import Settings, producer_settings
+from sinks.kafka.connection import Connection, from_exception
+from sinks.kafka.errors import meaning
+from sinks.kafka.halves import send_in_halves
+from sinks.kafka.library import KafkaException
+from sinks.kafka.records import RecordForm
+from sinks.kafka.topics import NewTopics
+
+
+class KafkaSink:
+    """Produces over one producer, opened when it is first needed."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        form: RecordForm,
+        *,
+        batch_size: int,
+        timeout_s: float,
+        compression: str = "lz4",
+        create: NewTopics | None = None,
+    ) -> None:
+        self._common = settings
+        self._settings = producer_settings(settings, compression=compression, timeout_s=timeout_s)
+        self._form = form
+        self._batch_size = batch_size
+        self._timeout_s = timeout_s
+        self._create = create
+        self._connection: Connection | None = None
+
+    def deliver(self, batch: MessageBatch) -> Delivery:
+        """Produce the messages in order, up to the first one that failed."""
+        settled = 0
+        try:
+            for piece in batch.slices(self._batch_size):
+                done = send_in_halves(piece, self._send)
+                settled += done.settled
+                if done.error is not None:
+                    return Delivery(settled, error=done.error)
+        except BaseException:
+            self.close()
+            raise
+        return Delivery(settled)
+
+    def close(self) -> None:
+        """Let go of the connections; the next delivery connects again."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _send(self, batch: MessageBatch) -> Delivery:
+        records = self._form.records(batch)
+        try:
+            connection = self._open()
+            connection.require_topics(records.topics)
+        except KafkaException as error:
+            self.close()
+            return Delivery(0, error=meaning(from_exception(error)))
+        connection.produce(records)
+        if connection.flush():
+            return Delivery(len(batch))
+        failed = records.message(connection.first_failed(records))
+        reason = connection.error()
+        self.close()
+        return Delivery(failed, error=reason)
+
+    def _open(self) -> Connection:
+        if self._connection is None:
+            self._connection = Connection(
+                self._settings, self._common, timeout_s=self._timeout_s, create=self._create
+            )
+        return self._connection
