@@ -24,6 +24,7 @@ _FETCH_TIMEOUT_S = 600
 _WHOLE = [
     ("org.apache.kafka", "kafka_2.13", BROKER_RELEASE),
     ("org.apache.kafka", "connect-json", BROKER_RELEASE),
+    ("org.apache.kafka", "connect-transforms", BROKER_RELEASE),
 ]
 _ALONE = [  # without what they depend on, which is far more than one class needs
     ("io.debezium", "debezium-core", DEBEZIUM_RELEASE),
@@ -38,7 +39,7 @@ class NoJarsError(Exception):
 def kafka_jars() -> Path:
     """The folder with the jars, fetched if it is not there yet."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "walbrook"
-    folder = cache / f"kafka-{BROKER_RELEASE}-{DEBEZIUM_RELEASE}"
+    folder = cache / f"kafka-connect-{BROKER_RELEASE}-{DEBEZIUM_RELEASE}"
     cache.mkdir(parents=True, exist_ok=True)
     # Several test workers may want them.
     with (cache / "lock").open("w") as lock:

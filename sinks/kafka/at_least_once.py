@@ -1,16 +1,18 @@
 """Kafka at least once: an idempotent producer, and no memory of what was delivered.
 
 The broker drops what the producer itself repeats, and keeps the order of each partition. After a
-crash the messages that were not settled are sent again, under the same headers.
+crash, or a request that failed, the messages that were not settled are sent again, under the same
+headers. Invariant: no message arrives for the first time behind a later one of its partition.
 """
 
 from __future__ import annotations
 
 from cdc.change import MessageBatch
+from cdc.errors import WalbrookError
 from sinks.base import Delivery
 from sinks.kafka.client import Settings, producer_settings
-from sinks.kafka.connection import Connection, from_exception
-from sinks.kafka.errors import meaning
+from sinks.kafka.connection import Connection
+from sinks.kafka.errors import from_exception, meaning
 from sinks.kafka.halves import send_in_halves
 from sinks.kafka.library import KafkaException
 from sinks.kafka.records import RecordForm
@@ -66,13 +68,15 @@ class KafkaSink:
         except KafkaException as error:
             self.close()
             return Delivery(0, error=meaning(from_exception(error)))
+        except WalbrookError as error:
+            self.close()
+            return Delivery(0, error=error)
         connection.produce(records)
         if connection.flush():
             return Delivery(len(batch))
-        failed = records.message(connection.first_failed(records))
         reason = connection.error()
         self.close()
-        return Delivery(failed, error=reason)
+        return Delivery(0, error=reason)
 
     def _open(self) -> Connection:
         if self._connection is None:

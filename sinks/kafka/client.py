@@ -54,7 +54,7 @@ def producer_settings(settings: Settings, *, compression: str, timeout_s: float)
         "message.max.bytes": _MESSAGE_BYTES_MAX,
         "queue.buffering.max.messages": _QUEUED_MESSAGES_MAX,
         "message.timeout.ms": round(timeout_s * 1000),
-        "topic.metadata.propagation.max.ms": min(_METADATA_WAIT_MS, round(timeout_s * 1000)),
+        "topic.metadata.propagation.max.ms": min(_METADATA_WAIT_MS, round(timeout_s * 500)),
         "delivery.report.only.error": True,
     }
 

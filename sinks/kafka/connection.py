@@ -8,27 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from logging import getLogger
 
 from cdc.errors import WalbrookError
 from sinks.kafka.client import Settings
-from sinks.kafka.errors import CONSEQUENCES, meaning, needs_operator
+from sinks.kafka.errors import Trouble, from_exception, meaning, telling
 from sinks.kafka.library import KafkaError, KafkaException, Message, Producer
 from sinks.kafka.records import Records
 from sinks.kafka.topics import NewTopics, create_topics, missing_topics
 
 _POLL_S = 0.25  # how often an error that no wait can help is looked for
 _TOPICS_MAX = 10_000
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A record that was not delivered."""
-
-    error: KafkaError
-    topic: str | None
-    key: bytes | None
-    value: bytes | None
 
 
 class Connection:
@@ -41,11 +31,13 @@ class Connection:
         self._timeout_s = timeout_s
         self._create = create
         self._topics: set[str] = set()
-        self._failures: list[Failure] = []
-        self._trouble: KafkaError | None = None
-        self._refused: KafkaError | None = None
-        self._queued = 0
-        callbacks = {"error_cb": self._noted, "on_delivery": self._reported}
+        self._failed: dict[int, tuple[KafkaError, str | None]] = {}  # by code, with a topic
+        self._trouble = Trouble()
+        callbacks = {
+            "error_cb": self._trouble.noted,
+            "on_delivery": self._reported,
+            "logger": getLogger("walbrook.kafka"),
+        }
         self.producer = Producer({**settings, **callbacks})
 
     def require_topics(self, topics: Sequence[str]) -> None:
@@ -66,15 +58,11 @@ class Connection:
         """Queue the records, up to the first that the library refuses at once."""
         produce = self.producer.produce
         columns = (records.topics, records.values, records.keys, records.headers)
-        left = zip(*columns, strict=True)
         try:
-            for topic, value, key, headers in left:
+            for topic, value, key, headers in zip(*columns, strict=True):
                 produce(topic, value, key, headers=headers)
         except (KafkaException, BufferError) as error:
-            self._refused = from_exception(error)
-            self._queued = len(records.topics) - 1 - sum(1 for _ in left)
-        else:
-            self._queued = len(records.topics)
+            self._fail(from_exception(error))
 
     def flush(self) -> bool:
         """Wait until everything has arrived or failed; returns whether all of it has arrived.
@@ -82,65 +70,54 @@ class Connection:
         What has done neither in time is given up.
         """
         deadline = time.monotonic() + self._timeout_s + _POLL_S
-        while self.producer.flush(_POLL_S):
-            hopeless = self._trouble is not None and needs_operator(self._trouble)
-            if hopeless or time.monotonic() > deadline:
+        while self._left():
+            if self._trouble.is_hopeless or time.monotonic() > deadline:
                 self.producer.purge()
-                self.producer.flush(_POLL_S)
+                self._left()
                 break
-        return not self._failures and self._refused is None
+        return not self._failed
 
-    def first_failed(self, records: Records) -> int:
-        """The position of the first record that failed or was not queued.
+    def _left(self, wait_s: float = _POLL_S) -> int:
+        """Serve the library for a while; returns how many records have neither arrived nor failed.
 
-        Failed ones are told by what they are. Two that are alike in everything are taken for the
-        first of them: it is sent again.
+        It raises a fatal error from whatever call comes next, and from within callbacks.
         """
-        failed = {(one.topic, one.key, one.value) for one in self._failures}
-        for at, (topic, key, value) in enumerate(
-            zip(records.topics, records.keys, records.values, strict=True)
-        ):
-            if (topic, _bytes(key), _bytes(value)) in failed:
-                return min(at, self._queued)
-        return self._queued
+        try:
+            return self.producer.flush(wait_s)
+        except (KafkaException, SystemError) as error:
+            self._fail(from_exception(error if error.__cause__ is None else error.__cause__))
+            self.producer.purge()
+            return len(self.producer)
 
     def error(self, last: KafkaError | None = None) -> WalbrookError:
         """Why it failed: the first cause that is known, else ``last``, else what followed from it.
 
-        Polls once, because a cause may be waiting to be noted.
+        Serves the library once more, because a cause may be waiting to be noted.
         """
-        self.producer.poll(0)
-        said = [(one.error, one.topic) for one in self._failures]
-        others = (self._refused, last, self._trouble)
-        said += [(error, None) for error in others if error is not None]
-        causes = [one for one in said if one[0].code() not in CONSEQUENCES]
-        error, topic = (causes or said or [(KafkaError(KafkaError._TIMED_OUT), None)])[0]
+        self._left(0)
+        error, topic = telling([*self._failed.values(), (last, None), (self._trouble.error, None)])
         return meaning(error, f"a message to topic {topic}" if topic else "")
+
+    def forget_failures(self) -> None:
+        """For a transaction that was aborted: what failed in it concerns no later one."""
+        self._left()
+        self._failed.clear()
+        self._trouble.error = None
 
     def close(self) -> None:
         """Give up what was not delivered, and let go of the connections."""
-        self._failures = []
         self.producer.purge(blocking=False)
         self.producer.flush(0)
         # The library's threads end with the last reference to the producer.
         del self.producer
 
-    def _noted(self, error: KafkaError) -> None:
-        if self._trouble is None or not needs_operator(self._trouble):
-            self._trouble = error
-
     def _reported(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None:
-            self._failures.append(Failure(error, message.topic(), message.key(), message.value()))
+        if error is None:
+            return
+        try:
+            self._fail(error, message.topic())
+        except SystemError:  # a fatal error was waiting to be raised by the next call into C
+            self._fail(error, message.topic())
 
-
-def from_exception(error: Exception) -> KafkaError:
-    """The error in what the library raised."""
-    if isinstance(error, KafkaException) and isinstance(error.args[0], KafkaError):
-        return error.args[0]
-    full = isinstance(error, BufferError)
-    return KafkaError(KafkaError._QUEUE_FULL if full else KafkaError._FAIL)
-
-
-def _bytes(text: str | None) -> bytes | None:
-    return None if text is None else text.encode()
+    def _fail(self, error: KafkaError, topic: str | None = None) -> None:
+        self._failed.setdefault(error.code(), (error, topic))

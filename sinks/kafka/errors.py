@@ -5,11 +5,12 @@ Invariant: ``what`` names the error's code and topics, never what a message hold
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from cdc.errors import OperatorError, PoisonError, TransientError, WalbrookError
 from cdc.queue.retry import TOO_LARGE
-from sinks.kafka.library import KafkaError
+from sinks.kafka.library import KafkaError, KafkaException
 
 FENCED: Final = "fenced"
 """The kind of the error that says that another process delivers under our transactional id."""
@@ -30,6 +31,7 @@ CONSEQUENCES = frozenset(
         KafkaError._MSG_TIMED_OUT,
         KafkaError._TIMED_OUT,
         KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
     }
 )
 """Errors that follow from another one, which says more."""
@@ -95,6 +97,37 @@ def meaning(error: KafkaError, where: str = "") -> WalbrookError:
     )
 
 
-def needs_operator(error: KafkaError) -> bool:
-    """Whether no wait can help."""
-    return error.code() in _FIXES
+def from_exception(error: BaseException) -> KafkaError:
+    """The error in what the library raised."""
+    if isinstance(error, KafkaException) and isinstance(error.args[0], KafkaError):
+        return error.args[0]
+    full = isinstance(error, BufferError)
+    return KafkaError(KafkaError._QUEUE_FULL if full else KafkaError._FAIL)
+
+
+Said = tuple[KafkaError | None, str | None]
+"""An error, and the topic that it speaks of."""
+
+
+def telling(said: Iterable[Said]) -> tuple[KafkaError, str | None]:
+    """The first that is a cause, else the first that follows from one, else that time ran out."""
+    known = [(error, topic) for error, topic in said if error is not None]
+    causes = [one for one in known if one[0].code() not in CONSEQUENCES]
+    return (causes or known or [(KafkaError(KafkaError._TIMED_OUT), None)])[0]
+
+
+class Trouble:
+    """What a client said of itself, outside of any call."""
+
+    def __init__(self) -> None:
+        self.error: KafkaError | None = None
+
+    def noted(self, error: KafkaError) -> None:
+        """Keep the last one, unless an earlier one needs an operator."""
+        if not self.is_hopeless:
+            self.error = error
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether no wait can help."""
+        return self.error is not None and self.error.code() in _FIXES

@@ -22,10 +22,10 @@ from cdc.failpoints import reached
 from sinks.base import Delivery
 from sinks.columns import prefix_at_or_below
 from sinks.kafka.client import Settings, producer_settings
-from sinks.kafka.connection import Connection, from_exception
-from sinks.kafka.errors import FENCED, meaning
+from sinks.kafka.connection import Connection
+from sinks.kafka.errors import FENCED, from_exception, meaning
 from sinks.kafka.halves import send_in_halves
-from sinks.kafka.library import KafkaError, KafkaException
+from sinks.kafka.library import KafkaException
 from sinks.kafka.records import RecordForm
 from sinks.kafka.topics import (
     NewTopics,
@@ -161,7 +161,7 @@ class ExactlyOnceKafkaSink:
     def _end(self, connection: Connection) -> WalbrookError | None:
         """Commit the open transaction, or abort it and return why."""
         if not connection.flush():
-            return self._abort(connection, None)
+            return self._abort(connection)
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -169,19 +169,20 @@ class ExactlyOnceKafkaSink:
                 return None
             except KafkaException as raised:
                 error = from_exception(raised)
-                if error.retriable() and time.monotonic() < deadline:
-                    continue
-                return self._abort(connection, error)
+                if not error.retriable() or time.monotonic() > deadline:
+                    # Whether it went through is not known: the cursor is read again.
+                    reason = connection.error(error)
+                    self.close()
+                    return reason
 
-    def _abort(self, connection: Connection, error: KafkaError | None) -> WalbrookError:
-        """Abort if that is still possible; otherwise the next delivery opens anew."""
-        reason = connection.error(error)
-        if error is None or error.txn_requires_abort():
-            try:
-                connection.producer.abort_transaction(self._timeout_s)
-            except KafkaException as raised:
-                fatal = meaning(from_exception(raised))
-                reason = fatal if fatal.kind == FENCED else reason
-        # The cursor is read again: whether a commit went through may not be known.
-        self.close()
+    def _abort(self, connection: Connection) -> WalbrookError:
+        """Abort what could not be sent whole, and return why."""
+        reason = connection.error()
+        try:
+            connection.producer.abort_transaction(self._timeout_s)
+            connection.forget_failures()
+        except (KafkaException, SystemError) as raised:
+            fatal = meaning(from_exception(raised))
+            reason = fatal if fatal.kind == FENCED else reason
+            self.close()
         return reason

@@ -34,11 +34,6 @@ class Records:
     keys: list[str | None]
     values: list[str | None]  # None is a tombstone
     headers: list[Headers]
-    messages: list[int] | None = None  # of each record its message; None: they are the same
-
-    def message(self, record: int) -> int:
-        """The position of the message that a record belongs to."""
-        return record if self.messages is None else self.messages[record]
 
 
 @dataclass(frozen=True)
@@ -95,26 +90,24 @@ class RecordForm:
         if not deletes.any() and not left.any():
             return plain
         old_keys = _objects(rows.column("old_record_pks"))
-        made = Records([], [], [], [], [])
+        made = Records([], [], [], [])
         for at in range(len(plain.values)):
             own = (plain.topics[at], plain.headers[at])
             if left[at] and plain.keys[at] is not None:
-                _add(made, at, *own, old_keys[at], None)
-            _add(made, at, *own, plain.keys[at], plain.values[at])
+                _add(made, *own, old_keys[at], None)
+            _add(made, *own, plain.keys[at], plain.values[at])
             if deletes[at] and plain.keys[at] is not None:
-                _add(made, at, *own, plain.keys[at], None)
+                _add(made, *own, plain.keys[at], None)
         return made
 
 
 def _add(
-    records: Records, message: int, topic: str, headers: Headers, key: str | None, value: str | None
+    records: Records, topic: str, headers: Headers, key: str | None, value: str | None
 ) -> None:
-    assert records.messages is not None
     records.topics.append(topic)
     records.keys.append(key)
     records.values.append(value)
     records.headers.append(headers)
-    records.messages.append(message)
 
 
 def _objects(column: pa.StringArray) -> list[Any]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import ConfigError, ProtocolError, TransientError
 from sinks.kafka.client import Settings
-from sinks.kafka.errors import meaning
+from sinks.kafka.errors import Trouble, from_exception, meaning, telling
 from sinks.kafka.library import (
     AdminClient,
     Consumer,
@@ -45,8 +47,7 @@ class NewTopics:
 def create_topics(
     settings: Settings, names: Iterable[str], how: NewTopics, timeout_s: float
 ) -> None:
-    """Create topics; those that exist stay as they are. Raises KafkaException if it cannot."""
-    client = AdminClient(dict(settings))
+    """Create topics; those that exist stay as they are."""
     new = [
         NewTopic(
             name,
@@ -56,19 +57,35 @@ def create_topics(
         )
         for name in names
     ]
-    created = client.create_topics(new, operation_timeout=timeout_s, request_timeout=timeout_s)
-    for future in created.values():
-        try:
-            future.result(timeout_s)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise
+    with _administration(settings) as client:
+        created = client.create_topics(new, operation_timeout=timeout_s, request_timeout=timeout_s)
+        for future in created.values():
+            try:
+                future.result(timeout_s)
+            except KafkaException as error:
+                if from_exception(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise
 
 
 def missing_topics(settings: Settings, names: Iterable[str], timeout_s: float) -> list[str]:
     """Which of these topics the cluster does not have, as far as this account may see."""
-    known = AdminClient(dict(settings)).list_topics(timeout=timeout_s).topics
+    with _administration(settings) as client:
+        known = client.list_topics(timeout=timeout_s).topics
     return [name for name in names if name not in known]
+
+
+@contextmanager
+def _administration(settings: Settings) -> Iterator[AdminClient]:
+    """A client whose errors are raised as ours, with the cause that it said elsewhere."""
+    trouble = Trouble()
+    callbacks: dict[str, Any] = {"error_cb": trouble.noted}
+    client = AdminClient(settings | callbacks)
+    try:
+        yield client
+    except KafkaException as error:
+        client.poll(0)
+        cause, _ = telling([(from_exception(error), None), (trouble.error, None)])
+        raise meaning(cause, "to list or create topics") from error
 
 
 def cursor_record(consumer: str, cursor: Cursor) -> bytes:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import orjson
+import pyarrow as pa
 import pytest
 
 from cdc.change import MessageBatch
@@ -198,7 +200,7 @@ def test_a_delete_is_followed_by_a_tombstone_and_a_key_that_was_left_has_one(
     sink = either.open_with(tombstones=True)
     moved = batch(100, 101).rows
     at = moved.schema.get_field_index("old_record_pks")
-    moved = moved.set_column(at, moved.schema.field(at), [['["1"]']])
+    moved = moved.set_column(at, moved.schema.field(at), pa.array(['["1"]']))
     _deliver(sink, batch(0, 6), MessageBatch(moved, batch(0, 1).shape))
     sink.close()
     found = [(one.key(), one.value() is None) for one in either.kafka.read(either.topic)]
@@ -387,8 +389,6 @@ def test_readers_of_committed_messages_see_a_delivery_whole(once: KafkaHarness) 
 
 def _noise(size: int) -> str:
     """Text that cannot be compressed below the limit."""
-    import random
-
     return "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=size))
 
 
