@@ -118,15 +118,17 @@ def _kafka(exactly_once: bool) -> Callable[[Servers, int], AbstractContextManage
         _create(servers.kafka, f"bare-{name}")
 
         def prepare(batches: Sequence[MessageBatch]) -> Callable[[], None]:
-            ready = [form.records(batch) for batch in batches]
+            ready = [
+                [(topic, value, key, _headers(*rest)) for topic, key, value, *rest in made]
+                for made in (form.records(batch).rows() for batch in batches)
+            ]
 
             def loop() -> None:
                 produce = producer.produce
                 for each in ready:
                     if exactly_once:
                         producer.begin_transaction()
-                    columns = (each.topics, each.values, each.keys, each.headers)
-                    for topic, value, key, headers in zip(*columns, strict=True):
+                    for topic, value, key, headers in each:
                         produce(topic, value, key, headers=headers)
                     if exactly_once:
                         producer.commit_transaction(60)
@@ -139,6 +141,10 @@ def _kafka(exactly_once: bool) -> Callable[[Servers, int], AbstractContextManage
         sink.close()
 
     return opened
+
+
+def _headers(cursor: str, key: str) -> list[tuple[str, str | bytes | None]]:
+    return [("walbrook-cursor", cursor), ("idempotency-key", key)]
 
 
 def _create(broker: KafkaBroker, topic: str) -> None:

@@ -302,11 +302,12 @@ class Sink(Section):
             ("shape", self.shape == "debezium"),
             ("transform", self.transform == NONE),
             ("tables", not self.tables),
+            ("ordering", self.ordering == "commit"),
         ):
             if not fits:
                 raise wrong(
                     "does not go with schemas: true, which describes the debezium shape and the "
-                    "primary key; change one of them",
+                    "primary key of changes in commit order; change one of them",
                     within=(key,),
                 )
         return self

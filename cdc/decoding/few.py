@@ -18,7 +18,7 @@ from typing import Final
 import orjson
 import pyarrow as pa
 
-from cdc.decoding.format import DEFAULT_FORMAT, EVENT_TEXT, Wanted
+from cdc.decoding.format import DEFAULT_FORMAT, EVENT_TEXT, KEY, Wanted
 from cdc.decoding.plan import TablePlan, plan_for
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.decoding.types.boolean import BOOLEAN
@@ -144,7 +144,7 @@ def decode_few(
     wanted: Wanted,
 ) -> pa.RecordBatch | None:
     """``decode_changes`` of a few usual rows; None if they are not."""
-    if raw.nbytes > _BYTES_MAX or wanted.formats != (DEFAULT_FORMAT,):
+    if raw.nbytes > _BYTES_MAX or wanted.formats != (DEFAULT_FORMAT,) or wanted.described:
         return None
     if not raw.schema.equals(RAW_SCHEMA, check_metadata=False):
         return None
@@ -177,6 +177,7 @@ class _Rows:
         self._changes: list[str | None] = []
         self._record_pks: list[str] = []
         self._event_text: list[str | None] = []
+        self._key: list[str | None] = []
 
     def add(self, plan: _Plan, kind: int, payload: bytes) -> None:
         relation = plan.table.relation
@@ -189,6 +190,10 @@ class _Rows:
         written: list[str] = []
         for (before, write), text in zip(plan.columns, texts, strict=True):
             written += (before, "null" if text is None else write(text))
+        if self._wanted.keyed:
+            names = plan.table.json_names
+            members = ",".join(f"{names[at]}:{written[2 * at + 1]}" for at in relation.key)
+            self._key.append(f"{{{members}}}" if relation.key else None)
         written.append("}")
         keys = (texts[at] for at in relation.key)
         self._table_schema.append(relation.namespace)
@@ -219,6 +224,7 @@ class _Rows:
             "record_pks": pa.array(self._record_pks, pa.string()),
             "annotations": nothing if annotations is None else annotations,
             EVENT_TEXT: pa.array(self._event_text, pa.string()),
+            KEY: pa.array(self._key, pa.string()),
         }
         schema = self._wanted.schema
         return pa.RecordBatch.from_arrays(

@@ -18,10 +18,13 @@ from cdc.errors import ConfigError
 
 Timestamps = Literal["iso8601", "unix_microsecond", "postgres"]
 Numbers = Literal["number", "string"]
+Documents = Literal["embedded", "text"]
 
-_IN_FORMS = ("record", "changes", "before")
+_IN_FORMS = ("record", "changes")
 
 EVENT_TEXT: Final = "event_text"
+
+KEY, OLD_KEY, ROW_SCHEMA = "key", "old_key", "row_schema"
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,14 @@ class ValueFormat:
 
     timestamps: Timestamps = "iso8601"
     numbers: Numbers = "number"  # of int8 and numeric, which many JSON readers round
+    documents: Documents = "embedded"  # of json and jsonb; readers with a schema want text
 
     def __post_init__(self) -> None:
-        for given, known in ((self.timestamps, Timestamps), (self.numbers, Numbers)):
+        for given, known in (
+            (self.timestamps, Timestamps),
+            (self.numbers, Numbers),
+            (self.documents, Documents),
+        ):
             if given not in get_args(known):
                 raise ConfigError(
                     f"there is no format {given!r} of values",
@@ -45,9 +53,13 @@ DEFAULT_FORMAT = ValueFormat()
 
 @dataclass(frozen=True)
 class Wanted:
-    """What decode is to write: the forms, the first under the plain names, and ``before`` or not.
+    """What decode is to write: the forms, the first under the plain names, and what is beside.
 
     ``before`` is the old row of an update as far as the source sent it, else null.
+
+    ``keyed``: ``KEY`` is the primary key as a JSON object and ``OLD_KEY`` the one that an update
+    left; null for what is no row and for tables without a key. ``described``: ``ROW_SCHEMA`` is
+    the schema of the row's columns in the words of Kafka Connect, null for what is no row.
 
     ``times`` names the column that holds a row's event time, by ``schema.table``, under an empty
     name for all other tables. Its text, as the source wrote it, is then in ``EVENT_TEXT``: null for
@@ -57,11 +69,21 @@ class Wanted:
     formats: tuple[ValueFormat, ...] = (DEFAULT_FORMAT,)
     before: bool = False
     times: tuple[tuple[str, str], ...] = ()
+    keyed: bool = False
+    described: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns that are written in every form."""
-        return _IN_FORMS if self.before else _IN_FORMS[:-1]
+        return (*_IN_FORMS, *self._extra_in_forms)
+
+    @property
+    def _extra_in_forms(self) -> tuple[str, ...]:
+        return (
+            *(("before",) if self.before else ()),
+            *((KEY, OLD_KEY) if self.keyed else ()),
+            *((ROW_SCHEMA,) if self.described else ()),
+        )
 
     def name(self, column: str, at: int) -> str:
         """What ``column`` is called in the form at this place."""
@@ -78,7 +100,7 @@ class Wanted:
     @property
     def _beside(self) -> tuple[str, ...]:
         """What rows have beside CHANGE_SCHEMA, under the plain names."""
-        return (*(("before",) if self.before else ()), *((EVENT_TEXT,) if self.times else ()))
+        return (*self._extra_in_forms, *((EVENT_TEXT,) if self.times else ()))
 
     def time_column(self, schema: str, table: str) -> str | None:
         """The column with the event time of a table's rows, if it is wanted."""
@@ -108,6 +130,8 @@ class Wanted:
             tuple(ValueFormat(**form) for form in read["formats"]),
             read["before"],
             tuple((table, column) for table, column in read["times"]),
+            read["keyed"],
+            read["described"],
         )
 
 

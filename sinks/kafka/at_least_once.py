@@ -61,17 +61,15 @@ class KafkaSink:
             connection.close()
 
     def _send(self, batch: MessageBatch) -> Delivery:
-        records = self._form.records(batch)
         try:
             connection = self._open()
-            connection.require_topics(records.topics)
+            connection.produce(batch, self._form)
         except KafkaException as error:
             self.close()
             return Delivery(0, error=meaning(from_exception(error)))
         except WalbrookError as error:
             self.close()
             return Delivery(0, error=error)
-        connection.produce(records)
         if connection.flush():
             return Delivery(len(batch))
         reason = connection.error()

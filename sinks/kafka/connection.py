@@ -10,15 +10,19 @@ import time
 from collections.abc import Sequence
 from logging import getLogger
 
+from cdc.change import MessageBatch
 from cdc.errors import WalbrookError
 from sinks.kafka.client import Settings
 from sinks.kafka.errors import Trouble, from_exception, meaning, telling
 from sinks.kafka.library import KafkaError, KafkaException, Message, Producer
-from sinks.kafka.records import Records
+from sinks.kafka.records import CURSOR_HEADER, KEY_HEADER, RecordForm
 from sinks.kafka.topics import NewTopics, create_topics, missing_topics
 
 _POLL_S = 0.25  # how often an error that no wait can help is looked for
 _TOPICS_MAX = 10_000
+_PART_MESSAGES = 2_500
+
+Headers = list[tuple[str, str | bytes | None]]
 
 
 class Connection:
@@ -40,7 +44,7 @@ class Connection:
         }
         self.producer = Producer({**settings, **callbacks})
 
-    def require_topics(self, topics: Sequence[str]) -> None:
+    def _require_topics(self, topics: Sequence[str]) -> None:
         """Create those that do not exist, if the sink is asked to; raises if that fails."""
         if self._create is None:
             return
@@ -54,13 +58,19 @@ class Connection:
             self._topics.clear()
         self._topics.update(new)
 
-    def produce(self, records: Records) -> None:
-        """Queue the records, up to the first that the library refuses at once."""
+    def produce(self, batch: MessageBatch, form: RecordForm) -> None:
+        """Queue the records of a batch, up to the first that the library refuses at once.
+
+        They are made in parts: what is queued is on its way while the next part is made.
+        """
         produce = self.producer.produce
-        columns = (records.topics, records.values, records.keys, records.headers)
         try:
-            for topic, value, key, headers in zip(*columns, strict=True):
-                produce(topic, value, key, headers=headers)
+            for part in batch.slices(_PART_MESSAGES):
+                records = form.records(part)
+                self._require_topics(records.topics)
+                for topic, key, value, cursor, own in records.rows():
+                    headers: Headers = [(CURSOR_HEADER, cursor), (KEY_HEADER, own)]
+                    produce(topic, value, key, headers=headers)
         except (KafkaException, BufferError) as error:
             self._fail(from_exception(error))
 

@@ -138,11 +138,9 @@ class ExactlyOnceKafkaSink:
     def _commit(self, batch: MessageBatch) -> Delivery:
         """Send a batch and its last cursor in one transaction: all of it is settled, or nothing."""
         connection, _ = self._open()
-        records = self._form.records(batch)
         cursor = batch.cursor(-1)
-        connection.require_topics(records.topics)
         connection.producer.begin_transaction()
-        connection.produce(records)
+        connection.produce(batch, self._form)
         reached("produced")
         connection.producer.produce(
             self._cursor_topic,

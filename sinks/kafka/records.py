@@ -8,6 +8,7 @@ message stand together, in the order of the messages.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +24,6 @@ from cdc.queue.groups import BY_KEY, Grouping, message_keys
 CURSOR_HEADER, KEY_HEADER = "walbrook-cursor", "idempotency-key"
 _NOT_IN_TOPICS = re.compile(r"[^a-zA-Z0-9._-]")
 
-Headers = list[tuple[str, str | bytes | None]]
-
 
 @dataclass(frozen=True)
 class Records:
@@ -32,8 +31,23 @@ class Records:
 
     topics: list[str]
     keys: list[str | None]
-    values: list[str | None]  # None is a tombstone
-    headers: list[Headers]
+    values: list[bytes | None]  # None is a tombstone
+    cursors: list[str]
+    idempotency_keys: list[str]
+
+    def rows(self) -> Iterator[tuple[str, str | None, bytes | None, str, str]]:
+        """One tuple per record, of its topic, key, value, cursor and idempotency key."""
+        columns = (self.topics, self.keys, self.values, self.cursors, self.idempotency_keys)
+        return zip(*columns, strict=True)
+
+    def add(
+        self, topic: str, key: str | None, value: bytes | None, cursor: str, idempotency_key: str
+    ) -> None:
+        self.topics.append(topic)
+        self.keys.append(key)
+        self.values.append(value)
+        self.cursors.append(cursor)
+        self.idempotency_keys.append(idempotency_key)
 
 
 @dataclass(frozen=True)
@@ -49,65 +63,63 @@ class RecordForm:
     def records(self, batch: MessageBatch) -> Records:
         """The records of a batch, in order."""
         rows, shape = batch.rows, batch.shape
-        cursors = joined(
-            rows.column("commit_lsn").cast(pa.string()),
-            ":",
-            rows.column("commit_idx").cast(pa.string()),
-        )
-        own = shape.idempotency_keys(rows)
-        texts = _objects(cursors)
-        own_texts = texts if own.equals(cursors) else _objects(own)
-        headers = [
-            [(CURSOR_HEADER, cursor), (KEY_HEADER, key)]
-            for cursor, key in zip(texts, own_texts, strict=True)
-        ]
         keys = message_keys(rows, shape.keys(rows), self.grouping)
-        records = Records(self.topics(rows), _objects(keys), _objects(batch.messages()), headers)
-        return self._with_tombstones(rows, records) if self.tombstones else records
+        own = _objects(shape.idempotency_keys(rows))
+        records = Records(
+            self.topics(rows),
+            _objects(keys),
+            _objects(batch.messages().view(pa.binary())),
+            own if _keys_are_cursors(rows) else _objects(_cursors(rows)),
+            own,
+        )
+        return self._with_tombstones(batch, records) if self.tombstones else records
 
     def topics(self, rows: pa.RecordBatch) -> list[str]:
         """The topic of each message: its route, or what the template makes of its table."""
-        tables = joined(rows.column("table_schema"), "\n", rows.column("table_name"))
-        encoded = tables.dictionary_encode()
-        names = pa.array([self._topic(table) for table in encoded.dictionary.to_pylist()])
-        topics = names.take(encoded.indices)
-        if ROUTE in rows.schema.names:
-            topics = pc.coalesce(rows.column(ROUTE), topics)
-        return _objects(topics)
+        schemas, tables = rows.column("table_schema"), rows.column("table_name")
+        routed = ROUTE in rows.schema.names
+        if not routed and len(schemas.unique()) == len(tables.unique()) == 1:
+            return [self._topic(schemas[0].as_py(), tables[0].as_py())] * rows.num_rows
+        encoded = joined(schemas, "\n", tables).dictionary_encode()
+        names = [self._topic(*both.split("\n", 1)) for both in encoded.dictionary.to_pylist()]
+        topics = pa.array(names, pa.string()).take(encoded.indices)
+        return _objects(pc.coalesce(rows.column(ROUTE), topics) if routed else topics)
 
-    def _topic(self, table: str) -> str:
-        schema, _, name = table.partition("\n")
+    def _topic(self, schema: str, name: str) -> str:
         template = self.topic if name else self.topic_without_table
         for placeholder, value in (("schema", schema), ("table", name), ("sink", self.consumer)):
             template = template.replace(f"{{{placeholder}}}", _NOT_IN_TOPICS.sub("_", value))
         return template[:TOPIC_CHARACTERS_MAX]
 
-    def _with_tombstones(self, rows: pa.RecordBatch, plain: Records) -> Records:
+    def _with_tombstones(self, batch: MessageBatch, plain: Records) -> Records:
         """The same with a tombstone behind each delete that has a key, and for each key that an
         update left, before that update."""
+        rows = batch.rows
         deletes = pc.equal(rows.column("action"), "delete").to_numpy(zero_copy_only=False)
         left = rows.column("old_record_pks").is_valid().to_numpy(zero_copy_only=False)
         if not deletes.any() and not left.any():
             return plain
-        old_keys = _objects(rows.column("old_record_pks"))
-        made = Records([], [], [], [])
-        for at in range(len(plain.values)):
-            own = (plain.topics[at], plain.headers[at])
-            if left[at] and plain.keys[at] is not None:
-                _add(made, *own, old_keys[at], None)
-            _add(made, *own, plain.keys[at], plain.values[at])
-            if deletes[at] and plain.keys[at] is not None:
-                _add(made, *own, plain.keys[at], None)
+        old_keys = _objects(batch.shape.old_keys(rows))
+        made = Records([], [], [], [], [])
+        for at, (topic, key, value, cursor, own) in enumerate(plain.rows()):
+            if key is not None and left[at]:
+                made.add(topic, old_keys[at], None, cursor, own)
+            made.add(topic, key, value, cursor, own)
+            if key is not None and deletes[at]:
+                made.add(topic, key, None, cursor, own)
         return made
 
 
-def _add(
-    records: Records, topic: str, headers: Headers, key: str | None, value: str | None
-) -> None:
-    records.topics.append(topic)
-    records.keys.append(key)
-    records.values.append(value)
-    records.headers.append(headers)
+def _keys_are_cursors(rows: pa.RecordBatch) -> bool:
+    """Whether idempotency keys are no more than cursors: in commit order, but for gaps."""
+    if "origin_lsn" in rows.schema.names:
+        return False
+    return not pc.any(pc.equal(rows.column("action"), "gap")).as_py()
+
+
+def _cursors(rows: pa.RecordBatch) -> pa.StringArray:
+    lsn, idx = (rows.column(name).cast(pa.string()) for name in ("commit_lsn", "commit_idx"))
+    return joined(lsn, ":", idx)
 
 
 def _objects(column: pa.StringArray) -> list[Any]:

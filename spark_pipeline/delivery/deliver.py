@@ -36,7 +36,7 @@ from spark_pipeline.delivery.matching import Match
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.delivery.partitions import deliver_in_parts
 from spark_pipeline.delivery.sender import STRIKES, Sender, Strikes
-from spark_pipeline.delivery.value_formats import form_of, view_of
+from spark_pipeline.delivery.value_formats import form_of, shows_schemas, view_of
 from spark_pipeline.expressions.verdicts import in_cursor_order, judged
 from spark_pipeline.feed.exchange import SliceMarker, pick_up, whole
 
@@ -209,7 +209,8 @@ def shape_of(consumer: SinkConfig, origin: Origin) -> Shape:
         of_many=len(consumer.sources) > 1,
     )
     transformed = "transform" in consumer.expressions
-    return shape_for(consumer.shape, context, transformed=transformed)
+    schemas = shows_schemas(consumer)
+    return shape_for(consumer.shape, context, transformed=transformed, schemas=schemas)
 
 
 def _shaped(share: Share, changes: pa.RecordBatch) -> MessageBatch:

@@ -9,30 +9,61 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from cdc.config import Sink
-from cdc.decoding.format import DEFAULT_FORMAT, PLAIN, ValueFormat, Wanted
+from cdc.config import KafkaDestination, Sink
+from cdc.decoding.format import (
+    DEFAULT_FORMAT,
+    KEY,
+    OLD_KEY,
+    PLAIN,
+    ROW_SCHEMA,
+    Documents,
+    ValueFormat,
+    Wanted,
+)
 
 
 def form_of(consumer: Sink) -> ValueFormat:
     """How a consumer wants values to be written; its windows read what decode wrote."""
     if consumer.window is not None:
         return DEFAULT_FORMAT
-    return ValueFormat(consumer.timestamp_format, consumer.number_format)
+    documents: Documents = "text" if shows_schemas(consumer) else "embedded"
+    return ValueFormat(consumer.timestamp_format, consumer.number_format, documents)
 
 
 def wanted_by(consumers: Sequence[Sink]) -> Wanted:
     """Each form once, in the order of the consumers; old rows if somebody shows them."""
     forms = tuple(dict.fromkeys(form_of(consumer) for consumer in consumers))
-    return Wanted(forms or PLAIN.formats, before=any(map(shows_before, consumers)))
+    return Wanted(
+        forms or PLAIN.formats,
+        before=any(map(shows_before, consumers)),
+        keyed=any(map(shows_keys, consumers)),
+        described=any(map(shows_schemas, consumers)),
+    )
 
 
 def view_of(changes: pa.RecordBatch, wanted: Wanted, consumer: Sink) -> pa.RecordBatch:
     """A consumer's own view of changes that were decoded as ``wanted``."""
     view = wanted.view(changes, form_of(consumer))
-    # Nobody else pays for old rows: every column is copied when rows are selected.
-    return view if shows_before(consumer) or not wanted.before else view.drop_columns(["before"])
+    # Nobody else pays for what one asks for: every column is copied when rows are selected.
+    unasked = [
+        *(["before"] if wanted.before and not shows_before(consumer) else []),
+        *([KEY, OLD_KEY] if wanted.keyed and not shows_keys(consumer) else []),
+        *([ROW_SCHEMA] if wanted.described and not shows_schemas(consumer) else []),
+    ]
+    return view.drop_columns(unasked) if unasked else view
 
 
 def shows_before(consumer: Sink) -> bool:
     """Whether its messages hold the row as it was."""
     return consumer.shape == "debezium"
+
+
+def shows_keys(consumer: Sink) -> bool:
+    """Whether its messages have a key that is an object."""
+    in_commit_order = consumer.shape == "debezium" and consumer.ordering == "commit"
+    return in_commit_order and isinstance(consumer.destination, KafkaDestination)
+
+
+def shows_schemas(consumer: Sink) -> bool:
+    """Whether its messages say the schema of their rows."""
+    return isinstance(consumer.destination, KafkaDestination) and consumer.destination.schemas

@@ -39,6 +39,9 @@ class MergedShape:
     def keys(self, rows: pa.RecordBatch) -> pa.StringArray:
         return self._texts(rows, lambda shape, some: shape.keys(some))
 
+    def old_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        return self._texts(rows, lambda shape, some: shape.old_keys(some))
+
     def idempotency_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
         return self._texts(rows, lambda shape, some: shape.idempotency_keys(some))
 

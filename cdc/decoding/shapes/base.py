@@ -75,6 +75,10 @@ class Shape(Protocol):
         """The key of each row as JSON, for sinks whose messages have one; null for none."""
         ...
 
+    def old_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        """The keys that updates took from their rows, in the form of ``keys``; null for others."""
+        ...
+
     def idempotency_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
         """Of each row what is the same each time it is sent, and of no other row."""
         ...

@@ -44,5 +44,8 @@ class SequinShape:
     def keys(self, rows: pa.RecordBatch) -> pa.StringArray:
         return rows.column("record_pks")
 
+    def old_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        return rows.column("old_record_pks")
+
     def idempotency_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
         return idempotency_keys(rows, self.context)
