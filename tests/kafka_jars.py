@@ -29,6 +29,7 @@ _WHOLE = [
 _ALONE = [  # without what they depend on, which is far more than one class needs
     ("io.debezium", "debezium-core", DEBEZIUM_RELEASE),
     ("io.debezium", "debezium-api", DEBEZIUM_RELEASE),
+    ("io.debezium", "debezium-common", DEBEZIUM_RELEASE),
 ]
 
 

@@ -22,10 +22,11 @@ FENCING = frozenset(
 )
 _LARGE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 _REFUSED = frozenset({KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG})
-CONSEQUENCES = frozenset(
+_GIVEN_UP = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
+"""What we gave up ourselves when time had run out."""
+
+_CONSEQUENCES = frozenset(
     {
-        KafkaError._PURGE_QUEUE,
-        KafkaError._PURGE_INFLIGHT,
         KafkaError._FATAL,
         KafkaError._GAPLESS_GUARANTEE,
         KafkaError._MSG_TIMED_OUT,
@@ -111,8 +112,12 @@ Said = tuple[KafkaError | None, str | None]
 
 def telling(said: Iterable[Said]) -> tuple[KafkaError, str | None]:
     """The first that is a cause, else the first that follows from one, else that time ran out."""
-    known = [(error, topic) for error, topic in said if error is not None]
-    causes = [one for one in known if one[0].code() not in CONSEQUENCES]
+    known = [
+        (error, topic)
+        for error, topic in said
+        if error is not None and error.code() not in _GIVEN_UP
+    ]
+    causes = [one for one in known if one[0].code() not in _CONSEQUENCES]
     return (causes or known or [(KafkaError(KafkaError._TIMED_OUT), None)])[0]
 
 

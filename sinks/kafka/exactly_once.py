@@ -178,7 +178,8 @@ class ExactlyOnceKafkaSink:
         reason = connection.error()
         try:
             connection.producer.abort_transaction(self._timeout_s)
-            connection.forget_failures()
+            if not connection.forget_failures():
+                self.close()
         except (KafkaException, SystemError) as raised:
             fatal = meaning(from_exception(raised))
             reason = fatal if fatal.kind == FENCED else reason

@@ -1,8 +1,8 @@
 """What is produced of a batch: topics, keys, values and headers, made by whole columns.
 
-Each message is one record, and a delete is followed by a tombstone if the sink asks for them. The
-only Python objects per record are those that the client library takes. Invariant: the records of a
-message stand together, in the order of the messages.
+Each message is one record. Tombstones, and the end of a key that an update left, are further ones.
+The only Python objects per record are those that the client library takes. Invariant: the records
+of a message stand together, in the order of the messages.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class RecordForm:
             own if _keys_are_cursors(rows) else _objects(_cursors(rows)),
             own,
         )
-        return self._with_tombstones(batch, records) if self.tombstones else records
+        return self._with_others(batch, records)
 
     def topics(self, rows: pa.RecordBatch) -> list[str]:
         """The topic of each message: its route, or what the template makes of its table."""
@@ -91,23 +91,40 @@ class RecordForm:
             template = template.replace(f"{{{placeholder}}}", _NOT_IN_TOPICS.sub("_", value))
         return template[:TOPIC_CHARACTERS_MAX]
 
-    def _with_tombstones(self, batch: MessageBatch, plain: Records) -> Records:
-        """The same with a tombstone behind each delete that has a key, and for each key that an
-        update left, before that update."""
-        rows = batch.rows
-        deletes = pc.equal(rows.column("action"), "delete").to_numpy(zero_copy_only=False)
-        left = rows.column("old_record_pks").is_valid().to_numpy(zero_copy_only=False)
-        if not deletes.any() and not left.any():
+    def _with_others(self, batch: MessageBatch, plain: Records) -> Records:
+        """The same with what stands beside messages: tombstones, and what ends a key.
+
+        A delete is followed by a tombstone. An update that changed the key follows what ends the
+        old one: the shape's own message, if it has one, and a tombstone.
+        """
+        rows, shape = batch.rows, batch.shape
+        deleted = pc.and_(pc.equal(rows.column("action"), "delete"), self.tombstones)
+        left = rows.column("old_record_pks").is_valid()
+        if not deleted.true_count and not left.true_count:
             return plain
-        old_keys = _objects(batch.shape.old_keys(rows))
+        moved = rows.filter(left)
+        changes = shape.key_changes(moved)
+        old_keys = iter(_objects(shape.old_keys(moved)))
+        ends, begins = (None, None) if changes is None else map(_values, changes)
+        is_left = left.to_numpy(zero_copy_only=False)
+        is_deleted = deleted.to_numpy(zero_copy_only=False)
         made = Records([], [], [], [], [])
-        for at, (topic, key, value, cursor, own) in enumerate(plain.rows()):
-            if key is not None and left[at]:
-                made.add(topic, old_keys[at], None, cursor, own)
-            made.add(topic, key, value, cursor, own)
-            if key is not None and deletes[at]:
-                made.add(topic, key, None, cursor, own)
+        for at, (topic, key, value, *headers) in enumerate(plain.rows()):
+            if is_left[at]:
+                old_key = next(old_keys)
+                if ends is not None and begins is not None:
+                    made.add(topic, old_key, next(ends), *headers)
+                    value = next(begins)
+                if self.tombstones and key is not None:
+                    made.add(topic, old_key, None, *headers)
+            made.add(topic, key, value, *headers)
+            if is_deleted[at] and key is not None:
+                made.add(topic, key, None, *headers)
         return made
+
+
+def _values(messages: pa.StringArray) -> Iterator[bytes]:
+    return iter(_objects(messages.view(pa.binary())))
 
 
 def _keys_are_cursors(rows: pa.RecordBatch) -> bool:

@@ -42,6 +42,9 @@ class MergedShape:
     def old_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
         return self._texts(rows, lambda shape, some: shape.old_keys(some))
 
+    def key_changes(self, _rows: pa.RecordBatch) -> None:
+        return None
+
     def idempotency_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
         return self._texts(rows, lambda shape, some: shape.idempotency_keys(some))
 

@@ -49,6 +49,7 @@ from tests.conformance.test_sinks import (  # noqa: F401
     test_two_open_sinks_that_take_turns_go_on_where_the_other_one_stopped,
 )
 from tests.fix_kafka import Kafka
+from tests.waiting import until
 
 _RETRIES = 200
 _TIMEOUT_MS = 4000
@@ -144,6 +145,19 @@ def _deliver(sink: Sink, *batches: MessageBatch) -> None:
     for one in batches:
         delivery = sink.deliver(one)
         assert (delivery.error, delivery.settled) == (None, len(one))
+
+
+def _deliver_until_taken(sink: Sink, batch: MessageBatch) -> None:
+    """Deliver again while the broker is away or slow, as a worker does."""
+    until("a delivery", lambda: sink.deliver(batch).error is None, 60)
+
+
+def _check_held(harness: KafkaHarness, count: int) -> None:
+    """All messages are there in order; only at least once some may be there again."""
+    found = list(map(str, harness.held()))
+    first_arrivals = list(dict.fromkeys(found))
+    assert first_arrivals == list(map(str, expected(numbered(0, count))))
+    assert not harness.absorbs or found == first_arrivals
 
 
 def test_a_record_has_the_key_and_says_its_cursor_and_its_idempotency_key(
@@ -253,14 +267,14 @@ def test_a_broker_that_is_restarted_is_found_again(either: KafkaHarness) -> None
     assert delivery.settled == 0
     assert isinstance(delivery.error, TransientError)
     either.kafka.broker.start()
-    _deliver(sink, batch(50, 80))
+    _deliver_until_taken(sink, batch(50, 80))
     sink.close()
-    assert either.held() == expected(numbered(0, 80))
+    _check_held(either, 80)
 
 
 def test_a_broker_that_does_not_answer_is_given_up_in_time(either: KafkaHarness) -> None:
     sink = either.open_with(timeout_ms=1500)
-    _deliver(sink, batch(0, 10))
+    _deliver_until_taken(sink, batch(0, 10))
     either.kafka.proxy.freeze()
     try:
         delivery = sink.deliver(batch(10, 20))
@@ -268,11 +282,9 @@ def test_a_broker_that_does_not_answer_is_given_up_in_time(either: KafkaHarness)
         either.kafka.proxy.thaw()
     assert delivery.settled == 0
     assert isinstance(delivery.error, TransientError)
-    _deliver(sink, batch(10, 30))
+    _deliver_until_taken(sink, batch(10, 30))
     sink.close()
-    found = list(dict.fromkeys(map(str, either.held())))
-    assert found == list(map(str, expected(numbered(0, 30))))
-    assert not either.absorbs or len(either.held()) == 30
+    _check_held(either, 30)
 
 
 def test_a_topic_that_does_not_exist_needs_an_operator(either: KafkaHarness) -> None:

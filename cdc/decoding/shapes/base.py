@@ -79,6 +79,13 @@ class Shape(Protocol):
         """The keys that updates took from their rows, in the form of ``keys``; null for others."""
         ...
 
+    def key_changes(self, rows: pa.RecordBatch) -> tuple[pa.StringArray, pa.StringArray] | None:
+        """Of updates that changed the key, what ends the old key and what begins the new one.
+
+        None: the message of the update, under the new key, is all there is.
+        """
+        ...
+
     def idempotency_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
         """Of each row what is the same each time it is sent, and of no other row."""
         ...

@@ -29,6 +29,7 @@ from cdc.decoding.types.text import escape
 
 _OPS = {"insert": "c", "update": "u", "delete": "d", "truncate": "t", "message": "m"}
 _OF_ROWS = pa.array(["insert", "update", "delete", "truncate"])
+_UPDATE = '"op":"u"'
 _COLUMNS = ("before", "after", "source", "tail")
 
 
@@ -104,6 +105,20 @@ class DebeziumShape:
             return pa.nulls(rows.num_rows, pa.string())
         prefix = self.context.database_name
         return for_each_value(rows.column(ROW_SCHEMA), lambda each: write(each, prefix))
+
+    def key_changes(self, rows: pa.RecordBatch) -> tuple[pa.StringArray, pa.StringArray]:
+        """A delete of the row as it was, and a create of the row as it is."""
+        return self._as(rows, "d", "after"), self._as(rows, "c", "before")
+
+    def _as(self, rows: pa.RecordBatch, op: str, without: str) -> pa.StringArray:
+        """The messages of updates under another ``op``, one of the two rows left out."""
+        tail = pc.replace_substring(
+            rows.column("tail"), _UPDATE, f'"op":"{op}"', max_replacements=1
+        )
+        for name, column in (("tail", tail), (without, pa.nulls(rows.num_rows, pa.string()))):
+            at = rows.schema.get_field_index(name)
+            rows = rows.set_column(at, rows.schema.field(at), column)
+        return self.messages(rows)
 
     def idempotency_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
         return idempotency_keys(rows, self.context)

@@ -52,5 +52,8 @@ class TransformedShape:
     def old_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
         return rows.column("old_record_pks")
 
+    def key_changes(self, _rows: pa.RecordBatch) -> None:
+        return None
+
     def idempotency_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
         return idempotency_keys(rows, self.context)
