@@ -87,7 +87,8 @@ def read_committed(servers: str, topic: str) -> list[Message]:
 
 
 @pytest.fixture(scope="session")
-def _kafka_server() -> Iterator[tuple[KafkaBroker, Proxy]]:
+def kafka_server() -> Iterator[tuple[KafkaBroker, Proxy]]:
+    """A broker, and a proxy before one of its listeners."""
     directory = Path(tempfile.mkdtemp(prefix="walbrook-test-kafka-"))
     try:
         with Proxy("host=127.0.0.1 port=1") as proxy:
@@ -100,7 +101,7 @@ def _kafka_server() -> Iterator[tuple[KafkaBroker, Proxy]]:
 
 
 @pytest.fixture
-def kafka(_kafka_server: tuple[KafkaBroker, Proxy]) -> Kafka:
+def kafka(kafka_server: tuple[KafkaBroker, Proxy]) -> Kafka:
     """The broker of this test process; topics of the test begin with ``prefix``."""
-    broker, proxy = _kafka_server
+    broker, proxy = kafka_server
     return Kafka(broker, proxy, f"t{uuid.uuid4().hex[:12]}")

@@ -28,9 +28,12 @@ class Read:
 
 
 class KafkaConnect:
-    """A converter for keys and one for values; a context manager."""
+    """A converter for keys and one for values; a context manager.
 
-    def __init__(self, *, schemas: bool) -> None:
+    ``deletes`` says which of a delete and its tombstone the transform leaves as a tombstone.
+    """
+
+    def __init__(self, *, schemas: bool, deletes: str = "tombstone") -> None:
         (py4j,) = (Path(pyspark.__file__).parent / "jars").glob("py4j-*.jar")
         port = launch_gateway(
             jarpath=str(py4j),
@@ -47,7 +50,7 @@ class KafkaConnect:
             converter.configure({"schemas.enable": str(schemas).lower()}, is_key)
             self._converters[is_key] = converter
         self._unwrap = self._jvm.io.debezium.transforms.ExtractNewRecordState()
-        self._unwrap.configure({})
+        self._unwrap.configure({"delete.tombstone.handling.mode": deletes})
 
     def key(self, topic: str, data: bytes | None) -> Read:
         return _read(self._converters[True].toConnectData(topic, data))

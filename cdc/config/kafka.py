@@ -124,10 +124,12 @@ class KafkaSasl(Section):
         by_token = self.mechanism == "OAUTHBEARER"
         needed, others = (_BY_TOKEN, _BY_PASSWORD) if by_token else (_BY_PASSWORD, _BY_TOKEN)
         if any(getattr(self, key) is None for key in needed):
-            raise wrong(f"{self.mechanism} needs {', '.join(needed)}; give all of them")
+            raise wrong(f"mechanism {self.mechanism} needs {', '.join(needed)}; give all of them")
         if not by_token:
             others = (*others, "scope", "token_ca_file")
         given = [key for key in others if getattr(self, key) is not None]
         if given:
-            raise wrong(f"{self.mechanism} has no use for {', '.join(given)}; take it out")
+            raise wrong(
+                f"mechanism {self.mechanism} has no use for {', '.join(given)}; take it out"
+            )
         return self

@@ -108,18 +108,6 @@ class Connection:
         error, topic = telling([*self._failed.values(), (last, None), (self._trouble.error, None)])
         return meaning(error, f"a message to topic {topic}" if topic else "")
 
-    def forget_failures(self) -> bool:
-        """For a transaction that was aborted: what failed in it concerns no later one.
-
-        Returns whether nothing of it is left in the library's queues.
-        """
-        deadline = time.monotonic() + self._timeout_s
-        while (left := self._left()) and time.monotonic() < deadline:
-            continue
-        self._failed.clear()
-        self._trouble.error = None
-        return not left
-
     def close(self) -> None:
         """Give up what was not delivered, and let go of the connections."""
         self.producer.purge(blocking=False)

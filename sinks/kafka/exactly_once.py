@@ -58,6 +58,7 @@ class ExactlyOnceKafkaSink:
             settings, compression=compression, timeout_s=timeout_s
         ) | {
             "transactional.id": cursor_topic,
+            "enable.gapless.guarantee": False,  # a transaction with a gap is aborted
             "transaction.timeout.ms": min(_TRANSACTION_MS_MAX, round(2000 * timeout_s) + _SPARE_MS),
         }
         self._form = form
@@ -174,14 +175,15 @@ class ExactlyOnceKafkaSink:
                     return reason
 
     def _abort(self, connection: Connection) -> WalbrookError:
-        """Abort what could not be sent whole, and return why."""
+        """Abort what could not be sent whole, and return why.
+
+        The producer is not used again: its sequence numbers have a gap that the broker refuses.
+        """
         reason = connection.error()
         try:
             connection.producer.abort_transaction(self._timeout_s)
-            if not connection.forget_failures():
-                self.close()
         except (KafkaException, SystemError) as raised:
             fatal = meaning(from_exception(raised))
             reason = fatal if fatal.kind == FENCED else reason
-            self.close()
+        self.close()
         return reason

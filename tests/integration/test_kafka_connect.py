@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from tests.fix_kafka import Kafka
-from tests.fix_postgres import Database
+from tests.fix_postgres import Database, PostgresServer, fresh_database
+from tests.kafka_broker import KafkaBroker
 from tests.kafka_connect import KafkaConnect
+from tests.proxy import Proxy
 from tests.service import running
 
 TABLE = """
@@ -49,6 +51,7 @@ ROW = {
 }  # fmt: skip
 
 Record = tuple[bytes | None, bytes | None]
+Topics = dict[tuple[str, str], list[Record]]
 
 
 def _sink(kafka: Kafka, name: str, schemas: bool) -> dict[str, object]:
@@ -68,21 +71,17 @@ def _sink(kafka: Kafka, name: str, schemas: bool) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def topics(
-    postgres_server: Any,
+    postgres_server: PostgresServer,
     tmp_path_factory: pytest.TempPathFactory,
-    _kafka_server: Any,
-) -> Any:
-    from tests.fix_postgres import fresh_database
-
-    broker, proxy = _kafka_server
+    kafka_server: tuple[KafkaBroker, Proxy],
+) -> Topics:
+    broker, proxy = kafka_server
     kafka = Kafka(broker, proxy, "connect")
     with fresh_database(postgres_server.dsn) as database:
         return _delivered(database, kafka, tmp_path_factory.mktemp("connect"))
 
 
-def _delivered(
-    database: Database, kafka: Kafka, directory: Path
-) -> dict[tuple[str, str], list[Record]]:
+def _delivered(database: Database, kafka: Kafka, directory: Path) -> Topics:
     """What the topics of each sink hold once all changes were delivered."""
     database.execute(TABLE)
     sinks = [_sink(kafka, "plain", False), _sink(kafka, "described", True)]
@@ -98,9 +97,6 @@ def _delivered(
         for name in ("plain", "described")
         for table in ("thing", "pair")
     }
-
-
-Topics = dict[tuple[str, str], list[Record]]
 
 
 @pytest.mark.timeout(300)
@@ -137,11 +133,14 @@ def test_a_converter_without_schemas_reads_the_same_as_maps(topics: Topics) -> N
         assert first["after"]["doc"] == {"a": [1, None]}, "embedded, as in the other sinks"
 
 
-def test_a_sink_behind_debeziums_transform_has_the_rows_of_the_table(topics: Topics) -> None:
+@pytest.mark.parametrize("deletes", ["tombstone", "delete-to-tombstone"])
+def test_a_sink_behind_debeziums_transform_has_the_rows_of_the_table(
+    topics: Topics, deletes: str
+) -> None:
     """An upserting sink: a value is stored under its key, a record without one removes it."""
     for schemas, name in ((True, "described"), (False, "plain")):
         rows: dict[int, Any] = {}
-        with KafkaConnect(schemas=schemas) as connect:
+        with KafkaConnect(schemas=schemas, deletes=deletes) as connect:
             for record in topics[name, "thing"]:
                 key, value = connect.unwrapped("t", *record)
                 if key is None:
