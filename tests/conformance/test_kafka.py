@@ -326,7 +326,7 @@ def test_a_cursor_is_found_behind_many_aborted_transactions(once: KafkaHarness) 
     sink = once.open_with(topic=small, compression="none")
     _deliver(sink, batch(0, 10))
     large = batch_of([Sample({"id": 10, "blob": _noise(40_000)})], start=10)
-    for _ in range(20):
+    for _ in range(10):
         delivery = sink.deliver(large)
         assert isinstance(delivery.error, PoisonError)
     sink.close()
