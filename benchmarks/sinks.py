@@ -204,6 +204,9 @@ def _measure(
     progress(f"sinks: {name} {ours.per_s:,.0f} messages/s, bare {limit.per_s:,.0f}, {ratio}")
     return {
         f"sink_ratio_{name}": ratio,
+        f"sink_cpu_ratio_{name}": round(
+            min(rate.cpu_us for rate in bare) / min(rate.cpu_us for rate in own), 3
+        ),
         f"{name}_messages_per_s": round(ours.per_s),
         f"{name}_bare_loop_per_s": round(limit.per_s),
         f"{name}_cpu_us_per_message": round(min(rate.cpu_us for rate in own), 2),

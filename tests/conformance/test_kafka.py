@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import orjson
 import pyarrow as pa
 import pytest
 
 from cdc.change import MessageBatch
+from cdc.config import loads
 from cdc.config.destination import KafkaDestination
 from cdc.config.kafka import KafkaTopics
 from cdc.cursor import ORIGIN, Cursor
@@ -397,6 +400,30 @@ def test_readers_of_committed_messages_see_a_delivery_whole(once: KafkaHarness) 
     assert seen == sorted(seen)
     assert all(count % 500 == 0 for count in seen)
     assert once.held() == expected(numbered(0, 5000))
+
+
+def test_the_example_of_the_page_delivers(kafka: Kafka) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sinks" / "kafka.md").read_text()
+    example, security = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    database = "{name: shop, database: shop, slot: {name: w}, publication: {name: w}}"
+    environ = {"KAFKA_SERVER": kafka.servers, "KAFKA_PASSWORD": "p"}
+    topic = f"walbrook.public.{kafka.prefix}"
+    for text in (example, example + security):
+        config = loads(f"databases: [{database}]\n{text}", Path("/"), environ)
+    config = loads(f"databases: [{database}]\n{example}", Path("/"), environ)
+    (configured,) = config.sinks
+    sink = open_sink(
+        configured.destination,
+        consumer=configured.name,
+        batch_size=configured.effective_batch_size,
+        source="shop",
+    )
+    samples = [Sample({"id": n}, action="delete", table=kafka.prefix) for n in range(3)]
+    _deliver(sink, batch_of(samples))
+    sink.close()
+    values = [one.value() for one in kafka.read(topic)]
+    assert len(values) == 6
+    assert values.count(None) == 3
 
 
 def _noise(size: int) -> str:
