@@ -68,7 +68,14 @@ class Operator:
     def __init__(self, database: Database, connection: Connection) -> None:
         self.database, self.connection = database, connection
         migrate(connection)
-        kinds = {"hook": "webhook", "other": "webhook", "files": "file", "streams": "redis_stream"}
+        kinds = {
+            "hook": "webhook",
+            "other": "webhook",
+            "files": "file",
+            "streams": "redis_stream",
+            "once": "kafka_exactly_once",
+            "topics": "kafka",
+        }
         self.term = register_source(
             connection,
             name="shop",
@@ -193,7 +200,7 @@ def test_a_name_that_is_unknown_ambiguous_or_retired_is_refused_with_what_there_
 ) -> None:
     what, hint = operator.refused(call.format("'nobody'"))
     assert (what, hint) == (
-        "there is no consumer nobody", "there are: files, hook, other, streams",
+        "there is no consumer nobody", "there are: files, hook, once, other, streams, topics",
     )  # fmt: skip
     operator.connection.execute("UPDATE walbrook.consumers SET active = false WHERE name = 'other'")
     what, hint = operator.refused(call.format("'other'"))
@@ -253,7 +260,9 @@ def test_a_rewind_that_cannot_be_is_refused(
     assert hints in hint
 
 
-@pytest.mark.parametrize(("consumer", "key"), [("files", "path"), ("streams", "stream_key")])
+@pytest.mark.parametrize(
+    ("consumer", "key"), [("files", "path"), ("streams", "stream_key"), ("once", "cursor_topic")]
+)
 def test_a_rewind_that_the_destination_would_absorb_is_refused_with_the_way_to_do_it(
     operator: Operator, consumer: str, key: str
 ) -> None:
@@ -383,6 +392,15 @@ def test_a_dead_letter_that_cannot_arrive_is_refused(operator: Operator) -> None
     what, hint = operator.refused(f"redeliver({number})")
     assert "there is no consumer files any more" in what
     assert operator.act(f"discard({number})")["affected"] == 1, "it can be acknowledged"
+
+
+def test_a_dead_letter_of_a_sink_without_a_queue_comes_again_by_a_rewind(
+    operator: Operator,
+) -> None:
+    number = operator.dies("0/300", consumer="topics")
+    what, hint = operator.refused(f"redeliver({number})")
+    assert "has no queue" in what
+    assert "walbrook.rewind('topics'" in hint
 
 
 def test_dead_letters_are_acknowledged_one_by_one_or_all(operator: Operator) -> None:
