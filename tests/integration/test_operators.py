@@ -397,6 +397,7 @@ def test_a_dead_letter_that_cannot_arrive_is_refused(operator: Operator) -> None
 def test_a_dead_letter_of_a_sink_without_a_queue_comes_again_by_a_rewind(
     operator: Operator,
 ) -> None:
+    operator.waits("0/300", consumer="topics")
     number = operator.dies("0/300", consumer="topics")
     what, hint = operator.refused(f"redeliver({number})")
     assert "has no queue" in what
