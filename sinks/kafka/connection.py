@@ -64,6 +64,7 @@ class Connection:
         They are made in parts: what is queued is on its way while the next part is made.
         """
         produce = self.producer.produce
+        self._trouble.error = None  # what a client said long ago may have passed
         try:
             for part in batch.slices(_PART_MESSAGES):
                 records = form.records(part)
