@@ -29,6 +29,7 @@ from benchmarks import (
     pipeline,
     queue,
     read,
+    sinks,
     start,
     webhook,
 )
@@ -63,6 +64,7 @@ BENCHMARKS = {
     "start": Benchmark(start.run),
     "webhook": Benchmark(webhook.run, Sizes(seconds=5)),
     "queue": Benchmark(queue.run),
+    "sinks": Benchmark(sinks.run, Sizes(rows=200_000)),
 }
 
 
@@ -104,11 +106,11 @@ def _arguments() -> tuple[str | None, dict[str, int]]:
     parser.add_argument("name", nargs="?", help="which one; all of them if not given")
     used_by = {
         "rows": "read, large, pipeline, consumers, eventtime: rows to read; queue: messages to "
-        "fetch",
+        "fetch; sinks: messages to send",
         "transaction_rows": "read, pipeline, consumers, eventtime: rows per transaction",
-        "rounds": "read, large, queue, start: how often each way is measured",
-        "rate": "latency, outage: changes per second",
-        "seconds": "latency, outage, idle: how long is measured; webhook: for how long each "
+        "rounds": "read, large, queue, sinks, start: how often each way is measured",
+        "rate": "latency, outage, sinks: changes per second",
+        "seconds": "latency, outage, idle, sinks: how long is measured; webhook: for how long each "
         "sink has messages",
         "outage": "outage: for how many seconds a sink is down",
     }

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 import redis
+from confluent_kafka import Consumer, TopicPartition
 
 from benchmarks.processes import Figures, ProcessMeter
 from benchmarks.service import RunningService
@@ -24,6 +25,8 @@ from benchmarks.sizes import Sizes, progress
 from benchmarks.source import Load, Source
 from cdc.errors import ProtocolError
 from cdc.service.embedded_redis import EmbeddedRedis
+from sinks.kafka.topics import NewTopics, create_topics
+from tests.kafka_broker import KafkaBroker
 
 _WARM_UP_ROWS, _WARM_UPS = 100_000, 2
 _START_TIMEOUT_S = 180.0
@@ -71,6 +74,27 @@ def redis_target(directory: Path) -> Iterator[Target]:
 
         sink = {"type": "redis_stream", "url": server.url, "stream_key": _STREAM}
         yield Target("redis", {"redis": sink}, length, lambda: [length()], {"redis": server.pid})
+
+
+@contextmanager
+def kafka_target(directory: Path) -> Iterator[Target]:
+    """A topic with one partition on a broker of its own."""
+    with KafkaBroker(directory / "kafka") as broker:
+        reader = Consumer({"bootstrap.servers": broker.servers, "group.id": "benchmark"})
+
+        def length() -> int:
+            _, end = reader.get_watermark_offsets(TopicPartition(_STREAM, 0), timeout=10)
+            return int(end)
+
+        sink = {
+            "type": "kafka",
+            "bootstrap_servers": [broker.servers],
+            "topic": _STREAM,
+            "create_topics": {"partitions": 1},
+        }
+        create_topics({"bootstrap.servers": broker.servers}, [_STREAM], NewTopics(1, 1), 30)
+        yield Target("kafka", {"kafka": sink}, length, lambda: [length()], {"kafka": broker.pid})
+        reader.close()
 
 
 def file_target(directory: Path, source: Source, name: str, sinks: int = 1) -> Target:

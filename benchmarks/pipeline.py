@@ -1,4 +1,4 @@
-"""How fast the whole way catches up, into a Redis stream and into Parquet.
+"""How fast the whole way catches up, into a Redis stream, into Kafka and into Parquet.
 
 The yardstick, ``pg_recvlogical``, reads the same rows from a slot of its own, after the service has
 stopped. A bare psycopg loop drains a copy of that slot: the limit of any client in Python.
@@ -14,6 +14,7 @@ from benchmarks.catch_up import (
     CaughtUp,
     Target,
     catch_up,
+    kafka_target,
     make_warm,
     parquet_target,
     redis_target,
@@ -39,7 +40,7 @@ class Run:
 
 
 def run(sizes: Sizes) -> dict[str, object]:
-    """Both targets, one after the other, on one source."""
+    """All targets, one after the other, on one source."""
     runs: dict[str, Run] = {}
     with (
         tempfile.TemporaryDirectory(prefix="walbrook-pipeline-") as name,
@@ -48,9 +49,11 @@ def run(sizes: Sizes) -> dict[str, object]:
         directory = Path(name)
         with redis_target(directory) as target:
             runs["redis"] = _run(directory, source, target, sizes)
+        with kafka_target(directory) as target:
+            runs["kafka"] = _run(directory, source, target, sizes)
         target = parquet_target(directory, source, "parquet")
         runs["parquet"] = _run(directory, source, target, sizes)
-    # The better of two runs of the yardstick: a busy moment must not flatter us.
+    # The best of the runs of the yardstick: a busy moment must not flatter us.
     reference = max(each.recvlogical_rows_per_s for each in runs.values())
     rates = {name: each.caught_up.rows_per_s for name, each in runs.items()}
     return {

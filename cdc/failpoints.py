@@ -25,6 +25,9 @@ Step = Literal[
     "released",
     "truncating",
     "truncated",
+    "produced",
+    "enclosed",
+    "committed",
 ]
 
 STEPS: Final[tuple[Step, ...]] = (
@@ -39,6 +42,9 @@ STEPS: Final[tuple[Step, ...]] = (
     "released",  # all of it was sent, nothing of it is settled
     "truncating",  # a rewound destination says that it is being emptied, and is not yet
     "truncated",  # it is empty and says so, nothing was delivered since
+    "produced",  # messages of a Kafka transaction were sent, its cursor was not
+    "enclosed",  # its cursor was sent, too; it is not committed
+    "committed",  # it is committed, nothing of it is settled
 )
 VARIABLE: Final = "WALBROOK_FAILPOINT"
 

@@ -430,5 +430,11 @@ BEGIN
                   HINT = format('bring the destination up to date from the column event, then '
                                 'walbrook.discard(%s)', d.id);
     END IF;
+    IF c.destination = 'kafka' THEN
+        RAISE EXCEPTION '% would not take dead letter % again: its destination (%) has no queue of '
+                        'messages that wait', d.consumer, d.id, c.destination
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = format('%s; then walbrook.discard(%s)', again, d.id);
+    END IF;
 END
 $$;

@@ -12,6 +12,7 @@ from __future__ import annotations
 from cdc.config.destination import (
     Destination,
     FileDestination,
+    KafkaDestination,
     ParquetDestination,
     PullDestination,
     RedisStreamDestination,
@@ -20,6 +21,7 @@ from cdc.config.destination import (
 )
 from cdc.errors import ProtocolError
 from cdc.generation import FIRST, Generation
+from cdc.queue.groups import BY_KEY, Grouping
 from sinks.base import Delivery, Sink
 from sinks.claim_check import ClaimCheckedSink
 from sinks.claim_stores import ClaimPlace
@@ -37,17 +39,20 @@ def open_sink(
     *,
     consumer: str,
     batch_size: int,
+    source: str = "",
+    grouping: Grouping = BY_KEY,
     queue: Queue | None = None,
     generation: Generation = FIRST,
     claims: ClaimPlace | None = None,
 ) -> Sink:
     """The sink for a destination; it connects when it is first handed a batch.
 
-    ``queue`` says where one of type pull stores its messages. ``generation`` is for sinks that keep
-    a position at their destination, and decides where that is. ``claims`` says where the content of
-    oversize messages goes; without it they reach the sink as they are.
+    ``source`` is the database whose changes it is handed. ``queue`` says where one of type pull
+    stores its messages. ``generation`` is for sinks that keep a position at their destination, and
+    decides where that is. ``claims`` says where the content of oversize messages goes; without it
+    they reach the sink as they are.
     """
-    sink = _open(destination, consumer, batch_size, queue, generation)
+    sink = _open(destination, consumer, batch_size, source, grouping, queue, generation)
     return sink if claims is None else ClaimCheckedSink(sink, claims, consumer=consumer)
 
 
@@ -55,6 +60,8 @@ def _open(
     destination: Destination,
     consumer: str,
     batch_size: int,
+    source: str,
+    grouping: Grouping,
     queue: Queue | None,
     generation: Generation,
 ) -> Sink:
@@ -66,6 +73,8 @@ def _open(
                 rotate_bytes=destination.rotate_bytes,
                 generation=generation,
             )
+        case KafkaDestination():
+            return _kafka(destination, consumer, batch_size, source, grouping, generation)
         case ParquetDestination():
             return ParquetSink(
                 destination.path,
@@ -117,4 +126,49 @@ def _redis_stream(
         max_age_s=destination.max_age_s,
         trim_exactly=destination.trim_exactly,
         generation=generation,
+    )
+
+
+def _kafka(
+    destination: KafkaDestination,
+    consumer: str,
+    batch_size: int,
+    source: str,
+    grouping: Grouping,
+    generation: Generation,
+) -> Sink:
+    # The client library is an extra, and loading it takes time.
+    from sinks.kafka import ExactlyOnceKafkaSink, KafkaSink, NewTopics, RecordForm, client_settings
+
+    form = RecordForm(
+        consumer,
+        destination.topic,
+        destination.topic_without_table,
+        grouping,
+        tombstones=destination.tombstones,
+        generation=generation,
+    )
+    asked = destination.create_topics
+    create = NewTopics(asked.partitions, asked.replication_factor, asked.config) if asked else None
+    settings = client_settings(destination)
+    timeout_s = destination.timeout_ms / 1000
+    if not destination.exactly_once:
+        return KafkaSink(
+            settings,
+            form,
+            batch_size=batch_size,
+            timeout_s=timeout_s,
+            compression=destination.compression,
+            create=create,
+        )
+    cursor_topic = destination.cursor_topic or f"walbrook.cursor.{source}.{consumer}"
+    return ExactlyOnceKafkaSink(
+        settings,
+        form,
+        cursor_topic=generation.named(cursor_topic),
+        transactional_id=cursor_topic,
+        batch_size=batch_size,
+        timeout_s=timeout_s,
+        compression=destination.compression,
+        create=create,
     )

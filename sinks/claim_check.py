@@ -70,7 +70,7 @@ class ClaimCheckedSink:
         if not len(large):
             return batch
         rows = batch.rows.take(pa.array(large))
-        texts, keys = batch.shape.messages(rows), batch.shape.keys(rows)
+        texts, keys = batch.shape.messages(rows), batch.shape.idempotency_keys(rows)
         references: list[str | None] = [None] * len(batch)
         for at, text, key in zip(large.tolist(), texts, keys.to_pylist(), strict=True):
             references[at] = self._stored(text.as_buffer().to_pybytes(), key)

@@ -10,6 +10,7 @@ from cdc.config.database import Database, Publication, Slot
 from cdc.config.destination import (
     Destination,
     FileDestination,
+    KafkaDestination,
     ParquetDestination,
     PullDestination,
     RedisStreamDestination,
@@ -36,6 +37,7 @@ __all__ = [
     "FileDestination",
     "Flight",
     "Http",
+    "KafkaDestination",
     "Ledger",
     "Log",
     "ParquetDestination",

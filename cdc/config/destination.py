@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
+from cdc.config.kafka import KafkaSasl, KafkaServer, KafkaTls, KafkaTopics, TopicName, TopicTemplate
 from cdc.config.scalars import Flag, Integer, LocalPath, Port, Section, Size, Text, wrong
 from cdc.config.secrets import SecretText
 
@@ -135,7 +136,7 @@ class Tls(Section):
 
 
 def _tls_form(value: object) -> str:
-    return "settings" if isinstance(value, dict | Tls) else "flag"
+    return "settings" if isinstance(value, dict | Tls | KafkaTls) else "flag"
 
 
 class RedisStreamDestination(_Destination):
@@ -213,6 +214,79 @@ class RedisStreamDestination(_Destination):
             url = urlsplit(self.url.get_secret_value())
             host, port, database = url.hostname, url.port or 6379, url.path.strip("/") or "0"
         return ("redis", host, port, database, self.stream_key or f"walbrook.{consumer}")
+
+
+class KafkaDestination(_Destination):
+    """Topics of a Kafka cluster, or of a server that speaks its protocol."""
+
+    rewind_ways: ClassVar[tuple[str, ...]] = ("new_generation",)
+    type: Literal["kafka"] = Field(default="kafka", description="Always kafka.")
+    bootstrap_servers: tuple[KafkaServer, ...] = Field(
+        min_length=1, description="Servers that are asked first, each as host:port."
+    )
+    topic: TopicTemplate = Field(
+        default="walbrook.{schema}.{table}",
+        description="Topic of a message that no routing places; {schema}, {table} and {sink} "
+        "stand for names, in which other characters than letters, digits, ., _ and - become _.",
+    )
+    topic_without_table: TopicTemplate = Field(
+        default="walbrook.{sink}",
+        description="Topic of a message that belongs to no table, such as a logical message or a "
+        "gap.",
+    )
+    exactly_once: Flag = Field(
+        default=False,
+        description="Deliver in transactions that hold the sink's cursor, so that readers with "
+        "isolation.level read_committed see each message once; false: at least once, at the "
+        "lowest latency.",
+    )
+    cursor_topic: TopicName | None = Field(
+        default=None,
+        description="Topic of the cursor with exactly_once, and the transactional id; if not "
+        "given, walbrook.cursor., the database's name, . and the sink's name.",
+    )
+    tombstones: Flag = Field(
+        default=False,
+        description="Follow each delete with a record without a value, so that a compacted topic "
+        "forgets the key; a key that an update leaves gets one, too.",
+    )
+    schemas: Flag = Field(
+        default=False,
+        description="Put Kafka Connect's schema beside the payload of keys and values, for "
+        "converters with schemas.enable=true; only with shape: debezium.",
+    )
+    compression: Literal["none", "lz4", "zstd", "snappy", "gzip"] = Field(
+        default="lz4", description="Compression of the messages."
+    )
+    create_topics: KafkaTopics | None = Field(
+        default=None,
+        description="Create topics that do not exist, as said here; if not given, the broker "
+        "decides whether it does so itself.",
+    )
+    tls: Annotated[
+        Annotated[Flag, Tag("flag")] | Annotated[KafkaTls, Tag("settings")],
+        Discriminator(_tls_form),
+    ] = Field(default=False, description="Connect with TLS: true, false, or how to verify it.")
+    sasl: KafkaSasl | None = Field(default=None, description="Authentication by SASL.")
+    timeout_ms: Annotated[Integer, Field(ge=1000, le=600_000)] = Field(
+        default=10_000, description="How long a delivery may take, in milliseconds."
+    )
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        if self.cursor_topic is not None and not self.exactly_once:
+            raise wrong("cursor_topic has no use without exactly_once: true; take it out")
+        return self
+
+    @property
+    def default_batch_size(self) -> int:
+        return 10_000
+
+    def place(self, consumer: str) -> tuple[object, ...] | None:
+        if not self.exactly_once:
+            return None
+        servers = ",".join(sorted(self.bootstrap_servers))
+        return ("kafka", servers, self.cursor_topic or f"walbrook.cursor.{consumer}")
 
 
 class WebhookDestination(_Destination):
@@ -297,6 +371,7 @@ class PullDestination(_Destination):
 
 Destination = Annotated[
     FileDestination
+    | KafkaDestination
     | ParquetDestination
     | PullDestination
     | RedisStreamDestination

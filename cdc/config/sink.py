@@ -11,6 +11,7 @@ from cdc.config.claim_check import ClaimCheck
 from cdc.config.destination import (
     Destination,
     FileDestination,
+    KafkaDestination,
     ParquetDestination,
     PullDestination,
     RedisStreamDestination,
@@ -141,7 +142,8 @@ class Sink(Section):
     routing: ExpressionText = Field(
         default=NONE,
         description="Where each message goes: an expression or a Python function that gives a "
-        "stream key (redis_stream) or a path (webhook), null for the sink's own; or none.",
+        "stream key (redis_stream), a path (webhook) or a topic (kafka), null for the sink's own; "
+        "or none.",
     )
     shape: Literal["sequin", "debezium", "record"] = Field(
         default="sequin",
@@ -167,8 +169,8 @@ class Sink(Section):
     )
     batch_size: Annotated[Integer, Field(ge=1, le=10_000)] | None = Field(
         default=None,
-        description="Most messages delivered at once; if not given, 10000 for file, parquet and "
-        "pull, 1000 for redis_stream, 100 for webhook (1 with batch: false).",
+        description="Most messages delivered at once; if not given, 10000 for file, kafka, parquet "
+        "and pull, 1000 for redis_stream, 100 for webhook (1 with batch: false).",
     )
     partition_count: Annotated[Integer, Field(ge=1, le=64)] | None = Field(
         default=None,
@@ -290,6 +292,24 @@ class Sink(Section):
         return self
 
     @model_validator(mode="after")
+    def _schemas_are_known(self) -> Self:
+        if not isinstance(self.destination, KafkaDestination) or not self.destination.schemas:
+            return self
+        for key, fits in (
+            ("shape", self.shape == "debezium"),
+            ("transform", self.transform == NONE),
+            ("tables", not self.tables),
+            ("ordering", self.ordering == "commit"),
+        ):
+            if not fits:
+                raise wrong(
+                    "does not go with schemas: true, which describes the debezium shape and the "
+                    "primary key of changes in commit order; change one of them",
+                    within=(key,),
+                )
+        return self
+
+    @model_validator(mode="after")
     def _expressions_are_possible(self) -> Self:
         if self.transform != NONE and isinstance(self.destination, ParquetDestination):
             raise wrong(
@@ -302,7 +322,7 @@ class Sink(Section):
         ):
             raise wrong(
                 f"{self.destination.type} has one place for all messages, so there is nothing to "
-                "route to; leave it out, or use redis_stream or webhook",
+                "route to; leave it out, or use kafka, redis_stream or webhook",
                 within=("routing",),
             )
         return self
@@ -450,9 +470,11 @@ class Sink(Section):
     def rewind_ways(self) -> tuple[str, ...]:
         """What a rewind can do with what its destination holds.
 
-        Places that a routing names are known to nobody, so they cannot be emptied.
+        Places that a routing names are known to nobody, so they cannot be emptied. A destination
+        that keeps no position gets everything again as it is.
         """
-        ways = self.destination.rewind_ways
+        keeps_position = self.destination.place(self.name) is not None
+        ways = self.destination.rewind_ways if keeps_position else ()
         return ways if self.routing == NONE else tuple(way for way in ways if way != "truncate")
 
     @property

@@ -18,7 +18,7 @@ from typing import Final
 import orjson
 import pyarrow as pa
 
-from cdc.decoding.format import DEFAULT_FORMAT, Wanted
+from cdc.decoding.format import DEFAULT_FORMAT, KEY, Wanted
 from cdc.decoding.plan import TablePlan, plan_for
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.decoding.types.boolean import BOOLEAN
@@ -144,7 +144,11 @@ def decode_few(
     wanted: Wanted,
 ) -> pa.RecordBatch | None:
     """``decode_changes`` of a few usual rows; None if they are not."""
-    if raw.column("payload").nbytes > _BYTES_MAX or wanted.formats != (DEFAULT_FORMAT,):
+    if (
+        raw.column("payload").nbytes > _BYTES_MAX
+        or wanted.formats != (DEFAULT_FORMAT,)
+        or wanted.described
+    ):
         return None
     if not raw.schema.equals(RAW_SCHEMA, check_metadata=False):
         return None
@@ -177,6 +181,7 @@ class _Rows:
         self._changes: list[str | None] = []
         self._record_pks: list[str] = []
         self._event_texts: dict[str, list[str | None]] = {name: [] for name in wanted.times}
+        self._key: list[str | None] = []
 
     def add(self, plan: _Plan, kind: int, payload: bytes) -> None:
         relation = plan.table.relation
@@ -189,6 +194,10 @@ class _Rows:
         written: list[str] = []
         for (before, write), text in zip(plan.columns, texts, strict=True):
             written += (before, "null" if text is None else write(text))
+        if self._wanted.keyed:
+            names = plan.table.json_names
+            members = ",".join(f"{names[at]}:{written[2 * at + 1]}" for at in relation.key)
+            self._key.append(f"{{{members}}}" if relation.key else None)
         written.append("}")
         keys = (texts[at] for at in relation.key)
         self._table_schema.append(relation.namespace)
@@ -217,6 +226,7 @@ class _Rows:
             "changes": pa.array(self._changes, pa.string()),
             "record_pks": pa.array(self._record_pks, pa.string()),
             "annotations": nothing if annotations is None else annotations,
+            KEY: pa.array(self._key, pa.string()),
         }
         for name, texts in self._event_texts.items():
             columns[self._wanted.time_name(name)] = pa.array(texts, pa.string())

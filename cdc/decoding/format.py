@@ -20,10 +20,13 @@ from cdc.errors import ConfigError
 
 Timestamps = Literal["iso8601", "unix_microsecond", "postgres"]
 Numbers = Literal["number", "string"]
+Documents = Literal["embedded", "text"]
 
-_IN_FORMS = ("record", "changes", "before")
+_IN_FORMS = ("record", "changes")
 
 EVENT_TEXT: Final = "event_text"
+
+KEY, OLD_KEY, ROW_SCHEMA = "key", "old_key", "row_schema"
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,14 @@ class ValueFormat:
 
     timestamps: Timestamps = "iso8601"
     numbers: Numbers = "number"  # of int8 and numeric, which many JSON readers round
+    documents: Documents = "embedded"  # of json and jsonb; readers with a schema want text
 
     def __post_init__(self) -> None:
-        for given, known in ((self.timestamps, Timestamps), (self.numbers, Numbers)):
+        for given, known in (
+            (self.timestamps, Timestamps),
+            (self.numbers, Numbers),
+            (self.documents, Documents),
+        ):
             if given not in get_args(known):
                 raise ConfigError(
                     f"there is no format {given!r} of values",
@@ -47,9 +55,13 @@ DEFAULT_FORMAT = ValueFormat()
 
 @dataclass(frozen=True)
 class Wanted:
-    """What decode is to write: the forms, the first under the plain names, and ``before`` or not.
+    """What decode is to write: the forms, the first under the plain names, and what is beside.
 
     ``before`` is the old row of an update as far as the source sent it, else null.
+
+    ``keyed``: ``KEY`` is the primary key as a JSON object and ``OLD_KEY`` the one that an update
+    left; null for what is no row and for tables without a key. ``described``: ``ROW_SCHEMA`` is
+    the schema of the row's columns in the words of Kafka Connect, null for what is no row.
 
     ``times`` names the columns of tables that hold event times. The text of each, as the source
     wrote it, is in a column of its own (``time_name``): null for what is no row, empty where the
@@ -59,11 +71,21 @@ class Wanted:
     formats: tuple[ValueFormat, ...] = (DEFAULT_FORMAT,)
     before: bool = False
     times: tuple[str, ...] = ()
+    keyed: bool = False
+    described: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns that are written in every form."""
-        return _IN_FORMS if self.before else _IN_FORMS[:-1]
+        return (*_IN_FORMS, *self._extra_in_forms)
+
+    @property
+    def _extra_in_forms(self) -> tuple[str, ...]:
+        return (
+            *(("before",) if self.before else ()),
+            *((KEY, OLD_KEY) if self.keyed else ()),
+            *((ROW_SCHEMA,) if self.described else ()),
+        )
 
     def name(self, column: str, at: int) -> str:
         """What ``column`` is called in the form at this place."""
@@ -72,7 +94,7 @@ class Wanted:
     @cached_property
     def schema(self) -> pa.Schema:
         """CHANGE_SCHEMA with what is wanted beyond it behind its columns."""
-        extra = [pa.field("before", pa.string())] if self.before else []
+        extra = [pa.field(name, pa.string()) for name in self._extra_in_forms]
         extra += [pa.field(self.time_name(column), pa.string()) for column in self.times]
         for at in range(1, len(self.formats)):
             extra += [pa.field(self.name(name, at), pa.string()) for name in self.columns]
@@ -85,12 +107,12 @@ class Wanted:
     def view(
         self, changes: pa.RecordBatch, form: ValueFormat, times: Sequence[str] = ()
     ) -> pa.RecordBatch:
-        """``changes`` as decoded for this, with the values in ``form``: CHANGE_SCHEMA, ``before``
-        if it is wanted, and the texts of the columns ``times``."""
+        """``changes`` as decoded for this, with the values in ``form``: CHANGE_SCHEMA, what else is
+        wanted in each form, and the texts of the columns ``times``."""
         at = self.formats.index(form)
         if len(self.formats) == 1 and self.times == tuple(times) and changes.schema == self.schema:
             return changes
-        names = [*CHANGE_SCHEMA.names, *(("before",) if self.before else ())]
+        names = [*CHANGE_SCHEMA.names, *self._extra_in_forms]
         names += [self.time_name(column) for column in times]
         chosen = [self.name(name, at) if name in self.columns else name for name in names]
         return pa.RecordBatch.from_arrays(
@@ -110,6 +132,8 @@ class Wanted:
             tuple(ValueFormat(**form) for form in read["formats"]),
             read["before"],
             tuple(read["times"]),
+            read["keyed"],
+            read["described"],
         )
 
 

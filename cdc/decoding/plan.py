@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import orjson
 
+from cdc.decoding.format import ValueFormat
 from cdc.decoding.relation import Relation, parse_relation
 from cdc.decoding.types import TypeForm, type_form
 
@@ -22,6 +23,8 @@ class TablePlan:
     json_names: tuple[str, ...]  # quoted and escaped
     types: tuple[TypeForm, ...]
     identity: tuple[int, ...]  # positions of the columns that an old key ('K') carries
+    # What ``connect`` has written of it, one text per form that somebody asks for.
+    described: dict[ValueFormat, str] = field(default_factory=dict, compare=False, repr=False)
 
 
 @lru_cache(maxsize=_PLANS_MAX)

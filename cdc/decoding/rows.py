@@ -8,9 +8,9 @@ cannot have is the fault of its row alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeVar
 
 import numpy as np
@@ -27,7 +27,9 @@ from cdc.decoding.columns import (
     nulls_of,
     without,
 )
-from cdc.decoding.format import ValueFormat, Wanted
+from cdc.decoding.connect import row_schema
+from cdc.decoding.format import KEY, OLD_KEY, ROW_SCHEMA, ValueFormat, Wanted
+from cdc.decoding.joins import repeated
 from cdc.decoding.objects import Member, array_of, names_where, object_of
 from cdc.decoding.plan import TablePlan
 from cdc.decoding.tuples import Payloads, read_tuples
@@ -143,6 +145,11 @@ def decode_rows(
             columns[wanted.name("changes", at)] = rows.changes(form)
         if rows.old is not None and wanted.before:
             columns[wanted.name("before", at)] = rows.before(form)
+        if wanted.keyed and plan.relation.key:
+            columns[wanted.name(KEY, at)] = rows.key(form)
+            columns[wanted.name(OLD_KEY, at)] = rows.old_key(form)
+        if wanted.described:
+            columns[wanted.name(ROW_SCHEMA, at)] = repeated(row_schema(plan, form), count)
     if (old_keys := rows.old_keys()) is not None:
         columns["old_record_pks"] = old_keys
     for column in wanted.times:
@@ -181,36 +188,67 @@ class _Rows:
                 members.append(self._member(at, self.old[at], form, differs))
         return object_of(members, self.count)
 
-    def keys(self) -> pa.StringArray:
-        """The key's values as JSON strings: of each the text that Postgres wrote."""
-        columns = []
-        for at in self.plan.relation.key:
-            column = self.row[at]
-            if self.old is not None:
-                column = filled(column, self.old[at])
-            columns.append(self.faults.sound(self.plan.names[at], column.values, text_json))
-        return array_of(columns, self.count)
-
-    def old_keys(self) -> pa.StringArray | None:
-        """The keys that updates took from their rows, null for all others; None without any.
+    @cached_property
+    def left(self) -> Mask:
+        """Which updates took another key than their rows had.
 
         An old key ('K') carries the columns of the replica identity alone.
         """
-        if self.old is None:
-            return None
-        known = range(len(self.row)) if self.old_is_whole else self.plan.identity
-        compared = [at for at in self.plan.relation.key if at in known]
         changed = np.zeros(self.count, dtype=bool)
-        for at in compared:
-            changed |= differences(self.old[at], self.row[at])
-        if not changed.any():
-            return None
-        columns = []
+        if self.old is not None:
+            for at in self.plan.relation.key:
+                if at in self._known:
+                    changed |= differences(self.old[at], self.row[at])
+        return changed
+
+    @property
+    def _known(self) -> Container[int]:
+        """The columns that the old tuple carries."""
+        return range(len(self.row)) if self.old_is_whole else self.plan.identity
+
+    def _key_columns(self, *, old: bool) -> list[tuple[int, TextColumn]]:
+        """The columns of the key, with their positions; of updates the new ones or the old."""
+        found = []
         for at in self.plan.relation.key:
-            column = self.old[at] if at in known else filled(self.row[at], self.old[at])
-            columns.append(self.faults.sound(self.plan.names[at], column.values, text_json))
-        keys = array_of(columns, self.count)
-        return pc.if_else(pa.array(changed), keys, pa.scalar(None, pa.string()))
+            column = self.row[at]
+            if self.old is not None:
+                is_old = old and at in self._known
+                column = self.old[at] if is_old else filled(column, self.old[at])
+            found.append((at, column))
+        return found
+
+    def _key_texts(self, *, old: bool) -> pa.StringArray:
+        columns = [
+            self.faults.sound(self.plan.names[at], column.values, text_json)
+            for at, column in self._key_columns(old=old)
+        ]
+        return array_of(columns, self.count)
+
+    def keys(self) -> pa.StringArray:
+        """The key's values as JSON strings: of each the text that Postgres wrote."""
+        return self._key_texts(old=False)
+
+    def old_keys(self) -> pa.StringArray:
+        """The keys that updates took from their rows, null for all others."""
+        return self._only_left(self._key_texts(old=True))
+
+    def key(self, form: ValueFormat) -> pa.StringArray:
+        """The key as an object of its columns."""
+        return self._key_object(form, old=False)
+
+    def old_key(self, form: ValueFormat) -> pa.StringArray:
+        """The keys that updates took from their rows, as objects, null for all others."""
+        if not self.left.any():
+            return pa.nulls(self.count, pa.string())
+        return self._only_left(self._key_object(form, old=True))
+
+    def _key_object(self, form: ValueFormat, *, old: bool) -> pa.StringArray:
+        columns = self._key_columns(old=old)
+        members = [self._member(at, column, form, None) for at, column in columns]
+        return object_of(members, self.count)
+
+    def _only_left(self, keys: pa.StringArray) -> pa.StringArray:
+        return pc.if_else(pa.array(self.left), keys, pa.scalar(None, pa.string()))
 
     def unchanged(self) -> pa.StringArray:
         return names_where(

@@ -86,6 +86,20 @@ def _ids(rows: pa.RecordBatch, grouping: Grouping) -> tuple[pa.Int64Array, pa.Bo
     return ids, unsure
 
 
+def message_keys(rows: pa.RecordBatch, keys: pa.StringArray, grouping: Grouping) -> pa.StringArray:
+    """Of each row a key that all rows of its group share; null: it belongs to none.
+
+    ``keys`` are those of rows that are grouped by their primary key.
+    """
+    nothing = pa.scalar(None, pa.string())
+    if not grouping.by_group:
+        return pa.nulls(rows.num_rows, pa.string())
+    if grouping.columns:
+        keys, _ = _configured(rows, keys, grouping.columns)
+    alone = pc.is_in(rows.column("action"), value_set=_ALONE)
+    return pc.if_else(alone, nothing, keys) if alone.true_count else keys
+
+
 def text_hashes(texts: pa.StringArray) -> npt.NDArray[np.uint64]:
     """A well mixed number for each text; none is empty or null."""
     bounds = offsets_of(texts).astype(np.int64)

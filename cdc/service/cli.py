@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 
 from cdc.config import Config, load, show
+from cdc.config.extras import check_extras
 from cdc.errors import OperatorError, WalbrookError
 from cdc.replication.stop import StopSignal
 from cdc.service.connect_check import check_connections
@@ -81,6 +82,7 @@ def run(
 def serve(path: Path, stop: StopSignal) -> int:
     """Prepare the sources of a configuration and run its processes until ``stop``."""
     settings = load(path)
+    check_extras(settings.sinks)
     configure_logs(settings.service)
     logger = structlog.get_logger("walbrook.start")
     # What does not fit the tables of a source concerns its sink alone, whose worker says so.
@@ -151,6 +153,7 @@ def config_check(
 ) -> None:
     """Read the file as the service would and say what is wrong with it, expressions included."""
     settings = load(config)
+    check_extras(settings.sinks)
     for unchecked in [
         *check_groups(settings),
         *check_event_time(settings),

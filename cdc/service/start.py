@@ -15,7 +15,7 @@ import psycopg
 import structlog
 from psycopg.conninfo import conninfo_to_dict
 
-from cdc.config import Config, Database, Sink
+from cdc.config import Config, Database, Destination, KafkaDestination, Sink
 from cdc.connection import Connection, connect
 from cdc.errors import OperatorError, SourceError, TransientError
 from cdc.queue.pulls import register_pulls
@@ -120,10 +120,17 @@ def _check_publication_is_there(source: Connection, database: Database) -> None:
         raise publication_missing(name)
 
 
+def _described_type(destination: Destination) -> str:
+    """Its type; Kafka keeps a position in one of its two modes alone."""
+    if isinstance(destination, KafkaDestination) and destination.exactly_once:
+        return "kafka_exactly_once"
+    return destination.type
+
+
 def _described(sink: Sink) -> Described:
     backlog = sink.max_backlog
     return Described(
-        sink.destination.type,
+        _described_type(sink.destination),
         sink.priority,
         None if backlog is None else backlog.size,
         None if backlog is None else backlog.on_full,

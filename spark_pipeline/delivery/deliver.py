@@ -24,6 +24,7 @@ from cdc.decoding.format import PLAIN, Wanted
 from cdc.decoding.shapes import Context, Shape, shape_for
 from cdc.errors import ProtocolError, TransientError, WalbrookError
 from cdc.generation import FIRST, Generation
+from cdc.queue.groups import Grouping
 from cdc.queue.ledger import Ledger
 from cdc.queue.open_ledger import LedgerAddress, open_ledger
 from cdc.queue.waiting import NOTHING, Waiting
@@ -37,7 +38,7 @@ from spark_pipeline.delivery.merged_shape import MergedShape
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.delivery.partitions import deliver_in_parts
 from spark_pipeline.delivery.sender import STRIKES, Sender, Strikes
-from spark_pipeline.delivery.value_formats import form_of, view_of
+from spark_pipeline.delivery.value_formats import form_of, shows_schemas, view_of
 from spark_pipeline.expressions.verdicts import in_cursor_order, judged
 from spark_pipeline.feed.exchange import SliceMarker, pick_up, whole
 
@@ -218,7 +219,8 @@ def shape_of(consumer: SinkConfig, origin: Origin) -> Shape:
         of_many=len(consumer.sources) > 1,
     )
     transformed = "transform" in consumer.expressions
-    return shape_for(consumer.shape, context, transformed=transformed)
+    schemas = shows_schemas(consumer)
+    return shape_for(consumer.shape, context, transformed=transformed, schemas=schemas)
 
 
 def _shaped(share: Share, changes: pa.RecordBatch) -> MessageBatch:
@@ -246,6 +248,8 @@ def sink_of(share: Share, purpose: str = "") -> Sink:
                 share.consumer.destination,
                 consumer=share.consumer.name,
                 batch_size=share.consumer.effective_batch_size,
+                source=share.origin.name,
+                grouping=Grouping.of(share.consumer),
                 queue=Queue.of(share.consumer, share.origin.name, share.state_dsn),
                 generation=share.generation,
                 claims=ClaimPlace.of(share.consumer, share.state_dsn),

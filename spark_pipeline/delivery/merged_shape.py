@@ -36,10 +36,27 @@ class MergedShape:
         return made.append_column(SOURCE, changes.column(SOURCE))
 
     def messages(self, rows: pa.RecordBatch) -> pa.StringArray:
-        def texts(shape: Shape, some: pa.RecordBatch) -> pa.RecordBatch:
-            return pa.RecordBatch.from_pydict({"text": shape.messages(some)})
+        return self._texts(rows, lambda shape, some: shape.messages(some))
 
-        return _by_source(rows, texts, self.shapes).column("text")
+    def keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        return self._texts(rows, lambda shape, some: shape.keys(some))
+
+    def old_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        return self._texts(rows, lambda shape, some: shape.old_keys(some))
+
+    def key_changes(self, _rows: pa.RecordBatch) -> None:
+        return None
+
+    def idempotency_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        return self._texts(rows, lambda shape, some: shape.idempotency_keys(some))
+
+    def _texts(
+        self, rows: pa.RecordBatch, write: Callable[[Shape, pa.RecordBatch], pa.StringArray]
+    ) -> pa.StringArray:
+        def made(shape: Shape, some: pa.RecordBatch) -> pa.RecordBatch:
+            return pa.RecordBatch.from_pydict({"text": write(shape, some)})
+
+        return _by_source(rows, made, self.shapes).column("text")
 
     def fields(self, rows: pa.RecordBatch) -> dict[str, pa.StringArray]:
         def made(shape: Shape, some: pa.RecordBatch) -> pa.RecordBatch:
@@ -47,12 +64,6 @@ class MergedShape:
 
         whole = _by_source(rows, made, self.shapes)
         return {name: whole.column(name) for name in whole.schema.names}
-
-    def keys(self, rows: pa.RecordBatch) -> pa.StringArray:
-        def made(shape: Shape, some: pa.RecordBatch) -> pa.RecordBatch:
-            return pa.RecordBatch.from_pydict({"key": shape.keys(some)})
-
-        return _by_source(rows, made, self.shapes).column("key")
 
     def refer(self, rows: pa.RecordBatch, references: pa.StringArray) -> pa.RecordBatch:
         def made(shape: Shape, some: pa.RecordBatch) -> pa.RecordBatch:

@@ -10,21 +10,33 @@ from functools import cache
 
 import pyarrow as pa
 
-from cdc.config import Sink
-from cdc.decoding.format import DEFAULT_FORMAT, PLAIN, Numbers, Timestamps, ValueFormat, Wanted
+from cdc.config import KafkaDestination, Sink
+from cdc.decoding.format import (
+    DEFAULT_FORMAT,
+    KEY,
+    OLD_KEY,
+    PLAIN,
+    ROW_SCHEMA,
+    Documents,
+    Numbers,
+    Timestamps,
+    ValueFormat,
+    Wanted,
+)
 
 
 def form_of(consumer: Sink) -> ValueFormat:
     """How a consumer wants values to be written; its windows read what decode wrote."""
     if consumer.window is not None:
         return DEFAULT_FORMAT
-    return _format(consumer.timestamp_format, consumer.number_format)
+    documents: Documents = "text" if shows_schemas(consumer) else "embedded"
+    return _format(consumer.timestamp_format, consumer.number_format, documents)
 
 
 @cache
-def _format(timestamps: Timestamps, numbers: Numbers) -> ValueFormat:
+def _format(timestamps: Timestamps, numbers: Numbers, documents: Documents) -> ValueFormat:
     """Each of the few once: it is asked for with every range."""
-    return ValueFormat(timestamps, numbers)
+    return ValueFormat(timestamps, numbers, documents)
 
 
 def wanted_by(consumers: Sequence[Sink]) -> Wanted:
@@ -34,7 +46,13 @@ def wanted_by(consumers: Sequence[Sink]) -> Wanted:
     """
     forms = tuple(dict.fromkeys(form_of(consumer) for consumer in consumers))
     times = dict.fromkeys(name for consumer in consumers for name in time_columns(consumer))
-    return Wanted(forms or PLAIN.formats, any(map(shows_before, consumers)), tuple(times))
+    return Wanted(
+        forms or PLAIN.formats,
+        before=any(map(shows_before, consumers)),
+        times=tuple(times),
+        keyed=any(map(shows_keys, consumers)),
+        described=any(map(shows_schemas, consumers)),
+    )
 
 
 def time_columns(consumer: Sink) -> list[str]:
@@ -47,10 +65,26 @@ def time_columns(consumer: Sink) -> list[str]:
 def view_of(changes: pa.RecordBatch, wanted: Wanted, consumer: Sink) -> pa.RecordBatch:
     """A consumer's own view of changes that were decoded as ``wanted``."""
     view = wanted.view(changes, form_of(consumer), time_columns(consumer))
-    # Nobody else pays for old rows: every column is copied when rows are selected.
-    return view if shows_before(consumer) or not wanted.before else view.drop_columns(["before"])
+    # Nobody else pays for what one asks for: every column is copied when rows are selected.
+    unasked = [
+        *(["before"] if wanted.before and not shows_before(consumer) else []),
+        *([KEY, OLD_KEY] if wanted.keyed and not shows_keys(consumer) else []),
+        *([ROW_SCHEMA] if wanted.described and not shows_schemas(consumer) else []),
+    ]
+    return view.drop_columns(unasked) if unasked else view
 
 
 def shows_before(consumer: Sink) -> bool:
     """Whether its messages hold the row as it was."""
     return consumer.shape == "debezium"
+
+
+def shows_keys(consumer: Sink) -> bool:
+    """Whether its messages have a key that is an object."""
+    in_commit_order = consumer.shape == "debezium" and consumer.ordering == "commit"
+    return in_commit_order and isinstance(consumer.destination, KafkaDestination)
+
+
+def shows_schemas(consumer: Sink) -> bool:
+    """Whether its messages say the schema of their rows."""
+    return isinstance(consumer.destination, KafkaDestination) and consumer.destination.schemas

@@ -1,4 +1,4 @@
-"""Where a routing may send a message: a stream key, or a path below the sink's URL. Pure.
+"""Where a routing may send a message: a stream key, a path below the sink's URL, a topic. Pure.
 
 Invariant: a route never leaves its destination. A path has no scheme, no host, no
 query and no ``..``, so a message cannot be sent to another server than the operator named.
@@ -12,11 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.config import Sink as SinkConfig
-from cdc.config.destination import WebhookDestination
+from cdc.config.destination import KafkaDestination, WebhookDestination
 
 ROUTE_CHARACTERS_MAX: Final = 255
 
 _PATH: Final = r"^/([A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2}|/)*$"
+_TOPIC: Final = r"^[a-zA-Z0-9._-]{1,249}$"
 _CLIMBS: Final = r"(?i)(^|/)(\.|%2e){1,2}(/|$)|//|%2f|%5c|%00"
 
 
@@ -29,6 +30,10 @@ def bad_routes(consumer: SinkConfig, routes: pa.StringArray) -> pa.StringArray:
         f"routing gave a text that is empty or has more than {ROUTE_CHARACTERS_MAX} characters",
         nothing,
     )
+    if isinstance(consumer.destination, KafkaDestination):
+        is_topic = pc.match_substring_regex(routes, _TOPIC)
+        no_topic = "routing gave no topic: at most 249 letters, digits, ., _ and -"
+        return pc.coalesce(wrong, pc.if_else(is_topic, nothing, no_topic))
     if not isinstance(consumer.destination, WebhookDestination):
         return wrong
     fits = pc.and_not(

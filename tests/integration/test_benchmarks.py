@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks import eventtime, idle, latency, pipeline, read, start, webhook
+from benchmarks import eventtime, idle, latency, pipeline, read, sinks, start, webhook
 from benchmarks.sizes import Sizes
 
 Run = Callable[[Sizes], dict[str, object]]
@@ -40,8 +40,28 @@ def _percentiles(prefix: str) -> tuple[str, ...]:
         pytest.param(
             pipeline.run,
             Sizes(rows=2_000, transaction_rows=100),
-            ("slot_rows_per_s", "pipeline_ratio_redis", "pipeline_ratio_parquet"),
+            (
+                "slot_rows_per_s",
+                "pipeline_ratio_redis",
+                "pipeline_ratio_kafka",
+                "pipeline_ratio_parquet",
+            ),
             id="pipeline",
+            marks=pytest.mark.chaos,
+        ),
+        pytest.param(
+            sinks.run,
+            Sizes(rows=2_000, rounds=1, rate=100, seconds=1),
+            (
+                "sink_ratio_kafka",
+                "sink_ratio_kafka_exactly_once",
+                "sink_ratio_redis_stream",
+                "kafka_cpu_us_per_message",
+                "latency_p50_ms_kafka",
+                "latency_p50_ms_kafka_exactly_once",
+                "latency_p50_ms_redis_stream",
+            ),
+            id="sinks",
             marks=pytest.mark.chaos,
         ),
         pytest.param(

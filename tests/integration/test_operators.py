@@ -74,7 +74,14 @@ class Operator:
     def __init__(self, database: Database, connection: Connection) -> None:
         self.database, self.connection = database, connection
         migrate(connection)
-        kinds = {"hook": "webhook", "other": "webhook", "files": "file", "streams": "redis_stream"}
+        kinds = {
+            "hook": "webhook",
+            "other": "webhook",
+            "files": "file",
+            "streams": "redis_stream",
+            "once": "kafka_exactly_once",
+            "topics": "kafka",
+        }
         self.term = register_source(
             connection,
             name="shop",
@@ -202,7 +209,7 @@ def test_a_name_that_is_unknown_ambiguous_or_retired_is_refused_with_what_there_
 ) -> None:
     what, hint = operator.refused(call.format("'nobody'"))
     assert (what, hint) == (
-        "there is no consumer nobody", "there are: files, hook, other, streams",
+        "there is no consumer nobody", "there are: files, hook, once, other, streams, topics",
     )  # fmt: skip
     operator.connection.execute("UPDATE walbrook.consumers SET active = false WHERE name = 'other'")
     what, hint = operator.refused(call.format("'other'"))
@@ -262,7 +269,7 @@ def test_a_rewind_that_cannot_be_is_refused(
     assert hints in hint
 
 
-@pytest.mark.parametrize("consumer", ["files", "streams"])
+@pytest.mark.parametrize("consumer", ["files", "streams", "once"])
 @pytest.mark.parametrize("said", ["", ", destination => 'elsewhere'"])
 def test_a_rewind_that_the_destination_would_absorb_is_refused_with_the_two_ways(
     operator: Operator, consumer: str, said: str
@@ -438,6 +445,16 @@ def test_a_dead_letter_that_cannot_arrive_is_refused(operator: Operator) -> None
     what, hint = operator.refused(f"redeliver({number})")
     assert "there is no consumer files any more" in what
     assert operator.act(f"discard({number})")["affected"] == 1, "it can be acknowledged"
+
+
+def test_a_dead_letter_of_a_sink_without_a_queue_comes_again_by_a_rewind(
+    operator: Operator,
+) -> None:
+    operator.waits("0/300", consumer="topics")
+    number = operator.dies("0/300", consumer="topics")
+    what, hint = operator.refused(f"redeliver({number})")
+    assert "has no queue" in what
+    assert "walbrook.rewind('topics'" in hint
 
 
 def test_dead_letters_are_acknowledged_one_by_one_or_all(operator: Operator) -> None:

@@ -21,7 +21,12 @@ SHAPES: dict[ShapeName, type[SequinShape | DebeziumShape | RecordShape]] = {
 }
 
 
-def shape_for(name: ShapeName, context: Context, *, transformed: bool = False) -> Shape:
-    """The shape called ``name`` for one consumer, around what its transform made of changes."""
-    plain = SHAPES[name](context)
+def shape_for(
+    name: ShapeName, context: Context, *, transformed: bool = False, schemas: bool = False
+) -> Shape:
+    """The shape called ``name`` for one consumer, around what its transform made of changes.
+
+    ``schemas`` has a meaning for ``debezium`` alone.
+    """
+    plain = DebeziumShape(context, schemas=True) if schemas else SHAPES[name](context)
     return TransformedShape(context, plain) if transformed else plain

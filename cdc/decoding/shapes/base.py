@@ -72,7 +72,22 @@ class Shape(Protocol):
         ...
 
     def keys(self, rows: pa.RecordBatch) -> pa.StringArray:
-        """The idempotency key of each row that ``rows`` gave."""
+        """The key of each row as JSON, for sinks whose messages have one; null for none."""
+        ...
+
+    def old_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        """The keys that updates took from their rows, in the form of ``keys``; null for others."""
+        ...
+
+    def key_changes(self, rows: pa.RecordBatch) -> tuple[pa.StringArray, pa.StringArray] | None:
+        """Of updates that changed the key, what ends the old key and what begins the new one.
+
+        None: the message of the update, under the new key, is all there is.
+        """
+        ...
+
+    def idempotency_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        """Of each row what is the same each time it is sent, and of no other row."""
         ...
 
     def refer(self, rows: pa.RecordBatch, references: pa.StringArray) -> pa.RecordBatch:

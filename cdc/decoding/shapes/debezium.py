@@ -1,4 +1,4 @@
-"""The ``debezium`` shape: that product's envelope, as its JSON converter writes it without schemas.
+"""The ``debezium`` shape: that product's envelope, as its JSON converter writes it.
 
 Names and meanings follow it, so its consumers work unchanged. What has no counterpart there is an
 addition: ``commit_idx``, ``unchanged``, ``transaction_annotations`` and what event-time order needs
@@ -10,6 +10,7 @@ What must always hold: a value that the source did not send is left out, never a
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,14 +19,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import origin
+from cdc.decoding.format import KEY, OLD_KEY, ROW_SCHEMA
 from cdc.decoding.joins import joined
 from cdc.decoding.shapes.base import Context, Parts, message_rows
+from cdc.decoding.shapes.debezium_schema import envelope_schemas, key_schemas
 from cdc.decoding.shapes.metadata import METADATA_BYTES, idempotency_keys, metadata, placed
 from cdc.decoding.shapes.text import for_each_value, member, replaced, with_member, without
 from cdc.decoding.types.text import escape
 
 _OPS = {"insert": "c", "update": "u", "delete": "d", "truncate": "t", "message": "m"}
 _OF_ROWS = pa.array(["insert", "update", "delete", "truncate"])
+_UPDATE = '"op":"u"'
 _COLUMNS = ("before", "after", "source", "tail")
 
 
@@ -34,6 +38,7 @@ class DebeziumShape:
     """Adds the members of the envelope; ``tail`` is all that follows ``source``."""
 
     context: Context
+    schemas: bool = False  # whether Kafka Connect's schemas stand beside keys and values
     message_parts: ClassVar[Parts] = Parts(_COLUMNS, 40)
     entry_parts: ClassVar[Parts] = Parts((*_COLUMNS, "record_pks"), 40 + METADATA_BYTES)
 
@@ -50,9 +55,19 @@ class DebeziumShape:
         )
         for name, column in zip(_COLUMNS, made, strict=True):
             plain = plain.append_column(name, column)
+        for name in (KEY, OLD_KEY, ROW_SCHEMA):
+            if name in changes.schema.names:
+                plain = plain.append_column(name, changes.column(name))
         return plain
 
     def messages(self, rows: pa.RecordBatch) -> pa.StringArray:
+        payloads = self._payloads(rows)
+        if not self.schemas:
+            return payloads
+        schemas = self._described(rows, envelope_schemas)
+        return joined('{"schema":', schemas, ',"payload":', payloads, "}", null="null")
+
+    def _payloads(self, rows: pa.RecordBatch) -> pa.StringArray:
         return joined(
             '{"before":',
             rows.column("before"),
@@ -68,6 +83,44 @@ class DebeziumShape:
         return {"value": self.messages(rows), "metadata": metadata(rows, self.context)}
 
     def keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        return self._keys(rows, KEY, "record_pks")
+
+    def old_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        return self._keys(rows, OLD_KEY, "old_record_pks")
+
+    def _keys(self, rows: pa.RecordBatch, name: str, otherwise: str) -> pa.StringArray:
+        """The key as an object, if decode was asked for it."""
+        if name not in rows.schema.names:
+            return rows.column(otherwise)
+        if not self.schemas:
+            return rows.column(name)
+        schemas = self._described(rows, key_schemas)
+        return joined('{"schema":', schemas, ',"payload":', rows.column(name), "}")
+
+    def _described(
+        self, rows: pa.RecordBatch, write: Callable[[pa.StringArray, str], pa.StringArray]
+    ) -> pa.StringArray:
+        """The schema of each row, null for what is no row."""
+        if ROW_SCHEMA not in rows.schema.names:
+            return pa.nulls(rows.num_rows, pa.string())
+        prefix = self.context.database_name
+        return for_each_value(rows.column(ROW_SCHEMA), lambda each: write(each, prefix))
+
+    def key_changes(self, rows: pa.RecordBatch) -> tuple[pa.StringArray, pa.StringArray]:
+        """A delete of the row as it was, and a create of the row as it is."""
+        return self._as(rows, "d", "after"), self._as(rows, "c", "before")
+
+    def _as(self, rows: pa.RecordBatch, op: str, without: str) -> pa.StringArray:
+        """The messages of updates under another ``op``, one of the two rows left out."""
+        tail = pc.replace_substring(
+            rows.column("tail"), _UPDATE, f'"op":"{op}"', max_replacements=1
+        )
+        for name, column in (("tail", tail), (without, pa.nulls(rows.num_rows, pa.string()))):
+            at = rows.schema.get_field_index(name)
+            rows = rows.set_column(at, rows.schema.field(at), column)
+        return self.messages(rows)
+
+    def idempotency_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
         return idempotency_keys(rows, self.context)
 
     def refer(self, rows: pa.RecordBatch, references: pa.StringArray) -> pa.RecordBatch:

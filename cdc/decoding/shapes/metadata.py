@@ -55,7 +55,7 @@ def metadata(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
         ',"xid":',
         changes.column("xid").cast(pa.string()),
         ',"idempotency_key":"',
-        *_key(changes, context),
+        *_idempotency_key(changes, context),
         '","record_pks":',
         changes.column("record_pks"),
         ',"transaction_annotations":',
@@ -97,13 +97,19 @@ def few_metadata(changes: pa.RecordBatch, context: Context) -> list[str] | None:
 
 
 def idempotency_keys(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
-    """The key of each change, the same whenever it is sent."""
-    return joined(*_key(changes, context))
+    """What is the same each time a change is sent, as ``metadata`` has it."""
+    return joined(*_idempotency_key(changes, context))
 
 
-def _key(changes: pa.RecordBatch, context: Context) -> list[pa.StringArray | str]:
+def _idempotency_key(changes: pa.RecordBatch, context: Context) -> list[pa.StringArray | str]:
     lsn, idx = (column.cast(pa.string()) for column in origin(changes))
-    return [*_of_database(context), lsn, ":", idx, *_of_gaps(changes.column("action"))]
+    return [
+        *_of_database(context),
+        lsn,
+        ":",
+        idx,
+        *_of_gaps(changes.column("action")),
+    ]
 
 
 def placed(changes: pa.RecordBatch) -> list[pa.StringArray | str]:

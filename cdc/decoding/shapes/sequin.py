@@ -43,6 +43,15 @@ class SequinShape:
         return {name: rows.column(name) for name in ("record", "changes", "action", "metadata")}
 
     def keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        return rows.column("record_pks")
+
+    def old_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
+        return rows.column("old_record_pks")
+
+    def key_changes(self, _rows: pa.RecordBatch) -> None:
+        return None
+
+    def idempotency_keys(self, rows: pa.RecordBatch) -> pa.StringArray:
         return idempotency_keys(rows, self.context)
 
     def refer(self, rows: pa.RecordBatch, references: pa.StringArray) -> pa.RecordBatch:

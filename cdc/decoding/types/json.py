@@ -12,13 +12,14 @@ import pyarrow as pa
 
 from cdc.decoding.columns import nulls_of, offsets_of, refuse_values
 from cdc.decoding.format import ValueFormat
-from cdc.decoding.types.form import JsonColumn, TypeForm
-from cdc.decoding.types.text import valid_utf8
+from cdc.decoding.types.form import JsonColumn, TypeForm, quoted
+from cdc.decoding.types.text import escape, valid_utf8
 
 
-def _json(texts: pa.BinaryArray, _form: ValueFormat) -> JsonColumn:
+def _json(texts: pa.BinaryArray, form: ValueFormat) -> JsonColumn:
     """The value itself. A JSON ``null`` is a value; only an SQL NULL is null."""
-    return JsonColumn(_typed(texts))
+    values = _typed(texts)
+    return quoted(escape(values)) if form.documents == "text" else JsonColumn(values)
 
 
 def _typed(texts: pa.BinaryArray) -> pa.StringArray:

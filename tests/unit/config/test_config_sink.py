@@ -224,6 +224,7 @@ def test_a_batch_size_is_1_to_10000(size: str) -> None:
     [
         ("{type: file, path: o}", 10_000),
         ("{type: parquet, path: o}", 10_000),
+        ("{type: kafka, bootstrap_servers: ['h:9092']}", 10_000),
         ("{type: redis_stream, host: h}", 1000),
         ("{type: webhook, url: 'http://h'}", 100),
         ("{type: webhook, url: 'http://h', batch: false}", 1),
@@ -247,10 +248,10 @@ def test_a_disabled_sink_is_kept_as_disabled() -> None:
     assert one(f"status: disabled\n{FILE}").status == "disabled"
 
 
-@pytest.mark.parametrize("destination", ["{type: kafka}", "{path: out}", "{type: }"])
+@pytest.mark.parametrize("destination", ["{type: nowhere}", "{path: out}", "{type: }"])
 def test_an_unknown_or_missing_destination_type_is_refused(destination: str) -> None:
     found = refusal(sink(f"destination: {destination}"))
-    expected = "sinks[0].destination.type: should be one of file, parquet, pull, "
+    expected = "sinks[0].destination.type: should be one of file, kafka, parquet, pull, "
     assert expected in found
 
 
@@ -360,7 +361,12 @@ def test_an_impossible_webhook_is_refused(keys: str, problem: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "destination", ["{type: file, path: out}", "{type: redis_stream, host: r, stream_key: k}"]
+    "destination",
+    [
+        "{type: file, path: out}",
+        "{type: redis_stream, host: r, stream_key: k}",
+        "{type: kafka, bootstrap_servers: ['h:9092'], exactly_once: true, cursor_topic: c}",
+    ],
 )
 def test_two_sinks_that_keep_their_position_may_not_share_a_place(destination: str) -> None:
     text = f"{sink(f'destination: {destination}')}- {{name: b, destination: {destination}}}\n"
@@ -380,6 +386,7 @@ def test_webhooks_are_sent_several_requests_at_once_and_others_are_not() -> None
         "{type: file, path: out}",
         "{type: parquet, path: out}",
         "{type: redis_stream, host: h}",
+        "{type: kafka, bootstrap_servers: ['h:9092']}",
         "{type: pull}",
     ],
 )

@@ -33,6 +33,7 @@ _USUAL: dict[int, st.SearchStrategy[str]] = {
     2950: st.uuids().map(str),
     3802: st.sampled_from(['{"a": 1}', "[1,  2]", "null", '"x\\ny"', "1e3"]),
 }
+_KEYED = Wanted(keyed=True)
 _WITH_TIMES = Wanted(before=True, times=("c0", "c1"))
 
 
@@ -67,7 +68,7 @@ def _by_columns(frame: Frame, wanted: Wanted = PLAIN) -> pa.RecordBatch:
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
-@given(_frames(odd=False), st.sampled_from([PLAIN, _WITH_TIMES]))
+@given(_frames(odd=False), st.sampled_from([PLAIN, _KEYED, _WITH_TIMES]))
 def test_usual_rows_are_decoded_and_the_same(frame: Frame, wanted: Wanted) -> None:
     found = few.decode_few(frame.batch(), frame.schemas, None, wanted)
     assert found is not None
