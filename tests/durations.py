@@ -8,6 +8,7 @@ The seconds are those of a run on an idle machine; only their ratios matter. To 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -28,8 +29,8 @@ def measured(report: Path) -> dict[str, float]:
     """What a JUnit report says, longest first; files that take less than a second are left out."""
     seconds: Counter[str] = Counter()
     for case in ElementTree.parse(report).iter("testcase"):
-        path = case.attrib["classname"].replace(".", "/") + ".py"
-        seconds[path] += float(case.attrib["time"])  # type: ignore[assignment]
+        module = re.sub(r"\.Test\w+$", "", case.attrib["classname"])
+        seconds[module.replace(".", "/") + ".py"] += float(case.attrib["time"])  # type: ignore[assignment]
     return {path: round(taken, 1) for path, taken in seconds.most_common() if taken >= 1}
 
 

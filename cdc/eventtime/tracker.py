@@ -207,19 +207,6 @@ class WatermarkTracker:
             found = self._with_nobody_active(quiet)
         return self._advanced(max(found, self._pushed_to))
 
-    def source_watermark(self, source: str) -> int:
-        """The smallest watermark of a source's active partitions, or the largest if none is.
-
-        It is as the last look found them, without the margin.
-        """
-        self._raise_watermarks()
-        of = self._sources.get(source)
-        own = self._there & (self._source_of == of)
-        active = own & self._active()
-        if active.any():
-            return int(self._watermarks[active].min())
-        return int(self._watermarks[own].max(initial=NO_TIME))
-
     def holders(self) -> set[str]:
         """The sources of the active partitions whose watermark is the smallest."""
         active = self._active()

@@ -9,7 +9,6 @@ place under the old name or to the old generation, and leaves out what is to be 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from cdc.connection import Connection
 from cdc.cursor import Cursor, parse_lsn
@@ -38,10 +37,6 @@ class Roll:
     def standing(self) -> dict[str, Cursor]:
         """Where all of them stand."""
         return self.served | self.paused
-
-    def absence(self, consumer: str) -> Literal["paused", "inactive"]:
-        """Why one that is not served is not."""
-        return "paused" if consumer in self.paused else "inactive"
 
 
 def call_roll(connection: Connection, source: str) -> Roll:

@@ -52,9 +52,6 @@ def test_the_smallest_active_partition_counts(tracker: WatermarkTracker) -> None
     stock = tracker.register("warehouse", "stock")
     assert update(tracker, (orders, 70), (items, 40)) == NO_TIME, "stock has no event yet"
     assert update(tracker, (stock, 50)) == 40
-    assert tracker.source_watermark("shop") == 40
-    assert tracker.source_watermark("warehouse") == 50
-    assert tracker.source_watermark("nobody") == NO_TIME
     assert update(tracker, (items, 90)) == 50
     assert tracker.holders() == {"warehouse"}
 
@@ -217,7 +214,7 @@ def test_many_partitions_keep_their_codes(tracker: WatermarkTracker) -> None:
     codes = [tracker.register(f"source {at % 40}", f"table {at}") for at in range(200)]
     assert codes == [*range(200)]
     assert update(tracker, *((code, 1_000 + code) for code in codes)) == 1_000
-    assert tracker.source_watermark("source 7") == 1_007
+    assert tracker.holders() == {"source 0"}
 
 
 def test_a_pushed_watermark_counts_at_once_and_never_goes_back(tracker: WatermarkTracker) -> None:
