@@ -23,6 +23,8 @@ Step = Literal[
     "settled",
     "planned",
     "released",
+    "applied",
+    "moved",
 ]
 
 STEPS: Final[tuple[Step, ...]] = (
@@ -35,6 +37,8 @@ STEPS: Final[tuple[Step, ...]] = (
     "settled",  # a micro-batch is settled
     "planned",  # a release in event-time order is stored, nothing of it was sent
     "released",  # all of it was sent, nothing of it is settled
+    "applied",  # a destination that is a database has the rows, its position has not moved
+    "moved",  # both are committed there
 )
 VARIABLE: Final = "WALBROOK_FAILPOINT"
 

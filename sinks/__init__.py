@@ -13,28 +13,36 @@ from cdc.config.destination import (
     Destination,
     FileDestination,
     ParquetDestination,
+    PostgresDestination,
     PullDestination,
     RedisStreamDestination,
     Tls,
     WebhookDestination,
 )
 from cdc.errors import ProtocolError
-from sinks.base import Delivery, Sink
+from sinks.base import Delivery, FollowsRewinds, Sink
 from sinks.file import FileSink
 from sinks.parquet import ParquetSink
+from sinks.postgres import PostgresSink
 from sinks.pull import PullSink, Queue
 from sinks.redis_stream import RedisStreamSink
 from sinks.webhook import WebhookSink
 
-__all__ = ["Delivery", "Queue", "Sink", "open_sink"]
+__all__ = ["Delivery", "FollowsRewinds", "Queue", "Sink", "open_sink"]
 
 
 def open_sink(
-    destination: Destination, *, consumer: str, batch_size: int, queue: Queue | None = None
+    destination: Destination,
+    *,
+    consumer: str,
+    batch_size: int,
+    source: str = "",
+    queue: Queue | None = None,
 ) -> Sink:
     """The sink for a destination; it connects when it is first handed a batch.
 
-    ``queue`` says where one of type pull stores its messages.
+    ``source`` is the database that the consumer reads. ``queue`` says where one of type pull stores
+    its messages.
     """
     match destination:
         case FileDestination():
@@ -48,6 +56,8 @@ def open_sink(
                 partition_by=destination.partition_by,
                 compression=destination.compression,
             )
+        case PostgresDestination():
+            return _postgres(destination, source, consumer)
         case PullDestination():
             if queue is None:
                 raise ProtocolError(f"consumer {consumer} is pulled from, but has no queue")
@@ -66,6 +76,24 @@ def open_sink(
                 max_retries=destination.max_retries,
                 verify=destination.verify,
             )
+
+
+def _postgres(destination: PostgresDestination, source: str, consumer: str) -> PostgresSink:
+    return PostgresSink(
+        destination.dsn(),
+        source=source,
+        consumer=consumer,
+        mode=destination.mode,
+        table=destination.table,
+        target_schema=destination.target_schema,
+        own_schema=destination.own_schema,
+        on_rewind=destination.on_rewind,
+        partition_by=destination.partition_by,
+        retention_days=destination.retention_days,
+        disable_triggers=destination.disable_triggers,
+        connect_timeout_s=destination.connect_timeout_ms / 1000,
+        statement_timeout_s=destination.statement_timeout_ms / 1000,
+    )
 
 
 def _redis_stream(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from cdc.change import MessageBatch
 from cdc.cursor import Cursor
@@ -45,6 +45,15 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Let go of connections and files; what was delivered stays safe."""
+        ...
+
+
+@runtime_checkable
+class FollowsRewinds(Protocol):
+    """A sink that keeps a position and can take messages from below it again."""
+
+    def follow(self, epoch: str) -> None:
+        """Deliver in this epoch of the consumer; a new one begins whenever its cursor goes back."""
         ...
 
 

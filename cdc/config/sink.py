@@ -10,6 +10,7 @@ from cdc.config.destination import (
     Destination,
     FileDestination,
     ParquetDestination,
+    PostgresDestination,
     PullDestination,
     WebhookDestination,
 )
@@ -22,6 +23,8 @@ from cdc.errors import OperatorError
 BOTH_WAYS: Final = "database and databases cannot both be given; keep one of them"
 
 Action = Literal["insert", "update", "delete", "truncate", "message", "schema_change"]
+
+_OF_TABLES: Final = ("insert", "update", "delete", "truncate", "schema_change")
 
 
 def _start_at(value: str) -> str:
@@ -138,7 +141,8 @@ class Sink(Section):
     actions: tuple[Action, ...] = Field(
         default=("insert", "update", "delete"),
         min_length=1,
-        description="Which kinds of change it receives.",
+        description="Which kinds of change it receives. If not given, those three; for postgres "
+        "also truncate and schema_change.",
     )
     filter: ExpressionText = Field(
         default=NONE,
@@ -148,18 +152,19 @@ class Sink(Section):
     transform: ExpressionText = Field(
         default=NONE,
         description="What a message is: an expression whose JSON is sent in place of the shape's, "
-        "a Python function, or none. Not with parquet, which writes columns.",
+        "a Python function, or none. Not with parquet and postgres, which write columns.",
     )
     routing: ExpressionText = Field(
         default=NONE,
         description="Where each message goes: an expression or a Python function that gives a "
-        "stream key (redis_stream) or a path (webhook), null for the sink's own; or none.",
+        "stream key (redis_stream), a path (webhook) or a table (postgres), null for the sink's "
+        "own; or none.",
     )
     shape: Literal["sequin", "debezium", "record"] = Field(
         default="sequin",
         description="What a message looks like: sequin (record, changes, action, metadata), "
-        "debezium (before, after, source, op) or record (the bare row). parquet writes columns and "
-        "takes no other than sequin.",
+        "debezium (before, after, source, op) or record (the bare row). parquet and postgres write "
+        "columns and take no other than sequin.",
     )
     timestamp_format: Literal["iso8601", "unix_microsecond", "postgres"] = Field(
         default="iso8601",
@@ -179,8 +184,8 @@ class Sink(Section):
     )
     batch_size: Annotated[Integer, Field(ge=1, le=10_000)] | None = Field(
         default=None,
-        description="Most messages delivered at once; if not given, 10000 for file, parquet and "
-        "pull, 1000 for redis_stream, 100 for webhook (1 with batch: false).",
+        description="Most messages delivered at once; if not given, 10000 for file, parquet, "
+        "postgres and pull, 1000 for redis_stream, 100 for webhook (1 with batch: false).",
     )
     partition_count: Annotated[Integer, Field(ge=1, le=64)] | None = Field(
         default=None,
@@ -256,6 +261,17 @@ class Sink(Section):
             return data
         return {**data, "event_time": {}} if data.get("event_time") is None else data
 
+    @model_validator(mode="before")
+    @classmethod
+    def _tables_take_every_change(cls, data: object) -> object:
+        if not isinstance(data, dict) or data.get("actions") is not None:
+            return data
+        destination = data.get("destination")
+        kind = destination.get("type") if isinstance(destination, dict) else None
+        if kind == "postgres" or isinstance(destination, PostgresDestination):
+            return {**data, "actions": _OF_TABLES}
+        return data
+
     @model_validator(mode="after")
     def _one_way_to_name_databases(self) -> Self:
         # A file with both is refused where names are; a copy of a valid sink has both.
@@ -285,19 +301,22 @@ class Sink(Section):
 
     @model_validator(mode="after")
     def _shape_is_possible(self) -> Self:
-        if isinstance(self.destination, ParquetDestination) and self.shape != "sequin":
+        columns = ParquetDestination | PostgresDestination
+        if isinstance(self.destination, columns) and self.shape != "sequin":
             raise wrong(
-                "parquet writes columns, not messages, so there is nothing to shape; leave it out",
+                f"{self.destination.type} writes columns, not messages, so there is nothing to "
+                "shape; leave it out",
                 within=("shape",),
             )
         return self
 
     @model_validator(mode="after")
     def _expressions_are_possible(self) -> Self:
-        if self.transform != NONE and isinstance(self.destination, ParquetDestination):
+        columns = ParquetDestination | PostgresDestination
+        if self.transform != NONE and isinstance(self.destination, columns):
             raise wrong(
-                "parquet writes columns, not messages, so there is nothing to transform; leave it "
-                "out, or use another destination",
+                f"{self.destination.type} writes columns, not messages, so there is nothing to "
+                "transform; leave it out, or use another destination",
                 within=("transform",),
             )
         if self.routing != NONE and isinstance(
@@ -305,7 +324,7 @@ class Sink(Section):
         ):
             raise wrong(
                 f"{self.destination.type} has one place for all messages, so there is nothing to "
-                "route to; leave it out, or use redis_stream or webhook",
+                "route to; leave it out, or use redis_stream, webhook or postgres",
                 within=("routing",),
             )
         return self
@@ -351,6 +370,34 @@ class Sink(Section):
             raise wrong(
                 f"schema_change has its place between commits, which {self.ordering} does not "
                 "keep; take it to a sink of its own",
+                within=("actions",),
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _tables_are_possible(self) -> Self:
+        destination = self.destination
+        if not isinstance(destination, PostgresDestination):
+            return self
+        if self.ordering != "commit":
+            raise wrong(
+                f"{self.ordering} is not possible with postgres, whose tables follow the order of "
+                "commits; use another destination, or commit",
+                within=("ordering",),
+            )
+        if destination.mode != "events" and "message" in self.actions:
+            raise wrong(
+                "message belongs to no table; use mode: events, or take it out",
+                within=("actions",),
+            )
+        if destination.mode == "events" and self.routing != NONE:
+            raise wrong(
+                "mode: events has one table for all messages; leave it out", within=("routing",)
+            )
+        if destination.mode == "mirror" and "truncate" not in self.actions:
+            raise wrong(
+                "needs truncate with mode: mirror, or its tables would keep rows that the source "
+                "has not; add it",
                 within=("actions",),
             )
         return self

@@ -18,9 +18,10 @@ from typing import Final
 import orjson
 import pyarrow as pa
 
-from cdc.decoding.format import DEFAULT_FORMAT, EVENT_TEXT, Wanted
+from cdc.decoding.format import DEFAULT_FORMAT, EVENT_TEXT, ROW_TEXT, TABLE_VERSION, Wanted
 from cdc.decoding.plan import TablePlan, plan_for
 from cdc.decoding.raw import RAW_SCHEMA
+from cdc.decoding.row_texts import line_of
 from cdc.decoding.types.boolean import BOOLEAN
 from cdc.decoding.types.decimal import FLOAT4, FLOAT8, numeric
 from cdc.decoding.types.integer import INT2, INT4, INT8, OID
@@ -177,6 +178,8 @@ class _Rows:
         self._changes: list[str | None] = []
         self._record_pks: list[str] = []
         self._event_text: list[str | None] = []
+        self._row_text: list[str] = []
+        self._table_version: list[str] = []
 
     def add(self, plan: _Plan, kind: int, payload: bytes) -> None:
         relation = plan.table.relation
@@ -204,6 +207,10 @@ class _Rows:
             names = plan.table.names
             self._event_text.append(texts[names.index(name)] if name in names else "")
 
+        if self._wanted.texts:
+            self._row_text.append(line_of(texts))
+            self._table_version.append(plan.table.version)
+
     def batch(self, raw: pa.RecordBatch, annotations: pa.StringArray | None) -> pa.RecordBatch:
         nothing = pa.nulls(raw.num_rows, pa.string())
         columns = {
@@ -219,6 +226,8 @@ class _Rows:
             "record_pks": pa.array(self._record_pks, pa.string()),
             "annotations": nothing if annotations is None else annotations,
             EVENT_TEXT: pa.array(self._event_text, pa.string()),
+            ROW_TEXT: pa.array(self._row_text, pa.string()),
+            TABLE_VERSION: pa.array(self._table_version, pa.string()),
         }
         schema = self._wanted.schema
         return pa.RecordBatch.from_arrays(

@@ -23,6 +23,12 @@ _IN_FORMS = ("record", "changes", "before")
 
 EVENT_TEXT: Final = "event_text"
 
+ROW_TEXT: Final = "row_text"
+OLD_ROW_TEXT: Final = "old_row_text"
+TABLE_VERSION: Final = "table_version"
+TEXTS: Final = (ROW_TEXT, OLD_ROW_TEXT, TABLE_VERSION)
+"""For sinks that write typed columns: see ``row_texts``."""
+
 
 @dataclass(frozen=True)
 class ValueFormat:
@@ -52,11 +58,15 @@ class Wanted:
     ``times`` names the column that holds a row's event time, by ``schema.table``, under an empty
     name for all other tables. Its text, as the source wrote it, is then in ``EVENT_TEXT``: null for
     what is no row, empty where the table has no such column.
+
+    With ``texts`` each row also has the columns ``TEXTS``: its values as the source wrote them, and
+    the version of its table.
     """
 
     formats: tuple[ValueFormat, ...] = (DEFAULT_FORMAT,)
     before: bool = False
     times: tuple[tuple[str, str], ...] = ()
+    texts: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -78,7 +88,11 @@ class Wanted:
     @property
     def _beside(self) -> tuple[str, ...]:
         """What rows have beside CHANGE_SCHEMA, under the plain names."""
-        return (*(("before",) if self.before else ()), *((EVENT_TEXT,) if self.times else ()))
+        return (
+            *(("before",) if self.before else ()),
+            *((EVENT_TEXT,) if self.times else ()),
+            *(TEXTS if self.texts else ()),
+        )
 
     def time_column(self, schema: str, table: str) -> str | None:
         """The column with the event time of a table's rows, if it is wanted."""
@@ -87,7 +101,7 @@ class Wanted:
 
     def view(self, changes: pa.RecordBatch, form: ValueFormat) -> pa.RecordBatch:
         """``changes`` as decoded for this, with the values in ``form``: CHANGE_SCHEMA, and
-        ``before`` and event times if they are wanted."""
+        ``before``, event times and texts if they are wanted."""
         at = self.formats.index(form)
         names = [*CHANGE_SCHEMA.names, *self._beside]
         chosen = [self.name(name, at) if name in self.columns else name for name in names]
@@ -108,6 +122,7 @@ class Wanted:
             tuple(ValueFormat(**form) for form in read["formats"]),
             read["before"],
             tuple((table, column) for table, column in read["times"]),
+            read["texts"],
         )
 
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 import orjson
 
 from cdc.decoding.relation import Relation, parse_relation
+from cdc.decoding.row_texts import version_text
 from cdc.decoding.types import TypeForm, type_form
 
 _PLANS_MAX = 4096
@@ -22,6 +23,7 @@ class TablePlan:
     json_names: tuple[str, ...]  # quoted and escaped
     types: tuple[TypeForm, ...]
     identity: tuple[int, ...]  # positions of the columns that an old key ('K') carries
+    version: str = ""  # the Relation message as ``row_texts`` writes it
 
 
 @lru_cache(maxsize=_PLANS_MAX)
@@ -35,6 +37,7 @@ def plan_for(message: bytes) -> TablePlan:
         tuple(orjson.dumps(name).decode() for name in names),
         _types(relation),
         tuple(index for index, column in enumerate(relation.columns) if column.is_key),
+        version_text(message),
     )
 
 

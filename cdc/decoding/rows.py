@@ -8,7 +8,7 @@ cannot have is the fault of its row alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -27,12 +27,13 @@ from cdc.decoding.columns import (
     nulls_of,
     without,
 )
-from cdc.decoding.format import EVENT_TEXT, ValueFormat, Wanted
+from cdc.decoding.format import EVENT_TEXT, OLD_ROW_TEXT, ROW_TEXT, ValueFormat, Wanted
 from cdc.decoding.objects import Member, array_of, names_where, object_of
 from cdc.decoding.plan import TablePlan
+from cdc.decoding.row_texts import lines_of
 from cdc.decoding.tuples import Payloads, read_tuples
 from cdc.decoding.types import JsonColumn, text_json
-from cdc.decoding.types.text import from_codec
+from cdc.decoding.types.text import TEXT, from_codec
 
 _TAG = 5  # after the kind byte and the oid
 _NEW = ord("N")
@@ -147,6 +148,10 @@ def decode_rows(
         columns["old_record_pks"] = old_keys
     if wanted.times:
         columns[EVENT_TEXT] = rows.event_text(wanted)
+    if wanted.texts:
+        columns[ROW_TEXT] = rows.line(rows.row)
+        if (old_lines := rows.old_lines()) is not None:
+            columns[OLD_ROW_TEXT] = old_lines
     return Decoded(columns, rows.faults)
 
 
@@ -196,21 +201,54 @@ class _Rows:
 
         An old key ('K') carries the columns of the replica identity alone.
         """
-        if self.old is None:
+        changed = self._moved()
+        if changed is None:
             return None
-        known = range(len(self.row)) if self.old_is_whole else self.plan.identity
-        compared = [at for at in self.plan.relation.key if at in known]
-        changed = np.zeros(self.count, dtype=bool)
-        for at in compared:
-            changed |= differences(self.old[at], self.row[at])
-        if not changed.any():
-            return None
+        assert self.old is not None
+        known = self._known()
         columns = []
         for at in self.plan.relation.key:
             column = self.old[at] if at in known else filled(self.row[at], self.old[at])
             columns.append(self.faults.sound(self.plan.names[at], column.values, text_json))
         keys = array_of(columns, self.count)
         return pc.if_else(pa.array(changed), keys, pa.scalar(None, pa.string()))
+
+    def line(self, columns: list[TextColumn]) -> pa.StringArray:
+        """The values as COPY reads them; null where a value was not sent."""
+        named = zip(self.plan.names, columns, strict=True)
+        texts = [self.faults.sound(name, column.values, TEXT.typed) for name, column in named]
+        return lines_of(texts, self.count)
+
+    def old_lines(self) -> pa.StringArray | None:
+        """The old rows of updates that changed their key, null for all others; None without any.
+
+        The key of a table that has none is its whole row.
+        """
+        changed = self._moved()
+        if changed is None:
+            return None
+        assert self.old is not None
+        known = self._known()
+        columns = [
+            old if at in known else filled(new, old)
+            for at, (old, new) in enumerate(zip(self.old, self.row, strict=True))
+        ]
+        return pc.if_else(pa.array(changed), self.line(columns), pa.scalar(None, pa.string()))
+
+    def _known(self) -> Sequence[int]:
+        """The columns that the old tuple carries."""
+        return range(len(self.row)) if self.old_is_whole else self.plan.identity
+
+    def _moved(self) -> Mask | None:
+        """Which updates took another key; None if none did."""
+        if self.old is None:
+            return None
+        known = self._known()
+        changed = np.zeros(self.count, dtype=bool)
+        for at in self.plan.relation.key:
+            if at in known:
+                changed |= differences(self.old[at], self.row[at])
+        return changed if changed.any() else None
 
     def unchanged(self) -> pa.StringArray:
         return names_where(

@@ -20,13 +20,13 @@ import pyarrow.compute as pc
 from cdc.change import ROUTE, MessageBatch
 from cdc.config import Sink as SinkConfig
 from cdc.cursor import Cursor
-from cdc.decoding.format import PLAIN, Wanted
+from cdc.decoding.format import PLAIN, TEXTS, Wanted
 from cdc.decoding.shapes import Context, Shape, shape_for
 from cdc.errors import ProtocolError, WalbrookError
 from cdc.queue.ledger import Ledger
 from cdc.queue.open_ledger import LedgerAddress, open_ledger
 from cdc.queue.waiting import NOTHING, Waiting
-from sinks import Queue, Sink, open_sink
+from sinks import FollowsRewinds, Queue, Sink, open_sink
 from sinks.base import Delivery, RequestSink
 from sinks.columns import prefix_below
 from sinks.ledgered import LedgeredSink, LedgerPlace
@@ -72,6 +72,7 @@ class Share:
     ledger: LedgerPlace | None = None  # where what was delivered is noted, if its sink needs it
     state_dsn: str = field(default="", repr=False)  # where pull consumers' messages are stored
     standing: Cursor | None = None  # the consumer's cursor in Postgres when it was begun
+    epoch: str = ""  # another one whenever the consumer's cursor was moved back
 
     def behind(self, done: Outcome) -> Share:
         """The same where something was delivered before it: what that put aside waits already."""
@@ -214,8 +215,9 @@ def shape_of(consumer: SinkConfig, origin: Origin) -> Shape:
 def _shaped(share: Share, changes: pa.RecordBatch) -> MessageBatch:
     shape = shape_of(share.consumer, share.origin)
     rows = shape.rows(changes)
-    if ROUTE in changes.schema.names:
-        rows = rows.append_column(ROUTE, changes.column(ROUTE))
+    for name in (ROUTE, *TEXTS):
+        if name in changes.schema.names:
+            rows = rows.append_column(name, changes.column(name))
     return MessageBatch(rows, shape)
 
 
@@ -232,9 +234,12 @@ def sink_of(share: Share, purpose: str = "") -> Sink:
                 share.consumer.destination,
                 consumer=share.consumer.name,
                 batch_size=share.consumer.effective_batch_size,
+                source=share.origin.name,
                 queue=Queue.of(share.consumer, share.origin.name, share.state_dsn),
             )
         sink, place = _open_sinks[key], share.ledger
+        if isinstance(sink, FollowsRewinds):
+            sink.follow(share.epoch)
         if isinstance(sink, PullSink):
             return sink.standing_at(share.standing)
         if place is None:

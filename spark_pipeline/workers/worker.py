@@ -446,6 +446,7 @@ class Worker:
             ledger=self._ledgers.place(self._consumer, settled),
             state_dsn=self._settings.state_dsn,
             standing=settled,
+            epoch=self._ledgers.epoch(self.name),
         )
 
 
