@@ -86,7 +86,13 @@ $$;
 
 -- What is below the end of every destination of these kinds is taken for a repeat.
 CREATE FUNCTION walbrook.keeps_position(destination text) RETURNS boolean
-LANGUAGE sql IMMUTABLE AS $$ SELECT destination IN ('file', 'parquet', 'redis_stream') $$;
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT destination IN ('file', 'parquet', 'postgres', 'redis_stream')
+$$;
+
+-- Which of them take it again after a rewind, because they are told of it.
+CREATE FUNCTION walbrook.follows_rewinds(destination text) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$ SELECT destination = 'postgres' $$;
 
 -- Not more than these are counted: whoever counts holds locks that settling waits for.
 CREATE FUNCTION walbrook.counted_max() RETURNS integer
@@ -300,7 +306,7 @@ BEGIN
                   HINT = 'nothing is passed over by a rewind; to give up all that it has not had, '
                          'walbrook.discard_all';
     END IF;
-    IF walbrook.keeps_position(c.destination) THEN
+    IF walbrook.keeps_position(c.destination) AND NOT walbrook.follows_rewinds(c.destination) THEN
         RAISE EXCEPTION '% would get nothing again: its destination (%) keeps a position of its '
                         'own and takes what is below it for repeats', c.name, c.destination
             USING ERRCODE = 'object_not_in_prerequisite_state',

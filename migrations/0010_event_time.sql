@@ -382,7 +382,8 @@ BEGIN
                   HINT = 'nothing is passed over by a rewind; to give up all that it has not had, '
                          'walbrook.discard_all';
     END IF;
-    IF walbrook.keeps_position(c.destination) AND NOT walbrook.is_numbered(c) THEN
+    IF walbrook.keeps_position(c.destination) AND NOT walbrook.follows_rewinds(c.destination)
+       AND NOT walbrook.is_numbered(c) THEN
         RAISE EXCEPTION '% would get nothing again: its destination (%) keeps a position of its '
                         'own and takes what is below it for repeats', c.name, c.destination
             USING ERRCODE = 'object_not_in_prerequisite_state',

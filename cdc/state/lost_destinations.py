@@ -33,14 +33,23 @@ def report_lost_destinations(connection: Connection, source: str, term: int) -> 
 
 
 def _lost(consumer: str, destination: object, lost_at: object) -> Condition:
-    other = "stream_key" if destination == "redis_stream" else "path"
+    if destination == "postgres":
+        again = (
+            f"call walbrook.rewind('{consumer}', to_cursor) with the cursor that its row in the "
+            "table positions of own_schema has"
+        )
+    else:
+        other = "stream_key" if destination == "redis_stream" else "path"
+        again = (
+            f"give the sink another {other} and move its cursor back, as the hint of "
+            "walbrook.rewind says"
+        )
     return Condition(
         "destination_lost_data",
         "warning",
         f"the {destination} destination of {consumer} lacked messages at {lost_at} that had been "
         "delivered to it: it was emptied, deleted or restored from an older copy. Delivery went on "
         "with what follows, so whoever had not read them there never will",
-        fix=f"to deliver again what the change log still holds, give the sink another {other} and "
-        "move its cursor back, as the hint of walbrook.rewind says; to do without, call "
+        fix=f"to deliver again what the change log still holds, {again}; to do without, call "
         f"walbrook.accept_loss('{consumer}')",
     )

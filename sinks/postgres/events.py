@@ -25,7 +25,7 @@ from cdc.decoding.row_texts import NULL
 from cdc.errors import OperatorError
 from sinks.postgres.history import commit_times
 from sinks.postgres.position import Owner, Position, Positions
-from sinks.postgres.stage import copy_lines
+from sinks.postgres.stage import copy_lines, pieces
 from sinks.postgres.target import NAME_BYTES_MAX, Target
 
 _logger = structlog.get_logger("walbrook.sink.postgres")
@@ -113,7 +113,8 @@ class Events:
         statement = sql.SQL("COPY {} ({}) FROM STDIN").format(
             self._target.identifier, sql.SQL(", ").join(map(sql.Identifier, _COLUMNS))
         )
-        copy_lines(connection, statement, [self._lines(rows, position.generation)])
+        lines = (self._lines(piece, position.generation) for piece in pieces(rows))
+        copy_lines(connection, statement, lines)
 
     def upkeep(self, connection: Connection) -> None:
         """Make partitions ahead and drop old ones, now and then, in transactions of their own."""

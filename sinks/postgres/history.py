@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from psycopg import sql
 
 from cdc.connection import Connection
@@ -14,7 +15,7 @@ from cdc.decoding.row_texts import NULL
 from cdc.decoding.shapes.text import for_each_value
 from sinks.postgres.fold import join_columns, split_columns
 from sinks.postgres.position import Owner, Position, Positions
-from sinks.postgres.stage import copy_lines
+from sinks.postgres.stage import copy_lines, pieces
 from sinks.postgres.stretches import Part, stretches
 from sinks.postgres.tables import OWN_COLUMNS, Layout, Tables
 from sinks.postgres.target import TargetNames
@@ -59,7 +60,7 @@ class History:
     def _add(self, connection: Connection, part: Part, generation: int) -> None:
         layout = self._tables.layout(connection, part)
         # A schema change has altered the table, and is no change of a row.
-        of_rows = pa.compute.not_equal(part.rows.column("action"), "schema_change")
+        of_rows = pc.not_equal(part.rows.column("action"), "schema_change")
         rows = part.rows if of_rows.true_count == len(of_rows) else part.rows.filter(of_rows)
         if not rows.num_rows:
             return
@@ -67,7 +68,8 @@ class History:
         statement = sql.SQL("COPY {} ({}) FROM STDIN").format(
             layout.target.identifier, sql.SQL(", ").join(map(sql.Identifier, columns))
         )
-        copy_lines(connection, statement, [_lines(rows, layout, generation)])
+        lines = (_lines(piece, layout, generation) for piece in pieces(rows))
+        copy_lines(connection, statement, lines)
 
     def _cut(self, connection: Connection, first: Cursor) -> None:
         """Take out what comes again."""

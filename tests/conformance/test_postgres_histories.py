@@ -134,7 +134,7 @@ def test_a_mirror_equals_the_source_after_every_history_in_every_cut(
             continue
         for piece in cut(batch, writer.rng, writer.rng.choice([1, 2, 5, 1000])):
             delivered(sink, piece)
-        seen = {name for name in batch.rows.column("table_name").to_pylist()}
+        seen = set(batch.rows.column("table_name").to_pylist())
         for table in seen:
             assert rows_of(destination, table, "copy") == rows_of(database, table, "public"), table
     sink.close()
@@ -170,8 +170,8 @@ def test_a_history_has_every_change_in_order_with_the_values_of_its_row(
         )
         assert [row[:3] for row in found] == [row[:3] for row in rows]
         for (*_, unchanged, values), (_, _, action, record) in zip(found, rows, strict=True):
-            said = {name: values[name] for name in columns[table] if name not in (unchanged or [])}
-            assert said == _as_jsonb(destination, record, action, columns[table])
+            had = {name: values[name] for name in columns[table] if name not in (unchanged or [])}
+            assert had == _as_jsonb(destination, record, action, columns[table])
 
 
 def _as_jsonb(

@@ -250,7 +250,7 @@ def test_a_disabled_sink_is_kept_as_disabled() -> None:
 @pytest.mark.parametrize("destination", ["{type: kafka}", "{path: out}", "{type: }"])
 def test_an_unknown_or_missing_destination_type_is_refused(destination: str) -> None:
     found = refusal(sink(f"destination: {destination}"))
-    expected = "sinks[0].destination.type: should be one of file, parquet, pull, "
+    expected = "sinks[0].destination.type: should be one of file, parquet, postgres, pull, "
     assert expected in found
 
 
