@@ -37,6 +37,7 @@ _ORDERS = (
 )
 _OWN = ", ".join(f"{name} {kind}" for name, kind in OWN_COLUMNS)
 _BARE = f"""
+SET synchronous_commit = on;
 DROP TABLE IF EXISTS bare_append, bare_upsert;
 CREATE TABLE bare_append ({_OWN}, {_ORDERS.replace(" PRIMARY KEY", "")});
 CREATE TABLE bare_upsert ({_ORDERS});

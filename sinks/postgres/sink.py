@@ -31,8 +31,15 @@ from sinks.postgres.target import TargetNames
 
 Mode = Literal["mirror", "append", "events"]
 
-# The texts of values are read as the source wrote them.
-_PINNED = {"DateStyle": "ISO", "IntervalStyle": "postgres", "TimeZone": "UTC", **SETTINGS}
+_PINNED = {
+    # The texts of values are read as the source wrote them.
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    # What is delivered is on the destination's disk, whatever the server does for others.
+    "synchronous_commit": "on",
+    **SETTINGS,
+}
 
 
 class _Applies(Protocol):

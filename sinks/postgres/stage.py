@@ -53,7 +53,7 @@ class Stage:
         kept: pa.StringArray | None = None,
     ) -> pa.StringArray:
         """Rows as COPY reads them."""
-        if self.layout.is_partial:
+        if self.layout.is_partial and len(texts):
             placed = zip(split_columns(texts), self.layout.names, strict=True)
             texts = join_columns([text for text, name in placed if name is not None])
         parts: list[str | pa.StringArray] = [f"{op}\t"]
@@ -75,9 +75,9 @@ class Stages:
     """The stages of one connection."""
 
     def __init__(self) -> None:
-        self._stages: dict[object, Stage] = {}
+        self._stages: dict[int, Stage] = {}
         self._made = 0
-        self._used: set[object] = set()  # since the transaction began
+        self._used: set[int] = set()  # since the transaction began
 
     def begin(self) -> None:
         """All are empty: a transaction begins."""
@@ -85,7 +85,7 @@ class Stages:
 
     def of(self, connection: Connection, layout: Layout) -> Stage:
         """The stage for a layout, empty."""
-        key = (layout.target, layout.names, layout.key)
+        key = layout.number
         if key not in self._stages:
             if len(self._stages) >= _STAGES_MAX:
                 oldest = self._stages.pop(next(iter(self._stages)))

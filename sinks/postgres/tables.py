@@ -82,6 +82,7 @@ class Layout:
     relation: Relation  # of the rows
     names: tuple[str | None, ...]  # the target's column per column of the rows; None: no place
     key: tuple[str, ...]  # the target's columns by which a row is known; none: by all of them
+    number: int  # no two layouts have the same
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -114,6 +115,7 @@ class Tables:
         self._history = history
         self._layouts: dict[tuple[Target, str], Layout] = {}
         self._followed: dict[Target, _Followed] = {}
+        self._made = 0
 
     def forget(self) -> None:
         """After a rollback nothing of what was done is there."""
@@ -148,7 +150,9 @@ class Tables:
         names: tuple[str | None, ...] = tuple(column.name for column in relation.columns)
         if not same_table(current, relation):
             names = names_in(current, relation)
-        layout = Layout(part.target, relation, names, () if self._history else key_names(current))
+        key = () if self._history else key_names(current)
+        self._made += 1
+        layout = Layout(part.target, relation, names, key, self._made)
         self._layouts[part.target, part.version] = layout
         return layout
 

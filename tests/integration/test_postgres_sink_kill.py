@@ -43,7 +43,7 @@ class Run:
         self.rng = random.Random(self.seed)
 
     def until_random_moment(self) -> None:
-        target = self.arrived() + self.rng.randrange(1, 300)
+        target = self.arrived() + self.rng.randrange(1, 100)
         until(f"{target} rows", lambda: self.arrived() >= target, 180)
 
     def arrived(self) -> int:
@@ -64,7 +64,7 @@ class Run:
 
     def restart_destination(self) -> None:
         self.until_random_moment()
-        self.server.restart()
+        self.server.restart(immediate=True)  # a crash
 
     def die_at(self, step: str) -> Callable[[], None]:
         """The process that delivers dies at a step, some deliveries after the start."""
@@ -124,7 +124,7 @@ def under_load(postgres_server: PostgresServer, directory: Path) -> Iterator[Run
             {"name": "events", "destination": {**to, "mode": "events"}, **only},
         ]
         service = Service(source, directory / "service", sinks)
-        writers = Writers(source, seed=seed, pause_s=0.04)
+        writers = Writers(source, seed=seed, pause_s=0.15)
         run = Run(source, service, server, destination, writers, seed)
         service.start()
         try:
@@ -136,7 +136,10 @@ def under_load(postgres_server: PostgresServer, directory: Path) -> Iterator[Run
 
 def finish(run: Run) -> None:
     run.service.until_settled()
-    assert run.service.database.execute("SELECT * FROM walbrook.dead_letters") == []
+    for table in ("dead_letters", "gaps"):
+        assert run.service.database.execute(f"SELECT * FROM walbrook.{table}") == []
+    lost = "SELECT name FROM walbrook.consumers WHERE lost_at IS NOT NULL"
+    assert run.service.database.execute(lost) == []
     assert run.service.stop() == 0, run.service.log_tail()
     run.check()
 
