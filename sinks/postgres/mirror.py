@@ -64,6 +64,10 @@ SETTINGS = {"enable_hashjoin": "off", "enable_mergejoin": "off"}
 _BY_HASH, _BY_KEY = "SET LOCAL enable_hashjoin = on", "SET LOCAL enable_hashjoin = off"
 
 
+_Reference = tuple[Target | None, Target]
+"""A foreign key: the target that has it, None for another table, and the one that it names."""
+
+
 @dataclass(frozen=True)
 class _Work:
     """What is to be done to one target."""
@@ -89,6 +93,7 @@ class Mirror:
         self._names = target_names
         self._stages = Stages()
         self._orders: dict[tuple[Target, ...], list[Target]] = {}
+        self._refer = False  # whether some targets have foreign keys to each other
 
     def forget(self) -> None:
         """After a rollback nothing of what was made is there."""
@@ -103,6 +108,8 @@ class Mirror:
             prepared = [self._prepare(connection, part, position) for part in parts]
             works = [work for work in prepared if work is not None]
             order = self._referring_first(connection, sorted({work.target for work in works}))
+            if self._refer:
+                connection.execute("SET CONSTRAINTS ALL DEFERRED")
             works.sort(key=lambda work: order.index(work.target))
             _truncate(connection, [work.target for work in works if work.truncated])
             for work in works:
@@ -115,7 +122,7 @@ class Mirror:
         layout = self._tables.layout(connection, part)
         stage = self._stages.of(connection, layout)
         if is_row_identity(layout.relation):
-            if position.rewound:
+            if part.first <= position.repeats:
                 raise OperatorError(
                     f"{layout.relation} has no key, so its changes cannot be repeated after a "
                     "rewind",
@@ -133,13 +140,15 @@ class Mirror:
             return targets
         known = self._orders.get(tuple(targets))
         if known is None:
-            known = self._orders[tuple(targets)] = _ordered(connection, targets)
+            references = _references(connection, targets)
+            self._refer |= bool(references)
+            known = self._orders[tuple(targets)] = _ordered(targets, references)
         return known
 
 
-def _ordered(connection: Connection, targets: list[Target]) -> list[Target]:
+def _ordered(targets: list[Target], references: list[_Reference]) -> list[Target]:
     sorter: TopologicalSorter[Target] = TopologicalSorter(dict.fromkeys(targets, ()))
-    for child, parent in _references(connection, targets):
+    for child, parent in references:
         if child is not None:
             sorter.add(parent, child)
     try:
@@ -284,10 +293,8 @@ def _of(alias: str, layout: Layout) -> sql.Composable:
     return sql.SQL(", ").join(sql.Identifier(alias, name) for name in layout.columns)
 
 
-def _references(
-    connection: Connection, targets: Sequence[Target]
-) -> list[tuple[Target | None, Target]]:
-    """The foreign keys to some of the targets: who has it, if one of them, and whom it names."""
+def _references(connection: Connection, targets: Sequence[Target]) -> list[_Reference]:
+    """The foreign keys to some of the targets."""
     tables = [target.identifier.as_string(connection) for target in targets]
     rows = connection.execute(_REFERENCES, (tables,)).fetchall()
     return [

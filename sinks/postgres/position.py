@@ -33,6 +33,8 @@ CREATE TABLE IF NOT EXISTS {own}.positions (
     commit_lsn  pg_lsn NOT NULL,
     commit_idx  bigint NOT NULL,
     generation  integer NOT NULL DEFAULT 1,
+    repeats_lsn pg_lsn NOT NULL DEFAULT '0/0',
+    repeats_idx bigint NOT NULL DEFAULT 0,
     epoch       text NOT NULL,
     past_epochs text[] NOT NULL DEFAULT '{{}}',
     moved_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -70,7 +72,8 @@ INSERT INTO {own}.positions (source, consumer, mode, commit_lsn, commit_idx, epo
 VALUES (%s, %s, %s, '0/0', 0, %s) ON CONFLICT DO NOTHING
 """
 _LOCK = """
-SELECT mode, commit_lsn::text, commit_idx, generation, epoch, %s = ANY (past_epochs)
+SELECT mode, commit_lsn::text, commit_idx, repeats_lsn::text, repeats_idx, generation, epoch,
+       %s = ANY (past_epochs)
   FROM {own}.positions WHERE source = %s AND consumer = %s FOR UPDATE
 """
 _MOVE = """
@@ -79,7 +82,8 @@ UPDATE {own}.positions SET commit_lsn = %s, commit_idx = %s, moved_at = clock_ti
 """
 _NEXT_EPOCH = """
 UPDATE {own}.positions
-   SET past_epochs = (epoch || past_epochs)[1:%s], epoch = %s, generation = generation + 1
+   SET past_epochs = (epoch || past_epochs)[1:%s], epoch = %s, generation = generation + 1,
+       repeats_lsn = %s, repeats_idx = %s
  WHERE source = %s AND consumer = %s
 """
 _GAP = """
@@ -101,10 +105,14 @@ class Owner:
 
 @dataclass(frozen=True)
 class Position:
-    """The row, locked; ``rewound``: this epoch is new, and messages from before come again."""
+    """The row, locked; ``rewound``: this epoch is new, and messages from before come again.
+
+    What comes again is at or below ``repeats``.
+    """
 
     cursor: Cursor
     generation: int
+    repeats: Cursor
     rewound: bool = False
 
     @property
@@ -143,9 +151,11 @@ class Positions:
             connection.execute(self.statement(_BEGIN), (*owner, self._mode, self.epoch))
             row = connection.execute(self.statement(_LOCK), (self.epoch, *owner)).fetchone()
         assert row is not None
-        mode, lsn, idx, generation, epoch, is_over = row
+        mode, lsn, idx, repeats_lsn, repeats_idx, generation, epoch, is_over = row
         self._refuse_other_mode(str(mode))
-        position = Position(Cursor(parse_lsn(str(lsn)), int(str(idx))), int(str(generation)))
+        repeats = Cursor(parse_lsn(str(repeats_lsn)), int(str(repeats_idx)))
+        cursor = Cursor(parse_lsn(str(lsn)), int(str(idx)))
+        position = Position(cursor, int(str(generation)), repeats)
         if not self.epoch or epoch == self.epoch:
             return position
         if is_over:
@@ -153,9 +163,12 @@ class Positions:
                 f"the cursor of {self._owner} was moved back since this delivery began",
                 fix="it begins again from there by itself",
             )
-        connection.execute(self.statement(_NEXT_EPOCH), (_EPOCHS_MAX, self.epoch, *owner))
-        # A position that was never moved has nothing that could come again.
-        return Position(position.cursor, position.generation + 1, position.cursor != ORIGIN)
+        repeats = max(repeats, cursor)
+        connection.execute(
+            self.statement(_NEXT_EPOCH),
+            (_EPOCHS_MAX, self.epoch, format_lsn(repeats.lsn), repeats.idx, *owner),
+        )
+        return Position(cursor, position.generation + 1, repeats, rewound=cursor != ORIGIN)
 
     def move(self, connection: Connection, cursor: Cursor) -> None:
         """Everything up to ``cursor`` is there once the transaction is committed."""
