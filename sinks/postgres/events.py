@@ -66,7 +66,7 @@ _OWNER = "SELECT source, consumer FROM {own}.tables WHERE target_schema = %s AND
 _OWN = """
 INSERT INTO {own}.tables (target_schema, target_table, source, consumer, relation_oid,
                           table_version, since_lsn, since_idx, routed)
-VALUES (%s, %s, %s, %s, 0, '', '0/0', 0, true)
+VALUES (%s, %s, %s, %s, 0, '', '0/0', 0, true) ON CONFLICT DO NOTHING
 """
 _PARTITIONS = """
 SELECT c.relname, n.nspname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
@@ -117,19 +117,25 @@ class Events:
         copy_lines(connection, statement, lines)
 
     def upkeep(self, connection: Connection) -> None:
-        """Make partitions ahead and drop old ones, now and then, in transactions of their own."""
+        """Make partitions ahead and drop old ones, now and then, in a transaction of its own.
+
+        What fails here is tried again later; what was delivered is safe.
+        """
         if time.monotonic() < self._upkeep_due:
             return
         self._upkeep_due = time.monotonic() + _UPKEEP_S
         try:
             with connection.transaction():
                 connection.execute("SET LOCAL lock_timeout = '1s'")
+                self._positions.hold(connection)
                 today = datetime.now(UTC).date()
                 self._make_partitions(connection, self._ahead(today))
                 self._drop_old(connection, today)
-        except psycopg.errors.LockNotAvailable:
+        except psycopg.Error as error:
             self.forget()
-            _logger.warning("postgres.upkeep_waits", table=str(self._target))
+            _logger.warning(
+                "postgres.upkeep_failed", table=str(self._target), error=type(error).__name__
+            )
 
     def _lines(self, rows: pa.RecordBatch, generation: int) -> pa.StringArray:
         source = copied_text(pa.array([self._owner.source], pa.string()))[0].as_py()
@@ -165,16 +171,16 @@ class Events:
     def _make_table(self, connection: Connection) -> None:
         target, owner = self._target, self._owner
         named = (target.schema, target.name)
+        parameters = (*named, owner.source, owner.consumer)
+        connection.execute(self._positions.statement(_OWN), parameters)
         row = connection.execute(self._positions.statement(_OWNER), named).fetchone()
-        if row is not None and row != (owner.source, owner.consumer):
+        assert row is not None
+        if row != (owner.source, owner.consumer):
             raise OperatorError(
                 f"{target} is written by {row[0]}/{row[1]}, and a table belongs to one sink",
                 fix="give the sink another table; if the other one has gone for good, delete the "
                 "table's row in the table tables of own_schema",
             )
-        if row is None:
-            parameters = (*named, owner.source, owner.consumer)
-            connection.execute(self._positions.statement(_OWN), parameters)
         name = target.identifier.as_string(connection)
         kind = connection.execute(_KIND, (name,)).fetchone()
         if kind is None:

@@ -76,6 +76,7 @@ SELECT mode, commit_lsn::text, commit_idx, repeats_lsn::text, repeats_idx, gener
        %s = ANY (past_epochs)
   FROM {own}.positions WHERE source = %s AND consumer = %s FOR UPDATE
 """
+_HOLD = "SELECT FROM {own}.positions WHERE source = %s AND consumer = %s FOR UPDATE"
 _MOVE = """
 UPDATE {own}.positions SET commit_lsn = %s, commit_idx = %s, moved_at = clock_timestamp()
  WHERE source = %s AND consumer = %s
@@ -169,6 +170,11 @@ class Positions:
             (_EPOCHS_MAX, self.epoch, format_lsn(repeats.lsn), repeats.idx, *owner),
         )
         return Position(cursor, position.generation + 1, repeats, rewound=cursor != ORIGIN)
+
+    def hold(self, connection: Connection) -> None:
+        """Keep others from delivering until the transaction ends."""
+        owner = (self._owner.source, self._owner.consumer)
+        connection.execute(self.statement(_HOLD), owner)
 
     def move(self, connection: Connection, cursor: Cursor) -> None:
         """Everything up to ``cursor`` is there once the transaction is committed."""

@@ -110,8 +110,6 @@ class PostgresSink:
         waiting = [batch]
         try:
             connection = self._connected()
-            if self._events is not None:
-                self._events.upkeep(connection)
             while waiting:
                 piece = waiting.pop()
                 try:
@@ -127,6 +125,8 @@ class PostgresSink:
                     continue
                 top = position.cursor if top is None else top
                 settled, absorbed = settled + len(piece), absorbed + known
+            if self._events is not None:
+                self._events.upkeep(connection)
         except psycopg.Error as error:
             self.close()
             return Delivery(settled, absorbed, from_postgres(error, self._place), top=top)
