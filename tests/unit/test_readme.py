@@ -28,7 +28,7 @@ def test_every_make_target_in_the_readme_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", *(f"docs/{p.name}" for p in (ROOT / "docs").iterdir())]
+    "page", ["README.md", *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
 )
 def test_every_link_leads_somewhere(page: str) -> None:
     path = ROOT / page
