@@ -23,9 +23,9 @@ from cdc.decoding.copy_text import copied_text, lsn_texts
 from cdc.decoding.joins import joined
 from cdc.decoding.row_texts import NULL
 from cdc.errors import OperatorError
+from sinks.postgres.copying import copy_lines, pieces, shared_texts
 from sinks.postgres.history import commit_times
 from sinks.postgres.position import Owner, Position, Positions
-from sinks.postgres.stage import copy_lines, pieces
 from sinks.postgres.target import NAME_BYTES_MAX, Target
 
 _logger = structlog.get_logger("walbrook.sink.postgres")
@@ -57,10 +57,12 @@ CREATE TABLE {table} (
 ) PARTITION BY RANGE (committed_at);
 CREATE INDEX ON {table} (table_schema, table_name, record_pks);
 """
+# First what all rows of a transaction share, and of them those of one table and action.
 _COLUMNS = (
-    "commit_lsn", "commit_idx", "committed_at", "walbrook_generation", "xid", "origin",
-    "table_schema", "table_name", "action", "record_pks", "record", "changes", "annotations",
+    "walbrook_generation", "origin", "commit_lsn", "committed_at", "xid", "table_schema",
+    "table_name", "action", "commit_idx", "record_pks", "record", "changes", "annotations",
 )  # fmt: skip
+_SHARED = ("commit_lsn", "table_schema", "table_name", "action")
 _KIND = "SELECT relkind::text FROM pg_class WHERE oid = to_regclass(%s)"
 _OWNER = "SELECT source, consumer FROM {own}.tables WHERE target_schema = %s AND target_table = %s"
 _OWN = """
@@ -139,19 +141,27 @@ class Events:
 
     def _lines(self, rows: pa.RecordBatch, generation: int) -> pa.StringArray:
         source = copied_text(pa.array([self._owner.source], pa.string()))[0].as_py()
-        columns = [
-            lsn_texts(rows.column("commit_lsn")),
+
+        def shared(rows: pa.RecordBatch) -> pa.StringArray:
+            return joined(
+                f"{generation}\t{source}\t",
+                lsn_texts(rows.column("commit_lsn")),
+                "\t",
+                commit_times(rows),
+                "\t",
+                rows.column("xid").cast(pa.string()),
+                *[part for name in _SHARED[1:] for part in ("\t", copied_text(rows.column(name)))],
+                "\t",
+            )
+
+        texts = (copied_text(rows.column(name)) for name in _COLUMNS[9:])
+        return joined(
+            shared_texts(rows, _SHARED, shared),
             rows.column("commit_idx").cast(pa.string()),
-            commit_times(rows),
-            str(generation),
-            rows.column("xid").cast(pa.string()),
-            source,
-            *(copied_text(rows.column(name)) for name in _COLUMNS[6:]),
-        ]
-        parts: list[str | pa.StringArray] = []
-        for column in columns:
-            parts += [column, "\t"]
-        return joined(*parts[:-1], "\n", null=NULL)
+            *[part for text in texts for part in ("\t", text)],
+            "\n",
+            null=NULL,
+        )
 
     def _make_partitions(self, connection: Connection, days: set[date]) -> None:
         if self._partitions is None:

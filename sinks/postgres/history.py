@@ -12,14 +12,18 @@ from cdc.decoding.copy_text import copied_text, lsn_texts
 from cdc.decoding.format import ROW_TEXT
 from cdc.decoding.joins import joined
 from cdc.decoding.row_texts import NULL
-from cdc.decoding.shapes.text import for_each_value
+from sinks.postgres.copying import copy_lines, pieces, shared_texts
 from sinks.postgres.fold import join_columns, split_columns
 from sinks.postgres.position import Owner, Position, Positions
-from sinks.postgres.stage import copy_lines, pieces
 from sinks.postgres.stretches import Part, stretches
-from sinks.postgres.tables import OWN_COLUMNS, Layout, Tables
+from sinks.postgres.tables import Layout, Tables
 from sinks.postgres.target import TargetNames
 
+# First what all rows of a transaction share.
+_OWN = (
+    "walbrook_generation", "walbrook_action", "walbrook_lsn", "walbrook_committed_at",
+    "walbrook_idx", "walbrook_old_key", "walbrook_unchanged",
+)  # fmt: skip
 _TARGETS = (
     "SELECT target_schema, target_table FROM {own}.tables WHERE source = %s AND consumer = %s"
 )
@@ -64,7 +68,7 @@ class History:
         rows = part.rows if of_rows.true_count == len(of_rows) else part.rows.filter(of_rows)
         if not rows.num_rows:
             return
-        columns = [*(name for name, _ in OWN_COLUMNS), *layout.columns]
+        columns = [*_OWN, *layout.columns]
         statement = sql.SQL("COPY {} ({}) FROM STDIN").format(
             layout.target.identifier, sql.SQL(", ").join(map(sql.Identifier, columns))
         )
@@ -88,15 +92,21 @@ def _lines(rows: pa.RecordBatch, layout: Layout, generation: int) -> pa.StringAr
     if layout.is_partial:
         placed = zip(split_columns(texts), layout.names, strict=True)
         texts = join_columns([text for text, name in placed if name is not None])
+
+    def shared(rows: pa.RecordBatch) -> pa.StringArray:
+        return joined(
+            f"{generation}\t",
+            rows.column("action"),
+            "\t",
+            lsn_texts(rows.column("commit_lsn")),
+            "\t",
+            commit_times(rows),
+            "\t",
+        )
+
     return joined(
-        f"{generation}\t",
-        rows.column("action"),
-        "\t",
-        lsn_texts(rows.column("commit_lsn")),
-        "\t",
+        shared_texts(rows, ("commit_lsn", "action"), shared),
         rows.column("commit_idx").cast(pa.string()),
-        "\t",
-        commit_times(rows),
         *_optional(rows.column("old_record_pks")),
         *_optional(rows.column("unchanged")),
         *(["\t", texts] if layout.columns else []),
@@ -107,7 +117,7 @@ def _lines(rows: pa.RecordBatch, layout: Layout, generation: int) -> pa.StringAr
 
 def commit_times(rows: pa.RecordBatch) -> pa.StringArray:
     """When the transactions were committed, as Postgres reads it."""
-    return for_each_value(rows.column("commit_timestamp"), lambda times: times.cast(pa.string()))
+    return rows.column("commit_timestamp").cast(pa.string())
 
 
 def _optional(column: pa.StringArray) -> list[str | pa.StringArray]:

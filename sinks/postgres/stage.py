@@ -6,24 +6,22 @@ its own. It stays for the life of the connection and is emptied by every commit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 from psycopg import sql
 
 from cdc.connection import Connection
-from cdc.decoding.columns import bytes_of
 from cdc.decoding.copy_text import copied_text
 from cdc.decoding.joins import joined, repeated
 from cdc.decoding.row_texts import NULL
+from sinks.postgres.copying import copy_lines
 from sinks.postgres.fold import join_columns, split_columns
 from sinks.postgres.tables import Layout
 
 OP, NUMBER, KEPT = (sql.Identifier(name) for name in ("~op", "~number", "~kept"))
 """What to do with a row; a number that two rows share, or how often; columns to leave alone."""
 
-_PIECE_ROWS = 2_048
 _STAGES_MAX = 64  # a commit empties each of them
 
 _MAKE = """
@@ -121,19 +119,3 @@ class Stages:
 def names(columns: tuple[str, ...]) -> sql.Composed:
     """Columns as a list in SQL."""
     return sql.SQL(", ").join(map(sql.Identifier, columns))
-
-
-def pieces(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Rows in pieces, so that the server reads one while the next is written as text."""
-    for start in range(0, rows.num_rows, _PIECE_ROWS):
-        yield rows.slice(start, _PIECE_ROWS)
-
-
-def copy_lines(
-    connection: Connection, statement: sql.Composed, lines: Iterable[pa.StringArray]
-) -> None:
-    """Send lines to a COPY, some at a time."""
-    with connection.cursor() as cursor, cursor.copy(statement) as copy:
-        for some in lines:
-            if len(some):
-                copy.write(bytes_of(some).data)
