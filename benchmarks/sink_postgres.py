@@ -100,8 +100,8 @@ def _measured(dsn: str, batches: Sequence[MessageBatch], rounds: int) -> Figures
     return {
         "sink_ratio_postgres": round(rate["append"] / rate["bare_append"], 3),
         "sink_ratio_postgres_upsert": round(rate["mirror"] / rate["bare_upsert"], 3),
-        "messages_per_s_postgres": {name: round(each) for name, each in rate.items()},
-        "cpu_us_per_change_postgres": {name: round(each, 2) for name, each in cpu.items()},
+        **{f"messages_per_s_postgres_{name}": round(each) for name, each in rate.items()},
+        **{f"cpu_us_per_change_postgres_{name}": round(each, 2) for name, each in cpu.items()},
     }
 
 

@@ -1,7 +1,8 @@
 """One delivery, one transaction: the position is locked, the rows are applied, the position moves.
 
 A message that the destination refuses is found by halving the batch: each half is a delivery of its
-own, and the first message that is refused alone ends it.
+own, and the first message that is refused alone ends it. After some refusals in a row, with nothing
+accepted between them, the destination is taken to be at fault, and the next message waits.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from cdc.change import MessageBatch
 from cdc.connection import LIVENESS, Connection, with_options
 from cdc.cursor import Cursor
 from cdc.decoding.format import TABLE_VERSION
-from cdc.errors import PoisonError, WalbrookError
+from cdc.errors import PoisonError, TransientError, WalbrookError
 from cdc.failpoints import reached
 from sinks.base import Delivery
 from sinks.columns import prefix_at_or_below
@@ -30,6 +31,8 @@ from sinks.postgres.tables import Tables
 from sinks.postgres.target import TargetNames
 
 Mode = Literal["mirror", "append", "events"]
+
+_REFUSALS_MAX = 5  # in a row
 
 _PINNED = {
     # The texts of values are read as the source wrote them.
@@ -98,6 +101,7 @@ class PostgresSink:
                 else History(tables, names, self._positions, owner, replaces=replaces)
             )
         self._connection: Connection | None = None
+        self._refusals = 0  # since a message was accepted
 
     def follow(self, epoch: str) -> None:
         """Deliver in this epoch of the consumer: another one says that its cursor went back."""
@@ -125,6 +129,7 @@ class PostgresSink:
                     continue
                 top = position.cursor if top is None else top
                 settled, absorbed = settled + len(piece), absorbed + known
+                self._refusals = 0 if known < len(piece) else self._refusals
             if self._events is not None:
                 self._events.upkeep(connection)
         except psycopg.Error as error:
@@ -196,8 +201,15 @@ class PostgresSink:
         if not connection.closed:
             connection.execute("DISCARD TEMP")
 
-    def _refused(self, message: MessageBatch, error: psycopg.Error | PoisonError) -> PoisonError:
+    def _refused(self, message: MessageBatch, error: psycopg.Error | PoisonError) -> WalbrookError:
         found = error if isinstance(error, PoisonError) else from_postgres(error, self._place)
+        self._refusals += 1
+        if self._refusals > _REFUSALS_MAX:
+            return TransientError(
+                f"it refused {self._refusals} messages in a row and took none: {found.what}",
+                fix="change what refuses them at the destination; it is tried again until then",
+                detail=found.detail,
+            )
         return PoisonError(
             f"the message at {message.cursor(0)} cannot be applied: {found.what}",
             fix=found.fix,

@@ -260,6 +260,23 @@ def test_a_row_that_the_destination_refuses_is_alone_and_quotes_no_value(
     assert there.execute("SELECT count(*) FROM t") == [(99,)]
 
 
+def test_a_table_that_refuses_every_row_is_waited_for_after_five(
+    source: SlotBatches, there: Database, opened: Open
+) -> None:
+    there.execute("CREATE TABLE t (id int PRIMARY KEY, more int NOT NULL)")
+    source.run("CREATE TABLE t (id int PRIMARY KEY)")
+    source.run("INSERT INTO t SELECT * FROM generate_series(1, 20)")
+    batch, sink = source.taken(), opened()
+    for at in range(5):
+        assert isinstance(sink.deliver(batch.slice(at)).error, PoisonError)
+    for _ in range(2):
+        waits = sink.deliver(batch.slice(5))
+        assert isinstance(waits.error, TransientError)
+        assert "in a row and took none" in waits.error.what
+    there.execute("ALTER TABLE t ALTER more DROP NOT NULL")
+    delivered(sink, batch.slice(5))
+
+
 @pytest.mark.parametrize("mode", ["mirror", "append", "events"])
 def test_a_replay_is_absorbed_however_it_is_cut_and_by_whoever_it_comes(
     mode: str, source: SlotBatches, there: Database, opened: Open

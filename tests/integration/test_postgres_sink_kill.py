@@ -21,7 +21,7 @@ from tests.fix_postgres import Database, PostgresServer, embedded, fresh_databas
 from tests.service import Service, _url
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 TABLE = "counter"
 COUNT = f"SELECT count(*) FROM history.{TABLE}"
@@ -77,7 +77,7 @@ class Run:
                 patch.setenv(VARIABLE, f"{step}:{self.rng.randrange(1, 4)}")
                 self.service.start()
             # The driver, or a worker of Spark where there is much to deliver.
-            until("a death", lambda: "died" in self.service.log.read_text()[said:], 120)
+            until("a death", lambda: "died" in self.service.log.read_text()[said:], 300)
             self.service.kill()
             self.service.start()
 
@@ -135,7 +135,7 @@ def under_load(postgres_server: PostgresServer, directory: Path) -> Iterator[Run
 
 
 def finish(run: Run) -> None:
-    run.service.until_settled()
+    run.service.until_settled(300)
     for table in ("dead_letters", "gaps"):
         assert run.service.database.execute(f"SELECT * FROM walbrook.{table}") == []
     lost = "SELECT name FROM walbrook.consumers WHERE lost_at IS NOT NULL"
