@@ -145,3 +145,15 @@ def test_equal_rows_without_a_key_are_counted() -> None:
     counted = count_rows(history.batch())
     assert counted.inserts.to_pylist() == ["1\tx\t\\N", "1\tx\t\\N", "3\tz\t\\N"]
     assert (counted.deletes.to_pylist(), counted.times.tolist()) == (["2\ty\t\\N"], [3])
+
+
+def test_a_value_from_before_a_delete_is_not_taken_for_a_row_whose_insert_was_filtered_out() -> (
+    None
+):
+    history = History()
+    history.add("update", ("1", "x", "old"))
+    history.add("delete", ("1", None, None))
+    history.add("update", ("1", "new", _UNSENT), unsent="b")
+    folded = fold(history.batch())
+    assert folded.upserts.to_pylist() == ["1\tnew\t\\N"]
+    assert folded.kept.to_pylist() == [None]
