@@ -12,7 +12,7 @@ from psycopg import sql
 from cdc.connection import Connection
 from cdc.decoding.columns import bytes_of
 
-_PIECE_ROWS = 2_048
+_PIECE_ROWS = 4_096
 
 
 def pieces(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -103,7 +103,7 @@ class Mirror:
 
     def apply(self, connection: Connection, rows: pa.RecordBatch, position: Position) -> None:
         """Apply changes of tables in their order."""
-        self._stages.begin()
+        self._stages.begin(connection)
         for parts in stretches(rows, self._names, moves_in_parts(rows)):
             prepared = [self._prepare(connection, part, position) for part in parts]
             works = [work for work in prepared if work is not None]

@@ -77,17 +77,17 @@ class Stages:
         self._made = 0
         self._used: set[int] = set()  # since the transaction began
 
-    def begin(self) -> None:
-        """All are empty: a transaction begins."""
+    def begin(self, connection: Connection) -> None:
+        """A transaction begins: all are empty, and too many are dropped, the oldest first."""
         self._used.clear()
+        while len(self._stages) > _STAGES_MAX:
+            oldest = self._stages.pop(next(iter(self._stages)))
+            connection.execute(sql.SQL("DROP TABLE {}").format(oldest.name))
 
     def of(self, connection: Connection, layout: Layout) -> Stage:
         """The stage for a layout, empty."""
         key = layout.number
         if key not in self._stages:
-            if len(self._stages) >= _STAGES_MAX:
-                oldest = self._stages.pop(next(iter(self._stages)))
-                connection.execute(sql.SQL("DROP TABLE {}").format(oldest.name))
             self._stages[key] = self._make(connection, layout)
         stage = self._stages[key]
         if key in self._used:

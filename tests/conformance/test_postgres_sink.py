@@ -543,6 +543,19 @@ def test_twenty_thousand_changes_of_a_thousand_rows_are_the_last_of_each(
     assert there.execute(query) == database.execute(query)
 
 
+def test_a_batch_of_more_tables_than_are_kept_ready_arrives(
+    source: SlotBatches, there: Database, opened: Open
+) -> None:
+    names = [f"t{n}" for n in range(70)]
+    source.run("; ".join(f"CREATE TABLE {name} (id int PRIMARY KEY)" for name in names))
+    sink = opened()
+    for id in (1, 2):
+        source.run("; ".join(f"INSERT INTO {name} VALUES ({id})" for name in names))
+        delivered(sink, source.taken())
+    query = " UNION ALL ".join(f"SELECT count(*) FROM {name}" for name in names)
+    assert there.execute(query) == [(2,)] * 70
+
+
 def test_a_destination_is_written_to_over_tls_that_is_verified(
     tls_server: TlsServer, tls_database: Database, opened: Open
 ) -> None:
