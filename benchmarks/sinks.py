@@ -181,6 +181,7 @@ def run(sizes: Sizes) -> dict[str, object]:
         batches = list(message_batches(sizes.rows, _PIECE))
         for case, opened in CASES.items():
             found |= _measure(case, opened, servers, batches, sizes.rounds)
+        found |= sink_postgres.run(sizes.rows, sizes.rounds)
         found |= latencies(Path(name), own_redis, broker, sizes)
     return found
 

@@ -28,6 +28,8 @@ Step = Literal[
     "produced",
     "enclosed",
     "committed",
+    "applied",
+    "moved",
 ]
 
 STEPS: Final[tuple[Step, ...]] = (
@@ -45,6 +47,8 @@ STEPS: Final[tuple[Step, ...]] = (
     "produced",  # messages of a Kafka transaction were sent, its cursor was not
     "enclosed",  # its cursor was sent, too; it is not committed
     "committed",  # it is committed, nothing of it is settled
+    "applied",  # a destination that is a database has the rows, its position has not moved
+    "moved",  # both are committed there
 )
 VARIABLE: Final = "WALBROOK_FAILPOINT"
 

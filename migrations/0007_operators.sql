@@ -88,7 +88,7 @@ $$;
 -- What is below the end of every destination of these kinds is taken for a repeat.
 CREATE FUNCTION walbrook.keeps_position(destination text) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT destination IN ('file', 'parquet', 'redis_stream', 'kafka_exactly_once')
+    SELECT destination IN ('file', 'parquet', 'postgres', 'redis_stream', 'kafka_exactly_once')
 $$;
 
 -- Not more than these are counted: whoever counts holds locks that settling waits for.

@@ -14,6 +14,7 @@ from cdc.config.destination import (
     FileDestination,
     KafkaDestination,
     ParquetDestination,
+    PostgresDestination,
     PullDestination,
     RedisStreamDestination,
     Tls,
@@ -22,16 +23,17 @@ from cdc.config.destination import (
 from cdc.errors import ProtocolError
 from cdc.generation import FIRST, Generation
 from cdc.queue.groups import BY_KEY, Grouping
-from sinks.base import Delivery, Sink
+from sinks.base import Delivery, FollowsRewinds, Sink
 from sinks.claim_check import ClaimCheckedSink
 from sinks.claim_stores import ClaimPlace
 from sinks.file import FileSink
 from sinks.parquet import ParquetSink
+from sinks.postgres import PostgresSink
 from sinks.pull import PullSink, Queue
 from sinks.redis_stream import RedisStreamSink
 from sinks.webhook import WebhookSink
 
-__all__ = ["ClaimPlace", "Delivery", "Queue", "Sink", "open_sink"]
+__all__ = ["ClaimPlace", "Delivery", "FollowsRewinds", "Queue", "Sink", "open_sink"]
 
 
 def open_sink(
@@ -83,6 +85,8 @@ def _open(
                 compression=destination.compression,
                 generation=generation,
             )
+        case PostgresDestination():
+            return _postgres(destination, source, consumer)
         case PullDestination():
             if queue is None:
                 raise ProtocolError(f"consumer {consumer} is pulled from, but has no queue")
@@ -101,6 +105,24 @@ def _open(
                 max_retries=destination.max_retries,
                 verify=destination.verify,
             )
+
+
+def _postgres(destination: PostgresDestination, source: str, consumer: str) -> PostgresSink:
+    return PostgresSink(
+        destination.dsn(),
+        source=source,
+        consumer=consumer,
+        mode=destination.mode,
+        table=destination.table,
+        target_schema=destination.target_schema,
+        own_schema=destination.own_schema,
+        on_rewind=destination.on_rewind,
+        partition_by=destination.partition_by,
+        retention_days=destination.retention_days,
+        disable_triggers=destination.disable_triggers,
+        connect_timeout_s=destination.connect_timeout_ms / 1000,
+        statement_timeout_s=destination.statement_timeout_ms / 1000,
+    )
 
 
 def _redis_stream(

@@ -56,6 +56,15 @@ class Sink(Protocol):
 
 
 @runtime_checkable
+class FollowsRewinds(Protocol):
+    """A sink that keeps a position and can take messages from below it again."""
+
+    def follow(self, epoch: str) -> None:
+        """Deliver in this epoch of the consumer; a new one begins whenever its cursor goes back."""
+        ...
+
+
+@runtime_checkable
 class Probing(Protocol):
     """A sink that ``walbrook config check --connect`` can try."""
 

@@ -23,10 +23,10 @@ from cdc.config import Sink as SinkConfig
 from cdc.connection import Connection
 from cdc.connection_pool import ConnectionPool
 from cdc.cursor import Cursor, format_lsn, parse_lsn
+from cdc.decoding.copy_text import copied_text, lsn_texts
 from cdc.decoding.joins import joined
 from cdc.error_text import public_text
 from cdc.errors import OperatorError, PoisonError, TransientError, WalbrookError
-from cdc.queue.copy_text import copied_text, lsn_texts
 from cdc.queue.groups import Grouping, groups_of
 from cdc.queue.retry import TOO_LARGE
 from sinks.base import Delivery

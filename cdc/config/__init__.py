@@ -12,6 +12,7 @@ from cdc.config.destination import (
     FileDestination,
     KafkaDestination,
     ParquetDestination,
+    PostgresDestination,
     PullDestination,
     RedisStreamDestination,
     Tls,
@@ -25,7 +26,8 @@ from cdc.config.log import Flight, Log, Tier
 from cdc.config.model import Config
 from cdc.config.secrets import SecretText
 from cdc.config.settings import ApiToken, Http, Service, Spark, State
-from cdc.config.sink import Sink, Source
+from cdc.config.sink import Sink
+from cdc.config.sink_parts import Source
 from cdc.config.table import TableName
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "Ledger",
     "Log",
     "ParquetDestination",
+    "PostgresDestination",
     "Publication",
     "PullDestination",
     "RedisStreamDestination",

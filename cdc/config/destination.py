@@ -6,13 +6,18 @@ import re
 from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
+from psycopg.conninfo import conninfo_to_dict
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from cdc.config.kafka import KafkaSasl, KafkaServer, KafkaTls, KafkaTopics, TopicName, TopicTemplate
+from cdc.config.postgres import PostgresServer
 from cdc.config.scalars import Flag, Integer, LocalPath, Port, Section, Size, Text, wrong
 from cdc.config.secrets import SecretText
 
 TimeoutMs = Annotated[Integer, Field(ge=1, le=600_000)]
+TABLE_PLACEHOLDERS = ("{schema}", "{table}")
+"""What a template of a table's name may hold."""
+
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
@@ -118,6 +123,98 @@ class ParquetDestination(_Destination):
 
     def place(self, _consumer: str) -> tuple[object, ...] | None:
         return ("directory", self.path)
+
+
+def _table_template(template: str) -> str:
+    rest = template
+    for placeholder in TABLE_PLACEHOLDERS:
+        rest = rest.replace(placeholder, "x")
+    if re.search(r"[{}\x00]", rest) or rest.count(".") > 1 or not all(rest.split(".")):
+        raise wrong(
+            "should be a table or schema.table, with {schema} and {table} for those of the source"
+        )
+    return template
+
+
+class PostgresDestination(PostgresServer, _Destination):
+    """Tables of a Postgres database."""
+
+    message_bytes_max: ClassVar[int | None] = 256 * 2**20
+
+    type: Literal["postgres"] = Field(default="postgres", description="Always postgres.")
+    mode: Literal["mirror", "append", "events"] = Field(
+        default="mirror",
+        description="mirror: tables that equal those of the source. append: every change as a row "
+        "of its table's history. events: every change as a row with JSON, in one table that is "
+        "partitioned by time.",
+    )
+    table: Annotated[Text, AfterValidator(_table_template)] | None = Field(
+        default=None,
+        description="Name of the target table, where {schema} and {table} stand for those of the "
+        "source. If not given, {schema}.{table}, and public.walbrook_events in mode events.",
+    )
+    target_schema: Text | None = Field(
+        default=None,
+        max_length=63,
+        description="Schema of all target tables, in place of the one that table or routing says.",
+    )
+    own_schema: Annotated[Text, Field(max_length=63)] = Field(
+        default="walbrook_sink",
+        description="Schema in the destination for the positions of sinks; created if missing.",
+    )
+    on_rewind: Literal["generation", "replace"] = Field(
+        default="generation",
+        description="What happens to rows of append and events that come again after a rewind. "
+        "generation: they are added under the next number in the column walbrook_generation. "
+        "replace: the rows from there on are deleted first.",
+    )
+    partition_by: Literal["day", "month"] = Field(
+        default="day", description="Span of one partition of the table of mode events."
+    )
+    retention_days: Annotated[Integer, Field(ge=1, le=36_500)] | None = Field(
+        default=None,
+        description="Partitions of mode events that are older than this are dropped; if not "
+        "given, none is.",
+    )
+    disable_triggers: Flag = Field(
+        default=False,
+        description="Write with session_replication_role = replica: no triggers fire, and foreign "
+        "keys are not checked. Needs the privilege to set it.",
+    )
+    connect_timeout_ms: TimeoutMs = Field(
+        default=10_000, description="How long a connect may take, in milliseconds."
+    )
+    statement_timeout_ms: Annotated[Integer, Field(ge=1_000, le=3_600_000)] = Field(
+        default=60_000,
+        description="How long a statement may take, its wait for a lock included, in milliseconds.",
+    )
+
+    @model_validator(mode="after")
+    def _fits_the_mode(self) -> Self:
+        if self.mode == "events" and "{" in (self.table or ""):
+            raise wrong(
+                "is one table for all with mode: events; name it without {}", within=("table",)
+            )
+        given = self.model_fields_set
+        for key in ("partition_by", "retention_days"):
+            if key in given and self.mode != "events":
+                raise wrong("has a meaning with mode: events alone; leave it out", within=(key,))
+        if "on_rewind" in given and self.mode == "mirror":
+            raise wrong(
+                "has no use with mode: mirror, which is repeated by key; leave it out",
+                within=("on_rewind",),
+            )
+        return self
+
+    @property
+    def default_batch_size(self) -> int:
+        return 10_000
+
+    def place(self, consumer: str) -> tuple[object, ...] | None:
+        """Its rows know whose they are, so that several sinks may share a database."""
+        where = conninfo_to_dict(self.dsn())
+        named = [where.get(part, "") for part in ("host", "port", "dbname")]
+        return ("postgres", *named, self.own_schema, consumer)
 
 
 class Tls(Section):
@@ -373,6 +470,7 @@ Destination = Annotated[
     FileDestination
     | KafkaDestination
     | ParquetDestination
+    | PostgresDestination
     | PullDestination
     | RedisStreamDestination
     | WebhookDestination,

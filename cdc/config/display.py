@@ -10,10 +10,10 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel
 
-from cdc.config.database import Database
 from cdc.config.destination import RedisStreamDestination, WebhookDestination
 from cdc.config.interpolate import escape
 from cdc.config.model import Config
+from cdc.config.postgres import PostgresServer
 from cdc.config.secrets import SecretText, mask, mask_url
 from cdc.config.sink import Sink
 from cdc.config.table import TableName
@@ -42,7 +42,7 @@ def _plain(value: object) -> object:
 
 def _section(section: BaseModel) -> dict[str, object]:
     shown = {key: _plain(value) for key, value in section if value is not None}
-    if isinstance(section, Database | RedisStreamDestination) and section.url is not None:
+    if isinstance(section, PostgresServer | RedisStreamDestination) and section.url is not None:
         return {key: value for key, value in shown.items() if key not in _IN_URL}
     if isinstance(section, Sink) and section.databases is not None:
         del shown["database"]

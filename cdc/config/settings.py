@@ -8,8 +8,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from cdc.config.database import PostgresUrl
 from cdc.config.hosts import is_loopback, is_master
+from cdc.config.postgres import PostgresUrl
 from cdc.config.scalars import (
     ConfText,
     Flag,

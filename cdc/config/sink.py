@@ -13,19 +13,23 @@ from cdc.config.destination import (
     FileDestination,
     KafkaDestination,
     ParquetDestination,
+    PostgresDestination,
     PullDestination,
     RedisStreamDestination,
     WebhookDestination,
 )
 from cdc.config.event_time import EventTime, Window
 from cdc.config.expression import NONE, ExpressionText
-from cdc.config.scalars import Flag, Integer, Name, Section, Size, Table, Text, wrong
+from cdc.config.scalars import Flag, Integer, Name, Section, Size, Text, wrong
+from cdc.config.sink_parts import GroupedTable, Retry, Source
 from cdc.cursor import Cursor
 from cdc.errors import OperatorError
 
 BOTH_WAYS: Final = "database and databases cannot both be given; keep one of them"
 
 Action = Literal["insert", "update", "delete", "truncate", "message", "schema_change"]
+
+_OF_TABLES: Final = ("insert", "update", "delete", "truncate", "schema_change")
 
 
 def _start_at(value: str) -> str:
@@ -40,68 +44,6 @@ def _start_at(value: str) -> str:
 
 
 StartAt = Annotated[str, AfterValidator(_start_at)]
-
-
-class Source(Section):
-    """Which tables a sink takes changes from."""
-
-    include_schemas: tuple[Text, ...] | None = Field(
-        default=None, min_length=1, description="Only these schemas."
-    )
-    exclude_schemas: tuple[Text, ...] | None = Field(
-        default=None, min_length=1, description="All schemas but these."
-    )
-    include_tables: tuple[Table, ...] | None = Field(
-        default=None, min_length=1, description="Only these tables."
-    )
-    exclude_tables: tuple[Table, ...] | None = Field(
-        default=None, min_length=1, description="All tables but these."
-    )
-
-    @model_validator(mode="after")
-    def _include_or_exclude(self) -> Self:
-        for kind in ("schemas", "tables"):
-            self.refuse_together(f"include_{kind}", (f"exclude_{kind}",))
-        return self
-
-    def takes(self, schema: str, table: str) -> bool:
-        """Whether the changes of a table are the sink's."""
-        name = f"{schema}.{table}"
-        return (
-            (self.include_schemas is None or schema in self.include_schemas)
-            and schema not in (self.exclude_schemas or ())
-            and (self.include_tables is None or name in self.include_tables)
-            and name not in (self.exclude_tables or ())
-        )
-
-
-class GroupedTable(Section):
-    """How the changes of one table are grouped."""
-
-    name: Table = Field(description="The table.")
-    group_column_names: tuple[Text, ...] = Field(
-        min_length=1,
-        description="Changes with the same values in these columns form a group and stay in order.",
-    )
-
-
-class Retry(Section):
-    """How a message that its destination refused is tried again."""
-
-    first_ms: Annotated[Integer, Field(ge=1, le=3_600_000)] = Field(
-        default=1_000,
-        description="Pause before the second delivery, in milliseconds; it doubles each time. One "
-        "refused for its content waits ten times as long.",
-    )
-    max_ms: Annotated[Integer, Field(ge=1, le=86_400_000)] = Field(
-        default=600_000, description="Longest pause between two deliveries, in milliseconds."
-    )
-
-    @model_validator(mode="after")
-    def _grows(self) -> Self:
-        if self.max_ms < self.first_ms:
-            raise wrong("max_ms is less than first_ms; raise it", within=("max_ms",))
-        return self
 
 
 class Sink(Section):
@@ -127,7 +69,8 @@ class Sink(Section):
     actions: tuple[Action, ...] = Field(
         default=("insert", "update", "delete"),
         min_length=1,
-        description="Which kinds of change it receives.",
+        description="Which kinds of change it receives. If not given, those three; for postgres "
+        "also truncate and schema_change.",
     )
     filter: ExpressionText = Field(
         default=NONE,
@@ -137,19 +80,19 @@ class Sink(Section):
     transform: ExpressionText = Field(
         default=NONE,
         description="What a message is: an expression whose JSON is sent in place of the shape's, "
-        "a Python function, or none. Not with parquet, which writes columns.",
+        "a Python function, or none. Not with parquet and postgres, which write columns.",
     )
     routing: ExpressionText = Field(
         default=NONE,
         description="Where each message goes: an expression or a Python function that gives a "
-        "stream key (redis_stream), a path (webhook) or a topic (kafka), null for the sink's own; "
-        "or none.",
+        "stream key (redis_stream), a path (webhook), a topic (kafka) or a table (postgres), null "
+        "for the sink's own; or none.",
     )
     shape: Literal["sequin", "debezium", "record"] = Field(
         default="sequin",
         description="What a message looks like: sequin (record, changes, action, metadata), "
-        "debezium (before, after, source, op) or record (the bare row). parquet writes columns and "
-        "takes no other than sequin.",
+        "debezium (before, after, source, op) or record (the bare row). parquet and postgres write "
+        "columns and take no other than sequin.",
     )
     timestamp_format: Literal["iso8601", "unix_microsecond", "postgres"] = Field(
         default="iso8601",
@@ -169,8 +112,8 @@ class Sink(Section):
     )
     batch_size: Annotated[Integer, Field(ge=1, le=10_000)] | None = Field(
         default=None,
-        description="Most messages delivered at once; if not given, 10000 for file, kafka, parquet "
-        "and pull, 1000 for redis_stream, 100 for webhook (1 with batch: false).",
+        description="Most messages delivered at once; if not given, 10000 for file, kafka, "
+        "parquet, postgres and pull, 1000 for redis_stream, 100 for webhook (1 with batch: false).",
     )
     partition_count: Annotated[Integer, Field(ge=1, le=64)] | None = Field(
         default=None,
@@ -255,6 +198,17 @@ class Sink(Section):
             return data
         return {**data, "event_time": {}} if data.get("event_time") is None else data
 
+    @model_validator(mode="before")
+    @classmethod
+    def _tables_take_every_change(cls, data: object) -> object:
+        if not isinstance(data, dict) or data.get("actions") is not None:
+            return data
+        destination = data.get("destination")
+        kind = destination.get("type") if isinstance(destination, dict) else None
+        if kind == "postgres" or isinstance(destination, PostgresDestination):
+            return {**data, "actions": _OF_TABLES}
+        return data
+
     @model_validator(mode="after")
     def _one_way_to_name_databases(self) -> Self:
         # A file with both is refused where names are; a copy of a valid sink has both.
@@ -284,9 +238,11 @@ class Sink(Section):
 
     @model_validator(mode="after")
     def _shape_is_possible(self) -> Self:
-        if isinstance(self.destination, ParquetDestination) and self.shape != "sequin":
+        columns = ParquetDestination | PostgresDestination
+        if isinstance(self.destination, columns) and self.shape != "sequin":
             raise wrong(
-                "parquet writes columns, not messages, so there is nothing to shape; leave it out",
+                f"{self.destination.type} writes columns, not messages, so there is nothing to "
+                "shape; leave it out",
                 within=("shape",),
             )
         return self
@@ -311,10 +267,11 @@ class Sink(Section):
 
     @model_validator(mode="after")
     def _expressions_are_possible(self) -> Self:
-        if self.transform != NONE and isinstance(self.destination, ParquetDestination):
+        columns = ParquetDestination | PostgresDestination
+        if self.transform != NONE and isinstance(self.destination, columns):
             raise wrong(
-                "parquet writes columns, not messages, so there is nothing to transform; leave it "
-                "out, or use another destination",
+                f"{self.destination.type} writes columns, not messages, so there is nothing to "
+                "transform; leave it out, or use another destination",
                 within=("transform",),
             )
         if self.routing != NONE and isinstance(
@@ -322,7 +279,7 @@ class Sink(Section):
         ):
             raise wrong(
                 f"{self.destination.type} has one place for all messages, so there is nothing to "
-                "route to; leave it out, or use kafka, redis_stream or webhook",
+                "route to; leave it out, or use kafka, postgres, redis_stream or webhook",
                 within=("routing",),
             )
         return self
@@ -374,6 +331,34 @@ class Sink(Section):
             raise wrong(
                 f"schema_change has its place between commits, which {self.ordering} does not "
                 "keep; take it to a sink of its own",
+                within=("actions",),
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _tables_are_possible(self) -> Self:
+        destination = self.destination
+        if not isinstance(destination, PostgresDestination):
+            return self
+        if self.ordering != "commit":
+            raise wrong(
+                f"{self.ordering} is not possible with postgres, whose tables follow the order of "
+                "commits; use another destination, or commit",
+                within=("ordering",),
+            )
+        if destination.mode != "events" and "message" in self.actions:
+            raise wrong(
+                "message belongs to no table; use mode: events, or take it out",
+                within=("actions",),
+            )
+        if destination.mode == "events" and self.routing != NONE:
+            raise wrong(
+                "mode: events has one table for all messages; leave it out", within=("routing",)
+            )
+        if destination.mode == "mirror" and "truncate" not in self.actions:
+            raise wrong(
+                "needs truncate with mode: mirror, or its tables would keep rows that the source "
+                "has not; add it",
                 within=("actions",),
             )
         return self

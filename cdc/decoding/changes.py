@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.decoding import few
-from cdc.decoding.format import PLAIN, Wanted
+from cdc.decoding.format import PLAIN, TABLE_VERSION, Wanted
 from cdc.decoding.groups import (
     ACTIONS,
     Frame,
@@ -46,6 +46,7 @@ class _Part:
     count: int
     decoded: Decoded
     error: pa.StringArray
+    table_version: str | None = None
 
 
 def decode_changes(
@@ -75,11 +76,12 @@ def decode_changes(
 def _decode_group(frame: Frame, group: Group, wanted: Wanted) -> _Part:
     with naming(frame, group):
         decoded = _decode_messages(frame, group, wanted)
-    schema, name = "", ""
+    schema, name, version = "", "", None
     if group.plan is not None:
         schema, name = group.plan.relation.namespace, group.plan.relation.name
+        version = group.plan.version
     error = errors_of(frame, group, decoded.faults)
-    return _Part(schema, name, ACTIONS[group.kind], len(group.rows), decoded, error)
+    return _Part(schema, name, ACTIONS[group.kind], len(group.rows), decoded, error, version)
 
 
 def _decode_messages(frame: Frame, group: Group, wanted: Wanted) -> Decoded:
@@ -138,5 +140,7 @@ def _put_together(
 
 
 def _column(part: _Part, name: str) -> pa.StringArray:
+    if name == TABLE_VERSION and part.table_version is not None:
+        return repeated(part.table_version, part.count)
     column = part.decoded.columns.get(name)
     return pa.nulls(part.count, pa.string()) if column is None else column

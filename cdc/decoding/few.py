@@ -18,9 +18,10 @@ from typing import Final
 import orjson
 import pyarrow as pa
 
-from cdc.decoding.format import DEFAULT_FORMAT, KEY, Wanted
+from cdc.decoding.format import DEFAULT_FORMAT, KEY, ROW_TEXT, TABLE_VERSION, Wanted
 from cdc.decoding.plan import TablePlan, plan_for
 from cdc.decoding.raw import RAW_SCHEMA
+from cdc.decoding.row_texts import line_of
 from cdc.decoding.types.boolean import BOOLEAN
 from cdc.decoding.types.decimal import FLOAT4, FLOAT8, numeric
 from cdc.decoding.types.integer import INT2, INT4, INT8, OID
@@ -182,6 +183,8 @@ class _Rows:
         self._record_pks: list[str] = []
         self._event_texts: dict[str, list[str | None]] = {name: [] for name in wanted.times}
         self._key: list[str | None] = []
+        self._row_text: list[str] = []
+        self._table_version: list[str] = []
 
     def add(self, plan: _Plan, kind: int, payload: bytes) -> None:
         relation = plan.table.relation
@@ -212,6 +215,10 @@ class _Rows:
         for name, found in self._event_texts.items():
             found.append(texts[names.index(name)] if name in names else "")
 
+        if self._wanted.texts:
+            self._row_text.append(line_of(texts))
+            self._table_version.append(plan.table.version)
+
     def batch(self, raw: pa.RecordBatch, annotations: pa.StringArray | None) -> pa.RecordBatch:
         nothing = pa.nulls(raw.num_rows, pa.string())
         columns = {
@@ -227,6 +234,8 @@ class _Rows:
             "record_pks": pa.array(self._record_pks, pa.string()),
             "annotations": nothing if annotations is None else annotations,
             KEY: pa.array(self._key, pa.string()),
+            ROW_TEXT: pa.array(self._row_text, pa.string()),
+            TABLE_VERSION: pa.array(self._table_version, pa.string()),
         }
         for name, texts in self._event_texts.items():
             columns[self._wanted.time_name(name)] = pa.array(texts, pa.string())

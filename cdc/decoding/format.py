@@ -27,6 +27,11 @@ _IN_FORMS = ("record", "changes")
 EVENT_TEXT: Final = "event_text"
 
 KEY, OLD_KEY, ROW_SCHEMA = "key", "old_key", "row_schema"
+ROW_TEXT: Final = "row_text"
+OLD_ROW_TEXT: Final = "old_row_text"
+TABLE_VERSION: Final = "table_version"
+TEXTS: Final = (ROW_TEXT, OLD_ROW_TEXT, TABLE_VERSION)
+"""For sinks that write typed columns: see ``row_texts``."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,9 @@ class Wanted:
     ``times`` names the columns of tables that hold event times. The text of each, as the source
     wrote it, is in a column of its own (``time_name``): null for what is no row, empty where the
     table has no such column.
+
+    With ``texts`` each row also has the columns ``TEXTS``: its values as the source wrote them, and
+    the version of its table.
     """
 
     formats: tuple[ValueFormat, ...] = (DEFAULT_FORMAT,)
@@ -73,6 +81,7 @@ class Wanted:
     times: tuple[str, ...] = ()
     keyed: bool = False
     described: bool = False
+    texts: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -96,6 +105,7 @@ class Wanted:
         """CHANGE_SCHEMA with what is wanted beyond it behind its columns."""
         extra = [pa.field(name, pa.string()) for name in self._extra_in_forms]
         extra += [pa.field(self.time_name(column), pa.string()) for column in self.times]
+        extra += [pa.field(name, pa.string()) for name in (TEXTS if self.texts else ())]
         for at in range(1, len(self.formats)):
             extra += [pa.field(self.name(name, at), pa.string()) for name in self.columns]
         return pa.schema([*CHANGE_SCHEMA, *extra])
@@ -114,6 +124,7 @@ class Wanted:
             return changes
         names = [*CHANGE_SCHEMA.names, *self._extra_in_forms]
         names += [self.time_name(column) for column in times]
+        names += TEXTS if self.texts else ()
         chosen = [self.name(name, at) if name in self.columns else name for name in names]
         return pa.RecordBatch.from_arrays(
             [changes.column(name) for name in chosen],
@@ -134,6 +145,7 @@ class Wanted:
             tuple(read["times"]),
             read["keyed"],
             read["described"],
+            read["texts"],
         )
 
 

@@ -9,6 +9,7 @@ import orjson
 
 from cdc.decoding.format import ValueFormat
 from cdc.decoding.relation import Relation, parse_relation
+from cdc.decoding.row_texts import version_text
 from cdc.decoding.types import TypeForm, type_form
 
 _PLANS_MAX = 4096
@@ -25,6 +26,7 @@ class TablePlan:
     identity: tuple[int, ...]  # positions of the columns that an old key ('K') carries
     # What ``connect`` has written of it, one text per form that somebody asks for.
     described: dict[ValueFormat, str] = field(default_factory=dict, compare=False, repr=False)
+    version: str = ""  # the Relation message as ``row_texts`` writes it
 
 
 @lru_cache(maxsize=_PLANS_MAX)
@@ -38,6 +40,7 @@ def plan_for(message: bytes) -> TablePlan:
         tuple(orjson.dumps(name).decode() for name in names),
         _types(relation),
         tuple(index for index, column in enumerate(relation.columns) if column.is_key),
+        version=version_text(message),
     )
 
 

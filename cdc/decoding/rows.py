@@ -28,13 +28,22 @@ from cdc.decoding.columns import (
     without,
 )
 from cdc.decoding.connect import row_schema
-from cdc.decoding.format import KEY, OLD_KEY, ROW_SCHEMA, ValueFormat, Wanted
+from cdc.decoding.format import (
+    KEY,
+    OLD_KEY,
+    OLD_ROW_TEXT,
+    ROW_SCHEMA,
+    ROW_TEXT,
+    ValueFormat,
+    Wanted,
+)
 from cdc.decoding.joins import repeated
 from cdc.decoding.objects import Member, array_of, names_where, object_of
 from cdc.decoding.plan import TablePlan
+from cdc.decoding.row_texts import lines_of
 from cdc.decoding.tuples import Payloads, read_tuples
 from cdc.decoding.types import JsonColumn, text_json
-from cdc.decoding.types.text import from_codec
+from cdc.decoding.types.text import TEXT, from_codec
 
 _TAG = 5  # after the kind byte and the oid
 _NEW = ord("N")
@@ -150,10 +159,14 @@ def decode_rows(
             columns[wanted.name(OLD_KEY, at)] = rows.old_key(form)
         if wanted.described:
             columns[wanted.name(ROW_SCHEMA, at)] = repeated(row_schema(plan, form), count)
-    if (old_keys := rows.old_keys()) is not None:
-        columns["old_record_pks"] = old_keys
+    if rows.left.any():
+        columns["old_record_pks"] = rows.old_keys()
     for column in wanted.times:
         columns[wanted.time_name(column)] = rows.event_text(column)
+    if wanted.texts:
+        columns[ROW_TEXT] = rows.line(rows.row)
+        if rows.left.any():
+            columns[OLD_ROW_TEXT] = rows.old_lines()
     return Decoded(columns, rows.faults)
 
 
@@ -249,6 +262,24 @@ class _Rows:
 
     def _only_left(self, keys: pa.StringArray) -> pa.StringArray:
         return pc.if_else(pa.array(self.left), keys, pa.scalar(None, pa.string()))
+
+    def line(self, columns: list[TextColumn]) -> pa.StringArray:
+        """The values as COPY reads them; null where a value was not sent."""
+        named = zip(self.plan.names, columns, strict=True)
+        texts = [self.faults.sound(name, column.values, TEXT.typed) for name, column in named]
+        return lines_of(texts, self.count)
+
+    def old_lines(self) -> pa.StringArray:
+        """The old rows of updates that changed their key, null for all others.
+
+        The key of a table that has none is its whole row.
+        """
+        assert self.old is not None
+        columns = [
+            old if at in self._known else filled(new, old)
+            for at, (old, new) in enumerate(zip(self.old, self.row, strict=True))
+        ]
+        return self._only_left(self.line(columns))
 
     def unchanged(self) -> pa.StringArray:
         return names_where(

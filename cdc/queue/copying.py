@@ -9,8 +9,8 @@ from psycopg import sql
 
 from cdc.connection import Connection
 from cdc.decoding.columns import bytes_of
+from cdc.decoding.copy_text import copied_text, lsn_texts
 from cdc.decoding.joins import joined, repeated
-from cdc.queue.copy_text import copied_text, lsn_texts
 
 
 def copy_rows(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Final, Literal
 
-from cdc.config.sink import Retry
+from cdc.config.sink_parts import Retry
 from cdc.errors import PoisonError, TransientError, WalbrookError
 
 ErrorKind = Literal["poison", "transient"]

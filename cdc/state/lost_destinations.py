@@ -33,6 +33,8 @@ def report_lost_destinations(connection: Connection, source: str, term: int) -> 
 
 
 def _lost(consumer: str, destination: object, lost_at: object) -> Condition:
+    # One that is told of rewinds takes everything again; others are told what becomes of the rest.
+    way = ")" if destination == "postgres" else ", destination => 'new_generation')"
     return Condition(
         "destination_lost_data",
         "warning",
@@ -40,6 +42,6 @@ def _lost(consumer: str, destination: object, lost_at: object) -> Condition:
         "delivered to it: it was emptied, deleted or restored from an older copy. Delivery went on "
         "with what follows, so whoever had not read them there never will",
         fix=f"to deliver again what the change log still holds, call walbrook.rewind('{consumer}', "
-        "to_earliest => true, destination => 'truncate') or 'new_generation'; to do without, call "
+        f"to_earliest => true{way}; to do without, call "
         f"walbrook.accept_loss('{consumer}')",
     )

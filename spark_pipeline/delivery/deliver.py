@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from cdc.change import ROUTE, MessageBatch, cursor_at
 from cdc.config import Sink as SinkConfig
 from cdc.cursor import Cursor
-from cdc.decoding.format import PLAIN, Wanted
+from cdc.decoding.format import PLAIN, TEXTS, Wanted
 from cdc.decoding.shapes import Context, Shape, shape_for
 from cdc.errors import ProtocolError, TransientError, WalbrookError
 from cdc.generation import FIRST, Generation
@@ -28,7 +28,7 @@ from cdc.queue.groups import Grouping
 from cdc.queue.ledger import Ledger
 from cdc.queue.open_ledger import LedgerAddress, open_ledger
 from cdc.queue.waiting import NOTHING, Waiting
-from sinks import ClaimPlace, Queue, Sink, open_sink
+from sinks import ClaimPlace, FollowsRewinds, Queue, Sink, open_sink
 from sinks.base import Delivery, RequestSink
 from sinks.columns import prefix_below
 from sinks.ledgered import LedgeredSink, LedgerPlace
@@ -77,6 +77,7 @@ class Share:
     standing: Cursor | None = None  # the consumer's cursor in Postgres when it was begun
     origins: tuple[Origin, ...] = ()  # of messages of several sources: by the number of the source
     generation: Generation = FIRST  # of the consumer's destination
+    epoch: str = ""  # another one whenever the consumer's cursor was moved back
 
     def behind(self, done: Outcome) -> Share:
         """The same where something was delivered before it: what that put aside waits already."""
@@ -228,8 +229,9 @@ def _shaped(share: Share, changes: pa.RecordBatch) -> MessageBatch:
     if len(share.origins) > 1:
         shape = MergedShape([shape_of(share.consumer, origin) for origin in share.origins])
     rows = shape.rows(changes)
-    if ROUTE in changes.schema.names:
-        rows = rows.append_column(ROUTE, changes.column(ROUTE))
+    for name in (ROUTE, *TEXTS):
+        if name in changes.schema.names:
+            rows = rows.append_column(name, changes.column(name))
     return MessageBatch(rows, shape)
 
 
@@ -256,6 +258,8 @@ def sink_of(share: Share, purpose: str = "") -> Sink:
             )
             _open_sinks[key] = share.run, share.generation, sink
         place = share.ledger
+        if isinstance(sink, FollowsRewinds):
+            sink.follow(share.epoch)
         if isinstance(sink, PullSink):
             return sink.standing_at(share.standing)
         if place is None:

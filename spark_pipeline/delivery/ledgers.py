@@ -73,6 +73,10 @@ class Ledgers:
         self._without.discard(consumer.name)
         return LedgerPlace(self._address, name, settled or ORIGIN)
 
+    def epoch(self, consumer: str) -> str:
+        """The name of its ledger, used or not: another one since its cursor was moved back."""
+        return self._names.get(consumer, "")
+
     def has_news(self, outcome: Outcome) -> bool:
         """Whether ``report`` may have something to write of an outcome."""
         told = self._told.get(outcome.consumer)

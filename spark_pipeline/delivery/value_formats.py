@@ -10,13 +10,14 @@ from functools import cache
 
 import pyarrow as pa
 
-from cdc.config import KafkaDestination, Sink
+from cdc.config import KafkaDestination, PostgresDestination, Sink
 from cdc.decoding.format import (
     DEFAULT_FORMAT,
     KEY,
     OLD_KEY,
     PLAIN,
     ROW_SCHEMA,
+    TEXTS,
     Documents,
     Numbers,
     Timestamps,
@@ -52,6 +53,7 @@ def wanted_by(consumers: Sequence[Sink]) -> Wanted:
         times=tuple(times),
         keyed=any(map(shows_keys, consumers)),
         described=any(map(shows_schemas, consumers)),
+        texts=any(map(takes_texts, consumers)),
     )
 
 
@@ -70,6 +72,7 @@ def view_of(changes: pa.RecordBatch, wanted: Wanted, consumer: Sink) -> pa.Recor
         *(["before"] if wanted.before and not shows_before(consumer) else []),
         *([KEY, OLD_KEY] if wanted.keyed and not shows_keys(consumer) else []),
         *([ROW_SCHEMA] if wanted.described and not shows_schemas(consumer) else []),
+        *(TEXTS if wanted.texts and not takes_texts(consumer) else []),
     ]
     return view.drop_columns(unasked) if unasked else view
 
@@ -88,3 +91,9 @@ def shows_keys(consumer: Sink) -> bool:
 def shows_schemas(consumer: Sink) -> bool:
     """Whether its messages say the schema of their rows."""
     return isinstance(consumer.destination, KafkaDestination) and consumer.destination.schemas
+
+
+def takes_texts(consumer: Sink) -> bool:
+    """Whether its destination has typed columns, which are written from the source's own texts."""
+    destination = consumer.destination
+    return isinstance(destination, PostgresDestination) and destination.mode != "events"

@@ -232,6 +232,7 @@ class Worker(BaseWorker):
             state_dsn=self._settings.state_dsn,
             standing=settled,
             generation=self._generation,
+            epoch=self._ledgers.epoch(self.name),
         )
 
 

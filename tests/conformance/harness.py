@@ -24,6 +24,7 @@ from sinks.base import RequestSink, Sink
 from sinks.file import FileSink
 from sinks.ledgered import LedgeredSink, LedgerPlace
 from sinks.parquet import ParquetSink
+from sinks.postgres import PostgresSink
 from sinks.pull import PullSink, Queue
 from sinks.redis_stream import RedisStreamSink
 from sinks.webhook import WebhookSink
@@ -148,6 +149,32 @@ class RedisHarness(Shaped):
             self.client.config_set("maxmemory", "0")
 
 
+class PostgresHarness(Shaped):
+    """Mode events, which takes messages of any table; the others are tested with real tables."""
+
+    absorbs = True
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def open(self) -> Sink:
+        return PostgresSink(self.database.dsn, source="d", consumer=CONSUMER, mode="events")
+
+    def held(self) -> list[Held]:
+        if self.database.execute("SELECT to_regclass('walbrook_events')") == [(None,)]:
+            return []
+        rows = self.database.execute(
+            "SELECT commit_lsn - '0/0', commit_idx, action, record, changes FROM walbrook_events "
+            "ORDER BY id"
+        )
+        return [Held(Cursor(int(lsn), idx), *rest) for lsn, idx, *rest in rows]
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        with _no_connections(self.database):
+            yield
+
+
 class PullHarness(Shaped):
     absorbs = True
 
@@ -167,13 +194,8 @@ class PullHarness(Shaped):
 
     @contextmanager
     def outage(self) -> Iterator[None]:
-        with psycopg.connect(self.database.dsn, dbname="postgres", autocommit=True) as admin:
-            name = sql.Identifier(self.database.name)
-            admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(name))
-            try:
-                yield
-            finally:
-                admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(name))
+        with _no_connections(self.database):
+            yield
 
 
 class WebhookHarness(Shaped):
@@ -297,3 +319,14 @@ def _not_a_directory(path: Path) -> Iterator[None]:
         yield
     finally:
         path.unlink()
+
+
+@contextmanager
+def _no_connections(database: Database) -> Iterator[None]:
+    with psycopg.connect(database.dsn, dbname="postgres", autocommit=True) as admin:
+        name = sql.Identifier(database.name)
+        admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(name))
+        try:
+            yield
+        finally:
+            admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(name))

@@ -15,6 +15,7 @@ from tests.conformance.harness import (
     Harness,
     LedgeredHarness,
     ParquetHarness,
+    PostgresHarness,
     PullHarness,
     RedisHarness,
     RoutedRedisHarness,
@@ -30,11 +31,12 @@ _SHAPED = [(sink, shape) for sink in ("file", "redis_stream", "webhook") for sha
 
 
 _ROUTED = [("redis_stream", "routed"), ("webhook", "routed")]
+_EVENTS = ("postgres", "events")
 _LEDGERED = [("webhook", "postgres ledger"), ("webhook", "redis ledger")]
 
 
 @pytest.fixture(
-    params=[*_SHAPED, *_ROUTED, *_LEDGERED, ("parquet", "sequin"), ("pull", "sequin")],
+    params=[*_SHAPED, *_ROUTED, *_LEDGERED, ("parquet", "sequin"), ("pull", "sequin"), _EVENTS],
     ids="-".join,
 )
 def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
@@ -43,6 +45,8 @@ def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
         return FileHarness(tmp_path, shape)
     if sink == "pull":
         return PullHarness(request.getfixturevalue("database"), shape)
+    if sink == "postgres":
+        return PostgresHarness(request.getfixturevalue("database"))
     if sink == "parquet":
         return ParquetHarness(tmp_path)
     if sink == "redis_stream":

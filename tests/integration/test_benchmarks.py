@@ -10,7 +10,17 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks import eventtime, idle, latency, pipeline, read, sinks, start, webhook
+from benchmarks import (
+    eventtime,
+    idle,
+    latency,
+    pipeline,
+    read,
+    sink_postgres,
+    sinks,
+    start,
+    webhook,
+)
 from benchmarks.sizes import Sizes
 
 Run = Callable[[Sizes], dict[str, object]]
@@ -69,6 +79,19 @@ def _percentiles(prefix: str) -> tuple[str, ...]:
             Sizes(rows=2_000, transaction_rows=100, rounds=1),
             ("read_ratio", "slot_ratio", "slot_ratio_ten_tables", "slot_rows_per_s_ten_tables"),
             id="read",
+        ),
+        pytest.param(
+            lambda sizes: sink_postgres.run(sizes.rows, sizes.rounds),
+            Sizes(rows=2_000, rounds=1),
+            (
+                "sink_ratio_postgres",
+                "sink_ratio_postgres_upsert",
+                "messages_per_s_postgres_append",
+                "messages_per_s_postgres_mirror",
+                "messages_per_s_postgres_events",
+                "cpu_us_per_change_postgres_append",
+            ),
+            id="sink_postgres",
         ),
         pytest.param(
             eventtime.catch_up_figures,

@@ -68,7 +68,7 @@ def _by_columns(frame: Frame, wanted: Wanted = PLAIN) -> pa.RecordBatch:
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
-@given(_frames(odd=False), st.sampled_from([PLAIN, _KEYED, _WITH_TIMES]))
+@given(_frames(odd=False), st.sampled_from([PLAIN, _KEYED, _WITH_TIMES, Wanted(texts=True)]))
 def test_usual_rows_are_decoded_and_the_same(frame: Frame, wanted: Wanted) -> None:
     found = few.decode_few(frame.batch(), frame.schemas, None, wanted)
     assert found is not None

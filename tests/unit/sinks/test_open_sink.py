@@ -14,6 +14,7 @@ from cdc.queue.groups import BY_KEY
 from sinks import open_sink
 from sinks.file import FileSink
 from sinks.parquet import ParquetSink
+from sinks.postgres import PostgresSink
 from sinks.pull import PullSink, Queue
 from sinks.redis_stream import RedisStreamSink
 from sinks.webhook import WebhookSink
@@ -31,6 +32,8 @@ def _destination(**settings: object) -> Destination:
     [
         ({"type": "file", "path": "/tmp/none"}, FileSink),
         ({"type": "parquet", "path": "/tmp/none", "compression": "none"}, ParquetSink),
+        ({"type": "postgres", "database": "copy"}, PostgresSink),
+        ({"type": "postgres", "url": "postgres://u:p@h/d", "mode": "events"}, PostgresSink),
         ({"type": "redis_stream", "host": "localhost"}, RedisStreamSink),
         ({"type": "redis_stream", "host": "localhost", "tls": True}, RedisStreamSink),
         (

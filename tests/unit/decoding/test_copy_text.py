@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.cursor import parse_lsn
-from cdc.queue.copy_text import copied_text, lsn_texts
+from cdc.decoding.copy_text import copied_text, lsn_texts
 
 _BACK = {"\\": "\\", "n": "\n", "t": "\t", "r": "\r"}
 

@@ -1,0 +1,125 @@
+"""Every change as a typed row of its table's history, in the order of their cursors."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg import sql
+
+from cdc.connection import Connection
+from cdc.cursor import Cursor, format_lsn
+from cdc.decoding.copy_text import copied_text, lsn_texts
+from cdc.decoding.format import ROW_TEXT
+from cdc.decoding.joins import joined
+from cdc.decoding.row_texts import NULL
+from sinks.postgres.copying import copy_lines, pieces, shared_texts
+from sinks.postgres.fold import join_columns, split_columns
+from sinks.postgres.position import Owner, Position, Positions
+from sinks.postgres.stretches import Part, stretches
+from sinks.postgres.tables import Layout, Tables
+from sinks.postgres.target import TargetNames
+
+# First what all rows of a transaction share.
+_OWN = (
+    "walbrook_generation", "walbrook_action", "walbrook_lsn", "walbrook_committed_at",
+    "walbrook_idx", "walbrook_old_key", "walbrook_unchanged",
+)  # fmt: skip
+_TARGETS = (
+    "SELECT target_schema, target_table FROM {own}.tables WHERE source = %s AND consumer = %s"
+)
+_CUT = "DELETE FROM {} WHERE (walbrook_lsn, walbrook_idx) >= (%s::pg_lsn, %s::bigint)"
+
+
+class History:
+    """Adds batches to the histories of one consumer."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        target_names: TargetNames,
+        positions: Positions,
+        owner: Owner,
+        *,
+        replaces: bool,
+    ) -> None:
+        self._tables = tables
+        self._names = target_names
+        self._positions = positions
+        self._owner = owner
+        self._replaces = replaces
+
+    def forget(self) -> None:
+        """After a rollback nothing of what was made is there."""
+        self._tables.forget()
+
+    def apply(self, connection: Connection, rows: pa.RecordBatch, position: Position) -> None:
+        """Add changes of tables."""
+        if position.rewound and self._replaces:
+            first = Cursor(*(rows.column(n)[0].as_py() for n in ("commit_lsn", "commit_idx")))
+            self._cut(connection, first)
+        for parts in stretches(rows, self._names):
+            for part in parts:
+                self._add(connection, part, position.generation)
+
+    def _add(self, connection: Connection, part: Part, generation: int) -> None:
+        layout = self._tables.layout(connection, part)
+        # A schema change has altered the table, and is no change of a row.
+        of_rows = pc.not_equal(part.rows.column("action"), "schema_change")
+        rows = part.rows if of_rows.true_count == len(of_rows) else part.rows.filter(of_rows)
+        if not rows.num_rows:
+            return
+        columns = [*_OWN, *layout.columns]
+        statement = sql.SQL("COPY {} ({}) FROM STDIN").format(
+            layout.target.identifier, sql.SQL(", ").join(map(sql.Identifier, columns))
+        )
+        lines = (_lines(piece, layout, generation) for piece in pieces(rows))
+        copy_lines(connection, statement, lines)
+
+    def _cut(self, connection: Connection, first: Cursor) -> None:
+        """Take out what comes again."""
+        targets = connection.execute(
+            self._positions.statement(_TARGETS), (self._owner.source, self._owner.consumer)
+        ).fetchall()
+        for schema, name in targets:
+            statement = sql.SQL(_CUT).format(sql.Identifier(str(schema), str(name)))
+            connection.execute(statement, (format_lsn(first.lsn), first.idx))
+
+
+def _lines(rows: pa.RecordBatch, layout: Layout, generation: int) -> pa.StringArray:
+    texts = rows.column(ROW_TEXT)
+    if texts.null_count:  # a truncate has no row
+        texts = texts.fill_null("\t".join([NULL] * len(layout.names)))
+    if layout.is_partial:
+        placed = zip(split_columns(texts), layout.names, strict=True)
+        texts = join_columns([text for text, name in placed if name is not None])
+
+    def shared(rows: pa.RecordBatch) -> pa.StringArray:
+        return joined(
+            f"{generation}\t",
+            rows.column("action"),
+            "\t",
+            lsn_texts(rows.column("commit_lsn")),
+            "\t",
+            commit_times(rows),
+            "\t",
+        )
+
+    return joined(
+        shared_texts(rows, ("commit_lsn", "action"), shared),
+        rows.column("commit_idx").cast(pa.string()),
+        *_optional(rows.column("old_record_pks")),
+        *_optional(rows.column("unchanged")),
+        *(["\t", texts] if layout.columns else []),
+        "\n",
+        null=NULL,
+    )
+
+
+def commit_times(rows: pa.RecordBatch) -> pa.StringArray:
+    """When the transactions were committed, as Postgres reads it."""
+    return rows.column("commit_timestamp").cast(pa.string())
+
+
+def _optional(column: pa.StringArray) -> list[str | pa.StringArray]:
+    """A column that is null in most rows, as text to join."""
+    return ["\t" + NULL] if column.null_count == len(column) else ["\t", copied_text(column)]

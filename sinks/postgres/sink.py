@@ -1,0 +1,227 @@
+"""One delivery, one transaction: the position is locked, the rows are applied, the position moves.
+
+A message that the destination refuses is found by halving the batch: each half is a delivery of its
+own, and the first message that is refused alone ends it. After some refusals in a row, with nothing
+accepted between them, the destination is taken to be at fault, and the next message waits.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg.conninfo import conninfo_to_dict
+
+from cdc.change import MessageBatch
+from cdc.connection import LIVENESS, Connection, with_options
+from cdc.cursor import Cursor
+from cdc.decoding.format import TABLE_VERSION
+from cdc.errors import PoisonError, TransientError, WalbrookError
+from cdc.failpoints import reached
+from sinks.base import Delivery
+from sinks.columns import prefix_at_or_below
+from sinks.postgres.errors import from_postgres, is_of_a_row
+from sinks.postgres.events import Events, Span, table_of_events
+from sinks.postgres.history import History
+from sinks.postgres.mirror import SETTINGS, Mirror
+from sinks.postgres.position import Owner, Position, Positions
+from sinks.postgres.tables import Tables
+from sinks.postgres.target import TargetNames
+
+Mode = Literal["mirror", "append", "events"]
+
+_REFUSALS_MAX = 5  # in a row
+
+_PINNED = {
+    # The texts of values are read as the source wrote them.
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    # What is delivered is on the destination's disk, whatever the server does for others.
+    "synchronous_commit": "on",
+    **SETTINGS,
+}
+
+
+class _Applies(Protocol):
+    """What a mode does with rows."""
+
+    def apply(self, connection: Connection, rows: pa.RecordBatch, position: Position) -> None: ...
+    def forget(self) -> None: ...
+
+
+class PostgresSink:
+    """Writes over one connection, opened when it is first needed."""
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        source: str,
+        consumer: str,
+        mode: Mode = "mirror",
+        table: str | None = None,
+        target_schema: str | None = None,
+        own_schema: str = "walbrook_sink",
+        on_rewind: Literal["generation", "replace"] = "generation",
+        partition_by: Span = "day",
+        retention_days: int | None = None,
+        disable_triggers: bool = False,
+        connect_timeout_s: float = 10.0,
+        statement_timeout_s: float = 60.0,
+    ) -> None:
+        self._dsn = dsn
+        self._consumer = consumer
+        self._connect_timeout_s = connect_timeout_s
+        timeout = f"{round(statement_timeout_s * 1000)}ms"
+        self._settings = _PINNED | {
+            "statement_timeout": timeout,
+            "idle_in_transaction_session_timeout": timeout,
+            **({"session_replication_role": "replica"} if disable_triggers else {}),
+        }
+        owner = Owner(source, consumer)
+        names = TargetNames(table or "{schema}.{table}", target_schema)
+        replaces = on_rewind == "replace"
+        self._mode = mode
+        self._positions = Positions(own_schema, owner, mode)
+        self._events: Events | None = None
+        self._applies: _Applies
+        if mode == "events":
+            self._applies = self._events = Events(
+                self._positions, owner, table_of_events(target_schema, table),
+                span=partition_by, retention_days=retention_days, replaces=replaces,
+            )  # fmt: skip
+        else:
+            tables = Tables(self._positions, owner, names, history=mode == "append")
+            self._applies = (
+                Mirror(tables, names)
+                if mode == "mirror"
+                else History(tables, names, self._positions, owner, replaces=replaces)
+            )
+        self._connection: Connection | None = None
+        self._refusals = 0  # since a message was accepted
+
+    def follow(self, epoch: str) -> None:
+        """Deliver in this epoch of the consumer: another one says that its cursor went back."""
+        self._positions.epoch = epoch
+
+    def deliver(self, batch: MessageBatch) -> Delivery:
+        """Apply the messages that are not there yet, in order."""
+        settled = absorbed = 0
+        top: Cursor | None = None
+        waiting = [batch]
+        try:
+            connection = self._connected()
+            while waiting:
+                piece = waiting.pop()
+                try:
+                    position, known = self._apply(connection, piece)
+                except (psycopg.Error, PoisonError) as error:
+                    if not isinstance(error, PoisonError) and not is_of_a_row(error):
+                        raise
+                    self._forget(connection)
+                    if len(piece) == 1:
+                        return Delivery(settled, absorbed, self._refused(piece, error), top=top)
+                    middle = len(piece) // 2
+                    waiting += [piece.slice(middle), piece.slice(0, middle)]
+                    continue
+                top = position.cursor if top is None else top
+                settled, absorbed = settled + len(piece), absorbed + known
+                self._refusals = 0 if known < len(piece) else self._refusals
+            if self._events is not None:
+                self._events.upkeep(connection)
+        except psycopg.Error as error:
+            self.close()
+            return Delivery(settled, absorbed, from_postgres(error, self._place), top=top)
+        except WalbrookError as error:
+            self.close()
+            return Delivery(settled, absorbed, error, top=top)
+        except BaseException:
+            self.close()
+            raise
+        return Delivery(settled, absorbed, top=top)
+
+    def close(self) -> None:
+        """Hang up; the next delivery connects again."""
+        connection, self._connection = self._connection, None
+        self._applies.forget()
+        if connection is not None:
+            connection.close()
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            connection = psycopg.connect(
+                self._dsn,
+                autocommit=True,
+                **LIVENESS
+                | {
+                    "application_name": f"walbrook:{self._consumer}",
+                    "connect_timeout": max(2, round(self._connect_timeout_s)),
+                    "options": with_options(self._dsn, self._settings),
+                },
+            )
+            try:
+                self._positions.make(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _apply(self, connection: Connection, batch: MessageBatch) -> tuple[Position, int]:
+        """One transaction; returns the position before it and how many messages were there."""
+        with connection.transaction():
+            position = self._positions.lock(connection)
+            known = prefix_at_or_below(batch.rows, position.absorbs)
+            rest = batch.slice(known)
+            if len(rest):
+                self._apply_rows(connection, rest.rows, position)
+                reached("applied")
+                self._positions.move(connection, rest.cursor(-1))
+        reached("moved")
+        return position, known
+
+    def _apply_rows(self, connection: Connection, rows: pa.RecordBatch, position: Position) -> None:
+        if self._mode == "events":
+            self._applies.apply(connection, rows, position)
+            return
+        gaps = pc.equal(rows.column("action"), "gap")
+        if gaps.true_count:
+            self._positions.note_gaps(connection, rows.filter(gaps))
+            rows = rows.filter(pc.invert(gaps))
+        if rows.num_rows:
+            assert TABLE_VERSION in rows.schema.names
+            self._applies.apply(connection, rows, position)
+
+    def _forget(self, connection: Connection) -> None:
+        """A transaction was rolled back: so were the tables that it made."""
+        self._applies.forget()
+        if not connection.closed:
+            connection.execute("DISCARD TEMP")
+
+    def _refused(self, message: MessageBatch, error: psycopg.Error | PoisonError) -> WalbrookError:
+        found = error if isinstance(error, PoisonError) else from_postgres(error, self._place)
+        self._refusals += 1
+        if self._refusals > _REFUSALS_MAX:
+            return TransientError(
+                f"it refused {self._refusals} messages in a row and took none: {found.what}",
+                fix="change what refuses them at the destination; it is tried again until then",
+                detail=found.detail,
+            )
+        return PoisonError(
+            f"the message at {message.cursor(0)} cannot be applied: {found.what}",
+            fix=found.fix,
+            detail=found.detail,
+        )
+
+    @property
+    def _place(self) -> str:
+        """The destination without its secrets."""
+        said = conninfo_to_dict(self._dsn)
+        host, database = (
+            said.get("host") or "the local server",
+            said.get("dbname") or "its database",
+        )
+        return f"the database {database} on {host}"

@@ -1,0 +1,566 @@
+"""The postgres sink on a real server, with changes of a real source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from cdc.change import ROUTE, MessageBatch
+from cdc.cursor import ORIGIN
+from cdc.errors import OperatorError, PoisonError, TransientError
+from sinks.postgres import PostgresSink
+from tests.conformance.messages import batch as plain_batch
+from tests.fix_postgres import Database, PostgresServer, fresh_database
+from tests.fix_tls import TlsServer
+from tests.slot_batches import SlotBatches, slot_batches
+from tests.waiting import until
+
+Open = Callable[..., PostgresSink]
+
+
+@pytest.fixture
+def source(database: Database) -> Iterator[SlotBatches]:
+    with slot_batches(database) as batches:
+        yield batches
+
+
+@pytest.fixture
+def there(postgres_server: PostgresServer) -> Iterator[Database]:
+    """The destination, which starts without any table."""
+    with fresh_database(postgres_server.dsn) as made:
+        yield made
+
+
+@pytest.fixture
+def opened(there: Database) -> Iterator[Open]:
+    sinks: list[PostgresSink] = []
+
+    def open_one(mode: str = "mirror", *, epoch: str = "", **given: Any) -> PostgresSink:
+        named = {"source": "shop", "consumer": "orders", **given}
+        sink = PostgresSink(named.pop("dsn", there.dsn), mode=mode, **named)  # type: ignore[arg-type]
+        sink.follow(epoch)
+        sinks.append(sink)
+        return sink
+
+    yield open_one
+    for sink in sinks:
+        sink.close()
+
+
+def delivered(sink: PostgresSink, batch: MessageBatch, *, absorbed: int = 0) -> None:
+    delivery = sink.deliver(batch)
+    assert delivery.error is None, delivery.error.full_text
+    assert (delivery.settled, delivery.absorbed) == (len(batch), absorbed)
+
+
+def columns_of(database: Database, table: str) -> list[tuple[str, str]]:
+    return [
+        (name, kind)
+        for name, kind in database.execute(
+            "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute "
+            f"WHERE attrelid = '{table}'::regclass AND attnum > 0 AND NOT attisdropped "
+            "ORDER BY attnum"
+        )
+    ]
+
+
+VALUES = {
+    "boolean": "true",
+    "bigint": "9223372036854775807",
+    "numeric": "'NaN'",
+    "numeric(12,4)": "22.2200",
+    "double precision": "'-Infinity'",
+    "character(4)": "'ab'",
+    "character varying(20)": "E'q\"u\\\\o\\tte\\n'",
+    "bytea": r"'\x000102ff'",
+    "date": "'0044-03-15 BC'",
+    "time without time zone": "'24:00:00'",
+    "timestamp(3) with time zone": "'21016-01-01 00:00:00.123+00'",
+    "interval": "'-1 mons +3 days -04:05:06'",
+    "json": """'{"a":1,  "a":2}'""",
+    "jsonb": "'null'",
+    "integer[]": "'[0:2]={7,NULL,9}'",
+    "text[]": """'{"a,b","q\\"x","NULL",NULL,""}'""",
+    "int4range": "'[1,6)'",
+    "uuid": "'00000000-0000-0000-0000-000000000001'",
+    "inet": "'10.0.0.1/8'",
+    "tsvector": "'a:1 b:2'",
+    "point": "'(1.5,2)'",
+    "bit varying(5)": "'101'",
+}
+
+
+def test_values_of_every_type_arrive_as_the_source_has_them(
+    source: SlotBatches, database: Database, there: Database, opened: Open
+) -> None:
+    members = ", ".join(f'"{kind}" {kind}' for kind in VALUES)
+    source.run(f'CREATE TABLE "Odd ""t" (id int PRIMARY KEY, {members})')
+    source.run(f'INSERT INTO "Odd ""t" VALUES (1, {", ".join(VALUES.values())})')
+    source.run('INSERT INTO "Odd ""t" VALUES (2)')
+    delivered(opened(), source.taken())
+    query = 'SELECT t::text FROM "Odd ""t" t ORDER BY id'
+    assert there.execute(query) == database.execute(query)
+    assert columns_of(there, '"Odd ""t"') == columns_of(database, '"Odd ""t"')
+
+
+def test_a_type_that_the_destination_lacks_is_text_with_a_comment_and_a_domain_is_its_base(
+    source: SlotBatches, there: Database, opened: Open
+) -> None:
+    source.run(
+        "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+        "CREATE DOMAIN small AS numeric(4,1)",
+        "CREATE TABLE t (id int PRIMARY KEY, m mood, ms mood[], s small)",
+        "INSERT INTO t VALUES (1, 'ok', '{ok,NULL}', 7.5)",
+    )
+    delivered(opened(), source.taken())
+    assert columns_of(there, "t") == [
+        ("id", "integer"),
+        ("m", "text"),
+        ("ms", "text"),
+        ("s", "numeric(4,1)"),
+    ]
+    assert there.execute("SELECT * FROM t") == [(1, "ok", "{ok,NULL}", 7.5)]
+    assert there.execute("SELECT col_description('t'::regclass, 2)") == [
+        ("text in place of mood, which this database does not have",)
+    ]
+
+
+def test_a_type_that_the_destination_has_by_name_is_used(
+    source: SlotBatches, there: Database, opened: Open
+) -> None:
+    there.execute("CREATE TYPE mood AS ENUM ('sad', 'ok')")
+    source.run(
+        "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+        "CREATE TABLE t (id int PRIMARY KEY, m mood)",
+        "INSERT INTO t VALUES (1, 'ok')",
+    )
+    delivered(opened(), source.taken())
+    assert columns_of(there, "t") == [("id", "integer"), ("m", "mood")]
+
+
+_EVOLUTION = (
+    "CREATE TABLE t (id int PRIMARY KEY, a int, b text, gone text)",
+    "INSERT INTO t VALUES (1, 10, 'one', 'x')",
+    "ALTER TABLE t ADD COLUMN c date",
+    "INSERT INTO t VALUES (2, 20, 'two', 'y', '2026-01-01')",
+    "ALTER TABLE t RENAME COLUMN b TO label",
+    "ALTER TABLE t DROP COLUMN gone",
+    "UPDATE t SET label = 'uno' WHERE id = 1",
+    "ALTER TABLE t ALTER COLUMN a TYPE text USING a::text",
+    "INSERT INTO t (id, a, label) VALUES (3, 'thirty', 'three')",
+    "DELETE FROM t WHERE id = 2",
+)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000], ids="batches_of_{}".format)
+def test_a_mirror_is_altered_with_its_table_in_the_middle_of_a_batch(
+    size: int, source: SlotBatches, database: Database, there: Database, opened: Open
+) -> None:
+    source.run(*_EVOLUTION)
+    sink = opened()
+    for piece in source.taken().slices(size):
+        delivered(sink, piece)
+    query = "SELECT t::text FROM t ORDER BY id"
+    assert there.execute(query) == database.execute(query)
+    assert sorted(columns_of(there, "t")) == sorted(columns_of(database, "t"))
+
+
+def test_a_history_keeps_dropped_columns_and_gains_the_others(
+    source: SlotBatches, there: Database, opened: Open
+) -> None:
+    source.run(*_EVOLUTION)
+    delivered(opened("append"), source.taken())
+    found = there.execute(
+        "SELECT walbrook_action, id, a, label, gone, c::text FROM t ORDER BY walbrook_lsn"
+    )
+    assert found == [
+        ("insert", 1, "10", "one", "x", None),
+        ("insert", 2, "20", "two", "y", "2026-01-01"),
+        ("update", 1, "10", "uno", None, None),
+        ("insert", 3, "thirty", "three", None, None),
+        ("delete", 2, None, None, None, None),
+    ]
+
+
+def test_a_table_that_is_renamed_is_renamed_at_the_destination(
+    source: SlotBatches, there: Database, opened: Open
+) -> None:
+    source.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    sink = opened()
+    delivered(sink, source.taken())
+    source.run("ALTER TABLE t RENAME TO u", "INSERT INTO u VALUES (2)")
+    delivered(sink, source.taken())
+    assert there.execute("SELECT * FROM u ORDER BY id") == [(1,), (2,)]
+    assert there.execute("SELECT to_regclass('t')") == [(None,)]
+
+
+def test_names_swapped_between_columns_stay_with_their_values(
+    source: SlotBatches, database: Database, there: Database, opened: Open
+) -> None:
+    source.run("CREATE TABLE t (id int PRIMARY KEY, a text, b text)")
+    source.run("INSERT INTO t VALUES (1, 'a', 'b')")
+    sink = opened()
+    delivered(sink, source.taken())  # the catalog is asked as it is read
+    source.run(
+        "BEGIN; ALTER TABLE t RENAME a TO x; ALTER TABLE t RENAME b TO a; "
+        "ALTER TABLE t RENAME x TO b; COMMIT",
+        "INSERT INTO t VALUES (2, 'b2', 'a2')",
+    )
+    delivered(sink, source.taken())
+    query = "SELECT id, a, b FROM t ORDER BY id"
+    assert there.execute(query) == database.execute(query)
+
+
+def test_foreign_keys_of_the_destination_hold_at_each_statement(
+    source: SlotBatches, database: Database, there: Database, opened: Open
+) -> None:
+    tables = (
+        "CREATE TABLE z_parent (id int PRIMARY KEY);"
+        "CREATE TABLE a_child (id int PRIMARY KEY, parent int REFERENCES z_parent)"
+    )
+    there.execute(tables)
+    source.run(tables)
+    sink = opened()
+    source.run("INSERT INTO z_parent VALUES (1), (2)", "INSERT INTO a_child VALUES (1, 1), (2, 2)")
+    delivered(sink, source.taken())
+    source.run("DELETE FROM a_child WHERE id = 1", "DELETE FROM z_parent WHERE id = 1")
+    delivered(sink, source.taken())
+    source.run("TRUNCATE z_parent, a_child", "INSERT INTO z_parent VALUES (7)")
+    source.run("INSERT INTO a_child VALUES (7, 7)")
+    delivered(sink, source.taken())
+    for table in ("z_parent", "a_child"):
+        assert there.execute(f"SELECT * FROM {table}") == database.execute(f"SELECT * FROM {table}")
+
+
+def test_a_row_that_the_destination_refuses_is_alone_and_quotes_no_value(
+    source: SlotBatches, there: Database, opened: Open
+) -> None:
+    table = "CREATE TABLE t (id int PRIMARY KEY, word text{})"
+    there.execute(table.format(" CHECK (word <> 'secret')"))
+    source.run(table.format(""))
+    source.run(
+        "INSERT INTO t SELECT i, CASE WHEN i = 37 THEN 'secret' ELSE 'fine' END "
+        "FROM generate_series(1, 100) i"
+    )
+    batch, sink = source.taken(), opened()
+    delivery = sink.deliver(batch)
+    assert delivery.settled == 36
+    assert isinstance(delivery.error, PoisonError)
+    assert str(batch.cursor(36)) in delivery.error.what
+    assert "t_word_check" in delivery.error.what
+    assert "secret" not in str(delivery.error)
+    assert "secret" in delivery.error.detail
+    assert there.execute("SELECT max(id) FROM t") == [(36,)]
+    delivered(sink, batch.slice(37))
+    assert there.execute("SELECT count(*) FROM t") == [(99,)]
+
+
+def test_a_table_that_refuses_every_row_is_waited_for_after_five(
+    source: SlotBatches, there: Database, opened: Open
+) -> None:
+    there.execute("CREATE TABLE t (id int PRIMARY KEY, more int NOT NULL)")
+    source.run("CREATE TABLE t (id int PRIMARY KEY)")
+    source.run("INSERT INTO t SELECT * FROM generate_series(1, 20)")
+    batch, sink = source.taken(), opened()
+    for at in range(5):
+        assert isinstance(sink.deliver(batch.slice(at)).error, PoisonError)
+    for _ in range(2):
+        waits = sink.deliver(batch.slice(5))
+        assert isinstance(waits.error, TransientError)
+        assert "in a row and took none" in waits.error.what
+    there.execute("ALTER TABLE t ALTER more DROP NOT NULL")
+    delivered(sink, batch.slice(5))
+
+
+@pytest.mark.parametrize("mode", ["mirror", "append", "events"])
+def test_a_replay_is_absorbed_however_it_is_cut_and_by_whoever_it_comes(
+    mode: str, source: SlotBatches, there: Database, opened: Open
+) -> None:
+    source.run(
+        "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT * FROM generate_series(1, 90)"
+    )
+    batch, first, other = source.taken(), opened(mode), opened(mode)
+    assert first.deliver(batch.slice(0, 40)).top == ORIGIN
+    assert other.deliver(batch.slice(20, 40)).absorbed == 20
+    delivery = first.deliver(batch.slice(10))
+    assert (delivery.settled, delivery.absorbed, delivery.top) == (80, 50, batch.cursor(59))
+    table = "walbrook_events" if mode == "events" else "t"
+    assert there.execute(f"SELECT count(*) FROM {table}") == [(90,)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "on_rewind", "rows"),
+    [
+        ("append", "generation", [(1, n) for n in range(1, 6)] + [(2, n) for n in range(3, 6)]),
+        ("append", "replace", [(1, 1), (1, 2), (2, 3), (2, 4), (2, 5)]),
+        ("events", "generation", [(1, n) for n in range(1, 6)] + [(2, n) for n in range(3, 6)]),
+        ("events", "replace", [(1, 1), (1, 2), (2, 3), (2, 4), (2, 5)]),
+    ],
+)
+def test_rows_that_come_again_after_a_rewind_are_told_apart_or_replaced(
+    mode: str, on_rewind: str, rows: list[tuple[int, int]], source: SlotBatches, there: Database,
+    opened: Open,
+) -> None:  # fmt: skip
+    source.run(
+        "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT * FROM generate_series(1, 5)"
+    )
+    batch, old = source.taken(), opened(mode, epoch="one", on_rewind=on_rewind)
+    delivered(old, batch)
+    new = opened(mode, epoch="two", on_rewind=on_rewind)
+    delivered(new, batch.slice(2, 1))
+    delivered(new, batch.slice(2), absorbed=1)
+    stale = old.deliver(batch)
+    assert isinstance(stale.error, TransientError)
+    table, number = ("t", "id") if mode == "append" else ("walbrook_events", "(record->>'id')::int")
+    found = there.execute(f"SELECT walbrook_generation, {number} FROM {table} ORDER BY 1, 2")
+    assert found == rows
+
+
+def test_a_mirror_that_is_rewound_over_schema_changes_ends_as_the_source(
+    source: SlotBatches, database: Database, there: Database, opened: Open
+) -> None:
+    source.run(*_EVOLUTION)
+    batch = source.taken()
+    delivered(opened(epoch="one"), batch)
+    again = opened(epoch="two")
+    for piece in batch.slices(2):
+        delivered(again, piece)
+    query = "SELECT t::text FROM t ORDER BY id"
+    assert there.execute(query) == database.execute(query)
+
+
+def test_a_table_belongs_to_one_sink_and_a_sink_has_one_mode(
+    source: SlotBatches, there: Database, opened: Open
+) -> None:
+    source.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    batch = source.taken()
+    delivered(opened(), batch)
+    stranger = opened(consumer="other").deliver(batch)
+    assert isinstance(stranger.error, OperatorError)
+    assert "public.t is written by shop/orders" in stranger.error.what
+    other_mode = opened("append").deliver(batch)
+    assert isinstance(other_mode.error, OperatorError)
+    assert "in mode mirror, not append" in other_mode.error.what
+    assert stranger.settled == other_mode.settled == 0
+
+
+def test_a_table_without_a_key_is_refused_by_a_mirror_and_taken_by_a_history(
+    source: SlotBatches, there: Database, opened: Open
+) -> None:
+    source.run("CREATE TABLE t (n int)", "INSERT INTO t VALUES (1), (1)")
+    batch = source.taken()
+    delivery = opened().deliver(batch)
+    assert isinstance(delivery.error, OperatorError)
+    assert "public.t has no key" in delivery.error.what
+    assert "REPLICA IDENTITY FULL" in delivery.error.fix
+    delivered(opened("append", consumer="history"), batch)
+    assert there.execute("SELECT count(*) FROM t") == [(2,)]
+
+
+def test_an_existing_table_without_the_key_is_refused(
+    source: SlotBatches, there: Database, opened: Open
+) -> None:
+    there.execute("CREATE TABLE t (id int)")
+    source.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    delivery = opened().deliver(source.taken())
+    assert isinstance(delivery.error, OperatorError)
+    assert "no unique index over the key (id)" in delivery.error.what
+
+
+def test_a_child_that_changes_its_parent_and_loses_the_old_one_arrives(
+    source: SlotBatches, database: Database, there: Database, opened: Open
+) -> None:
+    tables = (
+        "CREATE TABLE parent (id int PRIMARY KEY);"
+        "CREATE TABLE child (id int PRIMARY KEY, parent int REFERENCES parent)"
+    )
+    there.execute(tables)
+    source.run(tables, "INSERT INTO parent VALUES (1)", "INSERT INTO child VALUES (1, 1)")
+    sink = opened()
+    delivered(sink, source.taken())
+    source.run("INSERT INTO parent VALUES (2)", "UPDATE child SET parent = 2")
+    source.run("DELETE FROM parent WHERE id = 1")
+    delivered(sink, source.taken())
+    for table in ("parent", "child"):
+        assert there.execute(f"SELECT * FROM {table}") == database.execute(f"SELECT * FROM {table}")
+
+
+def test_a_table_without_a_key_is_not_repeated_after_a_rewind(
+    source: SlotBatches, there: Database, opened: Open
+) -> None:
+    source.run(
+        "CREATE TABLE a (id int PRIMARY KEY)",
+        "CREATE TABLE b (n int)",
+        "ALTER TABLE b REPLICA IDENTITY FULL",
+        "INSERT INTO a VALUES (1)",
+        "INSERT INTO b VALUES (1)",
+    )
+    batch = source.taken()
+    delivered(opened(epoch="one"), batch)
+    again = opened(epoch="two")
+    delivered(again, batch.slice(0, 1))
+    refused = again.deliver(batch.slice(1))
+    assert isinstance(refused.error, OperatorError)
+    assert "public.b has no key" in refused.error.what
+    source.run("INSERT INTO b VALUES (2)")
+    delivered(again, source.taken())
+    assert there.execute("SELECT * FROM b ORDER BY n") == [(1,), (2,)]
+
+
+def test_routes_name_the_table(source: SlotBatches, there: Database, opened: Open) -> None:
+    source.run(
+        "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT * FROM generate_series(1, 4)"
+    )
+    batch = source.taken()
+    routes = pa.array(["here.odd", None, "here.odd", None], pa.string())
+    sink = opened(table="{schema}_{table}", target_schema=None)
+    delivered(sink, MessageBatch(batch.rows.append_column(ROUTE, routes), batch.shape))
+    assert there.execute("SELECT * FROM here.odd ORDER BY id") == [(1,), (3,)]
+    assert there.execute("SELECT * FROM public_t ORDER BY id") == [(2,), (4,)]
+
+
+def test_a_connection_that_was_ended_is_opened_again(
+    source: SlotBatches, there: Database, opened: Open
+) -> None:
+    source.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1), (2)")
+    batch, sink = source.taken(), opened()
+    delivered(sink, batch.slice(0, 1))
+    there.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+        "WHERE application_name = 'walbrook:orders'"
+    )
+    cut_off = sink.deliver(batch)
+    assert isinstance(cut_off.error, TransientError)
+    delivered(sink, batch, absorbed=1)
+    sink.close()
+    sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'walbrook:orders'"
+    until("its session to end", lambda: there.execute(sessions) == [(0,)])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [
+        ({"password": "wr0ng"}, OperatorError),
+        ({"dbname": "no_such_database"}, OperatorError),
+        ({"host": "127.0.0.1", "port": "1"}, TransientError),
+    ],
+    ids=["password", "database", "port"],
+)
+def test_a_connection_that_is_refused_says_whether_it_is_worth_waiting(
+    wrong: dict[str, str], kind: type[Exception], there: Database, opened: Open
+) -> None:
+    delivery = opened("events", dsn=make_conninfo(there.dsn, **wrong)).deliver(plain_batch(0, 3))
+    assert type(delivery.error) is kind
+    assert delivery.error is not None
+    assert "wr0ng" not in delivery.error.full_text
+    assert delivery.error.fix
+
+
+def test_an_account_without_the_privilege_is_for_an_operator(
+    source: SlotBatches, there: Database, opened: Open
+) -> None:
+    role = f"narrow_{there.name}"
+    there.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'p'")
+    try:
+        delivery = opened(dsn=make_conninfo(there.dsn, user=role, password="p")).deliver(
+            plain_batch(0, 3)
+        )
+        assert isinstance(delivery.error, OperatorError)
+        assert "InsufficientPrivilege" in delivery.error.what
+    finally:
+        there.execute(f"DROP ROLE {role}")
+
+
+def test_a_lock_that_is_held_too_long_is_waited_for_later(
+    source: SlotBatches, there: Database, opened: Open
+) -> None:
+    source.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1), (2)")
+    batch, sink = source.taken(), opened(statement_timeout_s=1.0)
+    delivered(sink, batch.slice(0, 1))
+    with there.connect() as holder, holder.transaction():
+        holder.execute("LOCK TABLE t")
+        held = sink.deliver(batch)
+        assert isinstance(held.error, TransientError)
+    delivered(sink, batch, absorbed=1)
+
+
+def test_partitions_are_made_for_rows_and_ahead_and_dropped_by_age(
+    source: SlotBatches, there: Database, opened: Open
+) -> None:
+    source.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    batch = source.taken()
+    sink = opened("events", partition_by="day", retention_days=30)
+    delivered(sink, batch)
+    today = datetime.now(UTC).date()
+    names = (
+        "SELECT inhrelid::regclass::text FROM pg_inherits "
+        "WHERE inhparent = 'walbrook_events'::regclass ORDER BY 1"
+    )
+    ahead = [f"walbrook_events_p{today + timedelta(days=n):%Y%m%d}" for n in range(3)]
+    assert [row[0] for row in there.execute(names)] == ahead
+    there.execute(
+        "CREATE TABLE walbrook_events_p20200101 PARTITION OF walbrook_events "
+        "FOR VALUES FROM ('2020-01-01') TO ('2020-01-02')"
+    )
+    delivered(opened("events"), batch, absorbed=1)
+    assert ["walbrook_events_p20200101", *ahead] == [row[0] for row in there.execute(names)]
+    delivered(opened("events", retention_days=30), batch, absorbed=1)
+    assert ahead == [row[0] for row in there.execute(names)]
+
+
+def test_a_gap_is_kept_where_the_readers_of_tables_find_it(
+    source: SlotBatches, there: Database, opened: Open
+) -> None:
+    source.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    batch = source.taken()
+    rows = batch.rows.drop_columns(["row_text", "old_row_text", "table_version"])
+    at = rows.schema.get_field_index("action")
+    gap = rows.set_column(at, "action", pa.array(["gap"]))
+    delivered(opened(), MessageBatch(gap, batch.shape))
+    cursor = batch.cursor(0)
+    assert there.execute("SELECT consumer, commit_lsn - '0/0', gap FROM walbrook_sink.gaps") == [
+        ("orders", cursor.lsn, {"id": 1})
+    ]
+
+
+def test_twenty_thousand_changes_of_a_thousand_rows_are_the_last_of_each(
+    source: SlotBatches, database: Database, there: Database, opened: Open
+) -> None:
+    source.run("CREATE TABLE t (id int PRIMARY KEY, n int, zażółć text)")
+    source.run(
+        "INSERT INTO t SELECT i % 1000, i, 'ęśćż 👩‍👩‍👧‍👦 ' || i FROM generate_series(1, 20000) i "
+        "WHERE i <= 1000"
+    )
+    for n in range(19):
+        source.run(f"UPDATE t SET n = n + {n}")
+    delivered(opened(), source.taken())
+    query = "SELECT * FROM t ORDER BY id"
+    assert there.execute(query) == database.execute(query)
+
+
+def test_a_batch_of_more_tables_than_are_kept_ready_arrives(
+    source: SlotBatches, there: Database, opened: Open
+) -> None:
+    names = [f"t{n}" for n in range(70)]
+    source.run("; ".join(f"CREATE TABLE {name} (id int PRIMARY KEY)" for name in names))
+    sink = opened()
+    for id in (1, 2):
+        source.run("; ".join(f"INSERT INTO {name} VALUES ({id})" for name in names))
+        delivered(sink, source.taken())
+    query = " UNION ALL ".join(f"SELECT count(*) FROM {name}" for name in names)
+    assert there.execute(query) == [(2,)] * 70
+
+
+def test_a_destination_is_written_to_over_tls_that_is_verified(
+    tls_server: TlsServer, tls_database: Database, opened: Open
+) -> None:
+    delivered(opened("events", dsn=tls_database.dsn), plain_batch(0, 20))
+    assert tls_database.execute("SELECT count(*) FROM walbrook_events") == [(20,)]
+    unknown = make_conninfo(tls_database.dsn, sslrootcert="system")
+    refused = opened("events", dsn=unknown, consumer="other").deliver(plain_batch(0, 1))
+    assert isinstance(refused.error, OperatorError)
