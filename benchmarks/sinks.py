@@ -18,6 +18,7 @@ from pathlib import Path
 
 import redis
 
+from benchmarks import sink_postgres
 from benchmarks.sink_latency import latencies
 from benchmarks.sink_messages import message_batches
 from benchmarks.sizes import Sizes, progress

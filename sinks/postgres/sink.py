@@ -44,6 +44,10 @@ _PINNED = {
     **SETTINGS,
 }
 
+_MAY_CREATE = """
+SELECT current_database(), has_database_privilege(current_database(), 'CREATE')
+"""
+
 
 class _Applies(Protocol):
     """What a mode does with rows."""
@@ -143,6 +147,17 @@ class PostgresSink:
             raise
         return Delivery(settled, absorbed, top=top)
 
+    def probe(self) -> str:
+        """Connect, authenticate and ask for the right to make tables; nothing is written."""
+        try:
+            with self._connect() as connection:
+                row = connection.execute(_MAY_CREATE).fetchone()
+        except psycopg.Error as error:
+            raise from_postgres(error, self._place) from error
+        assert row is not None
+        may = "may" if row[1] else "may not"
+        return f"connected to the database {row[0]}; the account {may} create schemas in it"
+
     def close(self) -> None:
         """Hang up; the next delivery connects again."""
         connection, self._connection = self._connection, None
@@ -152,16 +167,7 @@ class PostgresSink:
 
     def _connected(self) -> Connection:
         if self._connection is None:
-            connection = psycopg.connect(
-                self._dsn,
-                autocommit=True,
-                **LIVENESS
-                | {
-                    "application_name": f"walbrook:{self._consumer}",
-                    "connect_timeout": max(2, round(self._connect_timeout_s)),
-                    "options": with_options(self._dsn, self._settings),
-                },
-            )
+            connection = self._connect()
             try:
                 self._positions.make(connection)
             except BaseException:
@@ -169,6 +175,18 @@ class PostgresSink:
                 raise
             self._connection = connection
         return self._connection
+
+    def _connect(self) -> Connection:
+        return psycopg.connect(
+            self._dsn,
+            autocommit=True,
+            **LIVENESS
+            | {
+                "application_name": f"walbrook:{self._consumer}",
+                "connect_timeout": max(2, round(self._connect_timeout_s)),
+                "options": with_options(self._dsn, self._settings),
+            },
+        )
 
     def _apply(self, connection: Connection, batch: MessageBatch) -> tuple[Position, int]:
         """One transaction; returns the position before it and how many messages were there."""
