@@ -134,9 +134,10 @@ def test_what_an_operator_does_is_heard_and_nothing_else(
         assert not heard(listener, SOURCE), "it was heard once"
 
 
-_ACTS = ("pause('a')", "resume('a')", "rewind('a', to_earliest => true)", "discard_all('a')",
-         "redeliver('a')", "discard('a')", "pause('b')", "resume('b')",
-         "rewind('b', to_earliest => true)", "discard_all('b')")  # fmt: skip
+_ACTS = ("pause('a')", "resume('a')", "discard_all('a')", "redeliver('a')", "discard('a')",
+         "rewind('a', to_earliest => true, destination => 'truncate')",
+         "pause('b')", "resume('b')", "discard_all('b')",
+         "rewind('b', to_earliest => true, destination => 'new_generation')")  # fmt: skip
 
 
 def test_operators_and_settling_never_wait_for_each_other_in_a_circle(
