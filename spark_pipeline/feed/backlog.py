@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdc.cursor import Cursor
+from cdc.cursor import Cursor, is_free
 from cdc.log.segment import high_of
 from cdc.log.view import LogReader
 
@@ -40,7 +40,12 @@ def beyond(log: LogReader, cursors: Mapping[str, Cursor]) -> list[str]:
     if end <= log.first_batch():
         return []
     (last,) = log.entries(end - 1, end)
-    return [name for name, cursor in cursors.items() if cursor > high_of(last)]
+    return [name for name, cursor in cursors.items() if _place(cursor) > high_of(last)]
+
+
+def _place(cursor: Cursor) -> Cursor:
+    """Rows of a backfill stand where the log has none, and take no place in it."""
+    return Cursor(cursor.lsn, 0) if is_free(cursor.lsn) else cursor
 
 
 def fits(log: LogReader, first: int, end: int, most: Bounds) -> bool:
