@@ -8,7 +8,7 @@ settle.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from cdc.error_text import public_text
 from cdc.errors import OperatorError, SourceError, TransientError
 from cdc.failpoints import reached
 from cdc.queue.events import let_wait, store
+from cdc.state.backfills import PIECE_DONE, PieceDone
 from cdc.state.dead_letters import DeadLetter, bury
 from cdc.state.feeds import FeedFigures, require_latest, show_feed
 from cdc.state.fence import DURABLY, FENCE_TO_MOVE, fenced
@@ -178,6 +179,7 @@ class Settlement:
     top_before: Cursor | None = None
     top: Cursor | None = None
     deliver_ms: float | None = None
+    piece: PieceDone | None = None  # of a backfill: it ends at ``cursor``
 
 
 @dataclass(frozen=True)
@@ -350,6 +352,8 @@ def settle(
             for settlement in consumers.values():
                 if settlement.ledger is not None:
                     connection.execute(TRIM, _place(settlement))
+                if settlement.piece is not None:
+                    connection.execute(PIECE_DONE, asdict(settlement.piece))
             move_restart(connection, source, read_to)
         if held.fetchone() is None:
             raise fenced(source)

@@ -43,6 +43,8 @@ class StageSettings:
     slots: Slots = field(default_factory=lambda: Slots(16))  # shared with all other sources
     ledger: LedgerAddress | None = None  # of those whose sinks need one
     in_event_time: list[SinkConfig] = field(default_factory=list)  # served in event-time order
+    source_dsn: str = field(default="", repr=False)  # where rows that exist already are read
+    publication: str = ""
     times: tuple[tuple[str, str], ...] = ()  # the columns that hold event times, as Wanted has them
 
     @property
@@ -95,4 +97,6 @@ class StageSettings:
             ),
             slots=slots or Slots(spark.delivery_slots),
             ledger=LedgerAddress.of(config),
+            source_dsn=database.dsn(),
+            publication=database.publication.name,
         )

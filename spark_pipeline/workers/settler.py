@@ -25,6 +25,7 @@ import structlog
 from cdc.connection import Connection, connect
 from cdc.connection_pool import ConnectionPool
 from cdc.cursor import Cursor
+from cdc.state.backfills import PieceDone
 from cdc.state.dead_letters import DeadLetter
 from cdc.state.feeds import FeedFigures
 from cdc.state.positions import MovedError, Settlement, settle
@@ -51,12 +52,14 @@ class Report:
     ledger: str | None = None
     dead: Iterable[DeadLetter] = ()
     deliver_ms: float | None = None
+    piece: PieceDone | None = None  # of a backfill: all of it is delivered
 
     @property
     def is_plain(self) -> bool:
         """Whether it only moves a cursor and counts."""
         outcome = self.outcome
-        return not self.dead and outcome.aside is None and outcome.error is None
+        sound = outcome.aside is None and outcome.error is None
+        return sound and not self.dead and self.piece is None
 
     def after(self, before: Report) -> Report:
         """Both as one."""
@@ -82,6 +85,7 @@ class Report:
             top_before=outcome.top_before,
             top=outcome.top,
             deliver_ms=self.deliver_ms,
+            piece=self.piece,
         )
 
 

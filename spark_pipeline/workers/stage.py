@@ -35,6 +35,7 @@ from cdc.log.view import LogReader
 from cdc.queue.claims import due
 from cdc.queue.report import report_queues
 from cdc.replication.stop import StopSignal
+from cdc.state.backfills import consumers_with_backfills
 from cdc.state.dead_letters import report_dead_letters
 from cdc.state.feeds import FeedFigures, FeedRun, open_feed, report_feed
 from cdc.state.health import Condition, report_conditions
@@ -360,6 +361,8 @@ class SourceStage:
         waiting = {each.consumer: each for each in due(state, self._source)}
         for name, worker in self.workers.items():
             worker.retries.note(waiting.get(name), versions[name])
+        for name in consumers_with_backfills(state, self._source) & self.workers.keys():
+            self.workers[name].backfill()
         with closing(open_log(self._settings.log_directory)) as log:
             now = time.monotonic()
             self._ahead = {name: self._ahead.get(name, now) for name in beyond(log, roll.standing)}

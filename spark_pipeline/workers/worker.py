@@ -34,6 +34,9 @@ from cdc.log.view import LogReader
 from cdc.state.dead_letters import DeadLetter, report_dead_letters
 from cdc.state.positions import left_behind, report_consumer
 from cdc.state.roll import call_roll
+from spark_pipeline.backfill.piece import Piece
+from spark_pipeline.backfill.pieces import Pieces
+from spark_pipeline.backfill.runner import BackfillRunner
 from spark_pipeline.delivery.dead_letters import dead_letters, poisoned
 from spark_pipeline.delivery.deliver import Share, cursors_in
 from spark_pipeline.delivery.gaps import pass_gaps
@@ -96,6 +99,10 @@ class Worker:
         self._deferred_until = 0.0  # monotonic
         self._stalled_since: float | None = None  # monotonic
         self._cursor = ORIGIN
+        self._pieces = Pieces(
+            settings.source, settings.term, self.name, settings.wanted, context.connections
+        )
+        self._backfills = BackfillRunner(consumer, context, self._pieces)
         self._log: LogReader | None = None
         self._planner: Planner | None = None
 
@@ -174,6 +181,7 @@ class Worker:
                 return False
             self._ledgers.join(roll, [self.name])
             self.retries.look(state)
+            self._pieces.begin(state, roll.served[self.name])
         self._cursor = roll.served[self.name]
         self._context.settler.begin(self.name, self._cursor)
         self.batch = self._log.seek(self._cursor)
@@ -186,9 +194,17 @@ class Worker:
         )
         return True
 
+    def backfill(self) -> None:
+        """It has backfills that are to be looked at."""
+        self._backfills.wake()
+
     def step(self, wait_s: float) -> bool:
-        """What is due for a retry, then the next range; returns whether there was anything."""
+        """What is due for a retry, a piece of a backfill, then the next range.
+
+        Returns whether there was anything.
+        """
         some = self._deliver_due()
+        some = self._serve_piece() or some
         return self.serve_next(0.0 if some else wait_s) or some
 
     def serve_next(self, wait_s: float) -> bool:
@@ -351,18 +367,40 @@ class Worker:
     def _serve_range(self, decoded: DecodedRange) -> None:
         """Deliver and report all of a range that the consumer has not had."""
         while self._cursor < decoded.high:
-            if not decoded.rows:
-                self._report(decoded, None, Outcome(self.name, decoded.high), 0.0)
-                continue
-            share = self._share(decoded)
-            if self._consumer.destination.defers:
-                with self._context.connections.connection() as state:
-                    share = self.retries.before(state, share)
-            began = time.monotonic()
-            share, outcome = self._deliver(decoded, share)
-            self._report(decoded, share, outcome, time.monotonic() - began)
+            cut = self._pieces.cut(self._cursor)
+            if cut is None or cut >= decoded.high:
+                self._serve_to(decoded, decoded.high)
+            else:
+                self._serve_to(decoded, cut)
+                self._serve_piece()
 
-    def _deliver(self, decoded: DecodedRange, share: Share) -> tuple[Share, Outcome]:
+    def _serve_piece(self) -> bool:
+        """Deliver and report a piece of a backfill, if one stands at the cursor."""
+        assert self._log is not None
+        behind = not fits(self._log, self.batch, self._log.next_batch(), self._settings.little)
+        piece = self._pieces.next(self._cursor, self._log, behind=behind)
+        if piece is None:
+            return False
+        began, live = time.monotonic(), self._log.next_batch() > self.batch
+        while self._cursor < piece.high:
+            self._serve_to(piece, piece.high)
+        self._pieces.settled(piece, time.monotonic() - began, live=live)
+        return True
+
+    def _serve_to(self, decoded: DecodedRange | Piece, end: Cursor) -> None:
+        """Deliver and report once, up to ``end`` if nothing stops it before."""
+        if not decoded.rows:
+            self._report(decoded, None, Outcome(self.name, end), 0.0)
+            return
+        share = replace(self._share(decoded), end=end)
+        if self._consumer.destination.defers:
+            with self._context.connections.connection() as state:
+                share = self.retries.before(state, share)
+        began = time.monotonic()
+        share, outcome = self._deliver(decoded, share)
+        self._report(decoded, share, outcome, time.monotonic() - began)
+
+    def _deliver(self, decoded: DecodedRange | Piece, share: Share) -> tuple[Share, Outcome]:
         assert self._planner is not None
         settings, plan = self._settings, decoded.plan
         size = plan.decoded_bytes if plan.in_driver else 0
@@ -370,7 +408,10 @@ class Worker:
         with settings.slots.hold(settings.source, self.name, self.priority, over, size):
             self.current.delivering(time.monotonic())  # waiting for a slot does not count
             try:
-                share = self._planner.judge(share)
+                if isinstance(decoded, Piece):
+                    share = decoded.judge(self._context.spark, share, self._context.scratch)
+                else:
+                    share = self._planner.judge(share)
                 outcome = deliver_carefully(
                     plan.deliver, share, lambda piece: cursors_in(piece, plan.changes(piece.slices))
                 )
@@ -382,13 +423,15 @@ class Worker:
         return share, replace(outcome, error=outcome.error or share.held)
 
     def _report(
-        self, decoded: DecodedRange, share: Share | None, outcome: Outcome, took_s: float
+        self, decoded: DecodedRange | Piece, share: Share | None, outcome: Outcome, took_s: float
     ) -> None:
+        whole = outcome.cursor >= decoded.high
         report = Report(
             start=self._cursor,
             outcome=outcome,
             rows=decoded.rows,
-            committed_at=decoded.committed_at,
+            committed_at=None if isinstance(decoded, Piece) or not whole else decoded.committed_at,
+            piece=decoded.done if isinstance(decoded, Piece) and whole else None,
             ledger=ledger_name(share.ledger) if share is not None else None,
             dead=() if share is None else self._dead(decoded, share, outcome),
             deliver_ms=took_s * 1000,
@@ -425,14 +468,16 @@ class Worker:
         self._backoff.reset()
         self.current.recovered()
 
-    def _dead(self, decoded: DecodedRange, share: Share, outcome: Outcome) -> _Dead | tuple[()]:
+    def _dead(
+        self, decoded: DecodedRange | Piece, share: Share, outcome: Outcome
+    ) -> _Dead | tuple[()]:
         """What it went on without; of most ranges nothing, and nothing is read."""
         errors = any(piece.errors for piece in share.slices)
         if not outcome.dead and not errors and not share.failed:
             return ()
         return _Dead(decoded, share, outcome, self._settings.log_directory)
 
-    def _share(self, decoded: DecodedRange | None) -> Share:
+    def _share(self, decoded: DecodedRange | Piece | None) -> Share:
         """What the consumer lacks of a range; without one, what opening its sink needs."""
         settled = self._context.settler.settled(self.name)
         return Share(
@@ -453,14 +498,19 @@ class _Dead:
     """The dead letters of a delivery, read from the log while they are settled."""
 
     def __init__(
-        self, decoded: DecodedRange, share: Share, outcome: Outcome, log_directory: Path
+        self, decoded: DecodedRange | Piece, share: Share, outcome: Outcome, log_directory: Path
     ) -> None:
         self._decoded, self._share, self._outcome = decoded, share, outcome
         self._log_directory = log_directory
 
     def __iter__(self) -> Iterator[DeadLetter]:
+        changes_of = self._decoded.plan.changes
+        if isinstance(self._decoded, Piece):
+            piece = self._decoded.log()
+            yield from dead_letters(self._share, self._outcome.cursor, piece, changes_of)
+            yield from poisoned(self._outcome.dead, piece)
+            return
         with closing(open_log(self._log_directory, history=self._decoded.history)) as log:
-            changes_of = self._decoded.plan.changes
             yield from dead_letters(self._share, self._outcome.cursor, log, changes_of)
             yield from poisoned(self._outcome.dead, log)
 

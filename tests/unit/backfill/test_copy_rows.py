@@ -13,7 +13,7 @@ _ESCAPED = {
     "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r", "\b": "\\b", "\f": "\\f", "\v": "\\v"
 }  # fmt: skip
 _TEXTS = st.none() | st.text(
-    st.characters(exclude_characters="\0", exclude_categories=("Cs",)) | st.sampled_from("\\\n\tN"),
+    st.characters(exclude_characters="\0", exclude_categories=["Cs"]) | st.sampled_from("\\\n\tN"),
     max_size=8,
 )
 

@@ -17,8 +17,10 @@ _ROUND = 1 << 32
 def snapshots(draw: st.DrawFn) -> Snapshot:
     xmin = draw(st.integers(3, 1 << 40))
     xmax = xmin + draw(st.integers(0, 1000))
-    between = st.integers(xmin, xmax - 1) if xmax > xmin else st.nothing()
-    return Snapshot(xmin, xmax, tuple(sorted(draw(st.sets(between, max_size=10)))))
+    if xmax == xmin:
+        return Snapshot(xmin, xmax)
+    listed = draw(st.sets(st.integers(xmin, xmax - 1), max_size=10))
+    return Snapshot(xmin, xmax, tuple(sorted(listed)))
 
 
 def _model(snapshot: Snapshot, xid: int) -> bool:
