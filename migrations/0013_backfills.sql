@@ -127,7 +127,7 @@ SELECT b.id, b.source, b.consumer, b.table_schema, b.table_name, b.state, b.reas
 COMMENT ON VIEW walbrook.backfill_progress IS 'How far each backfill is, how fast, and what it waits for. oldest_snapshot: when the oldest chunk was read that is not delivered; no transaction is held open for it.';
 
 CREATE FUNCTION walbrook.start_backfill(
-    consumer text, "table" text, "where" text DEFAULT NULL, sort_column text DEFAULT NULL,
+    consumer text, "table" text, where_sql text DEFAULT NULL, sort_column text DEFAULT NULL,
     start_position text DEFAULT NULL, chunk_bytes bigint DEFAULT NULL,
     rows_per_second bigint DEFAULT NULL, connections integer DEFAULT NULL)
 RETURNS walbrook.backfills
@@ -166,7 +166,7 @@ BEGIN
     INSERT INTO walbrook.backfills AS b
            (source, consumer, table_schema, table_name, where_sql, sort_column, start_position,
             chunk_bytes, rows_per_second, connections)
-    VALUES (c.source, c.name, parts[1], parts[2], start_backfill."where", start_backfill.sort_column,
+    VALUES (c.source, c.name, parts[1], parts[2], start_backfill.where_sql, start_backfill.sort_column,
             start_backfill.start_position, coalesce(start_backfill.chunk_bytes, 67108864),
             start_backfill.rows_per_second, coalesce(start_backfill.connections, 2))
     RETURNING b.* INTO answer;
@@ -175,7 +175,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.start_backfill IS 'Deliver the existing rows of a table to a consumer, among its changes. where: only some of them; sort_column and start_position: in an order, from a value on; rows_per_second: at most so many.';
+COMMENT ON FUNCTION walbrook.start_backfill IS 'Deliver the existing rows of a table to a consumer, among its changes. where_sql: only some of them; sort_column and start_position: in an order, from a value on; rows_per_second: at most so many.';
 
 CREATE FUNCTION walbrook.change_backfill(backfill bigint, allowed text[], state text, action text)
 RETURNS walbrook.backfills

@@ -177,6 +177,12 @@ class Sink(Section):
         "earliest (the first change that the change log still has), latest (what comes from now "
         "on) or a cursor such as 16/B374D848:0. One that has begun goes on at its cursor.",
     )
+    initial_backfill: Flag | tuple[Table, ...] = Field(
+        default=False,
+        description="Whether a new sink first gets the rows that exist already, of all its tables "
+        "or of those in a list, as messages of the action read among the changes. See "
+        "docs/backfill.md. Not with ordering: event_time or processing_time.",
+    )
     batch_size: Annotated[Integer, Field(ge=1, le=10_000)] | None = Field(
         default=None,
         description="Most messages delivered at once; if not given, 10000 for file, parquet and "
@@ -346,6 +352,12 @@ class Sink(Section):
                 f"{self.ordering} is not possible with pull yet; use another destination, or "
                 "commit",
                 within=("ordering",),
+            )
+        if self.initial_backfill:
+            raise wrong(
+                f"rows that exist already have no place in the order of {self.ordering}; leave it "
+                "out, or set ordering: commit",
+                within=("initial_backfill",),
             )
         if "schema_change" in self.actions:
             raise wrong(

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
+import orjson
 import pyarrow as pa
 
 from cdc.connection import Connection
@@ -55,8 +56,9 @@ RETURNING term
 """
 # One that comes back goes on at its cursor, a new one begins where its configuration says.
 _ADD_CONSUMERS = """
-INSERT INTO walbrook.consumers (source, name, cursor_lsn, cursor_idx)
+INSERT INTO walbrook.consumers (source, name, initial_backfill, cursor_lsn, cursor_idx)
 SELECT s.name, n.name,
+       (SELECT array_agg(t) FROM jsonb_array_elements_text(%(backfills)s::jsonb -> n.name) AS t),
        CASE n.start WHEN 'restart' THEN s.restart_lsn
                     WHEN 'earliest' THEN coalesce(s.earliest_lsn, s.restart_lsn)
                     WHEN 'latest' THEN greatest(s.log_lsn, s.restart_lsn, e.lsn)
@@ -205,11 +207,13 @@ def register_source(
     starts: Mapping[str, str] | None = None,
     wal_end_lsn: int | None = None,
     described: Mapping[str, Described] | None = None,
+    backfills: Mapping[str, list[str]] | None = None,
 ) -> int:
     """Make the rows of a source and its consumers, and their queues; the answer is the new term.
 
     ``starts`` says where a consumer begins that has no row yet: ``restart`` (as where nothing is
     said), ``earliest``, ``latest`` (the end of the source's WAL, ``wal_end_lsn``) or a cursor.
+    ``backfills`` says which tables' existing rows such a consumer gets; ``*`` stands for all.
     """
     with connection.transaction():
         row = connection.execute(_READ_SOURCE, (name,)).fetchone()
@@ -229,6 +233,7 @@ def register_source(
             {
                 "names": names,
                 "starts": begin,
+                "backfills": orjson.dumps(backfills or {}).decode(),
                 "source": name,
                 "wal_end": None if wal_end_lsn is None else format_lsn(wal_end_lsn),
             },

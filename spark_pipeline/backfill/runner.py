@@ -157,10 +157,17 @@ class BackfillRunner:
                 continue
             if chunk.state != "planned":
                 self._offer(state, backfill, chunk, generation)
-            elif mine <= backfill.connections and self._read(state, backfill, chunk):
+            elif mine <= self._at_once(backfill) and self._read(state, backfill, chunk):
                 mine += 1
         if not chunks:
             self._finish(state, backfill)
+
+    def _at_once(self, backfill: Backfill) -> int:
+        """How many chunks may be read or wait, besides one more; an order needs one by one."""
+        if backfill.sort_column is None:
+            return backfill.connections
+        reading = any(name[0] == backfill.id for name in self._readings)
+        return -1 if reading else 1
 
     def _plan(self, state: Connection, backfill: Backfill) -> bool:
         """Plan all chunks; returns whether there are any for this backfill itself."""
