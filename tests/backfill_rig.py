@@ -42,6 +42,7 @@ class Rig:
     publication: str = PUBLISHED
     sink: dict[str, Any] = field(default_factory=dict)
     local_commits: bool = False  # state is written without waiting for a standby
+    read_as: str = ""  # another role than that of the reader
     _starts: int = 0
 
     def __post_init__(self) -> None:
@@ -92,7 +93,8 @@ class Rig:
             source=SOURCE, term=term, origin=Origin(SOURCE, "h", "d"), consumers=[sink],
             state_dsn=self.state_dsn, log_directory=self.source.settings.log_directory,
             checkpoint_directory=self.directory, micro_batch_rows=10_000,
-            micro_batch_bytes=16 << 20, source_dsn=self.database.dsn, publication="pub",
+            micro_batch_bytes=16 << 20, publication="pub",
+            source_dsn=self.read_as or self.database.dsn,
         )  # fmt: skip
         scratch = self.directory / "scratch"
         scratch.mkdir(exist_ok=True)
@@ -149,13 +151,9 @@ class Rig:
         try:
             until(f"backfill {backfill} to be {state}", reached, timeout_s)
         except AssertionError as error:
-            chunks = self.rows(
-                f"SELECT * FROM walbrook.backfill_chunks WHERE backfill = {backfill}"
-            )
+            found = self.rows("SELECT * FROM walbrook.backfill_progress")
             where = self.rows("SELECT * FROM walbrook.cursors")
-            raise AssertionError(
-                f"{error}\n{self.progress(backfill)}\n{where}\n{chunks[:3]}"
-            ) from None
+            raise AssertionError(f"{error}\n{found}\n{where}") from None
 
     def progress(self, backfill: int) -> tuple[Any, ...]:
         """State, reason and error."""

@@ -372,7 +372,12 @@ def chunk_read(
             },
         )
         if not rows:
-            connection.execute(_EMPTY_DONE, (chunk.backfill, chunk.number))
+            nothing_left(connection, chunk)
+
+
+def nothing_left(connection: Connection, chunk: Chunk) -> None:
+    """A chunk without rows is done."""
+    connection.execute(_EMPTY_DONE, (chunk.backfill, chunk.number))
 
 
 def place_piece(

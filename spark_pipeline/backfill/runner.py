@@ -225,6 +225,10 @@ class BackfillRunner:
         if chunk.range is None:
             keys = rows.incomplete_keys(state, backfill.id, _KEYS_AT_ONCE)
             column = None
+            if not keys:  # an earlier chunk had them all
+                rows.nothing_left(state, chunk)
+                self._pieces.changed.set()
+                return False
         elif isinstance(chunk.range, ValueRange) and leaf is not None:
             column = column_of(backfill, table, leaf)
         task = ChunkTask(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -31,13 +30,12 @@ from cdc.errors import CorruptionError, GapError, TransientError, WalbrookError
 from cdc.log.damage import report_damage
 from cdc.log.open import open_log
 from cdc.log.view import LogReader
-from cdc.state.dead_letters import DeadLetter, report_dead_letters
+from cdc.state.dead_letters import report_dead_letters
 from cdc.state.positions import left_behind, report_consumer
 from cdc.state.roll import call_roll
 from spark_pipeline.backfill.piece import Piece
 from spark_pipeline.backfill.pieces import Pieces
 from spark_pipeline.backfill.runner import BackfillRunner
-from spark_pipeline.delivery.dead_letters import dead_letters, poisoned
 from spark_pipeline.delivery.deliver import Share, cursors_in
 from spark_pipeline.delivery.gaps import pass_gaps
 from spark_pipeline.delivery.isolate import deliver_carefully, told
@@ -49,6 +47,7 @@ from spark_pipeline.feed.exchange import PlannedRange
 from spark_pipeline.feed.feed import BehindError
 from spark_pipeline.feed.planner import Planner
 from spark_pipeline.workers.context import WorkerContext
+from spark_pipeline.workers.dead import UnreadDeadLetters
 from spark_pipeline.workers.retries import RetryQueue, is_failure
 from spark_pipeline.workers.settler import Report
 from spark_pipeline.workers.state import CurrentState, Reason
@@ -470,12 +469,12 @@ class Worker:
 
     def _dead(
         self, decoded: DecodedRange | Piece, share: Share, outcome: Outcome
-    ) -> _Dead | tuple[()]:
+    ) -> UnreadDeadLetters | tuple[()]:
         """What it went on without; of most ranges nothing, and nothing is read."""
         errors = any(piece.errors for piece in share.slices)
         if not outcome.dead and not errors and not share.failed:
             return ()
-        return _Dead(decoded, share, outcome, self._settings.log_directory)
+        return UnreadDeadLetters(decoded, share, outcome, self._settings.log_directory)
 
     def _share(self, decoded: DecodedRange | Piece | None) -> Share:
         """What the consumer lacks of a range; without one, what opening its sink needs."""
@@ -492,27 +491,6 @@ class Worker:
             state_dsn=self._settings.state_dsn,
             standing=settled,
         )
-
-
-class _Dead:
-    """The dead letters of a delivery, read from the log while they are settled."""
-
-    def __init__(
-        self, decoded: DecodedRange | Piece, share: Share, outcome: Outcome, log_directory: Path
-    ) -> None:
-        self._decoded, self._share, self._outcome = decoded, share, outcome
-        self._log_directory = log_directory
-
-    def __iter__(self) -> Iterator[DeadLetter]:
-        changes_of = self._decoded.plan.changes
-        if isinstance(self._decoded, Piece):
-            piece = self._decoded.log()
-            yield from dead_letters(self._share, self._outcome.cursor, piece, changes_of)
-            yield from poisoned(self._outcome.dead, piece)
-            return
-        with closing(open_log(self._log_directory, history=self._decoded.history)) as log:
-            yield from dead_letters(self._share, self._outcome.cursor, log, changes_of)
-            yield from poisoned(self._outcome.dead, log)
 
 
 def _remove(share: Share | None) -> None:

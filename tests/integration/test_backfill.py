@@ -86,8 +86,8 @@ def test_the_partitions_of_a_table_arrive_under_the_names_that_changes_have(
         if via_root:
             rig.until_state(backfill)
         else:
-            rig_done = "SELECT count(*) = 2 AND bool_and(state = 'done') FROM walbrook.backfills"
-            until("both partitions", lambda: rig.rows(rig_done)[0][0])
+            both = "SELECT count(*) = 2 AND bool_and(state = 'done') FROM walbrook.backfills"
+            until("both partitions", lambda: rig.rows(both)[0][0])
         before = rig.messages()
         database.execute("UPDATE item SET note = note || '!'")
         rig.until_delivered()
@@ -110,7 +110,7 @@ def test_only_what_the_publication_sends_arrives(database: Database, tmp_path: P
     )
     rig = Rig(database, tmp_path, publication="FOR TABLE item (id, note) WHERE (id > 90)")
     with rig.running():
-        rig.backfilled("item", where="id % 2 = 0 -- even ones")
+        rig.backfilled("item", where_sql="id % 2 = 0 -- even ones")
     assert [each["record"] for each in rig.messages()] == [
         {"id": i, "note": "n"} for i in (92, 94, 96, 98, 100)
     ]
@@ -142,7 +142,7 @@ def test_an_update_that_leaves_a_large_value_alone_takes_nothing_from_its_row(
     rig = Rig(database, tmp_path)
     with rig.running():
         backfill = rig.start("item", rows_per_second=20)
-        rig_until_some(rig)
+        _until_some(rig)
         database.execute("UPDATE item SET version = 2")
         rig.until_delivered()
         rig.until_state(backfill)
@@ -156,11 +156,12 @@ def test_a_row_that_moves_to_a_block_that_was_read_is_read_again_by_its_key(
     database: Database, tmp_path: Path
 ) -> None:
     database.execute(_LARGE)
-    database.execute("DELETE FROM item WHERE id <= 50; VACUUM item")  # room in the first blocks
+    database.execute("DELETE FROM item WHERE id <= 50")
+    database.execute("VACUUM item")  # leaves room in the first blocks
     rig = Rig(database, tmp_path)
     with rig.running():
         backfill = rig.start("item", chunk_bytes=8192, rows_per_second=20, connections=1)
-        rig_until_some(rig)
+        _until_some(rig)
         database.execute("UPDATE item SET version = 2 WHERE id > 150")
         rig.until_state(backfill)
     ((by_key,),) = rig.rows("SELECT sum(rows) FROM walbrook.backfill_chunks WHERE kind = 'keys'")
@@ -177,8 +178,9 @@ INSERT INTO item SELECT i, 1, repeat('p', 500), repeat('body ' || i || ' ', 1000
 """
 
 
-def rig_until_some(rig: Rig) -> None:
-    until("some rows", lambda: rig.messages())
+def _until_some(rig: Rig) -> None:
+    """Until some rows have arrived."""
+    until("some rows", rig.messages)
 
 
 def _check_large(database: Database, rig: Rig) -> None:
