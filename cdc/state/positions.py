@@ -20,7 +20,7 @@ from cdc.error_text import public_text
 from cdc.errors import OperatorError, SourceError, TransientError
 from cdc.failpoints import reached
 from cdc.queue.events import let_wait, store
-from cdc.state.backfills import PIECE_DONE, PieceDone
+from cdc.state.backfill_chunks import PIECE_DONE, PieceDone
 from cdc.state.dead_letters import DeadLetter, bury
 from cdc.state.feeds import FeedFigures, require_latest, show_feed
 from cdc.state.fence import DURABLY, FENCE_TO_MOVE, fenced

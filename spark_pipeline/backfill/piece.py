@@ -21,7 +21,7 @@ from cdc.decoding.careful import decode_carefully
 from cdc.decoding.format import Wanted
 from cdc.decoding.raw import SCHEMAS_KEY, decode_schemas
 from cdc.log.frame import Frame, Marker
-from cdc.state.backfills import Chunk, PieceDone
+from cdc.state.backfill_chunks import Chunk, PieceDone
 from spark_pipeline.delivery.deliver import Share, deliver_changes
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.expressions.evaluate import verdicts

@@ -27,17 +27,16 @@ from cdc.cursor import Cursor, free_place, idle_place
 from cdc.decoding.format import Wanted
 from cdc.errors import GapError
 from cdc.log.view import LogReader
-from cdc.state.backfills import (
+from cdc.state.backfill_chunks import (
     KEYS_MAX,
-    Backfill,
     Chunk,
     drop_keys,
-    fail,
     forget_place,
     place_piece,
     placed_chunk,
     read_again,
 )
+from cdc.state.backfills import Backfill, fail
 from spark_pipeline.backfill.piece import ChunkFile, Piece
 
 _logger = structlog.get_logger("walbrook.backfill")

@@ -40,8 +40,10 @@ from cdc.config import Sink as SinkConfig
 from cdc.config.table import TableName
 from cdc.connection import Connection
 from cdc.errors import OperatorError, TransientError, WalbrookError
+from cdc.state import backfill_chunks
 from cdc.state import backfills as rows
-from cdc.state.backfills import Backfill, Chunk
+from cdc.state.backfill_chunks import Chunk
+from cdc.state.backfills import Backfill
 from spark_pipeline.backfill.pieces import Pieces, ReadyChunk
 from spark_pipeline.backfill.planning import block_bytes, column_of, plan_leaf
 from spark_pipeline.delivery.isolate import told
@@ -150,7 +152,7 @@ class BackfillRunner:
             return
         held = {*self._pieces.held(), *self._readings}
         mine = sum(name[0] == backfill.id for name in held)
-        chunks = rows.chunks_of(state, backfill.id, backfill.connections + len(held) + 2)
+        chunks = backfill_chunks.chunks_of(state, backfill.id, backfill.connections + len(held) + 2)
         for chunk in chunks:
             name = (chunk.backfill, chunk.number)
             if name in held:
@@ -189,7 +191,7 @@ class BackfillRunner:
         ]
         size = sum(leaf.bytes for leaf in table.leaves)
         estimate = sum(leaf.rows for leaf in table.leaves)
-        rows.add_chunks(
+        backfill_chunks.add_chunks(
             state, self._source, self._term, backfill.id, planned, planned=True,
             rows=estimate, size=size,
         )  # fmt: skip
@@ -202,7 +204,7 @@ class BackfillRunner:
     def _offer(self, state: Connection, backfill: Backfill, chunk: Chunk, generation: int) -> None:
         """A chunk that an earlier process read, or that was put down when it was paused."""
         if chunk.file is None or not chunk.file.exists():
-            rows.read_again(state, chunk)
+            backfill_chunks.read_again(state, chunk)
             self._pieces.changed.set()
             return
         if self._pieces.offer(ReadyChunk(backfill, chunk, may_omit=True), generation):
@@ -223,10 +225,10 @@ class BackfillRunner:
         keys = None
         column = backfill.sort_column
         if chunk.range is None:
-            keys = rows.incomplete_keys(state, backfill.id, _KEYS_AT_ONCE)
+            keys = backfill_chunks.incomplete_keys(state, backfill.id, _KEYS_AT_ONCE)
             column = None
             if not keys:  # an earlier chunk had them all
-                rows.nothing_left(state, chunk)
+                backfill_chunks.nothing_left(state, chunk)
                 self._pieces.changed.set()
                 return False
         elif isinstance(chunk.range, ValueRange) and leaf is not None:
@@ -244,7 +246,8 @@ class BackfillRunner:
             ),
             path=self._directory / f"{chunk.backfill}-{chunk.number}-{uuid.uuid4().hex}.arrow",
         )
-        future = self._pool.submit(self._reader(task, backfill))
+        size = 0 if leaf is None else min(leaf.bytes, backfill.chunk_bytes)
+        future = self._pool.submit(self._reader(task, size))
         name = (chunk.backfill, chunk.number)
         self._readings[name] = _Reading(
             backfill, chunk, keys, future, task.path, self._open, table.may_omit
@@ -252,10 +255,11 @@ class BackfillRunner:
         future.add_done_callback(lambda _done: self._pieces.changed.set())
         return True
 
-    def _reader(self, task: ChunkTask, backfill: Backfill) -> Callable[[], ChunkRead]:
+    def _reader(self, task: ChunkTask, size: int) -> Callable[[], ChunkRead]:
+        """What reads a chunk of about ``size`` bytes; its file is one of this machine."""
         spark = self._context.spark
-        small = backfill.chunk_bytes < _JOB_BYTES or task.choice.range is None
-        if spark is None or small or self._settings.cluster_options is not None:
+        elsewhere = self._settings.cluster_options is not None
+        if spark is None or elsewhere or size < _JOB_BYTES:
             return lambda: read_chunk(task)
         context, group = spark.sparkContext, job_group(self._source, self._consumer.name)
 
@@ -289,7 +293,7 @@ class BackfillRunner:
     ) -> None:
         backfill, chunk = reading.backfill, reading.chunk
         self._not_before.pop(backfill.id, None)
-        rows.chunk_read(
+        backfill_chunks.chunk_read(
             state, self._source, self._term, chunk,
             snapshot=done.snapshot, lsn=done.lsn, look_lsn=reading.opened.look_from(done.snapshot),
             file=reading.path, rows=done.rows, size=done.bytes,
@@ -298,10 +302,12 @@ class BackfillRunner:
         if not done.rows:
             reading.path.unlink(missing_ok=True)
             if reading.keys:
-                rows.drop_keys(state, backfill.id, reading.keys)
+                backfill_chunks.drop_keys(state, backfill.id, reading.keys)
             return
         found = next(
-            each for each in rows.chunks_of(state, backfill.id) if each.number == chunk.number
+            each
+            for each in backfill_chunks.chunks_of(state, backfill.id)
+            if each.number == chunk.number
         )
         ready = ReadyChunk(backfill, found, may_omit=reading.may_omit, keys=reading.keys)
         if self._pieces.offer(ready, generation):
@@ -317,7 +323,7 @@ class BackfillRunner:
             return
         if error is what and what.kind == "chunk_timeout" and self._split(state, chunk):
             return
-        rows.read_again(state, chunk, error=str(what), failed=True)
+        backfill_chunks.read_again(state, chunk, error=str(what), failed=True)
         if chunk.attempts + 1 >= _ATTEMPTS_MAX:
             self._fail(state, backfill, what)
             return
@@ -332,7 +338,7 @@ class BackfillRunner:
         for leaf in table.leaves:
             if leaf.oid == chunk.leaf_oid:
                 again = plan_leaf(connection, backfill, table, leaf)
-                rows.replace_leaf(
+                backfill_chunks.replace_leaf(
                     state, self._source, self._term, backfill.id, chunk.leaf_oid, [*again]
                 )
         _logger.info("backfill.planned_again", consumer=self._consumer.name, table=str(chunk.leaf))
@@ -351,19 +357,23 @@ class BackfillRunner:
             end = 0 if row is None else int(row[0]) // block_bytes(connection)
         if end - first < 2:
             return False
-        rows.split_chunk(state, self._source, self._term, chunk, first + (end - first) // 2)
+        backfill_chunks.split_chunk(
+            state, self._source, self._term, chunk, first + (end - first) // 2
+        )
         self._pieces.changed.set()
         return True
 
     def _finish(self, state: Connection, backfill: Backfill) -> None:
         """No chunk is left: rows whose values were left out are read by key, then it ends."""
-        chunks, keys = rows.what_is_left(state, backfill.id)
+        chunks, keys = backfill_chunks.what_is_left(state, backfill.id)
         if chunks:
             return
         if keys:
             table = describe_table(self._connected(), self._settings.publication, backfill.table)
             by_key = (backfill.table, table.relation.oid, 0, None)
-            rows.add_chunks(state, self._source, self._term, backfill.id, [by_key], planned=True)
+            backfill_chunks.add_chunks(
+                state, self._source, self._term, backfill.id, [by_key], planned=True
+            )
             self._pieces.changed.set()
             return
         rows.finish(state, backfill.id)
@@ -377,7 +387,7 @@ class BackfillRunner:
 
     def _sweep(self, state: Connection) -> None:
         """Remove files that nobody needs any more."""
-        needed = rows.recorded_files(state, self._source, self._consumer.name)
+        needed = backfill_chunks.recorded_files(state, self._source, self._consumer.name)
         for path in self._directory.glob("*.arrow"):
             if path not in needed:
                 path.unlink(missing_ok=True)

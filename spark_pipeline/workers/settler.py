@@ -25,7 +25,7 @@ import structlog
 from cdc.connection import Connection, connect
 from cdc.connection_pool import ConnectionPool
 from cdc.cursor import Cursor
-from cdc.state.backfills import PieceDone
+from cdc.state.backfill_chunks import PieceDone
 from cdc.state.dead_letters import DeadLetter
 from cdc.state.feeds import FeedFigures
 from cdc.state.positions import MovedError, Settlement, settle

@@ -35,7 +35,7 @@ from cdc.log.view import LogReader
 from cdc.queue.claims import due
 from cdc.queue.report import report_queues
 from cdc.replication.stop import StopSignal
-from cdc.state.backfills import consumers_with_backfills
+from cdc.state.backfills import consumers_with_backfills, report_backfills
 from cdc.state.dead_letters import report_dead_letters
 from cdc.state.feeds import FeedFigures, FeedRun, open_feed, report_feed
 from cdc.state.health import Condition, report_conditions
@@ -401,6 +401,7 @@ class SourceStage:
             report_dead_letters(state, self._source, self._term)
             report_queues(state, self._source, self._term)
             report_lost_destinations(state, self._source, self._term)
+            report_backfills(state, self._source, self._term)
 
     def _overdue(self) -> list[Condition]:
         """What the feed is late with; a Spark job that hangs is cancelled."""
