@@ -92,6 +92,11 @@ class Pieces:
         with self._lock:
             return self._generation
 
+    @property
+    def has_any(self) -> bool:
+        """Whether a chunk waits for the worker; most often none does."""
+        return self._current is not None or bool(self._ready)
+
     def offer(self, ready: ReadyChunk, generation: int) -> bool:
         """Hand over a chunk that was read; returns whether it is new."""
         with self._lock:
@@ -129,6 +134,8 @@ class Pieces:
 
     def cut(self, cursor: Cursor) -> Cursor | None:
         """Where the next piece has to stand, if that lies beyond the cursor."""
+        if not self.has_any:
+            return None
         current = self._take()
         if current is None or (current.chunk.place is None and not self._may_place()):
             return None

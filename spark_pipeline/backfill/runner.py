@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +83,6 @@ class BackfillRunner:
         self._directory = self._settings.log_directory / "backfill" / consumer.name
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(_CONNECTIONS_MAX, f"backfill-{consumer.name}")
         self._readings: dict[tuple[int, int], _Reading] = {}
         self._open = OpenTransactions()
         self._connection: psycopg.Connection[Any] | None = None
@@ -247,7 +246,7 @@ class BackfillRunner:
             path=self._directory / f"{chunk.backfill}-{chunk.number}-{uuid.uuid4().hex}.arrow",
         )
         size = 0 if leaf is None else min(leaf.bytes, backfill.chunk_bytes)
-        future = self._pool.submit(self._reader(task, size))
+        future = _in_thread(f"backfill-{self._consumer.name}", self._reader(task, size))
         name = (chunk.backfill, chunk.number)
         self._readings[name] = _Reading(
             backfill, chunk, keys, future, task.path, self._open, table.may_omit
@@ -408,6 +407,20 @@ class BackfillRunner:
         if connection is not None:
             with suppress(psycopg.Error):
                 connection.close()
+
+
+def _in_thread(name: str, run: Callable[[], ChunkRead]) -> Future[ChunkRead]:
+    """Run in a thread that does not keep the process from ending."""
+    future: Future[ChunkRead] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(run())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return future
 
 
 def _read_safely(task: ChunkTask) -> ChunkRead | WalbrookError:

@@ -375,6 +375,8 @@ class Worker:
 
     def _serve_piece(self) -> bool:
         """Deliver and report a piece of a backfill, if one stands at the cursor."""
+        if not self._pieces.has_any:
+            return False
         assert self._log is not None
         behind = not fits(self._log, self.batch, self._log.next_batch(), self._settings.little)
         piece = self._pieces.next(self._cursor, self._log, behind=behind)
