@@ -1,7 +1,7 @@
 """The changes of one table between two places of the log.
 
-Invariants: a scan is bounded in bytes of the log, and refuses what is longer. What the log no
-longer has is an error (``GapError``), never taken for nothing.
+Invariants: a scan is bounded in bytes of the log, and refuses what is longer. What the log does not
+have, or has no longer, is an error, never taken for nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _UPDATE = ord("U")
 
 
 class TooFarError(TransientError):
-    """More of the log lies between two places than a scan may read."""
+    """The log between two places is longer than a scan may be, or does not reach that far back."""
 
 
 def changes_between(
@@ -35,6 +35,13 @@ def changes_between(
 
     The log must reach beyond ``until``.
     """
+    earliest, _ = log.floors()
+    if since < earliest:
+        raise TooFarError(
+            f"the log begins at {earliest}, behind the snapshot of a chunk",
+            fix="the chunk is read again",
+            kind="look_back",
+        )
     first, last = log.seek(since), min(log.seek(until) + 1, log.next_batch())
     if first >= last:
         return NewerChanges.none(RAW_SCHEMA)

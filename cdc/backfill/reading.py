@@ -100,6 +100,10 @@ def read_chunk(task: ChunkTask) -> ChunkRead:
             fix="it is read again in smaller parts",
             kind="chunk_timeout",
         ) from error
+    except psycopg.errors.UndefinedTable as error:
+        raise MovedTableError(
+            f"{task.leaf} is not there any more", fix="the table is planned again", kind="moved"
+        ) from error
     except psycopg.ProgrammingError as error:
         raise OperatorError(
             f"{task.leaf} cannot be read: {public_text(error)}",

@@ -331,15 +331,18 @@ class BackfillRunner:
         rows.waits(state, backfill.id, f"it is tried again in {pause_s:.0f} s: {what}")
 
     def _plan_again(self, state: Connection, backfill: Backfill, chunk: Chunk) -> None:
-        """The leaf's rows lie elsewhere: all of it is read again."""
+        """The leaf's rows lie elsewhere: all of it is read again, if it is still there."""
         connection = self._connected()
         table = describe_table(connection, self._settings.publication, backfill.table)
-        for leaf in table.leaves:
-            if leaf.oid == chunk.leaf_oid:
-                again = plan_leaf(connection, backfill, table, leaf)
-                backfill_chunks.replace_leaf(
-                    state, self._source, self._term, backfill.id, chunk.leaf_oid, [*again]
-                )
+        again = [
+            each
+            for leaf in table.leaves
+            if leaf.oid == chunk.leaf_oid or leaf.name == chunk.leaf
+            for each in plan_leaf(connection, backfill, table, leaf)
+        ]
+        backfill_chunks.replace_leaf(
+            state, self._source, self._term, backfill.id, chunk.leaf_oid, again
+        )
         _logger.info("backfill.planned_again", consumer=self._consumer.name, table=str(chunk.leaf))
         self._pieces.changed.set()
 

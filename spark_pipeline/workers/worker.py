@@ -198,10 +198,7 @@ class Worker:
         self._backfills.wake()
 
     def step(self, wait_s: float) -> bool:
-        """What is due for a retry, a piece of a backfill, then the next range.
-
-        Returns whether there was anything.
-        """
+        """What is due, a piece of a backfill, the next range; returns whether there was any."""
         some = self._deliver_due()
         some = self._serve_piece() or some
         return self.serve_next(0.0 if some else wait_s) or some

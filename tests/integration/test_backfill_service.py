@@ -54,7 +54,7 @@ def _writing(database: Database, rows: int, writers: int) -> Iterator[None]:
     def write(seed: int) -> None:
         chance = random.Random(seed)
         with database.connect() as connection:
-            while not over.wait(0.001):
+            while not over.wait(0.02):
                 key = chance.randrange(1, rows // writers) * writers + seed  # rows of its own
                 try:
                     with connection.transaction(force_rollback=chance.random() < 0.1):
