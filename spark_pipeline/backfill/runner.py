@@ -99,7 +99,8 @@ class BackfillRunner:
                 self._thread.start()
 
     def _run(self) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for folder in (self._directory.parent, self._directory):
+            folder.mkdir(exist_ok=True, mode=0o700)  # rows are nobody else's business
         try:
             while not self._context.ended.is_set():
                 self._pieces.changed.clear()

@@ -41,7 +41,7 @@ def _fill(database: Database, rows: int) -> None:
     database.execute(
         "CREATE TABLE item (id int PRIMARY KEY, version int NOT NULL, pad text, body text);"
         "ALTER TABLE item ALTER body SET STORAGE EXTERNAL; CREATE SEQUENCE versions START 2;"
-        "INSERT INTO item SELECT i, 1, repeat('p', 700),"
+        "INSERT INTO item SELECT i, 1, repeat('p', 250),"
         " CASE WHEN i % 20 = 0 THEN repeat('b' || i, 700) END"
         f" FROM generate_series(1, {rows}) AS i; ANALYZE item"
     )
@@ -140,6 +140,7 @@ def _run(
                     f"some rows of start {kill + 1}",
                     f"SELECT sum(rows) > {rows * 3 * kill // (kills + 1)} "
                     "FROM walbrook.backfill_progress",
+                    timeout_s=300,
                 )
                 service.kill()
                 service.start()
@@ -156,7 +157,7 @@ def _run(
     _check(database, _of_parquet(directory / "parquet"))
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_destinations_equal_the_source_after_kills_during_a_backfill(
     database: Database, tmp_path: Path, redis_client: redis.Redis, redis_url: str
 ) -> None:
