@@ -4,8 +4,10 @@ A worker asks with its cursor. Where the next piece has to stand further on, the
 changes up to there first (``cut``). The place is behind every change that the chunk's snapshot
 contains; changes that it does not contain and that come before the place have overtaken rows.
 
-Invariants: a place is recorded before its piece is handed out, and is taken by one piece. A piece
-that was placed and not settled is handed out again before the worker passes its place. ``begin``,
+Invariants: a place is recorded before its piece is handed out, and is taken by one piece. It lies
+above all that the destination can have: what a worker delivered and did not settle before it began
+again is in the log by then. A piece that was placed and not settled is handed out again before the
+worker passes its place. ``begin``,
 ``cut``, ``next`` and ``settled`` are the worker's; ``offer`` and ``has_room`` may be called from
 any thread.
 """
@@ -23,7 +25,7 @@ from cdc.backfill.log_scan import NewerScan, TooFarError, lacking_values
 from cdc.backfill.overtaken import incomplete_keys, remaining
 from cdc.connection import Connection
 from cdc.connection_pool import ConnectionPool
-from cdc.cursor import Cursor, free_place, idle_place
+from cdc.cursor import ORIGIN, Cursor, free_place, idle_place
 from cdc.decoding.format import Wanted
 from cdc.errors import GapError
 from cdc.log.view import LogReader
@@ -80,6 +82,7 @@ class Pieces:
         self._ready: deque[ReadyChunk] = deque()
         self._current: ReadyChunk | None = None
         self._generation = 0
+        self._floor = ORIGIN  # nothing new stands below
         self._rows = _ROWS_FIRST
         self._not_before = 0.0  # monotonic: what a limit on rows per second allows
         self._looked: dict[int, Cursor] = {}  # by backfill
@@ -113,9 +116,13 @@ class Pieces:
             known = [*self._ready, *([self._current] if self._current else [])]
             return [_name(each) for each in known]
 
-    def begin(self, state: Connection, cursor: Cursor) -> None:
-        """The worker begins at a cursor that was read from its row."""
+    def begin(self, state: Connection, cursor: Cursor, log_end: Cursor) -> None:
+        """The worker begins at a cursor that was read from its row.
+
+        Below ``log_end`` the destination may have more than is settled.
+        """
         with self._lock:
+            self._floor = log_end
             self._generation += 1
             self._ready.clear()
             self._current = None
@@ -209,7 +216,7 @@ class Pieces:
     def _place(self, chunk: Chunk, cursor: Cursor) -> Cursor:
         if chunk.place is not None:
             return chunk.place
-        return free_place(max(cursor, idle_place(chunk.read_lsn)))
+        return free_place(max(cursor, self._floor, idle_place(chunk.read_lsn)))
 
     def _piece(self, current: ReadyChunk, place: Cursor, log: LogReader) -> Piece | None:
         chunk = current.chunk

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdc.cursor import Cursor, is_free
+from cdc.cursor import ORIGIN, Cursor, is_free
 from cdc.log.segment import high_of
 from cdc.log.view import LogReader
 
@@ -34,13 +34,18 @@ def fitting(log: LogReader, first: int, end: int, most: Bounds) -> tuple[int, in
     return batches, int(rows[batches - 1]) if batches else 0
 
 
-def beyond(log: LogReader, cursors: Mapping[str, Cursor]) -> list[str]:
-    """Of these the names whose cursors stand beyond the end of the log."""
+def end_of(log: LogReader) -> Cursor:
+    """Everything that the log has lies below; ORIGIN for an empty one."""
     end = log.next_batch()
     if end <= log.first_batch():
-        return []
-    (last,) = log.entries(end - 1, end)
-    return [name for name, cursor in cursors.items() if _place(cursor) > high_of(last)]
+        return ORIGIN
+    return high_of(log.entries(end - 1, end)[0])
+
+
+def beyond(log: LogReader, cursors: Mapping[str, Cursor]) -> list[str]:
+    """Of these the names whose cursors stand beyond the end of the log."""
+    end = end_of(log)
+    return [name for name, cursor in cursors.items() if end > ORIGIN and _place(cursor) > end]
 
 
 def _place(cursor: Cursor) -> Cursor:

@@ -41,7 +41,7 @@ from spark_pipeline.delivery.gaps import pass_gaps
 from spark_pipeline.delivery.isolate import deliver_carefully, told
 from spark_pipeline.delivery.ledgers import Ledgers, ledger_name
 from spark_pipeline.delivery.outcome import Outcome
-from spark_pipeline.feed.backlog import fits, fitting
+from spark_pipeline.feed.backlog import end_of, fits, fitting
 from spark_pipeline.feed.decoded_range import DecodedRange
 from spark_pipeline.feed.exchange import PlannedRange
 from spark_pipeline.feed.feed import BehindError
@@ -180,7 +180,7 @@ class Worker:
                 return False
             self._ledgers.join(roll, [self.name])
             self.retries.look(state)
-            self._pieces.begin(state, roll.served[self.name])
+            self._pieces.begin(state, roll.served[self.name], end_of(self._log))
         self._cursor = roll.served[self.name]
         self._context.settler.begin(self.name, self._cursor)
         self.batch = self._log.seek(self._cursor)
