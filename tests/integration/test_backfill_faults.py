@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from pathlib import Path
 
 import psycopg
 import pytest
 
+from spark_pipeline.workers.settler import Settler
+from spark_pipeline.workers.worker import Worker
 from tests.backfill_rig import Rig, stale
 from tests.fix_postgres import Database
 from tests.waiting import until
@@ -233,3 +236,41 @@ _ACTS = (
     "UPDATE item SET version = nextval('versions'), id = %(to)s WHERE id = %(id)s",
     "DELETE FROM item WHERE id = %(id)s",
 )
+
+
+def test_changes_that_were_delivered_and_not_settled_hide_no_rows(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A destination that knows its last message takes whatever stands below it for a repeat."""
+    database.execute(_ITEMS)
+    rig = Rig(database, tmp_path)
+    read = "SELECT count(*) > 0 FROM walbrook.backfill_chunks WHERE state = 'read'"
+    with rig.source.reading():
+        with rig.serving():
+            backfill = rig.start("item", chunk_bytes=8192, rows_per_second=10, connections=4)
+            until(
+                "some rows, and chunks that wait", lambda: rig.messages() and rig.rows(read)[0][0]
+            )
+            monkeypatch.setattr(Settler, "report", lambda *_given: None)
+            database.execute("UPDATE other SET version = 2")
+            until(
+                "the update",
+                lambda: [each for each in rig.messages() if each["action"] == "update"],
+            )
+        monkeypatch.undo()
+        with monkeypatch.context() as slow, rig.serving():
+            steps: list[float] = []
+
+            def nothing(_worker: Worker, wait_s: float) -> bool:
+                steps.append(wait_s)
+                time.sleep(wait_s / 10)
+                return False
+
+            # The worker of the next process takes no changes for a while.
+            slow.setattr(Worker, "serve_next", nothing)
+            until("some steps", lambda: len(steps) > 40)
+            slow.undo()
+            rig.rows("UPDATE walbrook.backfills SET rows_per_second = NULL RETURNING 1")
+            rig.until_state(backfill)
+            rig.until_delivered()
+    assert len(rig.table()) == 401
