@@ -40,7 +40,7 @@ _COPY = "COPY (SELECT * FROM orders WHERE ctid >= {} AND ctid < {}) TO STDOUT"
 _STATE = "SELECT state FROM walbrook.backfills WHERE id = %s"
 # The cursor of a commit is where its record begins; the rows of it lie before that.
 _PASSED = """
-SELECT cursor_lsn >= pg_lsn(%s) - 100 FROM walbrook.consumers WHERE source = %s
+SELECT cursor_lsn >= %s::pg_lsn - 100 FROM walbrook.consumers WHERE source = %s
 """
 _OPEN = ("waiting", "running")
 

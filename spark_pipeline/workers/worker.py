@@ -379,9 +379,10 @@ class Worker:
         piece = self._pieces.next(self._cursor, self._log, behind=behind)
         if piece is None:
             return False
-        began, live = time.monotonic(), self._log.next_batch() > self.batch
+        began, waiting = time.monotonic(), self._log.entries(self.batch, self._log.next_batch())
         while self._cursor < piece.high:
             self._serve_to(piece, piece.high)
+        live = bool(waiting["rows"].sum())
         self._pieces.settled(piece, time.monotonic() - began, live=live)
         return True
 
