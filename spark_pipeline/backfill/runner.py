@@ -55,7 +55,7 @@ _logger = structlog.get_logger("walbrook.backfill")
 _LOOK_S: Final = 1.0
 _ATTEMPTS_MAX: Final = 10
 _PAUSE_MAX_S: Final = 30.0
-_JOB_BYTES: Final = 16 << 20  # smaller chunks are read before a Spark task would have begun
+_JOB_BYTES: Final = 48 << 20  # smaller chunks are read before a Spark task would have begun
 _KEYS_AT_ONCE: Final = 2_000
 _CONNECTIONS_MAX: Final = 16  # of one consumer
 
