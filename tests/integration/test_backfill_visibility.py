@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -51,29 +52,45 @@ def database(server: EmbeddedPostgres) -> Iterator[Database]:
 @contextmanager
 def hanging_update(database: Database) -> Iterator[None]:
     """An UPDATE of item 1 whose commit is written, and waits for a standby that never comes."""
-    with database.connect() as admin, database.connect() as writer:
+    with (
+        database.connect() as admin,
+        database.connect() as first,
+        database.connect() as writer,
+    ):
+        over = threading.Event()
 
         def standby(name: str) -> None:
             admin.execute("SET synchronous_commit = local")
             admin.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'".encode())
             admin.execute("SELECT pg_reload_conf()")
 
+        def commit_until_it_waits() -> None:
+            while not over.wait(0.01):
+                first.execute("SELECT pg_logical_emit_message(true, 'test', 'wait')")
+
         def update() -> None:
-            writer.execute("SET synchronous_commit = on")
             writer.execute("UPDATE item SET version = 2 WHERE id = 1")
 
-        thread = threading.Thread(target=update)
+        threads = []
         try:
             standby("nobody")
-            thread.start()
-            waiting = (
-                f"SELECT wait_event FROM pg_stat_activity WHERE pid = {writer.info.backend_pid}"
-            )
-            until("the commit to wait", lambda: database.execute(waiting) == [("SyncRep",)])
+            for connection, run in ((first, commit_until_it_waits), (writer, update)):
+                connection.execute("SET synchronous_commit = on")
+                threads.append(threading.Thread(target=run))
+                threads[-1].start()
+                pid = connection.info.backend_pid
+                waiting = f"SELECT wait_event FROM pg_stat_activity WHERE pid = {pid}"
+                until("the commit to wait", partial(_is_waiting, database, waiting))
             yield
         finally:
+            over.set()
             standby("")
-            thread.join(30)
+            for thread in threads:
+                thread.join(30)
+
+
+def _is_waiting(database: Database, query: str) -> bool:
+    return database.execute(query) == [("SyncRep",)]
 
 
 def _until_update(rig: Rig) -> None:
