@@ -43,7 +43,7 @@ from spark_pipeline.backfill.piece import ChunkFile, Piece
 
 _logger = structlog.get_logger("walbrook.backfill")
 
-_ROWS_FIRST, _ROWS_MIN, _ROWS_MAX = 5_000, 2_000, 50_000
+_ROWS_FIRST, _ROWS_MIN, _ROWS_MAX = 5_000, 5_000, 50_000
 _LIVE_S, _ALONE_S = 0.2, 1.0  # how long a piece may take beside changes, and without any
 
 
