@@ -19,6 +19,7 @@ from pathlib import Path
 import orjson
 
 from benchmarks import (
+    backfill,
     consumers,
     decode,
     eventtime,
@@ -52,6 +53,7 @@ class Benchmark:
 
 
 BENCHMARKS = {
+    "backfill": Benchmark(backfill.run),
     "decode": Benchmark(lambda _sizes: decode.run()),
     "eventtime": Benchmark(eventtime.run),
     "read": Benchmark(read.run),
@@ -105,8 +107,8 @@ def _arguments() -> tuple[str | None, dict[str, int]]:
     parser = argparse.ArgumentParser(prog="benchmarks", description=f"Benchmarks: {names}.")
     parser.add_argument("name", nargs="?", help="which one; all of them if not given")
     used_by = {
-        "rows": "read, large, pipeline, consumers, eventtime: rows to read; queue: messages to "
-        "fetch; sinks: messages to send",
+        "rows": "backfill, read, large, pipeline, consumers, eventtime: rows to read; queue: "
+        "messages to fetch; sinks: messages to send",
         "transaction_rows": "read, pipeline, consumers, eventtime: rows per transaction",
         "rounds": "read, large, queue, sinks, start: how often each way is measured",
         "rate": "latency, outage, sinks: changes per second",

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 ACTIONS = ("insert", "update", "delete", "truncate", "message", "schema_change")
 """What a consumer can ask for. A message of the action ``gap`` comes unasked."""
 
+READ = "read"
+"""The action of a row that a backfill read: whoever asks for the backfill asks for it."""
+
 CHANGE_SCHEMA = pa.schema(
     [
         pa.field("commit_lsn", pa.int64(), nullable=False),

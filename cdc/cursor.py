@@ -69,9 +69,30 @@ def place_before(first: Cursor) -> Cursor:
     return Cursor(first.lsn, first.idx - 1) if first.idx else Cursor(first.lsn - 1, 1)
 
 
+_PLACE_OF_READS = 1
+"""LSNs of free places modulo eight: there rows of a backfill stand, and idle sources."""
+
+
 def idle_place(end_lsn: int) -> Cursor:
     """Where a source stands that has nothing for us below ``end_lsn``.
 
-    The next commit may have exactly this LSN, so the place before its first row stays ahead.
+    The next commit may have exactly this LSN, so the place before its first row stays ahead. A
+    commit record is longer than eight bytes: every commit below ``end_lsn`` is below this place.
     """
-    return Cursor(end_lsn - 1, 0)
+    return Cursor(end_lsn // 8 * 8 - 8 + _PLACE_OF_READS, 0)
+
+
+def is_free(lsn: int) -> bool:
+    """Whether no change, schema change or gap ever stands at this LSN."""
+    return lsn % 8 == _PLACE_OF_READS
+
+
+def free_place(cursor: Cursor) -> Cursor:
+    """The first place at or above a cursor where rows of a backfill may stand, one per number.
+
+    Behind a commit it lies before every later one, and before the place of a schema change. Where
+    an idle source stands, it is that place itself.
+    """
+    if is_free(cursor.lsn):
+        return cursor
+    return Cursor(cursor.lsn + (_PLACE_OF_READS - cursor.lsn) % 8, 0)

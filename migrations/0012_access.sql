@@ -13,7 +13,9 @@ LANGUAGE sql STABLE AS $$
            WHEN 'monitor' THEN ARRAY['called', 'is_paused', 'dead_ever']
            WHEN 'operator' THEN ARRAY['pause', 'resume', 'rewind', 'skip_to', 'discard_all', 'redeliver',
                                       'discard', 'accept_gap', 'accept_loss', 'finish_source',
-                                      'advance_watermark', 'set_partition_idle']
+                                      'advance_watermark', 'set_partition_idle', 'start_backfill',
+                                      'pause_backfill', 'resume_backfill', 'cancel_backfill',
+                                      'retry_backfill', 'skip_backfill']
            WHEN 'pull' THEN ARRAY['receive', 'ack', 'nack', 'extend'] END)
         -- Who reads a view must be allowed to call the functions in it.
         OR p.pronamespace = 'walbrook'::regnamespace AND access = 'monitor' AND EXISTS (
@@ -55,7 +57,8 @@ BEGIN
         'walbrook.health_events, walbrook.gaps, walbrook.feeds, walbrook.pressure, walbrook.queues, '
         'walbrook.backlogs, walbrook.leases, walbrook.log_segments, walbrook.schema_versions, walbrook.watermarks, '
         'walbrook.event_time, walbrook.event_sources, walbrook.event_partitions, walbrook.pulls, '
-        'walbrook.stored, walbrook.claims, walbrook.buried TO %I', role);
+        'walbrook.stored, walbrook.claims, walbrook.buried, '
+        'walbrook.backfill_progress TO %I', role);
     -- Not error, payload and event, which have row values in them.
     EXECUTE format(
         'GRANT SELECT (id, source, consumer, commit_lsn, commit_idx, commit_timestamp, table_schema, '

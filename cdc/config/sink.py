@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from cdc.config.backlog import MaxBacklog
 from cdc.config.claim_check import ClaimCheck
@@ -20,30 +20,14 @@ from cdc.config.destination import (
 )
 from cdc.config.event_time import EventTime, Window
 from cdc.config.expression import NONE, ExpressionText
-from cdc.config.scalars import Flag, Integer, Name, Section, Size, Text, wrong
-from cdc.config.sink_parts import GroupedTable, Retry, Source
-from cdc.cursor import Cursor
-from cdc.errors import OperatorError
+from cdc.config.scalars import Flag, Integer, Name, Section, Size, Table, Text, wrong
+from cdc.config.sink_parts import GroupedTable, Retry, Source, StartAt
 
 BOTH_WAYS: Final = "database and databases cannot both be given; keep one of them"
 
 Action = Literal["insert", "update", "delete", "truncate", "message", "schema_change"]
 
 _OF_TABLES: Final = ("insert", "update", "delete", "truncate", "schema_change")
-
-
-def _start_at(value: str) -> str:
-    if value in ("restart", "earliest", "latest"):
-        return value
-    try:
-        return str(Cursor.parse(value))
-    except OperatorError:
-        raise wrong(
-            "should be restart, earliest, latest or a cursor such as 16/B374D848:0"
-        ) from None
-
-
-StartAt = Annotated[str, AfterValidator(_start_at)]
 
 
 class Sink(Section):
@@ -109,6 +93,12 @@ class Sink(Section):
         description="Where a new sink begins: restart (where its database's oldest sink stands), "
         "earliest (the first change that the change log still has), latest (what comes from now "
         "on) or a cursor such as 16/B374D848:0. One that has begun goes on at its cursor.",
+    )
+    initial_backfill: Flag | tuple[Table, ...] = Field(
+        default=False,
+        description="Whether a new sink first gets the rows that exist already, of all its tables "
+        "or of those in a list, as messages of the action read among the changes. See "
+        "docs/backfill.md. Not with ordering: event_time or processing_time.",
     )
     batch_size: Annotated[Integer, Field(ge=1, le=10_000)] | None = Field(
         default=None,
@@ -326,6 +316,12 @@ class Sink(Section):
                 f"needs entries in the order of their commits, which {self.ordering} does not "
                 "keep; use max_length",
                 within=("destination", "max_age_s"),
+            )
+        if self.initial_backfill:
+            raise wrong(
+                f"rows that exist already have no place in the order of {self.ordering}; leave it "
+                "out, or set ordering: commit",
+                within=("initial_backfill",),
             )
         if "schema_change" in self.actions:
             raise wrong(

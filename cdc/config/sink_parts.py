@@ -4,9 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from cdc.config.scalars import Integer, Section, Table, Text, wrong
+from cdc.cursor import Cursor
+from cdc.errors import OperatorError
+
+
+def _start_at(value: str) -> str:
+    if value in ("restart", "earliest", "latest"):
+        return value
+    try:
+        return str(Cursor.parse(value))
+    except OperatorError:
+        raise wrong(
+            "should be restart, earliest, latest or a cursor such as 16/B374D848:0"
+        ) from None
+
+
+StartAt = Annotated[str, AfterValidator(_start_at)]
 
 
 class Source(Section):

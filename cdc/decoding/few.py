@@ -35,9 +35,9 @@ ROWS_MAX: Final = 48
 _BYTES_MAX = 64 << 10
 _PLANS_MAX = 4096
 
-_INSERT, _UPDATE, _DELETE = b"IUD"
-_ACTIONS = {_INSERT: "insert", _UPDATE: "update", _DELETE: "delete"}
-_TAGS = {_INSERT: b"N", _UPDATE: b"N", _DELETE: b"KO"}
+_INSERT, _UPDATE, _DELETE, _READ = b"IUDR"
+_ACTIONS = {_INSERT: "insert", _UPDATE: "update", _DELETE: "delete", _READ: "read"}
+_TAGS = {_INSERT: b"N", _UPDATE: b"N", _DELETE: b"KO", _READ: b"N"}
 _TEXT, _NULL = b"tn"
 _HEAD = struct.Struct(">BIBH")  # kind, oid, tag, columns
 _LENGTH = struct.Struct(">I")

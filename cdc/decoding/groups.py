@@ -30,8 +30,9 @@ ACTIONS = {
     "T": "truncate",
     "M": "message",
     "S": "schema_change",
+    "R": "read",
 }
-_TAGS = {"I": "N", "U": "NKO", "D": "KO"}  # which tuple may come first
+_TAGS = {"I": "N", "U": "NKO", "D": "KO", "R": "N"}  # which tuple may come first
 _TAGGED = np.isin(np.arange(256), [ord(kind) for kind in _TAGS])
 _FIX = "the source sent what pgoutput does not write; if it repeats, report it with this text"
 
@@ -60,7 +61,7 @@ class Group:
 
     @property
     def has_tuples(self) -> bool:
-        """Whether its rows are inserts, updates or deletes."""
+        """Whether its rows are inserts, updates, deletes or reads."""
         return self.kind in _TAGS
 
 

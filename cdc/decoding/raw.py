@@ -20,7 +20,7 @@ RAW_SCHEMA = pa.schema(
         pa.field("commit_idx", pa.int64(), nullable=False),
         pa.field("commit_ts", pa.int64(), nullable=False),  # unix microseconds, UTC
         pa.field("xid", pa.int64(), nullable=False),
-        pa.field("kind", pa.uint8(), nullable=False),  # ord of I, U, D, T, M or S
+        pa.field("kind", pa.uint8(), nullable=False),  # ord of I, U, D, T, M, S or R
         pa.field("relation", pa.uint32(), nullable=False),  # oid; 0 for M
         pa.field("schema_id", pa.uint64(), nullable=False),  # xxh3_64 of its Relation; 0 for M
         pa.field("payload", pa.binary(), nullable=False),  # the message, from its kind byte on
@@ -30,6 +30,8 @@ RAW_SCHEMA = pa.schema(
 
 A schema change (S) is no message of the source: the reader writes it, and the kind byte is followed
 by the JSON of its record. Its schema is that of the new version.
+
+A row that a backfill read (R) has the form of an insert. It is never in the log.
 """
 
 SCHEMA_CHANGE = ord("S")

@@ -170,6 +170,22 @@ def decode_rows(
     return Decoded(columns, rows.faults)
 
 
+def keys_of(plan: TablePlan, tuples: Tuples, count: int, *, kind: str, tag: str) -> RowKeys:
+    """The keys alone of rows that ``read_rows`` read; as texts they are those of a change."""
+    old = tuples.old if kind == "U" else None
+    rows = _Rows(plan, tuples.row, old, count, tag == "O", tuples.faults)
+    return RowKeys(rows.keys(), rows.old_keys() or pa.nulls(count, pa.string()), rows.unchanged())
+
+
+@dataclass(frozen=True)
+class RowKeys:
+    """The columns of the result that say which row a message is of, and what it did not send."""
+
+    record_pks: pa.StringArray
+    old_record_pks: pa.StringArray
+    unchanged: pa.StringArray
+
+
 @dataclass
 class _Rows:
     """The rows of a group while their JSON is written, ``old`` only for updates."""

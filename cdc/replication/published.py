@@ -12,6 +12,7 @@ from typing import Any, Final
 import psycopg
 import structlog
 
+from cdc.config.table import TableName
 from cdc.decoding.relation import parse_relation, with_catalog
 from cdc.errors import DecodeError
 from cdc.replication.catalog import describe
@@ -38,17 +39,21 @@ SELECT c.oid::int8, n.nspname, c.relname, c.relreplident::text,
   LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
                           AND {sent}
  WHERE p.pubname = %s AND n.nspname <> %s
+   AND (%s::text IS NULL OR (p.schemaname, p.tablename) = (%s, %s))
  ORDER BY c.oid, a.attnum
 """
 _NOT_GENERATED: Final = "a.attgenerated = ''"
 _LISTED: Final = "a.attname = ANY (p.attnames)"
 
 
-def published_relations(connection: psycopg.Connection[Any], publication: str) -> list[bytes]:
-    """A Relation message with its catalog note for each table; ours are never sent."""
+def published_relations(
+    connection: psycopg.Connection[Any], publication: str, only: TableName | None = None
+) -> list[bytes]:
+    """A Relation message with its catalog note for each table, or one; ours are never sent."""
+    named = (None, None) if only is None else (only.schema, only.table)
     rows = connection.execute(
         _TABLES.format(sent=_sent(connection.info.server_version)).encode(),
-        (publication, OWN_SCHEMA),
+        (publication, OWN_SCHEMA, named[1], *named),
     ).fetchall()
     tables: dict[int, list[tuple[Any, ...]]] = {}
     for row in rows:

@@ -20,6 +20,7 @@ from cdc.config import Config, load, show
 from cdc.config.extras import check_extras
 from cdc.errors import OperatorError, WalbrookError
 from cdc.replication.stop import StopSignal
+from cdc.service.backfill_commands import backfill_app
 from cdc.service.connect_check import check_connections
 from cdc.service.event_time_check import check_event_time
 from cdc.service.expression_check import check_expressions
@@ -44,6 +45,7 @@ app = typer.Typer(
 config_app = typer.Typer(help="Check or print a configuration file.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(log_app, name="log")
+app.add_typer(backfill_app, name="backfill")
 app.add_typer(operator_app)
 
 ConfigPath = Annotated[

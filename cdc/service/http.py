@@ -32,6 +32,7 @@ from cdc.config import Http
 from cdc.connection import connect
 from cdc.errors import OperatorError
 from cdc.service.api.serve import Api
+from cdc.service.backfill_metrics import backfill_metrics, read_backfills
 from cdc.service.bounded_http import HEADER_BYTES_MAX, BoundedProtocol
 from cdc.service.event_time_metrics import EventTimes, event_time_metrics, read_event_times
 from cdc.state.pressure import DEFERRED
@@ -110,6 +111,7 @@ class Sight:
     consumers: Rows
     events: Rows  # open ones, the newest first
     event_times: EventTimes
+    backfills: list[dict[str, object]]
 
     def of_severity(self, severity: str) -> list[str]:
         """The open events of a severity, a sentence each; one of several sources is told once."""
@@ -173,6 +175,7 @@ class Observatory:
                 consumers=rows.execute(_CONSUMERS, given).fetchall(),
                 events=rows.execute(_EVENTS, given).fetchall(),
                 event_times=read_event_times(rows),
+                backfills=read_backfills(rows),
             )
 
     def collect(self) -> Iterator[Metric]:
@@ -182,6 +185,7 @@ class Observatory:
         yield from _source_metrics(sight.sources)
         yield from _consumer_metrics(sight.consumers)
         yield from event_time_metrics(sight.event_times)
+        yield from backfill_metrics(sight.backfills)
         yield _event_metric(sight.events)
 
     def _process_metrics(self) -> Iterator[Metric]:

@@ -39,21 +39,21 @@ _PIPED_WIDTH = 200
 @operator_app.command()
 def pause(consumer: Name, config: ConfigPath = _DEFAULT) -> None:
     """Deliver nothing more to a consumer until it is resumed; it keeps its cursor."""
-    with _state(config) as state:
+    with state_of(config) as state:
         _tell(consumer, operators.pause(state, consumer))
 
 
 @operator_app.command()
 def resume(consumer: Name, config: ConfigPath = _DEFAULT) -> None:
     """Serve a paused consumer again, from its cursor on."""
-    with _state(config) as state:
+    with state_of(config) as state:
         _tell(consumer, operators.resume(state, consumer))
 
 
 @operator_app.command()
 def accept_loss(consumer: Name, config: ConfigPath = _DEFAULT) -> None:
     """Take note that a consumer's destination lost messages that it had."""
-    with _state(config) as state:
+    with state_of(config) as state:
         _tell(consumer, operators.accept_loss(state, consumer))
 
 
@@ -79,7 +79,7 @@ def rewind(
     config: ConfigPath = _DEFAULT,
 ) -> None:
     """Deliver everything again from an earlier place on."""
-    with _state(config) as state:
+    with state_of(config) as state:
         _tell(
             consumer,
             operators.rewind(
@@ -103,7 +103,7 @@ def skip_to(
     config: ConfigPath = _DEFAULT,
 ) -> None:
     """Move a consumer forward in the log and give up what lies before; its sink is told of it."""
-    with _state(config) as state:
+    with state_of(config) as state:
         _tell(consumer, operators.skip_to(state, consumer, cursor))
 
 
@@ -117,7 +117,7 @@ def advance_watermark(
     config: ConfigPath = _DEFAULT,
 ) -> None:
     """Wait for nothing at or below a time any more, in event-time order."""
-    with _state(config) as state:
+    with state_of(config) as state:
         done = operators.advance_watermark(state, consumer, to_time, source)
         typer.echo(f"the watermark of {consumer} is at least {done['watermark']} from now on")
 
@@ -134,7 +134,7 @@ def set_partition_idle(
     config: ConfigPath = _DEFAULT,
 ) -> None:
     """Let a table hold the watermark back no more, in event-time order."""
-    with _state(config) as state:
+    with state_of(config) as state:
         operators.set_partition_idle(state, consumer, partition, idle=not active)
         typer.echo(f"{partition} of {consumer} is marked {'active' if active else 'idle'}")
 
@@ -142,14 +142,14 @@ def set_partition_idle(
 @operator_app.command("discard-all")
 def discard_all(consumer: Name, config: ConfigPath = _DEFAULT) -> None:
     """Give up all that a consumer has not had; its sink is told of the gap."""
-    with _state(config) as state:
+    with state_of(config) as state:
         _tell(consumer, operators.discard_all(state, consumer), "removed from its queue")
 
 
 @operator_app.command()
 def redeliver(consumer: Name, letter: Letter = None, config: ConfigPath = _DEFAULT) -> None:
     """Send dead letters again: one, or all that can be."""
-    with _state(config) as state:
+    with state_of(config) as state:
         _tell(consumer, operators.redeliver(state, consumer, letter), "put back into its queue")
 
 
@@ -164,7 +164,7 @@ def discard(
     config: ConfigPath = _DEFAULT,
 ) -> None:
     """Acknowledge dead letters, one or all, or give up one message that waits."""
-    with _state(config) as state:
+    with state_of(config) as state:
         _tell(consumer, operators.discard(state, consumer, letter, cursor), "discarded")
 
 
@@ -176,7 +176,7 @@ def dead_letters(
     config: ConfigPath = _DEFAULT,
 ) -> None:
     """List the changes that consumers went on without."""
-    with _state(config) as state:
+    with state_of(config) as state:
         found = operators.dead_letters(state, consumer)
     if not found:
         typer.echo("no dead letters")
@@ -196,7 +196,8 @@ def dead_letters(
 
 
 @contextmanager
-def _state(config: Path) -> Iterator[Connection]:
+def state_of(config: Path) -> Iterator[Connection]:
+    """The state database of a configuration, with what it warns of on stderr."""
     settings = load(config)
     with reach(settings.state_dsn(), state_called(settings)) as connection:
         # Some of what is asked for was done, and the rest was not.

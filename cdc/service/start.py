@@ -150,6 +150,14 @@ def tables_wanted(config: Config, database: Database) -> tuple[Sequence[str], Se
     return wanted, sorted({name for source in own for name in source.include_schemas or ()})
 
 
+def _initial(sink: Sink) -> list[str]:
+    """The tables whose existing rows a new sink gets; ``*`` for all that it takes."""
+    wanted = sink.initial_backfill
+    if isinstance(wanted, bool):
+        return ["*"] if wanted else []
+    return [table.written() for table in wanted]
+
+
 def prepare_database(config: Config, database: Database) -> int:
     """Check and register one source. Returns its new term.
 
@@ -187,6 +195,7 @@ def prepare_database(config: Config, database: Database) -> int:
             starts={sink.name: sink.start_at for sink in sinks},
             wal_end_lsn=identity.wal_end_lsn,
             described={sink.name: _described(sink) for sink in sinks},
+            backfills={sink.name: _initial(sink) for sink in sinks if sink.initial_backfill},
         )
         place = conninfo_to_dict(database.dsn())
         register_pulls(

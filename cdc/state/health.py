@@ -23,6 +23,7 @@ Scope = Literal[
     "feed_",
     "dead_letters",
     "queue_",
+    "backfill_",
     "ledger_",
     "records_",
     "backlog_",

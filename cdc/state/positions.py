@@ -8,9 +8,10 @@ settle.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
+import orjson
 import pyarrow as pa
 
 from cdc.connection import Connection
@@ -20,6 +21,7 @@ from cdc.errors import OperatorError, SourceError, TransientError
 from cdc.failpoints import reached
 from cdc.generation import Generation
 from cdc.queue.events import let_wait, store
+from cdc.state.backfill_chunks import PIECE_DONE, PieceDone
 from cdc.state.dead_letters import DeadLetter, bury
 from cdc.state.feeds import FeedFigures, require_latest, show_feed
 from cdc.state.fence import DURABLY, FENCE_TO_MOVE, fenced
@@ -55,8 +57,9 @@ RETURNING term
 """
 # One that comes back goes on at its cursor, a new one begins where its configuration says.
 _ADD_CONSUMERS = """
-INSERT INTO walbrook.consumers (source, name, cursor_lsn, cursor_idx)
+INSERT INTO walbrook.consumers (source, name, initial_backfill, cursor_lsn, cursor_idx)
 SELECT s.name, n.name,
+       (SELECT array_agg(t) FROM jsonb_array_elements_text(%(backfills)s::jsonb -> n.name) AS t),
        CASE n.start WHEN 'restart' THEN s.restart_lsn
                     WHEN 'earliest' THEN coalesce(s.earliest_lsn, s.restart_lsn)
                     WHEN 'latest' THEN greatest(s.log_lsn, s.restart_lsn, e.lsn)
@@ -183,6 +186,7 @@ class Settlement:
     top: Cursor | None = None
     deliver_ms: float | None = None
     generation: Generation | None = None  # that it was delivered to; None: its caller has checked
+    piece: PieceDone | None = None  # of a backfill: it ends at ``cursor``
 
 
 @dataclass(frozen=True)
@@ -209,11 +213,13 @@ def register_source(
     starts: Mapping[str, str] | None = None,
     wal_end_lsn: int | None = None,
     described: Mapping[str, Described] | None = None,
+    backfills: Mapping[str, list[str]] | None = None,
 ) -> int:
     """Make the rows of a source and its consumers, and their queues; the answer is the new term.
 
     ``starts`` says where a consumer begins that has no row yet: ``restart`` (as where nothing is
     said), ``earliest``, ``latest`` (the end of the source's WAL, ``wal_end_lsn``) or a cursor.
+    ``backfills`` says which tables' existing rows such a consumer gets; ``*`` stands for all.
     """
     with connection.transaction():
         row = connection.execute(_READ_SOURCE, (name,)).fetchone()
@@ -233,6 +239,7 @@ def register_source(
             {
                 "names": names,
                 "starts": begin,
+                "backfills": orjson.dumps(backfills or {}).decode(),
                 "source": name,
                 "wal_end": None if wal_end_lsn is None else format_lsn(wal_end_lsn),
             },
@@ -357,6 +364,8 @@ def settle(
             for settlement in consumers.values():
                 if settlement.ledger is not None:
                     connection.execute(TRIM, _place(settlement))
+                if settlement.piece is not None:
+                    connection.execute(PIECE_DONE, asdict(settlement.piece))
             move_restart(connection, source, read_to)
         if held.fetchone() is None:
             raise fenced(source)

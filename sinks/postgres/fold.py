@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from cdc.change import READ
 from cdc.decoding.format import OLD_ROW_TEXT, ROW_TEXT, TABLE_VERSION
 from cdc.decoding.joins import joined
 from cdc.decoding.objects import names_where
@@ -121,7 +122,7 @@ def count_rows(rows: pa.RecordBatch) -> Counted:
     removes = _is(rows, "delete")
     new, old = rows.column(ROW_TEXT), rows.column(OLD_ROW_TEXT)
     # An update without an old row has changed nothing.
-    added = ~removes & (_valid(old) | _is(rows, "insert"))
+    added = ~removes & (_valid(old) | _is(rows, "insert") | _is(rows, READ))
     lines = pa.concat_arrays(
         [new.filter(pa.array(added)), new.filter(pa.array(removes)), old.drop_null()]
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,6 @@ from cdc.cursor import Cursor
 from cdc.decoding.groups import ACTIONS
 from cdc.decoding.relation import parse_relation
 from cdc.log.frame import Frame
-from cdc.log.view import LogReader
 from cdc.state.dead_letters import DeadLetter, Kind
 from sinks.columns import prefix_below
 from spark_pipeline.delivery.deliver import Share, mine, verdicts_of
@@ -30,12 +30,20 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 _PLACE = "place"  # of a row in its frame
 
 
+class FrameSource(Protocol):
+    """Where the messages of changes are: a log, or a piece of a backfill."""
+
+    def seek(self, cursor: Cursor, /) -> int: ...
+
+    def frames(self, start: int, end: int, /) -> Iterator[Frame]: ...
+
+
 ChangesOf = Callable[[Sequence[SliceMarker]], Iterator[pa.RecordBatch]]
 """What was decoded of some slices."""
 
 
 def dead_letters(
-    share: Share, reached: Cursor, log: LogReader, changes_of: ChangesOf = pick_up
+    share: Share, reached: Cursor, log: FrameSource, changes_of: ChangesOf = pick_up
 ) -> Iterator[DeadLetter]:
     """The changes of ``share`` below ``reached`` that nothing can be made of.
 
@@ -47,7 +55,7 @@ def dead_letters(
 
 
 def _undecoded(
-    share: Share, reached: Cursor, log: LogReader, changes_of: ChangesOf
+    share: Share, reached: Cursor, log: FrameSource, changes_of: ChangesOf
 ) -> Iterator[DeadLetter]:
     for batch_idx, batch in groupby(share.slices, key=lambda piece: piece.batch_idx):
         slices = list(batch)
@@ -57,7 +65,7 @@ def _undecoded(
             yield from _of_batch(share, slices, reached, frame, changes_of)
 
 
-def _unjudged(share: Share, reached: Cursor, log: LogReader) -> Iterator[DeadLetter]:
+def _unjudged(share: Share, reached: Cursor, log: FrameSource) -> Iterator[DeadLetter]:
     """The changes on which the consumer's expressions failed, batch by batch."""
     verdicts = verdicts_of(share)
     assert verdicts is not None  # they were counted
@@ -75,7 +83,7 @@ def _unjudged(share: Share, reached: Cursor, log: LogReader) -> Iterator[DeadLet
 
 
 def poisoned(
-    poisons: Iterable[Poison], log: LogReader, kind: Kind = "delivery"
+    poisons: Iterable[Poison], log: FrameSource, kind: Kind = "delivery"
 ) -> Iterator[DeadLetter]:
     """These changes as dead letters; most often those on which delivery broke."""
     for batch_idx, batch in groupby(poisons, key=lambda poison: log.seek(poison.cursor)):

@@ -9,6 +9,7 @@ from functools import lru_cache
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.change import READ
 from cdc.config import Sink
 
 _FEW = 48  # up to about so many rows a loop costs less than a call of Arrow
@@ -28,7 +29,7 @@ class Match:
     def of(cls, sink: Sink) -> Match:
         source = sink.source
         return cls(
-            actions=tuple(sink.actions),
+            actions=(*sink.actions, READ),
             include_schemas=_optional(source.include_schemas),
             exclude_schemas=_optional(source.exclude_schemas) or frozenset(),
             include_tables=_optional(source.include_tables),

@@ -1,8 +1,8 @@
 """What an expression sees of a change: ``record``, ``changes``, ``action`` and ``metadata``.
 
-Rows come by table version, for each has columns of its own. Invariant: the rows are
-exactly the inserts, updates and deletes that the consumer takes, in the order of the raw rows, but
-for messages that break the protocol; one whose values have no typed form says so in ``error``.
+Rows come by table version, for each has columns of its own. Invariant: the rows are exactly the
+inserts, updates, deletes and reads that the consumer takes, in the order of the raw rows, but for
+messages that break the protocol; one whose values have no typed form says so in ``error``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from cdc.change import READ
 from cdc.config import Sink as SinkConfig
 from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.careful import BAD_MAX
@@ -28,7 +29,7 @@ from spark_pipeline.delivery.matching import Match
 if TYPE_CHECKING:
     from spark_pipeline.delivery.deliver import Origin
 
-_KINDS: Final = {"insert": ord("I"), "update": ord("U"), "delete": ord("D")}
+_KINDS: Final = {"insert": ord("I"), "update": ord("U"), "delete": ord("D"), READ: ord("R")}
 _NAMES = pa.list_(pa.string())
 _METADATA: Final = pa.struct(
     [
@@ -101,7 +102,9 @@ def met_versions(
 ) -> dict[int, tuple[bytes, NDArray[np.int64]]]:
     """The table versions, by schema id, of the rows that a consumer takes, and where these are."""
     kind, schema_id = (rows.raw.column(name).to_numpy() for name in ("kind", "schema_id"))
-    wanted = np.isin(kind, [_KINDS[action] for action in consumer.actions if action in _KINDS])
+    wanted = np.isin(
+        kind, [_KINDS[action] for action in (*consumer.actions, READ) if action in _KINDS]
+    )
     wanted[: prefix_below(rows.raw, since)] = False
     if until is not None:
         wanted[prefix_below(rows.raw, until) :] = False

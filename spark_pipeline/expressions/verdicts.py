@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from cdc.change import READ
 from cdc.config import Sink
 from cdc.cursor import Cursor
 from cdc.errors import ProtocolError
@@ -37,7 +38,7 @@ VERDICT_SCHEMA: Final = pa.schema(
 
 _CURSOR = ("commit_lsn", "commit_idx")
 
-JUDGED: Final = ("insert", "update", "delete")
+JUDGED: Final = ("insert", "update", "delete", READ)
 """The actions that expressions see."""
 
 

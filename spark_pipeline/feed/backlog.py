@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdc.cursor import Cursor
+from cdc.cursor import ORIGIN, Cursor, is_free
 from cdc.errors import WalbrookError
 from cdc.log.segment import high_of
 from cdc.log.view import LogReader
@@ -36,13 +36,23 @@ def fitting(log: LogReader, first: int, end: int, most: Bounds) -> tuple[int, in
     return batches, int(rows[batches - 1]) if batches else 0
 
 
-def beyond(log: LogReader, cursors: Mapping[str, Cursor]) -> list[str]:
-    """Of these the names whose cursors stand beyond the end of the log."""
+def end_of(log: LogReader) -> Cursor:
+    """Everything that the log has lies below; ORIGIN for an empty one."""
     end = log.next_batch()
     if end <= log.first_batch():
-        return []
-    (last,) = log.entries(end - 1, end)
-    return [name for name, cursor in cursors.items() if cursor > high_of(last)]
+        return ORIGIN
+    return high_of(log.entries(end - 1, end)[0])
+
+
+def beyond(log: LogReader, cursors: Mapping[str, Cursor]) -> list[str]:
+    """Of these the names whose cursors stand beyond the end of the log."""
+    end = end_of(log)
+    return [name for name, cursor in cursors.items() if end > ORIGIN and _place(cursor) > end]
+
+
+def _place(cursor: Cursor) -> Cursor:
+    """Rows of a backfill stand where the log has none, and take no place in it."""
+    return Cursor(cursor.lsn, 0) if is_free(cursor.lsn) else cursor
 
 
 def fits(log: LogReader, first: int, end: int, most: Bounds) -> bool:

@@ -157,6 +157,9 @@ class BaseWorker(ABC):
             self._deferred_until = 0.0
             self.nudge()
 
+    def backfill(self) -> None:  # noqa: B027 (rows that exist already have no event-time order)
+        """It has backfills that are to be looked at."""
+
     def drain(self, *, by_operator: bool) -> None:  # noqa: B027 (most have nothing to do)
         """The service stops: what the logs have is still delivered."""
 

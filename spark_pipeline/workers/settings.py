@@ -48,6 +48,8 @@ class StageSettings:
     in_event_time: list[SinkConfig] = field(default_factory=list)  # served in event-time order
     database: Database | None = None  # where the tables of those in event-time order are looked up
     config: Config | None = None  # to check a sink against the tables of its sources
+    source_dsn: str = field(default="", repr=False)  # where rows that exist already are read
+    publication: str = ""
 
     @property
     def near(self) -> Bounds:
@@ -106,4 +108,6 @@ class StageSettings:
             ),
             slots=slots or Slots(spark.delivery_slots),
             ledger=LedgerAddress.of(config),
+            source_dsn=database.dsn(),
+            publication=database.publication.name,
         )

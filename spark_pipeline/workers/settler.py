@@ -26,6 +26,7 @@ from cdc.connection import Connection, connect
 from cdc.connection_pool import ConnectionPool
 from cdc.cursor import Cursor
 from cdc.generation import FIRST, Generation
+from cdc.state.backfill_chunks import PieceDone
 from cdc.state.dead_letters import DeadLetter
 from cdc.state.feeds import FeedFigures
 from cdc.state.positions import MovedError, Settlement, settle
@@ -53,12 +54,14 @@ class Report:
     dead: Iterable[DeadLetter] = ()
     deliver_ms: float | None = None
     generation: Generation = FIRST  # that it was delivered to
+    piece: PieceDone | None = None  # of a backfill: all of it is delivered
 
     @property
     def is_plain(self) -> bool:
         """Whether it only moves a cursor and counts."""
         outcome = self.outcome
-        return not self.dead and outcome.aside is None and outcome.error is None
+        sound = outcome.aside is None and outcome.error is None
+        return sound and not self.dead and self.piece is None
 
     def after(self, before: Report) -> Report:
         """Both as one."""
@@ -85,6 +88,7 @@ class Report:
             top=outcome.top,
             deliver_ms=self.deliver_ms,
             generation=self.generation,
+            piece=self.piece,
         )
 
 

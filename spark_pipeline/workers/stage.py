@@ -32,6 +32,7 @@ from cdc.log.open import open_log
 from cdc.queue.claims import due
 from cdc.queue.report import report_queues
 from cdc.replication.stop import StopSignal
+from cdc.state.backfills import consumers_with_backfills, report_backfills
 from cdc.state.dead_letters import report_dead_letters
 from cdc.state.feeds import FeedRun, open_feed
 from cdc.state.health import report_conditions
@@ -278,6 +279,8 @@ class SourceStage:
         waiting = {each.consumer: each for each in due(state, self._source)}
         for name, each in retries.items():
             each.note(waiting.get(name), versions[name])
+        for name in consumers_with_backfills(state, self._source) & self.workers.keys():
+            self.workers[name].backfill()
         with closing(open_log(self._settings.log_directory)) as log:
             now = time.monotonic()
             self._ahead = {name: self._ahead.get(name, now) for name in beyond(log, roll.standing)}
@@ -316,6 +319,7 @@ class SourceStage:
             report_dead_letters(state, self._source, self._term)
             report_queues(state, self._source, self._term)
             report_lost_destinations(state, self._source, self._term)
+            report_backfills(state, self._source, self._term)
 
     def _show(self, state: Connection) -> None:
         assert self._runner is not None

@@ -8,8 +8,6 @@ an operator acts, it begins again from its row in Postgres.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,20 +17,23 @@ from cdc.connection import Connection
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import TransientError
 from cdc.generation import FIRST
-from cdc.log.open import open_log
 from cdc.log.view import LogReader
-from cdc.state.dead_letters import DeadLetter, report_dead_letters
+from cdc.state.dead_letters import report_dead_letters
 from cdc.state.positions import left_behind
 from cdc.state.roll import Roll, call_roll
-from spark_pipeline.delivery.dead_letters import dead_letters, poisoned
+from spark_pipeline.backfill.piece import Piece
+from spark_pipeline.backfill.pieces import Pieces
+from spark_pipeline.backfill.runner import BackfillRunner
 from spark_pipeline.delivery.deliver import Share, cursors_in
 from spark_pipeline.delivery.gaps import pass_gaps
 from spark_pipeline.delivery.isolate import deliver_carefully
 from spark_pipeline.delivery.ledgers import Ledgers, ledger_name
 from spark_pipeline.delivery.outcome import Outcome
+from spark_pipeline.feed.backlog import end_of, fits
 from spark_pipeline.feed.decoded_range import DecodedRange
 from spark_pipeline.workers.base import AgainError, BaseWorker, UndeliveredError
 from spark_pipeline.workers.context import WorkerContext
+from spark_pipeline.workers.dead import UnreadDeadLetters
 from spark_pipeline.workers.retries import RetryQueue
 from spark_pipeline.workers.settler import Report
 from spark_pipeline.workers.state import Reason, Work
@@ -53,6 +54,10 @@ class Worker(BaseWorker):
         self._ledgers = Ledgers(settings.source, settings.term, settings.ledger)
         self._cursor = ORIGIN
         self._generation = FIRST
+        self._pieces = Pieces(
+            settings.source, settings.term, self.name, settings.wanted, context.connections
+        )
+        self._backfills = BackfillRunner(consumer, context, self._pieces)
 
     @property
     def cursor(self) -> Cursor:
@@ -96,14 +101,19 @@ class Worker(BaseWorker):
                 return False
             self._ledgers.join(roll, [self.name])
             self.retries.look(state)
+            self._pieces.begin(state, roll.served[self.name], end_of(log))
         self._cursor, self._generation = roll.served[self.name], roll.generations[self.name]
         self._context.settler.begin(self.name, self._cursor)
         self._input.begin(self._cursor)
         return True
 
+    def backfill(self) -> None:
+        self._backfills.wake()
+
     def step(self, wait_s: float) -> bool:
-        """What is due for a retry, then the next range; returns whether there was anything."""
+        """What is due, a piece of a backfill, the next range; returns whether there was any."""
         some = self._deliver_due()
+        some = self._serve_piece() or some
         return self.serve_next(0.0 if some else wait_s) or some
 
     def serve_next(self, wait_s: float) -> bool:
@@ -139,25 +149,53 @@ class Worker(BaseWorker):
     def _serve_range(self, decoded: DecodedRange) -> None:
         """Deliver and report all of a range that the consumer has not had."""
         while self._cursor < decoded.high:
-            if not decoded.rows:
-                self._report(decoded, None, Outcome(self.name, decoded.high), 0.0)
-                continue
-            share = self._share(decoded)
-            if self._consumer.destination.defers:
-                with self._context.connections.connection() as state:
-                    share = self.retries.before(state, share)
-            began = time.monotonic()
-            share, outcome = self._deliver(decoded, share)
-            self._report(decoded, share, outcome, time.monotonic() - began)
+            cut = self._pieces.cut(self._cursor)
+            if cut is None or cut >= decoded.high:
+                self._serve_to(decoded, decoded.high)
+            else:
+                self._serve_to(decoded, cut)
+                self._serve_piece()
 
-    def _deliver(self, decoded: DecodedRange, share: Share) -> tuple[Share, Outcome]:
+    def _serve_piece(self) -> bool:
+        """Deliver and report a piece of a backfill, if one stands at the cursor."""
+        if not self._pieces.has_any:
+            return False
+        log, batch = self._input.log, self._input.batch
+        behind = not fits(log, batch, log.next_batch(), self._settings.little)
+        piece = self._pieces.next(self._cursor, log, behind=behind)
+        if piece is None:
+            return False
+        began, waiting = time.monotonic(), log.entries(batch, log.next_batch())
+        while self._cursor < piece.high:
+            self._serve_to(piece, piece.high)
+        live = bool(waiting["rows"].sum())
+        self._pieces.settled(piece, time.monotonic() - began, live=live)
+        return True
+
+    def _serve_to(self, decoded: DecodedRange | Piece, end: Cursor) -> None:
+        """Deliver and report once, up to ``end`` if nothing stops it before."""
+        if not decoded.rows:
+            self._report(decoded, None, Outcome(self.name, end), 0.0)
+            return
+        share = replace(self._share(decoded), end=end)
+        if self._consumer.destination.defers:
+            with self._context.connections.connection() as state:
+                share = self.retries.before(state, share)
+        began = time.monotonic()
+        share, outcome = self._deliver(decoded, share)
+        self._report(decoded, share, outcome, time.monotonic() - began)
+
+    def _deliver(self, decoded: DecodedRange | Piece, share: Share) -> tuple[Share, Outcome]:
         settings, plan = self._settings, decoded.plan
         size = plan.decoded_bytes if plan.in_driver else 0
         over = self._context.over
         with settings.slots.hold(settings.source, self.name, self.priority, over, size):
             try:
                 with self.current.doing(Work.DELIVERY):  # waiting for a slot does not count
-                    share = self._input.planner.judge(share)
+                    if isinstance(decoded, Piece):
+                        share = decoded.judge(self._context.session, share, self._context.scratch)
+                    else:
+                        share = self._input.planner.judge(share)
                     outcome = deliver_carefully(
                         plan.deliver,
                         share,
@@ -169,13 +207,15 @@ class Worker(BaseWorker):
         return share, replace(outcome, error=outcome.error or share.held)
 
     def _report(
-        self, decoded: DecodedRange, share: Share | None, outcome: Outcome, took_s: float
+        self, decoded: DecodedRange | Piece, share: Share | None, outcome: Outcome, took_s: float
     ) -> None:
+        whole = outcome.cursor >= decoded.high
         report = Report(
             start=self._cursor,
             outcome=outcome,
             rows=decoded.rows,
-            committed_at=decoded.committed_at,
+            committed_at=None if isinstance(decoded, Piece) or not whole else decoded.committed_at,
+            piece=decoded.done if isinstance(decoded, Piece) and whole else None,
             ledger=ledger_name(share.ledger) if share is not None else None,
             dead=() if share is None else self._dead(decoded, share, outcome),
             deliver_ms=took_s * 1000,
@@ -210,14 +250,16 @@ class Worker(BaseWorker):
                 if has_dead:
                     report_dead_letters(state, self._settings.source, self._settings.term)
 
-    def _dead(self, decoded: DecodedRange, share: Share, outcome: Outcome) -> _Dead | tuple[()]:
+    def _dead(
+        self, decoded: DecodedRange | Piece, share: Share, outcome: Outcome
+    ) -> UnreadDeadLetters | tuple[()]:
         """What it went on without; of most ranges nothing, and nothing is read."""
         errors = any(piece.errors for piece in share.slices)
         if not outcome.dead and not errors and not share.failed:
             return ()
-        return _Dead(decoded, share, outcome, self._settings.log_directory)
+        return UnreadDeadLetters(decoded, share, outcome, self._settings.log_directory)
 
-    def _share(self, decoded: DecodedRange | None) -> Share:
+    def _share(self, decoded: DecodedRange | Piece | None) -> Share:
         """What the consumer lacks of a range; without one, what opening its sink needs."""
         settled = self._context.settler.settled(self.name)
         return Share(
@@ -234,22 +276,6 @@ class Worker(BaseWorker):
             generation=self._generation,
             epoch=self._ledgers.epoch(self.name),
         )
-
-
-class _Dead:
-    """The dead letters of a delivery, read from the log while they are settled."""
-
-    def __init__(
-        self, decoded: DecodedRange, share: Share, outcome: Outcome, log_directory: Path
-    ) -> None:
-        self._decoded, self._share, self._outcome = decoded, share, outcome
-        self._log_directory = log_directory
-
-    def __iter__(self) -> Iterator[DeadLetter]:
-        with closing(open_log(self._log_directory, history=self._decoded.history)) as log:
-            changes_of = self._decoded.plan.changes
-            yield from dead_letters(self._share, self._outcome.cursor, log, changes_of)
-            yield from poisoned(self._outcome.dead, log)
 
 
 def _remove(share: Share | None) -> None:

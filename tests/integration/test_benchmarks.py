@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from benchmarks import (
+    backfill,
     eventtime,
     idle,
     latency,
@@ -110,6 +111,13 @@ def _percentiles(prefix: str) -> tuple[str, ...]:
             Sizes(rounds=1),
             ("first_change_s", "restart_first_change_s"),
             id="start",
+            marks=pytest.mark.chaos,
+        ),
+        pytest.param(
+            backfill.run,
+            Sizes(rows=2_000),
+            ("backfill_ratio_redis", "backfill_ratio_parquet", "live_p99_ms_beside_parquet"),
+            id="backfill",
             marks=pytest.mark.chaos,
         ),
         pytest.param(

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.cursor import Cursor, format_lsn, parse_lsn
+from cdc.cursor import (
+    Cursor,
+    format_lsn,
+    free_place,
+    idle_place,
+    is_free,
+    parse_lsn,
+    place_before,
+)
 from cdc.errors import GapError, OperatorError
 
 
@@ -36,3 +44,20 @@ def test_an_error_keeps_its_kind_and_its_fix_between_processes() -> None:
     again = pickle.loads(pickle.dumps(GapError("what", fix="do this")))
     assert isinstance(again, GapError)
     assert str(again) == "what. To fix it: do this"
+
+
+@given(st.integers(1, 1 << 40), st.integers(0, 1 << 30))
+def test_a_free_place_lies_between_a_commit_and_whatever_follows_it(at: int, idx: int) -> None:
+    commit = at * 8
+    place = free_place(Cursor(commit, idx))
+    following = Cursor(commit + 40, 0)  # no commit record is shorter
+    assert Cursor(commit, 1 << 40) < place < place_before(following) < following
+    assert is_free(place.lsn)
+    assert free_place(Cursor(place.lsn, idx)) == Cursor(place.lsn, idx)
+
+
+def test_an_idle_source_stands_at_a_free_place_behind_every_commit_below_it() -> None:
+    end = 0x2000
+    place = idle_place(end)
+    assert Cursor(end - 40, 1 << 40) < place < place_before(Cursor(end, 0))
+    assert free_place(place) == place

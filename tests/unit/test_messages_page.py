@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cdc.change import ACTIONS, CHANGE_SCHEMA, MessageBatch
+from cdc.change import ACTIONS, CHANGE_SCHEMA, READ, MessageBatch
 from cdc.decoding.format import ValueFormat
 from cdc.decoding.shapes import SHAPES, Context, ShapeName, shape_for
 from cdc.eventtime.released import Released
@@ -41,6 +41,7 @@ def test_every_action_is_explained() -> None:
     table = PAGE[PAGE.index("| action | `record` |") : PAGE.index("A sink takes")]
     assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == (
         *ACTIONS,
+        READ,
         "gap",
         WATERMARK,
         WINDOW,

@@ -18,7 +18,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import origin
+from cdc.change import READ, origin
 from cdc.decoding.format import KEY, OLD_KEY, ROW_SCHEMA
 from cdc.decoding.joins import joined
 from cdc.decoding.shapes.base import Context, Parts, message_rows
@@ -27,8 +27,10 @@ from cdc.decoding.shapes.metadata import METADATA_BYTES, idempotency_keys, metad
 from cdc.decoding.shapes.text import for_each_value, member, replaced, with_member, without
 from cdc.decoding.types.text import escape
 
-_OPS = {"insert": "c", "update": "u", "delete": "d", "truncate": "t", "message": "m"}
-_OF_ROWS = pa.array(["insert", "update", "delete", "truncate"])
+_OPS = {
+    "insert": "c", "update": "u", "read": "r", "delete": "d", "truncate": "t", "message": "m"
+}  # fmt: skip
+_OF_ROWS = pa.array(["insert", "update", "read", "delete", "truncate"])
 _UPDATE = '"op":"u"'
 _COLUMNS = ("before", "after", "source", "tail")
 
@@ -49,7 +51,7 @@ class DebeziumShape:
         before = changes.column("before") if "before" in changes.schema.names else nothing
         made = (
             _where(pc.equal(action, "delete"), record, before),
-            _where(pc.is_in(action, _OF_ROWS[:2]), record, nothing),
+            _where(pc.is_in(action, _OF_ROWS[:3]), record, nothing),
             _source(changes, self.context),
             _tail(action, record, self.context.now_ns),
         )
@@ -147,11 +149,10 @@ def _source(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
         "version": context.version,
         "connector": "postgresql",
         "name": context.database_name,
-        "snapshot": "false",
-        "db": context.database,
     }
     return joined(
         orjson.dumps(of_all).decode()[:-1],
+        for_each_value(changes.column("action"), lambda each: _snapshots(each, context.database)),
         for_each_value(changes.column("commit_timestamp"), _commit_times),
         *_sequence(changes, lsn, idx),
         ',"schema":"',
@@ -179,6 +180,13 @@ def _sequence(
     if "origin_lsn" in changes.schema.names:
         return []
     return [',"sequence":"[\\"', lsn, '\\",\\"', idx, '\\"]"']
+
+
+def _snapshots(actions: pa.StringArray, database: str) -> pa.StringArray:
+    """Rows of a backfill are marked as those of an incremental snapshot."""
+    said = ["incremental" if action == READ else "false" for action in actions.to_pylist()]
+    db = orjson.dumps(database).decode()
+    return pa.array([f',"snapshot":"{each}","db":{db}' for each in said], pa.string())
 
 
 def _commit_times(times: pa.TimestampArray) -> pa.StringArray:

@@ -41,10 +41,9 @@ def operator_routes(state_dsn: str, access: Access) -> list[Route]:
             reading = dict(request.query_params) if method == "GET" else await json_body(request)
             name = str(request.path_params["name"])
             try:
-                return _answer(await run_in_threadpool(_act, state_dsn, act, name, reading))
+                return answer(await run_in_threadpool(_act, state_dsn, act, name, reading))
             except OperatorError as error:
-                status = _STATUS.get(error.kind, 409)
-                raise RefusedError(status, error.what, fix=error.fix) from error
+                raise refusal(error) from error
 
         # A path, because one of several databases is called database/consumer.
         where = f"/api/consumers/{{name:path}}/{path}"
@@ -60,73 +59,73 @@ def _act(state_dsn: str, act: Act, name: str, body: Body) -> object:
 
 
 def _pause(state: Connection, name: str, body: Body) -> State:
-    _only(body)
+    only(body)
     return operators.pause(state, name)
 
 
 def _resume(state: Connection, name: str, body: Body) -> State:
-    _only(body)
+    only(body)
     return operators.resume(state, name)
 
 
 def _accept_loss(state: Connection, name: str, body: Body) -> State:
-    _only(body)
+    only(body)
     return operators.accept_loss(state, name)
 
 
 def _rewind(state: Connection, name: str, body: Body) -> State:
-    _only(body, "to_cursor", "to_time", "to_earliest", "destination")
+    only(body, "to_cursor", "to_time", "to_earliest", "destination")
     return operators.rewind(
         state,
         name,
-        to_cursor=_field(body, "to_cursor", str),
-        to_time=_field(body, "to_time", str),
-        to_earliest=_field(body, "to_earliest", bool) or False,
-        destination=_field(body, "destination", str),
+        to_cursor=field(body, "to_cursor", str),
+        to_time=field(body, "to_time", str),
+        to_earliest=field(body, "to_earliest", bool) or False,
+        destination=field(body, "destination", str),
     )
 
 
 def _skip_to(state: Connection, name: str, body: Body) -> State:
-    _only(body, "cursor")
-    cursor = _field(body, "cursor", str)
+    only(body, "cursor")
+    cursor = field(body, "cursor", str)
     if cursor is None:
-        raise _malformed("cursor is missing: the first change to deliver")
+        raise malformed("cursor is missing: the first change to deliver")
     return operators.skip_to(state, name, cursor)
 
 
 def _advance_watermark(state: Connection, name: str, body: Body) -> State:
-    _only(body, "to_time", "source")
-    to_time, source = _field(body, "to_time", str), _field(body, "source", str)
+    only(body, "to_time", "source")
+    to_time, source = field(body, "to_time", str), field(body, "source", str)
     return operators.advance_watermark(state, name, to_time, source)
 
 
 def _set_partition_idle(state: Connection, name: str, body: Body) -> State:
-    _only(body, "partition", "idle")
-    idle = _field(body, "idle", bool)
-    partition = _field(body, "partition", str)
+    only(body, "partition", "idle")
+    idle = field(body, "idle", bool)
+    partition = field(body, "partition", str)
     return operators.set_partition_idle(state, name, partition, idle=idle is not False)
 
 
 def _discard_all(state: Connection, name: str, body: Body) -> State:
-    _only(body)
+    only(body)
     return operators.discard_all(state, name)
 
 
 def _redeliver(state: Connection, name: str, body: Body) -> State:
-    _only(body, "id")
-    return operators.redeliver(state, name, _field(body, "id", int))
+    only(body, "id")
+    return operators.redeliver(state, name, field(body, "id", int))
 
 
 def _discard(state: Connection, name: str, body: Body) -> State:
-    _only(body, "id", "cursor")
-    return operators.discard(state, name, _field(body, "id", int), _field(body, "cursor", str))
+    only(body, "id", "cursor")
+    return operators.discard(state, name, field(body, "id", int), field(body, "cursor", str))
 
 
 def _dead_letters(state: Connection, name: str, body: Body) -> dict[str, object]:
     limit = str(body.get("limit", _LETTERS))
     most = int(limit) if limit.isascii() and limit.isdigit() and len(limit) < 10 else 0
     if not 1 <= most <= operators.LETTERS_MAX:
-        raise _malformed(f"limit is not a number from 1 to {operators.LETTERS_MAX}")
+        raise malformed(f"limit is not a number from 1 to {operators.LETTERS_MAX}")
     return {"data": operators.dead_letters(state, name, most)}
 
 
@@ -144,25 +143,30 @@ _ACTS: dict[str, Act] = {
 }
 
 
-def _only(body: Body, *known: str) -> None:
+def only(body: Body, *known: str) -> None:
     """What is misspelt must not be taken for something else, such as all for one."""
     for name in body:
         if name not in known:
-            raise _malformed(f"{name} is not known here; known: {', '.join(known) or 'nothing'}")
+            raise malformed(f"{name} is not known here; known: {', '.join(known) or 'nothing'}")
 
 
-def _field(body: Body, name: str, kind: type[T]) -> T | None:
+def field(body: Body, name: str, kind: type[T]) -> T | None:
     value = body.get(name)
     if value is None:
         return None
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise _malformed(f"{name} is not of type {kind.__name__}")
+        raise malformed(f"{name} is not of type {kind.__name__}")
     return value
 
 
-def _malformed(what: str) -> OperatorError:
+def malformed(what: str) -> OperatorError:
     return OperatorError(what, fix="docs/operations.md shows what can be sent", kind="malformed")
 
 
-def _answer(content: object) -> Response:
+def refusal(error: OperatorError) -> RefusedError:
+    """What a function refused, as the API says it."""
+    return RefusedError(_STATUS.get(error.kind, 409), error.what, fix=error.fix)
+
+
+def answer(content: object) -> Response:
     return Response(orjson.dumps(content), media_type="application/json")

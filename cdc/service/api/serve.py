@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute
 
 from cdc.config import Http
 from cdc.errors import ProtocolError
+from cdc.service.api.backfills import backfill_routes
 from cdc.service.api.operators import operator_routes
 from cdc.service.api.pull import PullApi, pull_routes
 from cdc.service.api.tokens import Access
@@ -32,6 +33,7 @@ class Api:
         return [
             *pull_routes(self._pulling, self._access),
             *operator_routes(self._dsn, self._access),
+            *backfill_routes(self._dsn, self._access),
         ]
 
     @asynccontextmanager

@@ -31,6 +31,7 @@ _CATCH_UP_TIMEOUT_S: Final = 60.0
 _LOOK_S: Final = 0.1
 _PACE_S: Final = 0.004
 _IMPORT_ROWS: Final = 4000
+_EXISTING_ROWS: Final = 5000
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -51,6 +52,8 @@ class Demo:
             if servers.redis is None:
                 self._say("No redis-server was found: going on without the sink redis.")
             with psycopg.connect(servers.postgres.dsn, autocommit=True) as connection:
+                Shop(connection, random.Random(self._seed)).import_customers(_EXISTING_ROWS)
+                self._say(f"The shop has {_EXISTING_ROWS:,} customers already.")
                 ledger.create_ledger(connection)
                 with ArrivalClock(servers) as clock:
                     opened_at = self._stream(servers, connection)
@@ -113,6 +116,7 @@ class Demo:
                 service.require_running()
                 writer.require_well()
                 behind = _look(connection, live, elapsed_s)
+                behind = behind or not progress.is_backfilled(connection)
                 if closed and (not behind or elapsed_s > self._seconds + _CATCH_UP_TIMEOUT_S):
                     break
                 time.sleep(_LOOK_S)

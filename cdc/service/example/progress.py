@@ -12,16 +12,24 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 _IS_THERE: Final = "SELECT to_regclass('walbrook.cursors') IS NOT NULL"
 _STREAMING: Final = "SELECT FROM walbrook.sources WHERE state = 'streaming'"
 _CONSUMERS: Final = """
-SELECT c.name, c.delivered + c.absorbed, v.lag_bytes, v.lag_seconds
+SELECT c.name, c.delivered + c.absorbed - (
+           SELECT coalesce(sum(b.rows - b.dropped), 0)::bigint FROM walbrook.backfill_progress b
+            WHERE b.source = c.source AND b.consumer = c.name), v.lag_bytes, v.lag_seconds
   FROM walbrook.consumers c
   JOIN walbrook.cursors v ON v.source = c.source AND v.consumer = c.name
  ORDER BY c.name
 """
 
 
+_BACKFILLED: Final = """
+SELECT bool_and(c.initial_backfill IS NULL) AND NOT EXISTS (
+       SELECT FROM walbrook.backfills WHERE state <> 'done') FROM walbrook.consumers c
+"""
+
+
 @dataclass(frozen=True)
 class ConsumerProgress:
-    """One consumer: what it says it delivered, and how far it is behind."""
+    """One consumer: how many changes it says it delivered, and how far it is behind."""
 
     name: str
     delivered: int
@@ -46,3 +54,9 @@ def consumers(connection: Connection) -> list[ConsumerProgress]:
 def slowest(connection: Connection) -> int:
     """What the consumer that is farthest behind has delivered."""
     return min((consumer.delivered for consumer in consumers(connection)), default=0)
+
+
+def is_backfilled(connection: Connection) -> bool:
+    """Whether every consumer has the rows that existed before."""
+    row = connection.execute(_BACKFILLED).fetchone()
+    return bool(row and row[0])

@@ -75,7 +75,8 @@ class ExampleServers:
                 }
             ],
             "sinks": [
-                {"name": name, "destination": to} for name, to in self._destinations().items()
+                {"name": name, "initial_backfill": True, "destination": to}
+                for name, to in self._destinations().items()
             ],
             "service": {"http": {"port": self._http_port}},
         }

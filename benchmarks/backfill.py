@@ -1,0 +1,144 @@
+"""How fast existing rows arrive, into Parquet and into a Redis stream, and how live changes fare.
+
+The yardstick is ``COPY (SELECT …) TO STDOUT`` of the same rows, with as many connections at once,
+in the same run: what any client could read. While each backfill runs, a row is inserted again and
+again, and the time until it is settled is taken, as it is before the backfill.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+
+from benchmarks.catch_up import (
+    Target,
+    parquet_target,
+    redis_target,
+    service_of,
+    wait_delivering,
+)
+from benchmarks.service import RunningService
+from benchmarks.sizes import Sizes, progress
+from benchmarks.source import ONE_ROW, Source, open_source
+from cdc.errors import OperatorError
+
+_CONNECTIONS = 2
+_CHUNK_BYTES = 32 << 20
+_TIMEOUT_S = 1800.0
+_LIVE_S = 5.0
+_LIVE_EVERY_S = 0.05
+_START = (
+    "SELECT id FROM walbrook.start_backfill(%s, 'orders', chunk_bytes => %s, connections => %s)"
+)
+_COPY = "COPY (SELECT * FROM orders WHERE ctid >= {} AND ctid < {}) TO STDOUT"
+_STATE = "SELECT state FROM walbrook.backfills WHERE id = %s"
+# The cursor of a commit is where its record begins; the rows of it lie before that.
+_PASSED = """
+SELECT cursor_lsn >= %s::pg_lsn - 100 FROM walbrook.consumers WHERE source = %s
+"""
+_OPEN = ("waiting", "running")
+
+
+def run(sizes: Sizes) -> dict[str, object]:
+    """Both targets, one after the other, over the same rows."""
+    figures: dict[str, object] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="walbrook-backfill-") as name,
+        open_source(Path(name) / "postgres") as source,
+    ):
+        directory = Path(name)
+        source.load(sizes.rows, sizes.rows)
+        source.run("ANALYZE orders")
+        source.checkpoint()
+        rates: dict[str, float] = {}
+        for one in range(1, 3):
+            rates[f"copy_{one}"] = _copy(source, one, sizes.rows)
+            progress(f"backfill: COPY over {one} connections {rates[f'copy_{one}']:,.0f} rows/s")
+        with redis_target(directory) as target:
+            figures |= _measured(directory, source, target, sizes.rows, rates["copy_2"])
+        target = parquet_target(directory, source, "parquet")
+        figures |= _measured(directory, source, target, sizes.rows, rates["copy_2"])
+    copied = {f"{name}_rows_per_s": round(rate) for name, rate in rates.items()}
+    return {"rows": sizes.rows, "connections": _CONNECTIONS, **copied, **figures}
+
+
+def _copy(source: Source, connections: int, rows: int) -> float:
+    """Rows per second of COPY over so many connections, each with its share of the blocks."""
+    with psycopg.connect(source.postgres.dsn) as connection:
+        row = connection.execute("SELECT pg_relation_size('orders') / 8192").fetchone()
+    assert row is not None
+    step = -(-int(row[0]) // connections)
+
+    def drain(at: int) -> None:
+        blocks = (f"({at * step},0)", f"({(at + 1) * step},0)")
+        query = sql.SQL(_COPY).format(*blocks)
+        with (
+            psycopg.connect(source.postgres.dsn) as connection,
+            connection.cursor().copy(query) as copy,
+        ):
+            for _ in copy:
+                pass
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(connections) as pool:
+        list(pool.map(drain, range(connections)))
+    return rows / (time.perf_counter() - began)
+
+
+def _measured(
+    directory: Path, source: Source, target: Target, rows: int, copied: float
+) -> dict[str, object]:
+    name, (sink,) = target.name, target.sinks
+    with service_of(directory, source, target) as service:
+        wait_delivering(source, service, target)
+        alone = _latency(source, service, _for_a_while())
+        began = time.perf_counter()
+        backfill = _asked(source, _START, sink, _CHUNK_BYTES, _CONNECTIONS)
+        beside = _latency(source, service, lambda: _asked(source, _STATE, backfill) not in _OPEN)
+        took_s = time.perf_counter() - began
+        if (state := _asked(source, _STATE, backfill)) != "done":
+            raise OperatorError(f"the backfill into {name} is {state}")
+        processes = service.warnings()
+    source.drop_slot(service.slot)
+    rate = rows / took_s
+    progress(f"backfill: {name} {rate:,.0f} rows/s; live p99 {alone:.0f} ms, then {beside:.0f} ms")
+    return {
+        f"rows_per_s_{name}": round(rate),
+        f"backfill_ratio_{name}": round(rate / copied, 3),
+        f"live_p99_ms_{name}": round(alone),
+        f"live_p99_ms_beside_{name}": round(beside),
+        f"warnings_{name}": processes,
+    }
+
+
+def _for_a_while() -> Callable[[], bool]:
+    until = time.monotonic() + _LIVE_S
+    return lambda: time.monotonic() > until
+
+
+def _latency(source: Source, service: RunningService, over: Callable[[], bool]) -> float:
+    """The p99, in ms, from the commit of a row to the settled cursor behind it, until ``over``."""
+    taken: list[float] = []
+    while not taken or not over():
+        source.run(ONE_ROW)
+        committed = time.perf_counter()
+        lsn = _asked(source, "SELECT pg_current_wal_insert_lsn()::text")
+        settled = service.until(
+            "a change to be settled",
+            lambda: bool(_asked(source, _PASSED, lsn, service.name)),  # noqa: B023
+            _TIMEOUT_S,
+        )
+        taken.append((settled - committed) * 1000)
+        time.sleep(_LIVE_EVERY_S)
+    return sorted(taken)[int(len(taken) * 0.99)]
+
+
+def _asked(source: Source, query: str, *parameters: object) -> object:
+    row = source.connection.execute(query.encode(), parameters).fetchone()
+    return None if row is None else row[0]

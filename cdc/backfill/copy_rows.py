@@ -1,0 +1,123 @@
+"""Text of COPY as raw rows: what a change would bring of the same rows, byte for byte. Pure.
+
+COPY writes a row per line, a tab between columns, ``\\N`` for null, and a backslash before what
+would be mistaken for one of these. pgoutput writes the same texts with their lengths. So a row read
+by COPY becomes a message of the kind ``R`` with one new tuple, and everything that reads messages
+of the log, decode first of all, reads it like an insert.
+
+Whole columns are worked on; no step loops over rows.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
+
+from cdc.decoding.columns import offsets_of
+from cdc.decoding.raw import RAW_SCHEMA
+from cdc.errors import DecodeError
+
+READ_KIND = ord("R")
+"""The kind of a row that a backfill read."""
+
+_NULL = "\\N"
+_BACKSLASH = "\\"
+# A text of Postgres has no zero byte, so one can stand for a backslash while the rest is undone.
+_ESCAPES = (
+    ("\\\\", "\0"), ("\\n", "\n"), ("\\t", "\t"), ("\\r", "\r"), ("\\b", "\b"), ("\\f", "\f"),
+    ("\\v", "\v"), ("\0", "\\"),
+)  # fmt: skip
+_BLOCK_BYTES = 1 << 20
+_PARSE = csv.ParseOptions(
+    delimiter="\t", quote_char=False, escape_char=False, ignore_empty_lines=False
+)
+
+
+def columns_of(text: bytes | pa.Buffer, count: int) -> list[pa.BinaryArray]:
+    """The columns of whole lines of COPY text, null where the row has null."""
+    if not len(text):
+        return [pa.array([], pa.binary()) for _ in range(count)]
+    names = [str(at) for at in range(count)]
+    table = csv.read_csv(
+        pa.BufferReader(text),
+        csv.ReadOptions(
+            column_names=names, use_threads=False, block_size=max(_BLOCK_BYTES, len(text))
+        ),
+        _PARSE,
+        csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.binary()),
+            null_values=[_NULL],
+            strings_can_be_null=True,
+            check_utf8=False,
+        ),
+    )
+    return [_plain(column.combine_chunks()) for column in table.columns]
+
+
+def _plain(values: pa.BinaryArray) -> pa.BinaryArray:
+    """Without the backslashes that COPY added; most columns have none."""
+    if isinstance(values, pa.ChunkedArray):
+        values = pa.concat_arrays(values.chunks)
+    if not pc.any(pc.match_substring(values, _BACKSLASH)).as_py():
+        return values
+    for written, meant in _ESCAPES:
+        values = pc.replace_substring(values, written, meant)
+    return values
+
+
+def raw_rows(
+    columns: list[pa.BinaryArray], *, oid: int, schema_id: int, read_us: int
+) -> pa.RecordBatch:
+    """RAW_SCHEMA rows of the kind ``R``; their cursors are given when they are delivered."""
+    count = len(columns[0]) if columns else 0
+    zeros = pa.array(np.zeros(count, np.int64))
+    head = struct.pack(">BIcH", READ_KIND, oid, b"N", len(columns))
+    arrays = [
+        zeros,
+        zeros,
+        pa.array(np.full(count, read_us, np.int64)),
+        zeros,
+        pa.array(np.full(count, READ_KIND, np.uint8)),
+        pa.array(np.full(count, oid, np.uint32)),
+        pa.array(np.full(count, schema_id, np.uint64)),
+        _payloads(head, columns, count),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=RAW_SCHEMA)
+
+
+def _payloads(head: bytes, columns: list[pa.BinaryArray], count: int) -> pa.BinaryArray:
+    """The messages: ``head``, then of each column its kind, its length and its text."""
+    parts: list[pa.Array | pa.Scalar] = [pa.scalar(head, pa.binary())]
+    for column in columns:
+        parts += (_prefixes(column), pc.fill_null(column, b""))
+    if sum(part.nbytes for part in parts if isinstance(part, pa.Array)) >= 1 << 31:
+        raise DecodeError(
+            f"{count} rows do not fit into one Arrow batch", fix="lower the chunk's size"
+        )
+    return pc.binary_join_element_wise(*parts, b"")
+
+
+def _prefixes(column: pa.BinaryArray) -> pa.BinaryArray:
+    """``t`` and the length of a value in four bytes; ``n`` for null."""
+    offsets = offsets_of(column).astype(np.int64)
+    texts = column.is_valid().to_numpy(zero_copy_only=False)
+    cells = np.zeros((len(column), 5), np.uint8)
+    cells[:, 0] = ord("t")
+    cells[:, 1:] = (offsets[1:] - offsets[:-1]).astype(">u4").view(np.uint8).reshape(-1, 4)
+    if texts.all():
+        return _fixed(cells.reshape(-1), np.arange(0, 5 * len(column) + 1, 5))
+    keep = np.ones((len(column), 5), bool)
+    keep[~texts, 1:] = False
+    cells[~texts, 0] = ord("n")
+    ends = np.cumsum(np.where(texts, 5, 1))
+    return _fixed(cells[keep], np.concatenate(([0], ends)))
+
+
+def _fixed(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> pa.BinaryArray:
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)

@@ -1,0 +1,53 @@
+"""Which transactions were open when a chunk was about to be read, and since which LSN. Pure.
+
+A commit may be in the log while no snapshot sees it yet: Postgres writes the commit record, may
+wait for a synchronous standby, and only then lets others see it. All that time the transaction
+holds the lock on its own number, which ``pg_locks`` shows. So whoever lists the locks first and
+takes the snapshot then knows every commit that the snapshot misses: its LSN is above that of the
+list, or its number is in the list.
+
+Invariant: of a listed transaction that an earlier list does not have, the number was given after
+that list, and so the commit, if there is one, lies above that list's LSN. One that was in the first
+list may have committed anywhere: nothing is read before it has ended. On a standby nothing is
+listed: there a commit is seen before it can be decoded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from cdc.backfill.snapshot import Snapshot
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What ``pg_locks`` had: 32-bit numbers of open transactions, and an LSN from before it."""
+
+    lsn: int
+    xids: frozenset[int]
+
+
+@dataclass(frozen=True)
+class OpenTransactions:
+    """Since which LSN each open transaction can have committed; 0: that is not known."""
+
+    lsn: int = 0  # of the last listing
+    since: dict[int, int] = field(default_factory=dict)
+
+    def after(self, listing: Listing) -> OpenTransactions:
+        """With one more listing."""
+        known = {xid: self.since.get(xid, self.lsn) for xid in listing.xids}
+        return replace(self, lsn=listing.lsn, since=known)
+
+    @property
+    def unknown(self) -> list[int]:
+        """Those that were open before the first listing."""
+        return sorted(xid for xid, since in self.since.items() if not since)
+
+    def look_from(self, snapshot: Snapshot) -> int:
+        """The LSN from which on the log may have commits that a snapshot taken since misses."""
+        xids = np.array(sorted(self.since), np.int64)
+        missed = xids[~snapshot.contains(xids)] if len(xids) else xids
+        return min((self.since[int(xid)] for xid in missed), default=self.lsn)

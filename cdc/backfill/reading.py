@@ -1,0 +1,217 @@
+"""Reading a chunk: one short transaction, whose rows go into one file.
+
+The transaction is REPEATABLE READ and READ ONLY, holds no lock but ACCESS SHARE on one leaf, writes
+nothing, and needs no slot; a standby and a pooler in transaction mode will do. First the lock, then
+the snapshot, then the rows, then the position of the WAL: whatever the snapshot sees was committed
+below that position.
+
+Invariants: the file is whole and on disk when ``read_chunk`` returns; memory is bounded by
+``_PIECE_BYTES`` and by the largest row, whatever the chunk's size.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from cdc.backfill.copy_rows import columns_of, raw_rows
+from cdc.backfill.open_transactions import Listing
+from cdc.backfill.query import RowChoice, copy_rows, lock
+from cdc.backfill.ranges import BlockRange
+from cdc.backfill.snapshot import Snapshot
+from cdc.backfill.table import PublishedTable, describe_table
+from cdc.config.table import TableName
+from cdc.connection import LIVENESS
+from cdc.cursor import parse_lsn
+from cdc.decoding.raw import RAW_SCHEMA, SCHEMAS_KEY, encode_schemas
+from cdc.error_text import public_text
+from cdc.errors import OperatorError, TransientError
+from cdc.replication.stream import PINNED
+
+_PIECE_BYTES: Final = 4 << 20
+_PAGE_BYTES: Final = 8192
+_PAGE_HEADER_BYTES: Final = 40  # at most
+
+_BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+_SNAPSHOT: Final = """
+SELECT pg_current_snapshot()::text, (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
+       coalesce(pg_relation_filenode(%s::oid), 0)::int8
+"""
+_WAL_END: Final = """
+SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+            ELSE pg_current_wal_insert_lsn() END::text
+"""
+_OPEN: Final = """
+SELECT transactionid::text FROM pg_locks
+ WHERE locktype = 'transactionid' AND granted AND mode = 'ExclusiveLock'
+"""
+
+
+class MovedTableError(TransientError):
+    """The rows of a leaf lie elsewhere than when its chunks were planned."""
+
+
+@dataclass(frozen=True)
+class ChunkTask:
+    """What a chunk reads, and where its rows go; it may be handed to another process."""
+
+    dsn: str
+    source: str
+    publication: str
+    table: TableName  # as its changes are named
+    leaf: TableName
+    leaf_oid: int
+    filenode: int
+    choice: RowChoice
+    path: Path
+    statement_s: int = 600
+
+    def __repr__(self) -> str:
+        return f"ChunkTask({self.leaf}, {self.choice})"  # the DSN may hold a password
+
+
+@dataclass(frozen=True)
+class ChunkRead:
+    """What a chunk came to."""
+
+    snapshot: Snapshot
+    lsn: int  # whatever the snapshot sees was committed below
+    rows: int
+    bytes: int  # of the text that was read
+
+
+def read_chunk(task: ChunkTask) -> ChunkRead:
+    """Read a chunk into its file. Errors of Postgres come back as errors of ours."""
+    try:
+        with closing(connect_to_read(task.dsn, f"{task.source}:backfill")) as connection:
+            return _read(connection, task)
+    except psycopg.errors.QueryCanceled as error:
+        raise TransientError(
+            f"reading a chunk of {task.leaf} took longer than {task.statement_s} s",
+            fix="it is read again in smaller parts",
+            kind="chunk_timeout",
+        ) from error
+    except psycopg.errors.UndefinedTable as error:
+        raise MovedTableError(
+            f"{task.leaf} is not there any more", fix="the table is planned again", kind="moved"
+        ) from error
+    except psycopg.ProgrammingError as error:
+        raise OperatorError(
+            f"{task.leaf} cannot be read: {public_text(error)}",
+            fix="grant SELECT on it to the role of the source, or mend the backfill's where; then "
+            "retry the backfill",
+            kind="chunk_refused",
+        ) from error
+    except psycopg.Error as error:
+        raise TransientError(
+            f"{task.leaf} could not be read: {public_text(error)}", fix="it is tried again"
+        ) from error
+
+
+def connect_to_read(dsn: str, name: str) -> psycopg.Connection[Any]:
+    """A connection without startup options, which poolers refuse."""
+    return psycopg.connect(
+        dsn, autocommit=True, prepare_threshold=None, application_name=f"walbrook:{name}",
+        **LIVENESS,
+    )  # fmt: skip
+
+
+def list_open(connection: psycopg.Connection[Any]) -> Listing:
+    """The open transactions of a primary; the LSN is taken before they are listed."""
+    lsn = wal_end(connection)
+    rows = connection.execute(_OPEN).fetchall()
+    return Listing(lsn, frozenset(int(row[0]) for row in rows))
+
+
+def wal_end(connection: psycopg.Connection[Any]) -> int:
+    """Where the next WAL record will be, or what a standby has replayed.
+
+    Behind the header of a page that is still empty the server says so: nothing can stand in it.
+    """
+    row = connection.execute(_WAL_END).fetchone()
+    assert row is not None
+    lsn = parse_lsn(row[0])
+    within = lsn % _PAGE_BYTES
+    return lsn - within if within <= _PAGE_HEADER_BYTES else lsn
+
+
+def _read(connection: psycopg.Connection[Any], task: ChunkTask) -> ChunkRead:
+    connection.execute(_BEGIN)
+    settings = {**PINNED, "statement_timeout": f"{task.statement_s}s"}
+    for name, value in settings.items():
+        # Not as a query: that would take the snapshot before the lock is held.
+        connection.execute(sql.SQL("SET LOCAL {} TO {}").format(sql.SQL(name), value))
+    connection.execute(lock(task.leaf))
+    row = connection.execute(_SNAPSHOT, (task.leaf_oid,)).fetchone()
+    assert row is not None
+    snapshot, read_us, filenode = Snapshot.parse(row[0]), int(row[1]), int(row[2])
+    table = describe_table(connection, task.publication, task.table)
+    if isinstance(task.choice.range, BlockRange) and filenode != task.filenode:
+        raise MovedTableError(
+            f"the rows of {task.leaf} were moved to another file, as VACUUM FULL, CLUSTER and "
+            "ALTER TABLE do",
+            fix="its chunks are planned again",
+            kind="moved",
+        )
+    rows, size = _copy(connection, task, table, read_us)
+    end = wal_end(connection)
+    connection.execute("COMMIT")
+    return ChunkRead(snapshot, end, rows, size)
+
+
+def _copy(
+    connection: psycopg.Connection[Any], task: ChunkTask, table: PublishedTable, read_us: int
+) -> tuple[int, int]:
+    query = copy_rows(task.leaf, table.columns, table.key, table.row_filter, task.choice)
+    schemas = encode_schemas({table.schema_id: table.message})
+    schema = RAW_SCHEMA.with_metadata({SCHEMAS_KEY: schemas})
+    rows = size = 0
+    with (
+        pa.OSFile(str(task.path), "wb") as file,
+        pa.ipc.new_file(file, schema) as writer,
+        connection.cursor() as cursor,
+    ):
+        for text in _texts(cursor, query):
+            columns = columns_of(text, len(table.columns))
+            raw = raw_rows(
+                columns,
+                oid=table.relation.oid,
+                schema_id=table.schema_id,
+                read_us=read_us,
+            )
+            writer.write_batch(raw)
+            rows += raw.num_rows
+            size += len(text)
+    _sync(task.path)
+    return rows, size
+
+
+def _texts(cursor: psycopg.Cursor[Any], query: sql.Composed) -> Iterator[bytes]:
+    """The text of a COPY in pieces of whole lines."""
+    piece = io.BytesIO()
+    with cursor.copy(query) as copy:
+        for line in copy:
+            piece.write(line)
+            if piece.tell() >= _PIECE_BYTES:
+                yield piece.getvalue()
+                piece = io.BytesIO()
+    if piece.tell():
+        yield piece.getvalue()
+
+
+def _sync(path: Path) -> None:
+    for place in (path, path.parent):
+        handle = os.open(place, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

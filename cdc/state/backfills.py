@@ -1,0 +1,187 @@
+"""Backfills as rows: what is asked for, in which state it is, what it waits for.
+
+Invariant: a start of the service that another one has replaced writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cdc.config.table import TableName
+from cdc.connection import Connection
+from cdc.cursor import parse_lsn
+from cdc.state.fence import FENCE, fenced
+from cdc.state.health import Condition, report_conditions
+
+_OPEN_CONSUMERS = """
+SELECT DISTINCT consumer FROM walbrook.backfills
+ WHERE source = %(source)s AND state IN ('waiting', 'running')
+ UNION
+SELECT name FROM walbrook.consumers
+ WHERE source = %(source)s AND active AND initial_backfill IS NOT NULL
+"""
+_OPEN = """
+SELECT id, table_schema, table_name, where_sql, sort_column, start_position, chunk_bytes,
+       rows_per_second, connections, planned, looked_lsn::text, attempts
+  FROM walbrook.backfills
+ WHERE source = %(source)s AND consumer = %(consumer)s AND (%(id)s::bigint IS NULL
+       AND state IN ('waiting', 'running') OR id = %(id)s)
+ ORDER BY id
+"""
+_INITIAL = """
+SELECT initial_backfill FROM walbrook.consumers
+ WHERE source = %s AND name = %s AND initial_backfill IS NOT NULL FOR NO KEY UPDATE
+"""
+_ADD = """
+INSERT INTO walbrook.backfills (source, consumer, table_schema, table_name)
+VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING
+"""
+_EXPANDED = "UPDATE walbrook.consumers SET initial_backfill = NULL WHERE source = %s AND name = %s"
+_ADD_PART = """
+INSERT INTO walbrook.backfills
+       (source, consumer, table_schema, table_name, where_sql, sort_column, start_position,
+        chunk_bytes, rows_per_second, connections)
+SELECT source, consumer, %(schema)s, %(table)s, where_sql, sort_column, start_position, chunk_bytes,
+       rows_per_second, connections
+  FROM walbrook.backfills WHERE id = %(id)s ON CONFLICT DO NOTHING
+"""
+_REMOVE = "DELETE FROM walbrook.backfills WHERE id = %s"
+_FINISH = """
+UPDATE walbrook.backfills SET state = 'done', reason = NULL, finished_at = clock_timestamp()
+ WHERE id = %s AND state IN ('waiting', 'running')
+"""
+_FAIL = """
+UPDATE walbrook.backfills SET state = 'failed', reason = NULL, error = %s
+ WHERE id = %s AND state IN ('waiting', 'running')
+"""
+_WAIT = """
+UPDATE walbrook.backfills SET reason = %s
+ WHERE id = %s AND reason IS DISTINCT FROM %s AND state IN ('waiting', 'running')
+"""
+_TROUBLED = """
+SELECT id, consumer, table_schema || '.' || table_name, state, coalesce(error, reason)
+  FROM walbrook.backfills
+ WHERE source = %s AND (state = 'failed' OR state IN ('waiting', 'running') AND reason IS NOT NULL
+                        AND requested_at < clock_timestamp() - interval '1 minute')
+ ORDER BY state = 'failed' DESC, id LIMIT 100
+"""
+
+
+@dataclass(frozen=True)
+class Backfill:
+    """One table of one consumer."""
+
+    id: int
+    table: TableName
+    where: str | None
+    sort_column: str | None
+    start_position: str | None
+    chunk_bytes: int
+    rows_per_second: int | None
+    connections: int
+    planned: bool
+    looked_lsn: int | None
+    attempts: int
+
+
+def consumers_with_backfills(connection: Connection, source: str) -> set[str]:
+    """The consumers of a source that are to get existing rows."""
+    rows = connection.execute(_OPEN_CONSUMERS, {"source": source}).fetchall()
+    return {str(row[0]) for row in rows}
+
+
+def initial_tables(connection: Connection, source: str, consumer: str) -> list[str] | None:
+    """The tables of a new consumer that are not in ``walbrook.backfills`` yet; ``*`` for all."""
+    row = connection.execute(_INITIAL, (source, consumer)).fetchone()
+    return None if row is None else [str(name) for name in row[0]]  # type: ignore[attr-defined]
+
+
+def add_initial(
+    connection: Connection, source: str, term: int, consumer: str, tables: Iterable[TableName]
+) -> None:
+    with connection.transaction():
+        require_latest(connection, source, term)
+        for table in tables:
+            connection.execute(_ADD, (source, consumer, table.schema, table.table))
+        connection.execute(_EXPANDED, (source, consumer))
+
+
+def split_by_parts(
+    connection: Connection, source: str, term: int, backfill: Backfill, parts: Sequence[TableName]
+) -> None:
+    """In place of a partitioned table whose partitions are published, a backfill of each."""
+    with connection.transaction():
+        require_latest(connection, source, term)
+        for part in parts:
+            named = {"schema": part.schema, "table": part.table, "id": backfill.id}
+            connection.execute(_ADD_PART, named)
+        connection.execute(_REMOVE, (backfill.id,))
+
+
+def open_backfills(
+    connection: Connection, source: str, consumer: str, only: int | None = None
+) -> list[Backfill]:
+    """Those that are waiting or running; with ``only`` that one, whatever its state."""
+    named = {"source": source, "consumer": consumer, "id": only}
+    rows = connection.execute(_OPEN, named).fetchall()
+    return [
+        Backfill(
+            id=int(str(row[0])),
+            table=TableName(str(row[1]), str(row[2])),
+            where=as_text(row[3]),
+            sort_column=as_text(row[4]),
+            start_position=as_text(row[5]),
+            chunk_bytes=int(str(row[6])),
+            rows_per_second=None if row[7] is None else int(str(row[7])),
+            connections=int(str(row[8])),
+            planned=bool(row[9]),
+            looked_lsn=None if row[10] is None else parse_lsn(str(row[10])),
+            attempts=int(str(row[11])),
+        )
+        for row in rows
+    ]
+
+
+def finish(connection: Connection, backfill: int) -> None:
+    connection.execute(_FINISH, (backfill,))
+
+
+def fail(connection: Connection, backfill: int, error: str) -> None:
+    """Only an operator can go on with it, or without it; all others go on."""
+    connection.execute(_FAIL, (error, backfill))
+
+
+def waits(connection: Connection, backfill: int, reason: str | None) -> None:
+    connection.execute(_WAIT, (reason, backfill, reason))
+
+
+def report_backfills(connection: Connection, source: str, term: int) -> None:
+    """Health events of backfills that need an operator, or that have waited for a while."""
+    rows = connection.execute(_TROUBLED, (source,)).fetchall()
+    conditions = []
+    for number, consumer, table, state, why in rows:
+        failed = state == "failed"
+        conditions.append(
+            Condition(
+                "backfill_failed" if failed else "backfill_waits",
+                "error" if failed else "warning",
+                f"backfill {number} of {table} into {consumer} {'failed' if failed else 'waits'}: "
+                f"{why}",
+                fix="walbrook backfill retry, skip or cancel" if failed else "",
+            )
+        )
+    report_conditions(connection, source, term, conditions, scope="backfill_")
+
+
+def require_latest(connection: Connection, source: str, term: int) -> None:
+    if connection.execute(FENCE, (source, term)).fetchone() is None:
+        raise fenced(source)
+
+
+def as_int(value: object) -> int:
+    return int(str(value))
+
+
+def as_text(value: object) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,269 @@
+"""The pieces that a worker delivers: from chunks that were read, each at a place of its own.
+
+A worker asks with its cursor. Where the next piece has to stand further on, the worker serves
+changes up to there first (``cut``). The place is behind every change that the chunk's snapshot
+contains; changes that it does not contain and that come before the place have overtaken rows.
+
+Invariants: a place is recorded before its piece is handed out, and is taken by one piece. It lies
+above all that the destination can have: what a worker delivered and did not settle before it began
+again is in the log by then. A piece that was placed and not settled is handed out again before the
+worker passes its place. ``begin``,
+``cut``, ``next`` and ``settled`` are the worker's; ``offer`` and ``has_room`` may be called from
+any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+
+import structlog
+
+from cdc.backfill.log_scan import NewerScan, TooFarError, lacking_values
+from cdc.backfill.overtaken import incomplete_keys, remaining
+from cdc.connection import Connection
+from cdc.connection_pool import ConnectionPool
+from cdc.cursor import ORIGIN, Cursor, free_place, idle_place
+from cdc.decoding.format import Wanted
+from cdc.errors import GapError
+from cdc.log.view import LogReader
+from cdc.state.backfill_chunks import (
+    KEYS_MAX,
+    Chunk,
+    drop_keys,
+    forget_place,
+    place_piece,
+    placed_chunk,
+    read_again,
+)
+from cdc.state.backfills import Backfill, fail
+from spark_pipeline.backfill.piece import ChunkFile, Piece
+
+_logger = structlog.get_logger("walbrook.backfill")
+
+_ROWS_FIRST, _ROWS_MIN, _ROWS_MAX = 5_000, 5_000, 50_000
+_LIVE_S, _ALONE_S = 0.2, 1.0  # how long a piece may take beside changes, and without any
+
+
+@dataclass
+class ReadyChunk:
+    """A chunk whose rows are in its file."""
+
+    backfill: Backfill
+    chunk: Chunk
+    may_omit: bool  # whether changes may leave out values of its rows
+    keys: list[list[str]] | None = None  # those it was read by
+    file: ChunkFile | None = None
+    scan: NewerScan | None = None
+
+    def open(self) -> tuple[ChunkFile, NewerScan]:
+        assert self.chunk.file is not None
+        assert self.chunk.snapshot is not None
+        if self.file is None or self.scan is None:
+            self.file = ChunkFile(self.chunk.file)
+            self.scan = NewerScan(
+                self.file.oid, self.chunk.snapshot, Cursor(self.chunk.look_lsn, 0)
+            )
+        return self.file, self.scan
+
+
+class Pieces:
+    """Those of one consumer."""
+
+    def __init__(
+        self, source: str, term: int, consumer: str, wanted: Wanted, connections: ConnectionPool
+    ) -> None:
+        self._source, self._term, self._consumer = source, term, consumer
+        self._wanted = wanted
+        self._connections = connections
+        self._lock = threading.Lock()
+        self._ready: deque[ReadyChunk] = deque()
+        self._current: ReadyChunk | None = None
+        self._generation = 0
+        self._floor = ORIGIN  # nothing new stands below
+        self._rows = _ROWS_FIRST
+        self._not_before = 0.0  # monotonic: what a limit on rows per second allows
+        self._looked: dict[int, Cursor] = {}  # by backfill
+        self.changed = threading.Event()
+        """Set when a chunk is done, or has to be read again."""
+
+    @property
+    def generation(self) -> int:
+        """To be read before chunks are looked for, and given to ``offer`` with what was found."""
+        with self._lock:
+            return self._generation
+
+    @property
+    def has_any(self) -> bool:
+        """Whether a chunk waits for the worker; most often none does."""
+        return self._current is not None or bool(self._ready)
+
+    def offer(self, ready: ReadyChunk, generation: int) -> bool:
+        """Hand over a chunk that was read; returns whether it is new."""
+        with self._lock:
+            known = [*self._ready, *([self._current] if self._current else [])]
+            named = (ready.chunk.backfill, ready.chunk.number)
+            if generation != self._generation or named in map(_name, known):
+                return False
+            self._ready.append(ready)
+            return True
+
+    def held(self) -> list[tuple[int, int]]:
+        """The chunks that wait for the worker: backfill and number."""
+        with self._lock:
+            known = [*self._ready, *([self._current] if self._current else [])]
+            return [_name(each) for each in known]
+
+    def begin(self, state: Connection, cursor: Cursor, log_end: Cursor) -> None:
+        """The worker begins at a cursor that was read from its row.
+
+        Below ``log_end`` the destination may have more than is settled.
+        """
+        with self._lock:
+            self._floor = log_end
+            self._generation += 1
+            self._ready.clear()
+            self._current = None
+        found = placed_chunk(state, self._source, self._consumer)
+        if found is None:
+            return
+        backfill, chunk = found
+        assert chunk.place is not None
+        assert chunk.piece_rows is not None
+        end = Cursor(chunk.place.lsn, chunk.place.idx + chunk.piece_rows)
+        if cursor >= end or chunk.file is None or not chunk.file.exists():
+            forget_place(state, chunk)
+            return
+        with self._lock:
+            self._current = ReadyChunk(backfill, chunk, may_omit=True)
+
+    def cut(self, cursor: Cursor) -> Cursor | None:
+        """Where the next piece has to stand, if that lies beyond the cursor."""
+        if not self.has_any:
+            return None
+        current = self._take()
+        if current is None or (current.chunk.place is None and not self._may_place()):
+            return None
+        place = self._place(current.chunk, cursor)
+        return place if place > cursor else None
+
+    def next(self, cursor: Cursor, log: LogReader, *, behind: bool) -> Piece | None:
+        """The next piece, if it stands at the cursor and may be delivered now.
+
+        While the worker is ``behind`` with changes, nothing new is placed.
+        """
+        current = self._take()
+        if current is None:
+            return None
+        chunk = current.chunk
+        if chunk.place is None and (behind or not self._may_place()):
+            return None
+        place = self._place(chunk, cursor)
+        if place > cursor:
+            return None
+        try:
+            return self._piece(current, place, log)
+        except (GapError, TooFarError, FileNotFoundError) as error:
+            # What lies behind its snapshot cannot be looked at any more.
+            _logger.info("backfill.read_again", consumer=self._consumer, why=str(error))
+            with self._connections.connection() as state:
+                read_again(state, chunk)
+            self._drop(current)
+            return None
+
+    def settled(self, piece: Piece, took_s: float, *, live: bool) -> None:
+        """A piece was delivered and settled; ``live``: changes came meanwhile."""
+        current = self._current
+        assert current is not None
+        chunk = current.chunk
+        delivered = chunk.delivered + piece.count
+        current.chunk = replace(chunk, delivered=delivered, place=None, piece_rows=None)
+        wanted_s = _LIVE_S if live else _ALONE_S
+        grown = int(piece.count * wanted_s / max(took_s, 0.001))
+        self._rows = max(_ROWS_MIN, min(grown, self._rows * 2, _ROWS_MAX))
+        limit = current.backfill.rows_per_second
+        if limit is not None:
+            self._not_before = time.monotonic() + piece.count / limit
+        if delivered >= chunk.rows:
+            if current.keys:
+                with self._connections.connection() as state:
+                    drop_keys(state, chunk.backfill, current.keys)
+            self._drop(current)
+
+    def _take(self) -> ReadyChunk | None:
+        with self._lock:
+            if self._current is None and self._ready:
+                self._current = self._ready.popleft()
+            return self._current
+
+    def _drop(self, current: ReadyChunk) -> None:
+        """The chunk is done, or has to be read again."""
+        self._put_down()
+        if current.chunk.file is not None:
+            current.chunk.file.unlink(missing_ok=True)
+
+    def _put_down(self) -> None:
+        """Whoever resumes the backfill finds the chunk in SQL."""
+        with self._lock:
+            self._current = None
+        self.changed.set()
+
+    def _may_place(self) -> bool:
+        return time.monotonic() >= self._not_before
+
+    def _place(self, chunk: Chunk, cursor: Cursor) -> Cursor:
+        if chunk.place is not None:
+            return chunk.place
+        return free_place(max(cursor, self._floor, idle_place(chunk.read_lsn)))
+
+    def _piece(self, current: ReadyChunk, place: Cursor, log: LogReader) -> Piece | None:
+        chunk = current.chunk
+        file, scan = current.open()
+        newer = scan.up_to(log, place)
+        limit = current.backfill.rows_per_second or _ROWS_MAX
+        count = chunk.piece_rows or min(self._rows, limit, chunk.rows - chunk.delivered)
+        left = remaining(file.rows(chunk.delivered, count), file.schemas, newer)
+        if chunk.place is None:
+            if not self._record(current, place, count, log, file.oid):
+                self._put_down()
+                return None
+            current.chunk = replace(chunk, place=place, piece_rows=count)
+        return Piece(current.chunk, place, count, left, file.schemas, self._wanted, log.history())
+
+    def _record(
+        self, current: ReadyChunk, place: Cursor, count: int, log: LogReader, oid: int
+    ) -> bool:
+        """Record a piece's place; returns whether its backfill is still under way."""
+        chunk, looked, incomplete = current.chunk, None, []
+        if current.may_omit and chunk.range is not None:
+            known = self._looked.get(chunk.backfill, Cursor(chunk.look_lsn, 0))
+            if current.backfill.looked_lsn is not None:
+                known = max(known, Cursor(current.backfill.looked_lsn, 0))
+            keys = lacking_values(log, oid, known, place) if place > known else None
+            incomplete = [] if keys is None else incomplete_keys(keys)
+            looked = place.lsn
+        with self._connections.connection() as state:
+            found = place_piece(
+                state, self._source, self._term, chunk, place, count,
+                looked_lsn=looked, incomplete=incomplete,
+            )  # fmt: skip
+            if found is None:
+                return False
+            if found > KEYS_MAX:
+                fail(state, chunk.backfill, _TOO_MANY_KEYS)
+        if looked is not None:
+            self._looked[chunk.backfill] = place
+        return True
+
+
+_TOO_MANY_KEYS = (
+    f"more than {KEYS_MAX} rows were updated without their large values while the table was read. "
+    "To fix it: give the table REPLICA IDENTITY FULL, or backfill it while fewer rows change; then "
+    "cancel this backfill and start it again"
+)
+
+
+def _name(ready: ReadyChunk) -> tuple[int, int]:
+    return ready.chunk.backfill, ready.chunk.number

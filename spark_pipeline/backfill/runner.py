@@ -1,0 +1,444 @@
+"""The backfills of one consumer: planned, read ahead, and handed to its worker chunk by chunk.
+
+A thread looks at the consumer's rows in ``walbrook.backfills``, plans their chunks, and has chunks
+read, each over a connection of its own: as a Spark task when it is large, in this process when it
+is small. The thread runs while there is something to do, and is started when the stage sees that.
+
+Invariants: no more chunks are read or wait than the backfills have connections, and one more. What
+fails of one table concerns no other. A chunk is read only when every transaction is known that may
+have committed without being visible; while one is not, the backfill waits and says for whom.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import structlog
+
+from cdc.backfill.open_transactions import OpenTransactions
+from cdc.backfill.query import RowChoice
+from cdc.backfill.ranges import BlockRange, ValueRange
+from cdc.backfill.reading import (
+    ChunkRead,
+    ChunkTask,
+    MovedTableError,
+    connect_to_read,
+    list_open,
+    read_chunk,
+)
+from cdc.backfill.table import describe_table, published_tables, sent_as
+from cdc.config import Sink as SinkConfig
+from cdc.config.table import TableName
+from cdc.connection import Connection
+from cdc.errors import OperatorError, TransientError, WalbrookError
+from cdc.state import backfill_chunks
+from cdc.state import backfills as rows
+from cdc.state.backfill_chunks import Chunk
+from cdc.state.backfills import Backfill
+from spark_pipeline.backfill.pieces import Pieces, ReadyChunk
+from spark_pipeline.backfill.planning import block_bytes, column_of, plan_leaf
+from spark_pipeline.delivery.isolate import told
+from spark_pipeline.feed.plan import job_group
+from spark_pipeline.workers.context import WorkerContext
+
+_logger = structlog.get_logger("walbrook.backfill")
+
+_LOOK_S: Final = 1.0
+_ATTEMPTS_MAX: Final = 10
+_PAUSE_MAX_S: Final = 30.0
+_JOB_BYTES: Final = 48 << 20  # smaller chunks are read before a Spark task would have begun
+_KEYS_AT_ONCE: Final = 2_000
+_CONNECTIONS_MAX: Final = 16  # of one consumer
+
+
+@dataclass
+class _Reading:
+    """A chunk that is being read."""
+
+    backfill: Backfill
+    chunk: Chunk
+    keys: list[list[str]] | None
+    future: Future[ChunkRead]
+    path: Path
+    opened: OpenTransactions
+    may_omit: bool
+
+
+class BackfillRunner:
+    """That of one consumer; ``wake`` may be called from any thread."""
+
+    def __init__(self, consumer: SinkConfig, context: WorkerContext, pieces: Pieces) -> None:
+        self._consumer, self._context, self._pieces = consumer, context, pieces
+        self._settings = context.settings
+        self._source, self._term = self._settings.source, self._settings.term
+        self._directory = self._settings.log_directory / "backfill" / consumer.name
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._readings: dict[tuple[int, int], _Reading] = {}
+        self._open = OpenTransactions()
+        self._connection: psycopg.Connection[Any] | None = None
+        self._not_before: dict[int, float] = {}  # by backfill, monotonic
+
+    def wake(self) -> None:
+        """There may be something to do: look now."""
+        self._pieces.changed.set()
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(
+                    target=self._run, name=f"backfill-{self._consumer.name}", daemon=True
+                )
+                self._thread.start()
+
+    def _run(self) -> None:
+        for folder in (self._directory.parent, self._directory):
+            folder.mkdir(exist_ok=True, mode=0o700)  # rows are nobody else's business
+        try:
+            while not self._context.ended.is_set():
+                self._pieces.changed.clear()
+                try:
+                    if not self._look():
+                        return
+                except (psycopg.Error, WalbrookError) as error:
+                    _logger.warning(
+                        "backfill.look_failed", consumer=self._consumer.name, error=told(error)
+                    )
+                    self._disconnect()
+                self._pieces.changed.wait(_LOOK_S)
+        finally:
+            self._disconnect()
+
+    def _look(self) -> bool:
+        """One round over all backfills; returns whether there are any."""
+        generation = self._pieces.generation
+        with self._context.connections.connection() as state:
+            self._expand(state)
+            found = rows.open_backfills(state, self._source, self._consumer.name)
+            for backfill in found:
+                try:
+                    self._advance(state, backfill, generation)
+                except OperatorError as error:
+                    self._fail(state, backfill, error)
+                except TransientError as error:
+                    rows.waits(state, backfill.id, str(error))
+            self._collect(state)
+            if not found and not self._readings:
+                self._sweep(state)
+        return bool(found or self._readings)
+
+    def _expand(self, state: Connection) -> None:
+        """A new consumer's tables, as its configuration names them, become backfills."""
+        wanted = rows.initial_tables(state, self._source, self._consumer.name)
+        if wanted is None:
+            return
+        there = published_tables(self._connected(), self._settings.publication)
+        mine = [name for name in there if self._consumer.source.takes(name.schema, name.table)]
+        if wanted != ["*"]:
+            mine = [TableName.parse(name) for name in wanted]
+        rows.add_initial(state, self._source, self._term, self._consumer.name, mine)
+
+    def _advance(self, state: Connection, backfill: Backfill, generation: int) -> None:
+        if time.monotonic() < self._not_before.get(backfill.id, 0.0):
+            return
+        if not backfill.planned and not self._plan(state, backfill):
+            return
+        held = {*self._pieces.held(), *self._readings}
+        mine = sum(name[0] == backfill.id for name in held)
+        chunks = backfill_chunks.chunks_of(state, backfill.id, backfill.connections + len(held) + 2)
+        for chunk in chunks:
+            name = (chunk.backfill, chunk.number)
+            if name in held:
+                continue
+            if chunk.state != "planned":
+                self._offer(state, backfill, chunk, generation)
+            elif mine <= self._at_once(backfill) and self._read(state, backfill, chunk):
+                mine += 1
+        if not chunks:
+            self._finish(state, backfill)
+
+    def _at_once(self, backfill: Backfill) -> int:
+        """How many chunks may be read or wait, besides one more; an order needs one by one."""
+        if backfill.sort_column is None:
+            return backfill.connections
+        reading = any(name[0] == backfill.id for name in self._readings)
+        return -1 if reading else 1
+
+    def _plan(self, state: Connection, backfill: Backfill) -> bool:
+        """Plan all chunks; returns whether there are any for this backfill itself."""
+        connection = self._connected()
+        names = sent_as(connection, self._settings.publication, backfill.table)
+        if names != [backfill.table]:
+            rows.split_by_parts(state, self._source, self._term, backfill, names)
+            self._pieces.changed.set()
+            return False
+        if not self._consumer.source.takes(backfill.table.schema, backfill.table.table):
+            raise OperatorError(
+                f"consumer {self._consumer.name} takes no changes of {backfill.table}",
+                fix="add the table to its source in the configuration, or cancel the backfill",
+                kind="not_taken",
+            )
+        table = describe_table(connection, self._settings.publication, backfill.table)
+        planned = [
+            each for leaf in table.leaves for each in plan_leaf(connection, backfill, table, leaf)
+        ]
+        size = sum(leaf.bytes for leaf in table.leaves)
+        estimate = sum(leaf.rows for leaf in table.leaves)
+        backfill_chunks.add_chunks(
+            state, self._source, self._term, backfill.id, planned, planned=True,
+            rows=estimate, size=size,
+        )  # fmt: skip
+        _logger.info(
+            "backfill.planned", consumer=self._consumer.name, table=str(backfill.table),
+            chunks=len(planned), bytes=size,
+        )  # fmt: skip
+        return True
+
+    def _offer(self, state: Connection, backfill: Backfill, chunk: Chunk, generation: int) -> None:
+        """A chunk that an earlier process read, or that was put down when it was paused."""
+        if chunk.file is None or not chunk.file.exists():
+            backfill_chunks.read_again(state, chunk)
+            self._pieces.changed.set()
+            return
+        if self._pieces.offer(ReadyChunk(backfill, chunk, may_omit=True), generation):
+            self._context.feed.wake()
+
+    def _read(self, state: Connection, backfill: Backfill, chunk: Chunk) -> bool:
+        """Begin to read a chunk; returns whether it was begun."""
+        if len(self._readings) >= _CONNECTIONS_MAX:
+            return False
+        connection = self._connected()
+        self._open = self._open.after(list_open(connection))
+        if self._open.unknown:
+            rows.waits(state, backfill.id, _waits_for(self._open.unknown))
+            return False
+        rows.waits(state, backfill.id, None)
+        table = describe_table(connection, self._settings.publication, backfill.table)
+        leaf = next((each for each in table.leaves if each.oid == chunk.leaf_oid), None)
+        keys = None
+        column = backfill.sort_column
+        if chunk.range is None:
+            keys = backfill_chunks.incomplete_keys(state, backfill.id, _KEYS_AT_ONCE)
+            column = None
+            if not keys:  # an earlier chunk had them all
+                backfill_chunks.nothing_left(state, chunk)
+                self._pieces.changed.set()
+                return False
+        elif isinstance(chunk.range, ValueRange) and leaf is not None:
+            column = column_of(backfill, table, leaf)
+        task = ChunkTask(
+            dsn=self._settings.source_dsn,
+            source=self._source,
+            publication=self._settings.publication,
+            table=backfill.table,
+            leaf=chunk.leaf,
+            leaf_oid=chunk.leaf_oid,
+            filenode=chunk.filenode,
+            choice=RowChoice(
+                chunk.range, keys or (), column, backfill.where, backfill.start_position
+            ),
+            path=self._directory / f"{chunk.backfill}-{chunk.number}-{uuid.uuid4().hex}.arrow",
+        )
+        size = 0 if leaf is None else min(leaf.bytes, backfill.chunk_bytes)
+        future = _in_thread(f"backfill-{self._consumer.name}", self._reader(task, size))
+        name = (chunk.backfill, chunk.number)
+        self._readings[name] = _Reading(
+            backfill, chunk, keys, future, task.path, self._open, table.may_omit
+        )
+        future.add_done_callback(lambda _done: self._pieces.changed.set())
+        return True
+
+    def _reader(self, task: ChunkTask, size: int) -> Callable[[], ChunkRead]:
+        """What reads a chunk of about ``size`` bytes; its file is one of this machine."""
+        spark, run_name = self._context.session, self._context.run
+        elsewhere = self._settings.cluster_options is not None
+        if spark is None or elsewhere or size < _JOB_BYTES:
+            return lambda: read_chunk(task)
+        context, group = spark.sparkContext, job_group(run_name, self._source, self._consumer.name)
+
+        def run() -> ChunkRead:
+            context.setJobGroup(f"{group}-backfill", f"backfill of {task.table}")
+            context.setLocalProperty("spark.scheduler.pool", "catch_up")
+            answer: ChunkRead | WalbrookError
+            (answer,) = context.parallelize([task], 1).map(_read_safely).collect()
+            if isinstance(answer, WalbrookError):
+                raise answer
+            return answer
+
+        return run
+
+    def _collect(self, state: Connection) -> None:
+        """What was read since, and what could not be."""
+        generation = self._pieces.generation
+        for name, reading in [*self._readings.items()]:
+            if not reading.future.done():
+                continue
+            del self._readings[name]
+            try:
+                done = reading.future.result()
+            except Exception as error:
+                reading.path.unlink(missing_ok=True)
+                self._failed(state, reading, error)
+                continue
+            self._hand_over(state, reading, done, generation)
+
+    def _hand_over(
+        self, state: Connection, reading: _Reading, done: ChunkRead, generation: int
+    ) -> None:
+        backfill, chunk = reading.backfill, reading.chunk
+        self._not_before.pop(backfill.id, None)
+        backfill_chunks.chunk_read(
+            state, self._source, self._term, chunk,
+            snapshot=done.snapshot, lsn=done.lsn, look_lsn=reading.opened.look_from(done.snapshot),
+            file=reading.path, rows=done.rows, size=done.bytes,
+        )  # fmt: skip
+        self._pieces.changed.set()
+        if not done.rows:
+            reading.path.unlink(missing_ok=True)
+            if reading.keys:
+                backfill_chunks.drop_keys(state, backfill.id, reading.keys)
+            return
+        found = next(
+            each
+            for each in backfill_chunks.chunks_of(state, backfill.id)
+            if each.number == chunk.number
+        )
+        ready = ReadyChunk(backfill, found, may_omit=reading.may_omit, keys=reading.keys)
+        if self._pieces.offer(ready, generation):
+            self._context.feed.wake()
+
+    def _failed(self, state: Connection, reading: _Reading, error: Exception) -> None:
+        backfill, chunk, what = reading.backfill, reading.chunk, told(error)
+        if isinstance(error, MovedTableError):
+            self._plan_again(state, backfill, chunk)
+            return
+        if isinstance(error, OperatorError):
+            self._fail(state, backfill, error)
+            return
+        if error is what and what.kind == "chunk_timeout" and self._split(state, chunk):
+            return
+        backfill_chunks.read_again(state, chunk, error=str(what), failed=True)
+        if chunk.attempts + 1 >= _ATTEMPTS_MAX:
+            self._fail(state, backfill, what)
+            return
+        pause_s = min(_PAUSE_MAX_S, 0.5 * 2**chunk.attempts)
+        self._not_before[backfill.id] = time.monotonic() + pause_s
+        rows.waits(state, backfill.id, f"it is tried again in {pause_s:.0f} s: {what}")
+
+    def _plan_again(self, state: Connection, backfill: Backfill, chunk: Chunk) -> None:
+        """The leaf's rows lie elsewhere: all of it is read again, if it is still there."""
+        connection = self._connected()
+        table = describe_table(connection, self._settings.publication, backfill.table)
+        again = [
+            each
+            for leaf in table.leaves
+            if leaf.oid == chunk.leaf_oid or leaf.name == chunk.leaf
+            for each in plan_leaf(connection, backfill, table, leaf)
+        ]
+        backfill_chunks.replace_leaf(
+            state, self._source, self._term, backfill.id, chunk.leaf_oid, again
+        )
+        _logger.info("backfill.planned_again", consumer=self._consumer.name, table=str(chunk.leaf))
+        self._pieces.changed.set()
+
+    def _split(self, state: Connection, chunk: Chunk) -> bool:
+        """Halve a range of blocks; returns whether it could be."""
+        if not isinstance(chunk.range, BlockRange):
+            return False
+        first, end = chunk.range.first, chunk.range.end
+        if end is None:
+            connection = self._connected()
+            row = connection.execute(
+                "SELECT pg_relation_size(%s::oid)", (chunk.leaf_oid,)
+            ).fetchone()
+            end = 0 if row is None else int(row[0]) // block_bytes(connection)
+        if end - first < 2:
+            return False
+        backfill_chunks.split_chunk(
+            state, self._source, self._term, chunk, first + (end - first) // 2
+        )
+        self._pieces.changed.set()
+        return True
+
+    def _finish(self, state: Connection, backfill: Backfill) -> None:
+        """No chunk is left: rows whose values were left out are read by key, then it ends."""
+        chunks, keys = backfill_chunks.what_is_left(state, backfill.id)
+        if chunks:
+            return
+        if keys:
+            table = describe_table(self._connected(), self._settings.publication, backfill.table)
+            by_key = (backfill.table, table.relation.oid, 0, None)
+            backfill_chunks.add_chunks(
+                state, self._source, self._term, backfill.id, [by_key], planned=True
+            )
+            self._pieces.changed.set()
+            return
+        rows.finish(state, backfill.id)
+        _logger.info("backfill.done", consumer=self._consumer.name, table=str(backfill.table))
+
+    def _fail(self, state: Connection, backfill: Backfill, error: WalbrookError) -> None:
+        _logger.warning(
+            "backfill.failed", consumer=self._consumer.name, table=str(backfill.table), error=error
+        )
+        rows.fail(state, backfill.id, str(error))
+
+    def _sweep(self, state: Connection) -> None:
+        """Remove files that nobody needs any more."""
+        needed = backfill_chunks.recorded_files(state, self._source, self._consumer.name)
+        for path in self._directory.glob("*.arrow"):
+            if path not in needed:
+                path.unlink(missing_ok=True)
+
+    def _connected(self) -> psycopg.Connection[Any]:
+        if self._connection is None or self._connection.closed:
+            name = f"{self._source}:backfill"
+            try:
+                self._connection = connect_to_read(self._settings.source_dsn, name)
+            except psycopg.OperationalError as error:
+                raise TransientError(
+                    f"source {self._source} cannot be reached", fix="it is tried again"
+                ) from error
+        return self._connection
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(psycopg.Error):
+                connection.close()
+
+
+def _in_thread(name: str, run: Callable[[], ChunkRead]) -> Future[ChunkRead]:
+    """Run in a thread that does not keep the process from ending."""
+    future: Future[ChunkRead] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(run())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return future
+
+
+def _read_safely(task: ChunkTask) -> ChunkRead | WalbrookError:
+    """On an executor: an error of ours comes back as itself."""
+    try:
+        return read_chunk(task)
+    except WalbrookError as error:
+        return error
+
+
+def _waits_for(xids: list[int]) -> str:
+    few = ", ".join(map(str, xids[:5])) + ("…" if len(xids) > 5 else "")
+    return (
+        f"transactions that were open before it began have to end first: {few}. pg_locks and "
+        "pg_stat_activity (backend_xid), or pg_prepared_xacts, say whose they are"
+    )

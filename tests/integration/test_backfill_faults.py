@@ -1,0 +1,276 @@
+"""What happens to a table while it is read, and what operators do to its backfill."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from spark_pipeline.workers.settler import Settler
+from spark_pipeline.workers.worker import Worker
+from tests.backfill_rig import Rig, stale
+from tests.fix_postgres import Database
+from tests.waiting import until
+
+_ITEMS = """
+CREATE TABLE item (id int PRIMARY KEY, version int NOT NULL, pad text);
+INSERT INTO item SELECT i, 1, repeat('x', 200) FROM generate_series(1, 400) AS i;
+CREATE TABLE other (id int PRIMARY KEY, version int NOT NULL);
+INSERT INTO other VALUES (1, 1)
+"""
+_SLOWLY = {"chunk_bytes": 8192, "rows_per_second": 100, "connections": 1}
+
+
+def _begun(rig: Rig, table: str = "item") -> int:
+    """A backfill of many chunks of which some rows have arrived."""
+    backfill = rig.start(table, **_SLOWLY)
+    until("some rows", rig.messages)
+    return backfill
+
+
+@pytest.mark.parametrize(
+    "act",
+    ["VACUUM FULL item", "CLUSTER item USING item_pkey", "ALTER TABLE item ALTER id TYPE bigint"],
+)
+def test_a_table_that_is_written_anew_is_planned_again(
+    database: Database, tmp_path: Path, act: str
+) -> None:
+    database.execute(_ITEMS)
+    rig = Rig(database, tmp_path)
+    with rig.running():
+        backfill = _begun(rig)
+        database.execute("DELETE FROM item WHERE id % 2 = 0")
+        database.execute(act)
+        rig.until_state(backfill)
+        rig.until_delivered()
+    assert set(rig.table()) == {f'item ["{i}"]' for i in range(1, 400, 2)}
+    states = rig.rows("SELECT DISTINCT state FROM walbrook.backfill_chunks")
+    assert ("replaced",) in states
+
+
+def test_a_column_that_is_added_arrives_in_the_chunks_that_follow(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute(_ITEMS)
+    rig = Rig(database, tmp_path)
+    with rig.running():
+        backfill = _begun(rig)
+        database.execute("ALTER TABLE item ADD extra text DEFAULT 'new'")
+        rig.until_state(backfill)
+    records = [each["record"] for each in rig.messages()]
+    assert len(records) == 400
+    assert records[-1]["extra"] == "new"
+    assert "extra" not in records[0]
+
+
+def test_a_table_that_is_dropped_fails_alone_and_can_be_skipped(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute(_ITEMS)
+    rig = Rig(database, tmp_path)
+    with rig.running():
+        backfill = _begun(rig)
+        database.execute("DROP TABLE item")
+        rig.until_state(backfill, "failed")
+        assert "item" in str(rig.progress(backfill)[2])
+        rig.backfilled("other")
+        assert rig.rows(f"SELECT state FROM walbrook.skip_backfill({backfill})") == [("skipped",)]
+    assert rig.table()['other ["1"]'] == {"id": 1, "version": 1}
+
+
+def test_a_partition_that_comes_while_its_table_is_read_comes_by_its_changes(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute(
+        "CREATE TABLE item (id int PRIMARY KEY, version int) PARTITION BY RANGE (id);"
+        "CREATE TABLE low PARTITION OF item FOR VALUES FROM (0) TO (500);"
+        "INSERT INTO item SELECT i, 1 FROM generate_series(0, 499) AS i"
+    )
+    rig = Rig(
+        database, tmp_path, publication="FOR TABLE item WITH (publish_via_partition_root = true)"
+    )
+    with rig.running():
+        backfill = _begun(rig)
+        database.execute("CREATE TABLE high PARTITION OF item FOR VALUES FROM (500) TO (1000)")
+        database.execute("INSERT INTO item VALUES (500, 1)")
+        rig.until_state(backfill)
+        rig.until_delivered()
+    assert len(rig.table()) == 501
+
+
+def test_row_level_security_is_refused_and_a_retry_goes_on(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute(_ITEMS)
+    database.execute(
+        "ALTER TABLE item ENABLE ROW LEVEL SECURITY; ALTER TABLE item FORCE ROW LEVEL SECURITY;"
+        "DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'limited') THEN"
+        " CREATE ROLE limited LOGIN PASSWORD 'limited'; END IF; END $$;"
+        "GRANT SELECT ON item TO limited"
+    )
+    rig = Rig(database, tmp_path)
+    rig.read_as = psycopg.conninfo.make_conninfo(database.dsn, user="limited", password="limited")
+    with rig.running():
+        backfill = rig.start("item")
+        rig.until_state(backfill, "failed")
+        assert "row-level security" in str(rig.progress(backfill)[2])
+        database.execute("ALTER TABLE item DISABLE ROW LEVEL SECURITY")
+        rig.rows(f"SELECT walbrook.retry_backfill({backfill})")
+        rig.until_state(backfill)
+    assert len(rig.table()) == 400
+
+
+def test_an_operator_pauses_resumes_and_cancels(database: Database, tmp_path: Path) -> None:
+    database.execute(_ITEMS)
+    rig = Rig(database, tmp_path)
+    with rig.running():
+        backfill = _begun(rig)
+        rig.rows(f"SELECT walbrook.pause_backfill({backfill})")
+        database.execute("UPDATE other SET version = 2")
+        rig.until_delivered()  # changes go on
+        held = len(rig.messages())
+        database.execute("UPDATE other SET version = 3")
+        rig.until_delivered()
+        assert len(rig.messages()) == held + 1
+        rig.rows(f"SELECT walbrook.resume_backfill({backfill})")
+        until("more rows", lambda: len(rig.messages()) > held + 1)
+        with pytest.raises(psycopg.Error, match="under way"):
+            rig.start("item")
+        rig.rows(f"SELECT walbrook.cancel_backfill({backfill})")
+        with pytest.raises(psycopg.Error, match="cancelled"):
+            rig.rows(f"SELECT walbrook.resume_backfill({backfill})")
+        rig.backfilled("item")  # and begins anew
+    assert len(rig.table()) == 401
+
+
+def test_what_cannot_be_backfilled_says_why(database: Database, tmp_path: Path) -> None:
+    database.execute(_ITEMS + "; CREATE SCHEMA hidden; CREATE TABLE hidden.item (id int)")
+    rig = Rig(database, tmp_path)
+    with rig.running():
+        for table, said in (("hidden.item", "publication"), ("nothing", "publication")):
+            backfill = rig.start(table)
+            rig.until_state(backfill, "failed")
+            assert said in str(rig.progress(backfill)[2])
+        backfill = rig.start("item", where_sql="no_such_column > 1")
+        rig.until_state(backfill, "failed")
+        assert "cannot be read" in str(rig.progress(backfill)[2])
+        rig.rows(f"SELECT walbrook.cancel_backfill({backfill})")
+        backfill = rig.start("item", sort_column="nothing")
+        rig.until_state(backfill, "failed")
+        assert "no published column nothing" in str(rig.progress(backfill)[2])
+    for wrong in ("start_backfill('nobody', 'item')", "start_backfill('files', 'a.b.c')",
+                  "start_backfill('files', 'other', start_position => '1')",
+                  "pause_backfill(99)"):  # fmt: skip
+        with pytest.raises(psycopg.Error):
+            rig.rows(f"SELECT walbrook.{wrong}")
+
+
+def test_writers_and_restarts_leave_the_destination_equal_to_the_source(
+    database: Database, tmp_path: Path
+) -> None:
+    """Rows are inserted, updated, moved, deleted and rolled back; the worker begins anew."""
+    database.execute(
+        "CREATE TABLE item (id int PRIMARY KEY, version int NOT NULL, pad text, body text);"
+        "ALTER TABLE item ALTER body SET STORAGE EXTERNAL;"
+        "CREATE SEQUENCE versions START 2;"
+        "INSERT INTO item SELECT i, 1, repeat('p', 100), repeat('b' || i, 800)"
+        " FROM generate_series(1, 6000) AS i"
+    )
+    rig = Rig(database, tmp_path)
+    over = threading.Event()
+
+    def write(seed: int) -> None:
+        chance = random.Random(seed)
+        with database.connect() as connection:
+            while not over.is_set():
+                key = chance.randrange(seed, 7000, 2)  # each writer has rows of its own
+                act = chance.choice(_ACTS)
+                try:
+                    with connection.transaction(force_rollback=chance.random() < 0.1):
+                        connection.execute(act.encode(), {"id": key, "to": key + 2})
+                except psycopg.errors.UniqueViolation:
+                    continue
+
+    writers = [threading.Thread(target=write, args=(seed,)) for seed in (0, 1)]
+    with rig.source.reading():
+        try:
+            with rig.serving():
+                backfill = rig.start("item", chunk_bytes=65536, rows_per_second=3000)
+                for thread in writers:
+                    thread.start()
+                until("some rows", rig.messages)
+            for _ in range(2):
+                before = len(rig.messages())
+                with rig.serving():
+                    until("more rows", lambda: len(rig.messages()) > before + 200)  # noqa: B023
+            with rig.serving():
+                rig.until_state(backfill, timeout_s=120)
+        finally:
+            over.set()
+        for thread in writers:
+            thread.join()
+        with rig.serving():
+            rig.until_delivered()
+    messages = rig.messages()
+    cursors = [(m["metadata"]["commit_lsn"], m["metadata"]["commit_idx"]) for m in messages]
+    assert cursors == sorted(set(cursors)), "a message came twice, or out of order"
+    assert stale(messages) == []
+    with database.connect() as connection:
+        rows = connection.execute("SELECT id, version, pad, body FROM item").fetchall()
+    expected = {
+        f'item ["{key}"]': {"id": key, "version": version, "pad": pad, "body": body}
+        for key, version, pad, body in rows
+    }
+    assert rig.table() == expected
+
+
+_ACTS = (
+    "INSERT INTO item VALUES (%(id)s, nextval('versions'), 'new', 'short')",
+    "UPDATE item SET version = nextval('versions') WHERE id = %(id)s",
+    "UPDATE item SET version = nextval('versions'), pad = pad || 'u' WHERE id = %(id)s",
+    "UPDATE item SET version = nextval('versions'), body = repeat('z', 3000) WHERE id = %(id)s",
+    "UPDATE item SET version = nextval('versions'), id = %(to)s WHERE id = %(id)s",
+    "DELETE FROM item WHERE id = %(id)s",
+)
+
+
+def test_changes_that_were_delivered_and_not_settled_hide_no_rows(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A destination that knows its last message takes whatever stands below it for a repeat."""
+    database.execute(_ITEMS)
+    rig = Rig(database, tmp_path)
+    read = "SELECT count(*) > 0 FROM walbrook.backfill_chunks WHERE state = 'read'"
+    with rig.source.reading():
+        with rig.serving():
+            backfill = rig.start("item", chunk_bytes=8192, rows_per_second=10, connections=4)
+            until(
+                "some rows, and chunks that wait", lambda: rig.messages() and rig.rows(read)[0][0]
+            )
+            monkeypatch.setattr(Settler, "report", lambda *_given: None)
+            database.execute("UPDATE other SET version = 2")
+            until(
+                "the update",
+                lambda: [each for each in rig.messages() if each["action"] == "update"],
+            )
+        monkeypatch.undo()
+        with monkeypatch.context() as slow, rig.serving():
+            steps: list[float] = []
+
+            def nothing(_worker: Worker, wait_s: float) -> bool:
+                steps.append(wait_s)
+                time.sleep(wait_s / 10)
+                return False
+
+            # The worker of the next process takes no changes for a while.
+            slow.setattr(Worker, "serve_next", nothing)
+            until("some steps", lambda: len(steps) > 40)
+            slow.undo()
+            rig.rows("UPDATE walbrook.backfills SET rows_per_second = NULL RETURNING 1")
+            rig.until_state(backfill)
+            rig.until_delivered()
+    assert len(rig.table()) == 401
