@@ -26,6 +26,7 @@ from cdc.config import FileDestination, Sink
 from cdc.connection_pool import ConnectionPool
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import TransientError
+from cdc.generation import FIRST
 from cdc.log.writer import LogWriter
 from cdc.replication.seal import Sealer
 from cdc.state.feeds import FeedFigures
@@ -81,7 +82,11 @@ class Rows:
         if self.away:
             raise psycopg.OperationalError("the state database does not answer")
         served = {name: at for name, at in self.cursors.items() if name not in self.paused}
-        return Roll(served, {name: self.cursors[name] for name in self.paused})
+        return Roll(
+            served,
+            {name: self.cursors[name] for name in self.paused},
+            generations=dict.fromkeys(NAMES, FIRST),
+        )
 
 
 class NoConnections:
