@@ -145,13 +145,11 @@ def decode_few(
     wanted: Wanted,
 ) -> pa.RecordBatch | None:
     """``decode_changes`` of a few usual rows; None if they are not."""
-    if (
-        raw.column("payload").nbytes > _BYTES_MAX
-        or wanted.formats != (DEFAULT_FORMAT,)
-        or wanted.described
-    ):
+    if wanted.formats != (DEFAULT_FORMAT,) or wanted.described:
         return None
     if not raw.schema.equals(RAW_SCHEMA, check_metadata=False):
+        return None
+    if raw.column("payload").nbytes > _BYTES_MAX:
         return None
     kinds, relations, schema_ids, payloads = (
         raw.column(name).to_pylist() for name in ("kind", "relation", "schema_id", "payload")

@@ -167,7 +167,7 @@ class Pieces:
             return self._piece(current, place, log)
         except (GapError, TooFarError, FileNotFoundError) as error:
             # What lies behind its snapshot cannot be looked at any more.
-            _logger.info("backfill.read_again", consumer=self._consumer, why=str(error))
+            _logger.info("backfill.read_again", consumer=self._consumer, error=error)
             with self._connections.connection() as state:
                 read_again(state, chunk)
             self._drop(current)

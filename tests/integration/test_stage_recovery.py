@@ -285,6 +285,7 @@ def test_a_worker_that_hangs_delivers_and_settles_nothing_once_its_stage_was_sta
     lane.close()
 
 
+@pytest.mark.chaos  # a JVM that is ended meanwhile would be missed by all tests that follow
 def test_a_read_of_the_log_that_hangs_is_cancelled_and_names_its_consumer(
     spark: SparkSession, state: Connection, database: Database, tmp_path: Path
 ) -> None:

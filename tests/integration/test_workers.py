@@ -357,10 +357,11 @@ def test_a_state_database_that_cannot_be_asked_is_no_failure_of_a_sink(lane_of: 
 
 
 def test_a_settlement_that_waits_is_work_that_can_be_overdue(
-    lane_of: LaneOf, database: Database
+    lane_of: LaneOf, database: Database, endpoint: Endpoint
 ) -> None:
-    lane = lane_of(jobs={"destination": {"type": "pull"}, "partition_count": None})
-    current = lane.workers["jobs"].current
+    lane = lane_of(hook=hook(endpoint))
+    endpoint.refuses = lambda _messages: True  # what is refused is settled by the worker itself
+    current = lane.workers["hook"].current
     with running(lane):
         with database.connect() as other, other.transaction():
             other.execute("SELECT FROM walbrook.feeds FOR UPDATE")
@@ -368,8 +369,8 @@ def test_a_settlement_that_waits_is_work_that_can_be_overdue(
             write(lane, 1)
             until("it to settle", lambda: current.step and current.step.work is Work.SETTLEMENT)
         until("its end", lambda: current.step is None)
-    told = slow_step("jobs", Work.SETTLEMENT, 61.0, 60.0)
-    assert told.what.startswith("a settlement of jobs has been under way for more than 60 s")
+    told = slow_step("hook", Work.SETTLEMENT, 61.0, 60.0)
+    assert told.what.startswith("a settlement of hook has been under way for more than 60 s")
 
 
 def test_work_within_other_work_is_a_part_of_it(lane_of: LaneOf) -> None:
