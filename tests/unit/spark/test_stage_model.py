@@ -34,6 +34,7 @@ from cdc.state.positions import MovedError, Settlement
 from cdc.state.roll import Roll
 from sinks.base import Delivery
 from sinks.file import FileSink
+from spark_pipeline.backfill.pieces import Pieces
 from spark_pipeline.delivery.deliver import Origin
 from spark_pipeline.delivery.ledgers import Ledgers
 from spark_pipeline.feed.body import FeedBody
@@ -133,7 +134,7 @@ class Stage:
         patch.setattr(worker, "call_roll", self.rows.roll)
         for module, name, gives in (
             (worker, "pass_gaps", {}), (worker, "left_behind", {}), (retries, "due", []),
-            (base, "report_consumer", None), (Ledgers, "report", None),
+            (base, "report_consumer", None), (Ledgers, "report", None), (Pieces, "begin", None),
         ):  # fmt: skip
             patch.setattr(module, name, lambda *_given, _gives=gives, **_named: _gives)
 
