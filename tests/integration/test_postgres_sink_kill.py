@@ -144,6 +144,7 @@ def finish(run: Run) -> None:
     run.check()
 
 
+@pytest.mark.chaos
 def test_every_mode_has_each_change_once_through_kills_and_a_restart_of_the_destination(
     postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
