@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -44,6 +44,10 @@ class Match:
             and (self.include_tables is None or qualified in self.include_tables)
             and qualified not in self.exclude_tables
         )
+
+    def takes_any(self, tables: Iterable[tuple[str, str]]) -> bool:
+        """Whether some change of these tables may be taken; one of no table is a message."""
+        return any(not table or self.takes(schema, table) for schema, table in tables)
 
     def select(self, changes: pa.RecordBatch) -> pa.RecordBatch:
         """The rows of ``changes`` that this consumer takes, in their order."""

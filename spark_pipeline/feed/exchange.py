@@ -48,6 +48,8 @@ class SliceMarker:
     position: int  # which record batch of the file
     offset: int  # and from which row of it; without a file, of its batch
     errors: int = 0  # how many of its rows could not be decoded
+    # Schema and name of the tables that it may have rows of; None: of any.
+    tables: tuple[tuple[str, str], ...] | None = None
 
 
 MARKER_SCHEMA = pa.schema(
@@ -65,6 +67,7 @@ MARKER_SCHEMA = pa.schema(
         ("position", pa.int32()),
         ("offset", pa.int64()),
         ("errors", pa.int64()),
+        ("tables", pa.list_(pa.list_(pa.string(), 2))),
     ]
 )
 
@@ -92,6 +95,7 @@ def markers_from_arrow(table: pa.Table) -> list[SliceMarker]:
             position=row["position"],
             offset=row["offset"],
             errors=row["errors"],
+            tables=None if row["tables"] is None else tuple(map(tuple, row["tables"])),
         )
         for row in table.to_pylist()
     ]

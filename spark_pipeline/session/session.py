@@ -53,6 +53,7 @@ _SETTINGS = {
     "spark.sql.streaming.stopTimeout": "10s",
     "spark.ui.showConsoleProgress": "false",
     "spark.python.worker.reuse": "true",
+    "spark.python.daemon.module": "spark_pipeline.session.python_daemon",
     "spark.executor.syncLogLevel.enabled": "true",
 }
 

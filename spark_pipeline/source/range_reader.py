@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from spark_pipeline.source.table_reader import TableReader
 
 _ROWS_PER_DECODE_MAX = 16_384
 _BYTES_PER_DECODE_MAX = 32 << 20
+_TABLES_NAMED_MAX = 1_000
 
 
 @dataclass
@@ -121,7 +123,8 @@ class RangeReader:
 
         def batches() -> Iterator[pa.RecordBatch]:
             for found, changes in self.decode(partition):
-                markers.extend(found)
+                tables = _tables(changes)
+                markers.extend(replace(marker, tables=tables) for marker in found)
                 yield changes
 
         exchange = Path(self._options.exchange)
@@ -138,8 +141,15 @@ class RangeReader:
     ) -> Iterator[tuple[list[SliceMarker], pa.RecordBatch]]:
         """Decoded slices, each with its marker, which says where in its batch it begins."""
         for pieces, changes in self._decoded(partition):
+            tables = _tables(changes)
             markers = zip(_markers(partition, pieces, 0, changes), pieces, strict=True)
-            yield [replace(marker, offset=piece.slice.start) for marker, piece in markers], changes
+            yield (
+                [
+                    replace(marker, offset=piece.slice.start, tables=tables)
+                    for marker, piece in markers
+                ],
+                changes,
+            )
 
     def _shown(self, changes: pa.RecordBatch) -> pa.RecordBatch:
         """What Spark compares to its schema to the letter, which columns may be null included."""
@@ -244,6 +254,15 @@ def _bounded(changes: pa.RecordBatch, partition: LogPartition) -> pa.RecordBatch
             )
             changes = changes.filter(beyond if is_floor else pc.invert(beyond))
     return changes
+
+
+def _tables(changes: pa.RecordBatch) -> tuple[tuple[str, str], ...] | None:
+    """Schema and name of the tables that the changes may be of: more than there are, at times."""
+    schemas, names = (
+        changes.column(name).unique().to_pylist() for name in ("table_schema", "table_name")
+    )
+    few = len(schemas) * len(names) <= _TABLES_NAMED_MAX
+    return tuple(product(schemas, names)) if few else None
 
 
 def _markers(

@@ -28,9 +28,11 @@ from spark_pipeline.delivery.deliver import Share, cursors_in
 from spark_pipeline.delivery.gaps import pass_gaps
 from spark_pipeline.delivery.isolate import deliver_carefully
 from spark_pipeline.delivery.ledgers import Ledgers, ledger_name
+from spark_pipeline.delivery.matching import Match
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.feed.backlog import end_of, fits
 from spark_pipeline.feed.decoded_range import DecodedRange
+from spark_pipeline.feed.exchange import SliceMarker
 from spark_pipeline.workers.base import AgainError, BaseWorker, UndeliveredError
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.dead import UnreadDeadLetters
@@ -52,6 +54,7 @@ class Worker(BaseWorker):
         self._settings = settings
         (self._input,) = self.inputs.values()
         self._ledgers = Ledgers(settings.source, settings.term, settings.ledger)
+        self._match = Match.of(consumer)
         self._cursor = ORIGIN
         self._generation = FIRST
         self._pieces = Pieces(
@@ -174,10 +177,10 @@ class Worker(BaseWorker):
 
     def _serve_to(self, decoded: DecodedRange | Piece, end: Cursor) -> None:
         """Deliver and report once, up to ``end`` if nothing stops it before."""
-        if not decoded.rows:
+        share = replace(self._share(decoded), end=end)
+        if not share.slices:
             self._report(decoded, None, Outcome(self.name, end), 0.0)
             return
-        share = replace(self._share(decoded), end=end)
         if self._consumer.destination.defers:
             with self._context.connections.connection() as state:
                 share = self.retries.before(state, share)
@@ -268,7 +271,7 @@ class Worker(BaseWorker):
             self._context.run,
             self._cursor,
             decoded.high if decoded is not None else ORIGIN,
-            [piece for piece in decoded.slices if piece.rows] if decoded is not None else [],
+            [piece for piece in decoded.slices if self._takes(piece)] if decoded else [],
             self._settings.wanted,
             ledger=self._ledgers.place(self._consumer, settled),
             state_dsn=self._settings.state_dsn,
@@ -276,6 +279,12 @@ class Worker(BaseWorker):
             generation=self._generation,
             epoch=self._ledgers.epoch(self.name),
         )
+
+    def _takes(self, piece: SliceMarker) -> bool:
+        """Whether a slice may have something for the consumer."""
+        if not piece.rows or piece.errors or piece.tables is None:
+            return piece.rows > 0
+        return self._match.takes_any(piece.tables)
 
 
 def _remove(share: Share | None) -> None:

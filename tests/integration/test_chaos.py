@@ -26,7 +26,7 @@ VICTIMS = {
     "reader": "-m cdc.replication",
     "driver": "-m spark_pipeline",
     "JVM": "org.apache.spark.deploy.SparkSubmit",
-    "Python worker": "pyspark.daemon",
+    "Python worker": "daemon pyspark",
     "supervisor": "-m cdc.service.cli run",
 }
 """What each process is known by."""

@@ -30,7 +30,7 @@ TIMED: dict[str, object] = {
 VICTIMS = {
     "the JVM": "org.apache.spark.deploy.SparkSubmit",
     "the driver": "-m spark_pipeline",
-    "a Python worker": "pyspark.daemon",
+    "a Python worker": "daemon pyspark",
     "the reader": "-m cdc.replication",
 }
 """What each process is known by; the supervisor, which is none of them, dies last."""

@@ -18,6 +18,7 @@ from cdc.connection import Connection
 from cdc.log.view import LogView
 from cdc.queue.open_ledger import LedgerAddress
 from spark_pipeline.feed.exchange import SliceMarker
+from spark_pipeline.feed.plan import job_group
 from spark_pipeline.feed.reorder import Reorder
 from spark_pipeline.source.range_reader import LogPartition
 from spark_pipeline.source.slicing import cut
@@ -25,7 +26,7 @@ from spark_pipeline.source.stream import LogStreamReader
 from tests import pgoutput
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
-from tests.lane_on_log import LogLane, arrived, cursors_of
+from tests.lane_on_log import SOURCE, LogLane, arrived, cursors_of
 from tests.unit.replication.test_seal import transaction
 
 pytestmark = pytest.mark.migrated
@@ -145,7 +146,7 @@ def _workers() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # some come and go
-            if "pyspark.daemon" in " ".join(child.cmdline()):
+            if "python_daemon pyspark.worker" in " ".join(child.cmdline()):
                 found.append(child)
     return found
 
@@ -215,4 +216,21 @@ def test_a_message_that_kills_whoever_delivers_it_is_found_and_the_others_arrive
     found = names_by_key(messages)
     found[33 % KEYS] = [name for name in found[33 % KEYS] if name != 33]
     assert {key: sorted(names) for key, names in found.items()} == expected
+    lane.close()
+
+
+def test_no_job_is_run_for_a_consumer_of_other_tables(
+    spark: SparkSession, state: Connection, tmp_path: Path, on_executors: None
+) -> None:
+    others = {"source": {"include_tables": ["public.other"]}}
+    lane = filled(LogLane(state, tmp_path, files={}, others=others), FEW)
+    lane.take_frame(shuffled(spark, lane))
+    tracker = spark.sparkContext.statusTracker()
+    jobs = {
+        name: len(tracker.getJobIdsForGroup(job_group(lane.context.run, SOURCE, name)))
+        for name in ("files", "others")
+    }
+    assert jobs == {"files": 1, "others": 0}
+    cursors = lane.rows("SELECT DISTINCT cursor FROM walbrook.cursors WHERE consumer IS NOT NULL")
+    assert len(cursors) == 1, "the consumer without changes stands elsewhere"
     lane.close()

@@ -37,7 +37,7 @@ def test_a_whole_run_with_lost_workers_and_a_stop_in_mid_batch_is_lines_of_one_f
         _insert(database, 1)
         service.until_settled()
         _insert(database, 1 + MANY)
-        until("a Python worker to kill", lambda: service.kill("pyspark.daemon"))
+        until("a Python worker to kill", lambda: service.kill("daemon pyspark"))
         service.until_settled()
         if log_format == "json":
             assert service.kill("java")

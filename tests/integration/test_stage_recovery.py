@@ -329,8 +329,8 @@ def stopped_workers() -> Iterator[None]:
 
 def _is_daemon(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):  # or one that has ended and is not waited for
-        is_one = "pyspark.daemon" in " ".join(process.cmdline())
-        return is_one and "pyspark.daemon" not in " ".join(process.parent().cmdline())
+        is_one = "daemon pyspark" in " ".join(process.cmdline())
+        return is_one and "daemon pyspark" not in " ".join(process.parent().cmdline())
     return False
 
 
