@@ -67,20 +67,25 @@ MARKER_SCHEMA = pa.schema(
         ("position", pa.int32()),
         ("offset", pa.int64()),
         ("errors", pa.int64()),
-        ("tables", pa.list_(pa.list_(pa.string(), 2))),
+        ("tables", pa.string()),  # as JSON
     ]
 )
 
 
 def markers_to_arrow(markers: Sequence[SliceMarker]) -> pa.RecordBatch:
     rows = [
-        {**vars(marker), "high_lsn": marker.high.lsn, "high_idx": marker.high.idx}
+        {
+            **vars(marker),
+            "high_lsn": marker.high.lsn,
+            "high_idx": marker.high.idx,
+            "tables": orjson.dumps(marker.tables).decode(),
+        }
         for marker in markers
     ]
     return pa.RecordBatch.from_pylist(rows, schema=MARKER_SCHEMA)
 
 
-def markers_from_arrow(table: pa.Table) -> list[SliceMarker]:
+def markers_from_arrow(table: pa.Table | pa.RecordBatch) -> list[SliceMarker]:
     return [
         SliceMarker(
             range_start=row["range_start"],
@@ -95,10 +100,15 @@ def markers_from_arrow(table: pa.Table) -> list[SliceMarker]:
             position=row["position"],
             offset=row["offset"],
             errors=row["errors"],
-            tables=None if row["tables"] is None else tuple(map(tuple, row["tables"])),
+            tables=_tables(row["tables"]),
         )
         for row in table.to_pylist()
     ]
+
+
+def _tables(text: str) -> tuple[tuple[str, str], ...] | None:
+    tables = orjson.loads(text)
+    return None if tables is None else tuple((schema, name) for schema, name in tables)
 
 
 def _shared_memory(scratch: Path) -> Path | None:

@@ -6,7 +6,8 @@ functions, the source's ``read`` and ``deliver``; order, matching and settling a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -90,15 +91,44 @@ class SparkPlan:
     name = "executors"
     in_driver = False
 
-    def __init__(self, frame: DataFrame, pool: str) -> None:
+    def __init__(
+        self, context: SparkContext, pool: str, decode: Callable[[], list[SliceMarker]]
+    ) -> None:
         self._files: set[str] = set()
         self.decoded_bytes = 0  # until it is decoded
-        self._frame = frame
+        self._decode = decode
         self._pool = pool
-        self._context = frame.sparkSession.sparkContext
+        self._context = context
+
+    @classmethod
+    def of_micro_batch(cls, frame: DataFrame, pool: str) -> SparkPlan:
+        """Decode what Spark planned."""
+        context = frame.sparkSession.sparkContext
+        return cls(context, pool, lambda: markers_from_arrow(frame.toArrow()))
+
+    @classmethod
+    def of_range(
+        cls,
+        context: SparkContext,
+        pool: str,
+        reader: RangeReader,
+        planned: PlannedRange,
+        history: int,
+    ) -> SparkPlan:
+        """Decode a range outside any query; Spark has nothing to plan then."""
+
+        def decode() -> list[SliceMarker]:
+            start, end = (Offset(batch, history) for batch in (planned.start, planned.end))
+            with closing(reader):
+                partitions = reader.plan(start, end)
+            tasks = context.parallelize(partitions, len(partitions))
+            found = tasks.flatMap(reader.read).collect()
+            return [marker for batch in found for marker in markers_from_arrow(batch)]
+
+        return cls(context, pool, decode)
 
     def decode(self) -> list[SliceMarker]:
-        markers = markers_from_arrow(self._frame.toArrow())
+        markers = self._decode()
         self._files = {marker.path for marker in markers}
         self.decoded_bytes = sum(Path(path).stat().st_size for path in self._files)
         return markers

@@ -15,7 +15,7 @@ from spark_pipeline.expressions.shares import DRIVER_ROWS_MAX, judge
 from spark_pipeline.feed.cluster import ClusterPlan
 from spark_pipeline.feed.exchange import PlannedRange
 from spark_pipeline.feed.plan import DriverPlan, Plan, SparkPlan
-from spark_pipeline.source.options import driver_options
+from spark_pipeline.source.options import Options, driver_options
 from spark_pipeline.source.range_reader import RangeReader
 from spark_pipeline.workers.settings import StageSettings
 
@@ -80,19 +80,24 @@ class Planner:
         settings, context = self._settings, self._spark.sparkContext
         context.setJobGroup(self._job_group, f"batches {planned.start} to {planned.end}")
         context.setLocalProperty("spark.scheduler.pool", self._pool)
-        frame = (
-            self._spark.read.format("walbrook")
-            .option("path", str(settings.log_directory))
-            .option("exchange", str(self._scratch))
-            .option("startingBatch", planned.start)
-            .option("endingBatch", planned.end)
-            .option("startingHistory", self._history)
-            .option("partitions", context.defaultParallelism)
-            .option("wanted", settings.wanted.to_text())
-            .options(**(settings.cluster_options or {}))
-            .load()
+        options = {
+            "path": str(settings.log_directory),
+            "exchange": str(self._scratch),
+            "partitions": str(context.defaultParallelism),
+            "wanted": settings.wanted.to_text(),
+        }
+        if settings.cluster_options is None:
+            reader = RangeReader(Options.read(options))
+            return SparkPlan.of_range(context, self._pool, reader, planned, self._history)
+        place = {
+            "startingBatch": str(planned.start),
+            "endingBatch": str(planned.end),
+            "startingHistory": str(self._history),
+        }
+        frame = self._spark.read.format("walbrook").options(
+            **options, **place, **settings.cluster_options
         )
-        return self._on_executors(frame)
+        return self._on_executors(frame.load())
 
     def judge(self, share: Share) -> Share:
         """The share with what its consumer's expressions, if it has any, say of it.
@@ -111,4 +116,4 @@ class Planner:
         if self._settings.cluster_options is not None:
             log, wanted = self._settings.log_directory, self._settings.wanted
             return ClusterPlan(frame, self._pool, log, self._history, wanted)
-        return SparkPlan(frame, self._pool)
+        return SparkPlan.of_micro_batch(frame, self._pool)
