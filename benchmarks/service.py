@@ -6,6 +6,7 @@ fails the benchmark at once with the last lines it wrote.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -201,7 +202,7 @@ def _role(process: psutil.Process) -> str:
         return "reader"
     if "-m spark_pipeline " in command:
         return "driver"
-    return "python_workers" if "-m pyspark." in command else "other"
+    return "python_workers" if re.search(r"-m \S+ pyspark\.|-m pyspark\.", command) else "other"
 
 
 def _postgres_role(process: psutil.Process) -> str:

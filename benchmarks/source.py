@@ -139,6 +139,10 @@ class Source:
         query = "SELECT count(*) FROM walbrook.feeds WHERE source = %s AND plan IS NOT NULL"
         return bool(self._number(query, name))
 
+    def count(self, table: str) -> int:
+        """How many rows a table has."""
+        return self._number(f"SELECT count(*) FROM {table}")
+
     def backend_pid(self) -> int:
         return self.connection.info.backend_pid
 

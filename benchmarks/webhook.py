@@ -42,6 +42,7 @@ _LARGE_WARM_UP_ROWS = 50_000  # for Spark's workers, which small micro-batches l
 _WARM_UP_ROWS_PER_S = 10_000
 _TIMEOUT_S = 300.0
 _TIME_OUT_S = 10.0
+_FED_S = 0.2
 _MORE = sql.SQL(
     "INSERT INTO {table} SELECT o.* FROM coalesce((SELECT max(id) FROM {table}), 0) m, "
     "new_orders(m + 1, m + %s) o"
@@ -165,7 +166,18 @@ def _service(
             _write(source, case, _WARM_UP_ROWS)
         for case in cases:
             _wait(service, endpoint, case, _WARM_UP_ROWS)
+        service.until("the feed", lambda: _is_fed(source, service, cases[0]), _TIMEOUT_S)
+        _wait(service, endpoint, cases[0], source.count(cases[0].table))
         yield service, cases
+
+
+def _is_fed(source: Source, service: RunningService, case: Case) -> bool:
+    """Whether Spark is up, so that the feed has brought a change; if not, there is one more."""
+    if source.is_fed(service.name):
+        return True
+    _write(source, case, 1)
+    time.sleep(_FED_S)
+    return False
 
 
 def _make_warm(

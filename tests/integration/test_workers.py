@@ -364,8 +364,7 @@ def test_a_settlement_that_waits_is_work_that_can_be_overdue(
     current = lane.workers["hook"].current
     with running(lane):
         with database.connect() as other, other.transaction():
-            other.execute("SELECT FROM walbrook.feeds FOR UPDATE")
-            lane.settler.note_read(lane.feed.high)  # so that the settler waits, and others for it
+            other.execute("SELECT FROM walbrook.consumers FOR UPDATE")
             write(lane, 1)
             until("it to settle", lambda: current.step and current.step.work is Work.SETTLEMENT)
         until("its end", lambda: current.step is None)
