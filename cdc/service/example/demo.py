@@ -74,16 +74,16 @@ class Demo:
         return opened_at
 
     def _await_ready(self, service: ServiceProcess, connection: Connection) -> None:
-        """Until every sink has the first transaction: Spark's start is over then."""
+        """Until every sink has the first transaction, and Spark's start is over."""
         started = time.monotonic()
         self._await(service, "the reader streams", lambda: progress.is_streaming(connection))
         Shop(connection, random.Random(self._seed)).open()
         first = ledger.written_count(connection)
         self._await(
-            service,
-            "Spark has started and the first changes arrive",
-            lambda: progress.slowest(connection) >= first,
+            service, "the first changes arrive", lambda: progress.slowest(connection) >= first
         )
+        self._say(f"They have after {time.monotonic() - started:.1f} s.")
+        self._await(service, "Spark has started", lambda: progress.is_live(connection))
         self._say(f"Ready after {time.monotonic() - started:.1f} s.")
 
     def _await(self, service: ServiceProcess, what: str, holds: Callable[[], bool]) -> None:

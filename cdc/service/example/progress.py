@@ -19,8 +19,7 @@ SELECT c.name, c.delivered + c.absorbed - (
   JOIN walbrook.cursors v ON v.source = c.source AND v.consumer = c.name
  ORDER BY c.name
 """
-
-
+_LIVE: Final = "SELECT bool_and(state = 'live') FROM walbrook.consumers"
 _BACKFILLED: Final = """
 SELECT bool_and(c.initial_backfill IS NULL) AND NOT EXISTS (
        SELECT FROM walbrook.backfills WHERE state <> 'done') FROM walbrook.consumers c
@@ -54,6 +53,12 @@ def consumers(connection: Connection) -> list[ConsumerProgress]:
 def slowest(connection: Connection) -> int:
     """What the consumer that is farthest behind has delivered."""
     return min((consumer.delivered for consumer in consumers(connection)), default=0)
+
+
+def is_live(connection: Connection) -> bool:
+    """Whether every consumer takes its changes from the feed, so Spark has started."""
+    row = connection.execute(_LIVE).fetchone()
+    return bool(row and row[0])
 
 
 def is_backfilled(connection: Connection) -> bool:
