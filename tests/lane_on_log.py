@@ -159,6 +159,7 @@ class LogLane:
         self.feed_run = open_feed(self.state, SOURCE, self.settings.term, names)
         self.exchange = Exchange.create(self.directory / "exchange")
         self.feed = Feed(64 << 20)
+        self.feed.is_filled = True  # by the test
         self.connections = ConnectionPool(self.dsn, name="test")
         self.settler = Settler(
             SOURCE, self.settings.term, self.feed_run.run, self.dsn, self.connections, self._figures

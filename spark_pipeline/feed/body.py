@@ -75,6 +75,7 @@ class FeedBody:
         """
         if self._is_over:
             return
+        self._feed.is_filled = True
         followed_s = 0.0
         try:
             # A note that is missing for another reason shows at the next one: as a missing range. A

@@ -47,8 +47,8 @@ class WorkerContext:
 
     @property
     def awaits_spark(self) -> bool:
-        """Whether nobody fills the feed yet, because Spark is not up."""
-        return self.spark is not None and self.spark.current is None
+        """Whether nobody fills the feed, because Spark, or its query, is not up."""
+        return self.spark is not None and not self.feed.is_filled
 
     @property
     def session(self) -> SparkSession | None:

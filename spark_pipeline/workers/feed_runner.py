@@ -186,6 +186,7 @@ class FeedRunner:
             self._query = RunningQuery(session, self._settings, body, exchange)
             self._query.watch(self.ended, self._note_running)
         finally:
+            self._feed.is_filled = False
             query, self._query = self._query, None
             try:
                 if query is not None:

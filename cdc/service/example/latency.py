@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -19,9 +20,11 @@ import orjson
 import redis
 from numpy.typing import NDArray
 
+from cdc.change import READ
 from cdc.service.example.servers import STREAM_KEY, ExampleServers
 
 _LOOK_S: Final = 0.005
+_MANY_ROWS: Final = 1_000
 Seconds = NDArray[np.float64]
 
 
@@ -83,16 +86,31 @@ def _bytes_in(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.glob("changes-*.jsonl"))
 
 
-def latencies_ms(messages: list[bytes], arrived_at: Seconds, since: datetime) -> Seconds:
-    """Of the messages committed at or after ``since``: from commit to arrival, where known."""
+@dataclass(frozen=True)
+class Latencies:
+    """From commit to arrival, in milliseconds, where the arrival is known."""
+
+    customers: Seconds  # of each change that a customer made
+    imported: Seconds  # of each row of a transaction with many
+
+
+def latencies_ms(messages: list[bytes], arrived_at: Seconds, since: datetime) -> Latencies:
+    """Of the changes committed at or after ``since``; rows that a backfill read are no changes."""
+    parsed = [orjson.loads(message) for message in messages]
     committed: Seconds = np.array(
         [
-            datetime.fromisoformat(
-                orjson.loads(message)["metadata"]["commit_timestamp"]
-            ).timestamp()
-            for message in messages
+            datetime.fromisoformat(message["metadata"]["commit_timestamp"]).timestamp()
+            for message in parsed
         ],
         np.float64,
     )
-    taken: Seconds = (arrived_at - committed)[committed >= since.timestamp()] * 1000
-    return np.extract(~np.isnan(taken), taken)
+    _, transaction, rows = np.unique(
+        [message["metadata"]["commit_lsn"] for message in parsed],
+        return_inverse=True,
+        return_counts=True,
+    )
+    changes = np.array([message["action"] != READ for message in parsed], np.bool_)
+    taken: Seconds = (arrived_at - committed) * 1000
+    known = changes & (committed >= since.timestamp()) & ~np.isnan(taken)
+    many = rows[transaction] >= _MANY_ROWS
+    return Latencies(taken[known & ~many], taken[known & many])

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from cdc.service.example.change import Change
 from cdc.service.example.compare import Comparison
-from cdc.service.example.latency import Seconds
+from cdc.service.example.latency import Latencies, Seconds
 from cdc.service.example.progress import ConsumerProgress
 
 _FINDINGS_SHOWN: Final = 5
@@ -25,7 +25,7 @@ class SinkResult:
 
     comparison: Comparison
     arrived: list[Change]
-    latencies_ms: Seconds
+    latencies_ms: Latencies
 
 
 def progress_table(written: int, elapsed_s: float, consumers: Sequence[ConsumerProgress]) -> Table:
@@ -71,8 +71,10 @@ def verdict_table(results: Sequence[SinkResult]) -> Table:
     for name, counts in measures.items():
         table.add_row(name, *(f"{count:,}" for count in counts))
     for percent in (50, 99):
-        shown = [_percentile(result.latencies_ms, percent) for result in results]
+        shown = [_percentile(result.latencies_ms.customers, percent) for result in results]
         table.add_row(f"commit to arrival, p{percent}", *shown)
+    imported = [_percentile(result.latencies_ms.imported, 99) for result in results]
+    table.add_row("the import in one transaction, p99", *imported)
     table.add_row("verdict", *(_VERDICTS[each.agrees] for each in found))
     return table
 
