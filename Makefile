@@ -57,14 +57,16 @@ coverage: $(CLASSES) ## Branch coverage by all tests and the processes that they
 	@$(WITH_JAVA) $(BIN)/coverage run -m $(PYTEST)
 	@$(BIN)/coverage combine --quiet && $(BIN)/coverage report
 
-# The parts that speak with the source: reader, streaming, catalog, types, preflight, connections.
+# The parts that speak with the source (reader, streaming, catalog, types, preflight, connections), and
+# the postgres sink, whose destination has the same version.
 VERSIONS ?= 14 15 16 17 18
 VERSION_TESTS := $(wildcard $(foreach part,reader* stream* catalog* published_relations \
 	partition_roots annotations decode_from* type* preflight* identity heartbeat connections, \
-	tests/integration/test_$(part).py))
+	tests/integration/test_$(part).py)) $(wildcard tests/conformance/test_postgres_*.py \
+	tests/integration/test_postgres_*.py)
 
 .PHONY: test-versions
-test-versions: $(CLASSES) ## The tests of the source's side on Postgres 14 to 18; VERSIONS= names some
+test-versions: $(CLASSES) ## The source's side and the postgres sink on Postgres 14 to 18; VERSIONS= names some
 	@$(WITH_JAVA) $(BIN)/python -m tests.postgres_builds $(VERSIONS) >/dev/null && failed= && \
 	for version in $(VERSIONS); do \
 		echo "Postgres $$version"; \

@@ -19,16 +19,18 @@ import orjson
 import redis
 from confluent_kafka import Consumer
 
+from benchmarks.catch_up import Target, service_of, wait_delivering
 from benchmarks.pgbench import CONNECTIONS, writing
 from benchmarks.processes import ProcessMeter, cpu_s
-from benchmarks.service import OWN_ROLES, RunningService
+from benchmarks.service import OWN_ROLES
 from benchmarks.sizes import Sizes, progress
-from benchmarks.source import ONE_ROW, open_source
+from benchmarks.source import ONE_ROW, Source, open_source
 from cdc.service.embedded_redis import EmbeddedRedis
 from tests.kafka_broker import KafkaBroker
 
+_NAME = "latency"
 _STREAM, _TOPIC, _ONCE = "latency", "latency", "latency-once"
-_START_TIMEOUT_S, _GRACE_S = 180.0, 60.0
+_GRACE_S = 60.0
 _WARM_UP_S = 5
 _BLOCK_MS, _READ_MAX = 200, 1_000
 
@@ -81,16 +83,9 @@ def latencies(
     """At ``sizes.rate`` changes per second for ``sizes.seconds``."""
     with ExitStack() as held:
         source = held.enter_context(open_source(directory / "postgres"))
-        service = held.enter_context(
-            RunningService(
-                directory / "service", source, name="latency", sinks=_sinks(own_redis, broker)
-            )
-        )
-        service.until("the slot", lambda: source.has_slot(service.slot), _START_TIMEOUT_S)
-        source.load(1, 1)
-        service.until(
-            "a change", lambda: source.delivered(service.name) >= service.expected, _START_TIMEOUT_S
-        )
+        target = _target(source, own_redis, broker)
+        service = held.enter_context(service_of(directory, source, target))
+        wait_delivering(source, service, target)
         client = held.enter_context(redis.Redis.from_url(own_redis.url, protocol=2))
         watchers = [
             Watcher("redis_stream", _entries_of(client)),
@@ -127,17 +122,22 @@ def latencies(
         }
 
 
-def _sinks(own_redis: EmbeddedRedis, broker: KafkaBroker) -> dict[str, dict[str, object]]:
-    kafka = {
+def _target(source: Source, own_redis: EmbeddedRedis, broker: KafkaBroker) -> Target:
+    kafka: dict[str, object] = {
         "type": "kafka",
         "bootstrap_servers": [broker.servers],
         "create_topics": {"partitions": 1},
     }
-    return {
+    sinks: dict[str, dict[str, object]] = {
         "redis": {"type": "redis_stream", "url": own_redis.url, "stream_key": _STREAM},
         "kafka": {**kafka, "topic": _TOPIC},
         "once": {**kafka, "topic": _ONCE, "exactly_once": True},
     }
+
+    def arrived() -> int:
+        return source.delivered(_NAME)
+
+    return Target(_NAME, sinks, arrived, lambda: [arrived()])
 
 
 def _entries_of(client: redis.Redis) -> Look:

@@ -7,6 +7,7 @@ bounded number of it at a time.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -35,6 +36,16 @@ DELETE FROM walbrook.claim_checks WHERE location IN (
 """
 _PROBE = "SELECT has_table_privilege(to_regclass('walbrook.claim_checks'), 'INSERT')"
 _TABLE = "postgres:walbrook.claim_checks"
+_S3_ERROR = re.compile(r"AWS Error (\w+) during")
+_S3_FIXES = {
+    "NO_SUCH_BUCKET": "create the bucket, or correct claim_check.url of the sink",
+    **dict.fromkeys(
+        ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH"),
+        "correct AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the service, and let that account "
+        "read, write, list and delete below claim_check.url",
+    ),
+}
+_UNTRUSTED = "curlCode: 60"
 
 
 @dataclass(frozen=True)
@@ -81,7 +92,7 @@ class FolderClaims:
         # Options of the filesystem stand behind the question mark: they are nobody else's business.
         self._shown = parts._replace(query="", fragment="").geturl().rstrip("/")
         try:
-            self._files, self._root = pafs.FileSystem.from_uri(url)
+            self._files, self._root = pafs.FileSystem.from_uri(_in_one_request(url))
         except (OSError, pa.ArrowException) as error:
             raise OperatorError(
                 f"the store of oversize messages at {self._shown} cannot be opened",
@@ -116,10 +127,15 @@ class FolderClaims:
             raise self._error(error) from error
 
     def probe(self) -> None:
+        # A folder need not exist; a bucket must.
+        is_s3 = isinstance(self._files, pafs.S3FileSystem)
+        place = self._root.partition("/")[0] if is_s3 else self._root
         try:
-            self._files.get_file_info(self._root)
+            found = self._files.get_file_info(place)
         except (OSError, pa.ArrowException) as error:
             raise self._error(error) from error
+        if is_s3 and found.type == pafs.FileType.NotFound:
+            raise self._refusal("NO_SUCH_BUCKET")
 
     def close(self) -> None:
         """Nothing stays open."""
@@ -127,10 +143,29 @@ class FolderClaims:
     def _error(self, error: Exception) -> WalbrookError:
         if self._is_local and isinstance(error, OSError):
             return disk_error(Path(self._root), error)
+        text = str(error)
+        named = _S3_ERROR.search(text)
+        if named is not None and named[1] in _S3_FIXES:
+            return self._refusal(named[1], text)
+        if _UNTRUSTED in text:
+            return OperatorError(
+                f"the store of oversize messages at {self._shown} has a certificate that is not "
+                "trusted",
+                fix="add tls_ca_file_path=<file> to the options of claim_check.url",
+                detail=text,
+            )
         return TransientError(
-            f"the store of oversize messages at {self._shown} does not take them",
+            f"the store of oversize messages at {self._shown} does not take them"
+            + (f": {named[1]}" if named is not None else ""),
             fix="it is retried; check that it can be reached and written to",
-            detail=str(error),
+            detail=text,
+        )
+
+    def _refusal(self, code: str, detail: str = "") -> OperatorError:
+        return OperatorError(
+            f"the store of oversize messages at {self._shown} refuses them: {code}",
+            fix=_S3_FIXES[code],
+            detail=detail,
         )
 
 
@@ -168,6 +203,15 @@ class TableClaims:
                 f"oversize messages cannot be stored in the state database: {public_text(error)}",
                 fix="it is retried; check that the database runs and has room",
             ) from error
+
+
+def _in_one_request(url: str) -> str:
+    """The same; S3 is then sent what fits into one request in one, not in three."""
+    parts = urlsplit(url)
+    if parts.scheme != "s3" or "allow_delayed_open" in parts.query:
+        return url
+    options = [parts.query] if parts.query else []
+    return parts._replace(query="&".join([*options, "allow_delayed_open=true"])).geturl()
 
 
 def _today() -> date:

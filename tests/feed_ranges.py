@@ -12,6 +12,7 @@ from spark_pipeline.delivery.deliver import Share
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.feed.decoded_range import DecodedRange
 from spark_pipeline.feed.exchange import SliceMarker
+from spark_pipeline.feed.plan import JoinedPlan
 
 HISTORY = 7
 
@@ -24,9 +25,6 @@ class CountedPlan:
     in_driver: bool = True
     name: str = "driver"
     closed: int = 0
-
-    def decode(self) -> list[SliceMarker]:
-        raise NotImplementedError
 
     def deliver(self, share: Share) -> Outcome:
         raise NotImplementedError
@@ -59,3 +57,10 @@ def decoded_range(
 def plan_of(decoded: DecodedRange) -> CountedPlan:
     assert isinstance(decoded.plan, CountedPlan)
     return decoded.plan
+
+
+def plans_in(decoded: DecodedRange) -> list[CountedPlan]:
+    """Those of a range, which may be several ranges as one."""
+    plan = decoded.plan
+    plans = plan.parts.values() if isinstance(plan, JoinedPlan) else [plan]
+    return [each for each in plans if isinstance(each, CountedPlan)]

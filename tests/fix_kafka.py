@@ -63,6 +63,7 @@ def read_committed(servers: str, topic: str) -> list[Message]:
             "isolation.level": "read_committed",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # before a broker says that a topic ends here
             "auto.offset.reset": "earliest",
         }
     )

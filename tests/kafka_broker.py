@@ -176,6 +176,9 @@ class KafkaBroker:
             "share.coordinator.state.topic.min.isr": 1,
             "group.initial.rebalance.delay.ms": 0,
             "controlled.shutdown.enable": "false",
+            # A broker that was killed may come back once its session has ended.
+            "broker.session.timeout.ms": 3000,
+            "broker.heartbeat.interval.ms": 500,
             "ssl.keystore.type": "PEM",
             "ssl.keystore.location": store,
             "ssl.truststore.type": "PEM",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import AfterValidator, Field
 
@@ -14,7 +14,7 @@ def _url(url: str) -> str:
     parts = urlsplit(url)
     if not parts.scheme or "://" not in url:
         raise wrong("should be a URL such as s3://bucket/folder or file:///var/lib/walbrook/claims")
-    if "@" in parts.netloc:
+    if "@" in parts.netloc or {"access_key", "secret_key"} & parse_qs(parts.query).keys():
         raise wrong(
             "should hold no user or password; give them by the environment, as "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"

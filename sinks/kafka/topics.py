@@ -23,6 +23,7 @@ from sinks.kafka.library import (
     TopicPartition,
 )
 
+_END_WAIT_MS = 10  # of a broker, before it says that a topic ends here; its default is 500
 _TAIL = 16  # records looked at first; further back only if all of those were aborted
 _CURSOR_TOPIC = {
     "cleanup.policy": "compact",
@@ -116,6 +117,7 @@ def read_cursor(settings: Settings, topic: str, consumer: str, timeout_s: float)
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": _END_WAIT_MS,
             "auto.offset.reset": "earliest",
         }
     )

@@ -24,7 +24,7 @@ from sinks.postgres.columns import column_type, differences, is_row_identity, ke
 from sinks.postgres.errors import is_of_a_row
 from sinks.postgres.position import Owner, Positions
 from sinks.postgres.stretches import Part
-from sinks.postgres.target import Target, TargetNames
+from sinks.postgres.target import NAME_BYTES_MAX, Target, TargetNames
 
 _logger = structlog.get_logger("walbrook.sink.postgres")
 
@@ -158,7 +158,9 @@ class Tables:
 
     def _follow(self, connection: Connection, part: Part, relation: Relation) -> _Followed:
         """Bring the target to the version of these rows, unless it follows a later one."""
-        followed = self._followed.get(part.target) or self._read(connection, part, relation)
+        followed = self._followed.get(part.target) or self._read(connection, part)
+        if not part.routed and (followed is None or followed.relation.oid != relation.oid):
+            followed = self._renamed(connection, part, relation, followed) or followed
         if followed is None:
             self._make(connection, part.target, relation)
         elif same_table(followed.relation, relation) or part.first <= followed.since:
@@ -172,13 +174,13 @@ class Tables:
         self._followed[part.target] = followed
         return followed
 
-    def _read(self, connection: Connection, part: Part, relation: Relation) -> _Followed | None:
+    def _read(self, connection: Connection, part: Part) -> _Followed | None:
         target = part.target
         row = connection.execute(
             self._positions.statement(_READ), (target.schema, target.name)
         ).fetchone()
         if row is None:
-            return None if part.routed else self._renamed(connection, part, relation)
+            return None
         source, consumer, version, lsn, idx = row
         owner = Owner(str(source), str(consumer))
         if owner != self._owner:
@@ -189,8 +191,14 @@ class Tables:
             )
         return _Followed(relation_of(str(version)), Cursor(parse_lsn(str(lsn)), int(str(idx))))
 
-    def _renamed(self, connection: Connection, part: Part, relation: Relation) -> _Followed | None:
-        """The target of a table that had another name, renamed as the table was."""
+    def _renamed(
+        self, connection: Connection, part: Part, relation: Relation, there: _Followed | None
+    ) -> _Followed | None:
+        """The target of a table that had another name, renamed as the table was.
+
+        ``there`` is what another table of the source left under the new name. It is kept under a
+        name of its own, and renamed in turn if that table comes under another name.
+        """
         if not self._names.follows_renames:
             return None
         rows = connection.execute(
@@ -201,9 +209,16 @@ class Tables:
             return None
         schema, name, version, lsn, idx = rows[0]
         since = Cursor(parse_lsn(str(lsn)), int(str(idx)))
-        if part.first <= since:
+        if part.first <= max(since, since if there is None else there.since):
             return None
-        old, new = Target(str(schema), str(name)), part.target
+        new = part.target
+        if there is not None:
+            self._move(connection, new, _aside(new, there.relation.oid))
+        self._move(connection, Target(str(schema), str(name)), new)
+        return _Followed(relation_of(str(version)), since)
+
+    def _move(self, connection: Connection, old: Target, new: Target) -> None:
+        """Rename a target, and what is known of it."""
         self._make_schema(connection, new.schema)
         if old.schema != new.schema:
             _run(connection, "ALTER TABLE {} SET SCHEMA {}", old.identifier, new.schema)
@@ -214,8 +229,8 @@ class Tables:
             self._positions.statement(_MOVED), (new.schema, new.name, old.schema, old.name)
         )
         self._followed.pop(old, None)
+        self._layouts = {k: v for k, v in self._layouts.items() if k[0] not in (old, new)}
         _logger.info("postgres.table_renamed", table=str(old), to=str(new))
-        return _Followed(relation_of(str(version)), since)
 
     def _write(self, connection: Connection, part: Part, followed: _Followed) -> None:
         target, since = part.target, followed.since
@@ -412,6 +427,13 @@ class Tables:
                 fix="give it a primary key or REPLICA IDENTITY FULL, leave it out with "
                 "source.exclude_tables, or use mode: append",
             )
+
+
+def _aside(target: Target, oid: int) -> Target:
+    """Where a target is kept whose name another table of the source has taken."""
+    ending = f"_walbrook_{oid}"
+    kept = target.name.encode()[: NAME_BYTES_MAX - len(ending)].decode(errors="ignore")
+    return Target(target.schema, kept + ending)
 
 
 def _in_turn(renamed: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from cdc.cursor import Cursor
 from spark_pipeline.feed.exchange import SliceMarker
-from spark_pipeline.feed.plan import Plan
+from spark_pipeline.feed.plan import DecodingPlan, JoinedPlan, Plan
 from spark_pipeline.feed.reorder import Reorder
 
 
@@ -26,7 +26,7 @@ class DecodedRange:
     plan: Plan
 
     @classmethod
-    def decode(cls, history: int, start: int, end: int, plan: Plan) -> DecodedRange:
+    def decode(cls, history: int, start: int, end: int, plan: DecodingPlan) -> DecodedRange:
         """Run the plan's decode and restore the order; a marker that is missing is an error."""
         try:
             slices = Reorder(start).micro_batch(plan.decode())
@@ -34,6 +34,18 @@ class DecodedRange:
             plan.close()
             raise
         return cls(history, start, end, slices, plan)
+
+    @classmethod
+    def joined(cls, ranges: Sequence[DecodedRange]) -> DecodedRange:
+        """Ranges of one history that follow each other and that the driver decoded, as one.
+
+        Each of them keeps its owner, who closes it.
+        """
+        if len(ranges) == 1:
+            return ranges[0]
+        slices = [piece for each in ranges for piece in each.slices]
+        plan = JoinedPlan({each.start: each.plan for each in ranges})
+        return cls(ranges[0].history, ranges[0].start, ranges[-1].end, slices, plan)
 
     @property
     def rows(self) -> int:

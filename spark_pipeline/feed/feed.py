@@ -1,7 +1,9 @@
 """The ring of decoded ranges between the body of ``foreachBatch`` and the workers.
 
-The body appends ranges at the end; each worker takes the range that holds its next batch. A worker
-that needs an older batch than the ring holds is behind, and reads the log itself.
+The body appends ranges at the end; each worker takes the range that holds its next batch. Small
+ranges that follow it come with it as one: a worker whose deliveries take longer than those of the
+fastest delivers more at a time, and keeps up. A worker that needs an older batch than the ring
+holds is behind, and reads the log itself.
 
 Invariants: ranges follow each other without a gap and end at batch boundaries. A range leaves the
 ring when every worker in the feed has passed it, and is closed when nobody delivers from it. The
@@ -21,12 +23,15 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import TransientError, WalbrookError
 from spark_pipeline.feed.decoded_range import DecodedRange
 
 _LOOK_S = 0.2
+_JOINED_ROWS_MAX = 1_000
+_JOINED_BYTES_MAX = 4 << 20
 
 
 class BehindError(TransientError):
@@ -198,15 +203,16 @@ class Feed:
     def next(self, worker: str, wait_s: float) -> Iterator[DecodedRange | None]:
         """The range with the worker's next batch; None if there is none within ``wait_s``.
 
-        The worker has passed it when the block ends without an error. BehindError if the ring is
-        past that batch; then the worker is no longer in the feed.
+        If it is small, the ranges behind it are joined to it. The worker has passed it when the
+        block ends without an error. BehindError if the ring is past that batch; then the worker is
+        no longer in the feed.
         """
         kept = self._take(worker, wait_s)
-        if kept is None:
+        if not kept:
             yield None
             return
         try:
-            yield kept.decoded
+            yield DecodedRange.joined([each.decoded for each in kept])
         except BaseException:
             self._done(worker, kept, passed=False)
             raise
@@ -238,53 +244,70 @@ class Feed:
             if reader.signal is not None:
                 reader.signal.set()
 
-    def _take(self, worker: str, wait_s: float) -> _Kept | None:
+    def _take(self, worker: str, wait_s: float) -> list[_Kept]:
         try:
             with self._lock:
                 reader = self._readers.get(worker)
                 if reader is None:
                     raise BehindError
                 kept = self._find(worker, reader)
-                if kept is None and wait_s > 0:
+                if not kept and wait_s > 0:
                     self._passed.notify_all()  # the body may wait for a worker without work
                     self._arrived.wait(wait_s)
                     kept = self._find(worker, reader)
-                if kept is not None:
-                    kept.users += 1
+                for each in kept:
+                    each.users += 1
                     reader.delivering = True
                 return kept
         finally:
             self._close_unused()
 
-    def _find(self, worker: str, reader: _Reader) -> _Kept | None:
+    def _find(self, worker: str, reader: _Reader) -> list[_Kept]:
+        """The range with the worker's next batch and those that come with it; none if it waits."""
         if self._closed or worker not in self._readers:
             raise BehindError
-        for kept in self._ring:
+        for at, kept in enumerate(self._ring):
             if kept.decoded.start <= reader.batch < kept.decoded.end:
-                return kept
+                return self._joinable(at)
         if self._failed is not None and reader.batch <= self._failed[0]:
             self._remove(worker)
             raise self._failed[1]
         if reader.batch >= self.position:
-            return None
+            return []
         self._remove(worker)
         raise BehindError
+
+    def _joinable(self, at: int) -> list[_Kept]:
+        """The range at a place of the ring, and those behind it that may come with it."""
+        found: list[_Kept] = []
+        rows = size = 0
+        for kept in islice(self._ring, at, None):
+            decoded = kept.decoded
+            rows, size = rows + decoded.rows, size + decoded.size
+            small = rows <= _JOINED_ROWS_MAX and size <= _JOINED_BYTES_MAX
+            if found and not (small and decoded.plan.in_driver):
+                break
+            found.append(kept)
+            if not decoded.plan.in_driver:
+                break
+        return found
 
     def _remove(self, worker: str) -> None:
         del self._readers[worker]
         self._trim()
         self._passed.notify_all()
 
-    def _done(self, worker: str, kept: _Kept, *, passed: bool) -> None:
+    def _done(self, worker: str, taken: list[_Kept], *, passed: bool) -> None:
         with self._lock:
-            kept.users -= 1
-            reader = self._readers.get(worker)
+            reader, last = self._readers.get(worker), taken[-1].decoded
             if reader is not None:
                 reader.delivering = False
-                if passed and kept.decoded.history == self.history:
-                    reader.batch = max(reader.batch, kept.decoded.end)
-            if kept.dropped and not kept.users:
-                self._unused.append(kept.decoded)
+                if passed and last.history == self.history:
+                    reader.batch = max(reader.batch, last.end)
+            for kept in taken:
+                kept.users -= 1
+                if kept.dropped and not kept.users:
+                    self._unused.append(kept.decoded)
             self._trim()
             self._passed.notify_all()
         self._close_unused()

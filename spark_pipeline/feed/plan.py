@@ -6,8 +6,10 @@ functions, the source's ``read`` and ``deliver``; order, matching and settling a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,7 +31,7 @@ from spark_pipeline.source.range_reader import RangeReader
 
 
 class Plan(Protocol):
-    """How one range of the log is decoded and delivered."""
+    """How one range of the log, which was decoded, is delivered."""
 
     @property
     def name(self) -> str:
@@ -46,10 +48,6 @@ class Plan(Protocol):
         """How many bytes of decoded rows the memory of this machine holds."""
         ...
 
-    def decode(self) -> list[SliceMarker]:
-        """Decode all of it; the markers come in any order."""
-        ...
-
     def deliver(self, share: Share) -> Outcome:
         """Deliver one consumer's share; called from a thread of its own for each."""
         ...
@@ -64,6 +62,14 @@ class Plan(Protocol):
 
     def close(self) -> None:
         """Let go of what was decoded; called once, when every share has come to its end."""
+        ...
+
+
+class DecodingPlan(Plan, Protocol):
+    """How one range of the log is decoded as well."""
+
+    def decode(self) -> list[SliceMarker]:
+        """Decode all of it; the markers come in any order."""
         ...
 
 
@@ -186,3 +192,27 @@ class DriverPlan:
 
     def close(self) -> None:
         """Who still refers to the plan may still read it."""
+
+
+class JoinedPlan:
+    """Delivers from several ranges that the driver decoded; ``parts`` are by their first batch."""
+
+    name = "driver"
+    in_driver = True
+
+    def __init__(self, parts: Mapping[int, Plan]) -> None:
+        self.parts = parts
+        self.decoded_bytes = sum(part.decoded_bytes for part in parts.values())
+
+    def deliver(self, share: Share) -> Outcome:
+        return deliver_changes(share, self.changes(share.slices))
+
+    def changes(self, slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
+        for start, some in groupby(slices, key=attrgetter("range_start")):
+            yield from self.parts[start].changes(list(some))
+
+    def fetch(self, share: Share) -> Iterator[pa.RecordBatch]:
+        return self.changes(share.slices)
+
+    def close(self) -> None:
+        """Each part is closed by its own owner."""

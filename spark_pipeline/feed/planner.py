@@ -14,7 +14,7 @@ from spark_pipeline.delivery.deliver import Share
 from spark_pipeline.expressions.shares import DRIVER_ROWS_MAX, judge
 from spark_pipeline.feed.cluster import ClusterPlan
 from spark_pipeline.feed.exchange import PlannedRange
-from spark_pipeline.feed.plan import DriverPlan, Plan, SparkPlan
+from spark_pipeline.feed.plan import DecodingPlan, DriverPlan, SparkPlan
 from spark_pipeline.source.options import Options, driver_options
 from spark_pipeline.source.range_reader import RangeReader
 from spark_pipeline.workers.settings import StageSettings
@@ -59,7 +59,7 @@ class Planner:
 
     def plan(
         self, frame: DataFrame | None, planned: PlannedRange, consumers: int, isolate: bool
-    ) -> Plan:
+    ) -> DecodingPlan:
         """For a micro-batch as Spark planned it; a few rows are not worth a Spark job.
 
         ``isolate``: something in it may end this process. A Python worker can be lost without
@@ -73,7 +73,7 @@ class Planner:
     def in_driver(self, planned: PlannedRange) -> DriverPlan:
         return DriverPlan(self._reader, planned, self._history)
 
-    def as_job(self, planned: PlannedRange) -> Plan:
+    def as_job(self, planned: PlannedRange) -> DecodingPlan:
         """A Spark job of its own that reads the range, outside any query."""
         if self._spark is None:
             return self.in_driver(planned)
@@ -112,7 +112,7 @@ class Planner:
     def close(self) -> None:
         self._reader.close()
 
-    def _on_executors(self, frame: DataFrame) -> Plan:
+    def _on_executors(self, frame: DataFrame) -> DecodingPlan:
         if self._settings.cluster_options is not None:
             log, wanted = self._settings.log_directory, self._settings.wanted
             return ClusterPlan(frame, self._pool, log, self._history, wanted)

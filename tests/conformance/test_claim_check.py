@@ -16,7 +16,7 @@ import redis
 from cdc.config.destination import RedisStreamDestination, WebhookDestination
 from cdc.config.secrets import SecretText
 from cdc.decoding.shapes import SHAPES, Context, ShapeName, shape_for
-from cdc.errors import TransientError
+from cdc.errors import OperatorError, TransientError, WalbrookError
 from cdc.queue.ledger import Integers
 from sinks import ClaimPlace, open_sink
 from sinks.base import RequestSink
@@ -24,6 +24,7 @@ from sinks.claim_stores import FolderClaims, TableClaims
 from tests.conformance.messages import CONSUMER, Sample, batch_of, cursor_of
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
+from tests.fix_s3 import S3, Account
 
 pytestmark = pytest.mark.migrated
 
@@ -45,8 +46,11 @@ class Stores:
         self.place, self.read = place, read
 
 
-@pytest.fixture(params=["folder", "table"])
+@pytest.fixture(params=["folder", "table", "s3"])
 def stores(request: pytest.FixtureRequest, tmp_path: Path, database: Database) -> Stores:
+    if request.param == "s3":
+        s3: S3 = request.getfixturevalue("s3")
+        return Stores(ClaimPlace(LARGEST, 7, s3.url, database.dsn), s3.read)
     if request.param == "folder":
         url = (tmp_path / "claims").as_uri()
 
@@ -206,6 +210,90 @@ def test_old_content_is_removed_and_no_other(tmp_path: Path, database: Database)
         ("postgres:walbrook.claim_checks/others/new",),
         ("postgres:walbrook.claim_checks/others/old",),
     ]
+
+
+def test_content_in_s3_is_one_object_however_often_it_is_put_and_old_objects_are_removed(
+    s3: S3,
+) -> None:
+    store = FolderClaims(s3.url)
+    store.probe()
+    locations = {store.put("orders", "new", b"{}") for _ in range(3)}
+    (location,) = locations
+    assert location.startswith(f"s3://{s3.bucket}/claims/orders/")
+    assert s3.read(location) == b"{}"
+    large = store.put("orders", "large", bytes(12 << 20))
+    assert s3.read(large) == bytes(12 << 20)
+    for day in ("2001-02-03", "not-a-day"):
+        s3.write(f"claims/orders/{day}/old.json", b"{}")
+    store.clean("orders", 7)
+    store.clean("others", 7)
+    found = {key.rsplit("/", 2)[-1] for key in s3.objects() if key.endswith(".json")}
+    assert found == {"new.json", "large.json", "old.json"}
+    assert "claims/orders/2001-02-03/old.json" not in s3.objects()
+    assert "claims/orders/not-a-day/old.json" in s3.objects()
+
+
+@pytest.mark.parametrize(
+    ("bucket", "key", "secret", "code"),
+    [
+        ("there-is-no-such-bucket", "", "", "NO_SUCH_BUCKET"),
+        ("", "AKIAUNKNOWN000000000", "", "INVALID_ACCESS_KEY_ID"),
+        ("", "", "wrong", "SIGNATURE_DOES_NOT_MATCH"),
+        ("", "stranger", "", "ACCESS_DENIED"),
+    ],
+)
+def test_s3_that_refuses_is_an_operators_matter_and_nothing_is_sent(
+    bucket: str,
+    key: str,
+    secret: str,
+    code: str,
+    s3: S3,
+    endpoint: Endpoint,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    account = s3.stranger if key == "stranger" else Account(key, secret)
+    if account.key:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", account.key)
+    if account.secret:
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", account.secret)
+    url = f"s3://{bucket or s3.bucket}/claims?{s3.options}"
+    sink = _webhook(endpoint, ClaimPlace(LARGEST, 7, url, ""))
+    delivery = sink.deliver(batch_of(_samples()))
+    sink.close()
+    assert delivery.settled == 0
+    assert isinstance(delivery.error, OperatorError)
+    assert delivery.error.what.endswith(code)
+    assert s3.endpoint not in delivery.error.full_what
+    assert endpoint.requests == []
+    with pytest.raises(OperatorError):
+        FolderClaims(url).probe()
+
+
+def test_without_credentials_nothing_is_stored(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(variable)
+    store = FolderClaims(s3.url)
+    # S3 itself answers ACCESS_DENIED, this server with an error of its own.
+    with pytest.raises(WalbrookError):
+        store.put("orders", "a", b"{}")
+    assert s3.objects() == []
+
+
+def test_s3_over_tls_is_used_if_its_certificate_is_trusted_only(s3: S3) -> None:
+    url = f"s3://{s3.bucket}/claims?{s3.tls_options}"
+    with pytest.raises(OperatorError, match="tls_ca_file_path"):
+        FolderClaims(url).put("orders", "a", b"{}")
+    trusting = FolderClaims(f"{url}&tls_ca_file_path={s3.authority}")
+    trusting.probe()
+    location = trusting.put("orders", "a", b"{}")
+    assert location.startswith(f"s3://{s3.bucket}/claims/orders/")
+
+
+def test_s3_that_does_not_answer_is_tried_again() -> None:
+    with pytest.raises(TransientError, match="NETWORK_CONNECTION"):
+        FolderClaims("s3://bucket/claims?scheme=http&endpoint_override=127.0.0.1:1").put(
+            "orders", "a", b"{}"
+        )
 
 
 def test_a_reference_shows_no_option_of_its_url() -> None:

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,9 +28,15 @@ POSITION = "SELECT commit_lsn::text, commit_idx FROM walbrook_sink.positions"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    """A destination that may be crashed."""
-    with embedded(tmp_path_factory.mktemp("destination"), fast=True) as running:
+def server() -> Iterator[EmbeddedPostgres]:
+    """A destination that may be crashed.
+
+    It is not below pytest's own folder, which another run closes to the server's account.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="walbrook-test-destination-") as name,
+        embedded(Path(name), fast=True) as running,
+    ):
         yield running
 
 

@@ -199,6 +199,46 @@ def test_a_table_that_is_renamed_is_renamed_at_the_destination(
     assert there.execute("SELECT to_regclass('t')") == [(None,)]
 
 
+@pytest.mark.parametrize("in_one_batch", [True, False])
+def test_tables_whose_names_are_swapped_keep_their_rows(
+    in_one_batch: bool, source: SlotBatches, database: Database, there: Database, opened: Open
+) -> None:
+    source.run("CREATE TABLE a (id int PRIMARY KEY, x text)", "CREATE TABLE b (id int PRIMARY KEY)")
+    source.run("INSERT INTO a VALUES (1, 'x')", "INSERT INTO b VALUES (2), (3)")
+    sink = opened()
+    delivered(sink, source.taken())
+    source.run(
+        "BEGIN; ALTER TABLE a RENAME TO c; ALTER TABLE b RENAME TO a; ALTER TABLE c RENAME TO b; "
+        "COMMIT",
+        "INSERT INTO b VALUES (4, 'y')",
+    )
+    if not in_one_batch:
+        delivered(sink, source.taken())
+        sink = opened()
+    source.run("DELETE FROM a WHERE id = 2", "UPDATE b SET x = 'z' WHERE id = 1")
+    delivered(sink, source.taken())
+    for table in ("a", "b"):
+        query = f"SELECT * FROM {table} ORDER BY id"
+        assert there.execute(query) == database.execute(query)
+    kept = "SELECT count(*) FROM pg_class WHERE relname LIKE '%_walbrook_%' AND relkind = 'r'"
+    assert there.execute(kept) == [(0,)]
+
+
+def test_a_table_that_takes_the_name_of_one_that_was_dropped_is_not_mixed_with_it(
+    source: SlotBatches, database: Database, there: Database, opened: Open
+) -> None:
+    source.run("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE t_new (id int PRIMARY KEY)")
+    source.run("INSERT INTO t VALUES (1)", "INSERT INTO t_new VALUES (2)")
+    sink = opened()
+    delivered(sink, source.taken())
+    source.run("BEGIN; DROP TABLE t; ALTER TABLE t_new RENAME TO t; COMMIT")
+    source.run("INSERT INTO t VALUES (3)")
+    delivered(sink, source.taken())
+    assert there.execute("SELECT id FROM t ORDER BY id") == [(2,), (3,)]
+    ((kept,),) = there.execute("SELECT relname FROM pg_class WHERE relname LIKE 't_walbrook_%'")
+    assert there.execute(f"SELECT id FROM {kept}") == [(1,)]
+
+
 def test_names_swapped_between_columns_stay_with_their_values(
     source: SlotBatches, database: Database, there: Database, opened: Open
 ) -> None:

@@ -15,7 +15,7 @@ from cdc.state import operators
 from cdc.state.workers import WorkerState
 from spark_pipeline.feed.decoded_range import DecodedRange
 from spark_pipeline.feed.exchange import SliceMarker
-from spark_pipeline.feed.plan import DriverPlan, Plan
+from spark_pipeline.feed.plan import DecodingPlan, DriverPlan
 from tests.event_lane import NAME, EventLane, S
 from tests.event_stages import served
 from tests.fix_event_lane import MakeLane
@@ -162,7 +162,7 @@ def test_one_that_is_far_behind_is_decoded_by_executors(
     plans: list[str] = []
     decode = DecodedRange.decode
 
-    def noted(history: int, start: int, end: int, plan: Plan) -> DecodedRange:
+    def noted(history: int, start: int, end: int, plan: DecodingPlan) -> DecodedRange:
         plans.append(plan.name)
         return decode(history, start, end, plan)
 

@@ -16,6 +16,7 @@ from cdc.connection import Connection
 from spark_pipeline.capacity import throttle
 from spark_pipeline.capacity.slots import Slots
 from spark_pipeline.capacity.throttle import Throttle
+from spark_pipeline.feed import feed
 from spark_pipeline.feed.exchange import PlannedRange, widened_by
 from spark_pipeline.feed.progress import StageProgress
 from spark_pipeline.workers.worker import Worker
@@ -65,8 +66,12 @@ def write(lane: LogLane, number: int) -> None:
 
 
 def test_workers_that_contend_for_one_slot_get_shares_by_priority_and_none_starves(
-    state: Connection, endpoints: dict[str, Endpoint], tmp_path: Path
+    state: Connection,
+    endpoints: dict[str, Endpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(feed, "_JOINED_ROWS_MAX", 1)  # each delivery is of one range
     lane = LogLane(state, tmp_path, **hooks(endpoints))
     lane.settings = replace(lane.settings, slots=Slots(1))
     lane.start_lane_again()

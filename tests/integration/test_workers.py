@@ -18,7 +18,7 @@ from cdc.errors import TransientError
 from cdc.state.positions import consumer_cursors, restart_cursor
 from cdc.state.workers import WorkerState
 from spark_pipeline.feed.exchange import PlannedRange
-from spark_pipeline.feed.plan import Plan
+from spark_pipeline.feed.plan import DecodingPlan
 from spark_pipeline.feed.planner import Planner
 from spark_pipeline.session.late import LateSession
 from spark_pipeline.workers import base as base_module
@@ -89,6 +89,23 @@ def block(directory: Path) -> Path:
     """Let a file sink fail until this file is removed."""
     directory.write_text("a file where the sink wants a directory")
     return directory
+
+
+def test_a_slow_worker_delivers_at_once_what_the_feed_got_in_the_meantime(
+    lane_of: LaneOf, endpoint: Endpoint
+) -> None:
+    lane = lane_of(slow=hook(endpoint))
+    worker = lane.workers["slow"]
+    assert lane.feed.join("slow", lane.feed.history, worker.batch)
+    write(lane, *range(1, 8))
+    for batch in range(worker.batch, worker.batch + 7):
+        lane.body.take_range(PlannedRange(batch, batch + 1, 1))
+    assert lane.feed.depth.ranges == 7
+    assert worker.serve_next(0.0)
+    assert sent(endpoint) == [1, 2, 3, 4, 5, 6, 7], "in order, by one call of its sink"
+    assert worker.cursor == lane.feed.high
+    assert lane.feed.depth.ranges == 0
+    assert not worker.serve_next(0.0)
 
 
 def test_one_that_is_behind_reads_the_log_and_joins_the_feed_without_repeat_or_loss(
@@ -250,7 +267,7 @@ def test_after_several_processes_that_settled_nothing_it_is_served_outside_the_d
 ) -> None:
     jobs: list[PlannedRange] = []
 
-    def in_a_job(planner: Planner, planned: PlannedRange) -> Plan:
+    def in_a_job(planner: Planner, planned: PlannedRange) -> DecodingPlan:
         jobs.append(planned)
         return planner.in_driver(planned)  # there is no Spark here
 

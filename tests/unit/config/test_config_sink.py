@@ -393,3 +393,17 @@ def test_webhooks_are_sent_several_requests_at_once_and_others_are_not() -> None
 def test_a_sink_that_needs_one_order_takes_no_partition_count_above_1(destination: str) -> None:
     found = refusal(sink(f"partition_count: 2\ndestination: {destination}"))
     assert "sinks[0].partition_count: above 1 is impossible with" in found
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://key:pw@bucket/f", "s3://bucket/f?access_key=pw", "s3://bucket/f?secret_key=pw"]
+)
+def test_the_url_of_a_claim_check_may_hold_no_credentials(url: str) -> None:
+    found = refusal(
+        sink(
+            "destination: {type: webhook, url: https://h}\noversize: claim_check\n"
+            f"max_message_bytes: 1000\nclaim_check: {{url: '{url}'}}"
+        )
+    )
+    assert "should hold no user or password" in found
+    assert "pw" not in found

@@ -15,7 +15,14 @@ from cdc.cursor import ORIGIN
 from cdc.errors import CorruptionError, WalbrookError
 from spark_pipeline.feed.decoded_range import DecodedRange
 from spark_pipeline.feed.feed import BehindError, Feed
-from tests.feed_ranges import HISTORY, CountedPlan, decoded_range, high_before, plan_of
+from tests.feed_ranges import (
+    HISTORY,
+    CountedPlan,
+    decoded_range,
+    high_before,
+    plan_of,
+    plans_in,
+)
 from tests.waiting import until
 
 NEVER = threading.Event()
@@ -40,21 +47,21 @@ def passed(feed: Feed, worker: str) -> tuple[int, int] | None:
         return None if decoded is None else (decoded.start, decoded.end)
 
 
-def test_each_worker_gets_every_range_in_order_and_a_range_is_closed_when_all_have_passed_it() -> (
-    None
-):
+def test_small_ranges_come_as_one_and_each_is_closed_when_all_have_passed_it() -> None:
     feed = feed_at()
     assert feed.join("a", HISTORY, 0)
     assert feed.join("b", HISTORY, 0)
     first, second = put(feed, 2), put(feed, 3)
-    assert [passed(feed, "a") for _ in range(3)] == [(0, 2), (2, 3), None]
+    with feed.next("a", 0.0) as decoded:
+        assert decoded is not None
+        assert (decoded.start, decoded.end, decoded.high) == (0, 3, high_before(3))
+        assert [piece.batch_idx for piece in decoded.slices] == [0, 1, 2]
+    assert passed(feed, "a") is None
     assert (plan_of(first).closed, plan_of(second).closed) == (0, 0)
     assert feed.files == {"file 0", "file 1", "file 2"}
-    assert passed(feed, "b") == (0, 2)
-    assert (plan_of(first).closed, plan_of(second).closed) == (1, 0)
-    assert feed.files == {"file 2"}
     feed.leave("b")
-    assert plan_of(second).closed == 1
+    assert (plan_of(first).closed, plan_of(second).closed) == (1, 1)
+    assert feed.files == set()
     assert feed.depth.ranges == 0
     assert feed.high == high_before(3)
 
@@ -112,7 +119,33 @@ def test_a_full_ring_holds_the_body_until_the_slowest_passes_a_range(in_driver: 
     passed(feed, "slow")
     body.join(10)
     assert feed.position == 3
-    assert (feed.depth.ranges, feed.depth.bytes) == (2, 4 if in_driver else 0)
+    # What the driver decoded comes together.
+    assert (feed.depth.ranges, feed.depth.bytes) == ((1, 2) if in_driver else (2, 0))
+
+
+def test_ranges_of_executors_and_large_ones_come_alone() -> None:
+    feed = feed_at(bytes_max=64 << 20)
+    feed.join("a", HISTORY, 0)
+    for end, size, in_driver in (
+        (1, 1, False), (2, 1, True), (3, 1, True), (4, 1, False), (5, 3 << 20, True),
+        (6, 3 << 20, True), (7, 1, True), (1_100, 1, True), (1_101, 1, True),
+    ):  # fmt: skip
+        put(feed, end, size, in_driver=in_driver)
+    assert [passed(feed, "a") for _ in range(7)] == [
+        (0, 1), (1, 3), (3, 4), (4, 5), (5, 7), (7, 1_100), (1_100, 1_101),
+    ]  # fmt: skip
+
+
+def test_after_a_failure_ranges_that_came_as_one_come_again_with_what_arrived_meanwhile() -> None:
+    feed = feed_at()
+    feed.join("a", HISTORY, 0)
+    put(feed, 1)
+    put(feed, 2)
+    with pytest.raises(ZeroDivisionError), feed.next("a", 0.0):
+        raise ZeroDivisionError
+    put(feed, 3)
+    assert passed(feed, "a") == (0, 3)
+    assert feed.depth.ranges == 0
 
 
 def test_a_range_above_the_bound_goes_into_an_empty_ring() -> None:
@@ -285,7 +318,7 @@ class Model:
                 if decoded is None:
                     assert needs >= self.feed.position
                     return
-                assert plan_of(decoded).closed == 0
+                assert not any(plan.closed for plan in plans_in(decoded))
                 assert decoded.start <= needs < decoded.end
                 if breaks:
                     raise ZeroDivisionError
@@ -332,7 +365,7 @@ def test_with_threads_every_worker_has_every_batch_once_and_all_is_closed() -> N
         while len(got[name]) < batches:
             with feed.next(name, 0.2) as decoded:
                 if decoded is not None:
-                    assert plan_of(decoded).closed == 0
+                    assert not any(plan.closed for plan in plans_in(decoded))
                     got[name] += range(decoded.start, decoded.end)
 
     workers = [threading.Thread(target=work, args=(name,)) for name in got]
