@@ -58,7 +58,8 @@ BEGIN
         'walbrook.backlogs, walbrook.leases, walbrook.log_segments, walbrook.schema_versions, walbrook.watermarks, '
         'walbrook.event_time, walbrook.event_sources, walbrook.event_partitions, walbrook.pulls, '
         'walbrook.stored, walbrook.claims, walbrook.buried, '
-        'walbrook.backfill_progress TO %I', role);
+        'walbrook.backfill_progress, walbrook.horizons, walbrook.repairs, walbrook.repair_progress, '
+        'walbrook.repaired_tables TO %I', role);
     -- Not error, payload and event, which have row values in them.
     EXECUTE format(
         'GRANT SELECT (id, source, consumer, commit_lsn, commit_idx, commit_timestamp, table_schema, '

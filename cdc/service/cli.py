@@ -31,6 +31,7 @@ from cdc.service.log_commands import log_app
 from cdc.service.logs import configure_logs
 from cdc.service.operator_commands import operator_app
 from cdc.service.ownership import Ownership
+from cdc.service.repair_commands import repair_app
 from cdc.service.source_keeper import SourceKeeper, wait_for_sources
 from cdc.service.start import migrate_state, patiently, prepare_state, reach, state_called
 from cdc.service.status import status_tables
@@ -47,6 +48,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(log_app, name="log")
 app.add_typer(backfill_app, name="backfill")
 app.add_typer(operator_app)
+app.add_typer(repair_app)
 
 ConfigPath = Annotated[
     Path, typer.Option("--config", "-c", help="The configuration file.", envvar="WALBROOK_CONFIG")
