@@ -86,14 +86,15 @@ def _from(column: str, start: str) -> sql.Composable:
 
 def _chosen(choice: RowChoice, key: Sequence[str]) -> sql.Composable:
     if choice.range is None:
-        return _with_keys(choice.keys, key)
+        return with_keys(choice.keys, key)
     if isinstance(choice.range, BlockRange):
-        return _blocks(choice.range)
+        return in_blocks(choice.range)
     assert choice.sort_column is not None  # a range of values is one of this column
     return _values(choice.range, sql.Identifier(choice.sort_column))
 
 
-def _blocks(blocks: BlockRange) -> sql.Composable:
+def in_blocks(blocks: BlockRange) -> sql.Composable:
+    """The condition of rows that lie in some blocks."""
     first = sql.SQL("ctid >= {}::tid").format(f"({blocks.first},0)")
     if blocks.end is None:
         return first
@@ -113,7 +114,8 @@ def _values(values: ValueRange, column: sql.Identifier) -> sql.Composable:
     )
 
 
-def _with_keys(keys: Keys, key: Sequence[str]) -> sql.Composable:
+def with_keys(keys: Keys, key: Sequence[str]) -> sql.Composable:
+    """The condition of rows that have one of some keys."""
     columns = sql.SQL(", ").join(map(sql.Identifier, key))
     rows = sql.SQL(", ").join(
         sql.SQL("({})").format(sql.SQL(", ").join(map(sql.Literal, values))) for values in keys

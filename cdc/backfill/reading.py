@@ -180,7 +180,7 @@ def _copy(
         pa.ipc.new_file(file, schema) as writer,
         connection.cursor() as cursor,
     ):
-        for text in _texts(cursor, query):
+        for text in copy_texts(cursor, query):
             columns = columns_of(text, len(table.columns))
             raw = raw_rows(
                 columns,
@@ -195,7 +195,7 @@ def _copy(
     return rows, size
 
 
-def _texts(cursor: psycopg.Cursor[Any], query: sql.Composed) -> Iterator[bytes]:
+def copy_texts(cursor: psycopg.Cursor[Any], query: sql.Composed) -> Iterator[bytes]:
     """The text of a COPY in pieces of whole lines."""
     piece = io.BytesIO()
     with cursor.copy(query) as copy:
