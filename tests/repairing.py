@@ -11,10 +11,11 @@ from tests.backfill_rig import SOURCE, Rig
 from tests.service import _url
 from tests.waiting import until
 
-HORIZON = """
-SELECT count(*) > 0 FROM walbrook.horizons h JOIN walbrook.consumers c USING (source)
+_HORIZON = """
+SELECT coalesce(max(h.xid), 0) FROM walbrook.horizons h JOIN walbrook.consumers c USING (source)
  WHERE c.name = 'files' AND h.lsn <= c.cursor_lsn
 """
+_NEXT_XID = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8"
 
 
 def config_of(rig: Rig) -> Config:
@@ -46,10 +47,12 @@ def drop_slot(rig: Rig) -> None:
     rig.database.execute(f"SELECT pg_drop_replication_slot('{rig.source.settings.slot}')")
 
 
-def until_horizon(rig: Rig) -> None:
-    """Until everything is delivered and a repair would know since when."""
-    rig.until_delivered()
-    until("a horizon below the consumer's cursor", lambda: rig.rows(HORIZON)[0][0])
+def note_horizon(rig: Rig) -> None:
+    """Serve until a repair would read nothing of what was written so far."""
+    ((next_xid,),) = rig.database.execute(_NEXT_XID)
+    with rig.running():  # the watch looks when it begins
+        rig.until_delivered()
+        until("a horizon that is reached", lambda: rig.rows(_HORIZON)[0][0] >= next_xid)
 
 
 def until_repaired(rig: Rig) -> dict[str, Any]:

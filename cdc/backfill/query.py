@@ -36,14 +36,7 @@ def copy_rows(
     choice: RowChoice,
 ) -> sql.Composed:
     """COPY of the chosen rows as text."""
-    conditions = [_chosen(choice, key)]
-    for text in (row_filter, choice.where):
-        if text is not None:
-            # A comment in it ends with its line.
-            conditions.append(sql.SQL("({}\n)").format(sql.SQL(text)))
     ordered: sql.Composable = sql.SQL("")
-    if choice.sort_column is not None and choice.start_position is not None:
-        conditions.append(_from(choice.sort_column, choice.start_position))
     if choice.sort_column is not None:
         ordered = sql.SQL(" ORDER BY {}").format(sql.Identifier(choice.sort_column))
     # Rows with a key are looked for in all partitions of a table.
@@ -52,9 +45,21 @@ def copy_rows(
         sql.SQL(", ").join(map(sql.Identifier, columns)),
         only,
         sql.Identifier(leaf.schema, leaf.table),
-        sql.SQL(" AND ").join(conditions),
+        row_conditions(choice, key, row_filter),
         ordered,
     )
+
+
+def row_conditions(choice: RowChoice, key: Sequence[str], row_filter: str | None) -> sql.Composable:
+    """The condition of the chosen rows that are published."""
+    conditions = [_chosen(choice, key)]
+    for text in (row_filter, choice.where):
+        if text is not None:
+            # A comment in it ends with its line.
+            conditions.append(sql.SQL("({}\n)").format(sql.SQL(text)))
+    if choice.sort_column is not None and choice.start_position is not None:
+        conditions.append(_from(choice.sort_column, choice.start_position))
+    return sql.SQL(" AND ").join(conditions)
 
 
 def next_boundary(
@@ -89,6 +94,7 @@ def _chosen(choice: RowChoice, key: Sequence[str]) -> sql.Composable:
         return with_keys(choice.keys, key)
     if isinstance(choice.range, BlockRange):
         return in_blocks(choice.range)
+    assert isinstance(choice.range, ValueRange)
     assert choice.sort_column is not None  # a range of values is one of this column
     return _values(choice.range, sql.Identifier(choice.sort_column))
 

@@ -23,7 +23,7 @@ SELECT name FROM walbrook.consumers
 """
 _OPEN = """
 SELECT id, table_schema, table_name, where_sql, sort_column, start_position, chunk_bytes,
-       rows_per_second, connections, planned, looked_lsn::text, attempts
+       rows_per_second, connections, planned, looked_lsn::text, attempts, find_deletes
   FROM walbrook.backfills
  WHERE source = %(source)s AND consumer = %(consumer)s AND (%(id)s::bigint IS NULL
        AND state IN ('waiting', 'running') OR id = %(id)s)
@@ -41,9 +41,10 @@ _EXPANDED = "UPDATE walbrook.consumers SET initial_backfill = NULL WHERE source 
 _ADD_PART = """
 INSERT INTO walbrook.backfills
        (source, consumer, table_schema, table_name, where_sql, sort_column, start_position,
-        chunk_bytes, rows_per_second, connections)
+        chunk_bytes, rows_per_second, connections, repair, since_xid, whole_reason, find_deletes,
+        kept_reason)
 SELECT source, consumer, %(schema)s, %(table)s, where_sql, sort_column, start_position, chunk_bytes,
-       rows_per_second, connections
+       rows_per_second, connections, repair, since_xid, whole_reason, find_deletes, kept_reason
   FROM walbrook.backfills WHERE id = %(id)s ON CONFLICT DO NOTHING
 """
 _REMOVE = "DELETE FROM walbrook.backfills WHERE id = %s"
@@ -83,6 +84,7 @@ class Backfill:
     planned: bool
     looked_lsn: int | None
     attempts: int
+    find_deletes: bool  # whether rows that only the destination has are told as deletes
 
 
 def consumers_with_backfills(connection: Connection, source: str) -> set[str]:
@@ -138,6 +140,7 @@ def open_backfills(
             planned=bool(row[9]),
             looked_lsn=None if row[10] is None else parse_lsn(str(row[10])),
             attempts=int(str(row[11])),
+            find_deletes=bool(row[12]),
         )
         for row in rows
     ]

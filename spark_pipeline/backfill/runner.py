@@ -11,6 +11,7 @@ have committed without being visible; while one is not, the backfill waits and s
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 import uuid
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +28,7 @@ import structlog
 
 from cdc.backfill.open_transactions import OpenTransactions
 from cdc.backfill.query import RowChoice
-from cdc.backfill.ranges import BlockRange, ValueRange
+from cdc.backfill.ranges import BlockRange, GoneRows, ValueRange
 from cdc.backfill.reading import (
     ChunkRead,
     ChunkTask,
@@ -44,8 +46,11 @@ from cdc.state import backfill_chunks
 from cdc.state import backfills as rows
 from cdc.state.backfill_chunks import Chunk
 from cdc.state.backfills import Backfill
+from cdc.state.roll import call_roll
+from cdc.verify.gone_rows import GoneTask, read_gone
+from spark_pipeline.backfill.held_rows import rows_held_by
 from spark_pipeline.backfill.pieces import Pieces, ReadyChunk
-from spark_pipeline.backfill.planning import block_bytes, column_of, plan_leaf
+from spark_pipeline.backfill.planning import Planned, block_bytes, column_of, plan_leaf
 from spark_pipeline.delivery.isolate import told
 from spark_pipeline.feed.plan import job_group
 from spark_pipeline.workers.context import WorkerContext
@@ -186,9 +191,12 @@ class BackfillRunner:
                 kind="not_taken",
             )
         table = describe_table(connection, self._settings.publication, backfill.table)
-        planned = [
+        planned: list[Planned] = [
             each for leaf in table.leaves for each in plan_leaf(connection, backfill, table, leaf)
         ]
+        if backfill.find_deletes:
+            # First, so that a value that went to another row is free at the destination.
+            planned.insert(0, (backfill.table, table.relation.oid, 0, GoneRows()))
         size = sum(leaf.bytes for leaf in table.leaves)
         estimate = sum(leaf.rows for leaf in table.leaves)
         backfill_chunks.add_chunks(
@@ -221,6 +229,13 @@ class BackfillRunner:
             return False
         rows.waits(state, backfill.id, None)
         table = describe_table(connection, self._settings.publication, backfill.table)
+        if isinstance(chunk.range, GoneRows):
+            path = self._path(chunk)
+            self._begun(_Reading(
+                backfill, chunk, None, self._find_gone(state, backfill, path), path, self._open,
+                table.may_omit,
+            ))  # fmt: skip
+            return True
         leaf = next((each for each in table.leaves if each.oid == chunk.leaf_oid), None)
         keys = None
         column = backfill.sort_column
@@ -244,16 +259,29 @@ class BackfillRunner:
             choice=RowChoice(
                 chunk.range, keys or (), column, backfill.where, backfill.start_position
             ),
-            path=self._directory / f"{chunk.backfill}-{chunk.number}-{uuid.uuid4().hex}.arrow",
+            path=self._path(chunk),
         )
         size = 0 if leaf is None else min(leaf.bytes, backfill.chunk_bytes)
         future = _in_thread(f"backfill-{self._consumer.name}", self._reader(task, size))
-        name = (chunk.backfill, chunk.number)
-        self._readings[name] = _Reading(
-            backfill, chunk, keys, future, task.path, self._open, table.may_omit
-        )
-        future.add_done_callback(lambda _done: self._pieces.changed.set())
+        self._begun(_Reading(backfill, chunk, keys, future, task.path, self._open, table.may_omit))
         return True
+
+    def _path(self, chunk: Chunk) -> Path:
+        return self._directory / f"{chunk.backfill}-{chunk.number}-{uuid.uuid4().hex}.arrow"
+
+    def _begun(self, reading: _Reading) -> None:
+        self._readings[reading.chunk.backfill, reading.chunk.number] = reading
+        reading.future.add_done_callback(lambda _done: self._pieces.changed.set())
+
+    def _find_gone(self, state: Connection, backfill: Backfill, path: Path) -> Future[ChunkRead]:
+        """Begin to compare the keys of the destination with those of the table."""
+        settings, consumer = self._settings, self._consumer
+        task = GoneTask(
+            settings.source_dsn, self._source, settings.publication, backfill.table, path
+        )
+        generation = call_roll(state, self._source).generations[consumer.name]
+        held = partial(rows_held_by, consumer, self._source, generation)
+        return _in_thread(f"backfill-{consumer.name}", lambda: read_gone(task, held))
 
     def _reader(self, task: ChunkTask, size: int) -> Callable[[], ChunkRead]:
         """What reads a chunk of about ``size`` bytes; its file is one of this machine."""
@@ -395,6 +423,8 @@ class BackfillRunner:
         for path in self._directory.glob("*.arrow"):
             if path not in needed:
                 path.unlink(missing_ok=True)
+        for folder in self._directory.glob("*/"):  # of a process that was killed
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is None or self._connection.closed:
