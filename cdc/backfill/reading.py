@@ -144,13 +144,18 @@ def wal_end(connection: psycopg.Connection[Any]) -> int:
     return lsn - within if within <= _PAGE_HEADER_BYTES else lsn
 
 
-def _read(connection: psycopg.Connection[Any], task: ChunkTask) -> ChunkRead:
+def begin_reading(connection: psycopg.Connection[Any], table: TableName, statement_s: int) -> None:
+    """Begin a transaction that reads a table; its snapshot is taken by the next query."""
     connection.execute(_BEGIN)
-    settings = {**PINNED, "statement_timeout": f"{task.statement_s}s"}
+    settings = {**PINNED, "statement_timeout": f"{statement_s}s"}
     for name, value in settings.items():
         # Not as a query: that would take the snapshot before the lock is held.
         connection.execute(sql.SQL("SET LOCAL {} TO {}").format(sql.SQL(name), value))
-    connection.execute(lock(task.leaf))
+    connection.execute(lock(table))
+
+
+def _read(connection: psycopg.Connection[Any], task: ChunkTask) -> ChunkRead:
+    begin_reading(connection, task.leaf, task.statement_s)
     row = connection.execute(_SNAPSHOT, (task.leaf_oid,)).fetchone()
     assert row is not None
     snapshot, read_us, filenode = Snapshot.parse(row[0]), int(row[1]), int(row[2])
