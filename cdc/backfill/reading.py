@@ -153,13 +153,14 @@ def wal_end(connection: psycopg.Connection[Any]) -> int:
     return lsn - within if within <= _PAGE_HEADER_BYTES else lsn
 
 
-def begin_to_read(connection: psycopg.Connection[Any], statement_s: int) -> None:
-    """Begin a transaction that reads texts as changes have them; it has no snapshot yet."""
+def begin_reading(connection: psycopg.Connection[Any], table: TableName, statement_s: int) -> None:
+    """Begin a transaction that reads a table; its snapshot is taken by the next query."""
     connection.execute(_BEGIN)
     settings = {**PINNED, "statement_timeout": f"{statement_s}s"}
     for name, value in settings.items():
         # Not as a query: that would take the snapshot before a lock is held.
         connection.execute(sql.SQL("SET LOCAL {} TO {}").format(sql.SQL(name), value))
+    connection.execute(lock(table))
 
 
 def take_snapshot(connection: psycopg.Connection[Any], oid: int) -> tuple[Snapshot, int, int]:
@@ -170,8 +171,7 @@ def take_snapshot(connection: psycopg.Connection[Any], oid: int) -> tuple[Snapsh
 
 
 def _read(connection: psycopg.Connection[Any], task: ChunkTask) -> ChunkRead:
-    begin_to_read(connection, task.statement_s)
-    connection.execute(lock(task.leaf))
+    begin_reading(connection, task.leaf, task.statement_s)
     snapshot, read_us, filenode = take_snapshot(connection, task.leaf_oid)
     table = describe_table(connection, task.publication, task.table)
     if isinstance(task.choice.range, BlockRange) and filenode != task.filenode:

@@ -36,6 +36,7 @@ from cdc.service.source_keeper import SourceKeeper, wait_for_sources
 from cdc.service.start import migrate_state, patiently, prepare_state, reach, state_called
 from cdc.service.status import status_tables
 from cdc.service.supervisor import Supervisor
+from cdc.service.verify_command import verify_app
 
 app = typer.Typer(
     name="walbrook",
@@ -49,6 +50,7 @@ app.add_typer(log_app, name="log")
 app.add_typer(backfill_app, name="backfill")
 app.add_typer(operator_app)
 app.add_typer(repair_app)
+app.add_typer(verify_app)
 
 ConfigPath = Annotated[
     Path, typer.Option("--config", "-c", help="The configuration file.", envvar="WALBROOK_CONFIG")

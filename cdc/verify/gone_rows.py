@@ -27,11 +27,11 @@ from psycopg import sql
 
 from cdc.backfill.copy_rows import columns_of, raw_rows
 from cdc.backfill.overtaken import row_keys
-from cdc.backfill.query import RowChoice, copy_rows, lock, row_conditions
+from cdc.backfill.query import RowChoice, copy_rows, row_conditions
 from cdc.backfill.ranges import ValueRange, block_ranges
 from cdc.backfill.reading import (
     ChunkRead,
-    begin_to_read,
+    begin_reading,
     connect_to_read,
     copy_texts,
     raw_file,
@@ -114,7 +114,7 @@ def _source_keys(
             blocks = leaf.bytes // _BLOCK_BYTES
             choices = [*map(RowChoice, block_ranges(blocks, _BLOCK_BYTES, _RANGE_BYTES))]
         for choice in choices:
-            begin_to_read(connection, limit_s)
+            begin_reading(connection, leaf.name, limit_s)
             query = copy_rows(leaf.name, keys.columns, keys.key, table.row_filter, choice)
             with connection.cursor() as cursor:
                 for text in copy_texts(cursor, query):
@@ -137,8 +137,7 @@ def _write(
     table: PublishedTable,
     candidates: Iterator[list[Key]],
 ) -> ChunkRead:
-    begin_to_read(connection, task.statement_s)
-    connection.execute(lock(task.table))
+    begin_reading(connection, task.table, task.statement_s)
     snapshot, read_us, _ = take_snapshot(connection, table.relation.oid)
     rows = size = 0
     with raw_file(task.path, table) as write:

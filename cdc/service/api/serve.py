@@ -18,6 +18,7 @@ from cdc.service.api.backfills import backfill_routes
 from cdc.service.api.operators import operator_routes
 from cdc.service.api.pull import PullApi, pull_routes
 from cdc.service.api.tokens import Access
+from cdc.service.api.verifications import verification_routes
 
 
 class Api:
@@ -34,6 +35,7 @@ class Api:
             *pull_routes(self._pulling, self._access),
             *operator_routes(self._dsn, self._access),
             *backfill_routes(self._dsn, self._access),
+            *verification_routes(self._dsn, self._access),
         ]
 
     @asynccontextmanager
