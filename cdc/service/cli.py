@@ -31,6 +31,7 @@ from cdc.service.log_commands import log_app
 from cdc.service.logs import configure_logs
 from cdc.service.operator_commands import operator_app
 from cdc.service.ownership import Ownership
+from cdc.service.repair import repair
 from cdc.service.repair_commands import repair_app
 from cdc.service.source_keeper import SourceKeeper, wait_for_sources
 from cdc.service.start import migrate_state, patiently, prepare_state, reach, state_called
@@ -113,6 +114,7 @@ def serve(path: Path, stop: StopSignal) -> int:
                     sources=[*sources],
                     listener=listener,
                     started_at=time.monotonic(),
+                    begin_repair=lambda name, deletes: repair(settings, name, deletes=deletes),
                 )
             )
         return supervisor.run(stop, ownership.keep)
