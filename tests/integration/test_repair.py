@@ -5,13 +5,14 @@ Real Postgres, a real slot and reader, a worker with its sink. Nothing here runs
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from cdc.errors import OperatorError, SourceError, TransientError
 from tests.backfill_rig import Rig
-from tests.fix_postgres import Database
+from tests.fix_postgres import Database, embedded, fresh_database
 from tests.repairing import drop_slot, note_horizon, repaired, until_repaired
 from tests.waiting import until
 
@@ -103,3 +104,30 @@ def test_a_reader_without_its_slot_names_the_repair(rig: Rig) -> None:
         until("the reader to stop", lambda: rig.rows(failed)[0][0])
     assert stopped.value.kind == "slot_missing"
     assert "walbrook repair shop" in stopped.value.fix
+
+
+def test_a_slot_that_the_server_invalidated_is_replaced(tmp_path: Path) -> None:
+    settings = {"max_slot_wal_keep_size": "32MB", "wal_keep_size": "0", "min_wal_size": "32MB"}
+    with (
+        tempfile.TemporaryDirectory(prefix="walbrook-test-tight-") as directory,
+        embedded(Path(directory), fast=True, settings=settings) as server,
+        fresh_database(server.dsn) as database,
+    ):
+        database.execute("CREATE TABLE item (id int PRIMARY KEY, version int NOT NULL)")
+        rig = Rig(database, tmp_path)
+        note_horizon(rig)
+        database.execute("INSERT INTO item VALUES (1, 1)")
+
+        def lost() -> bool:
+            database.execute("SELECT pg_logical_emit_message(false, 'filler', 'x')")
+            database.execute("SELECT pg_switch_wal()")
+            database.execute("CHECKPOINT")
+            ((status,),) = database.execute("SELECT wal_status FROM pg_replication_slots")
+            return bool(status == "lost")
+
+        until("the slot to be lost", lost)
+        begun = repaired(rig, "skip")
+        with rig.running():
+            done = until_repaired(rig)
+        assert (begun.found, done["rows"], done["tables_whole"]) == ("slot_lost", 1, 0)
+        assert rig.table() == {'item ["1"]': {"id": 1, "version": 1}}
