@@ -239,7 +239,7 @@ def test_a_destination_that_cannot_be_read_back_is_refused(
     rig = Rig(database, tmp_path)
     with rig.running():
         row = rig.verified(state="failed")
-    assert "a destination of type file cannot be read back" in row.error
+    assert "a destination of the type file cannot be read back" in row.error
 
 
 def test_a_filter_makes_a_comparison_impossible(
@@ -250,4 +250,4 @@ def test_a_filter_makes_a_comparison_impossible(
     rig.sink["filter"] = "record.id > 5"
     with rig.running():
         row = rig.verified(state="failed")
-    assert "its filter decides what its destination holds" in row.error
+    assert "its filter decides which changes of a row arrive" in row.error
