@@ -88,7 +88,7 @@ def probe(sink: Sink) -> str:
 
 
 @runtime_checkable
-class ReadsBack(Protocol):
+class ReadsBack(Sink, Protocol):
     """A sink whose destination can say which rows of a table it holds."""
 
     @property

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, LiteralString
 
+from cdc.backfill.ranges import GoneRows
 from cdc.config.table import TableName
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn, parse_lsn
 from cdc.errors import OperatorError
+from cdc.state.backfill_chunks import add_chunks
 from cdc.state.backfills import as_int, as_text, require_latest
 
 KEYS_LISTED_MAX = 10_000
@@ -190,17 +192,27 @@ class VerificationRow:
             self._write(_FOUND, given)
             self._connection.execute(_ADD_KEYS, (self.id, keys, kinds[: len(keys)]))
 
-    def start_repair(self, consumer: str, table: TableName, keys: Sequence[str]) -> int | None:
-        """A backfill of these rows alone; None while another one of the table is under way."""
-        with self._connection.transaction():
-            require_latest(self._connection, self._source, self._term)
-            named = (self._source, consumer, table.schema, table.table)
-            row = self._connection.execute(_REPAIR, named).fetchone()
+    def start_repair(
+        self, consumer: str, table: TableName, oid: int, keys: Sequence[str], *, deletes: bool
+    ) -> int | None:
+        """A backfill of these rows; None while another one of the table is under way.
+
+        ``deletes``: rows that the destination alone has are found again and delivered as deletes.
+        """
+        connection, source, term = self._connection, self._source, self._term
+        with connection.transaction():
+            require_latest(connection, source, term)
+            named = (source, consumer, table.schema, table.table)
+            row = connection.execute(_REPAIR, named).fetchone()
             if row is None:
                 return None
-            self._connection.execute(_REPAIR_KEYS, (row[0], list(keys)))
-            self._write(_REPAIRING, (row[0], self.id))
-        return as_int(row[0])
+            backfill = as_int(row[0])
+            if deletes:
+                gone = [(table, oid, 0, GoneRows())]
+                add_chunks(connection, source, term, backfill, gone, planned=True)
+            connection.execute(_REPAIR_KEYS, (backfill, list(keys)))
+            self._write(_REPAIRING, (backfill, self.id))
+        return backfill
 
     def finish(self, repaired: int | None = None, left: Iterable[str] = ()) -> None:
         """It is done; ``left`` are keys that differ after the repair."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from cdc.config import PostgresDestination, Sink
+from cdc.config import Sink
 from cdc.config.expression import NONE
+from cdc.config.read_back import unreadable_reason
 from cdc.errors import OperatorError
 
 _NEEDED = ("insert", "update", "delete")
@@ -11,22 +12,15 @@ _NEEDED = ("insert", "update", "delete")
 
 def require_comparable(consumer: Sink) -> None:
     """OperatorError for a consumer whose settings decide which rows arrive, or as what."""
-    for name in ("filter", "transform", "routing"):
-        if getattr(consumer, name) != NONE:
-            raise not_comparable(consumer.name, f"its {name} decides what its destination holds")
+    why = unreadable_reason(consumer)
     lacking = [action for action in _NEEDED if action not in consumer.actions]
-    if lacking:
-        raise not_comparable(consumer.name, f"it does not take the action {lacking[0]}")
-    holds_tables = isinstance(consumer.destination, PostgresDestination)
-    if not holds_tables and consumer.shape != "sequin":
-        raise not_comparable(consumer.name, f"its messages have the shape {consumer.shape}")
-    if consumer.oversize == "claim_check":
-        raise not_comparable(consumer.name, "the content of its large messages is elsewhere")
-
-
-def not_comparable(consumer: str, why: str) -> OperatorError:
-    return OperatorError(
-        f"{consumer} cannot be compared with its source: {why}",
-        fix="verify a sink without that setting; this one can only be backfilled",
-        kind="not_comparable",
-    )
+    if consumer.filter != NONE:
+        why = "its filter decides which changes of a row arrive"
+    elif lacking:
+        why = f"it does not take the action {lacking[0]}"
+    if why is not None:
+        raise OperatorError(
+            f"{consumer.name} cannot be compared with its source: {why}",
+            fix="verify a sink without that; this one can only be backfilled",
+            kind="not_comparable",
+        )

@@ -16,10 +16,8 @@ from sinks import open_sink
 from sinks.base import ReadsBack
 
 
-def rows_held_by(
-    consumer: SinkConfig, source: str, generation: Generation, table: PublishedTable
-) -> Iterator[pa.RecordBatch]:
-    """The rows that the destination of a consumer holds (``HELD_SCHEMA``)."""
+def open_to_read(consumer: SinkConfig, source: str, generation: Generation) -> ReadsBack:
+    """A sink of a consumer that can be read back."""
     sink = open_sink(
         consumer.destination,
         consumer=consumer.name,
@@ -28,11 +26,18 @@ def rows_held_by(
         grouping=Grouping.of(consumer),
         generation=generation,
     )
-    with closing(sink):
-        if not isinstance(sink, ReadsBack):
-            raise OperatorError(
-                f"the destination of consumer {consumer.name} cannot be read back",
-                fix="skip the backfill: rows that were deleted stay at the destination",
-                kind="not_readable",
-            )
+    if not isinstance(sink, ReadsBack):
+        raise OperatorError(
+            f"the destination of consumer {consumer.name} cannot be read back",
+            fix="skip what needs it: rows that were deleted stay at the destination",
+            kind="not_readable",
+        )
+    return sink
+
+
+def rows_held_by(
+    consumer: SinkConfig, source: str, generation: Generation, table: PublishedTable
+) -> Iterator[pa.RecordBatch]:
+    """The rows that the destination of a consumer holds (``HELD_SCHEMA``)."""
+    with closing(open_to_read(consumer, source, generation)) as sink:
         yield from sink.read_back(table)

@@ -96,12 +96,15 @@ class TableComparison:
         self._reader = SourceReader(self._settings.publication, table, sink.held_form, values)
         self._same = same_cells if sink.held_form is Form.CELLS else same_record
         self._at_once = _LOOKED_AT_MAX
+        self.oid = 0
+        """Of the table, once it was looked at."""
 
     def run(self) -> Found:
         """Compare the whole table."""
         with self._connected() as connection:
             table = describe_table(connection, self._settings.publication, self._name)
             _require_key(table)
+            self.oid = table.relation.oid
             position = wal_end(connection)
             planned = [
                 each

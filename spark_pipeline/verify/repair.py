@@ -1,7 +1,8 @@
-"""Repair: the rows that differ are delivered again, by a backfill of their keys alone.
+"""Repair: the rows that differ are delivered again, by a backfill of these rows alone.
 
-Rows that the source has are read again and delivered as ``read``. Afterwards the same rows are
-compared once more.
+Rows that the source has are read again by key and delivered as ``read``. Rows that the destination
+alone has are looked for once more, as the repair of a source does, and delivered as ``delete``.
+Afterwards the same rows are compared once more.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ def repair(
 ) -> None:
     """Deliver what differs again, and record what is equal then."""
     deadline = time.monotonic() + _PATIENCE_S
-    keys = [key for key, difference in found.differences.items() if difference != "extra"]
-    if not keys:
-        row.finish(repaired=0, left=found.differences)
-        return
-    while (backfill := row.start_repair(consumer, table, keys)) is None:
+    lacking = [key for key, difference in found.differences.items() if difference != "extra"]
+    deletes = len(lacking) < len(found.differences)
+    while (
+        backfill := row.start_repair(consumer, table, comparison.oid, lacking, deletes=deletes)
+    ) is None:
         _wait(comparison, row, deadline, f"another backfill of {table} is under way")
     while True:
         now, why = backfill_state(state, backfill)
@@ -47,9 +48,8 @@ def repair(
                 kind="repair_failed",
             )
         _wait(comparison, row, deadline, why)
-    rounds = comparison.look_again([key_of(key) for key in keys], "repairing")
-    extra = [key for key, difference in found.differences.items() if difference == "extra"]
-    left = [*map(key_text, [*rounds.differing, *rounds.open]), *extra]
+    rounds = comparison.look_again([*map(key_of, found.differences)], "repairing")
+    left = [*map(key_text, [*rounds.differing, *rounds.open])]
     row.finish(repaired=len(found.differences) - len(left), left=left)
 
 

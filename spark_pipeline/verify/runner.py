@@ -25,13 +25,11 @@ from cdc.config.table import TableName
 from cdc.connection import Connection, connect
 from cdc.error_text import public_text
 from cdc.errors import OperatorError, TransientError, WalbrookError
-from cdc.queue.groups import Grouping
 from cdc.state import verifications as rows
 from cdc.state.roll import call_roll
 from cdc.state.verifications import CancelledError, Verification, VerificationRow
-from cdc.verify.comparable import not_comparable, require_comparable
-from sinks import Queue, open_sink
-from sinks.base import ReadsBack
+from cdc.verify.comparable import require_comparable
+from spark_pipeline.backfill.held_rows import open_to_read
 from spark_pipeline.delivery.isolate import told
 from spark_pipeline.delivery.value_formats import form_of
 from spark_pipeline.verify.comparison import EndedError, TableComparison
@@ -134,21 +132,7 @@ class VerifyRunner:
         row = VerificationRow(state, self._source, self._term, verification.id)
         directory = self._cleared()
         generation = call_roll(state, self._source).generations[self._consumer.name]
-        sink = open_sink(
-            self._consumer.destination,
-            consumer=self._consumer.name,
-            batch_size=self._consumer.effective_batch_size,
-            source=self._source,
-            grouping=Grouping.of(self._consumer),
-            queue=Queue.of(self._consumer, self._source, self._settings.state_dsn),
-            generation=generation,
-        )
-        with closing(sink):
-            if not isinstance(sink, ReadsBack):
-                kind = self._consumer.destination.type
-                raise not_comparable(
-                    self._consumer.name, f"a destination of type {kind} cannot be read back"
-                )
+        with closing(open_to_read(self._consumer, self._source, generation)) as sink:
             comparison = TableComparison(
                 self._context, state, row, consumer=self._consumer.name, table=table, sink=sink,
                 values=form_of(self._consumer), directory=directory,

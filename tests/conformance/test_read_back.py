@@ -13,18 +13,22 @@ from psycopg import sql
 from cdc.backfill.copy_rows import columns_of, raw_rows
 from cdc.backfill.reading import copy_texts
 from cdc.backfill.table import PublishedTable, describe_table
+from cdc.config import KafkaDestination
 from cdc.config.table import TableName
 from cdc.errors import OperatorError
 from cdc.verify.held import Form, Key, held_of_columns, held_of_raw, key_of
 from cdc.verify.key_ranges import HeldSide, compare
+from sinks import open_sink
 from sinks.base import ReadsBack, Sink
+from sinks.parquet import ParquetSink
 from sinks.postgres import PostgresSink
 from sinks.redis_stream import RedisStreamSink
 from sinks.webhook import WebhookSink
+from tests.fix_kafka import Kafka
 from tests.fix_postgres import Database, PostgresServer, fresh_database
 from tests.slot_batches import SlotBatches, slot_batches
 
-KINDS = ("postgres", "redis_stream")
+KINDS = ("postgres", "redis_stream", "parquet", "kafka", "kafka exactly once")
 
 
 @pytest.fixture
@@ -41,6 +45,12 @@ def sink(
         made: Sink
         if request.param == "postgres":
             made = PostgresSink(there.dsn, source="shop", consumer="orders")
+        elif request.param == "parquet":
+            made = ParquetSink(
+                tmp_path / "parquet", consumer="orders", partition_by=("table", "date", "action")
+            )
+        elif request.param.startswith("kafka"):
+            made = _kafka(request.getfixturevalue("kafka"), "exactly once" in request.param)
         else:
             url = request.getfixturevalue("redis_url")
             request.getfixturevalue("redis_client")
@@ -49,6 +59,18 @@ def sink(
             )
         yield made
         made.close()
+
+
+def _kafka(kafka: Kafka, exactly_once: bool) -> Sink:
+    destination = KafkaDestination.model_validate(
+        {
+            "type": "kafka", "bootstrap_servers": (kafka.servers,),
+            "topic": f"{kafka.prefix}.{{table}}", "exactly_once": exactly_once,
+            "cursor_topic": f"{kafka.prefix}.cursor" if exactly_once else None,
+            "create_topics": {"partitions": 3, "replication_factor": 1}, "tombstones": True,
+        }
+    )  # fmt: skip
+    return open_sink(destination, consumer="orders", batch_size=1000, source="shop")
 
 
 def _table(database: Database, name: str = "item") -> PublishedTable:

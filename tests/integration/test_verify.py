@@ -172,14 +172,18 @@ def test_a_repair_makes_the_destination_equal(
     with rig.running():
         rig.backfilled("item")
         there.execute(
-            "DELETE FROM item WHERE id % 100 = 0; UPDATE item SET note = 'x' WHERE id = 12"
+            "DELETE FROM item WHERE id % 100 = 0; UPDATE item SET note = 'x' WHERE id = 12;"
+            "INSERT INTO item VALUES (-5, 1, 'extra'), (-6, 1, 'extra')"
         )
         row = rig.verified(repair=True)
         again = rig.verified()
-    assert (row.missing, row.different, row.repaired) == (20, 1, 21)
+    assert (row.missing, row.extra, row.different, row.repaired) == (20, 2, 1, 23)
     assert (again.missing, again.extra, again.different) == (0, 0, 0)
     ((rows,),) = rig.rows(f"SELECT rows FROM walbrook.backfill_progress WHERE id = {row.backfill}")
-    assert rows == 21
+    assert rows == 23
+    assert rig.rows("SELECT DISTINCT repaired FROM walbrook.verification_keys") == [(True,)]
+    ((through,),) = rig.rows("SELECT verified_through::text FROM walbrook.verified")
+    assert through == again.position
 
 
 @pytest.mark.skipif(DEFAULT_VERSION < 15, reason="column lists and row filters came with 15")
@@ -235,7 +239,7 @@ def test_a_destination_that_cannot_be_read_back_is_refused(
     rig = Rig(database, tmp_path)
     with rig.running():
         row = rig.verified(state="failed")
-    assert "a destination of type file cannot be read back" in row.error
+    assert "a destination of the type file cannot be read back" in row.error
 
 
 def test_a_filter_makes_a_comparison_impossible(
@@ -246,4 +250,4 @@ def test_a_filter_makes_a_comparison_impossible(
     rig.sink["filter"] = "record.id > 5"
     with rig.running():
         row = rig.verified(state="failed")
-    assert "its filter decides what its destination holds" in row.error
+    assert "its filter decides which changes of a row arrive" in row.error

@@ -54,7 +54,7 @@ def test_the_command_and_the_api_compare_and_repair(
         assert service.run("verify", "mirror", "item").returncode == 0
         refused = service.run("verify", "hook")
         assert refused.returncode == 1
-        assert "a destination of type webhook cannot be read back" in refused.stdout
+        assert "a destination of the type webhook cannot be read back" in refused.stdout
         unknown = service.run("verify", "nobody")
         assert unknown.returncode == 1
         assert "nobody" in unknown.stderr
