@@ -30,6 +30,8 @@ Step = Literal[
     "committed",
     "applied",
     "moved",
+    "slot_dropped",
+    "slot_made",
 ]
 
 STEPS: Final[tuple[Step, ...]] = (
@@ -49,6 +51,8 @@ STEPS: Final[tuple[Step, ...]] = (
     "committed",  # it is committed, nothing of it is settled
     "applied",  # a destination that is a database has the rows, its position has not moved
     "moved",  # both are committed there
+    "slot_dropped",  # a repair has dropped the slot, the new one is not there yet
+    "slot_made",  # the new slot is there, no consumer has moved to it
 )
 VARIABLE: Final = "WALBROOK_FAILPOINT"
 

@@ -15,7 +15,8 @@ LANGUAGE sql STABLE AS $$
                                       'discard', 'accept_gap', 'accept_loss', 'finish_source',
                                       'advance_watermark', 'set_partition_idle', 'start_backfill',
                                       'pause_backfill', 'resume_backfill', 'cancel_backfill',
-                                      'retry_backfill', 'skip_backfill']
+                                      'retry_backfill', 'skip_backfill', 'start_verification',
+                                      'cancel_verification']
            WHEN 'pull' THEN ARRAY['receive', 'ack', 'nack', 'extend'] END)
         -- Who reads a view must be allowed to call the functions in it.
         OR p.pronamespace = 'walbrook'::regnamespace AND access = 'monitor' AND EXISTS (
@@ -58,7 +59,8 @@ BEGIN
         'walbrook.backlogs, walbrook.leases, walbrook.log_segments, walbrook.schema_versions, walbrook.watermarks, '
         'walbrook.event_time, walbrook.event_sources, walbrook.event_partitions, walbrook.pulls, '
         'walbrook.stored, walbrook.claims, walbrook.buried, '
-        'walbrook.backfill_progress TO %I', role);
+        'walbrook.backfill_progress, walbrook.horizons, walbrook.repairs, walbrook.repair_progress, '
+        'walbrook.repaired_tables, walbrook.verifications, walbrook.verified TO %I', role);
     -- Not error, payload and event, which have row values in them.
     EXECUTE format(
         'GRANT SELECT (id, source, consumer, commit_lsn, commit_idx, commit_timestamp, table_schema, '
@@ -75,7 +77,7 @@ BEGIN
     PERFORM walbrook.grant_functions(role, 'operator');
     IF with_values THEN
         EXECUTE format('GRANT SELECT ON walbrook.dead_letters, walbrook.events, walbrook.records, '
-                       'walbrook.claim_checks TO %I', role);
+                       'walbrook.claim_checks, walbrook.verification_keys TO %I', role);
     END IF;
 END
 $$;

@@ -20,14 +20,18 @@ crash does not break, and a sink that is out of date is refused there. Its desti
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import pyarrow as pa
+
+from cdc.backfill.table import PublishedTable
 from cdc.change import MessageBatch
 from cdc.cursor import Cursor
 from cdc.errors import WalbrookError
 from cdc.queue.ledger import Integers, LedgerUse
+from cdc.verify.held import Form, Key
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,27 @@ class Probing(Protocol):
 def probe(sink: Sink) -> str:
     """What a look at the destination found, for sinks that can look."""
     return sink.probe() if isinstance(sink, Probing) else "nothing of it can be checked"
+
+
+@runtime_checkable
+class ReadsBack(Sink, Protocol):
+    """A sink whose destination can say which rows of a table it holds."""
+
+    @property
+    def held_form(self) -> Form:
+        """What the content of a row is there."""
+        ...
+
+    def read_back(
+        self, table: PublishedTable, keys: Collection[Key] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """What the destination holds of a source's table, as ``HELD_SCHEMA``; nothing changes.
+
+        With ``keys`` only rows that have one of them. Memory is bounded, and no transaction is held
+        longer than one batch of rows takes. Raises WalbrookError for what cannot be read, with the
+        fix.
+        """
+        ...
 
 
 Accepted = Callable[[Integers, Integers], WalbrookError | None]

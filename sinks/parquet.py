@@ -14,7 +14,7 @@ first one must not see it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -24,11 +24,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
+from cdc.backfill.table import PublishedTable
 from cdc.change import MESSAGE_SCHEMA, MessageBatch, origin
 from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.shapes import Parts
 from cdc.errors import WalbrookError
 from cdc.generation import FIRST, Generation
+from cdc.verify.held import Form, Key
 from sinks.base import Delivery
 from sinks.columns import pieces, prefix_at_or_below
 from sinks.directory import (
@@ -41,6 +43,7 @@ from sinks.directory import (
     sync_directory,
     write_synced,
 )
+from sinks.parquet_read_back import held_in_files
 from sinks.position import Position, PositionFile, cursor_name, place_of, point_to
 
 OWN_FOLDER = "_walbrook"
@@ -104,6 +107,19 @@ class ParquetSink:
         if self._root.is_dir() and self._position.read() is None:
             refuse_strangers(self._root, lambda name: name != self._own.name)
         return f"{self._root} {found}"
+
+    @property
+    def held_form(self) -> Form:
+        return Form.RECORD
+
+    def read_back(
+        self, table: PublishedTable, keys: Collection[Key] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The messages of the folder that are about a table."""
+        try:
+            yield from held_in_files(self._root, self._partition_by, table, keys)
+        except OSError as error:
+            raise disk_error(self._root, error) from error
 
     def close(self) -> None:
         """Nothing stays open between deliveries."""

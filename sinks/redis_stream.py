@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Protocol, cast
 
 import pyarrow as pa
@@ -32,15 +32,19 @@ from redis.backoff import NoBackoff
 from redis.connection import Connection, SSLConnection
 from redis.retry import Retry
 
+from cdc.backfill.table import PublishedTable
 from cdc.change import MessageBatch
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import PoisonError, ProtocolError, TransientError, WalbrookError
 from cdc.failpoints import reached
 from cdc.generation import FIRST, Generation
 from cdc.queue.retry import TOO_LARGE
+from cdc.verify.held import Form, Key
 from sinks.base import Delivery
 from sinks.columns import pieces, prefix_at_or_below
+from sinks.held_messages import refuse_short_lived
 from sinks.redis_errors import from_exception, from_reply
+from sinks.redis_read_back import read_stream
 from sinks.redis_record import (
     FIELDS,
     Record,
@@ -143,6 +147,7 @@ class RedisStreamSink:
                 password=password,
                 **settings,
             )
+        self._pool = pool
         self._connection = cast(_Connection, pool.make_connection())
         self._open = False
         self._tops = StreamTops(consumer)
@@ -219,6 +224,19 @@ class RedisStreamSink:
             raise from_exception(error) from error
         finally:
             self.close()
+
+    @property
+    def held_form(self) -> Form:
+        return Form.RECORD
+
+    def read_back(
+        self, table: PublishedTable, keys: Collection[Key] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The messages of the stream that are about a table, over a connection of its own."""
+        stream = self._generation.named(self._key)
+        if self._length or self._age is not None:
+            raise refuse_short_lived(f"the stream {stream}", "max_length and max_age_s")
+        return read_stream(self._pool.make_connection(), stream, table, keys)
 
     def close(self) -> None:
         """Hang up; the next delivery connects again."""

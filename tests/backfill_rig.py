@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from psycopg.rows import namedtuple_row
 
 from cdc.config import FileDestination, Sink
 from cdc.connection import connect
@@ -18,6 +19,7 @@ from cdc.cursor import ORIGIN, parse_lsn
 from cdc.state.backfills import consumers_with_backfills
 from cdc.state.feeds import FeedFigures, open_feed
 from cdc.state.positions import register_source
+from cdc.state.verifications import consumers_with_verifications
 from spark_pipeline.delivery.deliver import Origin
 from spark_pipeline.feed.feed import Feed
 from spark_pipeline.workers.context import WorkerContext
@@ -46,9 +48,7 @@ class Rig:
     _starts: int = 0
 
     def __post_init__(self) -> None:
-        self.source: SlotSource = make_slot_source(
-            self.database, self.directory / "log", publication=self.publication
-        )
+        self.source: SlotSource = self._make_source()
         with self.database.connect() as connection:
             row = connection.execute(
                 "SELECT system_identifier, restart_lsn::text FROM walbrook.sources"
@@ -63,6 +63,9 @@ class Rig:
         if self.local_commits:
             dsn = f"{self.database.dsn} options='-c synchronous_commit=local'"
             self.source.settings = replace(self.source.settings, state_dsn=dsn)
+
+    def _make_source(self) -> SlotSource:
+        return make_slot_source(self.database, self.directory / "log", publication=self.publication)
 
     @property
     def state_dsn(self) -> str:
@@ -131,6 +134,8 @@ class Rig:
             while not context.ended.wait(_LOOK_S):
                 if consumers_with_backfills(state, SOURCE):
                     worker.backfill()
+                if consumers_with_verifications(state, SOURCE):
+                    worker.verify()
 
     def start(self, table: str, **options: object) -> int:
         """Start a backfill; returns its id."""
@@ -165,6 +170,24 @@ class Rig:
     def backfilled(self, table: str, **options: object) -> None:
         """Start a backfill and wait for its end."""
         self.until_state(self.start(table, **options))
+
+    def verified(self, table: str = "item", *, repair: bool = False, state: str = "done") -> Any:
+        """Verify a table and wait for the end; returns its row, with names."""
+        ((number,),) = self.rows(
+            f"SELECT id FROM walbrook.start_verification('files', '{table}', {repair})"
+        )
+
+        def ended() -> Any:
+            with connect(self.state_dsn, name="test") as connection:
+                found = connection.cursor(row_factory=namedtuple_row)
+                row: Any = found.execute(
+                    f"SELECT * FROM walbrook.verifications WHERE id = {number}".encode()
+                ).fetchone()
+            return row if row.state in ("done", "failed", "cancelled") else None
+
+        row = until(f"verification {number}", ended, 90)
+        assert row.state == state, row.error
+        return row
 
     def until_delivered(self) -> None:
         """Until all that was committed so far is delivered and settled."""

@@ -109,6 +109,11 @@ class Service:
             self._process.send_signal(signal.SIGTERM)
         return self._process.wait(90)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended by itself, or was ended."""
+        return self._process is not None and self._process.poll() is not None
+
     def tree(self) -> list[psutil.Process]:
         """The supervisor and everything it started, the supervisor first."""
         assert self._process is not None

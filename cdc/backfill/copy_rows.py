@@ -22,9 +22,6 @@ from cdc.decoding.columns import offsets_of
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.errors import DecodeError
 
-READ_KIND = ord("R")
-"""The kind of a row that a backfill read."""
-
 _NULL = "\\N"
 _BACKSLASH = "\\"
 # A text of Postgres has no zero byte, so one can stand for a backslash while the rest is undone.
@@ -71,18 +68,24 @@ def _plain(values: pa.BinaryArray) -> pa.BinaryArray:
 
 
 def raw_rows(
-    columns: list[pa.BinaryArray], *, oid: int, schema_id: int, read_us: int
+    columns: list[pa.BinaryArray],
+    *,
+    oid: int,
+    schema_id: int,
+    read_us: int,
+    kind: bytes = b"R",
+    tag: bytes = b"N",
 ) -> pa.RecordBatch:
-    """RAW_SCHEMA rows of the kind ``R``; their cursors are given when they are delivered."""
+    """RAW_SCHEMA rows of one kind with one tuple; they get cursors when they are delivered."""
     count = len(columns[0]) if columns else 0
     zeros = pa.array(np.zeros(count, np.int64))
-    head = struct.pack(">BIcH", READ_KIND, oid, b"N", len(columns))
+    head = struct.pack(">cIcH", kind, oid, tag, len(columns))
     arrays = [
         zeros,
         zeros,
         pa.array(np.full(count, read_us, np.int64)),
         zeros,
-        pa.array(np.full(count, READ_KIND, np.uint8)),
+        pa.array(np.full(count, kind[0], np.uint8)),
         pa.array(np.full(count, oid, np.uint32)),
         pa.array(np.full(count, schema_id, np.uint64)),
         _payloads(head, columns, count),

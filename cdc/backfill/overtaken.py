@@ -73,7 +73,9 @@ def remaining(rows: pa.RecordBatch, schemas: Mapping[int, bytes], newer: NewerCh
     overtaken: Mask = pc.is_in(keys, value_set=touched).to_numpy(zero_copy_only=False)
     if not overtaken.any():
         return Remains(rows, every, 0, 0)
-    merged = _merged(rows, schemas, keys, overtaken, newer, changed)
+    # Of a row that is told as gone there is nothing to merge.
+    reads = rows.column("kind")[0].as_py() != _DELETE
+    merged = _merged(rows, schemas, keys, overtaken, newer, changed) if reads else {}
     kept = ~overtaken
     payloads = rows.column("payload")
     if merged:

@@ -36,14 +36,7 @@ def copy_rows(
     choice: RowChoice,
 ) -> sql.Composed:
     """COPY of the chosen rows as text."""
-    conditions = [_chosen(choice, key)]
-    for text in (row_filter, choice.where):
-        if text is not None:
-            # A comment in it ends with its line.
-            conditions.append(sql.SQL("({}\n)").format(sql.SQL(text)))
     ordered: sql.Composable = sql.SQL("")
-    if choice.sort_column is not None and choice.start_position is not None:
-        conditions.append(_from(choice.sort_column, choice.start_position))
     if choice.sort_column is not None:
         ordered = sql.SQL(" ORDER BY {}").format(sql.Identifier(choice.sort_column))
     # Rows with a key are looked for in all partitions of a table.
@@ -52,9 +45,21 @@ def copy_rows(
         sql.SQL(", ").join(map(sql.Identifier, columns)),
         only,
         sql.Identifier(leaf.schema, leaf.table),
-        sql.SQL(" AND ").join(conditions),
+        row_conditions(choice, key, row_filter),
         ordered,
     )
+
+
+def row_conditions(choice: RowChoice, key: Sequence[str], row_filter: str | None) -> sql.Composable:
+    """The condition of the chosen rows that are published."""
+    conditions = [_chosen(choice, key)]
+    for text in (row_filter, choice.where):
+        if text is not None:
+            # A comment in it ends with its line.
+            conditions.append(sql.SQL("({}\n)").format(sql.SQL(text)))
+    if choice.sort_column is not None and choice.start_position is not None:
+        conditions.append(_from(choice.sort_column, choice.start_position))
+    return sql.SQL(" AND ").join(conditions)
 
 
 def next_boundary(
@@ -86,14 +91,16 @@ def _from(column: str, start: str) -> sql.Composable:
 
 def _chosen(choice: RowChoice, key: Sequence[str]) -> sql.Composable:
     if choice.range is None:
-        return _with_keys(choice.keys, key)
+        return with_keys(choice.keys, key)
     if isinstance(choice.range, BlockRange):
-        return _blocks(choice.range)
+        return in_blocks(choice.range)
+    assert isinstance(choice.range, ValueRange)
     assert choice.sort_column is not None  # a range of values is one of this column
     return _values(choice.range, sql.Identifier(choice.sort_column))
 
 
-def _blocks(blocks: BlockRange) -> sql.Composable:
+def in_blocks(blocks: BlockRange) -> sql.Composable:
+    """The condition of rows that lie in some blocks."""
     first = sql.SQL("ctid >= {}::tid").format(f"({blocks.first},0)")
     if blocks.end is None:
         return first
@@ -113,7 +120,8 @@ def _values(values: ValueRange, column: sql.Identifier) -> sql.Composable:
     )
 
 
-def _with_keys(keys: Keys, key: Sequence[str]) -> sql.Composable:
+def with_keys(keys: Keys, key: Sequence[str]) -> sql.Composable:
+    """The condition of rows that have one of some keys."""
     columns = sql.SQL(", ").join(map(sql.Identifier, key))
     rows = sql.SQL(", ").join(
         sql.SQL("({})").format(sql.SQL(", ").join(map(sql.Literal, values))) for values in keys

@@ -35,7 +35,12 @@ class ValueRange:
     until: str | None
 
 
-Range = BlockRange | ValueRange
+@dataclass(frozen=True)
+class GoneRows:
+    """The rows that the destination has and the table has not."""
+
+
+Range = BlockRange | ValueRange | GoneRows
 
 
 def block_ranges(blocks: int, block_bytes: int, chunk_bytes: int) -> Iterator[BlockRange]:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -91,29 +91,38 @@ class ChunkRead:
 
 def read_chunk(task: ChunkTask) -> ChunkRead:
     """Read a chunk into its file. Errors of Postgres come back as errors of ours."""
+    with (
+        reading_errors(task.leaf, task.statement_s),
+        closing(connect_to_read(task.dsn, f"{task.source}:backfill")) as connection,
+    ):
+        return _read(connection, task)
+
+
+@contextmanager
+def reading_errors(leaf: TableName, statement_s: int) -> Iterator[None]:
+    """Errors of Postgres while a table is read, as errors of ours."""
     try:
-        with closing(connect_to_read(task.dsn, f"{task.source}:backfill")) as connection:
-            return _read(connection, task)
+        yield
     except psycopg.errors.QueryCanceled as error:
         raise TransientError(
-            f"reading a chunk of {task.leaf} took longer than {task.statement_s} s",
+            f"reading a chunk of {leaf} took longer than {statement_s} s",
             fix="it is read again in smaller parts",
             kind="chunk_timeout",
         ) from error
     except psycopg.errors.UndefinedTable as error:
         raise MovedTableError(
-            f"{task.leaf} is not there any more", fix="the table is planned again", kind="moved"
+            f"{leaf} is not there any more", fix="the table is planned again", kind="moved"
         ) from error
     except psycopg.ProgrammingError as error:
         raise OperatorError(
-            f"{task.leaf} cannot be read: {public_text(error)}",
+            f"{leaf} cannot be read: {public_text(error)}",
             fix="grant SELECT on it to the role of the source, or mend the backfill's where; then "
             "retry the backfill",
             kind="chunk_refused",
         ) from error
     except psycopg.Error as error:
         raise TransientError(
-            f"{task.leaf} could not be read: {public_text(error)}", fix="it is tried again"
+            f"{leaf} could not be read: {public_text(error)}", fix="it is tried again"
         ) from error
 
 
@@ -144,16 +153,26 @@ def wal_end(connection: psycopg.Connection[Any]) -> int:
     return lsn - within if within <= _PAGE_HEADER_BYTES else lsn
 
 
-def _read(connection: psycopg.Connection[Any], task: ChunkTask) -> ChunkRead:
+def begin_reading(connection: psycopg.Connection[Any], table: TableName, statement_s: int) -> None:
+    """Begin a transaction that reads a table; its snapshot is taken by the next query."""
     connection.execute(_BEGIN)
-    settings = {**PINNED, "statement_timeout": f"{task.statement_s}s"}
+    settings = {**PINNED, "statement_timeout": f"{statement_s}s"}
     for name, value in settings.items():
-        # Not as a query: that would take the snapshot before the lock is held.
+        # Not as a query: that would take the snapshot before a lock is held.
         connection.execute(sql.SQL("SET LOCAL {} TO {}").format(sql.SQL(name), value))
-    connection.execute(lock(task.leaf))
-    row = connection.execute(_SNAPSHOT, (task.leaf_oid,)).fetchone()
+    connection.execute(lock(table))
+
+
+def take_snapshot(connection: psycopg.Connection[Any], oid: int) -> tuple[Snapshot, int, int]:
+    """The snapshot of the transaction, when it was taken (µs), and the file of a table."""
+    row = connection.execute(_SNAPSHOT, (oid,)).fetchone()
     assert row is not None
-    snapshot, read_us, filenode = Snapshot.parse(row[0]), int(row[1]), int(row[2])
+    return Snapshot.parse(row[0]), int(row[1]), int(row[2])
+
+
+def _read(connection: psycopg.Connection[Any], task: ChunkTask) -> ChunkRead:
+    begin_reading(connection, task.leaf, task.statement_s)
+    snapshot, read_us, filenode = take_snapshot(connection, task.leaf_oid)
     table = describe_table(connection, task.publication, task.table)
     if isinstance(task.choice.range, BlockRange) and filenode != task.filenode:
         raise MovedTableError(
@@ -172,15 +191,9 @@ def _copy(
     connection: psycopg.Connection[Any], task: ChunkTask, table: PublishedTable, read_us: int
 ) -> tuple[int, int]:
     query = copy_rows(task.leaf, table.columns, table.key, table.row_filter, task.choice)
-    schemas = encode_schemas({table.schema_id: table.message})
-    schema = RAW_SCHEMA.with_metadata({SCHEMAS_KEY: schemas})
     rows = size = 0
-    with (
-        pa.OSFile(str(task.path), "wb") as file,
-        pa.ipc.new_file(file, schema) as writer,
-        connection.cursor() as cursor,
-    ):
-        for text in _texts(cursor, query):
+    with raw_file(task.path, table) as write, connection.cursor() as cursor:
+        for text in copy_texts(cursor, query):
             columns = columns_of(text, len(table.columns))
             raw = raw_rows(
                 columns,
@@ -188,14 +201,23 @@ def _copy(
                 schema_id=table.schema_id,
                 read_us=read_us,
             )
-            writer.write_batch(raw)
+            write(raw)
             rows += raw.num_rows
             size += len(text)
-    _sync(task.path)
     return rows, size
 
 
-def _texts(cursor: psycopg.Cursor[Any], query: sql.Composed) -> Iterator[bytes]:
+@contextmanager
+def raw_file(path: Path, table: PublishedTable) -> Iterator[Callable[[pa.RecordBatch], None]]:
+    """Write the file of a chunk (``RAW_SCHEMA``); it is whole and on disk at the end."""
+    schemas = encode_schemas({table.schema_id: table.message})
+    schema = RAW_SCHEMA.with_metadata({SCHEMAS_KEY: schemas})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        yield writer.write_batch
+    _sync(path)
+
+
+def copy_texts(cursor: psycopg.Cursor[Any], query: sql.Composed) -> Iterator[bytes]:
     """The text of a COPY in pieces of whole lines."""
     piece = io.BytesIO()
     with cursor.copy(query) as copy:

@@ -23,6 +23,7 @@ from cdc.errors import GapError, SourceError, TransientError
 from cdc.replication.catalog import ask_catalog
 from cdc.replication.deadline import deadline
 from cdc.replication.identity import (
+    History,
     Identity,
     Recorded,
     Server,
@@ -33,7 +34,7 @@ from cdc.replication.identity import (
     identify,
     identify_timeline,
 )
-from cdc.replication.slot_row import READ_SLOT, SlotRow, recreate, slot_fault, slot_row
+from cdc.replication.slot_row import READ_SLOT, SlotRow, recreate, repair, slot_fault, slot_row
 
 _ANSWER_S = 15.0  # a little above the server's own bound on a statement
 
@@ -94,9 +95,9 @@ class SlotControl:
             raise GapError(
                 f"the publication {self._publication} was dropped and created again: what was "
                 "committed between never comes through the slot",
-                fix="stop the service and accept the gap up to now: SELECT walbrook.accept_gap("
-                f"'{recorded.source}', '{format_lsn(server.end_lsn)}'), then bring the sinks up to "
-                "date by other means",
+                fix=f"{repair(recorded.source)}; or, to let these changes go, stop the service and "
+                f"accept the gap up to now: SELECT walbrook.accept_gap('{recorded.source}', "
+                f"'{format_lsn(server.end_lsn)}')",
                 kind="publication_replaced",
             )
         return Identity(
@@ -107,6 +108,16 @@ class SlotControl:
             failed_over_from=None if fork is None else recorded.timeline,
             fork_lsn=fork,
         )
+
+    def check_server(self, recorded: Recorded, reached: Cursor) -> Server:
+        """The server, if its history has all that was read, whatever has become of the slot."""
+        with _answering(), self._replication() as replication:
+            server = identify(replication)
+            check_cluster(server, recorded)
+            fork = find_fork(replication, server, recorded)
+            self._check_same(server.started_at)
+        check_history(History(server, recorded.timeline, fork), reached)
+        return server
 
     def check_settled(self, identity: Identity, restart: Cursor) -> None:
         """Refuse a restart cursor that this server's history does not reach.
@@ -223,7 +234,7 @@ def _usable(name: str, slot: SlotRow | None, server: Server, source: str) -> Slo
         )
     fault = slot_fault(slot, server.database)
     if fault is not None:
-        fix = _FIXES.get(fault.kind) or f"drop it, {recreate(source)}"
+        fix = _FIXES.get(fault.kind) or recreate(source)
         raise SourceError(fault.what, fix=fix, kind=fault.kind)
     return slot
 

@@ -16,7 +16,7 @@ import psycopg
 
 from cdc.cursor import Cursor, format_lsn, parse_lsn
 from cdc.errors import GapError, SourceError, TransientError
-from cdc.replication.slot_row import SlotRow
+from cdc.replication.slot_row import SlotRow, repair
 
 _SERVER = """
 SELECT current_setting('server_version_num')::int, pg_is_in_recovery(),
@@ -54,15 +54,21 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Identity:
-    """A server that is the one recorded, with a slot that can be read."""
+class History:
+    """A server of the cluster that is recorded, and how its history goes on from there."""
 
     server: Server
+    failed_over_from: int | None  # the recorded timeline, if the server is on a later one
+    fork_lsn: int | None  # where that timeline ended in this server's history
+
+
+@dataclass(frozen=True)
+class Identity(History):
+    """A server that is the one recorded, with a slot that can be read."""
+
     slot: SlotRow
     publication_oid: int
     source: str
-    failed_over_from: int | None  # the recorded timeline, if the server is on a later one
-    fork_lsn: int | None  # where that timeline ended in this server's history
 
     @property
     def system_identifier(self) -> str:
@@ -149,13 +155,13 @@ def parse_history(text: str) -> dict[int, int]:
     return ends
 
 
-def check_history(identity: Identity, resume: Cursor) -> None:
+def check_history(history: History, resume: Cursor) -> None:
     """Refuse a position, below which everything was read, that this history does not have."""
-    server = identity.server
-    if identity.fork_lsn is not None and resume > (identity.fork_lsn, 0):
+    server = history.server
+    if history.fork_lsn is not None and resume > (history.fork_lsn, 0):
         raise _diverged(
-            f"the server that took over has the history of timeline {identity.failed_over_from} "
-            f"only up to {format_lsn(identity.fork_lsn)}, but {resume} was read: the changes "
+            f"the server that took over has the history of timeline {history.failed_over_from} "
+            f"only up to {format_lsn(history.fork_lsn)}, but {resume} was read: the changes "
             "between were delivered and do not exist there, and what it writes now under the same "
             "positions would be taken for known"
         )
@@ -186,8 +192,8 @@ def check_resume(identity: Identity, resume: Cursor) -> None:
         raise GapError(
             f"slot {slot.name} stands at {confirmed}, beyond {resume}, the first change we "
             "still need: the changes between are gone from the source",
-            fix="if that is accepted, stop the service and call "
-            f"SELECT walbrook.accept_gap('{identity.source}', '{confirmed}')",
+            fix=f"{repair(identity.source)}; or, to let these changes go, stop the service and "
+            f"call SELECT walbrook.accept_gap('{identity.source}', '{confirmed}')",
             kind="slot_ahead",
         )
 

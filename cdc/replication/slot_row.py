@@ -114,9 +114,15 @@ def slot_fault(slot: SlotRow, database: str) -> Fault | None:
     return None
 
 
+def repair(source: str) -> str:
+    """What bridges changes that a slot has lost."""
+    return f"walbrook repair {source} makes a new slot and bridges what was lost"
+
+
 def recreate(source: str) -> str:
     """What to do about a slot that is lost."""
     return (
-        f"create the slot again and accept the gap: SELECT walbrook.accept_gap('{source}', lsn) "
-        "with its confirmed_flush_lsn, the service being stopped"
+        f"{repair(source)}; or, to let it go, drop the slot if it is there, create it again and "
+        f"accept the gap: SELECT walbrook.accept_gap('{source}', lsn) with its "
+        "confirmed_flush_lsn, the service being stopped"
     )

@@ -23,6 +23,7 @@ from cdc.replication.heartbeat import Heartbeat, HeartbeatLedger
 from cdc.replication.slot_row import READ_SLOT, SlotRow, recreate, slot_row
 from cdc.replication.wire import HEARTBEAT_PREFIX
 from cdc.state.health import Condition
+from cdc.state.horizons import Horizon
 from cdc.state.reader_state import SourceSight
 
 _logger = structlog.get_logger("walbrook.watch")
@@ -37,9 +38,13 @@ _EMIT = "SELECT pg_logical_emit_message(false, %s, %s)::text"
 _EMIT_FLUSHED = "SELECT pg_logical_emit_message(false, %s, %s, true)::text"
 _FLUSH_FROM = 170_000
 _PUBLICATION = "SELECT oid FROM pg_publication WHERE pubname = %s"
+# The statement's snapshot is taken before it begins: what the snapshot sees stands below the last.
 _END = """
 SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
-            ELSE pg_current_wal_lsn() END::text
+            ELSE pg_current_wal_lsn() END::text,
+       pg_snapshot_xmin(pg_current_snapshot())::text,
+       CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+            ELSE pg_current_wal_insert_lsn() END::text
 """
 _WHERE = """
 SELECT system_identifier::text, current_database()::text, pg_is_in_recovery()
@@ -55,6 +60,7 @@ class _Seen:
     refusal: Condition | None = None
     publication: Condition | None = None
     server_lsn: int = 0
+    horizon: Horizon | None = None
 
 
 class SourceWatch:
@@ -122,6 +128,7 @@ class SourceWatch:
             slot_safe_bytes=None if slot is None else slot.safe_bytes,
             server_lsn=self._seen.server_lsn,
             behind_since=self._ledger.behind_since(time.monotonic()),
+            horizon=self._seen.horizon,
         )
 
     def close(self) -> None:
@@ -154,7 +161,7 @@ class SourceWatch:
             refusal = self._beat()
             if refusal is not None and self._seen.refusal is None:
                 _logger.warning(f"watch.{refusal.kind}", error=refusal.what)
-        self._seen = _Seen(slot, refusal, publication, self._look_at_end())
+        self._seen = _Seen(slot, refusal, publication, *self._look_at_end())
 
     def _look_at_slot(self) -> SlotRow | None:
         """The slot's row; while the source does not answer, the last one stays."""
@@ -165,14 +172,16 @@ class SourceWatch:
             return self._seen.slot
         return None if row is None else slot_row(self._slot, row[0], row[2])  # type: ignore[arg-type]
 
-    def _look_at_end(self) -> int:
-        """The end of the server's WAL: how far a reader that does not read is behind."""
+    def _look_at_end(self) -> tuple[int, Horizon | None]:
+        """The end of the server's WAL, and which transactions have ended there."""
         try:
             row = self._source.ask(_END)
         except psycopg.Error:
             self._source.drop()
-            return self._seen.server_lsn
-        return parse_lsn(str(row[0])) if row and row[0] else 0
+            return self._seen.server_lsn, self._seen.horizon
+        if not row or not row[0]:
+            return 0, None
+        return parse_lsn(str(row[0])), Horizon(parse_lsn(str(row[2])), int(str(row[1])))
 
     def _look_at_publication(self) -> Condition | None:
         """From Postgres 18 on a stream goes on without its publication, and without its changes."""
@@ -315,7 +324,7 @@ def _slot_condition(slot: SlotRow | None, source: str) -> Condition | None:
             "slot_lost",
             "error",
             f"the slot {slot.name} is lost ({slot.invalidation or 'its WAL was removed'})",
-            f"drop it, {recreate(source)}",
+            recreate(source),
         )
     if slot.at_risk:
         return Condition(

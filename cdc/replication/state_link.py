@@ -21,6 +21,7 @@ from cdc.errors import OperatorError, ProtocolError, TransientError, WalbrookErr
 from cdc.failpoints import reached
 from cdc.state.backlog import BacklogBounds, LogExtent
 from cdc.state.health import Condition, report_conditions
+from cdc.state.horizons import Horizon, note_horizon
 from cdc.state.positions import SourcePosition, source_position
 from cdc.state.reader_state import (
     ReaderReport,
@@ -66,6 +67,7 @@ class StateLink:
         self._written: News | None = None
         self._written_at = 0.0
         self._segments: tuple[SegmentRow, ...] | None = None
+        self._horizon: Horizon | None = None  # as was noted last
         self._known = threading.Event()
         self._wake = threading.Event()
         self._closing = False
@@ -142,6 +144,11 @@ class StateLink:
 
     def _write(self, connection: Connection, news: News) -> None:
         report_reader(connection, self._source, self._term, news.report)
+        horizon = news.report.sight.horizon
+        # A reader that streams has made sure which server it reads.
+        if news.report.state == "streaming" and horizon and horizon != self._horizon:
+            note_horizon(connection, self._source, self._term, horizon)
+            self._horizon = horizon
         report_conditions(connection, self._source, self._term, news.conditions)
         report_segments(connection, self._source, self._term, news.segments, self._segments)
         self._segments = news.segments

@@ -31,10 +31,13 @@ from cdc.service.log_commands import log_app
 from cdc.service.logs import configure_logs
 from cdc.service.operator_commands import operator_app
 from cdc.service.ownership import Ownership
+from cdc.service.repair import repair
+from cdc.service.repair_commands import repair_app
 from cdc.service.source_keeper import SourceKeeper, wait_for_sources
 from cdc.service.start import migrate_state, patiently, prepare_state, reach, state_called
 from cdc.service.status import status_tables
 from cdc.service.supervisor import Supervisor
+from cdc.service.verify_command import verify_app
 
 app = typer.Typer(
     name="walbrook",
@@ -47,6 +50,8 @@ app.add_typer(config_app, name="config")
 app.add_typer(log_app, name="log")
 app.add_typer(backfill_app, name="backfill")
 app.add_typer(operator_app)
+app.add_typer(repair_app)
+app.add_typer(verify_app)
 
 ConfigPath = Annotated[
     Path, typer.Option("--config", "-c", help="The configuration file.", envvar="WALBROOK_CONFIG")
@@ -109,6 +114,7 @@ def serve(path: Path, stop: StopSignal) -> int:
                     sources=[*sources],
                     listener=listener,
                     started_at=time.monotonic(),
+                    begin_repair=lambda name, deletes: repair(settings, name, deletes=deletes),
                 )
             )
         return supervisor.run(stop, ownership.keep)

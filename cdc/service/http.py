@@ -31,6 +31,7 @@ from starlette.routing import Route
 from cdc.config import Http
 from cdc.connection import connect
 from cdc.errors import OperatorError
+from cdc.service.api.repairs import BeginRepair
 from cdc.service.api.serve import Api
 from cdc.service.backfill_metrics import backfill_metrics, read_backfills
 from cdc.service.bounded_http import HEADER_BYTES_MAX, BoundedProtocol
@@ -356,10 +357,11 @@ class HttpServer:
         *,
         listener: socket.socket | None = None,
         started_at: float = -math.inf,
+        begin_repair: BeginRepair | None = None,
     ) -> None:
         self._socket = listener or listen(settings)
         self.port: int = self._socket.getsockname()[1]
-        self._api = Api(settings, state_dsn)
+        self._api = Api(settings, state_dsn, begin_repair)
         self._server = uvicorn.Server(
             uvicorn.Config(
                 application(

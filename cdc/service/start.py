@@ -21,6 +21,7 @@ from cdc.errors import OperatorError, SourceError, TransientError
 from cdc.queue.pulls import register_pulls
 from cdc.replication.control import publication_missing
 from cdc.replication.preflight import SourceIdentity, prepare_source
+from cdc.replication.slot_row import repair
 from cdc.replication.stop import StopSignal
 from cdc.state.health import resolve_unserved
 from cdc.state.migrate import Migration, migrate
@@ -107,9 +108,10 @@ def _check_slot_is_there(source: Connection, database: Database) -> None:
         raise SourceError(
             f"replication slot {slot} of source {database.name} no longer exists; changes since "
             "then that are not in the log are lost",
-            fix=f"create it (SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput');) and "
-            "start again: what the log holds is delivered, and the reader then says where the gap "
-            "is and how to accept it",
+            fix=f"{repair(database.name)}, then start again. To have what the log still holds "
+            f"delivered first, create it (SELECT pg_create_logical_replication_slot('{slot}', "
+            "'pgoutput');) and start: the reader then stops, says where the gap is, and how to "
+            "repair or accept it",
         )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import orjson
 
-from cdc.backfill.ranges import BlockRange, Range, ValueRange
+from cdc.backfill.ranges import BlockRange, GoneRows, Range, ValueRange
 from cdc.backfill.snapshot import Snapshot
 from cdc.config.table import TableName
 from cdc.connection import Connection
@@ -40,7 +40,8 @@ VALUES (%s, (SELECT coalesce(max(number), 0) + 1 FROM walbrook.backfill_chunks W
 """
 _PLANNED = """
 UPDATE walbrook.backfills
-   SET state = 'running', reason = NULL, planned = planned OR %(planned)s,
+   SET state = 'running', reason = NULL, waits_for = NULL, waits_since = NULL,
+       planned = planned OR %(planned)s,
        started_at = coalesce(started_at, clock_timestamp()),
        estimated_rows = coalesce(%(rows)s, estimated_rows),
        estimated_bytes = coalesce(%(bytes)s, estimated_bytes)
@@ -105,7 +106,7 @@ UPDATE walbrook.backfill_chunks SET end_block = %s
 """
 _REPLACE = """
 UPDATE walbrook.backfill_chunks SET state = 'replaced', file = NULL
- WHERE backfill = %s AND leaf_oid = %s AND state IN ('planned', 'read')
+ WHERE backfill = %s AND leaf_oid = %s AND state IN ('planned', 'read') AND kind <> 'deletes'
 """
 _LEFT = """
 SELECT EXISTS (SELECT FROM walbrook.backfill_chunks
@@ -338,6 +339,8 @@ def _range(given: Range | None) -> tuple[object, ...]:
         return ("keys", None, None, None, None)
     if isinstance(given, BlockRange):
         return ("blocks", given.first, given.end, None, None)
+    if isinstance(given, GoneRows):
+        return ("deletes", None, None, None, None)
     return ("values", None, None, given.after, given.until)
 
 
@@ -347,6 +350,8 @@ def _chunk(backfill: int, row: tuple[object, ...]) -> Chunk:
     given: Range | None = None
     if kind == "blocks":
         given = BlockRange(as_int(first), None if end is None else as_int(end))
+    elif kind == "deletes":
+        given = GoneRows()
     elif kind == "values":
         given = ValueRange(as_text(after), as_text(until))
     place = None

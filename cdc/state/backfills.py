@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from cdc.config.table import TableName
 from cdc.connection import Connection
@@ -23,7 +24,7 @@ SELECT name FROM walbrook.consumers
 """
 _OPEN = """
 SELECT id, table_schema, table_name, where_sql, sort_column, start_position, chunk_bytes,
-       rows_per_second, connections, planned, looked_lsn::text, attempts
+       rows_per_second, connections, planned, looked_lsn::text, attempts, find_deletes
   FROM walbrook.backfills
  WHERE source = %(source)s AND consumer = %(consumer)s AND (%(id)s::bigint IS NULL
        AND state IN ('waiting', 'running') OR id = %(id)s)
@@ -41,23 +42,36 @@ _EXPANDED = "UPDATE walbrook.consumers SET initial_backfill = NULL WHERE source 
 _ADD_PART = """
 INSERT INTO walbrook.backfills
        (source, consumer, table_schema, table_name, where_sql, sort_column, start_position,
-        chunk_bytes, rows_per_second, connections)
+        chunk_bytes, rows_per_second, connections, repair, since_xid, whole_reason, find_deletes,
+        kept_reason)
 SELECT source, consumer, %(schema)s, %(table)s, where_sql, sort_column, start_position, chunk_bytes,
-       rows_per_second, connections
+       rows_per_second, connections, repair, since_xid, whole_reason, find_deletes, kept_reason
   FROM walbrook.backfills WHERE id = %(id)s ON CONFLICT DO NOTHING
 """
 _REMOVE = "DELETE FROM walbrook.backfills WHERE id = %s"
 _FINISH = """
-UPDATE walbrook.backfills SET state = 'done', reason = NULL, finished_at = clock_timestamp()
+UPDATE walbrook.backfills
+   SET state = 'done', reason = NULL, waits_for = NULL, waits_since = NULL,
+       finished_at = clock_timestamp()
  WHERE id = %s AND state IN ('waiting', 'running')
 """
 _FAIL = """
-UPDATE walbrook.backfills SET state = 'failed', reason = NULL, error = %s
+UPDATE walbrook.backfills
+   SET state = 'failed', reason = NULL, waits_for = NULL, waits_since = NULL, error = %s
  WHERE id = %s AND state IN ('waiting', 'running')
 """
 _WAIT = """
-UPDATE walbrook.backfills SET reason = %s
- WHERE id = %s AND reason IS DISTINCT FROM %s AND state IN ('waiting', 'running')
+UPDATE walbrook.backfills
+   SET reason = %(reason)s, waits_for = %(kind)s,
+       waits_since = CASE WHEN %(kind)s::text IS NULL THEN NULL
+                          WHEN waits_for = %(kind)s THEN waits_since
+                          ELSE clock_timestamp() END
+ WHERE id = %(id)s AND (reason, waits_for) IS DISTINCT FROM (%(reason)s, %(kind)s)
+   AND state IN ('waiting', 'running')
+"""
+_WAITED_S = """
+SELECT coalesce(extract(epoch FROM clock_timestamp() - waits_since), 0)::float8
+  FROM walbrook.backfills WHERE id = %s
 """
 _TROUBLED = """
 SELECT id, consumer, table_schema || '.' || table_name, state, coalesce(error, reason)
@@ -83,6 +97,7 @@ class Backfill:
     planned: bool
     looked_lsn: int | None
     attempts: int
+    find_deletes: bool = False  # whether rows that only the destination has are told as deletes
 
 
 def consumers_with_backfills(connection: Connection, source: str) -> set[str]:
@@ -138,6 +153,7 @@ def open_backfills(
             planned=bool(row[9]),
             looked_lsn=None if row[10] is None else parse_lsn(str(row[10])),
             attempts=int(str(row[11])),
+            find_deletes=bool(row[12]),
         )
         for row in rows
     ]
@@ -152,8 +168,23 @@ def fail(connection: Connection, backfill: int, error: str) -> None:
     connection.execute(_FAIL, (error, backfill))
 
 
-def waits(connection: Connection, backfill: int, reason: str | None) -> None:
-    connection.execute(_WAIT, (reason, backfill, reason))
+class Wait(StrEnum):
+    """What a backfill waits for."""
+
+    OPEN_TRANSACTIONS = "open_transactions"  # they were open before its first chunk
+    SOURCE = "source"  # it does not answer
+    RETRY = "retry"  # a chunk could not be read
+
+
+def waits(connection: Connection, backfill: int, kind: Wait, reason: str) -> float:
+    """Say what a backfill waits for. Returns for how long it has, in seconds."""
+    connection.execute(_WAIT, {"id": backfill, "kind": str(kind), "reason": reason})
+    row = connection.execute(_WAITED_S, (backfill,)).fetchone()
+    return 0.0 if row is None else float(str(row[0]))
+
+
+def waits_no_more(connection: Connection, backfill: int) -> None:
+    connection.execute(_WAIT, {"id": backfill, "kind": None, "reason": None})
 
 
 def report_backfills(connection: Connection, source: str, term: int) -> None:

@@ -49,7 +49,7 @@ SELECT name FROM walbrook.consumers
  WHERE source = %s AND active AND (cursor_lsn, cursor_idx) < (%s::pg_lsn, %s)
 """
 _UNTOLD = """
-SELECT id, consumer, from_lsn::text, from_idx, to_lsn::text, to_idx, reason, noted_at
+SELECT id, consumer, from_lsn::text, from_idx, to_lsn::text, to_idx, reason, noted_at, bridged
   FROM walbrook.gaps g WHERE source = %s AND told_at IS NULL
    AND NOT EXISTS (SELECT FROM walbrook.consumers c
                     WHERE c.source = g.source AND c.name = g.consumer AND c.paused_at IS NOT NULL)
@@ -89,6 +89,7 @@ class Gap:
     end: Cursor
     reason: str
     noted_at: datetime
+    bridged: object = None  # how a repair bridges it, as JSON
 
     @property
     def cursor(self) -> Cursor:
@@ -144,8 +145,9 @@ def untold_gaps(connection: Connection, source: str) -> list[Gap]:
             Cursor(parse_lsn(str(to_lsn)), int(str(to_idx))),
             str(reason),
             datetime.fromisoformat(str(noted_at)),
+            bridged,
         )
-        for number, consumer, from_lsn, from_idx, to_lsn, to_idx, reason, noted_at in rows
+        for number, consumer, from_lsn, from_idx, to_lsn, to_idx, reason, noted_at, bridged in rows
     ]
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn
 from cdc.state.fence import DURABLY, FENCE, fenced
+from cdc.state.horizons import Horizon
 
 ReaderState = Literal["stopped", "connecting", "streaming", "paused", "disconnected"]
 Tier = Literal["active", "hot", "cold"]
@@ -83,6 +84,7 @@ class SourceSight:
     slot_safe_bytes: int | None = None
     server_lsn: int = 0  # the end of the server's WAL
     behind_since: datetime | None = None  # the oldest heartbeat that should have come back
+    horizon: Horizon | None = None
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,21 @@ headers. Invariant: no message arrives for the first time behind a later one of 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+
+import pyarrow as pa
+
+from cdc.backfill.table import PublishedTable
 from cdc.change import MessageBatch
 from cdc.errors import WalbrookError
+from cdc.verify.held import Form, Key
 from sinks.base import Delivery
 from sinks.kafka.client import Settings, producer_settings
 from sinks.kafka.connection import Connection
 from sinks.kafka.errors import from_exception, meaning
 from sinks.kafka.halves import send_in_halves
 from sinks.kafka.library import KafkaException
+from sinks.kafka.read_back import held_in_topic
 from sinks.kafka.records import RecordForm
 from sinks.kafka.topics import NewTopics, probe
 
@@ -53,6 +60,17 @@ class KafkaSink:
             self.close()
             raise
         return Delivery(settled)
+
+    @property
+    def held_form(self) -> Form:
+        return Form.RECORD
+
+    def read_back(
+        self, table: PublishedTable, keys: Collection[Key] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The messages about a table, of the topic that its changes go to."""
+        topic = self._form.topic_of(table.name.schema, table.name.table)
+        return held_in_topic(self._common, topic, table, keys, self._timeout_s)
 
     def probe(self) -> str:
         return probe(self._common, self._timeout_s)

@@ -14,12 +14,17 @@ workers take turns. One that is fenced again in the same delivery says so.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
+import pyarrow as pa
+
+from cdc.backfill.table import PublishedTable
 from cdc.change import MessageBatch
 from cdc.cursor import Cursor
 from cdc.errors import WalbrookError
 from cdc.failpoints import reached
+from cdc.verify.held import Form, Key
 from sinks.base import Delivery
 from sinks.columns import prefix_at_or_below
 from sinks.kafka.client import Settings, producer_settings
@@ -27,6 +32,7 @@ from sinks.kafka.connection import Connection
 from sinks.kafka.errors import FENCED, from_exception, meaning
 from sinks.kafka.halves import send_in_halves
 from sinks.kafka.library import KafkaException
+from sinks.kafka.read_back import held_in_topic
 from sinks.kafka.records import RecordForm
 from sinks.kafka.topics import (
     NewTopics,
@@ -87,6 +93,17 @@ class ExactlyOnceKafkaSink:
             absorbed=done.absorbed + rest.absorbed,
             top=rest.top if done.top is None else done.top,
         )
+
+    @property
+    def held_form(self) -> Form:
+        return Form.RECORD
+
+    def read_back(
+        self, table: PublishedTable, keys: Collection[Key] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The messages about a table, of the topic that its changes go to."""
+        topic = self._form.topic_of(table.name.schema, table.name.table)
+        return held_in_topic(self._common, topic, table, keys, self._timeout_s)
 
     def probe(self) -> str:
         return probe(self._common, self._timeout_s)

@@ -81,16 +81,17 @@ class RecordForm:
         schemas, tables = rows.column("table_schema"), rows.column("table_name")
         routed = ROUTE in rows.schema.names
         if not routed and len(schemas.unique()) == len(tables.unique()) == 1:
-            return [self._topic(schemas[0].as_py(), tables[0].as_py())] * rows.num_rows
+            return [self.topic_of(schemas[0].as_py(), tables[0].as_py())] * rows.num_rows
         encoded = joined(schemas, "\n", tables).dictionary_encode()
-        names = [self._topic(*both.split("\n", 1)) for both in encoded.dictionary.to_pylist()]
+        names = [self.topic_of(*both.split("\n", 1)) for both in encoded.dictionary.to_pylist()]
         topics = pa.array(names, pa.string()).take(encoded.indices)
         if routed:
             routes = pc.binary_join_element_wise(rows.column(ROUTE), self.generation.named(""), "")
             topics = pc.coalesce(routes, topics)
         return _objects(topics)
 
-    def _topic(self, schema: str, name: str) -> str:
+    def topic_of(self, schema: str, name: str) -> str:
+        """The topic that messages of a table go to, unless they have a route."""
         template = self.topic if name else self.topic_without_table
         for placeholder, value in (("schema", schema), ("table", name), ("sink", self.consumer)):
             template = template.replace(f"{{{placeholder}}}", _NOT_IN_TOPICS.sub("_", value))

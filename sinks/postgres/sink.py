@@ -7,6 +7,7 @@ accepted between them, the destination is taken to be at fault, and the next mes
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from typing import Literal, Protocol
 
 import psycopg
@@ -14,12 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg.conninfo import conninfo_to_dict
 
+from cdc.backfill.table import PublishedTable
 from cdc.change import MessageBatch
 from cdc.connection import LIVENESS, Connection, with_options
 from cdc.cursor import Cursor
 from cdc.decoding.format import TABLE_VERSION
-from cdc.errors import PoisonError, TransientError, WalbrookError
+from cdc.errors import OperatorError, PoisonError, TransientError, WalbrookError
 from cdc.failpoints import reached
+from cdc.verify.held import Form, Key
 from sinks.base import Delivery
 from sinks.columns import prefix_at_or_below
 from sinks.postgres.errors import from_postgres, is_of_a_row
@@ -27,6 +30,7 @@ from sinks.postgres.events import Events, Span, table_of_events
 from sinks.postgres.history import History
 from sinks.postgres.mirror import SETTINGS, Mirror
 from sinks.postgres.position import Owner, Position, Positions
+from sinks.postgres.read_back import held_rows
 from sinks.postgres.tables import Tables
 from sinks.postgres.target import TargetNames
 
@@ -86,7 +90,7 @@ class PostgresSink:
             **({"session_replication_role": "replica"} if disable_triggers else {}),
         }
         owner = Owner(source, consumer)
-        names = TargetNames(table or "{schema}.{table}", target_schema)
+        self._names = names = TargetNames(table or "{schema}.{table}", target_schema)
         replaces = on_rewind == "replace"
         self._mode = mode
         self._positions = Positions(own_schema, owner, mode)
@@ -157,6 +161,27 @@ class PostgresSink:
         assert row is not None
         may = "may" if row[1] else "may not"
         return f"connected to the database {row[0]}; the account {may} create schemas in it"
+
+    @property
+    def held_form(self) -> Form:
+        return Form.CELLS
+
+    def read_back(
+        self, table: PublishedTable, keys: Collection[Key] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of a mirrored table, over a connection of its own."""
+        if self._mode != "mirror":
+            raise OperatorError(
+                f"a postgres sink in mode {self._mode} holds a history, not rows",
+                fix="compare a sink in mode: mirror",
+                kind="not_readable",
+            )
+        target = self._names.of(table.name.schema, table.name.table)
+        try:
+            with self._connect() as connection:
+                yield from held_rows(connection, target, table, keys)
+        except psycopg.Error as error:
+            raise from_postgres(error, self._place) from error
 
     def close(self) -> None:
         """Hang up; the next delivery connects again."""

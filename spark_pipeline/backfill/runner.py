@@ -11,6 +11,7 @@ have committed without being visible; while one is not, the backfill waits and s
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 import uuid
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +28,7 @@ import structlog
 
 from cdc.backfill.open_transactions import OpenTransactions
 from cdc.backfill.query import RowChoice
-from cdc.backfill.ranges import BlockRange, ValueRange
+from cdc.backfill.ranges import BlockRange, GoneRows, ValueRange
 from cdc.backfill.reading import (
     ChunkRead,
     ChunkTask,
@@ -43,14 +45,20 @@ from cdc.errors import OperatorError, TransientError, WalbrookError
 from cdc.state import backfill_chunks
 from cdc.state import backfills as rows
 from cdc.state.backfill_chunks import Chunk
-from cdc.state.backfills import Backfill
+from cdc.state.backfills import Backfill, Wait
+from cdc.state.roll import call_roll
+from cdc.verify.gone_rows import GoneTask, read_gone
+from spark_pipeline.backfill.held_rows import rows_held_by
 from spark_pipeline.backfill.pieces import Pieces, ReadyChunk
-from spark_pipeline.backfill.planning import block_bytes, column_of, plan_leaf
+from spark_pipeline.backfill.planning import Planned, block_bytes, column_of, plan_leaf
 from spark_pipeline.delivery.isolate import told
 from spark_pipeline.feed.plan import job_group
 from spark_pipeline.workers.context import WorkerContext
 
 _logger = structlog.get_logger("walbrook.backfill")
+
+OPEN_WAIT_S: Final = 3_600.0
+"""How long transactions are waited for that were open before the first chunk."""
 
 _LOOK_S: Final = 1.0
 _ATTEMPTS_MAX: Final = 10
@@ -128,7 +136,7 @@ class BackfillRunner:
                 except OperatorError as error:
                     self._fail(state, backfill, error)
                 except TransientError as error:
-                    rows.waits(state, backfill.id, str(error))
+                    rows.waits(state, backfill.id, Wait.SOURCE, str(error))
             self._collect(state)
             if not found and not self._readings:
                 self._sweep(state)
@@ -186,9 +194,12 @@ class BackfillRunner:
                 kind="not_taken",
             )
         table = describe_table(connection, self._settings.publication, backfill.table)
-        planned = [
+        planned: list[Planned] = [
             each for leaf in table.leaves for each in plan_leaf(connection, backfill, table, leaf)
         ]
+        if backfill.find_deletes:
+            # First, so that a value that went to another row is free at the destination.
+            planned.insert(0, (backfill.table, table.relation.oid, 0, GoneRows()))
         size = sum(leaf.bytes for leaf in table.leaves)
         estimate = sum(leaf.rows for leaf in table.leaves)
         backfill_chunks.add_chunks(
@@ -217,10 +228,23 @@ class BackfillRunner:
         connection = self._connected()
         self._open = self._open.after(list_open(connection))
         if self._open.unknown:
-            rows.waits(state, backfill.id, _waits_for(self._open.unknown))
+            why = _waits_for(self._open.unknown)
+            if rows.waits(state, backfill.id, Wait.OPEN_TRANSACTIONS, why) > OPEN_WAIT_S:
+                raise OperatorError(
+                    f"it has waited for {OPEN_WAIT_S:.0f} s: {why}",
+                    fix="end them, then retry the backfill",
+                    kind="open_transactions",
+                )
             return False
-        rows.waits(state, backfill.id, None)
+        rows.waits_no_more(state, backfill.id)
         table = describe_table(connection, self._settings.publication, backfill.table)
+        if isinstance(chunk.range, GoneRows):
+            path = self._path(chunk)
+            self._begun(_Reading(
+                backfill, chunk, None, self._find_gone(state, backfill, path), path, self._open,
+                table.may_omit,
+            ))  # fmt: skip
+            return True
         leaf = next((each for each in table.leaves if each.oid == chunk.leaf_oid), None)
         keys = None
         column = backfill.sort_column
@@ -244,16 +268,29 @@ class BackfillRunner:
             choice=RowChoice(
                 chunk.range, keys or (), column, backfill.where, backfill.start_position
             ),
-            path=self._directory / f"{chunk.backfill}-{chunk.number}-{uuid.uuid4().hex}.arrow",
+            path=self._path(chunk),
         )
         size = 0 if leaf is None else min(leaf.bytes, backfill.chunk_bytes)
         future = _in_thread(f"backfill-{self._consumer.name}", self._reader(task, size))
-        name = (chunk.backfill, chunk.number)
-        self._readings[name] = _Reading(
-            backfill, chunk, keys, future, task.path, self._open, table.may_omit
-        )
-        future.add_done_callback(lambda _done: self._pieces.changed.set())
+        self._begun(_Reading(backfill, chunk, keys, future, task.path, self._open, table.may_omit))
         return True
+
+    def _path(self, chunk: Chunk) -> Path:
+        return self._directory / f"{chunk.backfill}-{chunk.number}-{uuid.uuid4().hex}.arrow"
+
+    def _begun(self, reading: _Reading) -> None:
+        self._readings[reading.chunk.backfill, reading.chunk.number] = reading
+        reading.future.add_done_callback(lambda _done: self._pieces.changed.set())
+
+    def _find_gone(self, state: Connection, backfill: Backfill, path: Path) -> Future[ChunkRead]:
+        """Begin to compare the keys of the destination with those of the table."""
+        settings, consumer = self._settings, self._consumer
+        task = GoneTask(
+            settings.source_dsn, self._source, settings.publication, backfill.table, path
+        )
+        generation = call_roll(state, self._source).generations[consumer.name]
+        held = partial(rows_held_by, consumer, self._source, generation)
+        return _in_thread(f"backfill-{consumer.name}", lambda: read_gone(task, held))
 
     def _reader(self, task: ChunkTask, size: int) -> Callable[[], ChunkRead]:
         """What reads a chunk of about ``size`` bytes; its file is one of this machine."""
@@ -330,7 +367,8 @@ class BackfillRunner:
             return
         pause_s = min(_PAUSE_MAX_S, 0.5 * 2**chunk.attempts)
         self._not_before[backfill.id] = time.monotonic() + pause_s
-        rows.waits(state, backfill.id, f"it is tried again in {pause_s:.0f} s: {what}")
+        why = f"it is tried again in {pause_s:.0f} s: {what}"
+        rows.waits(state, backfill.id, Wait.RETRY, why)
 
     def _plan_again(self, state: Connection, backfill: Backfill, chunk: Chunk) -> None:
         """The leaf's rows lie elsewhere: all of it is read again, if it is still there."""
@@ -395,6 +433,8 @@ class BackfillRunner:
         for path in self._directory.glob("*.arrow"):
             if path not in needed:
                 path.unlink(missing_ok=True)
+        for folder in self._directory.glob("*/"):  # of a process that was killed
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is None or self._connection.closed:

@@ -80,7 +80,9 @@ def _tell(share: Share, gap: Gap) -> Exception | None:
 
 def gap_change(gap: Gap) -> pa.RecordBatch:
     """The gap as one row of CHANGE_SCHEMA."""
-    record = {"from": str(gap.start), "to": str(gap.end), "reason": gap.reason}
+    record: dict[str, object] = {"from": str(gap.start), "to": str(gap.end), "reason": gap.reason}
+    if gap.bridged is not None:
+        record["bridged"] = gap.bridged
     return pa.RecordBatch.from_pylist(
         [
             {

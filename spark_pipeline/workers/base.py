@@ -160,6 +160,9 @@ class BaseWorker(ABC):
     def backfill(self) -> None:  # noqa: B027 (rows that exist already have no event-time order)
         """It has backfills that are to be looked at."""
 
+    def verify(self) -> None:  # noqa: B027 (what stands in event-time order cannot be compared)
+        """It has verifications that are to be done."""
+
     def drain(self, *, by_operator: bool) -> None:  # noqa: B027 (most have nothing to do)
         """The service stops: what the logs have is still delivered."""
 

@@ -38,6 +38,7 @@ from cdc.state.feeds import FeedRun, open_feed
 from cdc.state.health import report_conditions
 from cdc.state.lost_destinations import report_lost_destinations
 from cdc.state.roll import Roll, call_roll
+from cdc.state.verifications import consumers_with_verifications
 from spark_pipeline.capacity.slots import Slots
 from spark_pipeline.capacity.throttle import Throttle
 from spark_pipeline.delivery.deliver import end_run
@@ -281,6 +282,8 @@ class SourceStage:
             each.note(waiting.get(name), versions[name])
         for name in consumers_with_backfills(state, self._source) & self.workers.keys():
             self.workers[name].backfill()
+        for name in consumers_with_verifications(state, self._source) & self.workers.keys():
+            self.workers[name].verify()
         with closing(open_log(self._settings.log_directory)) as log:
             now = time.monotonic()
             self._ahead = {name: self._ahead.get(name, now) for name in beyond(log, roll.standing)}

@@ -33,6 +33,7 @@ from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.feed.backlog import end_of, fits
 from spark_pipeline.feed.decoded_range import DecodedRange
 from spark_pipeline.feed.exchange import SliceMarker
+from spark_pipeline.verify.runner import VerifyRunner
 from spark_pipeline.workers.base import AgainError, BaseWorker, UndeliveredError
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.dead import UnreadDeadLetters
@@ -61,6 +62,7 @@ class Worker(BaseWorker):
             settings.source, settings.term, self.name, settings.wanted, context.connections
         )
         self._backfills = BackfillRunner(consumer, context, self._pieces)
+        self._verifications = VerifyRunner(consumer, context)
 
     @property
     def cursor(self) -> Cursor:
@@ -112,6 +114,9 @@ class Worker(BaseWorker):
 
     def backfill(self) -> None:
         self._backfills.wake()
+
+    def verify(self) -> None:
+        self._verifications.wake()
 
     def step(self, wait_s: float) -> bool:
         """What is due, a piece of a backfill, the next range; returns whether there was any."""

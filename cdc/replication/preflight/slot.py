@@ -139,7 +139,10 @@ def slot_problems(slot: SlotRow, database: str, *, in_recovery: bool) -> list[Pr
         return []
     drop = drop_statement(slot.name)
     if fault.kind == "slot_lost":
-        drop += " -- then start again; the changes in between are lost"
+        drop = (
+            "walbrook repair, with the name of the source, makes a new slot and bridges what was "
+            f"lost; for a source that was never read: {drop} -- then start again"
+        )
     return [Problem(fault.what, _FIX_BY_FAULT.get(fault.kind, drop))]
 
 

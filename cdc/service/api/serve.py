@@ -17,14 +17,20 @@ from cdc.errors import ProtocolError
 from cdc.service.api.backfills import backfill_routes
 from cdc.service.api.operators import operator_routes
 from cdc.service.api.pull import PullApi, pull_routes
+from cdc.service.api.repairs import BeginRepair, repair_routes
 from cdc.service.api.tokens import Access
+from cdc.service.api.verifications import verification_routes
 
 
 class Api:
     """Made by whoever makes the server; begins to work with the server's event loop."""
 
-    def __init__(self, settings: Http, state_dsn: str) -> None:
+    def __init__(
+        self, settings: Http, state_dsn: str, begin_repair: BeginRepair | None = None
+    ) -> None:
+        """``begin_repair`` knows the sources; without it no repair can be asked for."""
         self._dsn = state_dsn
+        self._begin_repair = begin_repair
         self._access = Access(settings)
         self._pull: PullApi | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -34,6 +40,12 @@ class Api:
             *pull_routes(self._pulling, self._access),
             *operator_routes(self._dsn, self._access),
             *backfill_routes(self._dsn, self._access),
+            *(
+                []
+                if self._begin_repair is None
+                else repair_routes(self._dsn, self._access, self._begin_repair)
+            ),
+            *verification_routes(self._dsn, self._access),
         ]
 
     @asynccontextmanager

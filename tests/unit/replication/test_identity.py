@@ -68,7 +68,7 @@ def identity_of(
 ) -> Identity:
     return Identity(
         found,
-        SLOT,
+        slot=SLOT,
         publication_oid=1,
         source="shop",
         failed_over_from=failed_over_from,

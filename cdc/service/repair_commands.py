@@ -1,0 +1,106 @@
+"""``walbrook repair``: begin the repair of a source, watch it, and show what repairs did."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cdc.config import load
+from cdc.connection import Connection
+from cdc.cursor import format_lsn
+from cdc.service.operator_commands import ConfigPath, state_of
+from cdc.service.repair import repair as begin
+from cdc.state.operators import State
+from cdc.state.repairs import repaired_tables, repairs
+
+repair_app = typer.Typer()
+
+_DEFAULT = Path("walbrook.yaml")
+_LOOK_S = 0.5
+
+
+class _Deletes(StrEnum):
+    FIND = "find"
+    SKIP = "skip"
+
+
+@repair_app.command()
+def repair(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The database's name.")],
+    deletes: Annotated[
+        _Deletes,
+        typer.Option(
+            help="find: refuse, unless rows deleted meanwhile can be found for every consumer. "
+            "skip: where they cannot be found, they stay at the destination."
+        ),
+    ] = _Deletes.FIND,
+    status: Annotated[
+        bool, typer.Option("--status", help="Begin nothing: show the last repair of the source.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until it has ended; the service has to run.")
+    ] = False,
+    config: ConfigPath = _DEFAULT,
+) -> None:
+    """Bridge what a lost slot has lost: a new slot, and the rows that changed meanwhile."""
+    if not status:
+        begun = begin(load(config), source, deletes=deletes.value)
+        typer.echo(
+            f"repair {begun.id} of {source} ({begun.found}) has begun: the new slot begins at "
+            f"{format_lsn(begun.lsn)}; the service does the rest: start it if it does not run"
+        )
+    with state_of(config) as state:
+        last = _watch(state, source) if wait else _last(state, source)
+        if last is None:
+            typer.echo(f"no repairs of {source}")
+            return
+        _show(last, repaired_tables(state, int(str(last["id"]))))
+    if last["state"] == "failed":
+        raise typer.Exit(1)
+
+
+def _last(state: Connection, source: str) -> State | None:
+    found = repairs(state, source)
+    return found[0] if found else None
+
+
+def _watch(state: Connection, source: str) -> State | None:
+    """The last repair once it has ended or needs an operator."""
+    while (last := _last(state, source)) is not None and last["state"] == "running":
+        time.sleep(_LOOK_S)
+    return last
+
+
+def _show(repair: State, tables: list[State]) -> None:
+    typer.echo(
+        f"repair {repair['id']} is {repair['state']}: {repair['tables_done']} of "
+        f"{repair['tables']} tables, {repair['rows']:,} rows, {repair['deleted']:,} deletes"
+    )
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("consumer", "table", "state", "rows by", "rows", "deletes", "note"):
+        shown.add_column(heading, no_wrap=heading != "note", overflow="fold")
+    for row in tables:
+        shown.add_row(*(Text(cell) for cell in _cells(row)))
+    console = Console()
+    console.print(shown, width=None if console.is_terminal else 200)
+
+
+def _cells(row: State) -> tuple[str, ...]:
+    notes = (row["error"] or row["reason"], row["whole_reason"], row["kept_reason"])
+    compared = row["deletes"] == "compared"
+    return (
+        str(row["consumer"]),
+        f"{row['table_schema']}.{row['table_name']}",
+        str(row["state"]),
+        str(row["rows_read"]),
+        f"{row['rows']:,}",
+        f"{row['deleted']:,}" if compared else "not found",
+        "; ".join(str(note) for note in notes if note),
+    )

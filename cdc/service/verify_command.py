@@ -1,0 +1,135 @@
+"""``walbrook verify``: start a comparison, show its progress, and say what was found.
+
+A thin layer over the functions of schema walbrook: what they refuse is what is printed. Status 0:
+everything is equal. Status 1: rows differ, or something could not be compared.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from cdc.connection import Connection
+from cdc.errors import OperatorError
+from cdc.service.operator_commands import ConfigPath, Name, state_of
+from cdc.state.operators import State
+from cdc.state.verification_operators import (
+    OPEN,
+    cancel_verification,
+    differences,
+    start_verification,
+    verifications,
+)
+
+verify_app = typer.Typer()
+
+_DEFAULT = Path("walbrook.yaml")
+_LOOK_S = 0.5
+_COUNTS = ("source_rows", "destination_rows", "missing", "extra", "different", "changing")
+
+
+@verify_app.command()
+def verify(
+    consumer: Name,
+    table: Annotated[
+        str | None,
+        typer.Argument(metavar="[TABLE]", help="As schema.table; all of its tables if not given."),
+    ] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Deliver the rows that differ again.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds after which it is cancelled.", min=1)
+    ] = 86_400,
+    config: ConfigPath = _DEFAULT,
+) -> None:
+    """Compare what a destination holds with its source, while changes flow."""
+    with state_of(config) as state:
+        begun = start_verification(state, consumer, table, repair=repair)
+        request = int(str(begun["request"]))
+        try:
+            rows = _watch(state, request, time.monotonic() + timeout)
+        except KeyboardInterrupt:
+            _cancel(state, request)
+            raise typer.Exit(130) from None
+    _show(rows)
+    if any(row["state"] != "done" or differences(row) for row in rows):
+        raise typer.Exit(1)
+
+
+def _watch(state: Connection, request: int, deadline: float) -> list[State]:
+    """A progress bar per table, until all of them have ended."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("parts,"),
+        TimeElapsedColumn(), TextColumn("{task.fields[note]}"),
+    )  # fmt: skip
+    with Progress(*columns) as bar:
+        tasks = {}
+        while True:
+            rows = verifications(state, request=request)[::-1]
+            for row in rows:
+                name, number = _name(row), int(str(row["id"]))
+                if number not in tasks:
+                    tasks[number] = bar.add_task(name, total=None, note="")
+                total = float(str(row["parts"])) if row["parts"] is not None else None
+                bar.update(
+                    tasks[number],
+                    total=total,
+                    completed=float(str(row["parts_done"])),
+                    note=str(row["reason"] or row["state"]),
+                )
+            for number in tasks.keys() - {int(str(row["id"])) for row in rows}:
+                bar.remove_task(tasks.pop(number))  # one per table has taken its place
+            if all(row["state"] not in OPEN for row in rows):
+                return rows
+            if time.monotonic() > deadline:
+                _cancel(state, request)
+                raise OperatorError(
+                    f"verification {request} took longer than the timeout, and was cancelled",
+                    fix="see that the service runs (walbrook status), or raise --timeout",
+                    kind="timeout",
+                )
+            time.sleep(_LOOK_S)
+
+
+def _cancel(state: Connection, request: int) -> None:
+    for row in verifications(state, request=request):
+        if row["state"] in OPEN:
+            cancel_verification(state, int(str(row["id"])))
+
+
+def _show(rows: list[State]) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    headings = ("id", "table", "state", "source", "destination", *_COUNTS[2:], "repaired", "note")
+    for heading in headings:
+        table.add_column(heading, no_wrap=heading != "note", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in _cells(row)))
+    console = Console()
+    console.print(table, width=None if console.is_terminal else 200)
+    if any(differences(row) for row in rows):
+        typer.echo("the keys of rows that differ are in walbrook.verification_keys")
+
+
+def _cells(row: State) -> tuple[str, ...]:
+    numbers = (row[name] for name in (*_COUNTS, "repaired"))
+    return (
+        str(row["id"]),
+        _name(row),
+        str(row["state"]),
+        *("" if number is None else f"{number:,}" for number in numbers),
+        str(row["error"] or ""),
+    )
+
+
+def _name(row: State) -> str:
+    if row["table_name"] is None:
+        return "all tables"
+    return f"{row['table_schema']}.{row['table_name']}"

@@ -1,0 +1,43 @@
+"""What a consumer's destination holds of a table, read over a sink of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pyarrow as pa
+
+from cdc.backfill.table import PublishedTable
+from cdc.config import Sink as SinkConfig
+from cdc.errors import OperatorError
+from cdc.generation import Generation
+from cdc.queue.groups import Grouping
+from sinks import open_sink
+from sinks.base import ReadsBack
+
+
+def open_to_read(consumer: SinkConfig, source: str, generation: Generation) -> ReadsBack:
+    """A sink of a consumer that can be read back."""
+    sink = open_sink(
+        consumer.destination,
+        consumer=consumer.name,
+        batch_size=consumer.effective_batch_size,
+        source=source,
+        grouping=Grouping.of(consumer),
+        generation=generation,
+    )
+    if not isinstance(sink, ReadsBack):
+        raise OperatorError(
+            f"the destination of consumer {consumer.name} cannot be read back",
+            fix="skip what needs it: rows that were deleted stay at the destination",
+            kind="not_readable",
+        )
+    return sink
+
+
+def rows_held_by(
+    consumer: SinkConfig, source: str, generation: Generation, table: PublishedTable
+) -> Iterator[pa.RecordBatch]:
+    """The rows that the destination of a consumer holds (``HELD_SCHEMA``)."""
+    with closing(open_to_read(consumer, source, generation)) as sink:
+        yield from sink.read_back(table)

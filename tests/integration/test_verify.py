@@ -1,0 +1,253 @@
+"""A mirror compared with its source, both real Postgres: what differs is found by key, no more."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from cdc.config import PostgresDestination
+from tests.backfill_rig import Rig
+from tests.fix_postgres import DEFAULT_VERSION, Database, PostgresServer, fresh_database
+from tests.service import _url
+from tests.waiting import until
+
+_ITEMS = (
+    "CREATE TABLE item (id int PRIMARY KEY, version int NOT NULL, note text, at timestamptz);"
+    "INSERT INTO item SELECT i, 1, 'note ' || i, now() FROM generate_series(1, 2000) i"
+)
+
+
+@pytest.fixture
+def there(postgres_server: PostgresServer) -> Iterator[Database]:
+    with fresh_database(postgres_server.dsn) as made:
+        yield made
+
+
+def _rig(database: Database, there: Database, directory: Path, **given: Any) -> Rig:
+    destination = PostgresDestination.model_validate({"type": "postgres", "url": _url(there.dsn)})
+    return Rig(database, directory, sink={"destination": destination}, **given)
+
+
+def _keys(rig: Rig, verification: int) -> dict[str, str]:
+    found = rig.rows(
+        "SELECT key::text, difference FROM walbrook.verification_keys "
+        f"WHERE verification = {verification}"
+    )
+    return dict(found)
+
+
+def test_a_mirror_that_equals_its_source_is_verified_through_a_position(
+    database: Database, there: Database, tmp_path: Path
+) -> None:
+    database.execute(_ITEMS)
+    rig = _rig(database, there, tmp_path)
+    with rig.running():
+        rig.backfilled("item")
+        database.execute(
+            "UPDATE item SET note = NULL WHERE id % 3 = 0; DELETE FROM item WHERE id % 7 = 0;"
+            "UPDATE item SET id = id + 10000 WHERE id % 11 = 0"
+        )
+        row = rig.verified()
+    assert (row.missing, row.extra, row.different, row.changing) == (0, 0, 0, 0)
+    ((rows,),) = database.execute("SELECT count(*) FROM item")
+    assert row.source_rows == row.destination_rows == rows
+    ((through, last),) = rig.rows(
+        "SELECT verified_through::text, last_differences FROM walbrook.verified"
+    )
+    assert (through, last) == (row.position, 0)
+    assert not [*(tmp_path / "log" / "verify" / "files").glob("*")]
+
+
+def test_rows_changed_by_hand_at_the_destination_are_found_by_key(
+    database: Database, there: Database, tmp_path: Path
+) -> None:
+    database.execute(_ITEMS)
+    rig = _rig(database, there, tmp_path)
+    with rig.running():
+        rig.backfilled("item")
+        there.execute(
+            "DELETE FROM item WHERE id IN (7, 1999); UPDATE item SET note = 'x' WHERE id = 12;"
+            "INSERT INTO item VALUES (-5, 1, 'extra')"
+        )
+        row = rig.verified()
+    assert (row.missing, row.extra, row.different, row.changing) == (2, 1, 1, 0)
+    assert _keys(rig, row.id) == {
+        '["7"]': "missing", '["1999"]': "missing", '["12"]': "different", '["-5"]': "extra",
+    }  # fmt: skip
+    ((through, last),) = rig.rows(
+        "SELECT verified_through::text, last_differences FROM walbrook.verified"
+    )
+    assert (through, last) == (None, 4)
+
+
+_KEYS = {
+    "composite": ("a int, b text, PRIMARY KEY (b, a)", "i % 7, 'k\"\\t' || i", "b = 'k\"\\t5'"),
+    "text": ('b text COLLATE "C" PRIMARY KEY', "repeat('ä', i % 3) || i", "b = 'ää5'"),
+    "uuid": ("b uuid PRIMARY KEY", "md5(i::text)::uuid", "b = md5('5')::uuid"),
+}
+
+
+@pytest.mark.parametrize("kind", _KEYS)
+def test_keys_of_every_kind_are_compared(
+    database: Database, there: Database, tmp_path: Path, kind: str
+) -> None:
+    columns, values, one = _KEYS[kind]
+    database.execute(
+        f"CREATE TABLE item ({columns}, price numeric, doc jsonb, raw bytea, f float8);"
+        f"INSERT INTO item SELECT {values}, i * 1.10, '{{\"a\": [1, null]}}', '\\xdeadbeef',"
+        " 0.1 * i FROM generate_series(0, 999) AS i"
+    )
+    rig = _rig(database, there, tmp_path)
+    with rig.running():
+        rig.backfilled("item")
+        equal = rig.verified()
+        there.execute(f"UPDATE item SET price = price + 0.01 WHERE {one}")
+        row = rig.verified()
+    assert (equal.source_rows, equal.missing, equal.extra, equal.different) == (1000, 0, 0, 0)
+    assert (row.missing, row.extra, row.different) == (0, 0, 1)
+
+
+@contextmanager
+def _writing(database: Database, writers: int) -> Iterator[None]:
+    over = threading.Event()
+    acts = (
+        "INSERT INTO item VALUES (%(id)s, 1, 'new')",
+        "UPDATE item SET version = version + 1 WHERE id = %(id)s",
+        "UPDATE item SET note = note || '!', version = version + 1 WHERE id = %(id)s",
+        "UPDATE item SET id = %(to)s WHERE id = %(id)s",
+        "DELETE FROM item WHERE id = %(id)s",
+    )
+
+    def write(seed: int) -> None:
+        chance = random.Random(seed)
+        with database.connect() as connection:
+            while not over.wait(0.005):
+                key = chance.randrange(1, 300) * writers + seed
+                try:
+                    with connection.transaction(force_rollback=chance.random() < 0.1):
+                        act = chance.choice(acts)
+                        connection.execute(act.encode(), {"id": key, "to": key + writers})
+                except psycopg.errors.UniqueViolation:
+                    continue
+
+    threads = [threading.Thread(target=write, args=(seed,)) for seed in range(writers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_writers_cause_no_false_difference_and_hide_no_true_one(
+    database: Database, there: Database, tmp_path: Path
+) -> None:
+    database.execute(_ITEMS)
+    rig = _rig(database, there, tmp_path)
+    with rig.running():
+        rig.backfilled("item")
+        there.execute("UPDATE item SET note = 'x' WHERE id = 1900")
+        with _writing(database, 3):
+            found = [rig.verified() for _ in range(3)]
+        after = rig.verified()
+    for row in found:
+        assert _keys(rig, row.id) == {'["1900"]': "different"}
+    assert (after.missing, after.extra, after.different, after.changing) == (0, 0, 1, 0)
+
+
+def test_a_repair_makes_the_destination_equal(
+    database: Database, there: Database, tmp_path: Path
+) -> None:
+    database.execute(_ITEMS)
+    rig = _rig(database, there, tmp_path)
+    with rig.running():
+        rig.backfilled("item")
+        there.execute(
+            "DELETE FROM item WHERE id % 100 = 0; UPDATE item SET note = 'x' WHERE id = 12;"
+            "INSERT INTO item VALUES (-5, 1, 'extra'), (-6, 1, 'extra')"
+        )
+        row = rig.verified(repair=True)
+        again = rig.verified()
+    assert (row.missing, row.extra, row.different, row.repaired) == (20, 2, 1, 23)
+    assert (again.missing, again.extra, again.different) == (0, 0, 0)
+    ((rows,),) = rig.rows(f"SELECT rows FROM walbrook.backfill_progress WHERE id = {row.backfill}")
+    assert rows == 23
+    assert rig.rows("SELECT DISTINCT repaired FROM walbrook.verification_keys") == [(True,)]
+    ((through,),) = rig.rows("SELECT verified_through::text FROM walbrook.verified")
+    assert through == again.position
+
+
+@pytest.mark.skipif(DEFAULT_VERSION < 15, reason="column lists and row filters came with 15")
+def test_only_published_columns_and_rows_are_compared(
+    database: Database, there: Database, tmp_path: Path
+) -> None:
+    database.execute(
+        "CREATE TABLE item (id int PRIMARY KEY, secret text, note text);"
+        "INSERT INTO item SELECT i, 'hidden', 'n' FROM generate_series(1, 100) AS i"
+    )
+    rig = _rig(database, there, tmp_path, publication="FOR TABLE item (id, note) WHERE (id > 90)")
+    with rig.running():
+        rig.backfilled("item")
+        database.execute("UPDATE item SET secret = 'other'")
+        row = rig.verified()
+    assert (row.source_rows, row.missing, row.extra, row.different) == (10, 0, 0, 0)
+
+
+def test_all_tables_of_a_consumer_are_compared_one_by_one(
+    database: Database, there: Database, tmp_path: Path
+) -> None:
+    database.execute(_ITEMS)
+    database.execute(
+        "CREATE TABLE part (id int PRIMARY KEY) PARTITION BY RANGE (id);"
+        "CREATE TABLE low PARTITION OF part FOR VALUES FROM (0) TO (50);"
+        "CREATE TABLE high PARTITION OF part FOR VALUES FROM (50) TO (100);"
+        "INSERT INTO part SELECT generate_series(0, 99); CREATE TABLE keyless (a int)"
+    )
+    rig = _rig(database, there, tmp_path)
+    with rig.running():
+        for table in ("item", "low", "high"):
+            rig.backfilled(table)
+        ((request,),) = rig.rows("SELECT request FROM walbrook.start_verification('files')")
+        query = (
+            "SELECT table_name, state, source_rows, error FROM walbrook.verifications "
+            f"WHERE request = {request} ORDER BY table_name"
+        )
+        rows = until(
+            "all of them",
+            lambda: [r for r in [rig.rows(query)] if all(e[1] in ("done", "failed") for e in r)],
+        )[0]
+    assert [row[:3] for row in rows] == [
+        ("high", "done", 50), ("item", "done", 2000), ("keyless", "failed", None),
+        ("low", "done", 50),
+    ]  # fmt: skip
+    assert "has no key" in rows[2][3]
+
+
+def test_a_destination_that_cannot_be_read_back_is_refused(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute(_ITEMS)
+    rig = Rig(database, tmp_path)
+    with rig.running():
+        row = rig.verified(state="failed")
+    assert "a destination of the type file cannot be read back" in row.error
+
+
+def test_a_filter_makes_a_comparison_impossible(
+    database: Database, there: Database, tmp_path: Path
+) -> None:
+    database.execute(_ITEMS)
+    rig = _rig(database, there, tmp_path)
+    rig.sink["filter"] = "record.id > 5"
+    with rig.running():
+        row = rig.verified(state="failed")
+    assert "its filter decides which changes of a row arrive" in row.error
