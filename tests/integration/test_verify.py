@@ -13,6 +13,9 @@ import psycopg
 import pytest
 
 from cdc.config import PostgresDestination
+from cdc.verify import key_ranges
+from cdc.verify.source_rows import SourceReader
+from spark_pipeline.verify import comparison
 from tests.backfill_rig import Rig
 from tests.fix_postgres import DEFAULT_VERSION, Database, PostgresServer, fresh_database
 from tests.service import _url
@@ -251,3 +254,43 @@ def test_a_filter_makes_a_comparison_impossible(
     with rig.running():
         row = rig.verified(state="failed")
     assert "its filter decides which changes of a row arrive" in row.error
+
+
+def test_a_table_of_many_chunks_and_ranges_is_compared_in_bounded_parts(
+    database: Database, there: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "_CHUNK_BYTES", 1 << 16)
+    monkeypatch.setattr(comparison, "_LOOKED_AT_MAX", 7)
+    monkeypatch.setattr(key_ranges, "RANGE_ROWS", 100)
+    at_once = []
+    by_key = SourceReader.read
+
+    def counted(self: SourceReader, connection: Any, keys: Any) -> Any:
+        at_once.append(len(keys))
+        return by_key(self, connection, keys)
+
+    monkeypatch.setattr(SourceReader, "read", counted)
+    database.execute(_ITEMS)
+    database.execute("ANALYZE item")
+    rig = _rig(database, there, tmp_path)
+    with rig.running():
+        rig.backfilled("item")
+        there.execute("DELETE FROM item WHERE id % 50 = 0; INSERT INTO item VALUES (-1, 0)")
+        row = rig.verified()
+    assert (row.missing, row.extra, row.different) == (40, 1, 0)
+    assert row.parts == row.parts_done > 3
+    assert max(at_once) == 7
+
+
+def test_more_differences_than_can_be_held_end_a_verification(
+    database: Database, there: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "_CANDIDATES_MAX", 100)
+    database.execute(_ITEMS)
+    rig = _rig(database, there, tmp_path)
+    with rig.running():
+        rig.backfilled("item")
+        there.execute("UPDATE item SET version = 0")
+        row = rig.verified(state="failed")
+    assert "more than 100 rows of public.item differ" in row.error
+    assert "backfill the table" in row.error
