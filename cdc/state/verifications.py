@@ -234,8 +234,13 @@ class VerificationRow:
             raise CancelledError(f"verification {self.id} was cancelled")
 
 
-def fail_verification(connection: Connection, verification: int, error: str) -> None:
-    connection.execute(_FAIL, (error, verification))
+def fail_verification(
+    connection: Connection, source: str, term: int, verification: int, error: str
+) -> None:
+    """It cannot be done; ``error`` quotes no value of a row."""
+    with connection.transaction():
+        require_latest(connection, source, term)
+        connection.execute(_FAIL, (error, verification))
 
 
 def standing_of(connection: Connection, source: str, consumer: str) -> Standing:

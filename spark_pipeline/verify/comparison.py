@@ -146,7 +146,7 @@ class TableComparison:
 
     def until_passed(self, lsn: int, stage: Stage) -> None:
         """Until the consumer has delivered all that was committed below a position."""
-        place, deadline, told = idle_place(lsn), time.monotonic() + _PATIENCE_S, False
+        place, deadline, waited = idle_place(lsn), time.monotonic() + _PATIENCE_S, False
         while True:
             standing = standing_of(self._state, self._settings.source, self._consumer)
             if standing.cursor >= place and not standing.has_queue:
@@ -164,9 +164,9 @@ class TableComparison:
                     kind="consumer_behind",
                 )
             self._row.advance(stage, reason=reason)
-            told = True
+            waited = True
             self.pause(_LOOK_S)
-        if told:
+        if waited:
             self._row.advance(stage)
 
     def _read_source(self, side: HeldSide, planned: list[Planned], table: PublishedTable) -> _Sizes:
