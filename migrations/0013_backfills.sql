@@ -9,6 +9,8 @@ CREATE TABLE walbrook.backfills (
     state           text NOT NULL DEFAULT 'waiting'
                     CHECK (state IN ('waiting', 'running', 'paused', 'failed', 'done', 'cancelled', 'skipped')),
     reason          text,
+    waits_for       text CHECK (waits_for IN ('open_transactions', 'source', 'retry')),
+    waits_since     timestamptz,
     -- What was asked for.
     where_sql       text,
     sort_column     text,
@@ -35,6 +37,7 @@ CREATE UNIQUE INDEX backfills_open ON walbrook.backfills (source, consumer, tabl
 COMMENT ON TABLE walbrook.backfills IS 'One row per table that a consumer gets the existing rows of.';
 COMMENT ON COLUMN walbrook.backfills.state IS 'waiting: nothing is read yet, see reason; running; paused: by an operator; failed: see error, walbrook.retry_backfill or walbrook.skip_backfill; done; cancelled: what was delivered stays; skipped.';
 COMMENT ON COLUMN walbrook.backfills.reason IS 'What it waits for; null if for nothing.';
+COMMENT ON COLUMN walbrook.backfills.waits_for IS 'open_transactions: transactions that were open before its first chunk have to end, for at most an hour; source: the source does not answer; retry: a chunk could not be read and is read again; null if for nothing.';
 COMMENT ON COLUMN walbrook.backfills.where_sql IS 'Only rows for which this SQL expression is true.';
 COMMENT ON COLUMN walbrook.backfills.sort_column IS 'Rows are read in the order of this column, from start_position on; null: in the order in which they lie.';
 COMMENT ON COLUMN walbrook.backfills.chunk_bytes IS 'About how many bytes of the table one chunk reads.';
@@ -102,7 +105,8 @@ ALTER TABLE walbrook.consumers ADD COLUMN initial_backfill text[];
 COMMENT ON COLUMN walbrook.consumers.initial_backfill IS 'The tables whose existing rows it is still to get as a new consumer, * for all; null: none, or they are in walbrook.backfills.';
 
 CREATE VIEW walbrook.backfill_progress AS
-SELECT b.id, b.source, b.consumer, b.table_schema, b.table_name, b.state, b.reason, b.error,
+SELECT b.id, b.source, b.consumer, b.table_schema, b.table_name, b.state, b.reason, b.waits_for,
+       b.waits_since, b.error,
        b.planned, c.chunks, c.chunks_done, coalesce(c.read, 0) AS rows_read, coalesce(c.delivered, 0) AS rows,
        coalesce(c.dropped, 0) AS dropped, coalesce(c.merged, 0) AS merged,
        coalesce(c.bytes, 0) AS bytes, b.estimated_rows, b.estimated_bytes,
@@ -195,7 +199,7 @@ BEGIN
     END IF;
     UPDATE walbrook.backfills b
        SET state = change_backfill.state,
-           reason = NULL,
+           reason = NULL, waits_for = NULL, waits_since = NULL,
            error = CASE WHEN change_backfill.state = 'waiting' THEN NULL ELSE b.error END,
            attempts = CASE WHEN change_backfill.state = 'waiting' THEN 0 ELSE b.attempts END,
            finished_at = CASE WHEN change_backfill.state IN ('cancelled', 'skipped')

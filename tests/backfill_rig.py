@@ -48,9 +48,7 @@ class Rig:
     _starts: int = 0
 
     def __post_init__(self) -> None:
-        self.source: SlotSource = make_slot_source(
-            self.database, self.directory / "log", publication=self.publication
-        )
+        self.source: SlotSource = self._make_source()
         with self.database.connect() as connection:
             row = connection.execute(
                 "SELECT system_identifier, restart_lsn::text FROM walbrook.sources"
@@ -65,6 +63,9 @@ class Rig:
         if self.local_commits:
             dsn = f"{self.database.dsn} options='-c synchronous_commit=local'"
             self.source.settings = replace(self.source.settings, state_dsn=dsn)
+
+    def _make_source(self) -> SlotSource:
+        return make_slot_source(self.database, self.directory / "log", publication=self.publication)
 
     @property
     def state_dsn(self) -> str:

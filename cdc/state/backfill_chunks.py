@@ -40,7 +40,8 @@ VALUES (%s, (SELECT coalesce(max(number), 0) + 1 FROM walbrook.backfill_chunks W
 """
 _PLANNED = """
 UPDATE walbrook.backfills
-   SET state = 'running', reason = NULL, planned = planned OR %(planned)s,
+   SET state = 'running', reason = NULL, waits_for = NULL, waits_since = NULL,
+       planned = planned OR %(planned)s,
        started_at = coalesce(started_at, clock_timestamp()),
        estimated_rows = coalesce(%(rows)s, estimated_rows),
        estimated_bytes = coalesce(%(bytes)s, estimated_bytes)

@@ -27,7 +27,8 @@ _ACTS: Final = {
     "skip": "SELECT * FROM walbrook.skip_backfill(%s)",
 }
 _PROGRESS = """
-SELECT id, source, consumer, table_schema, table_name, state, reason, error, chunks, chunks_done,
+SELECT id, source, consumer, table_schema, table_name, state, reason, waits_for, waits_since,
+       error, chunks, chunks_done,
        rows, dropped, merged, bytes, estimated_rows, estimated_bytes, fraction::float8 AS fraction,
        rows_per_second::float8 AS rows_per_second, seconds_left::float8 AS seconds_left,
        oldest_snapshot, requested_at, started_at, finished_at

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from cdc.config.table import TableName
 from cdc.connection import Connection
@@ -49,16 +50,28 @@ SELECT source, consumer, %(schema)s, %(table)s, where_sql, sort_column, start_po
 """
 _REMOVE = "DELETE FROM walbrook.backfills WHERE id = %s"
 _FINISH = """
-UPDATE walbrook.backfills SET state = 'done', reason = NULL, finished_at = clock_timestamp()
+UPDATE walbrook.backfills
+   SET state = 'done', reason = NULL, waits_for = NULL, waits_since = NULL,
+       finished_at = clock_timestamp()
  WHERE id = %s AND state IN ('waiting', 'running')
 """
 _FAIL = """
-UPDATE walbrook.backfills SET state = 'failed', reason = NULL, error = %s
+UPDATE walbrook.backfills
+   SET state = 'failed', reason = NULL, waits_for = NULL, waits_since = NULL, error = %s
  WHERE id = %s AND state IN ('waiting', 'running')
 """
 _WAIT = """
-UPDATE walbrook.backfills SET reason = %s
- WHERE id = %s AND reason IS DISTINCT FROM %s AND state IN ('waiting', 'running')
+UPDATE walbrook.backfills
+   SET reason = %(reason)s, waits_for = %(kind)s,
+       waits_since = CASE WHEN %(kind)s::text IS NULL THEN NULL
+                          WHEN waits_for = %(kind)s THEN waits_since
+                          ELSE clock_timestamp() END
+ WHERE id = %(id)s AND (reason, waits_for) IS DISTINCT FROM (%(reason)s, %(kind)s)
+   AND state IN ('waiting', 'running')
+"""
+_WAITED_S = """
+SELECT coalesce(extract(epoch FROM clock_timestamp() - waits_since), 0)::float8
+  FROM walbrook.backfills WHERE id = %s
 """
 _TROUBLED = """
 SELECT id, consumer, table_schema || '.' || table_name, state, coalesce(error, reason)
@@ -155,8 +168,23 @@ def fail(connection: Connection, backfill: int, error: str) -> None:
     connection.execute(_FAIL, (error, backfill))
 
 
-def waits(connection: Connection, backfill: int, reason: str | None) -> None:
-    connection.execute(_WAIT, (reason, backfill, reason))
+class Wait(StrEnum):
+    """What a backfill waits for."""
+
+    OPEN_TRANSACTIONS = "open_transactions"  # they were open before its first chunk
+    SOURCE = "source"  # it does not answer
+    RETRY = "retry"  # a chunk could not be read
+
+
+def waits(connection: Connection, backfill: int, kind: Wait, reason: str) -> float:
+    """Say what a backfill waits for. Returns for how long it has, in seconds."""
+    connection.execute(_WAIT, {"id": backfill, "kind": str(kind), "reason": reason})
+    row = connection.execute(_WAITED_S, (backfill,)).fetchone()
+    return 0.0 if row is None else float(str(row[0]))
+
+
+def waits_no_more(connection: Connection, backfill: int) -> None:
+    connection.execute(_WAIT, {"id": backfill, "kind": None, "reason": None})
 
 
 def report_backfills(connection: Connection, source: str, term: int) -> None:

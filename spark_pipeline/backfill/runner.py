@@ -45,7 +45,7 @@ from cdc.errors import OperatorError, TransientError, WalbrookError
 from cdc.state import backfill_chunks
 from cdc.state import backfills as rows
 from cdc.state.backfill_chunks import Chunk
-from cdc.state.backfills import Backfill
+from cdc.state.backfills import Backfill, Wait
 from cdc.state.roll import call_roll
 from cdc.verify.gone_rows import GoneTask, read_gone
 from spark_pipeline.backfill.held_rows import rows_held_by
@@ -56,6 +56,9 @@ from spark_pipeline.feed.plan import job_group
 from spark_pipeline.workers.context import WorkerContext
 
 _logger = structlog.get_logger("walbrook.backfill")
+
+OPEN_WAIT_S: Final = 3_600.0
+"""How long transactions are waited for that were open before the first chunk."""
 
 _LOOK_S: Final = 1.0
 _ATTEMPTS_MAX: Final = 10
@@ -133,7 +136,7 @@ class BackfillRunner:
                 except OperatorError as error:
                     self._fail(state, backfill, error)
                 except TransientError as error:
-                    rows.waits(state, backfill.id, str(error))
+                    rows.waits(state, backfill.id, Wait.SOURCE, str(error))
             self._collect(state)
             if not found and not self._readings:
                 self._sweep(state)
@@ -225,9 +228,15 @@ class BackfillRunner:
         connection = self._connected()
         self._open = self._open.after(list_open(connection))
         if self._open.unknown:
-            rows.waits(state, backfill.id, _waits_for(self._open.unknown))
+            why = _waits_for(self._open.unknown)
+            if rows.waits(state, backfill.id, Wait.OPEN_TRANSACTIONS, why) > OPEN_WAIT_S:
+                raise OperatorError(
+                    f"it has waited for {OPEN_WAIT_S:.0f} s: {why}",
+                    fix="end them, then retry the backfill",
+                    kind="open_transactions",
+                )
             return False
-        rows.waits(state, backfill.id, None)
+        rows.waits_no_more(state, backfill.id)
         table = describe_table(connection, self._settings.publication, backfill.table)
         if isinstance(chunk.range, GoneRows):
             path = self._path(chunk)
@@ -358,7 +367,8 @@ class BackfillRunner:
             return
         pause_s = min(_PAUSE_MAX_S, 0.5 * 2**chunk.attempts)
         self._not_before[backfill.id] = time.monotonic() + pause_s
-        rows.waits(state, backfill.id, f"it is tried again in {pause_s:.0f} s: {what}")
+        why = f"it is tried again in {pause_s:.0f} s: {what}"
+        rows.waits(state, backfill.id, Wait.RETRY, why)
 
     def _plan_again(self, state: Connection, backfill: Backfill, chunk: Chunk) -> None:
         """The leaf's rows lie elsewhere: all of it is read again, if it is still there."""

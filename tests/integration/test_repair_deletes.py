@@ -1,7 +1,7 @@
 """Rows that were deleted while there was no slot: found at the destination by their keys.
 
-The destination is a mirror in another Postgres database, or a Redis stream of which the last
-message per key counts.
+The destination is a mirror in another Postgres database, or a Redis stream or Parquet files of
+which the last message per key counts.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import redis
 from spark_pipeline.delivery.deliver import _open_sinks
 from tests.backfill_rig import Rig, applied
 from tests.fix_postgres import Database, PostgresServer, fresh_database
+from tests.integration.test_backfill_service import _of_parquet
 from tests.repairing import drop_slot, note_horizon, repaired, until_repaired
 from tests.service import _url
 
@@ -45,14 +46,17 @@ TABLES = ("item", "pair", "event_1", "event_2", "emptied")
 class Destination:
     """Either kind, as rows of each table."""
 
-    def __init__(self, kind: str, mirror: Database, client: redis.Redis, url: str) -> None:
-        self._mirror, self._client = mirror, client
-        self.settings: dict[str, object] = (
-            {"type": "postgres", "url": _url(mirror.dsn)}
-            if kind == "postgres"
-            else {"type": "redis_stream", "url": url, "stream_key": "rows"}
-        )
-        self._kind = kind
+    def __init__(
+        self, kind: str, mirror: Database, client: redis.Redis, url: str, directory: Path
+    ) -> None:
+        self._kind, self._mirror, self._client = kind, mirror, client
+        self._directory = directory / "parquet"
+        settings: dict[str, dict[str, object]] = {
+            "postgres": {"url": _url(mirror.dsn)},
+            "redis_stream": {"url": url, "stream_key": "rows"},
+            "parquet": {"path": str(self._directory)},
+        }
+        self.settings: dict[str, object] = {"type": kind, **settings[kind]}
 
     def rows(self, table: str) -> list[Any]:
         if self._kind == "postgres":
@@ -62,6 +66,8 @@ class Destination:
         return sorted(records, key=lambda row: orjson.dumps(row, option=orjson.OPT_SORT_KEYS))
 
     def messages(self) -> list[dict[str, Any]]:
+        if self._kind == "parquet":
+            return _of_parquet(self._directory)
         entries: Any = self._client.xrange("rows")
         return [
             {key.decode(): orjson.loads(value) if key != b"action" else value.decode()
@@ -85,15 +91,16 @@ def _no_open_sinks() -> Iterator[None]:
         _open_sinks.popitem()[1][2].close()
 
 
-@pytest.fixture(params=["postgres", "redis_stream"])
+@pytest.fixture(params=["postgres", "redis_stream", "parquet"])
 def destination(
     request: pytest.FixtureRequest,
     postgres_server: PostgresServer,
     redis_client: redis.Redis,
     redis_url: str,
+    tmp_path: Path,
 ) -> Iterator[Destination]:
     with fresh_database(postgres_server.dsn) as mirror:
-        yield Destination(request.param, mirror, redis_client, redis_url)
+        yield Destination(request.param, mirror, redis_client, redis_url, tmp_path)
 
 
 @pytest.fixture
