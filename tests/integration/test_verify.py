@@ -264,6 +264,7 @@ def test_a_table_of_many_chunks_and_ranges_is_compared_in_bounded_parts(
     monkeypatch.setattr(comparison, "_CHUNK_BYTES", 1 << 16)
     monkeypatch.setattr(comparison, "_LOOKED_AT_MAX", 7)
     monkeypatch.setattr(key_ranges, "RANGE_ROWS", 100)
+    monkeypatch.setattr(key_ranges, "_SPILLED_ROWS", 300)
     at_once = []
     by_key = SourceReader.read
 
