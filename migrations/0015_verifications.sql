@@ -61,7 +61,7 @@ CREATE TABLE walbrook.verification_keys (
     PRIMARY KEY (verification, key)
 );
 
-COMMENT ON TABLE walbrook.verification_keys IS 'The keys of rows that differ, up to 10000 per verification.';
+COMMENT ON TABLE walbrook.verification_keys IS 'The keys of rows that differ, up to 10000, of the latest verification of each table.';
 COMMENT ON COLUMN walbrook.verification_keys.key IS 'The values of the key as text, in key order.';
 
 CREATE VIEW walbrook.verified AS

@@ -57,7 +57,12 @@ UPDATE walbrook.verifications
        changing = %(changing)s, reason = NULL
  WHERE id = %(id)s AND state IN ('reading', 'comparing')
 """
-_DROP_KEYS = "DELETE FROM walbrook.verification_keys WHERE verification = %s"
+# Of a table the keys of the latest verification are listed, so that they are bounded.
+_DROP_KEYS = """
+DELETE FROM walbrook.verification_keys k USING walbrook.verifications v, walbrook.verifications n
+ WHERE n.id = %s AND (v.source, v.consumer) = (n.source, n.consumer)
+   AND (v.table_schema, v.table_name) = (n.table_schema, n.table_name) AND k.verification = v.id
+"""
 _ADD_KEYS = """
 INSERT INTO walbrook.verification_keys (verification, key, difference)
 SELECT %s, k.key::jsonb, k.difference FROM unnest(%s::text[], %s::text[]) AS k (key, difference)
@@ -229,8 +234,13 @@ class VerificationRow:
             raise CancelledError(f"verification {self.id} was cancelled")
 
 
-def fail_verification(connection: Connection, verification: int, error: str) -> None:
-    connection.execute(_FAIL, (error, verification))
+def fail_verification(
+    connection: Connection, source: str, term: int, verification: int, error: str
+) -> None:
+    """It cannot be done; ``error`` quotes no value of a row."""
+    with connection.transaction():
+        require_latest(connection, source, term)
+        connection.execute(_FAIL, (error, verification))
 
 
 def standing_of(connection: Connection, source: str, consumer: str) -> Standing:

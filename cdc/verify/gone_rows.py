@@ -42,11 +42,10 @@ from cdc.backfill.reading import (
 from cdc.backfill.table import PublishedTable, describe_table
 from cdc.config.table import TableName
 from cdc.verify.held import Key, key_of, rows_held
-from cdc.verify.key_ranges import HeldSide, ranges_for
+from cdc.verify.key_ranges import HeldSide, ranges_of
 
 _RANGE_BYTES: Final = 64 << 20
 _BLOCK_BYTES: Final = 8192  # as a divisor alone: ranges need not fit blocks exactly
-_ROW_BYTES: Final = 64
 _KEYS_AT_ONCE: Final = 500
 
 Held = Callable[[PublishedTable], Iterator[pa.RecordBatch]]
@@ -77,8 +76,7 @@ def read_gone(task: GoneTask, held: Held) -> ChunkRead:
     ):
         table = describe_table(connection, task.publication, task.table)
         keys = keys_only(table)
-        size = sum(max(leaf.rows, leaf.bytes // _ROW_BYTES) for leaf in table.leaves)
-        ranges = ranges_for(size)
+        ranges = ranges_of(table.leaves)
         there = HeldSide(Path(scratch) / "destination", ranges)
         for batch in held(keys):
             there.add(batch)

@@ -12,7 +12,7 @@ bits).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +24,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from cdc.backfill.table import Leaf
+
 RANGE_ROWS: Final = 250_000
 """About how many rows a range has."""
 
 RANGES_MAX: Final = 256
+"""Also the number for messages, of which a key may have any number."""
+
+_ROW_BYTES: Final = 64  # rows of a table that was never analyzed are hardly smaller
+_SPILLED_ROWS: Final = 65_536  # are written at once
 _HASH_BITS: Final = 64
 
 _FILE_SCHEMA: Final = pa.schema(
@@ -48,6 +54,11 @@ def ranges_for(rows: int) -> int:
     return int(min(RANGES_MAX, 1 << (wanted - 1).bit_length()))
 
 
+def ranges_of(leaves: Iterable[Leaf]) -> int:
+    """In how many ranges a table is compared that has these leaves."""
+    return ranges_for(sum(max(leaf.rows, leaf.bytes // _ROW_BYTES) for leaf in leaves))
+
+
 def hashes_of(values: pa.Array) -> Hashes:
     """A hash of each value; null counts as empty."""
     binary = pc.fill_null(values.cast(pa.binary()), b"")
@@ -64,6 +75,8 @@ class HeldSide:
         self._ranges = ranges
         self._files = ExitStack()
         self._writers: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
+        self._waiting: list[pa.RecordBatch] = []  # not written yet
+        self._waiting_rows = 0
         self._emptied = (-1, -1)  # the place of the last message that emptied the table
         self.rows = 0
         """How many rows or messages were added."""
@@ -83,11 +96,21 @@ class HeldSide:
         content = rows.column("content")
         digests = pa.array(hashes_of(content), mask=~content.is_valid().to_numpy(False))
         arrays = [rows.column("key"), digests, rows.column("lsn"), rows.column("idx")]
-        kept = pa.RecordBatch.from_arrays(arrays, schema=_FILE_SCHEMA)
+        self._waiting.append(pa.RecordBatch.from_arrays(arrays, schema=_FILE_SCHEMA))
+        self._waiting_rows += rows.num_rows
+        if self._waiting_rows >= _SPILLED_ROWS:
+            self._spill()
+
+    def _spill(self) -> None:
+        """Write what waits to the files of its ranges."""
+        if not self._waiting:
+            return
+        kept = pa.concat_batches(self._waiting)
+        self._waiting, self._waiting_rows = [], 0
         if self._ranges == 1:
             self._writer(0).write_batch(kept)
             return
-        numbers = hashes_of(rows.column("key")) >> self._shift
+        numbers = hashes_of(kept.column("key")) >> self._shift
         order = np.argsort(numbers, kind="stable")
         kept, numbers = kept.take(pa.array(order)), numbers[order]
         starts = np.flatnonzero(np.diff(numbers, prepend=self._ranges)).tolist()
@@ -96,6 +119,7 @@ class HeldSide:
 
     def close(self) -> None:
         """Nothing more is added."""
+        self._spill()
         self._files.close()
         self._writers.clear()
 

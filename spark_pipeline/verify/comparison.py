@@ -33,14 +33,14 @@ from cdc.backfill.reading import (
 from cdc.backfill.table import PublishedTable, describe_table
 from cdc.config.table import TableName
 from cdc.connection import Connection
-from cdc.cursor import idle_place
+from cdc.cursor import Cursor, idle_place
 from cdc.decoding.format import ValueFormat
 from cdc.error_text import public_text
 from cdc.errors import OperatorError, TransientError
 from cdc.state.backfills import Backfill
-from cdc.state.verifications import Found, Stage, VerificationRow, standing_of
+from cdc.state.verifications import Found, Stage, Standing, VerificationRow, standing_of
 from cdc.verify.held import Form, Key, held_of_raw, key_of, key_text
-from cdc.verify.key_ranges import HeldSide, compare, ranges_for
+from cdc.verify.key_ranges import RANGES_MAX, HeldSide, compare, ranges_of
 from cdc.verify.records import held_by_key, same_cells, same_record
 from cdc.verify.rounds import ROUNDS_MAX, Rounds
 from cdc.verify.source_rows import SourceReader, SourceRows
@@ -56,6 +56,7 @@ _LOOKED_AT_BYTES: Final = 64 << 20  # of rows by key at once, about
 _LOOKED_AT_MAX: Final = 20_000
 _PATIENCE_S: Final = 600.0
 _LOOK_S: Final = 0.1
+_SAY_S: Final = 1.0
 _ROUND_PAUSE_S: Final = 0.2
 
 
@@ -96,6 +97,8 @@ class TableComparison:
         self._reader = SourceReader(self._settings.publication, table, sink.held_form, values)
         self._same = same_cells if sink.held_form is Form.CELLS else same_record
         self._at_once = _LOOKED_AT_MAX
+        self._reason: str | None = None  # as its row shows it
+        self._said = 0.0  # monotonic
         self.oid = 0
         """Of the table, once it was looked at."""
 
@@ -112,7 +115,8 @@ class TableComparison:
                 for each in plan_leaf(connection, self._plan, table, leaf)
             ]
         self._row.begin(len(planned) + 2, position)
-        ranges = ranges_for(sum(leaf.rows for leaf in table.leaves))
+        holds_rows = self._sink.held_form is Form.CELLS
+        ranges = ranges_of(table.leaves) if holds_rows else RANGES_MAX
         source, destination = (
             HeldSide(self._directory / name, ranges) for name in ("source", "destination")
         )
@@ -123,6 +127,7 @@ class TableComparison:
         with closing(destination):
             for held in self._sink.read_back(table):
                 destination.add(held)
+                self._say("reading", None)
                 self._refuse_end()
         self._row.advance("comparing", parts=1)
         counts, candidates = self._candidates(source, destination, ranges)
@@ -146,28 +151,27 @@ class TableComparison:
 
     def until_passed(self, lsn: int, stage: Stage) -> None:
         """Until the consumer has delivered all that was committed below a position."""
-        place, deadline, told = idle_place(lsn), time.monotonic() + _PATIENCE_S, False
+        place, deadline = idle_place(lsn), time.monotonic() + _PATIENCE_S
         while True:
             standing = standing_of(self._state, self._settings.source, self._consumer)
-            if standing.cursor >= place and not standing.has_queue:
-                break
-            reason = (
-                f"{self._consumer} is paused" if standing.paused
-                else f"messages of {self._consumer} wait for another try"
-                if standing.cursor >= place
-                else f"{self._consumer} has still to pass the position at which the source was read"
-            )  # fmt: skip
+            reason = _waits_for(self._consumer, standing, place)
+            self._say(stage, reason)
+            if reason is None:
+                return
             if time.monotonic() > deadline:
                 raise OperatorError(
                     f"{reason}, for longer than {_PATIENCE_S:.0f} s",
                     fix="mend what holds it up, and verify again",
                     kind="consumer_behind",
                 )
-            self._row.advance(stage, reason=reason)
-            told = True
             self.pause(_LOOK_S)
-        if told:
-            self._row.advance(stage)
+
+    def _say(self, stage: Stage, reason: str | None) -> None:
+        """Show what it waits for, and notice a cancellation; not more often than is of use."""
+        now = time.monotonic()
+        if reason != self._reason or now - self._said > _SAY_S:
+            self._row.advance(stage, reason=reason)
+            self._reason, self._said = reason, now
 
     def _read_source(self, side: HeldSide, planned: list[Planned], table: PublishedTable) -> _Sizes:
         sizes = _Sizes()
@@ -247,9 +251,9 @@ class TableComparison:
         while opened and time.monotonic() < deadline:
             opened &= list_open(connection).xids
             if opened:
-                self._row.advance(stage, reason=f"{len(opened)} open transactions have to end")
+                self._say(stage, f"{len(opened)} open transactions have to end")
                 self.pause(_LOOK_S)
-        self._row.advance(stage)
+        self._say(stage, None)
         return not opened
 
     @property
@@ -277,6 +281,15 @@ class TableComparison:
 
     def _refuse_end(self) -> None:
         self.pause(0)
+
+
+def _waits_for(consumer: str, standing: Standing, place: Cursor) -> str | None:
+    if standing.cursor >= place:
+        queued = standing.has_queue
+        return f"messages of {consumer} wait for another try" if queued else None
+    if standing.paused:
+        return f"{consumer} is paused"
+    return f"{consumer} has still to pass the position at which the source was read"
 
 
 def _require_key(table: PublishedTable) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import shutil
 import threading
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -73,6 +74,8 @@ class VerifyRunner:
                     self._take(state, found)
             except EndedError:
                 return
+            except CancelledError:
+                continue
             except (psycopg.Error, WalbrookError) as error:
                 _logger.warning(
                     "verify.look_failed", consumer=self._consumer.name, error=told(error)
@@ -84,17 +87,19 @@ class VerifyRunner:
         try:
             table = self._table(state, verification)
             if table is not None:
-                self._verify(state, verification, table)
-        except CancelledError:
-            return
-        except (EndedError, psycopg.Error):
+                with self._scratch() as directory:
+                    self._verify(state, verification, table, directory)
+        except (CancelledError, EndedError, psycopg.Error):
             raise
         except TransientError as error:
             attempts = self._attempts[verification.id] = self._attempts.get(verification.id, 0) + 1
             if attempts >= _ATTEMPTS_MAX:
                 self._fail(state, verification, error)
-            else:
-                self._context.ended.wait(_PAUSE_S * 2**attempts)
+                return
+            pause_s = _PAUSE_S * 2**attempts
+            row = VerificationRow(state, self._source, self._term, verification.id)
+            row.advance("reading", reason=f"it is tried again in {pause_s:.0f} s: {error}")
+            self._context.ended.wait(pause_s)
         except Exception as error:
             self._fail(state, verification, told(error))
 
@@ -128,9 +133,10 @@ class VerifyRunner:
             )
         return table
 
-    def _verify(self, state: Connection, verification: Verification, table: TableName) -> None:
+    def _verify(
+        self, state: Connection, verification: Verification, table: TableName, directory: Path
+    ) -> None:
         row = VerificationRow(state, self._source, self._term, verification.id)
-        directory = self._cleared()
         generation = call_roll(state, self._source).generations[self._consumer.name]
         with closing(open_to_read(self._consumer, self._source, generation)) as sink:
             comparison = TableComparison(
@@ -143,23 +149,25 @@ class VerifyRunner:
                 repair(comparison, state, row, self._consumer.name, table, found)
             else:
                 row.finish()
-        shutil.rmtree(directory, ignore_errors=True)
         _logger.info(
             "verify.done", consumer=self._consumer.name, table=str(table),
             differences=len(found.differences), changing=found.changing,
         )  # fmt: skip
 
-    def _cleared(self) -> Path:
-        """An empty directory; what an earlier comparison left there is removed."""
+    @contextmanager
+    def _scratch(self) -> Iterator[Path]:
+        """An empty directory, removed at the end; what a process that died left is removed too."""
         shutil.rmtree(self._directory, ignore_errors=True)
         for folder in (self._directory.parent, self._directory):
             folder.mkdir(exist_ok=True, mode=0o700)  # keys are nobody else's business
-        return self._directory
+        try:
+            yield self._directory
+        finally:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     def _fail(self, state: Connection, verification: Verification, error: WalbrookError) -> None:
         _logger.warning(
             "verify.failed", consumer=self._consumer.name, table=str(verification.table),
             error=error,
         )  # fmt: skip
-        rows.fail_verification(state, verification.id, str(error))
-        shutil.rmtree(self._directory, ignore_errors=True)
+        rows.fail_verification(state, self._source, self._term, verification.id, str(error))

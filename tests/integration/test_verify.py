@@ -13,6 +13,9 @@ import psycopg
 import pytest
 
 from cdc.config import PostgresDestination
+from cdc.verify import key_ranges
+from cdc.verify.source_rows import SourceReader
+from spark_pipeline.verify import comparison
 from tests.backfill_rig import Rig
 from tests.fix_postgres import DEFAULT_VERSION, Database, PostgresServer, fresh_database
 from tests.service import _url
@@ -157,10 +160,11 @@ def test_writers_cause_no_false_difference_and_hide_no_true_one(
         rig.backfilled("item")
         there.execute("UPDATE item SET note = 'x' WHERE id = 1900")
         with _writing(database, 3):
-            found = [rig.verified() for _ in range(3)]
+            for _ in range(3):
+                row = rig.verified()
+                assert _keys(rig, row.id) == {'["1900"]': "different"}
         after = rig.verified()
-    for row in found:
-        assert _keys(rig, row.id) == {'["1900"]': "different"}
+    assert rig.rows("SELECT DISTINCT verification FROM walbrook.verification_keys") == [(after.id,)]
     assert (after.missing, after.extra, after.different, after.changing) == (0, 0, 1, 0)
 
 
@@ -176,12 +180,13 @@ def test_a_repair_makes_the_destination_equal(
             "INSERT INTO item VALUES (-5, 1, 'extra'), (-6, 1, 'extra')"
         )
         row = rig.verified(repair=True)
+        repaired = rig.rows("SELECT DISTINCT repaired FROM walbrook.verification_keys")
         again = rig.verified()
     assert (row.missing, row.extra, row.different, row.repaired) == (20, 2, 1, 23)
+    assert repaired == [(True,)]
     assert (again.missing, again.extra, again.different) == (0, 0, 0)
     ((rows,),) = rig.rows(f"SELECT rows FROM walbrook.backfill_progress WHERE id = {row.backfill}")
     assert rows == 23
-    assert rig.rows("SELECT DISTINCT repaired FROM walbrook.verification_keys") == [(True,)]
     ((through,),) = rig.rows("SELECT verified_through::text FROM walbrook.verified")
     assert through == again.position
 
@@ -251,3 +256,130 @@ def test_a_filter_makes_a_comparison_impossible(
     with rig.running():
         row = rig.verified(state="failed")
     assert "its filter decides which changes of a row arrive" in row.error
+
+
+def test_a_table_of_many_chunks_and_ranges_is_compared_in_bounded_parts(
+    database: Database, there: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "_CHUNK_BYTES", 1 << 16)
+    monkeypatch.setattr(comparison, "_LOOKED_AT_MAX", 7)
+    monkeypatch.setattr(key_ranges, "RANGE_ROWS", 100)
+    monkeypatch.setattr(key_ranges, "_SPILLED_ROWS", 300)
+    at_once = []
+    by_key = SourceReader.read
+
+    def counted(self: SourceReader, connection: Any, keys: Any) -> Any:
+        at_once.append(len(keys))
+        return by_key(self, connection, keys)
+
+    monkeypatch.setattr(SourceReader, "read", counted)
+    database.execute(_ITEMS)
+    database.execute("ANALYZE item")
+    rig = _rig(database, there, tmp_path)
+    with rig.running():
+        rig.backfilled("item")
+        there.execute("DELETE FROM item WHERE id % 50 = 0; INSERT INTO item VALUES (-1, 0)")
+        row = rig.verified()
+    assert (row.missing, row.extra, row.different) == (40, 1, 0)
+    assert row.parts == row.parts_done > 3
+    assert max(at_once) == 7
+
+
+def test_more_differences_than_can_be_held_end_a_verification(
+    database: Database, there: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "_CANDIDATES_MAX", 100)
+    database.execute(_ITEMS)
+    rig = _rig(database, there, tmp_path)
+    with rig.running():
+        rig.backfilled("item")
+        there.execute("UPDATE item SET version = 0")
+        row = rig.verified(state="failed")
+    assert "more than 100 rows of public.item differ" in row.error
+    assert "backfill the table" in row.error
+
+
+def test_a_verification_waits_for_a_paused_consumer_and_outlives_its_process(
+    database: Database, there: Database, tmp_path: Path
+) -> None:
+    database.execute(_ITEMS)
+    rig = _rig(database, there, tmp_path)
+    with rig.running():
+        rig.backfilled("item")
+        rig.rows("SELECT walbrook.pause('files')")
+        database.execute("UPDATE item SET note = 'new' WHERE id = 3")
+        ((number,),) = rig.rows("SELECT id FROM walbrook.start_verification('files', 'item')")
+        query = f"SELECT reason FROM walbrook.verifications WHERE id = {number}"
+        until("the reason", lambda: rig.rows(query) == [("files is paused",)])
+    rig.rows("SELECT walbrook.resume('files')")
+    query = f"SELECT different FROM walbrook.verifications WHERE id = {number} AND state = 'done'"
+    with rig.running():
+        assert until("the end", lambda: rig.rows(query)) == [(0,)]
+
+
+def test_a_cancelled_verification_ends_and_leaves_nothing(
+    database: Database, there: Database, tmp_path: Path
+) -> None:
+    database.execute(_ITEMS)
+    rig = _rig(database, there, tmp_path)
+    with rig.running():
+        rig.backfilled("item")
+        rig.rows("SELECT walbrook.pause('files')")
+        ((number,),) = rig.rows("SELECT id FROM walbrook.start_verification('files', 'item')")
+        query = f"SELECT reason FROM walbrook.verifications WHERE id = {number}"
+        until("the reason", lambda: rig.rows(query) == [("files is paused",)])
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="is under way"):
+            rig.rows("SELECT walbrook.start_verification('files')")
+        rig.rows(f"SELECT walbrook.cancel_verification({number})")
+        scratch = rig.source.settings.log_directory / "verify" / "files"
+        until("its files to be gone", lambda: not scratch.exists())
+        rig.rows("SELECT walbrook.resume('files')")
+        assert rig.verified().different == 0
+    states = rig.rows("SELECT state FROM walbrook.verifications ORDER BY id")
+    assert states == [("cancelled",), ("done",)]
+
+
+def test_a_row_that_flips_all_the_time_is_never_called_different(
+    database: Database, there: Database, tmp_path: Path
+) -> None:
+    database.execute(_ITEMS)
+    rig = _rig(database, there, tmp_path)
+    over = threading.Event()
+
+    def flip() -> None:
+        with database.connect() as connection:
+            while not over.wait(0.001):
+                connection.execute("UPDATE item SET version = 3 - version WHERE id = 5")
+
+    thread = threading.Thread(target=flip)
+    with rig.running():
+        rig.backfilled("item")
+        thread.start()
+        try:
+            found = [rig.verified() for _ in range(3)]
+        finally:
+            over.set()
+            thread.join()
+        after = rig.verified()
+    assert [(row.missing, row.extra, row.different) for row in found] == [(0, 0, 0)] * 3
+    assert (after.different, after.changing) == (0, 0)
+
+
+def test_a_partitioned_table_is_compared_under_the_name_that_its_changes_have(
+    database: Database, there: Database, tmp_path: Path
+) -> None:
+    database.execute(
+        "CREATE TABLE item (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);"
+        "CREATE TABLE low (note text, id int NOT NULL);"  # in another order of columns
+        "ALTER TABLE item ATTACH PARTITION low FOR VALUES FROM (0) TO (500);"
+        "CREATE TABLE high PARTITION OF item FOR VALUES FROM (500) TO (1000);"
+        "INSERT INTO item SELECT i, 'n' || i FROM generate_series(0, 999) AS i"
+    )
+    published = "FOR TABLE item WITH (publish_via_partition_root = true)"
+    rig = _rig(database, there, tmp_path, publication=published)
+    with rig.running():
+        rig.backfilled("item")
+        there.execute("DELETE FROM item WHERE id IN (3, 900)")
+        row = rig.verified(repair=True)
+    assert (row.source_rows, row.missing, row.repaired) == (1000, 2, 2)
+    assert there.execute("SELECT count(*) FROM item") == [(1000,)]
