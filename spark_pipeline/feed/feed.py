@@ -79,6 +79,8 @@ class Feed:
     """The first batch that is not in the feed yet."""
     high: Cursor = ORIGIN
     """Everything below was read."""
+    is_filled: bool = False
+    """Whether a query is running that brings ranges: until then workers read the log."""
     _ring: deque[_Kept] = field(default_factory=deque)
     _readers: dict[str, _Reader] = field(default_factory=dict)
     _failed: tuple[int, WalbrookError] | None = None
@@ -90,8 +92,6 @@ class Feed:
     def __post_init__(self) -> None:
         self._arrived = threading.Condition(self._lock)  # workers wait for it
         self._passed = threading.Condition(self._lock)  # the body waits for it
-        self.is_filled = False
-        """Whether a query is running that brings ranges: until then workers read the log."""
 
     def begin(self, history: int, position: int, high: Cursor) -> None:
         """Go on from a batch of the log; another history, or another place, empties the ring."""

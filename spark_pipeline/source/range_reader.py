@@ -7,7 +7,7 @@ range.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
@@ -123,8 +123,7 @@ class RangeReader:
 
         def batches() -> Iterator[pa.RecordBatch]:
             for found, changes in self.decode(partition):
-                tables = _tables(changes)
-                markers.extend(replace(marker, tables=tables) for marker in found)
+                markers.extend(_with_tables(found, changes))
                 yield changes
 
         exchange = Path(self._options.exchange)
@@ -141,15 +140,9 @@ class RangeReader:
     ) -> Iterator[tuple[list[SliceMarker], pa.RecordBatch]]:
         """Decoded slices, each with its marker, which says where in its batch it begins."""
         for pieces, changes in self._decoded(partition):
-            tables = _tables(changes)
-            markers = zip(_markers(partition, pieces, 0, changes), pieces, strict=True)
-            yield (
-                [
-                    replace(marker, offset=piece.slice.start, tables=tables)
-                    for marker, piece in markers
-                ],
-                changes,
-            )
+            found = _with_tables(_markers(partition, pieces, 0, changes), changes)
+            markers = zip(found, pieces, strict=True)
+            yield [replace(marker, offset=piece.slice.start) for marker, piece in markers], changes
 
     def _shown(self, changes: pa.RecordBatch) -> pa.RecordBatch:
         """What Spark compares to its schema to the letter, which columns may be null included."""
@@ -254,6 +247,12 @@ def _bounded(changes: pa.RecordBatch, partition: LogPartition) -> pa.RecordBatch
             )
             changes = changes.filter(beyond if is_floor else pc.invert(beyond))
     return changes
+
+
+def _with_tables(markers: Iterable[SliceMarker], changes: pa.RecordBatch) -> Iterator[SliceMarker]:
+    """The markers of these changes, which name their tables."""
+    tables = _tables(changes)
+    return (replace(marker, tables=tables) for marker in markers)
 
 
 def _tables(changes: pa.RecordBatch) -> tuple[tuple[str, str], ...] | None:

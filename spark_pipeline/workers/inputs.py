@@ -142,7 +142,11 @@ class Input:
 
     def _from_feed(self, held: ExitStack, wait_s: float) -> DecodedRange | None:
         feed, name = self.context.feed, self._consumer.name
-        joined = not self._is_alone and feed.join(name, self.log.history(), self.batch, self._woken)
+        if self._is_alone:
+            feed.leave(name)  # it goes on without it, and joins again at another batch
+            self.is_live = False
+            return None
+        joined = feed.join(name, self.log.history(), self.batch, self._woken)
         self.is_live = joined
         if not joined:
             return None
@@ -164,8 +168,8 @@ class Input:
     def _is_stalled(self) -> bool:
         """Whether the log has had a little for a while that the feed does not bring.
 
-        So it is while Spark starts, or starts again: then the worker leaves the feed and serves
-        itself. Where there is much it waits for the feed.
+        So it is if Spark takes long between two micro-batches: then the worker leaves the feed and
+        serves itself. Where there is much it waits for the feed.
         """
         end = self.log.next_batch()
         if end <= max(self.batch, self.context.feed.position):

@@ -276,7 +276,7 @@ class Worker(BaseWorker):
             self._context.run,
             self._cursor,
             decoded.high if decoded is not None else ORIGIN,
-            [piece for piece in decoded.slices if self._takes(piece)] if decoded else [],
+            self._slices(decoded) if decoded is not None else [],
             self._settings.wanted,
             ledger=self._ledgers.place(self._consumer, settled),
             state_dsn=self._settings.state_dsn,
@@ -285,10 +285,17 @@ class Worker(BaseWorker):
             epoch=self._ledgers.epoch(self.name),
         )
 
-    def _takes(self, piece: SliceMarker) -> bool:
-        """Whether a slice may have something for the consumer."""
-        if not piece.rows or piece.errors or piece.tables is None:
-            return piece.rows > 0
+    def _slices(self, decoded: DecodedRange | Piece) -> list[SliceMarker]:
+        """The slices of a range; none if it has nothing for the consumer.
+
+        All or none: a slice's rows are numbered within its batch by the slices before it.
+        """
+        some = [piece for piece in decoded.slices if piece.rows]
+        return some if any(map(self._may_take, some)) else []
+
+    def _may_take(self, piece: SliceMarker) -> bool:
+        if piece.errors or piece.tables is None:
+            return True
         return self._match.takes_any(piece.tables)
 
 

@@ -32,6 +32,7 @@ from tests.unit.replication.test_seal import transaction
 pytestmark = pytest.mark.migrated
 
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
+OTHER = pgoutput.relation(2, "public", "other", [("id", 23, True), ("name", 25)])
 TRANSACTIONS, ROWS, KEYS = 30, 40, 17
 FEW = 6  # transactions, where every halving of what they hold costs a worker
 
@@ -233,4 +234,24 @@ def test_no_job_is_run_for_a_consumer_of_other_tables(
     assert jobs == {"files": 1, "others": 0}
     cursors = lane.rows("SELECT DISTINCT cursor FROM walbrook.cursors WHERE consumer IS NOT NULL")
     assert len(cursors) == 1, "the consumer without changes stands elsewhere"
+    lane.close()
+
+
+def test_a_batch_that_is_cut_between_tables_is_filtered_by_its_own_rows(
+    spark: SparkSession,
+    state: Connection,
+    tmp_path: Path,
+    on_executors: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LogLane, "spark", spark)
+    even = {"source": {"include_tables": ["public.other"]}, "filter": "record.id % 2 = 0"}
+    lane = LogLane(state, tmp_path, others=even)
+    items = [pgoutput.insert(1, [str(number), "n"]) for number in range(300)]
+    others = [pgoutput.insert(2, [str(number), "n"]) for number in range(100)]
+    lane.write(ITEM, OTHER, *transaction(0x1000, *items, *others))
+    lane.take_frame(shuffled(spark, lane))
+    found = [message["record"]["id"] for message in arrived(tmp_path / "others")]
+    assert found == list(range(0, 100, 2))
+    assert lane.rows("SELECT count(*) FROM walbrook.dead_letters") == [(0,)]
     lane.close()
