@@ -161,23 +161,17 @@ class BackfillRunner:
         held = {*self._pieces.held(), *self._readings}
         mine = sum(name[0] == backfill.id for name in held)
         chunks = backfill_chunks.chunks_of(state, backfill.id, backfill.connections + len(held) + 2)
-        for chunk in chunks:
+        # An order of rows needs one chunk after the other: the next is read when one is delivered.
+        for chunk in chunks if backfill.sort_column is None else chunks[:1]:
             name = (chunk.backfill, chunk.number)
             if name in held:
                 continue
             if chunk.state != "planned":
                 self._offer(state, backfill, chunk, generation)
-            elif mine <= self._at_once(backfill) and self._read(state, backfill, chunk):
+            elif mine <= backfill.connections and self._read(state, backfill, chunk):
                 mine += 1
         if not chunks:
             self._finish(state, backfill)
-
-    def _at_once(self, backfill: Backfill) -> int:
-        """How many chunks may be read or wait, besides one more; an order needs one by one."""
-        if backfill.sort_column is None:
-            return backfill.connections
-        reading = any(name[0] == backfill.id for name in self._readings)
-        return -1 if reading else 1
 
     def _plan(self, state: Connection, backfill: Backfill) -> bool:
         """Plan all chunks; returns whether there are any for this backfill itself."""

@@ -204,6 +204,8 @@ def test_with_more_work_than_slots_the_lowest_waits_for_a_while_and_nothing_is_l
     service.start()
     try:
         service.until_serving()
+        live = "SELECT bool_and(state = 'live') FROM walbrook.consumers"
+        service.until("all to be in the feed", live)
         for endpoint in endpoints.values():
             endpoint.takes_s = 0.12
         with Writers(database, seed=seed) as writers:
@@ -240,10 +242,7 @@ def test_with_more_work_than_slots_the_lowest_waits_for_a_while_and_nothing_is_l
         assert len(arrivals(endpoints["low"])) == had["low"]
         for endpoint in endpoints.values():
             endpoint.takes_s = 0.01
-        service.until(
-            "all to be together again",
-            "SELECT bool_and(state = 'live') FROM walbrook.consumers",
-        )
+        service.until("all to be together again", live)
         service.until_settled()
         service.until("nobody to wait", "SELECT level < 2 FROM walbrook.pressure")
         service.until("health to be good again", "SELECT count(*) = 0 FROM walbrook.health")
