@@ -1,7 +1,6 @@
 """How long each test file takes, so that the longest are begun first and all workers end together.
 
-The seconds are those of runs on an idle machine; only their ratios matter. Those of the files for
-backfill, sink checks and event-time workers are estimates, until the next such run. To renew them::
+The seconds are those of one run on two cores; only their ratios matter. To renew them::
 
     make test ARGS=--junitxml=junit.xml && .venv/bin/python -m tests.durations junit.xml
 """

@@ -105,6 +105,7 @@ def _percentiles(prefix: str) -> tuple[str, ...]:
             Sizes(seconds=1),
             ("webhook_ratio", "messages_per_s_default_0_ms", "messages_per_s_batch_1_50_ms"),
             id="webhook",
+            marks=pytest.mark.chaos,
         ),
         pytest.param(
             start.run,
