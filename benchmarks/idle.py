@@ -21,6 +21,7 @@ from benchmarks.source import Source, open_source
 _SINKS = 10
 _WARM_UP_ROWS, _WARM_UP_TRANSACTION_ROWS = 20_000, 100
 _QUIET_S = 10
+_LET_GO_S = 90  # Spark lets Python workers go that had nothing to do for a minute
 
 
 def run(sizes: Sizes) -> dict[str, object]:
@@ -38,6 +39,7 @@ def run(sizes: Sizes) -> dict[str, object]:
             took_s = time.perf_counter() - started_at
             warnings = service.warnings()
         source.drop_slot(service.slot)
+        quiet_s = min(_LET_GO_S, 3 * sizes.seconds)
         with _quiet(Path(name), source, "ten", _SINKS, quiet_s) as service:
             memory = _memory(service)
             warnings += service.warnings()
