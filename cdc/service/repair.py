@@ -12,7 +12,6 @@ command: it finds a slot that is missing, or one that stands beyond what was rea
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import psycopg
 import structlog
 
 from cdc.backfill.table import describe_table, published_tables
-from cdc.config import Config, Database, PostgresDestination, Sink
+from cdc.config import Config, Database, Sink
 from cdc.config.read_back import unreadable_reason
 from cdc.config.table import TableName
 from cdc.connection import Connection
@@ -142,10 +141,9 @@ def _tables(
     ):
         raise publication_missing(publication)
     facts = {table: _facts(source, publication, table) for table in names}
-    twice = {name for name, count in Counter(table.table for table in names).items() if count > 1}
     return {
         sink.name: [
-            _planned(sink, table, *facts[table], shared=table.table in twice)
+            _planned(sink, table, names, *facts[table])
             for table in names
             if sink.source.takes(table.schema, table.table)
         ]
@@ -166,25 +164,15 @@ def _facts(source: Connection, publication: str, table: TableName) -> tuple[bool
 
 
 def _planned(
-    sink: Sink, table: TableName, is_heap: bool, has_key: bool, *, shared: bool
+    sink: Sink, table: TableName, published: Sequence[TableName], is_heap: bool, has_key: bool
 ) -> _Planned:
     whole = None if is_heap else "it is no heap, so its rows do not say who wrote them"
     if "delete" not in sink.actions:
         return _Planned(TableRepair(table, whole, "the sink takes no deletes (actions)"), False)
-    kept = unreadable_reason(sink)
+    kept = unreadable_reason(sink, table, published)
     if kept is None and not has_key:
         kept = "the table has no key"
-    if kept is None and shared and _one_schema(sink):
-        kept = "a table of another schema has the same target"
     return _Planned(TableRepair(table, whole, kept), True)
-
-
-def _one_schema(sink: Sink) -> bool:
-    """Whether tables of one name in two schemas have one target."""
-    to = sink.destination
-    if not isinstance(to, PostgresDestination):
-        return False
-    return to.target_schema is not None or "{schema}" not in (to.table or "{schema}")
 
 
 def _refuse_unknown_deletes(tables: dict[str, list[_Planned]]) -> None:

@@ -1,18 +1,21 @@
-"""Which consumers can be verified: those whose destination is to hold every row as it is."""
+"""What can be verified: tables of which a consumer's destination is to hold every row as it is."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from cdc.config import Sink
 from cdc.config.expression import NONE
 from cdc.config.read_back import unreadable_reason
+from cdc.config.table import TableName
 from cdc.errors import OperatorError
 
 _NEEDED = ("insert", "update", "delete")
 
 
-def require_comparable(consumer: Sink) -> None:
-    """OperatorError for a consumer whose settings decide which rows arrive, or as what."""
-    why = unreadable_reason(consumer)
+def require_comparable(consumer: Sink, table: TableName, published: Iterable[TableName]) -> None:
+    """OperatorError if settings of the consumer decide which rows arrive, where, or as what."""
+    why = unreadable_reason(consumer, table, published)
     lacking = [action for action in _NEEDED if action not in consumer.actions]
     if consumer.filter != NONE:
         why = "its filter decides which changes of a row arrive"
@@ -20,7 +23,7 @@ def require_comparable(consumer: Sink) -> None:
         why = f"it does not take the action {lacking[0]}"
     if why is not None:
         raise OperatorError(
-            f"{consumer.name} cannot be compared with its source: {why}",
+            f"{table} at {consumer.name} cannot be compared with its source: {why}",
             fix="verify a sink without that; this one can only be backfilled",
             kind="not_comparable",
         )

@@ -105,14 +105,13 @@ class VerifyRunner:
 
     def _table(self, state: Connection, verification: Verification) -> TableName | None:
         """The table to compare; None if one verification per table took its place."""
-        require_comparable(self._consumer)
         publication = self._settings.publication
         takes = self._consumer.source.takes
         name = f"{self._source}:verify"
         try:
             with closing(connect_to_read(self._settings.source_dsn, name)) as connection:
+                there = published_tables(connection, publication)
                 if verification.table is None:
-                    there = published_tables(connection, publication)
                     tables = [each for each in there if takes(each.schema, each.table)]
                 else:
                     tables = sent_as(connection, publication, verification.table)
@@ -131,6 +130,7 @@ class VerifyRunner:
                 fix="add the table to its source in the configuration",
                 kind="not_taken",
             )
+        require_comparable(self._consumer, table, there)
         return table
 
     def _verify(

@@ -383,3 +383,22 @@ def test_a_partitioned_table_is_compared_under_the_name_that_its_changes_have(
         row = rig.verified(repair=True)
     assert (row.source_rows, row.missing, row.repaired) == (1000, 2, 2)
     assert there.execute("SELECT count(*) FROM item") == [(1000,)]
+
+
+def test_a_target_that_two_tables_share_is_neither_compared_nor_repaired(
+    database: Database, there: Database, tmp_path: Path
+) -> None:
+    database.execute(
+        "CREATE SCHEMA a; CREATE TABLE a.item (id int PRIMARY KEY);"
+        "CREATE SCHEMA b; CREATE TABLE b.item (id int PRIMARY KEY)"
+    )
+    rig = _rig(database, there, tmp_path, publication="FOR TABLE a.item, b.item")
+    rig.sink["destination"] = PostgresDestination.model_validate(
+        {"type": "postgres", "url": _url(there.dsn), "table": "mirror.{table}"}
+    )
+    with rig.running():
+        database.execute("INSERT INTO a.item VALUES (1); INSERT INTO b.item VALUES (2)")
+        rig.until_delivered()
+        row = rig.verified("a.item", repair=True, state="failed")
+    assert "table b.item has the same target" in row.error
+    assert there.execute("SELECT id FROM mirror.item ORDER BY id") == [(1,), (2,)]
