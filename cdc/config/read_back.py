@@ -19,8 +19,8 @@ from cdc.config.table import TableName
 def unreadable_reason(sink: Sink, table: TableName, published: Iterable[TableName]) -> str | None:
     """Why it is not known which rows of a table a sink's destination holds; None: it can be asked.
 
-    A target that several of the published tables share is not asked either: each of them would
-    seem to lack the rows of the others.
+    A target that several of the published tables share is not asked either: the rows of one would
+    count as extra rows of the others.
     """
     destination = sink.destination
     readable = PostgresDestination | RedisStreamDestination | ParquetDestination | KafkaDestination

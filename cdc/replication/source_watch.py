@@ -20,7 +20,7 @@ from cdc.cursor import parse_lsn
 from cdc.errors import TransientError
 from cdc.replication.deadline import Shutter, deadline
 from cdc.replication.heartbeat import Heartbeat, HeartbeatLedger
-from cdc.replication.slot_row import READ_SLOT, SlotRow, recreate, slot_row
+from cdc.replication.slot_row import READ_SLOT, SlotRow, recreate, repair, slot_row
 from cdc.replication.wire import HEARTBEAT_PREFIX
 from cdc.state.health import Condition
 from cdc.state.horizons import Horizon
@@ -161,7 +161,10 @@ class SourceWatch:
             refusal = self._beat()
             if refusal is not None and self._seen.refusal is None:
                 _logger.warning(f"watch.{refusal.kind}", error=refusal.what)
-        self._seen = _Seen(slot, refusal, publication, *self._look_at_end())
+        end, horizon = self._look_at_end()
+        if publication is not None:
+            horizon = None  # a commit below it may never come
+        self._seen = _Seen(slot, refusal, publication, end, horizon)
 
     def _look_at_slot(self) -> SlotRow | None:
         """The slot's row; while the source does not answer, the last one stays."""
@@ -207,8 +210,8 @@ class SourceWatch:
             "error",
             f"the publication {self._publication} was dropped and created again while it was read: "
             "what was committed between is lost to all sinks",
-            "accept the gap as the source's last_error says, and bring the sinks up to date by "
-            "other means",
+            f"{repair(self._name)}; or, to let these changes go, accept the gap as the source's "
+            "last_error says",
         )
 
     def _beat(self) -> Condition | None:

@@ -14,6 +14,7 @@ from cdc.errors import OperatorError, SourceError, TransientError
 from tests.backfill_rig import Rig
 from tests.fix_postgres import Database, embedded, fresh_database
 from tests.repairing import drop_slot, note_horizon, repaired, until_repaired
+from tests.slot_source import PUBLISHED
 from tests.waiting import until
 
 ROWS = 200
@@ -72,6 +73,33 @@ def test_rows_that_changed_without_a_slot_are_read_and_no_others(rig: Rig) -> No
     assert got == {("read", 1001, 2), ("read", 7, 3), ("read", 1002, 4), ("update", 10, 5)}
     ((start, end, repair),) = rig.rows("SELECT from_lsn, to_lsn, repair FROM walbrook.gaps")
     assert (repair, end > start) == (begun.id, True)
+
+
+@pytest.mark.parametrize("found", ["publication_replaced", "slot_missing"])
+def test_after_a_replaced_publication_whole_tables_are_read(rig: Rig, found: str) -> None:
+    with rig.running():
+        rig.database.execute("INSERT INTO item VALUES (1, 1)")
+        rig.until_delivered()
+    rig.database.execute("DROP PUBLICATION pub")
+    rig.database.execute("INSERT INTO item VALUES (2, 1)")
+    rig.database.execute(f"CREATE PUBLICATION pub {PUBLISHED}")
+    if found == "slot_missing":
+        drop_slot(rig)
+    # As a stream that goes on without its publication (Postgres 18) leaves it.
+    rig.rows(
+        "WITH moved AS (UPDATE walbrook.consumers SET cursor_lsn = pg_current_wal_lsn() "
+        "WHERE name = 'files' RETURNING source, cursor_lsn) "
+        "INSERT INTO walbrook.horizons (source, lsn, xid) "
+        "SELECT source, cursor_lsn, pg_snapshot_xmin(pg_current_snapshot())::text::int8 "
+        "FROM moved RETURNING 1"
+    )
+    assert repaired(rig, "skip").found == found
+    with rig.running():
+        done = until_repaired(rig)
+    assert (done["rows"], done["tables_whole"]) == (2, 2)
+    assert [*rig.table()] == ['item ["1"]', 'item ["2"]']
+    whys = rig.rows("SELECT DISTINCT whole_reason FROM walbrook.repaired_tables")
+    assert "the publication was replaced" in whys[0][0]
 
 
 def test_deletes_that_cannot_be_found_refuse_a_repair_before_anything_changes(rig: Rig) -> None:
