@@ -191,6 +191,27 @@ def test_a_repair_makes_the_destination_equal(
     assert through == again.position
 
 
+def test_a_repair_waits_for_another_backfill_and_does_not_compare_anew(
+    database: Database, there: Database, tmp_path: Path
+) -> None:
+    database.execute(_ITEMS)
+    rig = _rig(database, there, tmp_path)
+    with rig.running():
+        rig.backfilled("item")
+        there.execute("DELETE FROM item WHERE id = 7")
+        other = rig.start("item", where_sql="id > 12", rows_per_second=1)
+        rig.rows(f"SELECT walbrook.pause_backfill({other})")
+        rig.rows("SELECT walbrook.start_verification('files', 'item', true)")
+        query = "SELECT started_at, reason, state, repaired FROM walbrook.verifications"
+        waits = "another backfill of public.item is under way"
+        (begun,) = until(
+            "the wait for the other one", lambda: [r for r in rig.rows(query) if r[1] == waits]
+        )
+        rig.rows(f"SELECT walbrook.cancel_backfill({other})")
+        until("the end", lambda: rig.rows(query)[0][2] == "done")
+        assert rig.rows(query) == [(begun[0], None, "done", 1)]
+
+
 @pytest.mark.skipif(DEFAULT_VERSION < 15, reason="column lists and row filters came with 15")
 def test_only_published_columns_and_rows_are_compared(
     database: Database, there: Database, tmp_path: Path
