@@ -165,7 +165,7 @@ def _facts(source: Connection, publication: str, table: TableName) -> tuple[bool
         described = describe_table(source, publication, table)
     except OperatorError:
         return True, True
-    return all(leaf.is_heap for leaf in described.leaves), bool(described.key)
+    return all(leaf.is_heap for leaf in described.leaves), described.has_key
 
 
 def _planned(

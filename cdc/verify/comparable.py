@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from cdc.backfill.table import PublishedTable
 from cdc.config import Sink
 from cdc.config.expression import NONE
 from cdc.config.read_back import unreadable_reason
@@ -26,4 +27,14 @@ def require_comparable(consumer: Sink, table: TableName, published: Iterable[Tab
             f"{table} at {consumer.name} cannot be compared with its source: {why}",
             fix="verify a sink without that; this one can only be backfilled",
             kind="not_comparable",
+        )
+
+
+def require_key(table: PublishedTable) -> None:
+    """OperatorError for a table whose rows have no key of their own."""
+    if not table.has_key:
+        raise OperatorError(
+            f"{table.name} has no key, so its rows cannot be told apart",
+            fix="give it a primary key",
+            kind="no_key",
         )

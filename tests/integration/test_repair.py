@@ -113,6 +113,18 @@ def test_deletes_that_cannot_be_found_refuse_a_repair_before_anything_changes(ri
     assert rig.rows(f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{slot}'") == []
 
 
+def test_rows_that_only_all_columns_identify_refuse_a_repair(rig: Rig) -> None:
+    rig.database.execute(
+        "CREATE TABLE keyless (a int, b int); ALTER TABLE keyless REPLICA IDENTITY FULL"
+    )
+    rig.sink["destination"] = {"type": "parquet", "path": str(rig.directory / "rows")}
+    drop_slot(rig)
+    with pytest.raises(OperatorError, match=r"public\.keyless .* the table has no key") as refused:
+        repaired(rig)
+    assert refused.value.kind == "deletes_unknown"
+    assert rig.rows("SELECT 1 FROM walbrook.repairs") == []
+
+
 def test_a_source_that_has_lost_nothing_keeps_its_slot(rig: Rig) -> None:
     with rig.running():
         rig.until_delivered()
