@@ -36,7 +36,7 @@ from cdc.connection import Connection
 from cdc.cursor import Cursor, idle_place
 from cdc.decoding.format import ValueFormat
 from cdc.error_text import public_text
-from cdc.errors import OperatorError, TransientError
+from cdc.errors import OperatorError, TransientError, WalbrookError
 from cdc.state.backfills import Backfill
 from cdc.state.verifications import Found, Stage, Standing, VerificationRow, standing_of
 from cdc.verify.comparable import require_key
@@ -298,7 +298,14 @@ def _keys_at_once(sizes: _Sizes) -> int:
     return max(1, min(_LOOKED_AT_MAX, _LOOKED_AT_BYTES // row_bytes))
 
 
-def _unreadable(table: TableName, error: psycopg.Error) -> TransientError:
+def _unreadable(table: TableName, error: psycopg.Error) -> WalbrookError:
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return OperatorError(
+            f"{table} cannot be read: {public_text(error)}",
+            fix="grant SELECT on it to the role of the source, and BYPASSRLS if it has row-level "
+            "security; then verify again",
+            kind="unreadable",
+        )
     return TransientError(
         f"{table} could not be read: {public_text(error)}", fix="it is tried again"
     )

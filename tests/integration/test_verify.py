@@ -406,6 +406,29 @@ def test_a_partitioned_table_is_compared_under_the_name_that_its_changes_have(
     assert there.execute("SELECT count(*) FROM item") == [(1000,)]
 
 
+def test_row_level_security_of_a_partitioned_table_fails_and_deletes_nothing(
+    database: Database, there: Database, tmp_path: Path
+) -> None:
+    database.execute(
+        "CREATE TABLE item (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);"
+        "CREATE TABLE low PARTITION OF item FOR VALUES FROM (0) TO (500);"
+        "INSERT INTO item SELECT i, 'n' FROM generate_series(0, 99) AS i;"
+        "ALTER TABLE item ENABLE ROW LEVEL SECURITY;"
+        "DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'limited') THEN"
+        " CREATE ROLE limited LOGIN PASSWORD 'limited'; END IF; END $$;"
+        "GRANT SELECT ON item, low TO limited"
+    )
+    published = "FOR TABLE item WITH (publish_via_partition_root = true)"
+    rig = _rig(database, there, tmp_path, publication=published)
+    rig.read_as = psycopg.conninfo.make_conninfo(database.dsn, user="limited", password="limited")
+    with rig.running():
+        rig.backfilled("item")
+        there.execute("UPDATE item SET note = 'x' WHERE id = 3")
+        row = rig.verified(repair=True, state="failed")
+    assert "row-level security" in row.error
+    assert there.execute("SELECT count(*) FROM item") == [(100,)]
+
+
 def test_a_target_that_two_tables_share_is_neither_compared_nor_repaired(
     database: Database, there: Database, tmp_path: Path
 ) -> None:
