@@ -1,4 +1,4 @@
-"""Rows that a destination holds and its source has no more: found by their keys, told as deletes.
+"""Rows that a destination holds and its source has no more: their keys become deletes.
 
 The keys of the destination are laid beside those of the table, range by range. What only the
 destination has is then looked for in the table once more, all in one snapshot, which decides. So

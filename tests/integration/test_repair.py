@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from cdc.connection import connect
 from cdc.errors import OperatorError, SourceError, TransientError
-from tests.backfill_rig import Rig
+from cdc.service.repair_commands import _show, _watch
+from cdc.state.repairs import repairs
+from tests.backfill_rig import SOURCE, Rig
 from tests.fix_postgres import Database, embedded, fresh_database
 from tests.repairing import drop_slot, note_horizon, repaired, until_repaired
 from tests.slot_source import PUBLISHED
@@ -123,6 +126,31 @@ def test_rows_that_only_all_columns_identify_refuse_a_repair(rig: Rig) -> None:
         repaired(rig)
     assert refused.value.kind == "deletes_unknown"
     assert rig.rows("SELECT 1 FROM walbrook.repairs") == []
+
+
+def test_a_sink_that_the_configuration_lacks_gets_a_gap_that_says_why_it_has_no_rows(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drop_slot(rig)
+    rig.sink["status"] = "disabled"
+    begun = repaired(rig)
+    why = "no active sink of this name is in the configuration"
+    bridged = rig.rows("SELECT bridged FROM walbrook.gaps WHERE consumer = 'files'")
+    assert bridged == [({"repair": begun.id, "tables": [], "why_none": why},)]
+    with connect(rig.state_dsn, name="test") as state:
+        _show(state, repairs(state)[0])
+    assert f"consumer files gets its gap and no rows: {why}" in capsys.readouterr().out
+
+
+def test_the_wait_for_a_repair_is_bounded(rig: Rig) -> None:
+    drop_slot(rig)
+    repaired(rig, "skip")  # and nothing serves it
+    with (
+        connect(rig.state_dsn, name="test") as state,
+        pytest.raises(OperatorError, match="longer than the timeout") as ended,
+    ):
+        _watch(state, SOURCE, 0.1)
+    assert ended.value.kind == "timeout"
 
 
 def test_a_source_that_has_lost_nothing_keeps_its_slot(rig: Rig) -> None:
