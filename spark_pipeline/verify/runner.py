@@ -113,6 +113,12 @@ class VerifyRunner:
                 there = published_tables(connection, publication)
                 if verification.table is None:
                     tables = [each for each in there if takes(each.schema, each.table)]
+                    if not tables:
+                        raise OperatorError(
+                            f"no published table is one of consumer {self._consumer.name}",
+                            fix=f"add tables to the publication {publication}",
+                            kind="nothing_to_compare",
+                        )
                 else:
                     tables = sent_as(connection, publication, verification.table)
         except psycopg.Error as error:

@@ -268,6 +268,18 @@ def test_a_destination_that_cannot_be_read_back_is_refused(
     assert "a destination of the type file cannot be read back" in row.error
 
 
+def test_a_consumer_without_published_tables_has_nothing_to_compare(
+    database: Database, there: Database, tmp_path: Path
+) -> None:
+    rig = _rig(database, there, tmp_path)
+    rig.sink["source"] = {"include_tables": ["public.nothing"]}
+    with rig.running():
+        rig.rows("SELECT walbrook.start_verification('files')")
+        query = "SELECT error FROM walbrook.verifications WHERE state = 'failed'"
+        ((error,),) = until("the refusal", lambda: rig.rows(query))
+    assert "no published table is one of consumer files" in error
+
+
 def test_a_filter_makes_a_comparison_impossible(
     database: Database, there: Database, tmp_path: Path
 ) -> None:
