@@ -33,6 +33,7 @@ verify_app = typer.Typer()
 
 _DEFAULT = Path("walbrook.yaml")
 _LOOK_S = 0.5
+_BARS_MAX = 20  # each look draws all of them
 _COUNTS = ("source_rows", "destination_rows", "missing", "extra", "different", "changing")
 
 
@@ -66,7 +67,7 @@ def verify(
 
 
 def _watch(state: Connection, request: int, deadline: float) -> list[State]:
-    """A progress bar per table, until all of them have ended."""
+    """Progress bars of the next tables, until all of them have ended."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("parts,"),
         TimeElapsedColumn(), TextColumn("{task.fields[note]}"),
@@ -75,7 +76,8 @@ def _watch(state: Connection, request: int, deadline: float) -> list[State]:
         tasks = {}
         while True:
             rows = verifications(state, request=request)[::-1]
-            for row in rows:
+            under_way = [row for row in rows if row["state"] in OPEN]
+            for row in under_way[:_BARS_MAX]:
                 name, number = _name(row), int(str(row["id"]))
                 if number not in tasks:
                     tasks[number] = bar.add_task(name, total=None, note="")
@@ -86,9 +88,9 @@ def _watch(state: Connection, request: int, deadline: float) -> list[State]:
                     completed=float(str(row["parts_done"])),
                     note=str(row["reason"] or row["state"]),
                 )
-            for number in tasks.keys() - {int(str(row["id"])) for row in rows}:
-                bar.remove_task(tasks.pop(number))  # one per table has taken its place
-            if all(row["state"] not in OPEN for row in rows):
+            for number in tasks.keys() - {int(str(row["id"])) for row in under_way}:
+                bar.remove_task(tasks.pop(number))
+            if not under_way:
                 return rows
             if time.monotonic() > deadline:
                 _cancel(state, request)
