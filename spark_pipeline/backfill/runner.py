@@ -61,7 +61,6 @@ OPEN_WAIT_S: Final = 3_600.0
 """How long transactions are waited for that were open before the first chunk."""
 
 _LOOK_S: Final = 1.0
-_ATTEMPTS_MAX: Final = 10
 _PAUSE_MAX_S: Final = 30.0
 _JOB_BYTES: Final = 48 << 20  # smaller chunks are read before a Spark task would have begun
 _KEYS_AT_ONCE: Final = 2_000
@@ -353,7 +352,8 @@ class BackfillRunner:
 
     def _failed(self, state: Connection, reading: _Reading, error: Exception) -> None:
         backfill, chunk, what = reading.backfill, reading.chunk, told(error)
-        if isinstance(error, MovedTableError):
+        # Keys of rows that are gone are not looked for by leaf: their chunk counts an attempt.
+        if isinstance(error, MovedTableError) and not isinstance(chunk.range, GoneRows):
             self._plan_again(state, backfill, chunk)
             return
         if isinstance(error, OperatorError):
@@ -362,7 +362,7 @@ class BackfillRunner:
         if error is what and what.kind == "chunk_timeout" and self._split(state, chunk):
             return
         backfill_chunks.read_again(state, chunk, error=str(what), failed=True)
-        if chunk.attempts + 1 >= _ATTEMPTS_MAX:
+        if chunk.attempts + 1 >= backfill_chunks.ATTEMPTS_MAX:
             self._fail(state, backfill, what)
             return
         pause_s = min(_PAUSE_MAX_S, 0.5 * 2**chunk.attempts)
