@@ -43,7 +43,7 @@ from cdc.backfill.table import PublishedTable, describe_table
 from cdc.config.table import TableName
 from cdc.errors import TransientError
 from cdc.verify.held import Key, key_of, rows_held
-from cdc.verify.key_ranges import HeldSide, ranges_of
+from cdc.verify.key_ranges import RANGES_MAX, HeldSide
 
 _RANGE_BYTES: Final = 64 << 20
 _BLOCK_BYTES: Final = 8192  # as a divisor alone: ranges need not fit blocks exactly
@@ -79,16 +79,16 @@ def read_gone(task: GoneTask, held: Held) -> ChunkRead:
         table = describe_table(connection, task.publication, task.table)
         connection.execute("COMMIT")
         keys = keys_only(table)
-        ranges = ranges_of(table.leaves)
-        there = HeldSide(Path(scratch) / "destination", ranges)
-        for batch in held(keys):
-            there.add(batch)
-        here = HeldSide(Path(scratch) / "source", ranges)
-        for batch in _source_keys(connection, table, keys, task.statement_s):
-            here.add(batch)
-        there.close()
-        here.close()
-        candidates = (_only(there, here, number) for number in range(ranges))
+        there, here = (
+            HeldSide(Path(scratch) / name, RANGES_MAX) for name in ("destination", "source")
+        )
+        with closing(there):
+            for batch in held(keys):
+                there.add(batch)
+        with closing(here):
+            for batch in _source_keys(connection, table, keys, task.statement_s):
+                here.add(batch)
+        candidates = (_only(there, here, number) for number in range(RANGES_MAX))
         return _write(connection, task, table, candidates)
 
 
