@@ -28,7 +28,7 @@ import structlog
 
 from cdc.backfill.open_transactions import OpenTransactions
 from cdc.backfill.query import RowChoice
-from cdc.backfill.ranges import BlockRange, GoneRows, ValueRange
+from cdc.backfill.ranges import BlockRange, GoneRows, Range, ValueRange
 from cdc.backfill.reading import (
     ChunkRead,
     ChunkTask,
@@ -50,7 +50,7 @@ from cdc.state.roll import call_roll
 from cdc.verify.gone_rows import GoneTask, read_gone
 from spark_pipeline.backfill.held_rows import rows_held_by
 from spark_pipeline.backfill.pieces import Pieces, ReadyChunk
-from spark_pipeline.backfill.planning import Planned, block_bytes, column_of, plan_leaf
+from spark_pipeline.backfill.planning import block_bytes, column_of, plan_leaf
 from spark_pipeline.delivery.isolate import told
 from spark_pipeline.feed.plan import job_group
 from spark_pipeline.workers.context import WorkerContext
@@ -193,12 +193,12 @@ class BackfillRunner:
                 kind="not_taken",
             )
         table = describe_table(connection, self._settings.publication, backfill.table)
-        planned: list[Planned] = [
-            each for leaf in table.leaves for each in plan_leaf(connection, backfill, table, leaf)
-        ]
+        planned: list[tuple[TableName, int, int, Range]] = []
         if backfill.find_deletes:
             # First, so that a value that went to another row is free at the destination.
-            planned.insert(0, (backfill.table, table.relation.oid, 0, GoneRows()))
+            planned.append((backfill.table, table.relation.oid, 0, GoneRows()))
+        for leaf in table.leaves:
+            planned += plan_leaf(connection, backfill, table, leaf)
         size = sum(leaf.bytes for leaf in table.leaves)
         estimate = sum(leaf.rows for leaf in table.leaves)
         backfill_chunks.add_chunks(
