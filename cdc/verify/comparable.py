@@ -24,7 +24,7 @@ def require_comparable(consumer: Sink, table: TableName, published: Iterable[Tab
         why = f"it does not take the action {lacking[0]}"
     if why is not None:
         raise OperatorError(
-            f"{table} at {consumer.name} cannot be compared with its source: {why}",
+            f"{consumer.name} cannot be compared with its source: {why}",
             fix="verify a sink without that; this one can only be backfilled",
             kind="not_comparable",
         )
