@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from cdc.backfill.ranges import BlockRange, Range, ValueRange
+from cdc.backfill.ranges import BlockRange, RowRange, ValueRange
 from cdc.config.table import TableName
 
 Keys = Sequence[Sequence[str]]
@@ -21,7 +21,7 @@ Keys = Sequence[Sequence[str]]
 class RowChoice:
     """Which rows of a leaf a chunk has: a range of them, or those with some keys."""
 
-    range: Range | None
+    range: RowRange | None
     keys: Keys = ()
     sort_column: str | None = None
     where: str | None = None
@@ -94,7 +94,6 @@ def _chosen(choice: RowChoice, key: Sequence[str]) -> sql.Composable:
         return with_keys(choice.keys, key)
     if isinstance(choice.range, BlockRange):
         return in_blocks(choice.range)
-    assert isinstance(choice.range, ValueRange)
     assert choice.sort_column is not None  # a range of values is one of this column
     return _values(choice.range, sql.Identifier(choice.sort_column))
 

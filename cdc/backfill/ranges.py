@@ -40,7 +40,11 @@ class GoneRows:
     """The rows that the destination has and the table has not."""
 
 
-Range = BlockRange | ValueRange | GoneRows
+RowRange = BlockRange | ValueRange
+"""Rows of a leaf."""
+
+Range = RowRange | GoneRows
+"""What a chunk is made of."""
 
 
 def block_ranges(blocks: int, block_bytes: int, chunk_bytes: int) -> Iterator[BlockRange]:

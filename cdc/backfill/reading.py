@@ -116,8 +116,8 @@ def reading_errors(leaf: TableName, statement_s: int) -> Iterator[None]:
     except psycopg.ProgrammingError as error:
         raise OperatorError(
             f"{leaf} cannot be read: {public_text(error)}",
-            fix="grant SELECT on it to the role of the source, or mend the backfill's where; then "
-            "retry the backfill",
+            fix="grant SELECT on it to the role of the source (and BYPASSRLS if it has row-level "
+            "security), or mend the backfill's where; then retry the backfill",
             kind="chunk_refused",
         ) from error
     except psycopg.Error as error:
@@ -154,9 +154,12 @@ def wal_end(connection: psycopg.Connection[Any]) -> int:
 
 
 def begin_reading(connection: psycopg.Connection[Any], table: TableName, statement_s: int) -> None:
-    """Begin a transaction that reads a table; its snapshot is taken by the next query."""
+    """Begin a transaction that reads a table; its snapshot is taken by the next query.
+
+    Invariant: row-level security is an error, and never fewer rows.
+    """
     connection.execute(_BEGIN)
-    settings = {**PINNED, "statement_timeout": f"{statement_s}s"}
+    settings = {**PINNED, "row_security": "off", "statement_timeout": f"{statement_s}s"}
     for name, value in settings.items():
         # Not as a query: that would take the snapshot before a lock is held.
         connection.execute(sql.SQL("SET LOCAL {} TO {}").format(sql.SQL(name), value))

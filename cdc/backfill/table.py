@@ -105,6 +105,13 @@ class PublishedTable:
         relation = self.relation
         return tuple(relation.columns[at].name for at in relation.key)
 
+    @property
+    def has_key(self) -> bool:
+        """Whether a key tells rows apart; all columns do not: two rows may have the same values."""
+        relation = self.relation
+        by_all = relation.replica_identity == "f" and len(relation.key) == len(relation.columns)
+        return bool(relation.key) and not by_all
+
 
 def published_tables(connection: Connection, publication: str) -> list[TableName]:
     """The tables whose changes come, by the names that changes have."""

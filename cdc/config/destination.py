@@ -13,6 +13,7 @@ from cdc.config.kafka import KafkaSasl, KafkaServer, KafkaTls, KafkaTopics, Topi
 from cdc.config.postgres import PostgresServer
 from cdc.config.scalars import Flag, Integer, LocalPath, Port, Section, Size, Text, wrong
 from cdc.config.secrets import SecretText
+from cdc.config.table import TableName
 
 TimeoutMs = Annotated[Integer, Field(ge=1, le=600_000)]
 TABLE_PLACEHOLDERS = ("{schema}", "{table}")
@@ -134,6 +135,15 @@ def _table_template(template: str) -> str:
             "should be a table or schema.table, with {schema} and {table} for those of the source"
         )
     return template
+
+
+def target_name(template: str, target_schema: str | None, table: TableName) -> TableName:
+    """The target that a template and one schema for all tables give to a table of the source."""
+    parts = [
+        part.replace("{schema}", table.schema).replace("{table}", table.table)
+        for part in template.split(".")
+    ]
+    return TableName(target_schema or (parts[0] if len(parts) > 1 else table.schema), parts[-1])
 
 
 class PostgresDestination(PostgresServer, _Destination):

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from cdc.config.destination import (
     KafkaDestination,
     ParquetDestination,
     PostgresDestination,
     RedisStreamDestination,
+    target_name,
 )
 from cdc.config.expression import NONE
 from cdc.config.sink import Sink
+from cdc.config.table import TableName
 
 
-def unreadable_reason(sink: Sink) -> str | None:
-    """Why it is not known which rows a sink's destination holds; None: it can be asked.
+def unreadable_reason(sink: Sink, table: TableName, published: Iterable[TableName]) -> str | None:
+    """Why it is not known which rows of a table a sink's destination holds; None: it can be asked.
 
-    A destination that several tables share is not asked either: it has rows of all of them.
+    A target that several of the published tables share is not asked either: the rows of one would
+    count as extra rows of the others.
     """
     destination = sink.destination
     readable = PostgresDestination | RedisStreamDestination | ParquetDestination | KafkaDestination
@@ -35,4 +40,21 @@ def unreadable_reason(sink: Sink) -> str | None:
             return f"mode: {destination.mode} holds a history, not the rows that are there"
         if "{table}" not in (destination.table or "{table}"):
             return "its tables share one target"
+        if (other := _sharing(sink, destination, table, published)) is not None:
+            return f"table {other} has the same target"
+    return None
+
+
+def _sharing(
+    sink: Sink, to: PostgresDestination, table: TableName, published: Iterable[TableName]
+) -> TableName | None:
+    """Another table of the sink whose rows go to the same target."""
+
+    def target(of: TableName) -> TableName:
+        return target_name(to.table or "{schema}.{table}", to.target_schema, of)
+
+    own = target(table)
+    for other in published:
+        if other != table and sink.source.takes(other.schema, other.table) and target(other) == own:
+            return other
     return None

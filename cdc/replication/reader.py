@@ -227,6 +227,7 @@ class SlotReader:
         self._timeline = identity.timeline
 
     def _begun(self, resume: Cursor) -> None:
+        self._state.attached(resume)
         self._watch.attached(resume.lsn)
         self._next_feedback = 0.0
         _logger.info("reader.streaming", source=self._settings.source, resume=str(resume))

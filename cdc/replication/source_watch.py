@@ -20,7 +20,7 @@ from cdc.cursor import parse_lsn
 from cdc.errors import TransientError
 from cdc.replication.deadline import Shutter, deadline
 from cdc.replication.heartbeat import Heartbeat, HeartbeatLedger
-from cdc.replication.slot_row import READ_SLOT, SlotRow, recreate, slot_row
+from cdc.replication.slot_row import READ_SLOT, SlotRow, recreate, repair, slot_row
 from cdc.replication.wire import HEARTBEAT_PREFIX
 from cdc.state.health import Condition
 from cdc.state.horizons import Horizon
@@ -61,6 +61,7 @@ class _Seen:
     publication: Condition | None = None
     server_lsn: int = 0
     horizon: Horizon | None = None
+    attachments: int = 0  # how many streams the reader had begun before
 
 
 class SourceWatch:
@@ -89,13 +90,16 @@ class SourceWatch:
         self._primary = _Link(primary_dsn, f"{slot}:heartbeat") if primary_dsn else None
         self._ledger = HeartbeatLedger(slot, interval_s=heartbeat_s)
         self._seen = _Seen()
-        self._closing = threading.Event()
+        self._attachments = 0
+        self._closing, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="source-watch", daemon=True)
         self._thread.start()
 
     def attached(self, start_lsn: int) -> None:
-        """The reader starts a stream there."""
+        """The reader starts a stream there: what horizon was seen before counts no more."""
+        self._attachments += 1
         self._ledger.attached(start_lsn)
+        self._wake.set()
 
     def returned(self, content: bytes) -> None:
         """A heartbeat, anybody's, came out of the slot."""
@@ -120,20 +124,23 @@ class SourceWatch:
 
     def sight(self) -> SourceSight:
         """What goes into the source's row."""
-        slot = self._seen.slot
+        seen = self._seen
+        slot = seen.slot
         return SourceSight(
             heartbeat_at=self._ledger.returned_at,
             heartbeat_lag_s=self._ledger.lag_s,
             slot_wal_status=None if slot is None else slot.wal_status,
             slot_safe_bytes=None if slot is None else slot.safe_bytes,
-            server_lsn=self._seen.server_lsn,
+            server_lsn=seen.server_lsn,
             behind_since=self._ledger.behind_since(time.monotonic()),
-            horizon=self._seen.horizon,
+            # One of an earlier stream may be that of another server.
+            horizon=seen.horizon if seen.attachments == self._attachments else None,
         )
 
     def close(self) -> None:
         """Stop, without waiting for a server that does not answer."""
         self._closing.set()
+        self._wake.set()
         for link in self._links():
             link.interrupt()
         self._thread.join(_CLOSE_S)
@@ -150,18 +157,23 @@ class SourceWatch:
             except Exception:
                 # Whatever it was, a watch that has ended without a word would be worse.
                 _logger.exception("watch.failed")
-            self._closing.wait(pace_s)
+            self._wake.wait(pace_s)
+            self._wake.clear()
         for link in self._links():
             link.drop()
 
     def _look(self, beat: bool) -> None:
+        attachments = self._attachments
         slot, refusal = self._look_at_slot(), self._seen.refusal
         publication = self._look_at_publication()
         if beat:
             refusal = self._beat()
             if refusal is not None and self._seen.refusal is None:
                 _logger.warning(f"watch.{refusal.kind}", error=refusal.what)
-        self._seen = _Seen(slot, refusal, publication, *self._look_at_end())
+        end, horizon = self._look_at_end()
+        if publication is not None:
+            horizon = None  # a commit below it may never come
+        self._seen = _Seen(slot, refusal, publication, end, horizon, attachments)
 
     def _look_at_slot(self) -> SlotRow | None:
         """The slot's row; while the source does not answer, the last one stays."""
@@ -178,7 +190,7 @@ class SourceWatch:
             row = self._source.ask(_END)
         except psycopg.Error:
             self._source.drop()
-            return self._seen.server_lsn, self._seen.horizon
+            return self._seen.server_lsn, None
         if not row or not row[0]:
             return 0, None
         return parse_lsn(str(row[0])), Horizon(parse_lsn(str(row[2])), int(str(row[1])))
@@ -207,8 +219,8 @@ class SourceWatch:
             "error",
             f"the publication {self._publication} was dropped and created again while it was read: "
             "what was committed between is lost to all sinks",
-            "accept the gap as the source's last_error says, and bring the sinks up to date by "
-            "other means",
+            f"{repair(self._name)}; or, to let these changes go, accept the gap as the source's "
+            "last_error says",
         )
 
     def _beat(self) -> Condition | None:

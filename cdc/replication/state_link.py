@@ -15,13 +15,13 @@ import psycopg
 import structlog
 
 from cdc.connection import Connection, connect
-from cdc.cursor import ORIGIN
+from cdc.cursor import ORIGIN, Cursor
 from cdc.error_text import public_text
 from cdc.errors import OperatorError, ProtocolError, TransientError, WalbrookError
 from cdc.failpoints import reached
 from cdc.state.backlog import BacklogBounds, LogExtent
 from cdc.state.health import Condition, report_conditions
-from cdc.state.horizons import Horizon, note_horizon
+from cdc.state.horizons import Horizon, note_horizon, remove_horizons_above
 from cdc.state.positions import SourcePosition, source_position
 from cdc.state.reader_state import (
     ReaderReport,
@@ -68,6 +68,7 @@ class StateLink:
         self._written_at = 0.0
         self._segments: tuple[SegmentRow, ...] | None = None
         self._horizon: Horizon | None = None  # as was noted last
+        self._attached: Cursor | None = None  # until horizons above are removed
         self._known = threading.Event()
         self._wake = threading.Event()
         self._closing = False
@@ -87,6 +88,10 @@ class StateLink:
         """Raise once another start of the service has taken over."""
         if self._fenced is not None:
             raise self._fenced
+
+    def attached(self, resume: Cursor) -> None:
+        """A stream begins: horizons above what was read are removed before more is noted."""
+        self._attached = resume
 
     def tell(self, news: News) -> None:
         """Remember what to write; a change of state is written at once."""
@@ -143,6 +148,11 @@ class StateLink:
         )
 
     def _write(self, connection: Connection, news: News) -> None:
+        attached = self._attached
+        if attached is not None:
+            remove_horizons_above(connection, self._source, self._term, attached.lsn)
+            if self._attached is attached:
+                self._attached = None
         report_reader(connection, self._source, self._term, news.report)
         horizon = news.report.sight.horizon
         # A reader that streams has made sure which server it reads.

@@ -12,7 +12,6 @@ command: it finds a slot that is missing, or one that stands beyond what was rea
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import psycopg
 import structlog
 
 from cdc.backfill.table import describe_table, published_tables
-from cdc.config import Config, Database, PostgresDestination, Sink
+from cdc.config import Config, Database, Sink
 from cdc.config.read_back import unreadable_reason
 from cdc.config.table import TableName
 from cdc.connection import Connection
@@ -38,12 +37,14 @@ from cdc.state.repairs import Deletes, TableRepair, begin_repair, lost_changes, 
 
 _logger = structlog.get_logger("walbrook.repair")
 
-REPAIRABLE: Final = ("slot_missing", "slot_lost", "slot_ahead", "publication_replaced")
+_REPLACED: Final = "publication_replaced"
+REPAIRABLE: Final = ("slot_missing", "slot_lost", "slot_ahead", _REPLACED)
 """What a look at the source can find that a repair bridges."""
 _REPORTED: Final = (
     *REPAIRABLE, "prepared_missing", "untranslatable_text", "log_ends_early", "spill_damaged",
 )  # fmt: skip
 
+_PUBLICATION = "SELECT oid::int8 FROM pg_publication WHERE pubname = %s"
 _NEXT_XID = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text"
 _DROP = """
 SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s
@@ -79,7 +80,10 @@ def repair(config: Config, name: str, *, deletes: Deletes) -> Repaired:
         read = read_up_to(state, name)
         server = control.check_server(recorded, read)
         found = _lost(control, recorded, state, name)
-        tables = _tables(source, database, sinks)
+        published = _publication(source, database.publication.name)
+        # With the slot missing as well, that is what was found.
+        replaced = found == _REPLACED or position.publication_oid not in (None, published)
+        tables = _tables(source, database, sinks, replaced=replaced)
         if deletes == "find":
             _refuse_unknown_deletes(tables)
         snapshots = StandbySnapshots(database.primary_dsn()) if server.in_recovery else None
@@ -128,24 +132,23 @@ def _lost(control: SlotControl, recorded: Recorded, state: Connection, name: str
     return found
 
 
+def _publication(source: Connection, name: str) -> int:
+    row = source.execute(_PUBLICATION, (name,)).fetchone()
+    if row is None:
+        raise publication_missing(name)
+    return int(str(row[0]))
+
+
 def _tables(
-    source: Connection, database: Database, sinks: Sequence[Sink]
+    source: Connection, database: Database, sinks: Sequence[Sink], *, replaced: bool
 ) -> dict[str, list[_Planned]]:
     """What each consumer takes, and what is known of these tables beforehand."""
     publication = database.publication.name
     names = published_tables(source, publication)
-    if (
-        not names
-        and not source.execute(
-            "SELECT 1 FROM pg_publication WHERE pubname = %s", (publication,)
-        ).fetchone()
-    ):
-        raise publication_missing(publication)
     facts = {table: _facts(source, publication, table) for table in names}
-    twice = {name for name, count in Counter(table.table for table in names).items() if count > 1}
     return {
         sink.name: [
-            _planned(sink, table, *facts[table], shared=table.table in twice)
+            _planned(sink, table, names, *facts[table], replaced=replaced)
             for table in names
             if sink.source.takes(table.schema, table.table)
         ]
@@ -162,29 +165,27 @@ def _facts(source: Connection, publication: str, table: TableName) -> tuple[bool
         described = describe_table(source, publication, table)
     except OperatorError:
         return True, True
-    return all(leaf.is_heap for leaf in described.leaves), bool(described.key)
+    return all(leaf.is_heap for leaf in described.leaves), described.has_key
 
 
 def _planned(
-    sink: Sink, table: TableName, is_heap: bool, has_key: bool, *, shared: bool
+    sink: Sink,
+    table: TableName,
+    published: Sequence[TableName],
+    is_heap: bool,
+    has_key: bool,
+    *,
+    replaced: bool,
 ) -> _Planned:
     whole = None if is_heap else "it is no heap, so its rows do not say who wrote them"
+    if replaced:  # a stream goes on without its publication (Postgres 18)
+        whole = "the publication was replaced, and cursors may have passed what was lost with it"
     if "delete" not in sink.actions:
         return _Planned(TableRepair(table, whole, "the sink takes no deletes (actions)"), False)
-    kept = unreadable_reason(sink)
+    kept = unreadable_reason(sink, table, published)
     if kept is None and not has_key:
         kept = "the table has no key"
-    if kept is None and shared and _one_schema(sink):
-        kept = "a table of another schema has the same target"
     return _Planned(TableRepair(table, whole, kept), True)
-
-
-def _one_schema(sink: Sink) -> bool:
-    """Whether tables of one name in two schemas have one target."""
-    to = sink.destination
-    if not isinstance(to, PostgresDestination):
-        return False
-    return to.target_schema is not None or "{schema}" not in (to.table or "{schema}")
 
 
 def _refuse_unknown_deletes(tables: dict[str, list[_Planned]]) -> None:

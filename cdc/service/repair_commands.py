@@ -15,10 +15,11 @@ from rich.text import Text
 from cdc.config import load
 from cdc.connection import Connection
 from cdc.cursor import format_lsn
+from cdc.errors import OperatorError
 from cdc.service.operator_commands import ConfigPath, state_of
 from cdc.service.repair import repair as begin
 from cdc.state.operators import State
-from cdc.state.repairs import repaired_tables, repairs
+from cdc.state.repairs import consumers_without_rows, repaired_tables, repairs
 
 repair_app = typer.Typer()
 
@@ -47,6 +48,9 @@ def repair(
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until it has ended; the service has to run.")
     ] = False,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds after which --wait ends; the repair goes on.", min=1)
+    ] = 86_400,
     config: ConfigPath = _DEFAULT,
 ) -> None:
     """Bridge what a lost slot has lost: a new slot, and the rows that changed meanwhile."""
@@ -57,11 +61,11 @@ def repair(
             f"{format_lsn(begun.lsn)}; the service does the rest: start it if it does not run"
         )
     with state_of(config) as state:
-        last = _watch(state, source) if wait else _last(state, source)
+        last = _watch(state, source, timeout) if wait else _last(state, source)
         if last is None:
             typer.echo(f"no repairs of {source}")
             return
-        _show(last, repaired_tables(state, int(str(last["id"]))))
+        _show(state, last)
     if last["state"] == "failed":
         raise typer.Exit(1)
 
@@ -71,22 +75,32 @@ def _last(state: Connection, source: str) -> State | None:
     return found[0] if found else None
 
 
-def _watch(state: Connection, source: str) -> State | None:
+def _watch(state: Connection, source: str, timeout_s: float) -> State | None:
     """The last repair once it has ended or needs an operator."""
+    deadline = time.monotonic() + timeout_s
     while (last := _last(state, source)) is not None and last["state"] == "running":
+        if time.monotonic() > deadline:
+            raise OperatorError(
+                f"the repair of {source} takes longer than the timeout; it goes on",
+                fix="see that the service runs (walbrook status), or raise --timeout",
+                kind="timeout",
+            )
         time.sleep(_LOOK_S)
     return last
 
 
-def _show(repair: State, tables: list[State]) -> None:
+def _show(state: Connection, repair: State) -> None:
+    number = int(str(repair["id"]))
     typer.echo(
         f"repair {repair['id']} is {repair['state']}: {repair['tables_done']} of "
         f"{repair['tables']} tables, {repair['rows']:,} rows, {repair['deleted']:,} deletes"
     )
+    for row in consumers_without_rows(state, number):
+        typer.echo(f"consumer {row['consumer']} gets its gap and no rows: {row['reason']}")
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("consumer", "table", "state", "rows by", "rows", "deletes", "note"):
         shown.add_column(heading, no_wrap=heading != "note", overflow="fold")
-    for row in tables:
+    for row in repaired_tables(state, number):
         shown.add_row(*(Text(cell) for cell in _cells(row)))
     console = Console()
     console.print(shown, width=None if console.is_terminal else 200)

@@ -1,7 +1,7 @@
 """``walbrook verify``: start a comparison, show its progress, and say what was found.
 
 A thin layer over the functions of schema walbrook: what they refuse is what is printed. Status 0:
-everything is equal. Status 1: rows differ, or something could not be compared.
+everything is equal. Status 1: rows differ, or it is not known whether they do.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from cdc.state.verification_operators import (
     OPEN,
     cancel_verification,
     differences,
+    is_equal,
     start_verification,
     verifications,
 )
@@ -32,6 +33,7 @@ verify_app = typer.Typer()
 
 _DEFAULT = Path("walbrook.yaml")
 _LOOK_S = 0.5
+_BARS_MAX = 20  # each look draws all of them
 _COUNTS = ("source_rows", "destination_rows", "missing", "extra", "different", "changing")
 
 
@@ -60,12 +62,12 @@ def verify(
             _cancel(state, request)
             raise typer.Exit(130) from None
     _show(rows)
-    if any(row["state"] != "done" or differences(row) for row in rows):
+    if not rows or not all(map(is_equal, rows)):
         raise typer.Exit(1)
 
 
 def _watch(state: Connection, request: int, deadline: float) -> list[State]:
-    """A progress bar per table, until all of them have ended."""
+    """Progress bars of the next tables, until all of them have ended."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("parts,"),
         TimeElapsedColumn(), TextColumn("{task.fields[note]}"),
@@ -74,7 +76,8 @@ def _watch(state: Connection, request: int, deadline: float) -> list[State]:
         tasks = {}
         while True:
             rows = verifications(state, request=request)[::-1]
-            for row in rows:
+            under_way = [row for row in rows if row["state"] in OPEN]
+            for row in under_way[:_BARS_MAX]:
                 name, number = _name(row), int(str(row["id"]))
                 if number not in tasks:
                     tasks[number] = bar.add_task(name, total=None, note="")
@@ -85,9 +88,9 @@ def _watch(state: Connection, request: int, deadline: float) -> list[State]:
                     completed=float(str(row["parts_done"])),
                     note=str(row["reason"] or row["state"]),
                 )
-            for number in tasks.keys() - {int(str(row["id"])) for row in rows}:
-                bar.remove_task(tasks.pop(number))  # one per table has taken its place
-            if all(row["state"] not in OPEN for row in rows):
+            for number in tasks.keys() - {int(str(row["id"])) for row in under_way}:
+                bar.remove_task(tasks.pop(number))
+            if not under_way:
                 return rows
             if time.monotonic() > deadline:
                 _cancel(state, request)
@@ -116,6 +119,8 @@ def _show(rows: list[State]) -> None:
     console.print(table, width=None if console.is_terminal else 200)
     if any(differences(row) for row in rows):
         typer.echo("the keys of rows that differ are in walbrook.verification_keys")
+    if any(row["changing"] for row in rows):
+        typer.echo("nothing is known of rows that are changing all the time: verify again later")
 
 
 def _cells(row: State) -> tuple[str, ...]:

@@ -20,6 +20,9 @@ from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn, parse_lsn
 from cdc.state.backfills import Backfill, as_int, as_text, open_backfills, require_latest
 
+ATTEMPTS_MAX = 10
+"""Most times that one chunk is read, whatever it has to be read again for."""
+
 KEYS_MAX = 1_000_000
 """Most rows of one table that are read once more by their key."""
 

@@ -97,7 +97,7 @@ class Backfill:
     planned: bool
     looked_lsn: int | None
     attempts: int
-    find_deletes: bool = False  # whether rows that only the destination has are told as deletes
+    find_deletes: bool = False  # whether rows that only the destination has become deletes
 
 
 def consumers_with_backfills(connection: Connection, source: str) -> set[str]:

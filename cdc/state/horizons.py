@@ -7,7 +7,8 @@ read what they wrote. Rows of a transaction that was open at that time carry its
 above it, which holds for its subtransactions too.
 
 The reader notes one about every ten seconds. Those that no consumer needs are removed, and of more
-than ``_MOST`` every second one.
+than ``_MOST`` every second one. A crash or a failover gives places and numbers of WAL that was lost
+to other transactions, so a reader that attaches removes every horizon above what was read.
 """
 
 from __future__ import annotations
@@ -22,8 +23,13 @@ _MOST: Final = 1_000
 
 # Places and numbers rise together on one server: what does not fit was noted on another one.
 _REMOVE_FOREIGN = """
-DELETE FROM walbrook.horizons WHERE source = %(source)s
-   AND (lsn > %(lsn)s::pg_lsn OR xid > %(xid)s)
+DELETE FROM walbrook.horizons h USING walbrook.sources s
+ WHERE h.source = s.name AND s.name = %(source)s AND s.term = %(term)s
+   AND (h.lsn > %(lsn)s::pg_lsn OR h.xid > %(xid)s)
+"""
+_REMOVE_ABOVE = """
+DELETE FROM walbrook.horizons h USING walbrook.sources s
+ WHERE h.source = s.name AND s.name = %s AND s.term = %s AND h.lsn > %s::pg_lsn
 """
 _NOTE = """
 INSERT INTO walbrook.horizons (source, lsn, xid)
@@ -35,7 +41,8 @@ SELECT s.name, %(lsn)s::pg_lsn, %(xid)s FROM walbrook.sources s
 _PRUNE = """
 WITH numbered AS (
     SELECT h.lsn, row_number() OVER (ORDER BY h.lsn) AS number, count(*) OVER () AS total
-      FROM walbrook.horizons h WHERE h.source = %(source)s),
+      FROM walbrook.horizons h JOIN walbrook.sources s ON s.name = h.source
+     WHERE s.name = %(source)s AND s.term = %(term)s),
 needed AS (
     SELECT max(h.lsn) AS lsn FROM walbrook.horizons h JOIN walbrook.sources s ON s.name = h.source
      WHERE s.name = %(source)s AND h.lsn <= coalesce(
@@ -72,6 +79,11 @@ def note_horizon(connection: Connection, source: str, term: int, horizon: Horizo
         connection.execute(_REMOVE_FOREIGN, given)
         connection.execute(_NOTE, given)
         connection.execute(_PRUNE, given)
+
+
+def remove_horizons_above(connection: Connection, source: str, term: int, lsn: int) -> None:
+    """Remove what was noted beyond all that was read; an outdated start removes nothing."""
+    connection.execute(_REMOVE_ABOVE, (source, term, format_lsn(lsn)))
 
 
 def horizon_at(connection: Connection, source: str, cursor: Cursor) -> Horizon | None:

@@ -24,7 +24,7 @@ from cdc.state.operators import State
 
 Deletes = Literal["find", "skip"]
 
-TABLES_TOLD: Final = 100
+TABLES_NAMED_MAX: Final = 100
 """Most tables that a gap message names; ``walbrook.repaired_tables`` has all."""
 
 _LOCK = "SELECT 1 FROM walbrook.sources WHERE name = %s FOR UPDATE"
@@ -96,6 +96,10 @@ SELECT consumer, table_schema, table_name, backfill, state, rows_read, since_xid
        deletes, kept_reason, rows, deleted, reason, error
   FROM walbrook.repaired_tables WHERE repair = %s ORDER BY consumer, table_schema, table_name
 """
+_WITHOUT_ROWS = """
+SELECT consumer, bridged ->> 'why_none' AS reason FROM walbrook.gaps
+ WHERE repair = %s AND bridged ->> 'why_none' IS NOT NULL ORDER BY consumer
+"""
 
 LISTED_MAX: Final = 1_000
 """Most repairs that are listed at once, the latest first."""
@@ -136,10 +140,11 @@ def begin_repair(
             _CONSUMERS, (source, place)
         ).fetchall():
             consumer, start = str(name), Cursor(parse_lsn(str(at)), int(str(idx)))
-            planned = [] if in_event_time else tables.get(consumer, ())
+            why_none = _none(in_event_time=bool(in_event_time), configured=consumer in tables)
+            planned = () if why_none else tables[consumer]
             since = horizon_at(connection, source, start)
             reason = _unknown(since.xid if since else None, next_xid)
-            told = []
+            named = []
             for each in planned:
                 whole = each.whole_reason or reason
                 columns = {
@@ -150,8 +155,8 @@ def begin_repair(
                     "find": each.kept_reason is None, "kept": each.kept_reason,
                 }  # fmt: skip
                 connection.execute(_ADD_BACKFILL, columns)
-                told.append(_told(each, whole))
-            bridged = _bridged(repair, told, in_event_time=bool(in_event_time))
+                named.append(_how(each, whole))
+            bridged = _bridged(repair, named, why_none)
             given = {
                 "source": source, "consumer": consumer, "from": format_lsn(start.lsn),
                 "idx": start.idx, "to": place, "repair": repair, "bridged": bridged,
@@ -175,23 +180,33 @@ def _unknown(since: int | None, next_xid: int) -> str | None:
     return None
 
 
-def _told(table: TableRepair, whole: str | None) -> dict[str, str]:
-    told = {"table": str(table.table), "rows": "xmin" if whole is None else "whole"}
-    if whole is not None:
-        told["why_whole"] = whole
-    told["deletes"] = "compared" if table.kept_reason is None else "not found"
-    if table.kept_reason is not None:
-        told["why_not_found"] = table.kept_reason
-    return told
-
-
-def _bridged(repair: int, tables: list[dict[str, str]], *, in_event_time: bool) -> str:
-    said: dict[str, object] = {"repair": repair, "tables": tables[:TABLES_TOLD]}
-    if len(tables) > TABLES_TOLD:
-        said["tables_more"] = len(tables) - TABLES_TOLD
+def _none(*, in_event_time: bool, configured: bool) -> str | None:
+    """Why a consumer gets no rows; None: it gets them."""
+    if not configured:
+        return "no active sink of this name is in the configuration"
     if in_event_time:
-        said["why_none"] = "existing rows have no place in event-time or processing-time order"
-    return orjson.dumps(said).decode()
+        return "existing rows have no place in event-time or processing-time order"
+    return None
+
+
+def _how(table: TableRepair, whole: str | None) -> dict[str, str]:
+    """How a table is repaired, as the gap message has it."""
+    how = {"table": str(table.table), "rows": "xmin" if whole is None else "whole"}
+    if whole is not None:
+        how["why_whole"] = whole
+    how["deletes"] = "compared" if table.kept_reason is None else "not found"
+    if table.kept_reason is not None:
+        how["why_not_found"] = table.kept_reason
+    return how
+
+
+def _bridged(repair: int, tables: list[dict[str, str]], why_none: str | None) -> str:
+    bridged: dict[str, object] = {"repair": repair, "tables": tables[:TABLES_NAMED_MAX]}
+    if len(tables) > TABLES_NAMED_MAX:
+        bridged["tables_more"] = len(tables) - TABLES_NAMED_MAX
+    if why_none is not None:
+        bridged["why_none"] = why_none
+    return orjson.dumps(bridged).decode()
 
 
 def lost_changes(connection: Connection, source: str, kinds: Sequence[str]) -> str | None:
@@ -216,3 +231,8 @@ def repairs(connection: Connection, source: str | None = None) -> list[State]:
 def repaired_tables(connection: Connection, repair: int) -> list[State]:
     """What a repair does for each consumer and table."""
     return connection.cursor(row_factory=dict_row).execute(_TABLES, (repair,)).fetchall()
+
+
+def consumers_without_rows(connection: Connection, repair: int) -> list[State]:
+    """The consumers that a repair moves over their gap without rows, each with the reason."""
+    return connection.cursor(row_factory=dict_row).execute(_WITHOUT_ROWS, (repair,)).fetchall()

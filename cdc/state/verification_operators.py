@@ -11,7 +11,7 @@ from cdc.state.operators import State, refusals
 
 OPEN: Final = ("waiting", "reading", "comparing", "repairing")
 LISTED_MAX: Final = 1_000
-"""Most verifications that are listed at once, the latest first."""
+"""Most verifications that are listed at once, the latest first; of one request all are."""
 
 _START = "SELECT * FROM walbrook.start_verification(%s, %s, %s)"
 _CANCEL = "SELECT * FROM walbrook.cancel_verification(%s)"
@@ -51,7 +51,8 @@ def verifications(
 ) -> list[State]:
     """Verifications of one consumer, of one request, or all, the latest first."""
     with refusals():
-        given = {"named": consumer, "request": request, "most": LISTED_MAX}
+        most = LISTED_MAX if request is None else None
+        given = {"named": consumer, "request": request, "most": most}
         return connection.cursor(row_factory=dict_row).execute(_LIST, given).fetchall()
 
 
@@ -59,3 +60,8 @@ def differences(row: State) -> int:
     """How many rows differ, or still differ after a repair."""
     counts = (row["missing"], row["extra"], row["different"])
     return sum(int(str(count or 0)) for count in counts) - int(str(row["repaired"] or 0))
+
+
+def is_equal(row: State) -> bool:
+    """Whether every row was compared and is equal, if need be after a repair."""
+    return row["state"] == "done" and not differences(row) and not row["changing"]

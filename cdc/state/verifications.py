@@ -97,7 +97,7 @@ SELECT %s, k::jsonb FROM unnest(%s::text[]) AS k ON CONFLICT DO NOTHING
 """
 _REPAIRING = """
 UPDATE walbrook.verifications SET state = 'repairing', backfill = %s
- WHERE id = %s AND state IN ('reading', 'comparing')
+ WHERE id = %s AND state IN ('reading', 'comparing', 'repairing')
 """
 _BACKFILL_STATE = "SELECT state, coalesce(error, reason) FROM walbrook.backfills WHERE id = %s"
 
@@ -179,7 +179,9 @@ class VerificationRow:
     def advance(self, stage: Stage, parts: int = 0, reason: str | None = None) -> None:
         """So many parts more are done; ``reason`` says what it waits for."""
         given = {"state": stage, "parts": parts, "reason": reason, "id": self.id}
-        self._write(_ADVANCE, given)
+        with self._connection.transaction():
+            require_latest(self._connection, self._source, self._term)
+            self._write(_ADVANCE, given)
 
     def found(self, found: Found) -> None:
         """Record what was found, and the keys that may be listed."""

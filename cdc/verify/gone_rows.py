@@ -1,4 +1,4 @@
-"""Rows that a destination holds and its source has no more: found by their keys, told as deletes.
+"""Rows that a destination holds and its source has no more: their keys become deletes.
 
 The keys of the destination are laid beside those of the table, range by range. What only the
 destination has is then looked for in the table once more, all in one snapshot, which decides. So
@@ -41,8 +41,9 @@ from cdc.backfill.reading import (
 )
 from cdc.backfill.table import PublishedTable, describe_table
 from cdc.config.table import TableName
+from cdc.errors import TransientError
 from cdc.verify.held import Key, key_of, rows_held
-from cdc.verify.key_ranges import HeldSide, ranges_of
+from cdc.verify.key_ranges import RANGES_MAX, HeldSide
 
 _RANGE_BYTES: Final = 64 << 20
 _BLOCK_BYTES: Final = 8192  # as a divisor alone: ranges need not fit blocks exactly
@@ -74,18 +75,20 @@ def read_gone(task: GoneTask, held: Held) -> ChunkRead:
         closing(connect_to_read(task.dsn, f"{task.source}:backfill")) as connection,
         tempfile.TemporaryDirectory(dir=task.path.parent) as scratch,
     ):
+        begin_reading(connection, task.table, task.statement_s)
         table = describe_table(connection, task.publication, task.table)
+        connection.execute("COMMIT")
         keys = keys_only(table)
-        ranges = ranges_of(table.leaves)
-        there = HeldSide(Path(scratch) / "destination", ranges)
-        for batch in held(keys):
-            there.add(batch)
-        here = HeldSide(Path(scratch) / "source", ranges)
-        for batch in _source_keys(connection, table, keys, task.statement_s):
-            here.add(batch)
-        there.close()
-        here.close()
-        candidates = (_only(there, here, number) for number in range(ranges))
+        there, here = (
+            HeldSide(Path(scratch) / name, RANGES_MAX) for name in ("destination", "source")
+        )
+        with closing(there):
+            for batch in held(keys):
+                there.add(batch)
+        with closing(here):
+            for batch in _source_keys(connection, table, keys, task.statement_s):
+                here.add(batch)
+        candidates = (_only(there, here, number) for number in range(RANGES_MAX))
         return _write(connection, task, table, candidates)
 
 
@@ -137,6 +140,7 @@ def _write(
 ) -> ChunkRead:
     begin_reading(connection, task.table, task.statement_s)
     snapshot, read_us, _ = take_snapshot(connection, table.relation.oid)
+    _require_same(table, describe_table(connection, task.publication, task.table))
     rows = size = 0
     with raw_file(task.path, table) as write:
         for keys in candidates:
@@ -150,6 +154,16 @@ def _write(
     end = wal_end(connection)
     connection.execute("COMMIT")
     return ChunkRead(snapshot, end, rows, size)
+
+
+def _require_same(before: PublishedTable, now: PublishedTable) -> None:
+    """TransientError if the keys that were listed are not those of the table as it is now."""
+    if (before.message, before.row_filter) != (now.message, now.row_filter):
+        raise TransientError(
+            f"{now.name} or its publication was altered while its keys were listed",
+            fix="they are listed again",
+            kind="altered",
+        )
 
 
 def _gone(

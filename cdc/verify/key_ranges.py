@@ -12,7 +12,7 @@ bits).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,8 +78,6 @@ class HeldSide:
         self._waiting: list[pa.RecordBatch] = []  # not written yet
         self._waiting_rows = 0
         self._emptied = (-1, -1)  # the place of the last message that emptied the table
-        self.rows = 0
-        """How many rows or messages were added."""
 
     def add(self, held: pa.RecordBatch) -> None:
         """More rows (``HELD_SCHEMA``)."""
@@ -90,7 +88,6 @@ class HeldSide:
                 *(emptying.column(name).to_pylist() for name in ("lsn", "idx")), strict=True
             )
             self._emptied = max(self._emptied, *places)
-        self.rows += rows.num_rows
         if not rows.num_rows:
             return
         content = rows.column("content")
@@ -130,11 +127,6 @@ class HeldSide:
             return RangeRows(pa.array([], pa.string()), np.array([], np.uint64))
         with pa.memory_map(str(path)) as file, closing(pa.ipc.open_stream(file)) as reader:
             return _last_of_each(reader.read_all().combine_chunks(), self._emptied)
-
-    def held_keys(self) -> Iterator[pa.StringArray]:
-        """The keys that are there, each once, range by range."""
-        for number in range(self._ranges):
-            yield self.range(number).keys
 
     def _writer(self, number: int) -> pa.ipc.RecordBatchStreamWriter:
         if number not in self._writers:

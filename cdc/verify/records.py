@@ -2,13 +2,15 @@
 
 Of messages the last one of a key counts. A message that lacks values takes them from the message
 before it; a value that no message of the row had is not compared.
+
+Invariant: of a key the last complete message and those behind it are in memory, no earlier ones.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -28,36 +30,58 @@ class HeldRow:
     lacking: frozenset[str] = frozenset()
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Message:
     place: _Place
-    key: Key | None
-    content: bytes | None
-    unchanged: str | None = field(default=None)
+    content: bytes | None  # None: the row is gone
+    unchanged: str | None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.unchanged is None
 
 
 def held_by_key(batches: Iterable[pa.RecordBatch]) -> dict[Key, HeldRow]:
     """What ``HELD_SCHEMA`` batches leave of each row, once all of them are applied in order."""
-    messages = [
-        _Message((lsn, idx), None if key is None else key_of(key), content, unchanged)
-        for batch in batches
+    kept: dict[str, list[_Message]] = {}
+    emptied = (-1, -1)  # the place of the last message that emptied the table
+    for batch in batches:
         for key, content, lsn, idx, unchanged in zip(
             *(column.to_pylist() for column in batch.columns), strict=True
-        )
-    ]
-    messages.sort(key=lambda message: message.place)
+        ):
+            if key is None:
+                emptied = max(emptied, (lsn, idx))
+            else:
+                _keep(kept.setdefault(key, []), _Message((lsn, idx), content, unchanged))
     rows: dict[Key, HeldRow] = {}
-    for message in messages:
-        if message.key is None:
-            rows.clear()
-        elif message.content is None:
-            rows.pop(message.key, None)
-        elif message.unchanged is None:
-            rows[message.key] = HeldRow(message.content)
-        else:
-            before = rows.get(message.key)
-            rows[message.key] = _completed(message.content, message.unchanged, before)
+    for key, messages in kept.items():
+        row = _applied(message for message in messages if message.place > emptied)
+        if row is not None:
+            rows[key_of(key)] = row
     return rows
+
+
+def _keep(messages: list[_Message], new: _Message) -> None:
+    """Add a message of a key; a complete one stands first, and none before it is kept."""
+    if messages and messages[0].is_complete and new.place < messages[0].place:
+        return
+    if new.is_complete:
+        messages[:] = [new, *(each for each in messages if each.place > new.place)]
+    else:
+        messages.append(new)
+
+
+def _applied(messages: Iterable[_Message]) -> HeldRow | None:
+    """What the messages of one key leave of its row."""
+    row: HeldRow | None = None
+    for message in sorted(messages, key=lambda message: message.place):
+        if message.content is None:
+            row = None
+        elif message.unchanged is None:
+            row = HeldRow(message.content)
+        else:
+            row = _completed(message.content, message.unchanged, row)
+    return row
 
 
 def same_cells(content: bytes, held: HeldRow) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
+from cdc.config.destination import target_name
 from cdc.config.table import TableName
 from cdc.errors import PoisonError
 
@@ -36,9 +37,8 @@ class TargetNames:
 
     def of(self, schema: str, table: str) -> Target:
         """The target of a source's table."""
-        parts = self.template.split(".")
-        filled = [part.replace("{schema}", schema).replace("{table}", table) for part in parts]
-        return self._target(filled[0] if len(filled) > 1 else schema, filled[-1])
+        found = target_name(self.template, self.schema, TableName(schema, table))
+        return self._target(found.schema, found.table)
 
     def routed(self, route: str) -> Target:
         """The target that a routing names: schema.table, or a table of public."""

@@ -30,6 +30,7 @@ from cdc.decoding.format import Wanted
 from cdc.errors import GapError
 from cdc.log.view import LogReader
 from cdc.state.backfill_chunks import (
+    ATTEMPTS_MAX,
     KEYS_MAX,
     Chunk,
     drop_keys,
@@ -169,7 +170,9 @@ class Pieces:
             # What lies behind its snapshot cannot be looked at any more.
             _logger.info("backfill.read_again", consumer=self._consumer, error=error)
             with self._connections.connection() as state:
-                read_again(state, chunk)
+                read_again(state, chunk, error=str(error), failed=True)
+                if chunk.attempts + 1 >= ATTEMPTS_MAX:
+                    fail(state, chunk.backfill, _read_too_often(error))
             self._drop(current)
             return None
 
@@ -263,6 +266,14 @@ _TOO_MANY_KEYS = (
     "To fix it: give the table REPLICA IDENTITY FULL, or backfill it while fewer rows change; then "
     "cancel this backfill and start it again"
 )
+
+
+def _read_too_often(error: Exception) -> str:
+    return (
+        f"a chunk was read {ATTEMPTS_MAX} times, and what lies behind its snapshot could not be "
+        f"looked at: {error}. To fix it: backfill the table while fewer rows change, or let the "
+        "log keep more (log.max_bytes); then retry the backfill"
+    )
 
 
 def _name(ready: ReadyChunk) -> tuple[int, int]:

@@ -8,13 +8,13 @@ from typing import Any, Final
 import psycopg
 
 from cdc.backfill.query import next_boundary
-from cdc.backfill.ranges import CHUNKS_MAX, Range, ValueRange, block_ranges
+from cdc.backfill.ranges import CHUNKS_MAX, RowRange, ValueRange, block_ranges
 from cdc.backfill.table import Leaf, PublishedTable
 from cdc.config.table import TableName
 from cdc.errors import OperatorError
 from cdc.state.backfills import Backfill
 
-Planned = tuple[TableName, int, int, Range | None]
+Planned = tuple[TableName, int, int, RowRange]
 """Leaf, its oid, its file, and which rows."""
 
 _ROW_BYTES: Final = 100  # of a table that was never analyzed

@@ -28,7 +28,7 @@ import structlog
 
 from cdc.backfill.open_transactions import OpenTransactions
 from cdc.backfill.query import RowChoice
-from cdc.backfill.ranges import BlockRange, GoneRows, ValueRange
+from cdc.backfill.ranges import BlockRange, GoneRows, Range, ValueRange
 from cdc.backfill.reading import (
     ChunkRead,
     ChunkTask,
@@ -50,7 +50,7 @@ from cdc.state.roll import call_roll
 from cdc.verify.gone_rows import GoneTask, read_gone
 from spark_pipeline.backfill.held_rows import rows_held_by
 from spark_pipeline.backfill.pieces import Pieces, ReadyChunk
-from spark_pipeline.backfill.planning import Planned, block_bytes, column_of, plan_leaf
+from spark_pipeline.backfill.planning import block_bytes, column_of, plan_leaf
 from spark_pipeline.delivery.isolate import told
 from spark_pipeline.feed.plan import job_group
 from spark_pipeline.workers.context import WorkerContext
@@ -61,7 +61,6 @@ OPEN_WAIT_S: Final = 3_600.0
 """How long transactions are waited for that were open before the first chunk."""
 
 _LOOK_S: Final = 1.0
-_ATTEMPTS_MAX: Final = 10
 _PAUSE_MAX_S: Final = 30.0
 _JOB_BYTES: Final = 48 << 20  # smaller chunks are read before a Spark task would have begun
 _KEYS_AT_ONCE: Final = 2_000
@@ -188,12 +187,12 @@ class BackfillRunner:
                 kind="not_taken",
             )
         table = describe_table(connection, self._settings.publication, backfill.table)
-        planned: list[Planned] = [
-            each for leaf in table.leaves for each in plan_leaf(connection, backfill, table, leaf)
-        ]
+        planned: list[tuple[TableName, int, int, Range]] = []
         if backfill.find_deletes:
             # First, so that a value that went to another row is free at the destination.
-            planned.insert(0, (backfill.table, table.relation.oid, 0, GoneRows()))
+            planned.append((backfill.table, table.relation.oid, 0, GoneRows()))
+        for leaf in table.leaves:
+            planned += plan_leaf(connection, backfill, table, leaf)
         size = sum(leaf.bytes for leaf in table.leaves)
         estimate = sum(leaf.rows for leaf in table.leaves)
         backfill_chunks.add_chunks(
@@ -347,7 +346,8 @@ class BackfillRunner:
 
     def _failed(self, state: Connection, reading: _Reading, error: Exception) -> None:
         backfill, chunk, what = reading.backfill, reading.chunk, told(error)
-        if isinstance(error, MovedTableError):
+        # Keys of rows that are gone are not looked for by leaf: their chunk counts an attempt.
+        if isinstance(error, MovedTableError) and not isinstance(chunk.range, GoneRows):
             self._plan_again(state, backfill, chunk)
             return
         if isinstance(error, OperatorError):
@@ -356,7 +356,7 @@ class BackfillRunner:
         if error is what and what.kind == "chunk_timeout" and self._split(state, chunk):
             return
         backfill_chunks.read_again(state, chunk, error=str(what), failed=True)
-        if chunk.attempts + 1 >= _ATTEMPTS_MAX:
+        if chunk.attempts + 1 >= backfill_chunks.ATTEMPTS_MAX:
             self._fail(state, backfill, what)
             return
         pause_s = min(_PAUSE_MAX_S, 0.5 * 2**chunk.attempts)

@@ -36,9 +36,10 @@ from cdc.connection import Connection
 from cdc.cursor import Cursor, idle_place
 from cdc.decoding.format import ValueFormat
 from cdc.error_text import public_text
-from cdc.errors import OperatorError, TransientError
+from cdc.errors import OperatorError, TransientError, WalbrookError
 from cdc.state.backfills import Backfill
 from cdc.state.verifications import Found, Stage, Standing, VerificationRow, standing_of
+from cdc.verify.comparable import require_key
 from cdc.verify.held import Form, Key, held_of_raw, key_of, key_text
 from cdc.verify.key_ranges import RANGES_MAX, HeldSide, compare, ranges_of
 from cdc.verify.records import held_by_key, same_cells, same_record
@@ -106,7 +107,7 @@ class TableComparison:
         """Compare the whole table."""
         with self._connected() as connection:
             table = describe_table(connection, self._settings.publication, self._name)
-            _require_key(table)
+            require_key(table)
             self.oid = table.relation.oid
             position = wal_end(connection)
             planned = [
@@ -292,23 +293,19 @@ def _waits_for(consumer: str, standing: Standing, place: Cursor) -> str | None:
     return f"{consumer} has still to pass the position at which the source was read"
 
 
-def _require_key(table: PublishedTable) -> None:
-    relation = table.relation
-    by_all = relation.replica_identity == "f" and len(relation.key) == len(relation.columns)
-    if not table.key or by_all:
-        raise OperatorError(
-            f"{table.name} has no key, so its rows cannot be told apart",
-            fix="give it a primary key",
-            kind="no_key",
-        )
-
-
 def _keys_at_once(sizes: _Sizes) -> int:
     row_bytes = max(1, sizes.bytes // max(1, sizes.rows))
     return max(1, min(_LOOKED_AT_MAX, _LOOKED_AT_BYTES // row_bytes))
 
 
-def _unreadable(table: TableName, error: psycopg.Error) -> TransientError:
+def _unreadable(table: TableName, error: psycopg.Error) -> WalbrookError:
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return OperatorError(
+            f"{table} cannot be read: {public_text(error)}",
+            fix="grant SELECT on it to the role of the source, and BYPASSRLS if it has row-level "
+            "security; then verify again",
+            kind="unreadable",
+        )
     return TransientError(
         f"{table} could not be read: {public_text(error)}", fix="it is tried again"
     )

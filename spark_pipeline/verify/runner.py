@@ -105,15 +105,20 @@ class VerifyRunner:
 
     def _table(self, state: Connection, verification: Verification) -> TableName | None:
         """The table to compare; None if one verification per table took its place."""
-        require_comparable(self._consumer)
         publication = self._settings.publication
         takes = self._consumer.source.takes
         name = f"{self._source}:verify"
         try:
             with closing(connect_to_read(self._settings.source_dsn, name)) as connection:
+                there = published_tables(connection, publication)
                 if verification.table is None:
-                    there = published_tables(connection, publication)
                     tables = [each for each in there if takes(each.schema, each.table)]
+                    if not tables:
+                        raise OperatorError(
+                            f"no published table is one of consumer {self._consumer.name}",
+                            fix=f"add tables to the publication {publication}",
+                            kind="nothing_to_compare",
+                        )
                 else:
                     tables = sent_as(connection, publication, verification.table)
         except psycopg.Error as error:
@@ -131,6 +136,7 @@ class VerifyRunner:
                 fix="add the table to its source in the configuration",
                 kind="not_taken",
             )
+        require_comparable(self._consumer, table, there)
         return table
 
     def _verify(

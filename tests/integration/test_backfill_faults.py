@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import psycopg
 import pytest
 
+from cdc.backfill import log_scan
 from spark_pipeline.workers.settler import Settler
 from spark_pipeline.workers.worker import Worker
 from tests.backfill_rig import Rig, stale
@@ -122,6 +124,20 @@ def test_row_level_security_is_refused_and_a_retry_goes_on(
         rig.rows(f"SELECT walbrook.retry_backfill({backfill})")
         rig.until_state(backfill)
     assert len(rig.table()) == 400
+
+
+def test_a_chunk_whose_changes_cannot_be_looked_at_is_not_read_for_ever(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    too_far = partial(log_scan.changes_between, bytes_max=-1)
+    monkeypatch.setattr(log_scan, "changes_between", too_far)
+    database.execute(_ITEMS)
+    rig = Rig(database, tmp_path)
+    with rig.running():
+        backfill = rig.start("item")
+        rig.until_state(backfill, "failed")
+    assert "a chunk was read 10 times" in str(rig.progress(backfill)[2])
+    assert rig.rows("SELECT attempts FROM walbrook.backfill_chunks") == [(10,)]
 
 
 def test_an_operator_pauses_resumes_and_cancels(database: Database, tmp_path: Path) -> None:

@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from cdc.connection import connect
 from cdc.errors import OperatorError, SourceError, TransientError
-from tests.backfill_rig import Rig
+from cdc.service.repair_commands import _show, _watch
+from cdc.state.repairs import repairs
+from tests.backfill_rig import SOURCE, Rig
 from tests.fix_postgres import Database, embedded, fresh_database
 from tests.repairing import drop_slot, note_horizon, repaired, until_repaired
+from tests.slot_source import PUBLISHED
 from tests.waiting import until
 
 ROWS = 200
@@ -74,6 +78,33 @@ def test_rows_that_changed_without_a_slot_are_read_and_no_others(rig: Rig) -> No
     assert (repair, end > start) == (begun.id, True)
 
 
+@pytest.mark.parametrize("found", ["publication_replaced", "slot_missing"])
+def test_after_a_replaced_publication_whole_tables_are_read(rig: Rig, found: str) -> None:
+    with rig.running():
+        rig.database.execute("INSERT INTO item VALUES (1, 1)")
+        rig.until_delivered()
+    rig.database.execute("DROP PUBLICATION pub")
+    rig.database.execute("INSERT INTO item VALUES (2, 1)")
+    rig.database.execute(f"CREATE PUBLICATION pub {PUBLISHED}")
+    if found == "slot_missing":
+        drop_slot(rig)
+    # As a stream that goes on without its publication (Postgres 18) leaves it.
+    rig.rows(
+        "WITH moved AS (UPDATE walbrook.consumers SET cursor_lsn = pg_current_wal_lsn() "
+        "WHERE name = 'files' RETURNING source, cursor_lsn) "
+        "INSERT INTO walbrook.horizons (source, lsn, xid) "
+        "SELECT source, cursor_lsn, pg_snapshot_xmin(pg_current_snapshot())::text::int8 "
+        "FROM moved RETURNING 1"
+    )
+    assert repaired(rig, "skip").found == found
+    with rig.running():
+        done = until_repaired(rig)
+    assert (done["rows"], done["tables_whole"]) == (2, 2)
+    assert [*rig.table()] == ['item ["1"]', 'item ["2"]']
+    whys = rig.rows("SELECT DISTINCT whole_reason FROM walbrook.repaired_tables")
+    assert "the publication was replaced" in whys[0][0]
+
+
 def test_deletes_that_cannot_be_found_refuse_a_repair_before_anything_changes(rig: Rig) -> None:
     lose_slot(rig)
     before = rig.rows("SELECT cursor_lsn FROM walbrook.consumers")
@@ -83,6 +114,43 @@ def test_deletes_that_cannot_be_found_refuse_a_repair_before_anything_changes(ri
     assert rig.rows("SELECT cursor_lsn FROM walbrook.consumers") == before
     slot = rig.source.settings.slot
     assert rig.rows(f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{slot}'") == []
+
+
+def test_rows_that_only_all_columns_identify_refuse_a_repair(rig: Rig) -> None:
+    rig.database.execute(
+        "CREATE TABLE keyless (a int, b int); ALTER TABLE keyless REPLICA IDENTITY FULL"
+    )
+    rig.sink["destination"] = {"type": "parquet", "path": str(rig.directory / "rows")}
+    drop_slot(rig)
+    with pytest.raises(OperatorError, match=r"public\.keyless .* the table has no key") as refused:
+        repaired(rig)
+    assert refused.value.kind == "deletes_unknown"
+    assert rig.rows("SELECT 1 FROM walbrook.repairs") == []
+
+
+def test_a_sink_that_the_configuration_lacks_gets_a_gap_that_says_why_it_has_no_rows(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drop_slot(rig)
+    rig.sink["status"] = "disabled"
+    begun = repaired(rig)
+    why = "no active sink of this name is in the configuration"
+    bridged = rig.rows("SELECT bridged FROM walbrook.gaps WHERE consumer = 'files'")
+    assert bridged == [({"repair": begun.id, "tables": [], "why_none": why},)]
+    with connect(rig.state_dsn, name="test") as state:
+        _show(state, repairs(state)[0])
+    assert f"consumer files gets its gap and no rows: {why}" in capsys.readouterr().out
+
+
+def test_the_wait_for_a_repair_is_bounded(rig: Rig) -> None:
+    drop_slot(rig)
+    repaired(rig, "skip")  # and nothing serves it
+    with (
+        connect(rig.state_dsn, name="test") as state,
+        pytest.raises(OperatorError, match="longer than the timeout") as ended,
+    ):
+        _watch(state, SOURCE, 0.1)
+    assert ended.value.kind == "timeout"
 
 
 def test_a_source_that_has_lost_nothing_keeps_its_slot(rig: Rig) -> None:

@@ -9,11 +9,12 @@ import pytest
 
 from cdc.backfill.newer_rows import written_since
 from cdc.cursor import Cursor
-from cdc.state.horizons import Horizon, horizon_at, note_horizon
+from cdc.state.horizons import Horizon, horizon_at, note_horizon, remove_horizons_above
 from tests import repairing
 from tests.backfill_rig import Rig
 from tests.fix_postgres import Database
 from tests.repairing import drop_slot, repaired, until_repaired
+from tests.waiting import until
 
 ROWS = 100
 ROUND = 1 << 32
@@ -131,6 +132,22 @@ def test_the_condition_misses_no_row_at_any_distance(database: Database) -> None
             assert not any(told(older)), (since, until)
 
 
+def test_a_reader_that_attaches_removes_horizons_above_what_was_read(rig: Rig) -> None:
+    """After a crash or a failover other transactions have these places and numbers."""
+    delivered(rig)
+    filler = "SELECT pg_logical_emit_message(false, 'filler', 'x')"
+    ((lsn,),) = rig.database.execute(filler)
+    rig.database.execute(
+        "INSERT INTO walbrook.horizons (source, lsn, xid) "
+        f"SELECT 'shop', '{lsn}', max(xid) FROM walbrook.horizons"
+    )
+    rig.database.execute(filler)
+    with rig.source.reading():
+        noted = f"SELECT count(*) > 0 FROM walbrook.horizons WHERE lsn > '{lsn}'"
+        until("a new horizon", lambda: rig.rows(noted)[0][0])
+    assert rig.rows(f"SELECT 1 FROM walbrook.horizons WHERE lsn = '{lsn}'") == []
+
+
 @pytest.mark.migrated
 def test_horizons_are_bounded_and_those_of_another_server_are_removed(database: Database) -> None:
     with database.connect() as state:
@@ -141,6 +158,8 @@ def test_horizons_are_bounded_and_those_of_another_server_are_removed(database: 
         for number in range(1, 1_500):
             note_horizon(state, "shop", 1, Horizon(16 * number, 100 + number))
         note_horizon(state, "shop", 0, Horizon(1 << 20, 1 << 20))  # of a start before this one
+        note_horizon(state, "shop", 0, Horizon(16, 101))
+        remove_horizons_above(state, "shop", 0, 0)
         ((count,),) = state.execute("SELECT count(*) FROM walbrook.horizons").fetchall()
         assert 500 <= count <= 1_000
         assert horizon_at(state, "shop", Cursor(15, 0)) is None

@@ -191,6 +191,27 @@ def test_a_repair_makes_the_destination_equal(
     assert through == again.position
 
 
+def test_a_repair_waits_for_another_backfill_and_does_not_compare_anew(
+    database: Database, there: Database, tmp_path: Path
+) -> None:
+    database.execute(_ITEMS)
+    rig = _rig(database, there, tmp_path)
+    with rig.running():
+        rig.backfilled("item")
+        there.execute("DELETE FROM item WHERE id = 7")
+        other = rig.start("item", where_sql="id > 12", rows_per_second=1)
+        rig.rows(f"SELECT walbrook.pause_backfill({other})")
+        rig.rows("SELECT walbrook.start_verification('files', 'item', true)")
+        query = "SELECT started_at, reason, state, repaired FROM walbrook.verifications"
+        waits = "another backfill of public.item is under way"
+        (begun,) = until(
+            "the wait for the other one", lambda: [r for r in rig.rows(query) if r[1] == waits]
+        )
+        rig.rows(f"SELECT walbrook.cancel_backfill({other})")
+        until("the end", lambda: rig.rows(query)[0][2] == "done")
+        assert rig.rows(query) == [(begun[0], None, "done", 1)]
+
+
 @pytest.mark.skipif(DEFAULT_VERSION < 15, reason="column lists and row filters came with 15")
 def test_only_published_columns_and_rows_are_compared(
     database: Database, there: Database, tmp_path: Path
@@ -245,6 +266,18 @@ def test_a_destination_that_cannot_be_read_back_is_refused(
     with rig.running():
         row = rig.verified(state="failed")
     assert "a destination of the type file cannot be read back" in row.error
+
+
+def test_a_consumer_without_published_tables_has_nothing_to_compare(
+    database: Database, there: Database, tmp_path: Path
+) -> None:
+    rig = _rig(database, there, tmp_path)
+    rig.sink["source"] = {"include_tables": ["public.nothing"]}
+    with rig.running():
+        rig.rows("SELECT walbrook.start_verification('files')")
+        query = "SELECT error FROM walbrook.verifications WHERE state = 'failed'"
+        ((error,),) = until("the refusal", lambda: rig.rows(query))
+    assert "no published table is one of consumer files" in error
 
 
 def test_a_filter_makes_a_comparison_impossible(
@@ -383,3 +416,45 @@ def test_a_partitioned_table_is_compared_under_the_name_that_its_changes_have(
         row = rig.verified(repair=True)
     assert (row.source_rows, row.missing, row.repaired) == (1000, 2, 2)
     assert there.execute("SELECT count(*) FROM item") == [(1000,)]
+
+
+def test_row_level_security_of_a_partitioned_table_fails_and_deletes_nothing(
+    database: Database, there: Database, tmp_path: Path
+) -> None:
+    database.execute(
+        "CREATE TABLE item (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);"
+        "CREATE TABLE low PARTITION OF item FOR VALUES FROM (0) TO (500);"
+        "INSERT INTO item SELECT i, 'n' FROM generate_series(0, 99) AS i;"
+        "ALTER TABLE item ENABLE ROW LEVEL SECURITY;"
+        "DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'limited') THEN"
+        " CREATE ROLE limited LOGIN PASSWORD 'limited'; END IF; END $$;"
+        "GRANT SELECT ON item, low TO limited"
+    )
+    published = "FOR TABLE item WITH (publish_via_partition_root = true)"
+    rig = _rig(database, there, tmp_path, publication=published)
+    rig.read_as = psycopg.conninfo.make_conninfo(database.dsn, user="limited", password="limited")
+    with rig.running():
+        rig.backfilled("item")
+        there.execute("UPDATE item SET note = 'x' WHERE id = 3")
+        row = rig.verified(repair=True, state="failed")
+    assert "row-level security" in row.error
+    assert there.execute("SELECT count(*) FROM item") == [(100,)]
+
+
+def test_a_target_that_two_tables_share_is_neither_compared_nor_repaired(
+    database: Database, there: Database, tmp_path: Path
+) -> None:
+    database.execute(
+        "CREATE SCHEMA a; CREATE TABLE a.item (id int PRIMARY KEY);"
+        "CREATE SCHEMA b; CREATE TABLE b.item (id int PRIMARY KEY)"
+    )
+    rig = _rig(database, there, tmp_path, publication="FOR TABLE a.item, b.item")
+    rig.sink["destination"] = PostgresDestination.model_validate(
+        {"type": "postgres", "url": _url(there.dsn), "table": "mirror.{table}"}
+    )
+    with rig.running():
+        database.execute("INSERT INTO a.item VALUES (1); INSERT INTO b.item VALUES (2)")
+        rig.until_delivered()
+        row = rig.verified("a.item", repair=True, state="failed")
+    assert "table b.item has the same target" in row.error
+    assert there.execute("SELECT id FROM mirror.item ORDER BY id") == [(1,), (2,)]

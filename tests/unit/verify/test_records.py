@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pyarrow as pa
 
 from cdc.verify.held import HELD_SCHEMA
-from cdc.verify.records import HeldRow, held_by_key, same_record
+from cdc.verify.records import HeldRow, _keep, _Message, held_by_key, same_record
 
 
 def _batch(*rows: tuple[str | None, bytes | None, int, int, str | None]) -> pa.RecordBatch:
@@ -25,6 +27,33 @@ def test_messages_are_applied_in_the_order_of_their_places() -> None:
         ]
     )
     assert held == {("1",): HeldRow(b"new")}
+
+
+def test_of_a_key_nothing_before_its_last_complete_message_is_kept() -> None:
+    kept: list[_Message] = []
+    for number in range(100):
+        _keep(kept, _Message((number, 0), b"{}", None))
+        _keep(kept, _Message((number, 1), b"{}", '["big"]'))
+    assert [message.place for message in kept] == [(99, 0), (99, 1)]
+    _keep(kept, _Message((50, 0), b"late", None))
+    assert [message.place for message in kept] == [(99, 0), (99, 1)]
+
+
+def test_messages_in_any_order_leave_the_same_rows() -> None:
+    chance = random.Random(3)
+    messages: list[tuple[str | None, bytes | None, int, int, str | None]] = []
+    for lsn in range(60):
+        key = f'["{chance.randrange(3)}"]'
+        messages.append(chance.choice([
+            (key, b'{"n":%d,"big":%d}' % (lsn, lsn), lsn, 0, None),
+            (key, b'{"n":%d}' % lsn, lsn, 0, '["big"]'),
+            (key, None, lsn, 0, None),
+            (None, None, lsn, 0, None) if lsn == 30 else (key, b"{}", lsn, 0, '["big", "n"]'),
+        ]))  # fmt: skip
+    wanted = held_by_key([_batch(*messages)])
+    for _ in range(50):
+        chance.shuffle(messages)
+        assert held_by_key([_batch(each) for each in messages]) == wanted
 
 
 def test_values_that_a_message_lacks_come_from_the_one_before_it() -> None:
