@@ -98,6 +98,7 @@ def test_a_jvm_that_hangs_is_ended_and_a_new_driver_serves(
     with running(database, tmp_path / "service", [files], settings) as service:
         database.execute("INSERT INTO item VALUES (1)")
         service.until_settled()
+        service.until("Spark", "SELECT bool_and(state = 'live') FROM walbrook.consumers")
         (jvm,) = [each for each in service.tree() if VICTIMS["JVM"] in " ".join(each.cmdline())]
         jvm.suspend()
         told = "SELECT count(*) = 1 FROM walbrook.health WHERE kind = 'feed_silent'"
