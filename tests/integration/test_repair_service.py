@@ -92,7 +92,11 @@ def _of_redis(client: redis.Redis) -> list[dict[str, Any]]:
 def _check(database: Database, mirror: Database, messages: list[dict[str, Any]]) -> None:
     query = "SELECT id, version, pad, body FROM item ORDER BY id"
     rows = database.execute(query)
-    assert mirror.execute(query) == rows
+    there, held = ({row[0]: row for row in each} for each in (rows, mirror.execute(query)))
+    differ = [key for key in sorted({*there, *held}) if there.get(key) != held.get(key)]
+    assert not differ, [
+        (there.get(key, ())[:2], held.get(key, ())[:2], _about(key, messages)) for key in differ
+    ]
     assert stale(messages) == []
     found = applied(messages)
     wanted = {
@@ -100,6 +104,15 @@ def _check(database: Database, mirror: Database, messages: list[dict[str, Any]])
         for key, version, pad, body in rows
     }
     assert found == wanted
+
+
+def _about(key: int, messages: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
+    """What was said of a row: action, version, and place."""
+    return [
+        (each["action"], each["record"]["version"], each["metadata"]["commit_lsn"])
+        for each in messages
+        if each["record"]["id"] == key
+    ]
 
 
 def _asked(url: str, body: bytes | None = None) -> dict[str, Any]:
