@@ -1,7 +1,13 @@
-"""Applying ``migrations/*.sql``: in order, each once, one process at a time.
+"""Bringing the schema ``walbrook`` up to date: numbered migrations, then functions and views.
 
-Each file runs in a transaction with the row that records it, so a failed one leaves no trace. The
-advisory lock makes a second service wait for the first. A database that holds a migration this
+``migrations/NNNN_name.sql`` are tables, types and indexes. They are applied in order, each once,
+each in one transaction with the row that records it, so a failed one leaves no trace.
+``migrations/functions`` and ``migrations/views`` have one definition of each function and view. All
+of them are applied in one transaction whenever one of their files has changed, and after every
+migration. A migration that removes a function or a view drops it; one that changes the columns of
+a view drops the view, which is then made again.
+
+An advisory lock makes a second service wait for the first. A database that holds a migration this
 version does not know is refused: an older version must not write to a newer schema.
 """
 
@@ -11,6 +17,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 import psycopg
+import xxhash
 from psycopg import sql
 
 from cdc.connection import Connection
@@ -25,7 +32,15 @@ CREATE TABLE IF NOT EXISTS walbrook.migrations (
     name       text NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now()
 );
+CREATE TABLE IF NOT EXISTS walbrook.definitions (
+    file       text PRIMARY KEY,
+    checksum   text NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT now()
+);
 """
+# Bodies may name functions and views of files that come later.
+_BEFORE_DEFINITIONS = "SET LOCAL check_function_bodies = off; DELETE FROM walbrook.definitions"
+_AFTER_DEFINITIONS = "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA walbrook FROM PUBLIC"
 
 
 @dataclass(frozen=True)
@@ -33,6 +48,18 @@ class Migration:
     number: int
     name: str
     statements: str
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A file of functions or of views."""
+
+    file: str
+    statements: str
+
+    @property
+    def checksum(self) -> str:
+        return xxhash.xxh3_128_hexdigest(self.statements.encode())
 
 
 def available() -> list[Migration]:
@@ -45,6 +72,17 @@ def available() -> list[Migration]:
     return sorted(found, key=lambda migration: migration.number)
 
 
+def definitions() -> list[Definition]:
+    """The functions and then the views that this version carries; views may call functions."""
+    return [
+        Definition(f"{folder}/{file.name}", file.read_text())
+        for folder in ("functions", "views")
+        for file in sorted(
+            resources.files("migrations").joinpath(folder).iterdir(), key=lambda file: file.name
+        )
+    ]
+
+
 def migrate(connection: Connection) -> list[Migration]:
     """Bring the schema up to date over an autocommit connection; says what was applied."""
     known = available()
@@ -52,7 +90,9 @@ def migrate(connection: Connection) -> list[Migration]:
         connection.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))
         try:
             connection.execute(_PREPARE)
-            return _apply_missing(connection, known)
+            applied = _apply_missing(connection, known)
+            _define(connection, definitions())
+            return applied
         finally:
             connection.execute("SELECT pg_advisory_unlock(%s)", (_LOCK,))
     except psycopg.errors.InsufficientPrivilege as error:
@@ -89,4 +129,21 @@ def _apply_missing(connection: Connection, known: list[Migration]) -> list[Migra
                 "INSERT INTO walbrook.migrations (number, name) VALUES (%s, %s)",
                 (migration.number, migration.name),
             )
+            # What it dropped of them is made again, also after a crash at this point.
+            connection.execute("DELETE FROM walbrook.definitions")
     return missing
+
+
+def _define(connection: Connection, known: list[Definition]) -> None:
+    rows = connection.execute("SELECT file, checksum FROM walbrook.definitions").fetchall()
+    if dict(rows) == {each.file: each.checksum for each in known}:
+        return
+    with connection.transaction():
+        connection.execute(_BEFORE_DEFINITIONS)
+        for each in known:
+            connection.execute(each.statements.encode())
+            connection.execute(
+                "INSERT INTO walbrook.definitions (file, checksum) VALUES (%s, %s)",
+                (each.file, each.checksum),
+            )
+        connection.execute(_AFTER_DEFINITIONS)

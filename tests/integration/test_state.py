@@ -1,8 +1,7 @@
-"""Positions as rows: migrations, registration, settling, and the view that shows them."""
+"""Positions as rows: registration, settling, and the view that shows them."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -13,10 +12,9 @@ import pytest
 
 from cdc.cursor import Cursor
 from cdc.errors import OperatorError, SourceError, TransientError
-from cdc.state import migrate as migrations
 from cdc.state.fence import FENCE_TO_MOVE
 from cdc.state.health import Condition, report_conditions, resolve_unserved
-from cdc.state.migrate import available, migrate
+from cdc.state.migrate import migrate
 from cdc.state.positions import (
     Settlement,
     consumer_cursors,
@@ -79,49 +77,6 @@ def report(log_end: Cursor = START, **changes: Any) -> ReaderReport:
         log_bytes=4096,
     )
     return replace(ours, **changes)
-
-
-def test_migrations_are_applied_in_order_and_each_once(database: Database) -> None:
-    with database.connect() as connection:
-        assert [m.number for m in migrate(connection)] == [m.number for m in available()]
-        assert migrate(connection) == []
-    numbers = [m.number for m in available()]
-    assert numbers == list(range(1, len(numbers) + 1))
-
-
-def test_two_services_may_migrate_at_the_same_time(database: Database) -> None:
-    applied: list[int] = []
-
-    def run() -> None:
-        with database.connect() as connection:
-            applied.append(len(migrate(connection)))
-
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(applied) == [0, 0, 0, len(available())]
-
-
-def test_a_schema_of_a_newer_version_is_refused(database: Database) -> None:
-    with database.connect() as connection:
-        migrate(connection)
-        connection.execute("INSERT INTO walbrook.migrations VALUES (9999, 'from the future')")
-        with pytest.raises(OperatorError, match="migration 9999"):
-            migrate(connection)
-
-
-def test_a_role_that_may_not_create_the_schema_is_told_what_to_grant(database: Database) -> None:
-    role = f"poor_{database.name}"
-    database.execute(f"CREATE ROLE {role}")
-    try:
-        with database.connect() as connection:
-            connection.execute(f"SET ROLE {role}".encode())
-            with pytest.raises(OperatorError, match="GRANT CREATE ON DATABASE"):
-                migrate(connection)
-    finally:
-        database.execute(f"DROP ROLE {role}")
 
 
 def test_a_new_source_starts_where_its_slot_stands(
@@ -317,26 +272,6 @@ def test_the_view_shows_cursor_lag_and_when_it_moved(
     ).fetchall() == [(7, 2, None), (0, 0, "the sink is down")]
 
 
-def test_a_database_of_the_first_version_keeps_its_rows_when_it_is_migrated(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with database.connect() as connection:
-        first = available()[:1]
-        with monkeypatch.context() as patch:
-            patch.setattr(migrations, "available", lambda: first)
-            migrate(connection)
-        connection.execute(
-            "INSERT INTO walbrook.sources (name, slot, publication, system_identifier, term, "
-            "restart_lsn, restart_idx) VALUES ('shop', 's', 'p', '1', 3, '0/64', 2); "
-            "INSERT INTO walbrook.consumers (source, name, cursor_lsn) VALUES ('shop', 'a', '0/64')"
-        )
-        assert [m.number for m in migrate(connection)] == [m.number for m in available()[1:]]
-        assert restart_cursor(connection, "shop") == Cursor(100, 2)
-        assert connection.execute("SELECT timeline FROM walbrook.sources").fetchall() == [(None,)]
-        report_reader(connection, "shop", 3, report(timeline=1))
-        assert connection.execute("SELECT timeline FROM walbrook.sources").fetchall() == [(1,)]
-
-
 def test_the_reader_tells_of_its_log_and_its_slot_and_what_it_does_not_know_stays(
     state: psycopg.Connection[tuple[Any, ...]],
 ) -> None:
@@ -501,17 +436,6 @@ def test_log_segments_follow_the_list_that_is_given(
     report_segments(state, "shop", term, second)
     assert state.execute(shown).fetchall() == expected
     assert dict(state.execute(versions).fetchall())[10] == before[10]
-
-
-def test_every_new_table_and_view_says_what_it_is(
-    state: psycopg.Connection[tuple[Any, ...]],
-) -> None:
-    silent = state.execute(
-        "SELECT c.relname FROM pg_class c WHERE c.relnamespace = 'walbrook'::regnamespace "
-        "AND c.relkind IN ('r', 'v') AND c.relname <> 'migrations' "
-        "AND obj_description(c.oid, 'pg_class') IS NULL"
-    ).fetchall()
-    assert silent == []
 
 
 def test_a_gap_is_noted_once_for_a_consumer_and_has_an_extent(

@@ -3,9 +3,7 @@
 -- The functions that such roles call run with the rights of the schema's owner, so that no role needs
 -- rights on the tables behind them. A pull worker may fetch from a consumer if it may read the
 -- consumer's partition of walbrook.records; walbrook.pull_consumer checks that.
-
-
-CREATE FUNCTION walbrook.functions_of(access text) RETURNS SETOF regprocedure
+CREATE OR REPLACE FUNCTION walbrook.functions_of(access text) RETURNS SETOF regprocedure
 LANGUAGE sql STABLE AS $$
     SELECT p.oid::regprocedure FROM pg_proc p
      WHERE p.pronamespace = 'walbrook'::regnamespace
@@ -27,17 +25,7 @@ $$;
 
 COMMENT ON FUNCTION walbrook.functions_of IS 'The functions that a monitor, an operator or a pull worker (access: pull) may call.';
 
-DO $$
-DECLARE
-    called regprocedure;
-BEGIN
-    FOR called IN SELECT walbrook.functions_of('operator') UNION ALL SELECT walbrook.functions_of('pull') LOOP
-        EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp', called);
-    END LOOP;
-END
-$$;
-
-CREATE FUNCTION walbrook.grant_functions(role text, access text) RETURNS void
+CREATE OR REPLACE FUNCTION walbrook.grant_functions(role text, access text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     called regprocedure;
@@ -49,7 +37,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION walbrook.grant_monitor(role text) RETURNS void
+CREATE OR REPLACE FUNCTION walbrook.grant_monitor(role text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM walbrook.grant_functions(role, 'monitor');
@@ -70,7 +58,7 @@ $$;
 
 COMMENT ON FUNCTION walbrook.grant_monitor IS 'Let a role read positions, health and queues; it can change nothing, and sees no row values.';
 
-CREATE FUNCTION walbrook.grant_operator(role text, with_values boolean DEFAULT false) RETURNS void
+CREATE OR REPLACE FUNCTION walbrook.grant_operator(role text, with_values boolean DEFAULT false) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM walbrook.grant_monitor(role);
@@ -84,7 +72,7 @@ $$;
 
 COMMENT ON FUNCTION walbrook.grant_operator IS 'Let a role do what a monitor does, and pause, resume, rewind, skip, redeliver, discard, push watermarks, mark partitions, and accept gaps and losses; with_values: also read dead letters and what waits, row values included.';
 
-CREATE FUNCTION walbrook.grant_pull(role text, VARIADIC consumers text[]) RETURNS void
+CREATE OR REPLACE FUNCTION walbrook.grant_pull(role text, VARIADIC consumers text[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     name text;
@@ -99,7 +87,7 @@ $$;
 
 COMMENT ON FUNCTION walbrook.grant_pull IS 'Let a role receive and acknowledge messages of these pull consumers, and of no others.';
 
-CREATE FUNCTION walbrook.revoke_access(role text) RETURNS void
+CREATE OR REPLACE FUNCTION walbrook.revoke_access(role text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     EXECUTE format('REVOKE ALL ON ALL TABLES IN SCHEMA walbrook FROM %I', role);
@@ -111,5 +99,3 @@ END
 $$;
 
 COMMENT ON FUNCTION walbrook.revoke_access IS 'Take all rights in schema walbrook from a role.';
-
-REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA walbrook FROM PUBLIC;

@@ -1,0 +1,117 @@
+-- Backfills: started, paused, resumed, cancelled, retried, skipped.
+
+CREATE OR REPLACE FUNCTION walbrook.start_backfill(
+    consumer text, "table" text, where_sql text DEFAULT NULL, sort_column text DEFAULT NULL,
+    start_position text DEFAULT NULL, chunk_bytes bigint DEFAULT NULL,
+    rows_per_second bigint DEFAULT NULL, connections integer DEFAULT NULL)
+RETURNS walbrook.backfills
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    c walbrook.consumers;
+    answer walbrook.backfills;
+    parts text[];
+BEGIN
+    c := walbrook.find_consumer(start_backfill.consumer);
+    parts := pg_catalog.parse_ident(start_backfill."table");
+    IF cardinality(parts) = 1 THEN
+        parts := ARRAY['public', parts[1]];
+    END IF;
+    IF cardinality(parts) IS DISTINCT FROM 2 THEN
+        RAISE EXCEPTION '''%'' is not a table', start_backfill."table"
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'write it as schema.table';
+    END IF;
+    IF EXISTS (SELECT FROM walbrook.event_time e WHERE e.consumer = c.name) THEN
+        RAISE EXCEPTION 'consumer % is in the order of event time or processing time, in which existing rows have no place', c.name
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'backfill a consumer in commit order';
+    END IF;
+    IF start_position IS NOT NULL AND sort_column IS NULL THEN
+        RAISE EXCEPTION 'start_position is a value of sort_column, which is not given'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'give both, or neither';
+    END IF;
+    IF EXISTS (SELECT FROM walbrook.backfills b
+                WHERE b.source = c.source AND b.consumer = c.name AND b.table_schema = parts[1]
+                  AND b.table_name = parts[2]
+                  AND b.state IN ('waiting', 'running', 'paused', 'failed')) THEN
+        RAISE EXCEPTION 'a backfill of % into % is under way', array_to_string(parts, '.'), c.name
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'walbrook.backfill_progress shows it; cancel it, retry it, or wait for its end';
+    END IF;
+    INSERT INTO walbrook.backfills AS b
+           (source, consumer, table_schema, table_name, where_sql, sort_column, start_position,
+            chunk_bytes, rows_per_second, connections)
+    VALUES (c.source, c.name, parts[1], parts[2], start_backfill.where_sql, start_backfill.sort_column,
+            start_backfill.start_position, coalesce(start_backfill.chunk_bytes, 67108864),
+            start_backfill.rows_per_second, coalesce(start_backfill.connections, 2))
+    RETURNING b.* INTO answer;
+    PERFORM walbrook.announce(c.source, c.name, 'start_backfill');
+    RETURN answer;
+END
+$$;
+
+COMMENT ON FUNCTION walbrook.start_backfill IS 'Deliver the existing rows of a table to a consumer, among its changes. where_sql: only some of them; sort_column and start_position: in an order, from a value on; rows_per_second: at most so many.';
+
+CREATE OR REPLACE FUNCTION walbrook.change_backfill(backfill bigint, allowed text[], state text, action text)
+RETURNS walbrook.backfills
+LANGUAGE plpgsql AS $$
+DECLARE
+    answer walbrook.backfills;
+BEGIN
+    SELECT * INTO answer FROM walbrook.backfills b WHERE b.id = backfill FOR UPDATE;
+    IF answer.id IS NULL THEN
+        RAISE EXCEPTION 'there is no backfill %', backfill
+            USING ERRCODE = 'no_data_found', HINT = 'walbrook.backfill_progress lists them';
+    END IF;
+    IF answer.state <> ALL (allowed) THEN
+        RAISE EXCEPTION 'backfill % is %: it cannot be changed so', backfill, answer.state
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'this is for backfills that are ' || array_to_string(allowed, ', ');
+    END IF;
+    UPDATE walbrook.backfills b
+       SET state = change_backfill.state,
+           reason = NULL, waits_for = NULL, waits_since = NULL,
+           error = CASE WHEN change_backfill.state = 'waiting' THEN NULL ELSE b.error END,
+           attempts = CASE WHEN change_backfill.state = 'waiting' THEN 0 ELSE b.attempts END,
+           finished_at = CASE WHEN change_backfill.state IN ('cancelled', 'skipped')
+                              THEN clock_timestamp() END
+     WHERE b.id = backfill RETURNING b.* INTO answer;
+    PERFORM walbrook.announce(answer.source, answer.consumer, action);
+    RETURN answer;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION walbrook.pause_backfill(backfill bigint) RETURNS walbrook.backfills
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT walbrook.change_backfill(backfill, ARRAY['waiting', 'running'], 'paused', 'pause_backfill')
+$$;
+
+COMMENT ON FUNCTION walbrook.pause_backfill IS 'Read and deliver nothing more of a backfill until it is resumed; changes go on.';
+
+CREATE OR REPLACE FUNCTION walbrook.resume_backfill(backfill bigint) RETURNS walbrook.backfills
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT walbrook.change_backfill(backfill, ARRAY['paused'], 'waiting', 'resume_backfill')
+$$;
+
+COMMENT ON FUNCTION walbrook.resume_backfill IS 'Go on with a paused backfill where it stopped.';
+
+CREATE OR REPLACE FUNCTION walbrook.cancel_backfill(backfill bigint) RETURNS walbrook.backfills
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT walbrook.change_backfill(backfill, ARRAY['waiting', 'running', 'paused', 'failed'],
+                                    'cancelled', 'cancel_backfill')
+$$;
+
+COMMENT ON FUNCTION walbrook.cancel_backfill IS 'End a backfill; what was delivered stays delivered.';
+
+CREATE OR REPLACE FUNCTION walbrook.retry_backfill(backfill bigint) RETURNS walbrook.backfills
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT walbrook.change_backfill(backfill, ARRAY['failed'], 'waiting', 'retry_backfill')
+$$;
+
+COMMENT ON FUNCTION walbrook.retry_backfill IS 'Go on with a failed backfill; what is done is not done again.';
+
+CREATE OR REPLACE FUNCTION walbrook.skip_backfill(backfill bigint) RETURNS walbrook.backfills
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT walbrook.change_backfill(backfill, ARRAY['failed'], 'skipped', 'skip_backfill')
+$$;
+
+COMMENT ON FUNCTION walbrook.skip_backfill IS 'Go on without the rest of a failed backfill.';
