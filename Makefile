@@ -101,6 +101,10 @@ format: $(READY) ## Format the code and sort its imports
 docs: $(READY) ## Write docs/configuration.md from the configuration model
 	@$(BIN)/python -m cdc.config.reference
 
+.PHONY: schema
+schema: $(READY) ## Write migrations/schema.txt from the migrations, functions and views
+	@$(BIN)/python -m tests.schema_snapshot
+
 # One file for Python 3.11 and later on Linux and macOS. setuptools builds the project itself.
 .PHONY: lock
 lock: ## Renew requirements.lock (needs uv)

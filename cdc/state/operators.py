@@ -1,6 +1,6 @@
 """What operators do, from Python: the SQL functions, their refusals as errors of ours.
 
-The functions decide everything (``migrations/0007_operators.sql``); the command line and the HTTP
+The functions decide everything (``migrations/functions``); the command line and the HTTP
 API pass on what they say. A refusal has one of three kinds: ``unknown`` (there is no such consumer,
 dead letter or message), ``malformed`` (the request makes no sense) and ``refused`` (it cannot be
 done as things are).

@@ -2,7 +2,7 @@
 
 -- An earlier one of these is gone: the first that waits behind it is looked at by the next claim.
 CREATE OR REPLACE FUNCTION walbrook.wake_waiting(consumer integer, group_ids bigint[], table_schemas text[],
-                                      table_names text[], whole_tables boolean[], in_claim boolean)
+                                                 table_names text[], whole_tables boolean[], in_claim boolean)
 RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -52,13 +52,10 @@ BEGIN
 END
 $$;
 
--- ------------------------------------------------------------------------------------------------
--- What claimers say of what they were handed.
-
 -- Why those that were not done were not: stale, or another consumer''s.
 CREATE OR REPLACE FUNCTION walbrook.refusals(consumer integer, ack_ids text[], gone_is_fine boolean,
-                                  must_be_held boolean,
-                                  OUT refused text[], OUT reasons text[])
+                                             must_be_held boolean,
+                                             OUT refused text[], OUT reasons text[])
 LANGUAGE plpgsql AS $$
 BEGIN
     EXECUTE format($query$
@@ -82,7 +79,7 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION walbrook.ack(consumer text, ack_ids text[],
-                             OUT done integer, OUT refused text[], OUT reasons text[])
+                                        OUT done integer, OUT refused text[], OUT reasons text[])
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
@@ -132,8 +129,8 @@ $$;
 COMMENT ON FUNCTION walbrook.ack IS 'Say that messages are done; they are gone then. Saying it again is fine. refused: those whose lease is no longer the caller''s, and reasons why.';
 
 CREATE OR REPLACE FUNCTION walbrook.nack(consumer text, ack_ids text[], delay interval DEFAULT NULL,
-                              error text DEFAULT NULL,
-                              OUT done integer, OUT refused text[], OUT reasons text[])
+                                         error text DEFAULT NULL,
+                                         OUT done integer, OUT refused text[], OUT reasons text[])
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
@@ -186,7 +183,7 @@ $$;
 COMMENT ON FUNCTION walbrook.nack IS 'Give messages back, to be handed out again after delay; without one the pause doubles each time. After max_deliveries they become dead letters.';
 
 CREATE OR REPLACE FUNCTION walbrook.extend(consumer text, ack_ids text[], by interval,
-                                OUT done integer, OUT refused text[], OUT reasons text[])
+                                           OUT done integer, OUT refused text[], OUT reasons text[])
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$

@@ -19,8 +19,8 @@ $$;
 -- Drops from the oldest that nobody holds: so many, or so many bytes, or all that were stored before.
 -- The caller holds the lock of walbrook.pulls; one call looks at no more than 20000 of either kind.
 CREATE OR REPLACE FUNCTION walbrook.drop_records(settings walbrook.pulls, last walbrook.claims, messages bigint,
-                                      bytes bigint, before timestamptz, reason text,
-                                      OUT dropped bigint, OUT dropped_bytes bigint)
+                                                 bytes bigint, before timestamptz, reason text,
+                                                 OUT dropped bigint, OUT dropped_bytes bigint)
 LANGUAGE plpgsql
 -- Not as a claim has them, which may call it: many meet many here.
 SET enable_seqscan = on SET enable_bitmapscan = on SET enable_hashjoin = on SET enable_mergejoin = on

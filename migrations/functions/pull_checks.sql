@@ -1,5 +1,18 @@
 -- Pull consumers: who is asked about, and whether what is asked makes sense.
 
+-- Most messages of one call.
+CREATE OR REPLACE FUNCTION walbrook.receive_messages_max() RETURNS integer
+LANGUAGE sql IMMUTABLE AS $$ SELECT 10000 $$;
+
+-- Most bytes of messages of one call; one larger message goes alone.
+CREATE OR REPLACE FUNCTION walbrook.receive_bytes_max() RETURNS bigint
+LANGUAGE sql IMMUTABLE AS $$ SELECT 67108864::bigint $$;
+
+-- So many messages may wait for an earlier one of their group, beside max_in_flight, until claims
+-- look no further.
+CREATE OR REPLACE FUNCTION walbrook.passed_over_max() RETURNS integer
+LANGUAGE sql IMMUTABLE AS $$ SELECT 5000 $$;
+
 -- ------------------------------------------------------------------------------------------------
 -- Who is asked about, and whether what is asked makes sense.
 CREATE OR REPLACE FUNCTION walbrook.pull_consumer(name text, to_receive boolean DEFAULT false)
@@ -70,9 +83,10 @@ RETURNS TABLE (ack_id text, consumer integer, lease_id bigint, commit_lsn pg_lsn
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     -- None is fine: a worker need not look whether it was handed anything.
-    IF ack_ids IS NULL OR cardinality(ack_ids) > 10000 THEN
-        RAISE EXCEPTION 'ack_ids has % of them, but should have at most 10000',
-                        coalesce(cardinality(ack_ids)::text, 'none, not even an empty list,')
+    IF ack_ids IS NULL OR cardinality(ack_ids) > walbrook.receive_messages_max() THEN
+        RAISE EXCEPTION 'ack_ids has % of them, but should have at most %',
+                        coalesce(cardinality(ack_ids)::text, 'none, not even an empty list,'),
+                        walbrook.receive_messages_max()
             USING ERRCODE = 'invalid_parameter_value', COLUMN = 'ack_ids';
     END IF;
     IF array_position(ack_ids, NULL) IS NULL THEN
@@ -93,8 +107,9 @@ $$;
 CREATE OR REPLACE FUNCTION walbrook.check_receive(batch_size integer, visibility interval) RETURNS void
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
-    IF batch_size IS NULL OR batch_size NOT BETWEEN 1 AND 10000 THEN
-        RAISE EXCEPTION 'batch_size is %, but should be between 1 and 10000', coalesce(batch_size::text, 'null')
+    IF batch_size IS NULL OR batch_size NOT BETWEEN 1 AND walbrook.receive_messages_max() THEN
+        RAISE EXCEPTION 'batch_size is %, but should be between 1 and %',
+                        coalesce(batch_size::text, 'null'), walbrook.receive_messages_max()
             USING ERRCODE = 'invalid_parameter_value', COLUMN = 'batch_size';
     END IF;
     PERFORM walbrook.check_interval('visibility', visibility, 1, 43200);

@@ -1,8 +1,8 @@
 -- Pull consumers: receiving messages, for one claimer or for many in one pass.
 
 CREATE OR REPLACE FUNCTION walbrook.receive(consumer text, batch_size integer DEFAULT 1,
-                                 visibility interval DEFAULT NULL, wait interval DEFAULT '0',
-                                 holder text DEFAULT NULL)
+                                            visibility interval DEFAULT NULL, wait interval DEFAULT '0',
+                                            holder text DEFAULT NULL)
 RETURNS SETOF walbrook.received
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -61,7 +61,7 @@ COMMENT ON FUNCTION walbrook.receive IS 'Fetch up to batch_size messages of a pu
 -- Many claimers at once, first come first: one pass, of which everyone has an equal share, until about
 -- 64 MiB were handed out.
 CREATE OR REPLACE FUNCTION walbrook.receive_shared(consumer text, batch_sizes integer[], visibilities interval[],
-                                        holders text[])
+                                                   holders text[])
 RETURNS TABLE (claimer integer, ack_id text, deliveries integer, lease_until timestamptz,
                commit_lsn pg_lsn, commit_idx bigint, table_schema text, table_name text,
                action text, message json)
@@ -101,7 +101,7 @@ BEGIN
           FROM walbrook.claim(settings.consumer, shares[turn.at], visibilities[turn.at],
                               left(holders[turn.at], 200)) c;
         RETURN QUERY SELECT turn.at::integer, h.* FROM unnest(handed) h;
-        EXIT WHEN bytes >= 67108864;  -- those who are left are served by the next pass
+        EXIT WHEN bytes >= walbrook.receive_bytes_max();  -- those who are left are served by the next pass
     END LOOP;
 END
 $$;
