@@ -136,7 +136,7 @@ def _apply_missing(connection: Connection, known: list[Migration]) -> list[Migra
 
 def _define(connection: Connection, known: list[Definition]) -> None:
     rows = connection.execute("SELECT file, checksum FROM walbrook.definitions").fetchall()
-    if dict(rows) == {each.file: each.checksum for each in known}:
+    if set(rows) == {(each.file, each.checksum) for each in known}:
         return
     with connection.transaction():
         connection.execute(_BEFORE_DEFINITIONS)
