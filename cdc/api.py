@@ -1,6 +1,6 @@
 """The decoder for anyone's own program: pgoutput messages in, Arrow out. No Spark, no service.
 
-``cdc.decode`` and ``cdc.Decoder`` are what ``import cdc`` shows of it.
+``walbrook.decode`` and ``walbrook.Decoder`` are what programs see of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A slot that is read over SQL and decoded by ``cdc.decode``: what a server really says."""
+"""A slot that is read over SQL and decoded by ``walbrook.decode``: what a server really says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-import cdc
+import walbrook
 from cdc.connection import with_options
 from cdc.replication.stream import PINNED
 from tests.fix_postgres import Database
@@ -44,9 +44,9 @@ def read_messages(connection: Connection) -> list[bytes]:
     return [data for (data,) in connection.execute(_READ, binary=True).fetchall()]
 
 
-def read_slot(connection: Connection) -> cdc.Decoded:
+def read_slot(connection: Connection) -> walbrook.Decoded:
     """The same decoded, with the catalog's word on types that are not built in."""
-    return cdc.decode(read_messages(connection), catalog=cdc.catalog_of(connection))
+    return walbrook.decode(read_messages(connection), catalog=walbrook.catalog_of(connection))
 
 
 @dataclass
@@ -54,13 +54,13 @@ class SlotDecoder:
     """Executes SQL and decodes what it did; each ``decoded`` goes on where the last one ended."""
 
     connection: Connection
-    decoder: cdc.Decoder
+    decoder: walbrook.Decoder
 
     def run(self, *statements: str) -> None:
         for statement in statements:
             self.connection.execute(statement.encode())
 
-    def decoded(self) -> cdc.Decoded:
+    def decoded(self) -> walbrook.Decoded:
         return self.decoder.decode(read_messages(self.connection))
 
     def changes(self) -> list[dict[str, Any]]:
@@ -77,4 +77,4 @@ def slot_decoder(
     """A publication and a slot of ``database``."""
     with as_the_reader(database) as connection:
         open_slot(connection, publication)
-        yield SlotDecoder(connection, cdc.Decoder(cdc.catalog_of(connection)))
+        yield SlotDecoder(connection, walbrook.Decoder(walbrook.catalog_of(connection)))

@@ -23,7 +23,6 @@ from cdc.config.hosts import is_cluster, is_on_this_host
 from cdc.errors import OperatorError
 from cdc.log.files import make_private
 from spark_pipeline.session.jvm import start_jvm
-from spark_pipeline.source.stream import WalbrookDataSource
 
 _logger = structlog.get_logger("walbrook.spark")
 _STREAMING = "org.apache.spark.sql.execution.streaming"
@@ -63,7 +62,10 @@ _SMALL_HEAP = (
 
 
 def open_session(settings: Spark, environment: Mapping[str, str] | None = None) -> SparkSession:
-    """The service's session, with the source registered; ``environment`` is for executors."""
+    """The service's session; ``environment`` is for executors.
+
+    Spark finds the source by itself (``pyspark_walbrook``).
+    """
     # Spark starts its Python workers with whatever python3 it finds, unless told. It runs the
     # executors' one on this host too, to plan.
     os.environ["PYSPARK_PYTHON"] = _python(settings)
@@ -79,7 +81,6 @@ def open_session(settings: Spark, environment: Mapping[str, str] | None = None) 
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     _set_levels(session, settings)
-    session.dataSource.register(WalbrookDataSource)
     return session
 
 

@@ -15,7 +15,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-import cdc
+import walbrook
 from cdc.decoding.relation import parse_relation
 from cdc.errors import TransientError
 from cdc.replication import catalog
@@ -187,7 +187,7 @@ def test_an_answer_that_lacks_a_table_is_not_kept(
 ) -> None:
     monkeypatch.setattr(catalog, "_VISIBLE_WITHIN_S", 0.1)
     with as_the_reader(database) as connection:
-        decoder = cdc.Decoder(cdc.catalog_of(connection))
+        decoder = walbrook.Decoder(walbrook.catalog_of(connection))
         with committed_but_invisible(database):
             messages = read_messages(connection)
             with pytest.raises(TransientError, match=r"public\.item.*synchronous replication"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import cdc
+import walbrook
 from tests.fix_postgres import Database
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
@@ -21,7 +21,7 @@ def test_the_program_of_the_page_decodes_what_a_slot_gives(database: Database) -
     names: dict[str, object] = {}
     exec(program.replace('"dbname=shop"', repr(database.dsn)), names)
     decoded = names["decoded"]
-    assert isinstance(decoded, cdc.Decoded)
+    assert isinstance(decoded, walbrook.Decoded)
     (change,) = decoded.changes.to_pylist()
     assert change["record"] == '{"b":"x","id":1,"p":{"a":2,"b":"y"}}'
     assert change["record_pks"] == '["1","x"]'

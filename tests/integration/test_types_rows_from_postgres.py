@@ -6,7 +6,7 @@ import json
 
 from psycopg import sql
 
-import cdc
+import walbrook
 from cdc.decoding.types.builtin import BOX_OID, ELEMENT_OF_ARRAY, RICHER
 from tests.exact_json import parse
 from tests.fix_postgres import Database, on_both_versions
@@ -119,7 +119,7 @@ def test_a_composite_that_has_grown_is_its_text_in_json_and_an_error_when_typed(
     with as_the_reader(database) as connection:
         connection.execute("CREATE TYPE part AS (a int, b text); CREATE TABLE parts (v part)")
         open_slot(connection)
-        decoder = cdc.Decoder(cdc.catalog_of(connection))
+        decoder = walbrook.Decoder(walbrook.catalog_of(connection))
         connection.execute("INSERT INTO parts VALUES ('(1,x)')")
         old = decoder.decode(read_messages(connection))
         connection.execute("ALTER TYPE part ADD ATTRIBUTE c int")
@@ -137,7 +137,7 @@ def test_a_composite_whose_field_became_another_type_is_its_text(database: Datab
     with as_the_reader(database) as connection:
         connection.execute("CREATE TYPE part AS (a text, b int); CREATE TABLE parts (v part[])")
         open_slot(connection)
-        decoder = cdc.Decoder(cdc.catalog_of(connection))
+        decoder = walbrook.Decoder(walbrook.catalog_of(connection))
         connection.execute("INSERT INTO parts VALUES ('{\"(x,1)\"}')")
         decoder.decode(read_messages(connection))
         connection.execute("ALTER TYPE part DROP ATTRIBUTE b, ADD ATTRIBUTE c text")

@@ -1,4 +1,4 @@
-"""``cdc.decode`` and ``cdc.Decoder``: messages in, Arrow out, however they are cut."""
+"""``walbrook.decode`` and ``walbrook.Decoder``: messages in, Arrow out, however they are cut."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import cdc
+import walbrook
 from cdc.change import CHANGE_SCHEMA
 from cdc.decoding.catalog import CatalogNote
 from cdc.decoding.relation import Relation
@@ -47,7 +47,7 @@ def _catalog(relation: Relation, _xid: int) -> CatalogNote:
 
 
 def test_messages_become_changes_and_tables() -> None:
-    decoded = cdc.decode(STREAM, catalog=_catalog)
+    decoded = walbrook.decode(STREAM, catalog=_catalog)
     decoded.changes.validate(full=True)
     assert decoded.changes.schema == CHANGE_SCHEMA
     changes = decoded.changes.to_pylist()
@@ -70,7 +70,7 @@ def test_messages_become_changes_and_tables() -> None:
 
 
 def test_without_a_catalog_types_that_are_not_built_in_are_their_text() -> None:
-    with_it, without = cdc.decode(STREAM, catalog=_catalog), cdc.decode(STREAM)
+    with_it, without = walbrook.decode(STREAM, catalog=_catalog), walbrook.decode(STREAM)
     assert loads(with_it.changes.column("record")[0].as_py())["pair"] == {"a": 1, 'b"': "x"}  # type: ignore[index]
     assert loads(without.changes.column("record")[0].as_py())["pair"] == "(1,x)"  # type: ignore[index]
 
@@ -78,19 +78,19 @@ def test_without_a_catalog_types_that_are_not_built_in_are_their_text() -> None:
 @settings(deadline=None, max_examples=15, print_blob=True)
 @given(st.lists(st.integers(0, len(STREAM)), max_size=6).map(sorted))
 def test_a_stream_cut_anywhere_decodes_as_it_does_at_once(cuts: list[int]) -> None:
-    decoder = cdc.Decoder(_catalog)
+    decoder = walbrook.Decoder(_catalog)
     pieces = [
         decoder.decode(STREAM[start:stop])
         for start, stop in zip([0, *cuts], [*cuts, len(STREAM)], strict=True)
     ]
-    whole = cdc.decode(STREAM, catalog=_catalog)
+    whole = walbrook.decode(STREAM, catalog=_catalog)
     together = pa.Table.from_batches([piece.changes for piece in pieces], CHANGE_SCHEMA)
     assert together.equals(pa.Table.from_batches([whole.changes]))
     rows = [row for piece in pieces for row in _typed(piece)]
     assert sorted(rows, key=_cursor) == sorted(_typed(whole), key=_cursor)
 
 
-def _typed(decoded: cdc.Decoded) -> list[dict[str, Any]]:
+def _typed(decoded: walbrook.Decoded) -> list[dict[str, Any]]:
     return [
         {name: plain(table.rows.column(name)[at]) for name in table.rows.schema.names}
         for table in decoded.tables
@@ -104,13 +104,13 @@ def _cursor(row: dict[str, Any]) -> tuple[int, int]:
 
 @pytest.mark.parametrize("messages", [[], [BARE], _transaction(0x100)])
 def test_what_holds_no_change_is_an_empty_batch(messages: list[bytes]) -> None:
-    decoded = cdc.decode(messages)
+    decoded = walbrook.decode(messages)
     assert (decoded.changes.num_rows, decoded.changes.schema) == (0, CHANGE_SCHEMA)
     assert decoded.tables == []
 
 
 def test_the_form_is_the_callers() -> None:
-    decoded = cdc.decode(STREAM, form=cdc.ValueFormat("unix_microsecond", "string"))
+    decoded = walbrook.decode(STREAM, form=walbrook.ValueFormat("unix_microsecond", "string"))
     record = loads(decoded.changes.column("record")[0].as_py())
     assert isinstance(record, dict)
     assert (record["id"], record["at"]) == ("1", 1767225600000000)
@@ -136,23 +136,15 @@ def test_a_fault_in_the_stream_is_an_error_of_ours(
 ) -> None:
     messages = _transaction(0x100, BARE, message)
     with pytest.raises(error):
-        _ = cdc.decode(messages).changes
+        _ = walbrook.decode(messages).changes
 
 
 def test_a_bad_value_is_told_with_its_row() -> None:
     bad = pgoutput.insert(OID, ["x", *ROWS[0][1:]])
-    decoded = cdc.decode(_transaction(0x100, BARE, bad, pgoutput.insert(OID, ROWS[0])))
+    decoded = walbrook.decode(_transaction(0x100, BARE, bad, pgoutput.insert(OID, ROWS[0])))
     first, second = decoded.changes.to_pylist()
     assert (first["record"], second["error"]) == (None, None)
     assert "0/100:0 of table public.things, column 'id'" in first["error"]
-
-
-def test_there_is_nothing_else_to_import() -> None:
-    assert {name: callable(getattr(cdc, name)) for name in cdc.__all__} == dict.fromkeys(
-        cdc.__all__, True
-    )
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = cdc.nothing
 
 
 def test_a_change_outside_of_every_transaction_is_refused() -> None:
@@ -161,14 +153,14 @@ def test_a_change_outside_of_every_transaction_is_refused() -> None:
     whole = [pgoutput.begin(100, 0, 7), relation, row, pgoutput.commit(100, 108, 0)]
     for messages in (whole[1:], [*whole, row]):
         with pytest.raises(ProtocolError, match="outside of every transaction"):
-            cdc.decode(messages)
-    decoder = cdc.Decoder()
+            walbrook.decode(messages)
+    decoder = walbrook.Decoder()
     decoder.decode(whole[:2])
     assert decoder.decode(whole[2:]).changes.num_rows == 1
 
 
 def test_what_is_not_bytes_or_no_format_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="a pgoutput message is bytes, not int"):
-        cdc.decode(b"abc")  # type: ignore[arg-type]
+        walbrook.decode(b"abc")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="there is no format 'nope' of values"):
-        cdc.ValueFormat(timestamps="nope")  # type: ignore[arg-type]
+        walbrook.ValueFormat(timestamps="nope")  # type: ignore[arg-type]

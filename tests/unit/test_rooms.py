@@ -12,6 +12,8 @@ ALLOWED = {
     "cdc": {"cdc", "migrations"},
     "sinks": {"sinks", "cdc"},
     "spark_pipeline": {"spark_pipeline", "sinks", "cdc"},
+    "walbrook": {"walbrook", "cdc", "sinks", "spark_pipeline"},
+    "pyspark_walbrook": {"pyspark_walbrook", "spark_pipeline"},
     "migrations": {"migrations"},
 }
 
