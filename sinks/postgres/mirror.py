@@ -36,9 +36,17 @@ _MOVE = """
 UPDATE {target} t SET {assigned} FROM {stage} s JOIN {stage} o USING ({number})
  WHERE s.{op} = 'k' AND o.{op} = 'o' AND {by_key}
 """
+# A row that the destination has never had, with what is known of it. One that is there is not even
+# tried: the columns that its update left out would be null, which the target may not allow.
+_ADD = """
+INSERT INTO {target} ({columns}) OVERRIDING SYSTEM VALUE
+SELECT {columns} FROM {stage} s
+ WHERE s.{op} = 'k' AND NOT EXISTS (SELECT FROM {target} t WHERE {by_key})
+    ON CONFLICT DO NOTHING
+"""
 _INSERT = """
 INSERT INTO {target} ({columns}) OVERRIDING SYSTEM VALUE
-SELECT {columns} FROM {stage} WHERE {op} = {which}{unless}
+SELECT {columns} FROM {stage} WHERE {op} = 'u'
 """
 # Of equal rows as many as were deleted; nothing else tells them apart.
 _DELETE_COUNTED = """
@@ -225,17 +233,15 @@ def _delete(connection: Connection, work: _Work) -> None:
 def _write(connection: Connection, work: _Work) -> None:
     stage = work.stage
     if work.moves or work.updates:
-        unless = sql.SQL(" ON CONFLICT DO NOTHING")
         if work.moves:
             connection.execute(_BY_HASH)
             _run(connection, _MOVE, stage, of="o")
             connection.execute(_BY_KEY)
         else:
             _run(connection, _UPDATE, stage)
-        # A row that the destination has never had is added with what is known of it.
-        _run(connection, _INSERT, stage, which=sql.Literal("k"), unless=unless)
+        _run(connection, _ADD, stage)
     if work.upserts and work.counted:
-        _run(connection, _INSERT, stage, which=sql.Literal("u"), unless=sql.SQL(""))
+        _run(connection, _INSERT, stage)
     elif work.upserts:
         _run(connection, _UPSERT, stage, action=_on_conflict(stage.layout))
 

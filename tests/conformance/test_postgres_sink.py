@@ -412,6 +412,24 @@ def test_an_existing_table_without_the_key_is_refused(
     assert "no unique index over the key (id)" in delivery.error.what
 
 
+def test_updates_that_leave_out_a_large_value_pass_a_table_that_must_have_it(
+    source: SlotBatches, database: Database, there: Database, opened: Open
+) -> None:
+    made = "CREATE TABLE t (id int PRIMARY KEY, n int, big text NOT NULL CHECK (big <> ''))"
+    there.execute(made)
+    source.run(
+        made,
+        "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
+        "INSERT INTO t SELECT i, 1, repeat('x', 5000) FROM generate_series(1, 3) AS i",
+    )
+    sink = opened()
+    delivered(sink, source.taken())
+    source.run("UPDATE t SET n = 2 WHERE id = 1", "UPDATE t SET id = 4, n = 3 WHERE id = 2")
+    delivered(sink, source.taken())
+    query = "SELECT t::text FROM t ORDER BY id"
+    assert there.execute(query) == database.execute(query)
+
+
 def test_a_child_that_changes_its_parent_and_loses_the_old_one_arrives(
     source: SlotBatches, database: Database, there: Database, opened: Open
 ) -> None:
