@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from cdc.connection import Connection
+from cdc.cursor import Cursor
 from cdc.errors import OperatorError
 from sinks.postgres.columns import is_row_identity
 from sinks.postgres.fold import Counted, Folded, count_rows, fold, is_move, moves_in_parts
@@ -108,6 +109,9 @@ class Mirror:
         self._tables.forget()
         self._stages.forget()
         self._orders.clear()
+
+    def begin_again(self, _connection: Connection, _first: Cursor) -> None:
+        """What comes again is applied by key once more."""
 
     def apply(self, connection: Connection, rows: pa.RecordBatch, position: Position) -> None:
         """Apply changes of tables in their order."""
