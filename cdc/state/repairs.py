@@ -71,15 +71,10 @@ UPDATE walbrook.backfill_chunks k
 """
 # What changes left out below the new slot cannot be searched for any more: the repair reads whole
 # tables where a backfill under way would have to.
-_SEARCHING = """
-SELECT DISTINCT table_schema, table_name FROM walbrook.backfills
- WHERE source = %s AND consumer = %s AND looked_lsn IS NOT NULL
-   AND state IN ('waiting', 'running', 'paused', 'failed')
-"""
 _SEARCH_FROM = """
 UPDATE walbrook.backfills SET looked_lsn = %s::pg_lsn
- WHERE source = %s AND looked_lsn < %s::pg_lsn
-   AND state IN ('waiting', 'running', 'paused', 'failed')
+ WHERE source = %s AND consumer = %s AND table_schema = %s AND table_name = %s
+   AND looked_lsn IS NOT NULL AND state IN ('waiting', 'running', 'paused', 'failed')
 """
 # As after an accepted gap: the log begins anew, and so does what is known of the publication.
 _MOVE_SOURCE = """
@@ -156,10 +151,12 @@ def begin_repair(
             planned = () if why_none else tables[consumer]
             since = horizon_at(connection, source, start)
             reason = _unknown(since.xid if since else None, next_xid)
-            named, under_way = [], _searching(connection, source, consumer)
+            named = []
             for each in planned:
+                searching = (place, source, consumer, each.table.schema, each.table.table)
+                under_way = connection.execute(_SEARCH_FROM, searching).rowcount
                 whole = each.whole_reason or reason
-                if each.table in under_way:
+                if under_way:
                     whole = whole or "a backfill of it was under way"
                 columns = {
                     "source": source, "consumer": consumer, "schema": each.table.schema,
@@ -178,14 +175,8 @@ def begin_repair(
             connection.execute(_ADD_GAP, given)
             connection.execute(_MOVE_CONSUMER, (place, source, consumer))
         connection.execute(_READ_AGAIN, (source,))
-        connection.execute(_SEARCH_FROM, (place, source, place))
         connection.execute(_MOVE_SOURCE, (place, source))
     return repair
-
-
-def _searching(connection: Connection, source: str, consumer: str) -> set[TableName]:
-    rows = connection.execute(_SEARCHING, (source, consumer)).fetchall()
-    return {TableName(str(schema), str(table)) for schema, table in rows}
 
 
 def _unknown(since: int | None, next_xid: int) -> str | None:
