@@ -141,6 +141,23 @@ def test_rows_are_read_in_the_order_of_a_column_from_a_position_on(
     assert chunks > 2
 
 
+def test_rows_are_read_in_the_order_of_a_date_however_the_database_writes_it(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute(
+        f"ALTER DATABASE {database.name} SET datestyle = 'SQL, DMY';"
+        "CREATE TABLE item (id int PRIMARY KEY, version int NOT NULL, made date);"
+        "INSERT INTO item SELECT i, 1, date '2020-01-01' + i FROM generate_series(1, 5000) AS i;"
+        "ANALYZE item"
+    )
+    rig = Rig(database, tmp_path)
+    with rig.running():
+        rig.backfilled("item", sort_column="made", chunk_bytes=8192)
+    made = [each["record"]["made"] for each in rig.messages()]
+    assert made == sorted(made)
+    assert len(made) == 5000
+
+
 def test_an_update_that_leaves_a_large_value_alone_takes_nothing_from_its_row(
     database: Database, tmp_path: Path
 ) -> None:
