@@ -37,6 +37,18 @@ _MOVE = """
 UPDATE {target} t SET {assigned} FROM {stage} s JOIN {stage} o USING ({number})
  WHERE s.{op} = 'k' AND o.{op} = 'o' AND {by_key}
 """
+# After a rewind a row may be there under its later key already, with the values that are not sent:
+# that one stays, and the one under the old key goes.
+_ARRIVE = """
+UPDATE {target} t SET {assigned} FROM {stage} s JOIN {stage} o USING ({number})
+ WHERE s.{op} = 'k' AND o.{op} = 'o' AND {by_new_key}
+   AND EXISTS (SELECT FROM {target} t WHERE {by_key})
+"""
+_LEAVE = """
+DELETE FROM {target} t USING {stage} s JOIN {stage} o USING ({number})
+ WHERE s.{op} = 'k' AND o.{op} = 'o' AND {by_key}
+   AND EXISTS (SELECT FROM {target} t WHERE {by_new_key})
+"""
 # A row that the destination has never had, with what is known of it. One that is there is not even
 # tried: the columns that its update left out would be null, which the target may not allow.
 _ADD = """
@@ -87,6 +99,7 @@ class _Work:
     upserts: bool
     updates: bool = False  # some rows keep columns that the source did not send
     moves: bool = False  # and these stand under another key
+    repeats: bool = False  # after a rewind: the target may have later rows
     counted: bool = False  # rows are known by all their values
 
     @property
@@ -143,7 +156,7 @@ class Mirror:
                 )
             return _counted(connection, stage, count_rows(part.rows))
         if is_move(part.rows):
-            return _moved(connection, stage, part.rows)
+            return _moved(connection, stage, part.rows, repeats=part.first <= position.repeats)
         return _folded(connection, stage, fold(part.rows))
 
     def _referring_first(self, connection: Connection, targets: list[Target]) -> list[Target]:
@@ -197,13 +210,16 @@ def _folded(connection: Connection, stage: Stage, folded: Folded) -> _Work | Non
     return _filled(connection, work, lines)
 
 
-def _moved(connection: Connection, stage: Stage, rows: pa.RecordBatch) -> _Work | None:
+def _moved(
+    connection: Connection, stage: Stage, rows: pa.RecordBatch, *, repeats: bool
+) -> _Work | None:
     numbers = pa.array(np.arange(rows.num_rows))
     lines = [
         stage.lines("o", rows.column("old_row_text"), number=numbers),
         stage.lines("k", rows.column("row_text"), number=numbers, kept=rows.column("unchanged")),
     ]
-    return _filled(connection, _Work(stage, False, False, False, moves=True), lines)
+    work = _Work(stage, False, False, False, moves=True, repeats=repeats)
+    return _filled(connection, work, lines)
 
 
 def _counted(connection: Connection, stage: Stage, counted: Counted) -> _Work | None:
@@ -239,7 +255,9 @@ def _write(connection: Connection, work: _Work) -> None:
     if work.moves or work.updates:
         if work.moves:
             connection.execute(_BY_HASH)
-            _run(connection, _MOVE, stage, of="o")
+            for statement in [_ARRIVE, _LEAVE, _MOVE] if work.repeats else [_MOVE]:
+                by_new_key = _by_key(stage.layout, "s")
+                _run(connection, statement, stage, of="o", by_new_key=by_new_key)
             connection.execute(_BY_KEY)
         else:
             _run(connection, _UPDATE, stage)

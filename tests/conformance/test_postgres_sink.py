@@ -392,6 +392,26 @@ def test_a_mirror_that_is_rewound_over_schema_changes_ends_as_the_source(
     assert there.execute(query) == database.execute(query)
 
 
+def test_rows_that_changed_their_keys_twice_are_whole_after_a_rewind(
+    source: SlotBatches, database: Database, there: Database, opened: Open
+) -> None:
+    """The large value is not sent again, and stands under the last key only."""
+    source.run(
+        "CREATE TABLE t (id int PRIMARY KEY, n int, big text)",
+        "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
+        "INSERT INTO t SELECT i, 1, repeat('x', 5000) FROM generate_series(1, 5) AS i",
+        *(f"UPDATE t SET id = id + 100, n = {n} WHERE id % 100 <= 3" for n in (2, 3, 4)),
+        "DELETE FROM t WHERE id = 302",
+    )
+    batch = source.taken()
+    delivered(opened(epoch="one"), batch)
+    again = opened(epoch="two")
+    for piece in batch.slice(5).slices(2):
+        delivered(again, piece)
+    query = "SELECT t::text FROM t ORDER BY id"
+    assert there.execute(query) == database.execute(query)
+
+
 def test_a_table_belongs_to_one_sink_and_a_sink_has_one_mode(
     source: SlotBatches, there: Database, opened: Open
 ) -> None:
