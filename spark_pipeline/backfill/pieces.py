@@ -19,6 +19,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
 import structlog
 
 from cdc.backfill.log_scan import NewerScan, TooFarError, incomplete_keys
@@ -166,8 +167,8 @@ class Pieces:
             return None
         try:
             return self._piece(current, place, log)
-        except (GapError, TooFarError, FileNotFoundError) as error:
-            # What lies behind its snapshot cannot be looked at any more.
+        except (GapError, TooFarError, OSError, pa.ArrowException) as error:
+            # What lies behind its snapshot cannot be looked at any more, or its file cannot.
             _logger.info("backfill.read_again", consumer=self._consumer, error=error)
             with self._connections.connection() as state:
                 read_again(state, chunk, error=str(error), failed=True)

@@ -162,6 +162,23 @@ def test_a_backfill_goes_on_behind_more_changes_than_one_chunk_may_have_behind_i
     assert len(rig.table()) == 400 + 4999
 
 
+def test_a_chunk_whose_file_is_damaged_is_read_again(database: Database, tmp_path: Path) -> None:
+    database.execute(_ITEMS)
+    rig = Rig(database, tmp_path)
+    with rig.running():
+        backfill = _begun(rig)
+    files = [*(tmp_path / "log" / "backfill" / "files").glob("*.arrow")]
+    assert files
+    for file in files:
+        file.write_bytes(file.read_bytes()[:100])
+    rig.rows("UPDATE walbrook.backfills SET rows_per_second = NULL RETURNING 1")
+    with rig.running():
+        rig.until_state(backfill)
+        database.execute("UPDATE other SET version = 2")
+        rig.until_delivered()
+    assert len(rig.table()) == 401
+
+
 def test_an_operator_pauses_resumes_and_cancels(database: Database, tmp_path: Path) -> None:
     database.execute(_ITEMS)
     rig = Rig(database, tmp_path)
