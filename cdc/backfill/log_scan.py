@@ -1,27 +1,32 @@
 """The changes of one table between two places of the log.
 
-Invariants: a scan is bounded in bytes of the log, and refuses what is longer. What the log does not
-have, or has no longer, is an error, never taken for nothing.
+Invariants: the changes that a scan keeps are bounded: it refuses a longer log, or keeps of each
+change no more than its key. What the log does not have, or has no longer, is an error, never taken
+for nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
+import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc.backfill.overtaken import NewerChanges, row_keys
 from cdc.backfill.snapshot import Snapshot
 from cdc.cursor import Cursor
 from cdc.decoding.raw import RAW_SCHEMA
-from cdc.decoding.rows import RowKeys
-from cdc.errors import TransientError
+from cdc.errors import GapError, OperatorError, TransientError
 from cdc.log.view import LogReader
 
 SCAN_BYTES_MAX = 1 << 30
 _KINDS = np.frombuffer(b"IUDT", np.uint8)
-_UPDATE = ord("U")
+_UPDATES = np.frombuffer(b"U", np.uint8)
+_AT_ONCE_BYTES = 64 << 20  # of updates, whose keys are read together
 
 
 class TooFarError(TransientError):
@@ -35,16 +40,7 @@ def changes_between(
 
     The log must reach beyond ``until``.
     """
-    earliest, _ = log.floors()
-    if since < earliest:
-        raise TooFarError(
-            f"the log begins at {earliest}, behind the snapshot of a chunk",
-            fix="the chunk is read again",
-            kind="look_back",
-        )
-    first, last = log.seek(since), min(log.seek(until) + 1, log.next_batch())
-    if first >= last:
-        return NewerChanges.none(RAW_SCHEMA)
+    first, last = _batches(log, since, until)
     size = int(log.entries(first, last)["bytes"].sum())
     if size > bytes_max:
         raise TooFarError(
@@ -54,20 +50,41 @@ def changes_between(
         )
     found: list[pa.RecordBatch] = []
     schemas: dict[int, bytes] = {}
-    for frame in log.frames(first, last):
+    for raw, described in _of_table(log, oid, since, until, _KINDS):
+        found.append(raw)
+        schemas |= described
+    if not found:
+        return NewerChanges.none(RAW_SCHEMA)
+    return NewerChanges(pa.concat_batches(found), schemas)
+
+
+def _batches(log: LogReader, since: Cursor, until: Cursor) -> tuple[int, int]:
+    """The batches ``[first, last)`` that may hold changes between two places."""
+    earliest, _ = log.floors()
+    if since < earliest:
+        raise TooFarError(
+            f"the log begins at {earliest}, behind the place {since} that it is searched from",
+            fix="the chunk is read again",
+            kind="look_back",
+        )
+    first, last = log.seek(since), min(log.seek(until) + 1, log.next_batch())
+    return first, max(first, last)
+
+
+def _of_table(
+    log: LogReader, oid: int, since: Cursor, until: Cursor, kinds: npt.NDArray[np.uint8]
+) -> Iterator[tuple[pa.RecordBatch, Mapping[int, bytes]]]:
+    """The changes of some kinds, frame by frame, with the schemas of the frame."""
+    for frame in log.frames(*_batches(log, since, until)):
         raw = frame.raw
-        mine = np.isin(raw.column("kind").to_numpy(), _KINDS)
+        mine = np.isin(raw.column("kind").to_numpy(), kinds)
         mine &= raw.column("relation").to_numpy() == oid
         if not mine.any():
             continue
         lsn, idx = (raw.column(name).to_numpy() for name in ("commit_lsn", "commit_idx"))
         mine &= ~_below(lsn, idx, since) & _below(lsn, idx, until)
         if mine.any():
-            found.append(raw.filter(pa.array(mine)).replace_schema_metadata(None))
-            schemas |= frame.schemas
-    if not found:
-        return NewerChanges.none(RAW_SCHEMA)
-    return NewerChanges(pa.concat_batches(found), schemas)
+            yield raw.filter(pa.array(mine)).replace_schema_metadata(None), frame.schemas
 
 
 def _below(
@@ -105,10 +122,39 @@ class NewerScan:
         return self.changes
 
 
-def lacking_values(log: LogReader, oid: int, since: Cursor, until: Cursor) -> RowKeys | None:
-    """The keys of updates that may have left out values; None without any update."""
-    found = changes_between(log, oid, since, until)
-    updates = found.raw.column("kind").to_numpy() == _UPDATE
-    if not updates.any():
-        return None
-    return row_keys(found.raw.filter(pa.array(updates)), found.schemas)
+def incomplete_keys(log: LogReader, oid: int, since: Cursor, until: Cursor) -> list[list[str]]:
+    """The keys of rows of which an update between two places left out values, however far apart.
+
+    The log must reach beyond ``until``. Raises OperatorError if it has not all of it any more: what
+    changes left out there is known to nobody.
+    """
+    try:
+        return [orjson.loads(key) for key in sorted(_all_incomplete(log, oid, since, until))]
+    except (GapError, TooFarError) as error:
+        raise OperatorError(
+            f"the log was to be searched for changes that left out values: {error.what}",
+            fix="cancel this backfill and start it again; let the log keep more (log.retain_s)",
+            kind="log_gap",
+        ) from error
+
+
+def _all_incomplete(log: LogReader, oid: int, since: Cursor, until: Cursor) -> set[str]:
+    found: set[str] = set()
+    waiting: list[pa.RecordBatch] = []
+    schemas: dict[int, bytes] = {}
+    size = 0
+    for raw, described in _of_table(log, oid, since, until, _UPDATES):
+        waiting.append(raw)
+        schemas |= described
+        size += raw.nbytes
+        if size >= _AT_ONCE_BYTES:
+            found |= _incomplete(waiting, schemas)
+            waiting, schemas, size = [], {}, 0
+    return found | _incomplete(waiting, schemas)
+
+
+def _incomplete(updates: Sequence[pa.RecordBatch], schemas: Mapping[int, bytes]) -> set[str]:
+    if not updates:
+        return set()
+    keys = row_keys(pa.concat_batches(updates), schemas)
+    return set(pc.unique(keys.record_pks.filter(keys.unchanged.is_valid())).to_pylist())

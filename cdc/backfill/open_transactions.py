@@ -46,6 +46,11 @@ class OpenTransactions:
         """Those that were open before the first listing."""
         return sorted(xid for xid, since in self.since.items() if not since)
 
+    @property
+    def earliest(self) -> int:
+        """The LSN below which no snapshot that is taken from now on misses a commit."""
+        return min(self.since.values(), default=self.lsn)
+
     def look_from(self, snapshot: Snapshot) -> int:
         """The LSN from which on the log may have commits that a snapshot taken since misses."""
         xids = np.array(sorted(self.since), np.int64)

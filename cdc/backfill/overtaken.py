@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -206,9 +205,3 @@ def _end_of_cell(payload: bytes, at: int) -> int:
         return at + 1
     (size,) = struct.unpack_from(">I", payload, at + 1)
     return at + 5 + int(size)
-
-
-def incomplete_keys(changed: RowKeys) -> list[list[str]]:
-    """The keys of rows of which a change did not send all values."""
-    lacking = pc.unique(changed.record_pks.filter(changed.unchanged.is_valid()))
-    return [orjson.loads(key) for key in lacking.to_pylist()]

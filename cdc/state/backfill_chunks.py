@@ -17,7 +17,7 @@ from cdc.backfill.ranges import BlockRange, GoneRows, Range, ValueRange
 from cdc.backfill.snapshot import Snapshot
 from cdc.config.table import TableName
 from cdc.connection import Connection
-from cdc.cursor import Cursor, format_lsn, parse_lsn
+from cdc.cursor import Cursor, format_lsn, idle_place, parse_lsn
 from cdc.state.backfills import Backfill, as_int, as_text, open_backfills, require_latest
 
 ATTEMPTS_MAX = 10
@@ -72,6 +72,13 @@ SELECT k.backfill, k.number FROM walbrook.backfill_chunks k
    AND k.place_lsn IS NOT NULL
 """
 _LOOKED = "UPDATE walbrook.backfills SET looked_lsn = %s::pg_lsn WHERE id = %s"
+# Rows that are read by their keys are found wherever they lie.
+_SEARCHED = """
+SELECT b.looked_lsn::text,
+       (SELECT max(k.read_lsn)::text FROM walbrook.backfill_chunks k
+         WHERE k.backfill = b.id AND k.kind <> 'keys')
+  FROM walbrook.backfills b WHERE b.id = %s
+"""
 _ADD_KEYS = """
 INSERT INTO walbrook.backfill_keys (backfill, key)
 SELECT %s, k::jsonb FROM unnest(%s::text[]) AS k ON CONFLICT DO NOTHING
@@ -287,13 +294,49 @@ def place_piece(
         )
         if not placed.rowcount:
             return None
-        if looked_lsn is not None:
-            connection.execute(_LOOKED, (format_lsn(looked_lsn), chunk.backfill))
-        if not incomplete:
+        if looked_lsn is None:
             return 0
-        keys = [orjson.dumps(key).decode() for key in incomplete]
-        connection.execute(_ADD_KEYS, (chunk.backfill, keys))
-        row = connection.execute(_COUNT_KEYS, (chunk.backfill,)).fetchone()
+        return _searched(connection, chunk.backfill, looked_lsn, incomplete)
+
+
+def searched_to(connection: Connection, backfill: int) -> int | None:
+    """Up to where the log was searched for changes that left out values; None: nowhere yet."""
+    row = connection.execute(_SEARCHED, (backfill,)).fetchone()
+    return None if row is None or row[0] is None else parse_lsn(str(row[0]))
+
+
+def search_left(connection: Connection, backfill: int) -> tuple[int, int] | None:
+    """From where to where the log is still to be searched when all chunks are done, if anywhere."""
+    row = connection.execute(_SEARCHED, (backfill,)).fetchone()
+    if row is None or row[0] is None or row[1] is None:
+        return None
+    looked, read = (parse_lsn(str(lsn)) for lsn in row)
+    return (looked, read) if looked < idle_place(read).lsn else None
+
+
+def record_search(
+    connection: Connection,
+    source: str,
+    term: int,
+    backfill: int,
+    looked_lsn: int,
+    incomplete: Sequence[Sequence[str]],
+) -> int:
+    """Record what was found in the log up to ``looked_lsn``; returns how many keys there are."""
+    with connection.transaction():
+        require_latest(connection, source, term)
+        return _searched(connection, backfill, looked_lsn, incomplete)
+
+
+def _searched(
+    connection: Connection, backfill: int, looked_lsn: int, incomplete: Sequence[Sequence[str]]
+) -> int:
+    connection.execute(_LOOKED, (format_lsn(looked_lsn), backfill))
+    if not incomplete:
+        return 0
+    keys = [orjson.dumps(key).decode() for key in incomplete]
+    connection.execute(_ADD_KEYS, (backfill, keys))
+    row = connection.execute(_COUNT_KEYS, (backfill,)).fetchone()
     return 0 if row is None else int(str(row[0]))
 
 

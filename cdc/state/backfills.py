@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from cdc.config.table import TableName
 from cdc.connection import Connection
-from cdc.cursor import parse_lsn
+from cdc.cursor import format_lsn, parse_lsn
 from cdc.state.fence import FENCE, fenced
 from cdc.state.health import Condition, report_conditions
 
@@ -68,6 +68,9 @@ UPDATE walbrook.backfills
                           ELSE clock_timestamp() END
  WHERE id = %(id)s AND (reason, waits_for) IS DISTINCT FROM (%(reason)s, %(kind)s)
    AND state IN ('waiting', 'running')
+"""
+_BEGIN_SEARCH = """
+UPDATE walbrook.backfills SET looked_lsn = %s::pg_lsn WHERE id = %s AND looked_lsn IS NULL
 """
 _WAITED_S = """
 SELECT coalesce(extract(epoch FROM clock_timestamp() - waits_since), 0)::float8
@@ -157,6 +160,16 @@ def open_backfills(
         )
         for row in rows
     ]
+
+
+def begin_search(connection: Connection, source: str, term: int, backfill: int, lsn: int) -> None:
+    """The log is to be searched for changes that leave out values from ``lsn`` on.
+
+    Said before a chunk is read; what was said before the first one counts.
+    """
+    with connection.transaction():
+        require_latest(connection, source, term)
+        connection.execute(_BEGIN_SEARCH, (format_lsn(lsn), backfill))
 
 
 def finish(connection: Connection, backfill: int) -> None:

@@ -69,6 +69,13 @@ UPDATE walbrook.backfill_chunks k
   FROM walbrook.backfills b
  WHERE b.id = k.backfill AND b.source = %s AND k.state IN ('read', 'delivering')
 """
+# What changes left out below the new slot cannot be searched for any more: the repair reads whole
+# tables where a backfill under way would have to.
+_SEARCH_FROM = """
+UPDATE walbrook.backfills SET looked_lsn = %s::pg_lsn
+ WHERE source = %s AND consumer = %s AND table_schema = %s AND table_name = %s
+   AND looked_lsn IS NOT NULL AND state IN ('waiting', 'running', 'paused', 'failed')
+"""
 # As after an accepted gap: the log begins anew, and so does what is known of the publication.
 _MOVE_SOURCE = """
 UPDATE walbrook.sources
@@ -146,7 +153,11 @@ def begin_repair(
             reason = _unknown(since.xid if since else None, next_xid)
             named = []
             for each in planned:
+                searching = (place, source, consumer, each.table.schema, each.table.table)
+                under_way = connection.execute(_SEARCH_FROM, searching).rowcount
                 whole = each.whole_reason or reason
+                if under_way:
+                    whole = whole or "a backfill of it was under way"
                 columns = {
                     "source": source, "consumer": consumer, "schema": each.table.schema,
                     "table": each.table.table, "repair": repair, "whole": whole,

@@ -145,11 +145,16 @@ class ExactlyOnceKafkaSink:
         )
         try:
             connection.producer.init_transactions(self._timeout_s)
+            cursor = read_cursor(
+                self._common, self._cursor_topic, self._form.consumer, self._timeout_s
+            )
         except KafkaException as error:
             reason = connection.error(from_exception(error))
             connection.close()
             raise reason from error
-        cursor = read_cursor(self._common, self._cursor_topic, self._form.consumer, self._timeout_s)
+        except BaseException:
+            connection.close()
+            raise
         self._opened = connection, cursor
         return self._opened
 

@@ -105,13 +105,16 @@ class Events:
         """After a rollback nothing of what was made is there."""
         self._partitions = None
 
+    def begin_again(self, connection: Connection, first: Cursor) -> None:
+        """Take out what comes again, if it is to be replaced."""
+        if self._replaces:
+            self._make_partitions(connection, set())
+            statement = sql.SQL(_CUT).format(self._target.identifier)
+            connection.execute(statement, (format_lsn(first.lsn), first.idx))
+
     def apply(self, connection: Connection, rows: pa.RecordBatch, position: Position) -> None:
         """Add changes, of tables or not."""
         self._make_partitions(connection, _days(rows))
-        if position.rewound and self._replaces:
-            first = Cursor(*(rows.column(n)[0].as_py() for n in ("commit_lsn", "commit_idx")))
-            statement = sql.SQL(_CUT).format(self._target.identifier)
-            connection.execute(statement, (format_lsn(first.lsn), first.idx))
         statement = sql.SQL("COPY {} ({}) FROM STDIN").format(
             self._target.identifier, sql.SQL(", ").join(map(sql.Identifier, _COLUMNS))
         )

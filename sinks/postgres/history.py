@@ -52,11 +52,19 @@ class History:
         """After a rollback nothing of what was made is there."""
         self._tables.forget()
 
+    def begin_again(self, connection: Connection, first: Cursor) -> None:
+        """Take out what comes again, if it is to be replaced."""
+        if not self._replaces:
+            return
+        targets = connection.execute(
+            self._positions.statement(_TARGETS), (self._owner.source, self._owner.consumer)
+        ).fetchall()
+        for schema, name in targets:
+            statement = sql.SQL(_CUT).format(sql.Identifier(str(schema), str(name)))
+            connection.execute(statement, (format_lsn(first.lsn), first.idx))
+
     def apply(self, connection: Connection, rows: pa.RecordBatch, position: Position) -> None:
         """Add changes of tables."""
-        if position.rewound and self._replaces:
-            first = Cursor(*(rows.column(n)[0].as_py() for n in ("commit_lsn", "commit_idx")))
-            self._cut(connection, first)
         for parts in stretches(rows, self._names):
             for part in parts:
                 self._add(connection, part, position.generation)
@@ -74,15 +82,6 @@ class History:
         )
         lines = (_lines(piece, layout, generation) for piece in pieces(rows))
         copy_lines(connection, statement, lines)
-
-    def _cut(self, connection: Connection, first: Cursor) -> None:
-        """Take out what comes again."""
-        targets = connection.execute(
-            self._positions.statement(_TARGETS), (self._owner.source, self._owner.consumer)
-        ).fetchall()
-        for schema, name in targets:
-            statement = sql.SQL(_CUT).format(sql.Identifier(str(schema), str(name)))
-            connection.execute(statement, (format_lsn(first.lsn), first.idx))
 
 
 def _lines(rows: pa.RecordBatch, layout: Layout, generation: int) -> pa.StringArray:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from cdc.connection import Connection
+from cdc.cursor import Cursor
 from cdc.errors import OperatorError
 from sinks.postgres.columns import is_row_identity
 from sinks.postgres.fold import Counted, Folded, count_rows, fold, is_move, moves_in_parts
@@ -36,9 +37,29 @@ _MOVE = """
 UPDATE {target} t SET {assigned} FROM {stage} s JOIN {stage} o USING ({number})
  WHERE s.{op} = 'k' AND o.{op} = 'o' AND {by_key}
 """
+# After a rewind a row may be there under its later key already, with the values that are not sent:
+# that one stays, and the one under the old key goes.
+_ARRIVE = """
+UPDATE {target} t SET {assigned} FROM {stage} s JOIN {stage} o USING ({number})
+ WHERE s.{op} = 'k' AND o.{op} = 'o' AND {by_new_key}
+   AND EXISTS (SELECT FROM {target} t WHERE {by_key})
+"""
+_LEAVE = """
+DELETE FROM {target} t USING {stage} s JOIN {stage} o USING ({number})
+ WHERE s.{op} = 'k' AND o.{op} = 'o' AND {by_key}
+   AND EXISTS (SELECT FROM {target} t WHERE {by_new_key})
+"""
+# A row that the destination has never had, with what is known of it. One that is there is not even
+# tried: the columns that its update left out would be null, which the target may not allow.
+_ADD = """
+INSERT INTO {target} ({columns}) OVERRIDING SYSTEM VALUE
+SELECT {columns} FROM {stage} s
+ WHERE s.{op} = 'k' AND NOT EXISTS (SELECT FROM {target} t WHERE {by_key})
+    ON CONFLICT DO NOTHING
+"""
 _INSERT = """
 INSERT INTO {target} ({columns}) OVERRIDING SYSTEM VALUE
-SELECT {columns} FROM {stage} WHERE {op} = {which}{unless}
+SELECT {columns} FROM {stage} WHERE {op} = 'u'
 """
 # Of equal rows as many as were deleted; nothing else tells them apart.
 _DELETE_COUNTED = """
@@ -78,6 +99,7 @@ class _Work:
     upserts: bool
     updates: bool = False  # some rows keep columns that the source did not send
     moves: bool = False  # and these stand under another key
+    repeats: bool = False  # after a rewind: the target may have later rows
     counted: bool = False  # rows are known by all their values
 
     @property
@@ -100,6 +122,9 @@ class Mirror:
         self._tables.forget()
         self._stages.forget()
         self._orders.clear()
+
+    def begin_again(self, _connection: Connection, _first: Cursor) -> None:
+        """What comes again is applied by key once more."""
 
     def apply(self, connection: Connection, rows: pa.RecordBatch, position: Position) -> None:
         """Apply changes of tables in their order."""
@@ -131,7 +156,7 @@ class Mirror:
                 )
             return _counted(connection, stage, count_rows(part.rows))
         if is_move(part.rows):
-            return _moved(connection, stage, part.rows)
+            return _moved(connection, stage, part.rows, repeats=part.first <= position.repeats)
         return _folded(connection, stage, fold(part.rows))
 
     def _referring_first(self, connection: Connection, targets: list[Target]) -> list[Target]:
@@ -185,13 +210,16 @@ def _folded(connection: Connection, stage: Stage, folded: Folded) -> _Work | Non
     return _filled(connection, work, lines)
 
 
-def _moved(connection: Connection, stage: Stage, rows: pa.RecordBatch) -> _Work | None:
+def _moved(
+    connection: Connection, stage: Stage, rows: pa.RecordBatch, *, repeats: bool
+) -> _Work | None:
     numbers = pa.array(np.arange(rows.num_rows))
     lines = [
         stage.lines("o", rows.column("old_row_text"), number=numbers),
         stage.lines("k", rows.column("row_text"), number=numbers, kept=rows.column("unchanged")),
     ]
-    return _filled(connection, _Work(stage, False, False, False, moves=True), lines)
+    work = _Work(stage, False, False, False, moves=True, repeats=repeats)
+    return _filled(connection, work, lines)
 
 
 def _counted(connection: Connection, stage: Stage, counted: Counted) -> _Work | None:
@@ -225,17 +253,17 @@ def _delete(connection: Connection, work: _Work) -> None:
 def _write(connection: Connection, work: _Work) -> None:
     stage = work.stage
     if work.moves or work.updates:
-        unless = sql.SQL(" ON CONFLICT DO NOTHING")
         if work.moves:
             connection.execute(_BY_HASH)
-            _run(connection, _MOVE, stage, of="o")
+            for statement in [_ARRIVE, _LEAVE, _MOVE] if work.repeats else [_MOVE]:
+                by_new_key = _by_key(stage.layout, "s")
+                _run(connection, statement, stage, of="o", by_new_key=by_new_key)
             connection.execute(_BY_KEY)
         else:
             _run(connection, _UPDATE, stage)
-        # A row that the destination has never had is added with what is known of it.
-        _run(connection, _INSERT, stage, which=sql.Literal("k"), unless=unless)
+        _run(connection, _ADD, stage)
     if work.upserts and work.counted:
-        _run(connection, _INSERT, stage, which=sql.Literal("u"), unless=sql.SQL(""))
+        _run(connection, _INSERT, stage)
     elif work.upserts:
         _run(connection, _UPSERT, stage, action=_on_conflict(stage.layout))
 

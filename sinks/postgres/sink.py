@@ -56,6 +56,7 @@ SELECT current_database(), has_database_privilege(current_database(), 'CREATE')
 class _Applies(Protocol):
     """What a mode does with rows."""
 
+    def begin_again(self, connection: Connection, first: Cursor) -> None: ...
     def apply(self, connection: Connection, rows: pa.RecordBatch, position: Position) -> None: ...
     def forget(self) -> None: ...
 
@@ -220,6 +221,8 @@ class PostgresSink:
             known = prefix_at_or_below(batch.rows, position.absorbs)
             rest = batch.slice(known)
             if len(rest):
+                if position.rewound:
+                    self._applies.begin_again(connection, rest.cursor(0))
                 self._apply_rows(connection, rest.rows, position)
                 reached("applied")
                 self._positions.move(connection, rest.cursor(-1))

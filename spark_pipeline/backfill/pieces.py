@@ -19,15 +19,16 @@ import time
 from collections import deque
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
 import structlog
 
-from cdc.backfill.log_scan import NewerScan, TooFarError, lacking_values
-from cdc.backfill.overtaken import incomplete_keys, remaining
+from cdc.backfill.log_scan import NewerScan, TooFarError, incomplete_keys
+from cdc.backfill.overtaken import remaining
 from cdc.connection import Connection
 from cdc.connection_pool import ConnectionPool
 from cdc.cursor import ORIGIN, Cursor, free_place, idle_place
 from cdc.decoding.format import Wanted
-from cdc.errors import GapError
+from cdc.errors import GapError, OperatorError
 from cdc.log.view import LogReader
 from cdc.state.backfill_chunks import (
     ATTEMPTS_MAX,
@@ -38,6 +39,7 @@ from cdc.state.backfill_chunks import (
     place_piece,
     placed_chunk,
     read_again,
+    searched_to,
 )
 from cdc.state.backfills import Backfill, fail
 from spark_pipeline.backfill.piece import ChunkFile, Piece
@@ -86,7 +88,6 @@ class Pieces:
         self._floor = ORIGIN  # nothing new stands below
         self._rows = _ROWS_FIRST
         self._not_before = 0.0  # monotonic: what a limit on rows per second allows
-        self._looked: dict[int, Cursor] = {}  # by backfill
         self.changed = threading.Event()
         """Set when a chunk is done, or has to be read again."""
 
@@ -166,14 +167,19 @@ class Pieces:
             return None
         try:
             return self._piece(current, place, log)
-        except (GapError, TooFarError, FileNotFoundError) as error:
-            # What lies behind its snapshot cannot be looked at any more.
+        except (GapError, TooFarError, OSError, pa.ArrowException) as error:
+            # What lies behind its snapshot cannot be looked at any more, or its file cannot.
             _logger.info("backfill.read_again", consumer=self._consumer, error=error)
             with self._connections.connection() as state:
                 read_again(state, chunk, error=str(error), failed=True)
                 if chunk.attempts + 1 >= ATTEMPTS_MAX:
                     fail(state, chunk.backfill, _read_too_often(error))
             self._drop(current)
+            return None
+        except OperatorError as error:
+            with self._connections.connection() as state:
+                fail(state, chunk.backfill, str(error))
+            self._put_down()
             return None
 
     def settled(self, piece: Piece, took_s: float, *, live: bool) -> None:
@@ -240,14 +246,12 @@ class Pieces:
     ) -> bool:
         """Record a piece's place; returns whether its backfill is still under way."""
         chunk, looked, incomplete = current.chunk, None, []
-        if current.may_omit and chunk.range is not None:
-            known = self._looked.get(chunk.backfill, Cursor(chunk.look_lsn, 0))
-            if current.backfill.looked_lsn is not None:
-                known = max(known, Cursor(current.backfill.looked_lsn, 0))
-            keys = lacking_values(log, oid, known, place) if place > known else None
-            incomplete = [] if keys is None else incomplete_keys(keys)
-            looked = place.lsn
         with self._connections.connection() as state:
+            if current.may_omit and chunk.range is not None:
+                begun = searched_to(state, chunk.backfill) or chunk.look_lsn
+                if place > (known := Cursor(begun, 0)):
+                    incomplete = incomplete_keys(log, oid, known, place)
+                looked = place.lsn
             found = place_piece(
                 state, self._source, self._term, chunk, place, count,
                 looked_lsn=looked, incomplete=incomplete,
@@ -255,13 +259,11 @@ class Pieces:
             if found is None:
                 return False
             if found > KEYS_MAX:
-                fail(state, chunk.backfill, _TOO_MANY_KEYS)
-        if looked is not None:
-            self._looked[chunk.backfill] = place
+                fail(state, chunk.backfill, TOO_MANY_KEYS)
         return True
 
 
-_TOO_MANY_KEYS = (
+TOO_MANY_KEYS = (
     f"more than {KEYS_MAX} rows were updated without their large values while the table was read. "
     "To fix it: give the table REPLICA IDENTITY FULL, or backfill it while fewer rows change; then "
     "cancel this backfill and start it again"

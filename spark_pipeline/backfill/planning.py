@@ -12,10 +12,15 @@ from cdc.backfill.ranges import CHUNKS_MAX, RowRange, ValueRange, block_ranges
 from cdc.backfill.table import Leaf, PublishedTable
 from cdc.config.table import TableName
 from cdc.errors import OperatorError
+from cdc.replication.stream import PINNED
 from cdc.state.backfills import Backfill
 
 Planned = tuple[TableName, int, int, RowRange]
 """Leaf, its oid, its file, and which rows."""
+
+# Boundaries are texts, which chunks read: so they are written as chunks have them.
+_WRITTEN: Final = {name: value for name, value in PINNED.items() if name != "search_path"}
+_PIN: Final = "SELECT " + ", ".join(f"set_config('{name}', %s, true)" for name in _WRITTEN)
 
 _ROW_BYTES: Final = 100  # of a table that was never analyzed
 _ROWS_MIN: Final = 1_000
@@ -76,7 +81,9 @@ def _value_ranges(
     after: str | None = None
     for _ in range(CHUNKS_MAX):
         query = next_boundary(leaf.name, column, after, rows, backfill.start_position)
-        found = connection.execute(query).fetchone()
+        with connection.transaction():
+            connection.execute(_PIN, [*_WRITTEN.values()])
+            found = connection.execute(query).fetchone()
         if found is None or found[0] == after:
             break
         yield ValueRange(after, found[0])

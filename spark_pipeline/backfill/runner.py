@@ -51,6 +51,7 @@ from cdc.verify.gone_rows import GoneTask, read_gone
 from spark_pipeline.backfill.held_rows import rows_held_by
 from spark_pipeline.backfill.pieces import Pieces, ReadyChunk
 from spark_pipeline.backfill.planning import block_bytes, column_of, plan_leaf
+from spark_pipeline.backfill.search import is_searched
 from spark_pipeline.delivery.isolate import told
 from spark_pipeline.feed.plan import job_group
 from spark_pipeline.workers.context import WorkerContext
@@ -231,6 +232,9 @@ class BackfillRunner:
             return False
         rows.waits_no_more(state, backfill.id)
         table = describe_table(connection, self._settings.publication, backfill.table)
+        if table.may_omit and backfill.looked_lsn is None:
+            at = self._open.earliest
+            rows.begin_search(state, self._source, self._term, backfill.id, at)
         if isinstance(chunk.range, GoneRows):
             path = self._path(chunk)
             self._begun(_Reading(
@@ -401,6 +405,8 @@ class BackfillRunner:
 
     def _finish(self, state: Connection, backfill: Backfill) -> None:
         """No chunk is left: rows whose values were left out are read by key, then it ends."""
+        if not is_searched(state, self._connected, self._settings, backfill):
+            return
         chunks, keys = backfill_chunks.what_is_left(state, backfill.id)
         if chunks:
             return

@@ -6,6 +6,8 @@ nothing will come, and why.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import orjson
 import pyarrow as pa
 import structlog
@@ -19,6 +21,7 @@ from cdc.queue.events import enqueue
 from cdc.queue.retry import kind_of
 from cdc.queue.waiting import GROUP, WHOLE_TABLE
 from cdc.state.gaps import Gap, gap_told, skip_evicted, untold_gaps
+from cdc.state.roll import call_roll
 from spark_pipeline.delivery.deliver import Share, send
 from spark_pipeline.delivery.sender import refused
 
@@ -35,10 +38,13 @@ def pass_gaps(
     """
     failed: dict[str, WalbrookError] = {}
     skip_evicted(state, source=source, term=term, evicted=evicted)
+    # Asked before the gaps: who is moved since then is not told of one that may be none any more.
+    standing = call_roll(state, source).served
     for gap in untold_gaps(state, source):
         share = shares.get(gap.consumer)
-        if share is None or gap.consumer in failed:
+        if share is None or gap.consumer in failed or gap.consumer not in standing:
             continue
+        share = replace(share, standing=standing[gap.consumer])
         _logger.warning(
             "worker.gap",
             consumer=gap.consumer,

@@ -6,6 +6,7 @@ functions, the source's ``read`` and ``deliver``; order, matching and settling a
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import groupby
@@ -98,8 +99,15 @@ class SparkPlan:
     in_driver = False
 
     def __init__(
-        self, context: SparkContext, pool: str, decode: Callable[[], list[SliceMarker]]
+        self,
+        context: SparkContext,
+        pool: str,
+        decode: Callable[[], list[SliceMarker]],
+        folder: Path | None = None,
     ) -> None:
+        """``folder`` is the plan's own, if it has one: all that its tasks leave there goes with it,
+        also what those of a job that failed have left."""
+        self._folder = folder
         self._files: set[str] = set()
         self.decoded_bytes = 0  # until it is decoded
         self._decode = decode
@@ -120,8 +128,9 @@ class SparkPlan:
         reader: RangeReader,
         planned: PlannedRange,
         history: int,
+        folder: Path,
     ) -> SparkPlan:
-        """Decode a range outside any query; Spark has nothing to plan then."""
+        """Decode a range outside any query, into a folder; Spark has nothing to plan then."""
 
         def decode() -> list[SliceMarker]:
             start, end = (Offset(batch, history) for batch in (planned.start, planned.end))
@@ -131,7 +140,7 @@ class SparkPlan:
             found = tasks.flatMap(reader.read).collect()
             return [marker for batch in found for marker in markers_from_arrow(batch)]
 
-        return cls(context, pool, decode)
+        return cls(context, pool, decode, folder)
 
     def decode(self) -> list[SliceMarker]:
         markers = self._decode()
@@ -153,6 +162,8 @@ class SparkPlan:
     def close(self) -> None:
         for path in self._files:
             Path(path).unlink(missing_ok=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class DriverPlan:

@@ -5,6 +5,7 @@ A planner is for one thread: it keeps its view of the log open between ranges.
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -80,15 +81,17 @@ class Planner:
         settings, context = self._settings, self._spark.sparkContext
         context.setJobGroup(self._job_group, f"batches {planned.start} to {planned.end}")
         context.setLocalProperty("spark.scheduler.pool", self._pool)
+        folder = self._scratch / uuid.uuid4().hex
         options = {
             "path": str(settings.log_directory),
-            "exchange": str(self._scratch),
+            "exchange": str(folder),
             "partitions": str(context.defaultParallelism),
             "wanted": settings.wanted.to_text(),
         }
         if settings.cluster_options is None:
+            folder.mkdir(mode=0o700)
             reader = RangeReader(Options.read(options))
-            return SparkPlan.of_range(context, self._pool, reader, planned, self._history)
+            return SparkPlan.of_range(context, self._pool, reader, planned, self._history, folder)
         place = {
             "startingBatch": str(planned.start),
             "endingBatch": str(planned.end),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import os
 import random
 import re
 import threading
@@ -322,6 +324,25 @@ def test_a_cursor_topic_says_how_far_it_had_come_and_whose_it_is(once: KafkaHarn
     assert delivery.settled == 0
     assert isinstance(delivery.error, OperatorError)
     assert "of the consumer orders, not of renamed" in delivery.error.what
+
+
+def test_a_cursor_that_cannot_be_used_leaves_no_producer_at_each_try(once: KafkaHarness) -> None:
+    _deliver(once.open(), batch(0, 10))
+    stranger = once.open_with(consumer="renamed")
+
+    def threads() -> int:
+        """Those of the client library are not Python's."""
+        stranger.deliver(batch(25, 30))
+        return len(os.listdir("/proc/self/task"))
+
+    gc.collect()
+    gc.disable()  # it would remove them, some time
+    try:
+        counts = [threads() for _ in range(4)]
+    finally:
+        gc.enable()
+        stranger.close()
+    assert counts[-1] - counts[0] < 5, "a producer has so many threads"
 
 
 def test_a_cursor_is_found_behind_many_aborted_transactions(once: KafkaHarness) -> None:

@@ -361,6 +361,24 @@ def test_rows_that_come_again_after_a_rewind_are_told_apart_or_replaced(
     assert found == rows
 
 
+@pytest.mark.parametrize(("mode", "given"), [("append", "true"), ("events", "action <> 'gap'")])
+def test_a_gap_that_comes_first_after_a_rewind_leaves_no_row_twice(
+    mode: str, given: str, source: SlotBatches, there: Database, opened: Open
+) -> None:
+    """As when the log gave up what the consumer was rewound to: the gap comes alone."""
+    source.run(
+        "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT * FROM generate_series(1, 5)"
+    )
+    batch = source.taken()
+    delivered(opened(mode, epoch="one", on_rewind="replace"), batch)
+    new = opened(mode, epoch="two", on_rewind="replace")
+    delivered(new, _as_gap(batch.slice(2, 1)))
+    delivered(new, batch.slice(3))
+    table, number = ("t", "id") if mode == "append" else ("walbrook_events", "(record->>'id')::int")
+    found = there.execute(f"SELECT {number} FROM {table} WHERE {given} ORDER BY 1")
+    assert found == [(1,), (2,), (4,), (5,)]
+
+
 def test_a_mirror_that_is_rewound_over_schema_changes_ends_as_the_source(
     source: SlotBatches, database: Database, there: Database, opened: Open
 ) -> None:
@@ -369,6 +387,26 @@ def test_a_mirror_that_is_rewound_over_schema_changes_ends_as_the_source(
     delivered(opened(epoch="one"), batch)
     again = opened(epoch="two")
     for piece in batch.slices(2):
+        delivered(again, piece)
+    query = "SELECT t::text FROM t ORDER BY id"
+    assert there.execute(query) == database.execute(query)
+
+
+def test_rows_that_changed_their_keys_twice_are_whole_after_a_rewind(
+    source: SlotBatches, database: Database, there: Database, opened: Open
+) -> None:
+    """The large value is not sent again, and stands under the last key only."""
+    source.run(
+        "CREATE TABLE t (id int PRIMARY KEY, n int, big text)",
+        "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
+        "INSERT INTO t SELECT i, 1, repeat('x', 5000) FROM generate_series(1, 5) AS i",
+        *(f"UPDATE t SET id = id + 100, n = {n} WHERE id % 100 <= 3" for n in (2, 3, 4)),
+        "DELETE FROM t WHERE id = 302",
+    )
+    batch = source.taken()
+    delivered(opened(epoch="one"), batch)
+    again = opened(epoch="two")
+    for piece in batch.slice(5).slices(2):
         delivered(again, piece)
     query = "SELECT t::text FROM t ORDER BY id"
     assert there.execute(query) == database.execute(query)
@@ -410,6 +448,24 @@ def test_an_existing_table_without_the_key_is_refused(
     delivery = opened().deliver(source.taken())
     assert isinstance(delivery.error, OperatorError)
     assert "no unique index over the key (id)" in delivery.error.what
+
+
+def test_updates_that_leave_out_a_large_value_pass_a_table_that_must_have_it(
+    source: SlotBatches, database: Database, there: Database, opened: Open
+) -> None:
+    made = "CREATE TABLE t (id int PRIMARY KEY, n int, big text NOT NULL CHECK (big <> ''))"
+    there.execute(made)
+    source.run(
+        made,
+        "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
+        "INSERT INTO t SELECT i, 1, repeat('x', 5000) FROM generate_series(1, 3) AS i",
+    )
+    sink = opened()
+    delivered(sink, source.taken())
+    source.run("UPDATE t SET n = 2 WHERE id = 1", "UPDATE t SET id = 4, n = 3 WHERE id = 2")
+    delivered(sink, source.taken())
+    query = "SELECT t::text FROM t ORDER BY id"
+    assert there.execute(query) == database.execute(query)
 
 
 def test_a_child_that_changes_its_parent_and_loses_the_old_one_arrives(
@@ -553,15 +609,19 @@ def test_partitions_are_made_for_rows_and_ahead_and_dropped_by_age(
     assert ahead == [row[0] for row in there.execute(names)]
 
 
+def _as_gap(message: MessageBatch) -> MessageBatch:
+    """A gap in the place of a message, with the content of its record."""
+    rows = message.rows.drop_columns(["row_text", "old_row_text", "table_version"])
+    at = rows.schema.get_field_index("action")
+    return MessageBatch(rows.set_column(at, "action", pa.array(["gap"])), message.shape)
+
+
 def test_a_gap_is_kept_where_the_readers_of_tables_find_it(
     source: SlotBatches, there: Database, opened: Open
 ) -> None:
     source.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     batch = source.taken()
-    rows = batch.rows.drop_columns(["row_text", "old_row_text", "table_version"])
-    at = rows.schema.get_field_index("action")
-    gap = rows.set_column(at, "action", pa.array(["gap"]))
-    delivered(opened(), MessageBatch(gap, batch.shape))
+    delivered(opened(), _as_gap(batch))
     cursor = batch.cursor(0)
     assert there.execute("SELECT consumer, commit_lsn - '0/0', gap FROM walbrook_sink.gaps") == [
         ("orders", cursor.lsn, {"id": 1})

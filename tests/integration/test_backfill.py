@@ -6,10 +6,17 @@ Rows have a ``version`` that grows with every write, so a row that goes back in 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
+from cdc.backfill.open_transactions import Listing
+from cdc.backfill.reading import ChunkRead, list_open
+from spark_pipeline.backfill import runner
 from tests.backfill_rig import Rig, stale
 from tests.fix_postgres import DEFAULT_VERSION, Database
 from tests.waiting import until
@@ -134,6 +141,23 @@ def test_rows_are_read_in_the_order_of_a_column_from_a_position_on(
     assert chunks > 2
 
 
+def test_rows_are_read_in_the_order_of_a_date_however_the_database_writes_it(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute(
+        f"ALTER DATABASE {database.name} SET datestyle = 'SQL, DMY';"
+        "CREATE TABLE item (id int PRIMARY KEY, version int NOT NULL, made date);"
+        "INSERT INTO item SELECT i, 1, date '2020-01-01' + i FROM generate_series(1, 5000) AS i;"
+        "ANALYZE item"
+    )
+    rig = Rig(database, tmp_path)
+    with rig.running():
+        rig.backfilled("item", sort_column="made", chunk_bytes=8192)
+    made = [each["record"]["made"] for each in rig.messages()]
+    assert made == sorted(made)
+    assert len(made) == 5000
+
+
 def test_an_update_that_leaves_a_large_value_alone_takes_nothing_from_its_row(
     database: Database, tmp_path: Path
 ) -> None:
@@ -167,6 +191,45 @@ def test_a_row_that_moves_to_a_block_that_was_read_is_read_again_by_its_key(
     ((by_key,),) = rig.rows("SELECT sum(rows) FROM walbrook.backfill_chunks WHERE kind = 'keys'")
     assert by_key == 50
     assert stale(rig.messages()) == []
+    _check_large(database, rig)
+
+
+@pytest.mark.parametrize(
+    ("moved", "chunks_read"),
+    [("id BETWEEN 151 AND 160", 1), ("id > 182", 13)],
+    ids=["first", "last"],
+)
+def test_a_row_that_moves_while_an_empty_chunk_is_read_is_read_again_by_its_key(
+    moved: str,
+    chunks_read: int,
+    database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows move to the first block, which was read, before the next chunk is, or the last one."""
+    database.execute(_LARGE)
+    database.execute("DELETE FROM item WHERE id <= 50 OR id > 196")
+    database.execute("VACUUM item")
+    read: list[ChunkRead] = []
+
+    def read_at_once(_name: str, run: Callable[[], ChunkRead]) -> Future[ChunkRead]:
+        future: Future[ChunkRead] = Future()
+        read.append(run())
+        future.set_result(read[-1])
+        return future
+
+    def list_later(connection: psycopg.Connection[Any]) -> Listing:
+        if len(read) == chunks_read:
+            database.execute(f"UPDATE item SET version = 2 WHERE {moved} AND version = 1")
+        return list_open(connection)
+
+    monkeypatch.setattr(runner, "_in_thread", read_at_once)
+    monkeypatch.setattr(runner, "list_open", list_later)
+    rig = Rig(database, tmp_path)
+    with rig.running():
+        rig.backfilled("item", chunk_bytes=8192)
+    assert (read[0].rows, read[13].rows == 0) == (0, chunks_read == 13)
+    assert database.execute("SELECT count(*) > 0 FROM item WHERE ctid < '(1,0)'") == [(True,)]
     _check_large(database, rig)
 
 

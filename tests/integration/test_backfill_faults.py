@@ -7,6 +7,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import psycopg
 import pytest
@@ -129,8 +130,10 @@ def test_row_level_security_is_refused_and_a_retry_goes_on(
 def test_a_chunk_whose_changes_cannot_be_looked_at_is_not_read_for_ever(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    too_far = partial(log_scan.changes_between, bytes_max=-1)
-    monkeypatch.setattr(log_scan, "changes_between", too_far)
+    def too_far(*_given: object) -> NoReturn:
+        raise log_scan.TooFarError("the log is too long", fix="the chunk is read again")
+
+    monkeypatch.setattr(log_scan.NewerScan, "up_to", too_far)
     database.execute(_ITEMS)
     rig = Rig(database, tmp_path)
     with rig.running():
@@ -138,6 +141,42 @@ def test_a_chunk_whose_changes_cannot_be_looked_at_is_not_read_for_ever(
         rig.until_state(backfill, "failed")
     assert "a chunk was read 10 times" in str(rig.progress(backfill)[2])
     assert rig.rows("SELECT attempts FROM walbrook.backfill_chunks") == [(10,)]
+
+
+def test_a_backfill_goes_on_behind_more_changes_than_one_chunk_may_have_behind_it(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk is read again; what lies between two pieces of the table is searched all the same."""
+    bounded = partial(log_scan.changes_between, bytes_max=50_000)
+    monkeypatch.setattr(log_scan, "changes_between", bounded)
+    database.execute(_ITEMS)
+    rig = Rig(database, tmp_path)
+    with rig.running():
+        backfill = _begun(rig)
+        rig.rows(f"SELECT walbrook.pause_backfill({backfill})")
+        database.execute("INSERT INTO other SELECT i, 1 FROM generate_series(2, 5000) AS i")
+        rig.until_delivered()
+        rig.rows("UPDATE walbrook.backfills SET rows_per_second = NULL RETURNING 1")
+        rig.rows(f"SELECT walbrook.resume_backfill({backfill})")
+        rig.until_state(backfill)
+    assert len(rig.table()) == 400 + 4999
+
+
+def test_a_chunk_whose_file_is_damaged_is_read_again(database: Database, tmp_path: Path) -> None:
+    database.execute(_ITEMS)
+    rig = Rig(database, tmp_path)
+    with rig.running():
+        backfill = _begun(rig)
+    files = [*(tmp_path / "log" / "backfill" / "files").glob("*.arrow")]
+    assert files
+    for file in files:
+        file.write_bytes(file.read_bytes()[:100])
+    rig.rows("UPDATE walbrook.backfills SET rows_per_second = NULL RETURNING 1")
+    with rig.running():
+        rig.until_state(backfill)
+        database.execute("UPDATE other SET version = 2")
+        rig.until_delivered()
+    assert len(rig.table()) == 401
 
 
 def test_an_operator_pauses_resumes_and_cancels(database: Database, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from cdc.connection import Connection
 from cdc.cursor import Cursor
+from cdc.queue.pulls import register_pulls
 from cdc.state.positions import (
     MovedError,
     Settlement,
@@ -83,6 +84,25 @@ def test_one_that_owes_its_sink_a_gap_gets_nothing_before_it_was_told(
     write(lane, 3)
     lane.take()
     assert ids(tmp_path / "other")[1:] == [2, 3], "behind the gap all goes on"
+    lane.close()
+
+
+def test_a_pull_consumer_that_is_served_is_told_of_its_gap(
+    state: Connection, tmp_path: Path
+) -> None:
+    """It takes nothing for a cursor that was moved; the gap is behind such a move."""
+    lane = LogLane(state, tmp_path, jobs={"destination": {"type": "pull"}})
+    state.execute("UPDATE walbrook.consumers SET destination = 'pull'")
+    register_pulls(state, SOURCE, lane.sinks, hostname="h", database="d")
+    write(lane, 1)
+    lane.take()
+    state.execute("UPDATE walbrook.sources SET log_lsn = '0/200', log_idx = 1")
+    state.execute("SELECT walbrook.discard_all('jobs')")
+    lane.begin(lane.workers["jobs"])
+    write(lane, 3)
+    lane.take()
+    stored = "SELECT commit_lsn::text, action FROM walbrook.records ORDER BY commit_lsn"
+    assert state.execute(stored).fetchall() == [("0/200", "gap"), ("0/300", "insert")]
     lane.close()
 
 

@@ -129,7 +129,7 @@ def test_a_backfill_under_way_when_the_slot_is_lost_delivers_nothing_old(rig: Ri
     rig.database.execute("UPDATE walbrook.backfills SET rows_per_second = NULL")
     rig.rows(f"SELECT walbrook.resume_backfill({number})")
     with rig.running():
-        until_repaired(rig)
+        assert until_repaired(rig)["tables_whole"] == 1
         rig.until_state(number)
     after = [m for m in rig.messages() if m["action"] in ("gap", "read")]
     at = next(place for place, m in enumerate(after) if m["action"] == "gap")
