@@ -18,6 +18,7 @@ help: ## List the targets
 .PHONY: setup
 setup: $(CLASSES) ## Make .venv with all dependencies as locked, and find or install Java
 
+# editable_mode=compat: Spark looks for its sources on sys.path, where the default's import hook is not.
 $(READY): requirements.lock pyproject.toml
 	@scripts/ensure-java >/dev/null
 	@python="$$(scripts/find-python)" && echo "Making .venv with $$python ..." && \
@@ -26,7 +27,7 @@ $(READY): requirements.lock pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 		-r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-		--no-deps -e .
+		--no-deps --config-settings editable_mode=compat -e .
 	@touch $@
 	@echo "Ready."
 

@@ -29,6 +29,8 @@ _logger = structlog.get_logger("walbrook.worker")
 # The line behind a traceback's last frame: what was raised.
 _RAISED = r"^  (?:File .*|  .*)\n((?:\w+\.)*\w+(?:: .*)?)$"
 
+_OF_JAVA = r"(?:[\w$]+\.)+[\w$]+(?:Exception|Error)(?::|$)"
+
 # Not of a message: no memory, no descriptor, no disk, no connection.
 _OF_THE_MACHINE = (OSError, MemoryError)
 _CRASHED = "Python worker exited unexpectedly"
@@ -151,11 +153,18 @@ def told(error: Exception) -> WalbrookError:
             )
         line = said(text)
         through_spark = "spark" in type(error).__module__ or "py4j" in type(error).__module__
-        named = f"{type(error).__name__}: {line}"
-        public = public_raised(named) if through_spark else public_text(error)
+        public = _of_spark(error, line) if through_spark else public_text(error)
         return TransientError(public, detail="" if line in public else line)
     name, what = ours[-1]
     return CorruptionError(what) if name == CorruptionError.__name__ else TransientError(what)
+
+
+def _of_spark(error: Exception, line: str) -> str:
+    """Its name and, of an error of Java behind it, the class and what of its text is public."""
+    name = type(error).__name__
+    if re.match(_OF_JAVA, line):
+        return f"{name}: {public_raised(line)}"
+    return public_raised(f"{name}: {line}")
 
 
 def _ours(text: str) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import structlog
 from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from cdc.config import Spark
@@ -23,6 +24,7 @@ from cdc.config.hosts import is_cluster, is_on_this_host
 from cdc.errors import OperatorError
 from cdc.log.files import make_private
 from spark_pipeline.session.jvm import start_jvm
+from spark_pipeline.source.stream import WalbrookDataSource
 
 _logger = structlog.get_logger("walbrook.spark")
 _STREAMING = "org.apache.spark.sql.execution.streaming"
@@ -62,10 +64,7 @@ _SMALL_HEAP = (
 
 
 def open_session(settings: Spark, environment: Mapping[str, str] | None = None) -> SparkSession:
-    """The service's session; ``environment`` is for executors.
-
-    Spark finds the source by itself (``pyspark_walbrook``).
-    """
+    """The service's session, with the source registered; ``environment`` is for executors."""
     # Spark starts its Python workers with whatever python3 it finds, unless told. It runs the
     # executors' one on this host too, to plan.
     os.environ["PYSPARK_PYTHON"] = _python(settings)
@@ -81,7 +80,17 @@ def open_session(settings: Spark, environment: Mapping[str, str] | None = None) 
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     _set_levels(session, settings)
+    _register_source(session)
     return session
+
+
+def _register_source(session: SparkSession) -> None:
+    """Make the source known where Spark does not find it by itself (``pyspark_walbrook``)."""
+    try:
+        session.dataSource.register(WalbrookDataSource)
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
 
 
 def stop_session(session: SparkSession) -> None:

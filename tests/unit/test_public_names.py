@@ -40,3 +40,15 @@ def test_the_package_is_imported_without_spark_and_arrow() -> None:
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = walbrook.nothing
+
+
+def test_program_and_spark_find_the_packages_from_any_folder(tmp_path: Path) -> None:
+    (tmp_path / "walbrook").mkdir()  # as beside a clone
+    program = (
+        "import pkgutil, walbrook; print(walbrook.decode is not None, "
+        "'pyspark_walbrook' in {module.name for module in pkgutil.iter_modules()})"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert said.stdout.strip() == "True True", said.stderr

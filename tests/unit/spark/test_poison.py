@@ -142,3 +142,30 @@ class SparkError(Exception):
 def test_what_may_be_a_messages_fault(error: Exception, suspect: bool, says: str) -> None:
     assert is_suspect(error) is suspect
     assert says in told(error).full_text
+
+
+_STACK = "An error occurred while calling o52.load.\n: {}\n\tat org.apache.spark.X.y(X.scala:1)\n"
+
+
+@pytest.mark.parametrize(
+    ("raised", "shown"),
+    [
+        (
+            "java.lang.ClassNotFoundException: walbrook.DefaultSource",
+            "SparkError: java.lang.ClassNotFoundException: walbrook.DefaultSource",
+        ),
+        (
+            "org.apache.spark.SparkClassNotFoundException: [DATA_SOURCE_NOT_FOUND] Failed: a value",
+            "SparkError: org.apache.spark.SparkClassNotFoundException [DATA_SOURCE_NOT_FOUND]",
+        ),
+        (
+            "org.apache.spark.SparkArithmeticException: a value",
+            "SparkError: org.apache.spark.SparkArithmeticException",
+        ),
+        ("a value", "SparkError"),
+    ],
+)
+def test_an_error_of_java_is_named_without_what_may_quote_a_row(raised: str, shown: str) -> None:
+    error = told(SparkError(_STACK.format(raised)))
+    assert str(error) == shown
+    assert raised.partition(": ")[2] in error.full_text
