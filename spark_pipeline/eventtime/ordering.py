@@ -38,7 +38,7 @@ from spark_pipeline.delivery.outcome import Poison
 from spark_pipeline.delivery.value_formats import form_of, time_columns
 from spark_pipeline.eventtime.partitions import Partitions, Roots
 from spark_pipeline.eventtime.reading import Reading
-from spark_pipeline.eventtime.release import OwnRows, release_of, watermark_row
+from spark_pipeline.eventtime.release import OwnRows, Release, watermark_row
 from spark_pipeline.eventtime.sending import ReleaseSender, Sending
 from spark_pipeline.eventtime.settlement import EventSettler, Reached, Share, shares_of
 from spark_pipeline.eventtime.timing import RowTiming, Timing, progress_of
@@ -197,7 +197,7 @@ class Ordering:
                 OwnRows(gap_change(gap), list(self._inputs).index(name), placed=True)
                 for name, gap in self._gaps
             ]
-            release = release_of(None, None, own, self._numbering, form_of(self._consumer))
+            release = Release(None, None, own, self._numbering, form_of(self._consumer))
             gaps = [gap for _, gap in self._gaps]
             plan_gaps(self._state, self._consumer.name, self._terms, gaps)
             self._send(Sending(release, None))
@@ -217,6 +217,7 @@ class Ordering:
             step = self._sequencer.step(to=self._redo.to)
         else:
             step = None
+            self._sequencer.keep_left()
         if step is not None:
             some |= self._release(step)
         elif not some:
@@ -253,7 +254,7 @@ class Ordering:
             released, own = None, closed.own
         if self._config.emit_watermarks and step.watermark > step.before:
             own.append(OwnRows(watermark_row(step.watermark, datetime.now(UTC))))
-        release = release_of(delivered, released, own, self._numbering, form_of(self._consumer))
+        release = Release(delivered, released, own, self._numbering, form_of(self._consumer))
         if not len(release):
             some = late is not None or step.released is not None or self._redo is not None
             if some:
