@@ -6,8 +6,8 @@ become true together; a cursor that somebody else moved is never moved back by i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -42,8 +42,13 @@ class Share:
     delivered: int = 0
     absorbed: int = 0
     last_commit: datetime | None = None
-    dead: Iterable[DeadLetter] = ()
+    dead: Sequence[DeadLetter] = ()
     aside: pa.RecordBatch | None = None
+
+    @property
+    def copies(self) -> bool:
+        """Whether something of it is written by COPY."""
+        return bool(self.dead) or self.aside is not None
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,10 @@ class EventSettler:
         which that is so, empty if there is none: the worker begins again then.
         """
         moved = ""
-        with state.transaction():
+        with ExitStack() as held:
+            if not any(share.copies for share in reached.shares.values()):
+                held.enter_context(state.pipeline())  # sent together, answered together
+            held.enter_context(state.transaction())
             fence(state, self._terms, to_move=True)
             stands = look(state, self._consumer, reached.shares, to_move=True)
             for source in sorted(reached.shares):
