@@ -30,7 +30,7 @@ from spark_pipeline.delivery.dead_letters import poisoned
 from spark_pipeline.delivery.outcome import Poison, is_below, together
 from spark_pipeline.eventtime.reading import Reading
 from spark_pipeline.eventtime.release import late_letters
-from spark_pipeline.eventtime.sending import Sending
+from spark_pipeline.eventtime.sending import Sending, Sent
 
 
 @dataclass
@@ -60,6 +60,19 @@ class Reached:
     shares: dict[str, Share]
     seen: Mapping[str, Mapping[str, Seen]]  # of each table, by source
     arrived: Mapping[str, Sequence[Bound]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Unsettled:
+    """What is to be written."""
+
+    reached: Reached
+    sent: Sequence[Sent]
+    position: object
+
+
+Plan = Callable[[Mapping[str, SourceStanding]], None]
+"""What stores the next release, by where its sources stand then."""
 
 
 def shares_of(
@@ -106,8 +119,12 @@ class EventSettler:
         reached: Reached,
         *,
         ledger: str | None,
+        then: Callable[[], None] | None = None,
     ) -> str:
         """One transaction; ``ledger`` is the name of the consumer's, if it lies in Postgres.
+
+        ``then`` is part of it, unless a cursor was moved: what comes next is planned by where the
+        cursors stand.
 
         A cursor that somebody has moved meanwhile stays where it is, or goes on from there. What
         was released of the others is settled all the same: it was delivered. Returns the source of
@@ -151,6 +168,8 @@ class EventSettler:
                 if ledger is not None:
                     lsn, idx = reached.numbering.place(0)
                     state.execute(TRIM, {"ledger": ledger, "lsn": format_lsn(lsn), "idx": idx})
+            if then is not None and not moved:
+                then()
         return moved
 
     def settle_gaps(
