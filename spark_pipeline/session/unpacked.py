@@ -1,4 +1,4 @@
-"""PySpark from its folder, where it is installed as a package, and not from the archives in it.
+"""PySpark from its folder, where that can be imported, and not from the archives within it.
 
 Spark puts the archives before everything else in a Python worker's path. Modules in an archive are
 compiled anew in each process, and each task reads the list of all its files again.
@@ -10,25 +10,27 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_ARCHIVES = Path("pyspark", "python", "lib")
+_ARCHIVES = ("pyspark", "python", "lib")
 
 
 def without_archives(path: Sequence[str]) -> list[str]:
-    """A path without the archives that lie within an installed package.
+    """A path without the archives of a package that can be imported from its folder.
 
-    Of a Spark that is installed on its own the archives may be all there is of PySpark: they stay.
+    Of a Spark that is installed elsewhere the archives may be all there is of PySpark: they stay.
     """
-    return [entry for entry in path if not _is_spare(Path(entry))]
+    return [entry for entry in path if not _is_spare(Path(entry), path)]
 
 
 def import_unpacked() -> None:
     """Let this process, and its forks, import PySpark from the folder."""
-    sys.path[:] = kept = without_archives(sys.path)
-    for entry in sys.path_importer_cache.keys() - {*kept}:
-        if _is_spare(Path(entry)):
-            del sys.path_importer_cache[entry]
+    before = [*sys.path]
+    sys.path[:] = without_archives(before)
+    for entry in {*before} - {*sys.path}:
+        sys.path_importer_cache.pop(entry, None)
 
 
-def _is_spare(entry: Path) -> bool:
-    within = entry.suffix == ".zip" and entry.parent.parts[-3:] == _ARCHIVES.parts
-    return within and (entry.parents[2] / "__init__.py").is_file()
+def _is_spare(entry: Path, path: Sequence[str]) -> bool:
+    if entry.suffix != ".zip" or entry.parent.parts[-3:] != _ARCHIVES:
+        return False
+    package = entry.parents[2]
+    return str(package.parent) in path and (package / "__init__.py").is_file()
