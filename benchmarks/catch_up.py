@@ -157,9 +157,8 @@ def wait_delivering(source: Source, service: RunningService, target: Target) -> 
     service.until("the slot", lambda: source.has_slot(service.slot), _START_TIMEOUT_S)
     source.load(1, 1)
     wait_arrived(service, target)
-    if not target.settings:  # a sink in event-time order takes nothing from the feed
-        service.until("the feed", lambda: _is_fed(source, service), _START_TIMEOUT_S)
-        wait_arrived(service, target)
+    service.until("the feed", lambda: _is_fed(source, service), _START_TIMEOUT_S)
+    wait_arrived(service, target)
 
 
 def _is_fed(source: Source, service: RunningService) -> bool:

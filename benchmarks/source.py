@@ -116,7 +116,12 @@ class Source:
 
     def has_slot(self, name: str) -> bool:
         return bool(
-            self._number("SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", name)
+            self._number(
+                # A slot without a position is being made: it lacks what is written meanwhile.
+                "SELECT count(*) FROM pg_replication_slots"
+                " WHERE slot_name = %s AND confirmed_flush_lsn IS NOT NULL",
+                name,
+            )
         )
 
     @contextmanager

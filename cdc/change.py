@@ -103,9 +103,9 @@ class MessageBatch:
     def __len__(self) -> int:
         return int(self.rows.num_rows)
 
-    def messages(self) -> pa.StringArray:
-        """The whole text of each message."""
-        return self.shape.messages(self.rows)
+    def messages(self, end: str = "") -> pa.StringArray:
+        """The whole text of each message, and ``end``."""
+        return self.shape.messages(self.rows, end)
 
     def fields(self) -> dict[str, pa.StringArray]:
         """The messages as fields of an entry, in their order; null stands for JSON's null."""

@@ -39,7 +39,8 @@ from sinks.directory import (
 from sinks.position import Position, PositionFile, cursor_name, place_of, point_to
 
 _APPEND_BYTES_MAX = 32 << 20
-_LF, _CR = 10, 13
+_PRINTED = 0x20
+"""Below it are control characters, of which JSON has none but line breaks and tabs as spacing."""
 
 
 class FileSink:
@@ -168,13 +169,13 @@ def _cut(path: Path, committed_bytes: int) -> None:
 
 
 def _lines(batch: MessageBatch) -> pa.Buffer:
-    shaped = batch.messages()
-    lines = text_bytes(joined(shaped, "\n"))
+    lines = text_bytes(batch.messages("\n"))
     octets = np.frombuffer(lines, dtype=np.uint8)
-    if np.count_nonzero(octets == _LF) == len(batch) and not np.any(octets == _CR):
+    if np.count_nonzero(octets < _PRINTED) == len(batch):
         return lines
     # A json column keeps its own spacing, line breaks included; outside of strings they are
     # only spacing, and inside strings JSON has none.
+    shaped = batch.messages()
     for line_break in ("\n", "\r"):
         shaped = pc.replace_substring(shaped, line_break, " ")
     return text_bytes(joined(shaped, "\n"))

@@ -60,6 +60,8 @@ class Fate:
                 lane.turns()
             while again and lane.ordering._redo is not None:
                 lane.ordering.turn()
+            if again:
+                lane.ordering.settle_delivered()
             died = False
         self._step = ""
         return died

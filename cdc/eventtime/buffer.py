@@ -83,11 +83,14 @@ class EventTimeBuffer:
         codes: Codes,
         keep: Places | None = None,
     ) -> None:
-        """Rows in cursor order, above all of the source that came before; ``keep``: only these."""
+        """Rows in cursor order, above all of the source that came before; ``keep``: only these.
+
+        They are copied when something was released, or by ``keep_left``, if they still wait then.
+        """
         if not len(due if keep is None else keep):
             return
         chunks = self._chunks[source]
-        chunks.append(Chunk.copied(rows, times, due, codes, keep))
+        chunks.append(Chunk.of(rows, times, due, codes, keep))
         if len(chunks) > CHUNKS_MAX:
             _merge_smallest(chunks)
 
@@ -95,13 +98,13 @@ class EventTimeBuffer:
         """Everything that is due at or below the watermark."""
         parts = [chunk.release(watermark, code) for code, chunk in self._all()]
         released = gathered_by_due([part for part in parts if part is not None])
-        if released is None:
-            return None
-        for source, chunks in self._chunks.items():
-            self._chunks[source] = [
-                Chunk.merged([chunk]) if chunk.wasteful else chunk for chunk in chunks if len(chunk)
-            ]
+        self.keep_left()
         return released
+
+    def keep_left(self) -> None:
+        """Hold what waits in memory of its own: where it came from may go."""
+        for source, chunks in self._chunks.items():
+            self._chunks[source] = [chunk.kept() for chunk in chunks if len(chunk)]
 
     def flush(self) -> Released | None:
         """Everything."""

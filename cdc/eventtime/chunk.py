@@ -1,7 +1,9 @@
 """Rows of one source that wait, in cursor order, with an index by when they are due.
 
-What must always hold: the rows are a copy of their own, so that no file of the log stays mapped for
-a row that waits. The length counts what was not released; of that ``oldest`` is the lowest cursor.
+What must always hold: a chunk that was kept (``kept``) has a copy of its rows, so that no range of
+the log stays in memory for a row that waits. Until then its rows lie where they were decoded: most
+of them leave at once. The length counts what was not released; of that ``oldest`` is the lowest
+cursor.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.cursor import Cursor
-from cdc.eventtime.released import Part, Places, gathered, taken
+from cdc.eventtime.released import Part, Places, taken
 from cdc.eventtime.times import Codes, Times
 
 _INDEX_BYTES = 4 * 8 + 2 * 4
@@ -22,11 +24,20 @@ _INDEX_BYTES = 4 * 8 + 2 * 4
 class Chunk:
     """Its rows leave in the order in which they are due."""
 
-    def __init__(self, rows: pa.RecordBatch, times: Times, due: Times, codes: Codes) -> None:
+    def __init__(
+        self,
+        rows: pa.RecordBatch,
+        times: Times,
+        due: Times,
+        codes: Codes,
+        *,
+        is_copy: bool = False,
+    ) -> None:
         self._rows = rows
         self._times = times
         self._due = due
         self._codes = codes
+        self._is_copy = is_copy
         self._order = np.argsort(due, kind="stable")
         self._sorted_due = due[self._order]
         # The lowest place among those that are released at or after each point of the order.
@@ -35,21 +46,37 @@ class Chunk:
         self._row_bytes = int(rows.nbytes)
 
     @classmethod
-    def copied(
+    def of(
         cls, rows: pa.RecordBatch, times: Times, due: Times, codes: Codes, keep: Places | None
     ) -> Chunk:
         """Of the rows those at ``keep``, which rise; all of them without."""
         if keep is None:
-            # Also for one batch the buffers of the result are new ones, and no longer than needed.
-            return cls(pa.concat_batches([rows]), times.copy(), due.copy(), codes.copy())
-        return cls(taken(rows, keep), times[keep], due[keep], codes[keep])
+            return cls(rows, times, due, codes)
+        return cls(taken(rows, keep), times[keep], due[keep], codes[keep], is_copy=True)
 
     @classmethod
     def merged(cls, chunks: Sequence[Chunk]) -> Chunk:
-        """What is left of neighbours, as one."""
-        rest = gathered([chunk._part(np.sort(chunk._order[chunk._gone :]), 0) for chunk in chunks])
-        assert rest is not None
-        return cls(rest.rows, rest.times, rest.due, rest.codes)
+        """A copy of what is left of neighbours, as one."""
+        left = [(chunk, np.sort(chunk._order[chunk._gone :])) for chunk in chunks]
+        parts = [taken(chunk._rows, at) for chunk, at in left]
+        return cls(
+            parts[0] if len(parts) == 1 else pa.concat_batches(parts),
+            np.concatenate([chunk._times[at] for chunk, at in left]),
+            np.concatenate([chunk._due[at] for chunk, at in left]),
+            np.concatenate([chunk._codes[at] for chunk, at in left]),
+            is_copy=True,
+        )
+
+    def kept(self) -> Chunk:
+        """What is left, as it waits: in memory of its own, most of which is of rows that wait."""
+        if 2 * self._gone > len(self._order):
+            return Chunk.merged([self])
+        if not self._is_copy:
+            # Also for one batch the buffers of the result are new ones, and no longer than needed.
+            self._rows = pa.concat_batches([self._rows])
+            self._times, self._due = self._times.copy(), self._due.copy()
+            self._codes, self._is_copy = self._codes.copy(), True
+        return self
 
     def __len__(self) -> int:
         return len(self._order) - self._gone
@@ -58,11 +85,6 @@ class Chunk:
     def bytes(self) -> int:
         """Memory that it takes, also by what was released and is still here."""
         return self._row_bytes + len(self._due) * _INDEX_BYTES
-
-    @property
-    def wasteful(self) -> bool:
-        """Whether more than half of it was released."""
-        return 2 * self._gone > len(self._order)
 
     @property
     def oldest(self) -> Cursor:

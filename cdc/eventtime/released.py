@@ -1,10 +1,13 @@
-"""Rows that leave the buffer, or were late, with what is known of each."""
+"""Rows that leave the buffer, or were late, with what is known of each.
+
+The rows themselves stay in the batches that they came in until a piece of them is asked for: a
+release may be as large as the buffer, and a copy of all of it would cost more than ordering it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,16 +17,14 @@ from cdc.eventtime.times import Codes, Times
 
 Places = NDArray[np.intp]
 Sources = NDArray[np.int16]
-_COPIED_MAX = 4_096
-"""Rows that are copied in the time that picking any number of them takes to begin."""
-_Number = TypeVar("_Number", bound=np.generic)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Released:
-    """Never empty; every column has one entry a row."""
+    """Never empty; every column has one entry per row."""
 
-    rows: pa.RecordBatch
+    batches: Sequence[pa.RecordBatch]
+    places: Places  # of each row, in all batches one after the other
     times: Times  # NO_TIME for a change that has none
     due: Times
     codes: Codes  # the partition, -1 for none
@@ -32,8 +33,31 @@ class Released:
     def __len__(self) -> int:
         return len(self.due)
 
+    @property
+    def rows(self) -> pa.RecordBatch:
+        """All rows, as one batch."""
+        return self.piece(0, len(self))
 
-@dataclass(frozen=True)
+    def piece(self, start: int, stop: int) -> pa.RecordBatch:
+        """The rows ``[start, stop)`` as one batch, without a copy where they lie side by side."""
+        places = self.places[start:stop]
+        if len(self.batches) == 1:
+            return _rows_at(self.batches[0], places)
+        ends = np.cumsum([batch.num_rows for batch in self.batches])
+        batch_of = np.searchsorted(ends, places, "right")
+        found: list[pa.RecordBatch] = []
+        order: list[Places] = []
+        for number in np.unique(batch_of).tolist():
+            batch, at = self.batches[number], np.flatnonzero(batch_of == number)
+            found.append(_rows_at(batch, places[at] - int(ends[number]) + batch.num_rows))
+            order.append(at)
+        if len(found) == 1:
+            return found[0]
+        rows, now_at = pa.concat_batches(found), np.concatenate(order)
+        return rows if _is_run(now_at) else taken(rows, np.argsort(now_at))
+
+
+@dataclass(frozen=True, eq=False)
 class Part:
     """Some rows of one source: those at ``places`` of columns that have more."""
 
@@ -46,55 +70,50 @@ class Part:
 
 
 def gathered(parts: Sequence[Part]) -> Released | None:
-    """The rows of all parts, one part after the other; None if there are no parts.
-
-    Of a single part that is taken whole the rows are not copied.
-    """
+    """The rows of all parts, one part after the other; None if there are no parts."""
     if not parts:
         return None
-    batches = [
-        part.rows if len(part.places) == part.rows.num_rows else taken(part.rows, part.places)
-        for part in parts
-    ]
-    return _with(_one(batches), parts, None)
+    before = np.cumsum([0, *(part.rows.num_rows for part in parts)])
+    return Released(
+        [part.rows for part in parts],
+        np.concatenate([part.places + first for part, first in zip(parts, before, strict=False)]),
+        np.concatenate([part.times[part.places] for part in parts]),
+        np.concatenate([part.due[part.places] for part in parts]),
+        np.concatenate([part.codes[part.places] for part in parts]),
+        np.concatenate([np.full(len(part.places), part.source, np.int16) for part in parts]),
+    )
 
 
 def gathered_by_due(parts: Sequence[Part]) -> Released | None:
     """The rows of all parts, each in the order of due already, as one; ties stay in the order of
     parts. None if there are no parts."""
-    if not parts:
-        return None
-    if len(parts) == 1:
-        return _with(taken(parts[0].rows, parts[0].places), parts, None)
-    batches: list[pa.RecordBatch] = []
-    places: list[Places] = []
-    before = 0
-    for part in parts:
-        # To copy a batch whole is cheaper than to pick many of its rows twice, or a few at all.
-        whole = part.rows.num_rows <= _COPIED_MAX + 2 * len(part.places)
-        batches.append(part.rows if whole else taken(part.rows, part.places))
-        places.append((part.places if whole else np.arange(len(part.places))) + before)
-        before += batches[-1].num_rows
-    order = np.argsort(np.concatenate([part.due[part.places] for part in parts]), kind="stable")
-    return _with(taken(_one(batches), np.concatenate(places)[order]), parts, order)
-
-
-def _with(rows: pa.RecordBatch, parts: Sequence[Part], order: Places | None) -> Released:
-    def column(values: list[NDArray[_Number]]) -> NDArray[_Number]:
-        joined = values[0] if len(values) == 1 else np.concatenate(values)
-        return joined if order is None else joined[order]
-
+    found = gathered(parts)
+    if found is None or len(parts) == 1:
+        return found
+    order = np.argsort(found.due, kind="stable")
     return Released(
-        rows,
-        column([part.times[part.places] for part in parts]),
-        column([part.due[part.places] for part in parts]),
-        column([part.codes[part.places] for part in parts]),
-        column([np.full(len(part.places), part.source, np.int16) for part in parts]),
+        found.batches,
+        found.places[order],
+        found.times[order],
+        found.due[order],
+        found.codes[order],
+        found.sources[order],
     )
 
 
-def _one(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+def both(one: Released | None, other: Released | None) -> Released | None:
+    """The rows of the one, then those of the other."""
+    if one is None or other is None:
+        return one or other
+    before = sum(batch.num_rows for batch in one.batches)
+    return Released(
+        [*one.batches, *other.batches],
+        np.concatenate([one.places, other.places + before]),
+        np.concatenate([one.times, other.times]),
+        np.concatenate([one.due, other.due]),
+        np.concatenate([one.codes, other.codes]),
+        np.concatenate([one.sources, other.sources]),
+    )
 
 
 def taken(rows: pa.RecordBatch, places: Places) -> pa.RecordBatch:
@@ -106,3 +125,12 @@ def taken(rows: pa.RecordBatch, places: Places) -> pa.RecordBatch:
         for column in rows.columns
     ]
     return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
+
+
+def _rows_at(rows: pa.RecordBatch, places: Places) -> pa.RecordBatch:
+    return rows.slice(places[0], len(places)) if _is_run(places) else taken(rows, places)
+
+
+def _is_run(places: Places) -> bool:
+    """Whether each place is the one behind the last."""
+    return bool(places[-1] - places[0] == len(places) - 1 and (np.diff(places) == 1).all())

@@ -166,6 +166,7 @@ class Sequencer:
         """
         if not self._all_caught_up():
             if to is None:
+                self.keep_left()
                 return None
             raise ProtocolError("a step was to be made again before its rows were read again")
         before = self._watermark
@@ -185,6 +186,10 @@ class Sequencer:
             parts.clear()
         cursors = {source: self.cursor(source) for source in self._reads}
         return Step(before, self._watermark, late, released, dict(self._reads), cursors)
+
+    def keep_left(self) -> None:
+        """Hold what waits in memory of its own, as each step does; for when there is none."""
+        self._buffer.keep_left()
 
     def _dues(self, source: str, times: Times, codes: Codes) -> tuple[Times, Mask]:
         """When each row is due, and which ones follow others: NO_TIME if there is nobody."""

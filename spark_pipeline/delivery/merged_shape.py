@@ -35,8 +35,8 @@ class MergedShape:
         made = _by_source(changes, lambda shape, rows: shape.rows(rows), self.shapes)
         return made.append_column(SOURCE, changes.column(SOURCE))
 
-    def messages(self, rows: pa.RecordBatch) -> pa.StringArray:
-        return self._texts(rows, lambda shape, some: shape.messages(some))
+    def messages(self, rows: pa.RecordBatch, end: str = "") -> pa.StringArray:
+        return self._texts(rows, lambda shape, some: shape.messages(some, end))
 
     def keys(self, rows: pa.RecordBatch) -> pa.StringArray:
         return self._texts(rows, lambda shape, some: shape.keys(some))

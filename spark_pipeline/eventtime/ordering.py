@@ -2,7 +2,8 @@
 
 ``turn`` does what there is to do now. Invariants: nothing is read while a release is being sent. A
 release is stored before it is sent, and settled in one transaction with the cursors of all its
-sources. A cursor never passes what is held back.
+sources. A cursor never passes what is held back. A release that was sent is settled together with
+the plan of the next one, or, if nothing follows at once, alone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from cdc.state.dead_letters import report_dead_letters
 from cdc.state.event_controls import Controls, read_controls
 from cdc.state.event_marks import Marks
 from cdc.state.event_partitions import read_partitions
-from cdc.state.event_time import plan_gaps, plan_release, take_up
+from cdc.state.event_time import SourceStanding, plan_gaps, plan_release, take_up
 from cdc.state.gaps import untold_gaps
 from cdc.state.positions import MovedError
 from spark_pipeline.delivery.gaps import gap_change
@@ -38,9 +39,16 @@ from spark_pipeline.delivery.outcome import Poison
 from spark_pipeline.delivery.value_formats import form_of, time_columns
 from spark_pipeline.eventtime.partitions import Partitions, Roots
 from spark_pipeline.eventtime.reading import Reading
-from spark_pipeline.eventtime.release import OwnRows, release_of, watermark_row
+from spark_pipeline.eventtime.release import OwnRows, Release, watermark_row
 from spark_pipeline.eventtime.sending import ReleaseSender, Sending
-from spark_pipeline.eventtime.settlement import EventSettler, Reached, Share, shares_of
+from spark_pipeline.eventtime.settlement import (
+    EventSettler,
+    Plan,
+    Reached,
+    Share,
+    Unsettled,
+    shares_of,
+)
 from spark_pipeline.eventtime.timing import RowTiming, Timing, progress_of
 from spark_pipeline.eventtime.windows.due import Windows
 from spark_pipeline.workers.inputs import Input
@@ -120,6 +128,7 @@ class Ordering:
         self._runs = {name: each.context.settler.feed_run for name, each in inputs.items()}
         self._settler = EventSettler(consumer.name, self._terms, self._runs)
         self._sending: Sending | None = None
+        self._delivered: Unsettled | None = None  # a release that is all sent
         self._settled_at = self._shown_at = time.monotonic()
         self._saved: object = None
         self._quiet_until = 0.0  # monotonic
@@ -154,7 +163,7 @@ class Ordering:
     @property
     def at_end(self) -> bool:
         """Whether all that its logs hold was read, and nothing is being sent."""
-        sending = self._sending is not None or self._redo is not None
+        sending = any((self._sending, self._redo, self._delivered))
         return not self._reading.behind and not sending and not self._gaps
 
     @property
@@ -193,11 +202,12 @@ class Ordering:
             self._deliver(self._sending)
             return True
         if self._redo is None and self._gaps:
+            self.settle_delivered()
             own = [
                 OwnRows(gap_change(gap), list(self._inputs).index(name), placed=True)
                 for name, gap in self._gaps
             ]
-            release = release_of(None, None, own, self._numbering, form_of(self._consumer))
+            release = Release(None, None, own, self._numbering, form_of(self._consumer))
             gaps = [gap for _, gap in self._gaps]
             plan_gaps(self._state, self._consumer.name, self._terms, gaps)
             self._send(Sending(release, None))
@@ -217,9 +227,11 @@ class Ordering:
             step = self._sequencer.step(to=self._redo.to)
         else:
             step = None
-        if step is not None:
-            some |= self._release(step)
-        elif not some:
+            self._sequencer.keep_left()
+        if step is not None and self._release(step):
+            return True
+        some |= self.settle_delivered()  # nothing follows at once
+        if step is None and not some:
             self._reading.check(until or {n: each.read for n, each in self._standing.items()})
         return some
 
@@ -253,35 +265,43 @@ class Ordering:
             released, own = None, closed.own
         if self._config.emit_watermarks and step.watermark > step.before:
             own.append(OwnRows(watermark_row(step.watermark, datetime.now(UTC))))
-        release = release_of(delivered, released, own, self._numbering, form_of(self._consumer))
+        release = Release(delivered, released, own, self._numbering, form_of(self._consumer))
         if not len(release):
             some = late is not None or step.released is not None or self._redo is not None
             if some:
+                self.settle_delivered()
                 self._settle(Sending(release, step))
             return some
         if self._redo is None:
-            plan_release(
-                self._state,
-                self._consumer.name,
-                terms=self._terms,
-                runs=self._runs,
-                sources=self._standing,
-                marks=self._marks,
-                before=_none(step.before),
-                to=step.watermark,
-                reads=step.reads,
-                arrived=self._progress.arrived(self.cursors, step.reads),
-            )
+            plan = partial(self._plan, step)
+            if not self.settle_delivered(plan):
+                plan(self._standing)
             reached("planned")
         self._send(Sending(release, step))
         return True
+
+    def _plan(self, step: Step, standing: Mapping[str, SourceStanding]) -> None:
+        """Store what is about to be sent."""
+        cursors = {name: each.cursor for name, each in standing.items()}
+        plan_release(
+            self._state,
+            self._consumer.name,
+            terms=self._terms,
+            runs=self._runs,
+            sources=standing,
+            marks=self._marks,
+            before=_none(step.before),
+            to=step.watermark,
+            reads=step.reads,
+            arrived=self._progress.arrived(cursors, step.reads),
+        )
 
     def _send(self, sending: Sending) -> None:
         self._sending = sending
         self._deliver(sending)
 
     def _deliver(self, sending: Sending) -> None:
-        """A piece of it, from where it is; settled once all of it is there."""
+        """A piece of it, from where it is; to be settled once all of it is there."""
         release = sending.release
         self._sender.send(self._state, sending, self._ledger, self._bury)
         if sending.at < len(release):
@@ -292,7 +312,9 @@ class Ordering:
             return
         reached("released")
         if sending.step is not None:
-            self._settle(sending)
+            self._delivered = self._unsettled(sending)
+            self._reading.forget_dead()
+            self._sending = self._redo = None
             return
         self._settler.settle_gaps(self._state, release.after, self._gaps, sending.aside_by_source)
         self._sender.settled(sending.sent)
@@ -316,6 +338,7 @@ class Ordering:
 
     def settle(self) -> None:
         """Write how far it has come, unless something is being sent."""
+        self.settle_delivered()
         if self._may_settle:
             self._settle(None)
 
@@ -324,47 +347,68 @@ class Ordering:
         """Not while something is being sent, nor before all that was once read is there again."""
         reads = self._reading.reads
         there = all(reads[name] >= each.read for name, each in self._standing.items())
-        return there and self._sending is None and self._redo is None
+        return there and not any((self._sending, self._redo, self._delivered))
+
+    def settle_delivered(self, plan: Plan | None = None) -> bool:
+        """Settle what was sent, and store with it what is sent next; says whether there was any."""
+        done, self._delivered = self._delivered, None
+        if done is not None:
+            self._write(done, plan)
+        return done is not None
 
     def _settle(self, sending: Sending | None) -> None:
         """What was released, or, with nothing being sent, only how far it has read."""
-        step = sending.step if sending is not None else None
+        done = self._unsettled(sending)
         self._settled_at = time.monotonic()
-        shares = shares_of(self._reading, self._sequencer, sending, buries_late=self._buries_late)
-        if sending is None and not self._has_moved(shares):
-            return
-        numbering = self._numbering if sending is None else sending.release.after
+        if sending is not None or self._has_moved(done.reached.shares):
+            self._reading.forget_dead()
+            self._write(done)
+
+    def _unsettled(self, sending: Sending | None) -> Unsettled:
+        """What is to be settled, as it is now: nothing that is read later may be in it."""
+        step = sending.step if sending is not None else None
+        if sending is not None:
+            self._numbering = sending.release.after
         watermark = self._sequencer.watermark if step is None else step.watermark
         if step is not None and step.late is not None:
             self._partitions.count_late(step.late)
+        shares = shares_of(self._reading, self._sequencer, sending, buries_late=self._buries_late)
+        reached = Reached(
+            self._numbering,
+            _none(watermark),
+            shares,
+            self._partitions.seen(),
+            self._arrived(shares),
+        )
+        return Unsettled(reached, [] if sending is None else sending.sent, self._position(shares))
+
+    def _write(self, done: Unsettled, plan: Plan | None = None) -> None:
+        """Settle in one transaction, in which the next release may be planned."""
+        shares = done.reached.shares
+        after = {n: replace(each, cursor=shares[n].cursor) for n, each in self._standing.items()}
         moved = self._settler.settle(
             self._state,
             self._standing,
-            Reached(
-                numbering, _none(watermark), shares, self._partitions.seen(), self._arrived(shares)
-            ),
+            done.reached,
             ledger=self._sender.ledger_name(self._ledger),
+            then=None if plan is None else partial(plan, after),
         )
-        for name, share in shares.items():
-            self._standing[name] = replace(self._standing[name], cursor=share.cursor)
-        self._progress.settled(self.cursors)
-        self._numbering, self._saved = numbering, self._position(shares)
-        self._settled(sending, shares)
+        self._standing = after
+        self._settled(done)
         if moved:
             raise MovedError(self._consumer.name, shares[moved].cursor)
+
+    def _settled(self, done: Unsettled) -> None:
+        self._settled_at, self._saved = time.monotonic(), done.position
+        self._progress.settled(self.cursors)
+        self._sender.settled(done.sent)
+        if any(share.copies for share in done.reached.shares.values()):
+            for name, term in self._terms.items():
+                report_dead_letters(self._state, name, term)
 
     def _arrived(self, shares: dict[str, Share]) -> dict[str, list[Bound]]:
         cursors = {name: share.cursor for name, share in shares.items()}
         return self._progress.arrived(cursors, {name: s.read for name, s in shares.items()})
-
-    def _settled(self, sending: Sending | None, shares: dict[str, Share]) -> None:
-        if sending is not None:
-            self._sending = self._redo = None
-            self._sender.settled(sending.sent)
-        if any(share.dead or share.aside is not None for share in shares.values()):
-            for name, term in self._terms.items():
-                self._reading.dead[name] = []
-                report_dead_letters(self._state, name, term)
 
     def _has_moved(self, shares: dict[str, Share]) -> bool:
         """Whether there is anything to write."""

@@ -138,6 +138,10 @@ class Reading:
         for at, some in poisons.items():
             self.dead[names[at]] += self._letters(names[at], some, kind)
 
+    def forget_dead(self) -> None:
+        """They are about to be settled."""
+        self.dead = {name: [] for name in self._inputs}
+
     def _is_at_end(self, source: str) -> bool:
         """Whether everything that a log has was read."""
         batch = max(self._inputs[source].batch, self._ends[source])

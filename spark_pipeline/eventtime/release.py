@@ -7,21 +7,21 @@ numbers, whenever it is made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from cdc.change import CHANGE_SCHEMA, PLACED_SCHEMA
 from cdc.cursor import Cursor
 from cdc.decoding.format import ValueFormat
-from cdc.decoding.joins import joined
+from cdc.decoding.shapes.metadata import iso8601
 from cdc.eventtime.released import Released
 from cdc.eventtime.times import NO_TIME
 from cdc.queue.waiting import WHOLE_TABLE
@@ -36,22 +36,6 @@ _CURSOR: Final = ("commit_lsn", "commit_idx")
 
 
 @dataclass(frozen=True)
-class Release:
-    """The messages of a step: CHANGE_SCHEMA and what was added, PLACED_SCHEMA and SOURCE."""
-
-    rows: pa.RecordBatch | None
-    numbering: Numbering  # of the first of them
-
-    def __len__(self) -> int:
-        return 0 if self.rows is None else int(self.rows.num_rows)
-
-    @property
-    def after(self) -> Numbering:
-        """That of what follows."""
-        return self.numbering.after(len(self))
-
-
-@dataclass(frozen=True)
 class OwnRows:
     """Messages that are no changes of rows: CHANGE_SCHEMA."""
 
@@ -60,83 +44,93 @@ class OwnRows:
     placed: bool = False  # whether they stand somewhere in their database's history
 
 
-def release_of(
-    late: Released | None,
-    released: Released | None,
-    own: Sequence[OwnRows],
-    numbering: Numbering,
-    form: ValueFormat,
-) -> Release:
-    """These as messages, with our own behind them."""
-    parts = []
-    for some, is_late in ((late, True), (released, False)):
-        if some is not None and some.rows.num_rows:
-            parts.append(_of_source(some, is_late=is_late, form=form))
-    added = [name for name in parts[0].schema.names if name not in _KNOWN] if parts else []
-    parts += [_of_our_own(each, added) for each in own if each.rows.num_rows]
-    if not parts:
-        return Release(None, numbering)
-    rows = pa.concat_batches(parts) if len(parts) > 1 else parts[0]
-    lsn, idx = numbering.places(rows.num_rows)
-    places = dict(zip(_CURSOR, (pa.array(lsn), pa.array(idx)), strict=True))
-    origin = dict(zip(("origin_lsn", "origin_idx"), places.values(), strict=True))
-    for name, column in {**origin, **places}.items():
-        at = rows.schema.get_field_index(name)
-        if name in origin:  # what is our own has no other
-            column = pc.if_else(rows.column(_OURS), column, rows.column(name))
-        rows = rows.set_column(at, rows.schema.field(at), column)
-    return Release(rows.drop_columns([_OURS]), numbering)
+@dataclass(frozen=True, eq=False)
+class Release:
+    """The messages of a step. They are made piece by piece: a release may be very large."""
+
+    late: Released | None
+    released: Released | None
+    own: Sequence[OwnRows]
+    numbering: Numbering  # of the first of them
+    form: ValueFormat
+
+    def __len__(self) -> int:
+        return sum(count for count, _, _ in self._parts())
+
+    @property
+    def after(self) -> Numbering:
+        """That of what follows."""
+        return self.numbering.after(len(self))
+
+    @property
+    def sources(self) -> npt.NDArray[np.int32]:
+        """The number of the database of each message."""
+        parts = [of_part for _, of_part, _ in self._parts()]
+        return np.concatenate(parts).astype(np.int32) if parts else np.empty(0, np.int32)
+
+    def piece(self, start: int, stop: int) -> pa.RecordBatch:
+        """The messages ``[start, stop)``, of which there is at least one: CHANGE_SCHEMA and what
+        was added, PLACED_SCHEMA and SOURCE."""
+        found, first = [], 0
+        for count, _, made in self._parts():
+            low, high = max(start - first, 0), min(stop - first, count)
+            if low < high:
+                found.append(made(low, high, self.numbering.after(first + low)))
+            first += count
+        return found[0] if len(found) == 1 else pa.concat_batches(found)
+
+    def _parts(self) -> Iterator[tuple[int, npt.NDArray[np.integer], _Made]]:
+        """In order: how many there are, of which database each is, and what makes them."""
+        for some, is_late in ((self.late, True), (self.released, False)):
+            if some is not None:
+                yield len(some), some.sources, partial(self._changes, some, is_late)
+        for own in self.own:
+            if count := own.rows.num_rows:
+                yield count, np.full(count, own.source), partial(self._our_own, own)
+
+    def _changes(
+        self, some: Released, is_late: bool, start: int, stop: int, numbering: Numbering
+    ) -> pa.RecordBatch:
+        rows, count = some.piece(start, stop), stop - start
+        return _placed(
+            rows,
+            numbering,
+            origin=[rows.column(name) for name in _CURSOR],
+            time=_json_times(some.times[start:stop], self.form),
+            late=pa.repeat("true", count) if is_late else pa.nulls(count, pa.string()),
+            source=some.sources[start:stop],
+        )
+
+    def _our_own(self, own: OwnRows, start: int, stop: int, numbering: Numbering) -> pa.RecordBatch:
+        rows, nothing = own.rows.slice(start, stop - start), pa.nulls(stop - start, pa.string())
+        origin = [rows.column(name) for name in _CURSOR] if own.placed else None
+        of_changes = self.late or self.released
+        for name in of_changes.batches[0].schema.names if of_changes is not None else ():
+            if name not in rows.schema.names:
+                rows = rows.append_column(name, nothing)
+        source = np.full(stop - start, own.source)
+        return _placed(rows, numbering, origin=origin, time=nothing, late=nothing, source=source)
 
 
-_OURS: Final = "ours"
-_KNOWN: Final = frozenset([*CHANGE_SCHEMA.names, *PLACED_SCHEMA.names, SOURCE, _OURS])
+_Made = Callable[[int, int, Numbering], pa.RecordBatch]
 
 
-def _of_source(some: Released, *, is_late: bool, form: ValueFormat) -> pa.RecordBatch:
-    rows, count = some.rows, some.rows.num_rows
-    late = pa.repeat("true", count) if is_late else pa.nulls(count, pa.string())
-    return _with(
-        rows,
-        lsn=rows.column("commit_lsn"),
-        idx=rows.column("commit_idx"),
-        time=_json_times(some.times, form),
-        late=late,
-        source=pa.array(some.sources.astype(np.int32)),
-        ours=False,
-    )
-
-
-def _of_our_own(own: OwnRows, added: Sequence[str]) -> pa.RecordBatch:
-    rows, count = own.rows, own.rows.num_rows
-    for name in added:
-        rows = rows.append_column(name, pa.nulls(count, pa.string()))
-    nothing = pa.nulls(count, pa.string())
-    return _with(
-        rows,
-        lsn=rows.column("commit_lsn"),
-        idx=rows.column("commit_idx"),
-        time=nothing,
-        late=nothing,
-        source=pa.array(np.full(count, own.source, np.int32)),
-        ours=not own.placed,
-    )
-
-
-def _with(
+def _placed(
     rows: pa.RecordBatch,
+    numbering: Numbering,
     *,
-    lsn: pa.Array,
-    idx: pa.Array,
+    origin: Sequence[pa.Array] | None,
     time: pa.Array,
     late: pa.Array,
-    source: pa.Array,
-    ours: bool,
+    source: npt.NDArray[np.integer],
 ) -> pa.RecordBatch:
-    columns = dict(zip(PLACED_SCHEMA.names, (lsn, idx, time, late), strict=True))
-    columns |= {SOURCE: source, _OURS: pa.array(np.full(rows.num_rows, ours))}
-    for name, column in columns.items():
-        rows = rows.append_column(pa.field(name, column.type), column)
-    return rows
+    """Rows under their numbers; what is our own has no other place."""
+    places = [pa.array(each) for each in numbering.places(rows.num_rows)]
+    columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+    columns |= zip(_CURSOR, places, strict=True)
+    columns |= zip(PLACED_SCHEMA.names, [*(origin or places), time, late], strict=True)
+    columns[SOURCE] = pa.array(source.astype(np.int32))
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def _json_times(times: npt.NDArray[np.int64], form: ValueFormat) -> pa.StringArray:
@@ -144,8 +138,7 @@ def _json_times(times: npt.NDArray[np.int64], form: ValueFormat) -> pa.StringArr
     us = pa.array(np.where(none, 0, times), pa.int64(), mask=none)
     if form.timestamps == "unix_microsecond":
         return us.cast(pa.string())
-    written = us.view(pa.timestamp("us")).cast(pa.string())
-    return joined('"', pc.replace_substring(written, " ", "T"), 'Z"')
+    return iso8601(us.view(pa.timestamp("us")))
 
 
 def iso(us: int) -> str:
@@ -206,10 +199,8 @@ def by_source(release: Release, outcome: Outcome, begun: int, sources: int) -> l
 
     ``begun`` is the position of the first message that it was asked to deliver.
     """
-    rows = release.rows
-    assert rows is not None
     reached = position(release.numbering, outcome.cursor, len(release))
-    codes = rows.column(SOURCE).to_numpy()
+    codes = release.sources
     settled = np.zeros(len(codes), np.bool_)
     settled[begun:reached] = True
     aside_at = _positions(release.numbering, outcome.aside)
@@ -220,14 +211,15 @@ def by_source(release: Release, outcome: Outcome, begun: int, sources: int) -> l
         aside: list[pa.RecordBatch | None] = []
         mine = codes[aside_at] == source
         if outcome.aside is not None and mine.any():
-            aside = [_at_home(rows, outcome.aside.filter(pa.array(mine)), aside_at[mine])]
+            aside = [_at_home(release, outcome.aside.filter(pa.array(mine)), aside_at[mine])]
         dead = []
         for at, each in zip(dead_at, outcome.dead, strict=True):
             if codes[at] != source:
                 continue
-            origin = _origin(rows, at)
+            message = release.piece(at, at + 1)
+            origin = _origin(message)
             if origin.lsn % 8 == OUR_LSN:  # it is in no log: it is kept as the message it was
-                aside.append(given_up(_alone(rows.slice(at, 1)), each.error))
+                aside.append(given_up(_alone(message), each.error))
             else:
                 error = each.error.replace(str(each.cursor), str(origin))
                 dead.append(Poison(origin, error))
@@ -256,16 +248,16 @@ def _positions(numbering: Numbering, rows: pa.RecordBatch | None) -> npt.NDArray
     return numbering.positions(lsn, idx)
 
 
-def _at_home(
-    rows: pa.RecordBatch, aside: pa.RecordBatch, at: npt.NDArray[np.int64]
-) -> pa.RecordBatch:
+def _at_home(release: Release, aside: pa.RecordBatch, at: npt.NDArray[np.int64]) -> pa.RecordBatch:
     """What was put aside under the cursors that it has in its source."""
-    taken = rows.take(pa.array(at))
+    first = int(at.min())
+    taken = release.piece(first, int(at.max()) + 1).take(pa.array(at - first))
     for name, known in zip(_CURSOR, ("origin_lsn", "origin_idx"), strict=True):
         place = aside.schema.get_field_index(name)
         aside = aside.set_column(place, aside.schema.field(place), taken.column(known))
     return aside
 
 
-def _origin(rows: pa.RecordBatch, at: int) -> Cursor:
-    return Cursor(rows.column("origin_lsn")[at].as_py(), rows.column("origin_idx")[at].as_py())
+def _origin(message: pa.RecordBatch) -> Cursor:
+    lsn, idx = (message.column(name)[0].as_py() for name in ("origin_lsn", "origin_idx"))
+    return Cursor(lsn, idx)

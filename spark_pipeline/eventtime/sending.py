@@ -139,9 +139,8 @@ class ReleaseSender:
             return Sent(begun, 0, nothing, share.held, outcome)
         for rows in sending.aside:
             share = replace(share, waiting=share.waiting.with_these(rows))
-        assert release.rows is not None
         end = min(begun + _ROWS, len(release))
-        piece, until = release.rows.slice(begun, end - begun), release.numbering.place(end)
+        piece, until = release.piece(begun, end), release.numbering.place(end)
         slots, over = self._home.slots, self._context.over
         with (
             slots.hold(self._home.source, name, self._consumer.priority, over),

@@ -6,8 +6,8 @@ become true together; a cursor that somebody else moved is never moved back by i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -30,7 +30,7 @@ from spark_pipeline.delivery.dead_letters import poisoned
 from spark_pipeline.delivery.outcome import Poison, is_below, together
 from spark_pipeline.eventtime.reading import Reading
 from spark_pipeline.eventtime.release import late_letters
-from spark_pipeline.eventtime.sending import Sending
+from spark_pipeline.eventtime.sending import Sending, Sent
 
 
 @dataclass
@@ -42,8 +42,13 @@ class Share:
     delivered: int = 0
     absorbed: int = 0
     last_commit: datetime | None = None
-    dead: Iterable[DeadLetter] = ()
+    dead: Sequence[DeadLetter] = ()
     aside: pa.RecordBatch | None = None
+
+    @property
+    def copies(self) -> bool:
+        """Whether something of it is written by COPY."""
+        return bool(self.dead) or self.aside is not None
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,19 @@ class Reached:
     shares: dict[str, Share]
     seen: Mapping[str, Mapping[str, Seen]]  # of each table, by source
     arrived: Mapping[str, Sequence[Bound]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Unsettled:
+    """What is to be written."""
+
+    reached: Reached
+    sent: Sequence[Sent]
+    position: object
+
+
+Plan = Callable[[Mapping[str, SourceStanding]], None]
+"""What stores the next release, by where its sources stand then."""
 
 
 def shares_of(
@@ -101,15 +119,22 @@ class EventSettler:
         reached: Reached,
         *,
         ledger: str | None,
+        then: Callable[[], None] | None = None,
     ) -> str:
         """One transaction; ``ledger`` is the name of the consumer's, if it lies in Postgres.
+
+        ``then`` is part of it, unless a cursor was moved: what comes next is planned by where the
+        cursors stand.
 
         A cursor that somebody has moved meanwhile stays where it is, or goes on from there. What
         was released of the others is settled all the same: it was delivered. Returns the source of
         which that is so, empty if there is none: the worker begins again then.
         """
         moved = ""
-        with state.transaction():
+        with ExitStack() as held:
+            if not any(share.copies for share in reached.shares.values()):
+                held.enter_context(state.pipeline())  # sent together, answered together
+            held.enter_context(state.transaction())
             fence(state, self._terms, to_move=True)
             stands = look(state, self._consumer, reached.shares, to_move=True)
             for source in sorted(reached.shares):
@@ -143,6 +168,8 @@ class EventSettler:
                 if ledger is not None:
                     lsn, idx = reached.numbering.place(0)
                     state.execute(TRIM, {"ledger": ledger, "lsn": format_lsn(lsn), "idx": idx})
+            if then is not None and not moved:
+                then()
         return moved
 
     def settle_gaps(

@@ -33,7 +33,7 @@ from spark_pipeline.eventtime.partitions import UnknownTableError
 from spark_pipeline.eventtime.tables import SourceTables
 from spark_pipeline.workers.base import AgainError, BaseWorker, UndeliveredError
 from spark_pipeline.workers.context import WorkerContext
-from spark_pipeline.workers.inputs import POLL_S
+from spark_pipeline.workers.inputs import POLL_S, Input
 from spark_pipeline.workers.state import Reason
 
 _logger = structlog.get_logger("walbrook.event_time")
@@ -108,6 +108,7 @@ class EventTimeWorker(BaseWorker):
         goes_on, self._goes_on = self._goes_on, False
         if goes_on and not self._nudged.is_set():
             return True
+        self._settle()
         self._end_ordering()
         if self._must_wait():
             return False
@@ -164,14 +165,22 @@ class EventTimeWorker(BaseWorker):
 
     def finish(self) -> None:
         """Write how far it has come."""
+        self._settle()
+        self.close()
+
+    def _settle(self) -> None:
+        """Write how far it has come, unless that broke."""
         try:
             if self.ordering is not None:
                 self.ordering.settle()
                 self.ordering.show(at_once=True)
         except (WalbrookError, psycopg.Error) as error:
             _logger.warning("event_time.unsettled", consumer=self.name, error=error)
-        finally:
-            self.close()
+
+    def _deliver_claim(self, due: Input) -> bool:
+        assert self.ordering is not None
+        self.ordering.settle_delivered()
+        return super()._deliver_claim(due)
 
     def close(self) -> None:
         self._end_ordering()
@@ -204,6 +213,7 @@ class EventTimeWorker(BaseWorker):
 
     def _look(self, state: Connection, ordering: Ordering) -> None:
         """For what an operator did."""
+        ordering.settle_delivered()
         self._look_soon, now = False, time.monotonic()
         found = look(state, self.name, self.inputs)
         for name in self.inputs:

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import gc
 
-import pyspark.daemon
-import pyspark.worker
+from spark_pipeline.session.unpacked import import_unpacked
 
-import spark_pipeline.delivery.deliver
-import spark_pipeline.expressions.evaluate
-import spark_pipeline.source.stream  # noqa: F401
+import_unpacked()
+
+import pyspark.daemon  # noqa: E402
+import pyspark.worker  # noqa: E402
+
+import spark_pipeline.delivery.deliver  # noqa: E402
+import spark_pipeline.expressions.evaluate  # noqa: E402
+import spark_pipeline.source.stream  # noqa: E402, F401
 
 if __name__ == "__main__":
     gc.collect()

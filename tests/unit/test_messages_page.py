@@ -22,8 +22,8 @@ from spark_pipeline.eventtime.release import (
     WATERMARK,
     WINDOW,
     OwnRows,
+    Release,
     our_rows,
-    release_of,
     watermark_row,
 )
 from tests.unit.decoding.changes_of_every_kind import changes_of_every_kind
@@ -67,15 +67,15 @@ def in_event_time_order() -> pa.RecordBatch:
     """An update, a watermark and a window, as the product makes them."""
     times = np.array([1_794_797_480_100_000])
     update = changes_of_every_kind().slice(2, 1)
-    late = Released(update, times, times, np.zeros(1, np.int32), np.zeros(1, np.int16))
+    at = np.zeros(1, np.intp)
+    late = Released([update], at, times, times, np.zeros(1, np.int32), np.zeros(1, np.int16))
     now = datetime(2026, 11, 16, 2, 51, 25, 104211, tzinfo=UTC)
     told = [
         OwnRows(watermark_row(int(times[0]), now)),
         OwnRows(our_rows(WINDOW, pa.array(['{"window_start":"","window_end":""}']), now)),
     ]
-    rows = release_of(late, None, told, Numbering(71299203, 41), ValueFormat()).rows
-    assert rows is not None
-    return rows
+    release = Release(late, None, told, Numbering(71299203, 41), ValueFormat())
+    return release.piece(0, len(release))
 
 
 def test_the_examples_in_event_time_order_have_the_keys_of_such_messages() -> None:

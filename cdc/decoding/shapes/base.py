@@ -60,8 +60,8 @@ class Shape(Protocol):
         """CHANGE_SCHEMA rows, with ``before`` or not, as MESSAGE_SCHEMA and what is added here."""
         ...
 
-    def messages(self, rows: pa.RecordBatch) -> pa.StringArray:
-        """The whole JSON of each row that ``rows`` gave; never null."""
+    def messages(self, rows: pa.RecordBatch, end: str = "") -> pa.StringArray:
+        """The whole JSON of each row that ``rows`` gave, and ``end``; never null."""
         ...
 
     def fields(self, rows: pa.RecordBatch) -> dict[str, pa.StringArray]:

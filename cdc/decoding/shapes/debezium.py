@@ -62,14 +62,13 @@ class DebeziumShape:
                 plain = plain.append_column(name, changes.column(name))
         return plain
 
-    def messages(self, rows: pa.RecordBatch) -> pa.StringArray:
-        payloads = self._payloads(rows)
+    def messages(self, rows: pa.RecordBatch, end: str = "") -> pa.StringArray:
         if not self.schemas:
-            return payloads
-        schemas = self._described(rows, envelope_schemas)
-        return joined('{"schema":', schemas, ',"payload":', payloads, "}", null="null")
+            return self._payloads(rows, end)
+        schemas, payloads = self._described(rows, envelope_schemas), self._payloads(rows)
+        return joined('{"schema":', schemas, ',"payload":', payloads, "}" + end, null="null")
 
-    def _payloads(self, rows: pa.RecordBatch) -> pa.StringArray:
+    def _payloads(self, rows: pa.RecordBatch, end: str = "") -> pa.StringArray:
         return joined(
             '{"before":',
             rows.column("before"),
@@ -78,6 +77,7 @@ class DebeziumShape:
             ',"source":',
             rows.column("source"),
             rows.column("tail"),
+            end,
             null="null",
         )
 

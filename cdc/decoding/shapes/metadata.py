@@ -40,7 +40,7 @@ def metadata(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
         texts = few_metadata(changes, context)
         if texts is not None:
             return pa.array(texts, pa.string())
-    lsn, idx = (column.cast(pa.string()) for column in origin(changes))
+    lsn, idx = _origin_texts(changes)
     return joined(
         '{"table_schema":"',
         escape(changes.column("table_schema")),
@@ -55,7 +55,7 @@ def metadata(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
         ',"xid":',
         changes.column("xid").cast(pa.string()),
         ',"idempotency_key":"',
-        *_idempotency_key(changes, context),
+        *_idempotency_key(changes, context, lsn, idx),
         '","record_pks":',
         changes.column("record_pks"),
         ',"transaction_annotations":',
@@ -98,11 +98,17 @@ def few_metadata(changes: pa.RecordBatch, context: Context) -> list[str] | None:
 
 def idempotency_keys(changes: pa.RecordBatch, context: Context) -> pa.StringArray:
     """What is the same each time a change is sent, as ``metadata`` has it."""
-    return joined(*_idempotency_key(changes, context))
+    return joined(*_idempotency_key(changes, context, *_origin_texts(changes)))
 
 
-def _idempotency_key(changes: pa.RecordBatch, context: Context) -> list[pa.StringArray | str]:
-    lsn, idx = (column.cast(pa.string()) for column in origin(changes))
+def _origin_texts(changes: pa.RecordBatch) -> tuple[pa.StringArray, pa.StringArray]:
+    lsn, idx = origin(changes)
+    return lsn.cast(pa.string()), idx.cast(pa.string())
+
+
+def _idempotency_key(
+    changes: pa.RecordBatch, context: Context, lsn: pa.StringArray, idx: pa.StringArray
+) -> list[pa.StringArray | str]:
     return [
         *_of_database(context),
         lsn,
@@ -116,11 +122,15 @@ def placed(changes: pa.RecordBatch) -> list[pa.StringArray | str]:
     """Members of what goes out in event-time order: its time, whether it is late, its place."""
     if "origin_lsn" not in changes.schema.names:
         return []
-    place = (changes.column(name).cast(pa.string()) for name in ("commit_lsn", "commit_idx"))
+    lsn, idx = (changes.column(name).cast(pa.string()) for name in ("commit_lsn", "commit_idx"))
     return [
         *member("event_time", changes.column("event_time")),
         *member("late", changes.column("late")),
-        joined(',"sequence":"', next(place), "-", next(place), '"'),
+        ',"sequence":"',
+        lsn,
+        "-",
+        idx,
+        '"',
     ]
 
 
@@ -153,10 +163,11 @@ def _end_of(consumer: str, name: str, database: str, hostname: str) -> str:
 def _commit_timestamp(times: pa.TimestampArray, context: Context) -> pa.StringArray:
     if context.format.timestamps == "unix_microsecond":
         return for_each_value(times, lambda each: each.view(pa.int64()).cast(pa.string()))
-    return for_each_value(times, _iso8601)
+    return for_each_value(times, iso8601)
 
 
-def _iso8601(times: pa.TimestampArray) -> pa.StringArray:
+def iso8601(times: pa.TimestampArray) -> pa.StringArray:
+    """As JSON strings, in UTC; null where there is none."""
     local = times.cast(pa.timestamp("us")).cast(pa.string())
     return joined('"', pc.replace_substring(local, " ", "T"), 'Z"')
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
+from cdc.decoding.joins import joined
 from cdc.decoding.shapes.base import Context, Parts, message_rows
 from cdc.decoding.shapes.metadata import METADATA_BYTES, idempotency_keys, metadata
 from cdc.decoding.shapes.text import referring, replaced
@@ -23,8 +24,8 @@ class RecordShape:
     def rows(self, changes: pa.RecordBatch) -> pa.RecordBatch:
         return message_rows(changes)
 
-    def messages(self, rows: pa.RecordBatch) -> pa.StringArray:
-        return rows.column("record")
+    def messages(self, rows: pa.RecordBatch, end: str = "") -> pa.StringArray:
+        return joined(rows.column("record"), end) if end else rows.column("record")
 
     def fields(self, rows: pa.RecordBatch) -> dict[str, pa.StringArray]:
         return {

@@ -25,7 +25,7 @@ class SequinShape:
         plain = message_rows(changes)
         return plain.append_column("metadata", metadata(plain, self.context))
 
-    def messages(self, rows: pa.RecordBatch) -> pa.StringArray:
+    def messages(self, rows: pa.RecordBatch, end: str = "") -> pa.StringArray:
         return joined(
             '{"record":',
             rows.column("record"),
@@ -35,7 +35,7 @@ class SequinShape:
             rows.column("action"),
             '","metadata":',
             rows.column("metadata"),
-            "}",
+            "}" + end,
             null="null",
         )
 

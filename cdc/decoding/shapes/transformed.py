@@ -12,6 +12,7 @@ from typing import ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.decoding.joins import joined
 from cdc.decoding.shapes.base import Context, Parts, Shape, message_rows
 from cdc.decoding.shapes.metadata import METADATA_BYTES, idempotency_keys, metadata
 from cdc.decoding.shapes.text import referring, replaced
@@ -41,8 +42,8 @@ class TransformedShape:
             texts = pc.replace_with_mask(texts, missing, self.plain.messages(shaped))
         return message_rows(changes).append_column(MESSAGE, texts)
 
-    def messages(self, rows: pa.RecordBatch) -> pa.StringArray:
-        return rows.column(MESSAGE)
+    def messages(self, rows: pa.RecordBatch, end: str = "") -> pa.StringArray:
+        return joined(rows.column(MESSAGE), end) if end else rows.column(MESSAGE)
 
     def fields(self, rows: pa.RecordBatch) -> dict[str, pa.StringArray]:
         return {MESSAGE: rows.column(MESSAGE), "metadata": metadata(rows, self.context)}

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from cdc.config.event_time import Window
 from cdc.cursor import Cursor
 from cdc.eventtime.buffer import EventTimeBuffer
-from cdc.eventtime.released import Released
+from cdc.eventtime.released import Released, both
 from cdc.eventtime.sequencer import Step
 from cdc.eventtime.times import NO_TIME, Times
 from spark_pipeline.delivery.deliver import Origin
@@ -67,21 +67,22 @@ class SparkWindows:
     def results(
         self, done: Released | None, left: EventTimeBuffer, step: Step, now: datetime
     ) -> WindowResults:
-        rows = done
+        found = done
         if self._slide < self._size and self._closes(step):
             rest = left.within(NO_TIME + 1, step.watermark + 1)
-            rows = _both(done, rest)
-        if rows is None:
+            found = both(done, rest)
+        if found is None:
             return WindowResults([], {})
+        rows = found.rows
         closed = self._aggregator.close(
-            rows.rows, rows.times, (step.before, step.watermark), rows.sources
+            rows, found.times, (step.before, step.watermark), found.sources
         )
         own = []
         if closed.results.num_rows:
             own.append(OwnRows(our_rows(WINDOW, closed.results.column("record"), now)))
         bad: dict[int, list[Poison]] = {}
         for at, what in sorted(closed.bad.items()):
-            bad.setdefault(int(rows.sources[at]), []).append(Poison(_cursor(rows.rows, at), what))
+            bad.setdefault(int(found.sources[at]), []).append(Poison(_cursor(rows, at), what))
         return WindowResults(own, bad)
 
     def _closes(self, step: Step) -> bool:
@@ -89,18 +90,6 @@ class SparkWindows:
         if step.before == NO_TIME:
             return True
         return (step.watermark + 1) // self._slide > (step.before + 1) // self._slide
-
-
-def _both(one: Released | None, other: Released | None) -> Released | None:
-    if one is None or other is None:
-        return one or other
-    return Released(
-        pa.concat_batches([one.rows, other.rows]),
-        np.concatenate([one.times, other.times]),
-        np.concatenate([one.due, other.due]),
-        np.concatenate([one.codes, other.codes]),
-        np.concatenate([one.sources, other.sources]),
-    )
 
 
 def _cursor(rows: pa.RecordBatch, at: int) -> Cursor:

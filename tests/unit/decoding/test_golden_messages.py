@@ -57,6 +57,8 @@ def test_a_message_is_the_same_however_its_batch_is_cut(name: ShapeName) -> None
         alone = shape.rows(changes.slice(at, 1))
         assert shape.messages(alone).to_pylist() == [text]
         assert shape.messages(shape.rows(changes).slice(at, 1)).to_pylist() == [text]
+    ended = shape.messages(shape.rows(changes), "\n").to_pylist()
+    assert ended == [f"{text}\n" for text in whole]
 
 
 @pytest.mark.parametrize("name", SHAPES)

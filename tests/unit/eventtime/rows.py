@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -47,4 +48,7 @@ def rows_in(released: Released | None) -> list[Row]:
     rows = [Row(of, Cursor(*at), time, code) for of, at, time, code in zip(*columns, strict=True)]
     assert released.rows.column("record").to_pylist() == [name(row) for row in rows]
     assert len(released.due) == len(rows)
+    cuts = [0, len(rows) // 3, len(rows) // 2, len(rows)]
+    pieces = [released.piece(a, b) for a, b in pairwise(cuts) if a < b]
+    assert pa.Table.from_batches(pieces) == pa.Table.from_batches([released.rows])
     return rows

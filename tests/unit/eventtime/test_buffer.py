@@ -76,13 +76,14 @@ def test_the_oldest_cursor_is_that_of_what_is_left() -> None:
     assert oldest == [Cursor(1, 0), Cursor(2, 0), Cursor(2, 0), Cursor(4, 0), None]
 
 
-def test_nothing_of_what_was_handed_over_is_held() -> None:
-    """It may be a file of the log that is mapped."""
+def test_nothing_of_what_was_handed_over_is_held_once_it_has_to_wait() -> None:
+    """It may be a file that is mapped, or a whole range."""
     buffer = EventTimeBuffer(SOURCES, max_bytes=MUCH)
     given, times, codes = batch([row(0, lsn, lsn) for lsn in range(1_000)])
     handed = {part.address for column in given for part in column.buffers() if part}
     buffer.add("shop", given.slice(10, 500), times[10:510], times[10:510], codes[10:510])
     buffer.add("warehouse", given, times, times, codes, keep=np.arange(2, 9))
+    assert buffer.release(-1) is None
     for chunk in (*buffer._chunks["shop"], *buffer._chunks["warehouse"]):
         held = chain.from_iterable(column.buffers() for column in chunk._rows)
         assert handed.isdisjoint(part.address for part in held if part)
