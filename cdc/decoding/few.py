@@ -256,14 +256,14 @@ def _repeating(texts: tuple[str | None, ...]) -> pa.StringArray:
 
 def _texts(payload: bytes, count: int) -> list[str | None]:
     """The values of the only tuple of a message; None for a null."""
-    at = _HEAD.size
+    at, end, length = _HEAD.size, len(payload), _LENGTH.unpack_from
     texts: list[str | None] = []
     for _ in range(count):
         kind = payload[at]
         if kind == _TEXT:
             start = at + 5
-            at = start + _LENGTH.unpack_from(payload, at + 1)[0]
-            if at > len(payload):
+            at = start + length(payload, at + 1)[0]
+            if at > end:
                 raise _UnusualError
             texts.append(payload[start:at].decode())
         elif kind == _NULL:
@@ -271,6 +271,6 @@ def _texts(payload: bytes, count: int) -> list[str | None]:
             texts.append(None)
         else:
             raise _UnusualError
-    if at != len(payload):
+    if at != end:
         raise _UnusualError
     return texts
