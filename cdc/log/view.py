@@ -80,6 +80,7 @@ class LogView:
         self._indexes = SealedIndexes(directory)
         self._highs: tuple[Manifest | None, list[Cursor]] = (None, [])
         self._waker: Waker | None = None
+        self._seen = 0  # what ``next_batch`` said last
         self._tail = LogTail(directory)
         self._recent: tuple[str, int, Index] = ("", 0, _EMPTY)  # of the active segment, read last
 
@@ -90,7 +91,8 @@ class LogView:
             length = self._active_length(manifest)
             # An index that is empty or gone may have been sealed, and trimmed, meanwhile.
             if length or self._manifest().active_name == manifest.active_name:
-                return manifest.next_batch + length
+                self._seen = manifest.next_batch + length
+                return self._seen
 
     def first_batch(self) -> int:
         """The first batch that is still readable (or will be the first)."""
@@ -108,14 +110,19 @@ class LogView:
     def wait(self, beyond: int, timeout_s: float) -> int:
         """``next_batch`` as soon as it exceeds ``beyond``, or after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
+        # The waker knows of whatever was written since the last look, so that none is needed.
+        looks_first = self._waker is None or self._seen > beyond
         if self._waker is None:
             make_directory(self._directory)
             self._waker = Waker(self._directory)
-        while (end := self.next_batch()) <= beyond:
+        end = self.next_batch() if looks_first else None
+        while end is None or end <= beyond:
             remaining = deadline - time.monotonic()
-            if remaining <= 0:
+            if remaining > 0:
+                self._waker.wait(remaining)
+            elif end is not None:
                 break
-            self._waker.wait(remaining)
+            end = self.next_batch()
         return end
 
     def seek(self, cursor: Cursor) -> int:
