@@ -231,8 +231,9 @@ def _shaped(share: Share, changes: pa.RecordBatch) -> MessageBatch:
     if len(share.origins) > 1:
         shape = MergedShape([shape_of(share.consumer, origin) for origin in share.origins])
     rows = shape.rows(changes)
+    names = changes.schema.names
     for name in (ROUTE, *TEXTS):
-        if name in changes.schema.names:
+        if name in names:
             rows = rows.append_column(name, changes.column(name))
     return MessageBatch(rows, shape)
 
