@@ -68,6 +68,7 @@ from sinks.redis_wire import (
 
 _REQUEST_BYTES = 512 << 10  # larger ones cost the server more a message, and hold others up
 _REQUEST_MESSAGES_MAX = 4096
+_ONE_PACKET_BYTES = 64 << 10  # up to so many a copy costs less than a call of the system
 _MESSAGE_BYTES_MAX = 256 << 20  # the server hangs up on fields of 512 MB
 _RECEIVE_BYTES = 64 << 10
 _TRIES_MAX = 20  # of one request, while others touch the stream
@@ -263,8 +264,8 @@ class RedisStreamSink:
             record = record_key(streams)
             command = with_command(command, "HSET", record, "top", entry_id(last))
         self._others = 1 if self._is_watched(streams) else 0
-        if len(command) == 2:  # it is small
-            command = [b"".join(map(bytes, command))]
+        if sum(map(len, command)) <= _ONE_PACKET_BYTES:
+            command = [b"".join(command)]
         self._connection.send_packed_command(command, check_health=False)
 
     def _look(
@@ -412,7 +413,7 @@ class RedisStreamSink:
 
         Nobody of ours added them meanwhile: the record is watched. XSETID touches no watch.
         """
-        if isinstance(streams, str) and self._may_watch:
+        if outcome.absorbed and isinstance(streams, str) and self._may_watch:
             ours = self._tops.top(streams)
             if outcome.absorbed > prefix_at_or_below(piece.rows, ours):
                 self._ask_once("HSET", record_key(streams), "moved", entry_id(ours))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +29,7 @@ _ALREADY_THERE = b"is equal or smaller than the target stream top item"
 FEW = 48
 """Up to about so many messages a loop costs less than whole columns."""
 
+_NULL = "$4\r\nnull\r\n"
 _COPIED_BYTES = 16 << 10
 _SEND_BYTES = 4 << 20  # each such piece has the whole timeout to go out
 
@@ -52,7 +54,7 @@ def encode(
     ``trim`` are the words of XADD that bound a stream's length.
     """
     if len(batch) <= FEW:
-        return [_BEGIN, _few(keys, batch, trim), _END]
+        return [_BEGIN + _few(keys, batch, trim), _END]
     ids = joined(_text(batch.rows, "commit_lsn"), "-", _text(batch.rows, "commit_idx"))
     fields = batch.fields()
     commands = joined(
@@ -82,7 +84,7 @@ def _few(keys: str | pa.StringArray, batch: MessageBatch, trim: tuple[str, ...])
     for stream, lsn, idx, *texts in zip(streams, *cursors, *values, strict=True):
         parts += (head, _bulk_text(stream), bound, _bulk_text(f"{lsn}-{idx}"))
         for name, text in zip(names, texts, strict=True):
-            parts += (name, _bulk_text("null" if text is None else text))
+            parts += (name, _NULL if text is None else _bulk_text(text))
     return "".join(parts).encode()
 
 
@@ -104,12 +106,11 @@ def encode_question(
     Without ``above`` XINFO describes it: one answer. With it, EXISTS and its last entry from there
     on: two answers that cost the client a tenth.
     """
-    of_stream = (
-        command("XINFO", "STREAM", stream)
-        if above is None
-        else command("EXISTS", stream) + command("XREVRANGE", stream, "+", above, "COUNT", "1")
-    )
-    return command("WATCH", *watched) + command("HMGET", record, *fields) + of_stream
+    watching = _known_command("WATCH", *watched) + _known_command("HMGET", record, *fields)
+    if above is None:
+        return watching + command("XINFO", "STREAM", stream)
+    entries = command("XREVRANGE", stream, "+", above, "COUNT", "1")
+    return watching + _known_command("EXISTS", stream) + entries
 
 
 def usual_answer(truncation: int, top: str) -> bytes:
@@ -135,10 +136,16 @@ def command(*words: str) -> bytes:
     return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(p), p) for p in parts)
 
 
+@lru_cache(maxsize=256)
+def _known_command(*words: str) -> bytes:
+    """A command that is sent with every request."""
+    return command(*words)
+
+
 def _field(name: str, values: pa.StringArray) -> tuple[pa.Array | str, ...]:
     named = f"${len(name)}\r\n{name}\r\n"
     if values.null_count == len(values):
-        return (named, "$4\r\nnull\r\n")
+        return (named, _NULL)
     return (named, *_bulk(pc.fill_null(values, "null") if values.null_count else values))
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from cdc.config import Config
 
 _SWITCH_S = 0.001
+_COLLECTED_AT = 5_000
+"""New objects until the first look for those that refer to each other: a range makes hundreds."""
 _ARROW_POOL = "ARROW_DEFAULT_MEMORY_POOL"
 _M_ARENA_MAX, _ARENAS = -8, 2
 _EVER_S = 1e9  # no second sign is expected
@@ -79,6 +81,7 @@ def run(stop: StopSignal, told: queue.SimpleQueue[str]) -> int:
 
     # What was imported stays: looking through it again and again only makes changes wait.
     gc.freeze()
+    gc.set_threshold(_COLLECTED_AT)
     parser = argparse.ArgumentParser(prog="spark_pipeline")
     parser.add_argument("config", type=Path)
     parser.add_argument("--term", action="append", default=[], metavar="SOURCE=N")

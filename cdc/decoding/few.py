@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import lru_cache
@@ -32,6 +32,7 @@ from cdc.decoding.types.text import TEXT
 ROWS_MAX: Final = 48
 """From about so many rows on whole columns cost less."""
 
+_STRING = pa.string()
 _BYTES_MAX = 64 << 10
 _PLANS_MAX = 4096
 
@@ -218,41 +219,51 @@ class _Rows:
             self._table_version.append(plan.table.version)
 
     def batch(self, raw: pa.RecordBatch, annotations: pa.StringArray | None) -> pa.RecordBatch:
-        nothing = pa.nulls(raw.num_rows, pa.string())
+        nothing = pa.nulls(raw.num_rows, _STRING)
+        texts: dict[str, Sequence[str | None]] = {
+            "record": self._record,
+            "record_pks": self._record_pks,
+        }
+        if self._wanted.keyed:
+            texts[KEY] = self._key
+        if self._wanted.texts:
+            texts |= {ROW_TEXT: self._row_text, TABLE_VERSION: self._table_version}
+        for name, found in self._event_texts.items():
+            texts[self._wanted.time_name(name)] = found
         columns = {
             "commit_lsn": raw.column("commit_lsn"),
             "commit_idx": raw.column("commit_idx"),
             "commit_timestamp": raw.column("commit_ts").view(pa.timestamp("us", tz="UTC")),
             "xid": raw.column("xid"),
-            "table_schema": pa.array(self._table_schema, pa.string()),
-            "table_name": pa.array(self._table_name, pa.string()),
-            "action": pa.array(self._action, pa.string()),
-            "record": pa.array(self._record, pa.string()),
-            "changes": pa.array(self._changes, pa.string()),
-            "record_pks": pa.array(self._record_pks, pa.string()),
+            "table_schema": _repeating(tuple(self._table_schema)),
+            "table_name": _repeating(tuple(self._table_name)),
+            "action": _repeating(tuple(self._action)),
+            "changes": _repeating(tuple(self._changes)),
             "annotations": nothing if annotations is None else annotations,
-            KEY: pa.array(self._key, pa.string()),
-            ROW_TEXT: pa.array(self._row_text, pa.string()),
-            TABLE_VERSION: pa.array(self._table_version, pa.string()),
+            **{name: pa.array(found, _STRING) for name, found in texts.items()},
         }
-        for name, texts in self._event_texts.items():
-            columns[self._wanted.time_name(name)] = pa.array(texts, pa.string())
         schema = self._wanted.schema
         return pa.RecordBatch.from_arrays(
             [columns.get(name, nothing) for name in schema.names], schema=schema
         )
 
 
+@lru_cache(maxsize=_PLANS_MAX)
+def _repeating(texts: tuple[str | None, ...]) -> pa.StringArray:
+    """A column of few values, which comes again in most ranges."""
+    return pa.array(texts, _STRING)
+
+
 def _texts(payload: bytes, count: int) -> list[str | None]:
     """The values of the only tuple of a message; None for a null."""
-    at = _HEAD.size
+    at, end, length = _HEAD.size, len(payload), _LENGTH.unpack_from
     texts: list[str | None] = []
     for _ in range(count):
         kind = payload[at]
         if kind == _TEXT:
             start = at + 5
-            at = start + _LENGTH.unpack_from(payload, at + 1)[0]
-            if at > len(payload):
+            at = start + length(payload, at + 1)[0]
+            if at > end:
                 raise _UnusualError
             texts.append(payload[start:at].decode())
         elif kind == _NULL:
@@ -260,6 +271,6 @@ def _texts(payload: bytes, count: int) -> list[str | None]:
             texts.append(None)
         else:
             raise _UnusualError
-    if at != len(payload):
+    if at != end:
         raise _UnusualError
     return texts

@@ -10,6 +10,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 
 import pyarrow as pa
 import xxhash
@@ -28,6 +30,10 @@ _MAGIC = b"WBF1"
 # magic, reserved, checksum; then what the checksum covers: body bytes, batch_idx, rows, bounds.
 _PREFIX = struct.Struct("<4sIQ")
 _MARKER = struct.Struct("<QQQQqQq")
+_STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"  # of every Arrow IPC stream
+# How each message of an Arrow IPC stream begins: a mark, then the size of what describes it.
+_MESSAGE = struct.Struct("<iI")
+_KNOWN_HEAD_BYTES = 16 << 10
 HEADER_BYTES = _PREFIX.size + _MARKER.size
 
 LOST_FIX = (
@@ -77,17 +83,24 @@ def encode_frame(
     annotations: Sequence[Run] = (),
 ) -> tuple[Marker, bytes, pa.Buffer]:
     """The frame as marker, header and body; the two last are written one after the other."""
-    metadata = {SCHEMAS_KEY: encode_schemas(dict(schemas))}
-    if annotations:
-        metadata[ANNOTATIONS_KEY] = encode_annotations(annotations)
-    schema = RAW_SCHEMA.with_metadata(metadata)
-    out = pa.BufferOutputStream()
-    with pa.ipc.new_stream(out, schema) as stream:
-        stream.write_batch(raw.replace_schema_metadata(metadata))
-    body = out.getvalue()
+    known = encode_schemas(dict(schemas))
+    said = {ANNOTATIONS_KEY: encode_annotations(annotations)} if annotations else None
+    head = _usual_head(known) if said is None else _stream_head({SCHEMAS_KEY: known, **said})
+    body = pa.py_buffer(b"".join((head, raw.serialize(), _STREAM_END)))
     marker = Marker(batch_idx, raw.num_rows, first, high, body.size)
     fields = _MARKER.pack(body.size, batch_idx, raw.num_rows, *first, *high)
     return marker, _PREFIX.pack(_MAGIC, 0, _checksum(fields, body)) + fields, body
+
+
+@lru_cache(maxsize=64)
+def _usual_head(schemas: bytes) -> bytes:
+    """The same for most batches of a table: those without annotations."""
+    return _stream_head({SCHEMAS_KEY: schemas})
+
+
+def _stream_head(metadata: Mapping[bytes, bytes]) -> bytes:
+    """What an Arrow IPC stream of raw messages begins with."""
+    return bytes(RAW_SCHEMA.with_metadata(metadata).serialize())
 
 
 def read_marker(buffer: pa.Buffer, offset: int) -> Marker | None:
@@ -133,12 +146,23 @@ def read_frame(buffer: pa.Buffer, offset: int, *, where: str) -> Frame:
 def open_frame(buffer: pa.Buffer, offset: int, marker: Marker) -> Frame:
     """The frame at ``offset``, whose ``marker`` was read and so is whole."""
     body = buffer.slice(offset + HEADER_BYTES, marker.body_bytes)
-    with pa.ipc.open_stream(body) as stream:
-        raw = stream.read_next_batch()
-    metadata = raw.schema.metadata
-    said = metadata.get(ANNOTATIONS_KEY)
+    _continuation, size = _MESSAGE.unpack_from(body)
+    head = body.slice(0, _MESSAGE.size + size).to_pybytes()
+    schema, schemas = (_known_head if len(head) <= _KNOWN_HEAD_BYTES else _read_head)(head)
+    raw = pa.ipc.read_record_batch(body.slice(len(head)), schema)
+    said = schema.metadata.get(ANNOTATIONS_KEY)
     annotations = () if said is None else decode_annotations(said, raw.num_rows)
-    return Frame(marker, raw, decode_schemas(metadata[SCHEMAS_KEY]), annotations)
+    return Frame(marker, raw, schemas, annotations)
+
+
+def _read_head(head: bytes) -> tuple[pa.Schema, Mapping[int, bytes]]:
+    """The schema that a stream begins with, and those that its messages need."""
+    schema = pa.ipc.read_schema(pa.py_buffer(head))
+    return schema, MappingProxyType(decode_schemas(schema.metadata[SCHEMAS_KEY]))
+
+
+_known_head = lru_cache(maxsize=64)(_read_head)
+"""Most frames of a table begin with the same."""
 
 
 def _checksum(fields: bytes, body: pa.Buffer) -> int:

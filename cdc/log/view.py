@@ -34,6 +34,7 @@ from cdc.log.segment import (
     read_entries,
 )
 from cdc.log.stored import SealedIndexes, SegmentData, open_data
+from cdc.log.tail import LogTail
 from cdc.log.wake import Waker
 
 _EMPTY = np.empty(0, dtype=INDEX_DTYPE)
@@ -79,17 +80,19 @@ class LogView:
         self._indexes = SealedIndexes(directory)
         self._highs: tuple[Manifest | None, list[Cursor]] = (None, [])
         self._waker: Waker | None = None
-        self._active: tuple[Manifest | None, str] = (None, "")  # where its index lies
+        self._seen = 0  # what ``next_batch`` said last
+        self._tail = LogTail(directory)
         self._recent: tuple[str, int, Index] = ("", 0, _EMPTY)  # of the active segment, read last
 
     def next_batch(self) -> int:
         """The number that the next batch will have: the end of what is readable."""
         while True:
             manifest = self._manifest()
-            length = index_length(self._active_index(manifest))
+            length = self._active_length(manifest)
             # An index that is empty or gone may have been sealed, and trimmed, meanwhile.
             if length or self._manifest().active_name == manifest.active_name:
-                return manifest.next_batch + length
+                self._seen = manifest.next_batch + length
+                return self._seen
 
     def first_batch(self) -> int:
         """The first batch that is still readable (or will be the first)."""
@@ -107,14 +110,19 @@ class LogView:
     def wait(self, beyond: int, timeout_s: float) -> int:
         """``next_batch`` as soon as it exceeds ``beyond``, or after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
+        # The waker knows of whatever was written since the last look, so that none is needed.
+        looks_first = self._waker is None or self._seen > beyond
         if self._waker is None:
             make_directory(self._directory)
             self._waker = Waker(self._directory)
-        while (end := self.next_batch()) <= beyond:
+        end = self.next_batch() if looks_first else None
+        while end is None or end <= beyond:
             remaining = deadline - time.monotonic()
-            if remaining <= 0:
+            if remaining > 0:
+                self._waker.wait(remaining)
+            elif end is not None:
                 break
-            self._waker.wait(remaining)
+            end = self.next_batch()
         return end
 
     def seek(self, cursor: Cursor) -> int:
@@ -123,6 +131,8 @@ class LogView:
 
     def entries(self, start: int, end: int) -> Index:
         """The index entries of the batches ``[start, end)``; all of them must be readable."""
+        if (known := self._known(start, end)) is not None:
+            return known
         parts: list[Index] = []
         at = start
         while at < end:
@@ -148,6 +158,7 @@ class LogView:
         if self._waker is not None:
             self._waker.close()
             self._waker = None
+        self._tail.close()
 
     def _manifest(self) -> Manifest:
         manifest = self._file.read()
@@ -164,7 +175,8 @@ class LogView:
 
     def _checked(self, start: int, end: int) -> Iterator[tuple[Marker, pa.Buffer]]:
         self.entries(start, end)
-        at = start
+        at = start + len(held := self._at_the_tail(start, end))
+        yield from held
         while at < end:
             name, part, data = self._looked_up(
                 partial(self._open, at, end), f"batches {start} to {end} are"
@@ -213,7 +225,7 @@ class LogView:
             return first_batch + bisect.bisect_right(
                 within, cursor, key=lambda at: high_of(index[at])
             )
-        path = self._active_index(manifest)
+        path = str(index_path(self._directory, manifest.active_name))
 
         def high(at: int) -> Cursor:
             entry = read_entries(path, at, at + 1)
@@ -250,19 +262,35 @@ class LogView:
 
     def _active_entries(self, start: int, end: int, manifest: Manifest) -> Index:
         """A range is often asked for several times in a row; an entry never changes."""
-        name, first, known = self._recent
-        if name == manifest.active_name and first <= start and end <= first + len(known):
-            return known[start - first : end - first]
-        base = manifest.next_batch
-        part = read_entries(self._active_index(manifest), start - base, end - base)
-        self._recent = (manifest.active_name, start, part)
+        name, base = manifest.active_name, manifest.next_batch
+        part = self._tail.entries(name, start - base, end - base)
+        if part is None:
+            part = read_entries(index_path(self._directory, name), start - base, end - base)
+        if len(part) and _follow(part, start):
+            self._recent = (name, start, part)
         return part
 
-    def _active_index(self, manifest: Manifest) -> str:
-        if self._active[0] is not manifest:
-            path = str(index_path(self._directory, manifest.active_name))
-            self._active = (manifest, path)
-        return self._active[1]
+    def _active_length(self, manifest: Manifest) -> int:
+        length = self._tail.length(manifest.active_name)
+        if length is None:
+            return index_length(index_path(self._directory, manifest.active_name))
+        return length
+
+    def _known(self, start: int, end: int) -> Index | None:
+        """The entries of a range, if they were read last; None if not all of them were."""
+        _name, first, known = self._recent
+        if first <= start < end <= first + len(known):
+            return known[start - first : end - first]
+        return None
+
+    def _at_the_tail(self, start: int, end: int) -> list[tuple[Marker, pa.Buffer]]:
+        """All frames of a range that was looked at last, read at once; else none of them."""
+        known = self._known(start, end)
+        buffers = None if known is None else self._tail.frames(self._recent[0], known)
+        if known is None or buffers is None:
+            return []
+        found = [_whole(entry, buffer) for entry, buffer in zip(known, buffers, strict=True)]
+        return [] if None in found else [each for each in found if each is not None]
 
     def _open(self, start: int, end: int, manifest: Manifest) -> tuple[str, Index, SegmentData]:
         segment, part = self._entries(start, end, manifest)
@@ -272,16 +300,15 @@ class LogView:
 
     def _frame(self, name: str, entry: np.void, data: SegmentData) -> tuple[Marker, pa.Buffer]:
         offset = int(entry["offset"])
-        buffer = data.read(offset, int(entry["bytes"]))
-        marker = read_marker(buffer, 0)
-        if marker is None or index_entry(marker, offset) != entry.item():
+        found = _whole(entry, data.read(offset, int(entry["bytes"])))
+        if found is None:
             first = Cursor(int(entry["first_lsn"]), int(entry["first_idx"]))
             raise self._damaged(
                 f"the frame at byte {offset} of {name}.seg (changes from {first} to "
                 f"{high_of(entry)}) does not match its checksum or its index: it",
                 high_of(entry),
             )
-        return marker, buffer
+        return found
 
     def _damaged(self, what: str, behind: Cursor | None = None) -> CorruptionError:
         # In a log that was cut meanwhile this is not damage but another history.
@@ -293,6 +320,14 @@ class LogView:
             + ("" if behind is None else f", or go on without: walbrook.skip_to(…, '{behind}')"),
             kind="log_damaged",
         )
+
+
+def _whole(entry: np.void, buffer: pa.Buffer) -> tuple[Marker, pa.Buffer] | None:
+    """A frame with its marker; None if it is not what its entry says."""
+    marker = read_marker(buffer, 0)
+    if marker is None or index_entry(marker, int(entry["offset"])) != entry.item():
+        return None
+    return marker, buffer
 
 
 def _follow(part: Index, start: int) -> bool:

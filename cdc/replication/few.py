@@ -10,6 +10,7 @@ sure that all messages are usual.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -32,6 +33,10 @@ _BEGUN = struct.Struct(">QqI")
 _OID = struct.Struct(">I")
 _AT = XLOG_HEADER_BYTES
 _LSN_MAX = (1 << 63) - 1
+*_NUMBERS_OF_RAW, _PAYLOAD = RAW_SCHEMA.types
+_CODES = {pa.int64(): "q", pa.uint8(): "B", pa.uint32(): "I", pa.uint64(): "Q"}
+_NUMBERS = [(kind, _CODES[kind]) for kind in _NUMBERS_OF_RAW]
+"""The columns of numbers, with what ``array`` calls their types."""
 
 
 class _UnusualError(Exception):
@@ -49,10 +54,12 @@ class FewRows:
     payloads: list[bytes] = field(default_factory=list)
 
     def batch(self) -> pa.RecordBatch:
+        count = len(self.payloads)
         arrays = [
-            pa.array(values, each.type)
-            for values, each in zip((*self.columns, self.payloads), RAW_SCHEMA, strict=True)
+            pa.Array.from_buffers(kind, count, [None, pa.py_buffer(array(code, values))])
+            for (kind, code), values in zip(_NUMBERS, self.columns, strict=True)
         ]
+        arrays.append(pa.array(self.payloads, _PAYLOAD))
         return pa.RecordBatch.from_arrays(arrays, schema=RAW_SCHEMA)
 
     @property

@@ -119,12 +119,13 @@ class ReplicationStream:
     def drain(
         self, into: list[bytes], *, bytes_max: int, rows_max: int
     ) -> tuple[int, Keepalive | None]:
-        """Take what libpq already has, up to the bounds; a keepalive ends the round.
+        """Take what libpq already has, up to the bounds; one that asks for a reply ends the round.
 
-        Says how many bytes were taken. Zero and no keepalive mean: wait for the socket.
+        Says how many bytes were taken, and the last keepalive: the server sends one behind almost
+        every small transaction. Zero and no keepalive mean: wait for the socket.
         """
         get, append, taken = self._pgconn.get_copy_data, into.append, 0
-        data = b""
+        data, keepalive = b"", None
         while taken < bytes_max and len(into) < rows_max:
             try:
                 size, view = get(1)
@@ -142,8 +143,8 @@ class ReplicationStream:
             elif message[0] == KEEPALIVE:
                 keepalive = parse_keepalive(message)
                 self.server_lsn = max(self.server_lsn, keepalive.end_lsn)
-                self.received_at = time.monotonic()
-                return taken, keepalive
+                if keepalive.reply_requested:
+                    break
             else:
                 raise ProtocolError(
                     f"an unknown replication message starts with byte {message[:1]!r}",
@@ -151,8 +152,9 @@ class ReplicationStream:
                 )
         if data:
             self.server_lsn = max(self.server_lsn, server_end_lsn(data))
+        if data or keepalive is not None:
             self.received_at = time.monotonic()
-        return taken, None
+        return taken, keepalive
 
     def wait(self, timeout_s: float, also: int) -> None:
         """Sleep until the server or the descriptor ``also`` has something."""

@@ -78,9 +78,11 @@ class SlotQueue:
 
     def next(self, now: float) -> Ticket | None:
         """Whoever gets a slot now; to be asked until the answer is None."""
+        if not self.waiting:
+            return None
         for ticket in [t for t in self.holding if now - _since(t) >= HELD_MAX_S]:
             self.leave(ticket, now)
-        if not self.waiting or len(self.holding) >= self.slots:
+        if len(self.holding) >= self.slots:
             return None
         first = self.waiting[0]
         aged = self._turn_of_the_aged and now - first.entered_at >= AGED_S

@@ -24,7 +24,6 @@ class Turn:
     def __init__(self, slots: Slots, ticket: Ticket) -> None:
         self._slots = slots
         self._ticket = ticket
-        self.come = threading.Event()
 
     @property
     def began(self) -> float | None:
@@ -40,9 +39,10 @@ class Slots:
 
     def __init__(self, slots: int) -> None:
         self._queue = SlotQueue(slots)
-        self._turns: dict[Ticket, Turn] = {}
+        self._entered: set[Ticket] = set()  # and not given back yet
         self._took_s: dict[Who, float] = {}
         self._lock = threading.Lock()
+        self._granted = threading.Condition(self._lock)
 
     @property
     def count(self) -> int:
@@ -58,14 +58,17 @@ class Slots:
         """
         with self._lock:
             ticket = self._queue.enter((source, consumer), weight, time.monotonic(), size)
-            turn = self._turns[ticket] = Turn(self, ticket)
+            turn = Turn(self, ticket)
+            self._entered.add(ticket)
             self._grant()
         try:
-            while not turn.come.wait(_LOOK_S):
-                if given_up.is_set():
-                    raise TransientError("the service stopped before its turn to deliver came")
+            while ticket.held_since is None:
                 with self._lock:
-                    self._grant()
+                    if ticket.held_since is None:
+                        self._granted.wait(_LOOK_S)
+                        self._grant()
+                if ticket.held_since is None and given_up.is_set():
+                    raise TransientError("the service stopped before its turn to deliver came")
             yield turn
         finally:
             turn.give_back()
@@ -82,8 +85,9 @@ class Slots:
 
     def _give_back(self, ticket: Ticket) -> None:
         with self._lock:
-            if self._turns.pop(ticket, None) is None:
+            if ticket not in self._entered:
                 return
+            self._entered.remove(ticket)
             now = time.monotonic()
             if ticket.held_since is not None:
                 self._took_s[ticket.consumer] = now - ticket.held_since
@@ -91,8 +95,8 @@ class Slots:
             self._grant()
 
     def _grant(self) -> None:
-        while (ticket := self._queue.next(time.monotonic())) is not None:
-            self._turns[ticket].come.set()
+        while self._queue.next(time.monotonic()) is not None:
+            self._granted.notify_all()
 
 
 def _of(source: str, tickets: list[Ticket]) -> int:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import cast
 
 import pyarrow as pa
@@ -66,6 +66,7 @@ class Share:
     end: Cursor  # where the share ends, exclusive: most often the micro-batch's high watermark
     slices: list[SliceMarker]
     wanted: Wanted = PLAIN  # what decode was asked for when it made the slices
+    match: Match | None = None  # of the consumer, if somebody has made it already
     verdicts: str | None = None  # where those of the consumer's expressions lie, VERDICT_SCHEMA
     failed: int = 0  # how many of them say that an expression failed
     held: WalbrookError | None = None  # why it ends where it does, if its consumer cannot go on
@@ -180,7 +181,8 @@ def verdicts_of(share: Share) -> pa.RecordBatch | None:
 
 def mine(share: Share, changes: pa.RecordBatch) -> pa.RecordBatch:
     """The rows that the share's consumer takes and has not settled, in their order."""
-    return Match.of(share.consumer).select(_within(changes, share.start, share.end))
+    match = share.match or Match.of(share.consumer)
+    return match.select(_within(changes, share.start, share.end))
 
 
 def cursors_in(share: Share, decoded: Iterable[pa.RecordBatch]) -> list[Cursor]:
@@ -229,8 +231,9 @@ def _shaped(share: Share, changes: pa.RecordBatch) -> MessageBatch:
     if len(share.origins) > 1:
         shape = MergedShape([shape_of(share.consumer, origin) for origin in share.origins])
     rows = shape.rows(changes)
+    names = changes.schema.names
     for name in (ROUTE, *TEXTS):
-        if name in changes.schema.names:
+        if name in names:
             rows = rows.append_column(name, changes.column(name))
     return MessageBatch(rows, shape)
 
@@ -258,13 +261,19 @@ def sink_of(share: Share, purpose: str = "") -> Sink:
             )
             _open_sinks[key] = share.run, share.generation, sink
         place = share.ledger
-        if isinstance(sink, FollowsRewinds):
-            sink.follow(share.epoch)
+        if _follows_rewinds(type(sink)):
+            cast("FollowsRewinds", sink).follow(share.epoch)
         if isinstance(sink, PullSink):
             return sink.standing_at(share.standing)
         if place is None:
             return sink
         return LedgeredSink(cast("RequestSink", sink), _ledger(share.run, place.address), place)
+
+
+@cache
+def _follows_rewinds(kind: type[Sink]) -> bool:
+    """Asked once per class: Python goes through all names of a protocol each time."""
+    return issubclass(kind, FollowsRewinds)
 
 
 def ledger_of(share: Share) -> Ledger | None:

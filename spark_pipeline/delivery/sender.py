@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +38,7 @@ STRIKES = 5
 REFUSES_ALL = "refuses_all"
 """The kind of the error that says so."""
 
+_EPOCH = datetime.fromtimestamp(0, UTC)
 ASIDE_ROWS_MAX = 20_000
 ASIDE_BYTES_MAX = 32 << 20
 
@@ -83,7 +85,6 @@ class Sender:
         self._start = start
         self._waiting = waiting
         self._strikes_max = strikes_max
-        self._grouping = Grouping.of(consumer)
         self._defers = consumer.destination.defers
         # What is larger becomes a dead letter; with a claim check the sink makes it smaller.
         self._largest = consumer.effective_max_message_bytes if consumer.claims is None else None
@@ -163,7 +164,7 @@ class Sender:
             cursor=max(done.cursor, _after(last)),
             delivered=done.delivered + result.settled - result.absorbed,
             absorbed=done.absorbed + result.absorbed,
-            last_commit=batch.rows.column("commit_timestamp")[result.settled - 1].as_py(),
+            last_commit=_time_of(batch.rows, result.settled - 1),
             ledger=use,
             top_before=top_before,
             # A delivery that names no top went to places that keep none.
@@ -256,7 +257,7 @@ class Sender:
             self._done = replace(self._done, cursor=cursor)
 
     def _grouped(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        groups = groups_of(rows, self._grouping)
+        groups = groups_of(rows, Grouping.of(self._consumer))
         for name, column in ((GROUP, groups.ids), (WHOLE_TABLE, groups.whole_table)):
             at = rows.schema.get_field_index(name)
             rows = rows.append_column(name, column) if at < 0 else rows.set_column(at, name, column)
@@ -314,6 +315,11 @@ def _events(
 
 def _number(row: pa.RecordBatch, column: str) -> int:
     return int(row.column(column)[0].as_py()) if column in row.schema.names else 0
+
+
+def _time_of(rows: pa.RecordBatch, at: int) -> datetime:
+    """When a row was committed. Arrow would look for the time zone's package each time."""
+    return _EPOCH + timedelta(microseconds=rows.column("commit_timestamp")[at].value)
 
 
 def _after(cursor: Cursor) -> Cursor:

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
-
 from cdc.cursor import ORIGIN, Cursor, is_free
 from cdc.errors import WalbrookError
 from cdc.log.segment import high_of
@@ -31,9 +29,13 @@ def fitting(log: LogReader, first: int, end: int, most: Bounds) -> tuple[int, in
     if last <= first:
         return 0, 0
     entries = log.entries(first, last)
-    rows, sizes = np.cumsum(entries["rows"]), np.cumsum(entries["bytes"])
-    batches = int(((rows <= most.rows) & (sizes <= most.bytes)).sum())
-    return batches, int(rows[batches - 1]) if batches else 0
+    batches = rows = size = 0
+    for more, larger in zip(entries["rows"].tolist(), entries["bytes"].tolist(), strict=True):
+        size += larger
+        if rows + more > most.rows or size > most.bytes:
+            break
+        batches, rows = batches + 1, rows + more
+    return batches, rows
 
 
 def end_of(log: LogReader) -> Cursor:

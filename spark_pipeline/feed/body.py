@@ -129,11 +129,12 @@ class FeedBody:
     def _follow(self, until: float) -> None:
         while not self._is_over and (left_s := until - time.monotonic()) > 0:
             first = self._feed.position
-            if self._log.wait(first, min(left_s, _POLL_S)) <= first:
+            end = self._log.wait(first, min(left_s, _POLL_S))
+            if end <= first:
                 continue
             # While all are busy more comes together: one larger range costs less than two.
-            self._feed.wait_for_idle(_POLL_S)
-            end = self._log.next_batch()
+            if self._feed.wait_for_idle(_POLL_S):
+                end = self._log.next_batch()
             if self._isolate and self._feed.demand() is not None:
                 return
             batches, rows = fitting(self._log, first, end, self._most())

@@ -129,10 +129,16 @@ class Feed:
             readers = self._readers.values()
             return any(each.delivering or each.batch < self.position for each in readers)
 
-    def wait_for_idle(self, wait_s: float) -> None:
-        """Until a worker has passed all that the feed has, or nobody is in it, or for a while."""
+    def wait_for_idle(self, wait_s: float) -> bool:
+        """Until a worker has passed all that the feed has, or nobody is in it, or for a while.
+
+        Returns whether there was anything to wait for.
+        """
         with self._lock:
+            if self._has_idle():
+                return False
             self._passed.wait_for(self._has_idle, wait_s)
+            return True
 
     @property
     def depth(self) -> FeedDepth:

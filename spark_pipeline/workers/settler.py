@@ -34,7 +34,7 @@ from spark_pipeline.delivery.outcome import Outcome
 
 _logger = structlog.get_logger("walbrook.settler")
 
-PACE_S = 0.025
+PACE_S = 0.05
 ROWS_MAX = 20_000
 _UNSETTLED_ROWS_MAX = 100_000  # of one consumer
 _UNSETTLED_S = 1.0  # how old the oldest report of a consumer may be before it waits

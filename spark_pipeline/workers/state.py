@@ -143,6 +143,8 @@ class CurrentState:
 
     def recovered(self) -> None:
         """Something was delivered, or there was nothing to deliver."""
+        if not self._held.failing:
+            return
         with self._lock:
             if self._held.failing:
                 held = self._held

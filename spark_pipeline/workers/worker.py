@@ -141,7 +141,7 @@ class Worker(BaseWorker):
         Telling it takes time, in which the log may give up more: then once more.
         """
         settings = self._settings
-        shares = {self.name: self._share(None)}
+        shares = {self.name: self._share(None, ORIGIN)}
         for _ in range(_FLOORS_LOOKS_MAX):
             earliest, evicted = floors = log.floors()
             untold = pass_gaps(
@@ -182,7 +182,7 @@ class Worker(BaseWorker):
 
     def _serve_to(self, decoded: DecodedRange | Piece, end: Cursor) -> None:
         """Deliver and report once, up to ``end`` if nothing stops it before."""
-        share = replace(self._share(decoded), end=end)
+        share = self._share(decoded, end)
         if not share.slices:
             self._report(decoded, None, Outcome(self.name, end), 0.0)
             return
@@ -212,7 +212,9 @@ class Worker(BaseWorker):
             except BaseException:
                 _remove(share)
                 raise
-        return share, replace(outcome, error=outcome.error or share.held)
+        if outcome.error is None and share.held is not None:
+            outcome = replace(outcome, error=share.held)
+        return share, outcome
 
     def _report(
         self, decoded: DecodedRange | Piece, share: Share | None, outcome: Outcome, took_s: float
@@ -267,17 +269,18 @@ class Worker(BaseWorker):
             return ()
         return UnreadDeadLetters(decoded, share, outcome, self._settings.log_directory)
 
-    def _share(self, decoded: DecodedRange | Piece | None) -> Share:
-        """What the consumer lacks of a range; without one, what opening its sink needs."""
+    def _share(self, decoded: DecodedRange | Piece | None, end: Cursor) -> Share:
+        """What the consumer lacks of a range up to ``end``; without one, what its sink needs."""
         settled = self._context.settler.settled(self.name)
         return Share(
             self._consumer,
             self._settings.origin,
             self._context.run,
             self._cursor,
-            decoded.high if decoded is not None else ORIGIN,
+            end,
             self._slices(decoded) if decoded is not None else [],
             self._settings.wanted,
+            match=self._match,
             ledger=self._ledgers.place(self._consumer, settled),
             state_dsn=self._settings.state_dsn,
             standing=settled,
