@@ -114,15 +114,20 @@ def _delta(
     destination: DeltaDestination, consumer: str, source: str, generation: Generation
 ) -> Sink:
     # Its library is an extra, and loading it takes time.
-    from sinks.lakehouse import LakehouseSink, LakeNames
+    from sinks.lakehouse import LakehouseSink, LakeNames, MaintenancePlan
     from sinks.lakehouse.delta import delta_tables
 
-    root = generation.named(destination.root)
+    root, upkeep = generation.named(destination.root), destination.maintenance
     return LakehouseSink(
         delta_tables(root, f"{source}/{consumer}", destination.options()),
         LakeNames(destination.table),
         mode=destination.mode,
         by_date=destination.partition_by == "date",
+        maintenance=(
+            MaintenancePlan(upkeep.interval_s, upkeep.target_file_bytes, upkeep.retain_hours)
+            if upkeep.enabled
+            else None
+        ),
     )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from cdc.config.scalars import Integer, LocalPath, Section, Text, wrong
+from cdc.config.scalars import Flag, Integer, LocalPath, Section, Size, Text, wrong
 from cdc.config.secrets import SecretText
 from cdc.config.table_template import TableTemplate
 
@@ -26,6 +26,29 @@ def _table_of_its_own(template: str) -> str:
     if "{table}" not in template:
         raise wrong("should hold {table}: every table of the source has one of its own")
     return template
+
+
+class LakehouseMaintenance(Section):
+    """What is done for the tables beside deliveries."""
+
+    enabled: Flag = Field(
+        default=True,
+        description="Merge small files, and remove files that no version of the last retain_hours "
+        "has; false: somebody else does.",
+    )
+    interval_s: Annotated[Integer, Field(ge=1, le=86_400)] = Field(
+        default=600, description="How often tables that changed are looked at, in seconds."
+    )
+    target_file_bytes: Annotated[Size, Field(ge=2**20, le=2**30)] = Field(
+        default=32 * 2**20,
+        description="Size up to which files are merged; files of half of it and more are left "
+        "alone. Memory for a merge grows with it.",
+    )
+    retain_hours: Annotated[Integer, Field(ge=1, le=87_600)] = Field(
+        default=168,
+        description="How long files that are no more in the table are kept, for readers of older "
+        "versions.",
+    )
 
 
 class LakehouseTables(Section):
@@ -66,6 +89,11 @@ class LakehouseTables(Section):
     )
     max_delay_ms: Annotated[Integer, Field(ge=0, le=3_600_000)] = Field(
         default=10_000, description="How long they are waited for at most, in milliseconds."
+    )
+
+    maintenance: LakehouseMaintenance = Field(
+        default_factory=LakehouseMaintenance,
+        description="What is done for the tables beside deliveries.",
     )
 
     @model_validator(mode="after")

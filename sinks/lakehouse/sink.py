@@ -22,6 +22,7 @@ from cdc.failpoints import reached
 from sinks.base import Delivery
 from sinks.columns import prefix_at_or_below
 from sinks.lakehouse.evolving import follow
+from sinks.lakehouse.maintenance import Maintainer, MaintenancePlan
 from sinks.lakehouse.names import GAPS, LakeNames, LakeTarget
 from sinks.lakehouse.table import ConflictError, LakeTable, TableState
 from sinks.lakehouse.writing import Appends, Merges, Writes, gap_rows
@@ -39,9 +40,16 @@ class LakehouseSink:
     """Writes the tables of one consumer, each opened when it is first needed."""
 
     def __init__(
-        self, open_table: OpenTable, names: LakeNames, *, mode: Mode, by_date: bool = True
+        self,
+        open_table: OpenTable,
+        names: LakeNames,
+        *,
+        mode: Mode,
+        by_date: bool = True,
+        maintenance: MaintenancePlan | None = None,
     ) -> None:
         self._open_table = open_table
+        self._maintainer = None if maintenance is None else Maintainer(open_table, maintenance)
         self._names = names
         self._mode = mode
         self._writes: Writes = Appends(by_date=by_date) if mode == "append" else Merges()
@@ -69,6 +77,8 @@ class LakehouseSink:
 
     def close(self) -> None:
         """Forget the tables; the next delivery looks at them again."""
+        if self._maintainer is not None:
+            self._maintainer.close()
         self._tables.clear()
 
     def _apply(self, rows: pa.RecordBatch) -> int:
@@ -139,6 +149,8 @@ class LakehouseSink:
                 if known < rows.num_rows:
                     write(table, state, rows.slice(known))
                     reached("committed")
+                    if self._maintainer is not None:
+                        self._maintainer.wrote(target)
             except ConflictError:
                 if attempt == _TRIES_MAX:
                     raise
