@@ -75,6 +75,10 @@ class LakehouseSink:
             return Delivery(settled, absorbed, error)
         return Delivery(settled, absorbed)
 
+    def probe(self) -> str:
+        """Whether the place of the tables can be reached; nothing is written."""
+        return self._open_table(GAPS).probe()
+
     def close(self) -> None:
         """Forget the tables; the next delivery looks at them again."""
         if self._maintainer is not None:

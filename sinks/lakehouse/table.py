@@ -69,6 +69,10 @@ class LakeTable(Protocol):
         """Its columns, as they were when it was last loaded."""
         ...
 
+    def probe(self) -> str:
+        """Look at the place, and write nothing. Returns what was found, in one line."""
+        ...
+
     def load(self) -> TableState | None:
         """Look at the table as it is now. Returns its state; None if there is no such table."""
         ...

@@ -23,7 +23,7 @@ import pyarrow.fs as pafs
 
 from cdc.cursor import Cursor
 from cdc.errors import OperatorError
-from sinks.directory import make_directories, sync_directory
+from sinks.directory import make_directories, probe_directory, sync_directory
 from sinks.lakehouse.columns import plain_schema
 from sinks.lakehouse.delta import library as delta
 from sinks.lakehouse.delta.actions import listed_files, stats_of
@@ -55,6 +55,12 @@ class DeltaLakeTable:
     @property
     def schema(self) -> pa.Schema:
         return self._schema
+
+    def probe(self) -> str:
+        if self._folder is not None:
+            return f"{self._folder} {probe_directory(self._folder)}"
+        self.load()
+        return f"{self._place} can be asked; whether it can be written to was not tried"
 
     def load(self) -> TableState | None:
         with self._telling():
