@@ -139,7 +139,10 @@ class MergedFile:
 
 
 def merge_file(old: pa.Table, found: Positions, changes: Touched) -> MergedFile:
-    """The rows of a file with the changes made; ``found`` is what ``KeyIndex.find`` said."""
+    """The rows of a file with the changes made.
+
+    ``found`` is what ``KeyIndex.find`` said of its keys, of which it found some.
+    """
     touches = found >= 0
     becomes = np.where(touches, changes.becomes[np.where(touches, found, 0)], -1)
     stays = ~touches | (becomes >= 0)
