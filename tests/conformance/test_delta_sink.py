@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -416,3 +417,19 @@ def test_a_missing_package_is_told_by_the_name_of_its_extra() -> None:
     )
     failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "pip install 'walbrook[lakehouse]'" in failed.stderr
+
+
+def test_many_changes_become_files_side_by_side_in_one_commit(
+    source: SlotBatches, root: Path, opened: Open
+) -> None:
+    source.run(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "INSERT INTO t SELECT generate_series(1, 85000)",
+    )
+    sink, batch = opened(), source.taken()
+    delivered(sink, batch)
+    table = DeltaTable(root / "public" / "t")
+    assert (table.version(), len(table.file_uris())) == (1, min(2, os.cpu_count() or 1))
+    (found,) = query("SELECT count(*), count(DISTINCT id) FROM t", t=root / "public" / "t")
+    assert found == (85_000, 85_000)
+    delivered(sink, batch, absorbed=85_000)
