@@ -272,6 +272,20 @@ def test_a_table_without_a_key_is_refused_by_upsert_and_has_a_history(
     assert len(query("SELECT x FROM t", t=root / "public" / "bag")) == 4
 
 
+@pytest.mark.parametrize("column", ["ID", "Walbrook_action"])
+def test_a_column_whose_name_is_taken_is_an_operator_error(
+    column: str, source: SlotBatches, root: Path, opened: Open
+) -> None:
+    source.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    sink = opened()
+    delivered(sink, source.taken())
+    source.run(f'ALTER TABLE t ADD COLUMN "{column}" int', "INSERT INTO t VALUES (2, 2)")
+    refused = sink.deliver(source.taken())
+    assert isinstance(refused.error, OperatorError)
+    assert column.lower() in refused.error.what
+    assert query("SELECT id FROM t", t=root / "public" / "t") == [(1,)]
+
+
 def test_a_table_that_another_sink_has_written_is_refused(
     source: SlotBatches, opened: Open
 ) -> None:

@@ -233,7 +233,7 @@ class DeltaLakeTable:
     def _telling(self) -> Iterator[None]:
         try:
             yield
-        except (delta.DeltaError, OSError) as error:
+        except (delta.DeltaError, OSError, pa.ArrowException) as error:
             raise from_delta(error, self._place) from error
 
 
