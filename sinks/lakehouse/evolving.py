@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from cdc.decoding.lossless_cast import conform
 from cdc.errors import OperatorError
-from sinks.lakehouse.columns import Evolution, evolve
+from sinks.lakehouse.columns import DROPPED, Evolution, evolve
 from sinks.lakehouse.table import LakeTable, TableState
 
 
@@ -37,14 +37,21 @@ def follow(
     evolution = evolve(table.schema, version, same_table=same_table, keeps=keeps)
     if not evolution.is_needed:
         return state
-    after = state.moved(state.cursor)
     if evolution.rewrites:
-        _rewrite(table, evolution, after, keeps=keeps)
-    else:
-        table.add_columns(evolution.added, after)
-    loaded = table.load()
-    assert loaded is not None
-    return loaded
+        _rewrite(table, evolution, state.moved(state.cursor), keeps=keeps)
+        return _loaded(table)
+    for name in evolution.dropped:
+        table.mark_column(name, DROPPED, state.moved(state.cursor))
+        state = _loaded(table)
+    if evolution.added:
+        table.add_columns(evolution.added, state.moved(state.cursor))
+    return _loaded(table)
+
+
+def _loaded(table: LakeTable) -> TableState:
+    state = table.load()
+    assert state is not None
+    return state
 
 
 def _rewrite(table: LakeTable, evolution: Evolution, after: TableState, *, keeps: bool) -> None:

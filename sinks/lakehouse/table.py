@@ -83,6 +83,10 @@ class LakeTable(Protocol):
         """Add columns, null in the rows that are there."""
         ...
 
+    def mark_column(self, name: str, key: bytes, state: TableState) -> None:
+        """Set a key of the metadata of a column; nothing else changes."""
+        ...
+
     def files(self) -> list[DataFile]:
         """The files of the table as it was when it was last loaded."""
         ...

@@ -94,6 +94,12 @@ class DeltaLakeTable:
                 fields_of_delta, commit_properties=self._properties(state)
             )
 
+    def mark_column(self, name: str, key: bytes, state: TableState) -> None:
+        with self._telling():
+            self._loaded.alter.set_column_metadata(
+                name, {key.decode(): "1"}, commit_properties=self._properties(state)
+            )
+
     def files(self) -> list[DataFile]:
         with self._telling():
             actions = pa.table(self._loaded.get_add_actions(flatten=True))
