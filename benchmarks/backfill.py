@@ -1,4 +1,4 @@
-"""How fast existing rows arrive, into Parquet and into a Redis stream, and how live changes fare.
+"""How fast existing rows arrive in Redis, Parquet and Postgres, and how live changes fare.
 
 The yardstick is ``COPY (SELECT …) TO STDOUT`` of the same rows, with as many connections at once,
 in the same run: what any client could read. While each backfill runs, a row is inserted again and
@@ -19,6 +19,7 @@ from psycopg import sql
 from benchmarks.catch_up import (
     Target,
     parquet_target,
+    postgres_target,
     redis_target,
     service_of,
     wait_delivering,
@@ -46,7 +47,7 @@ _OPEN = ("waiting", "running")
 
 
 def run(sizes: Sizes) -> dict[str, object]:
-    """Both targets, one after the other, over the same rows."""
+    """All targets, one after the other, over the same rows."""
     figures: dict[str, object] = {}
     with (
         tempfile.TemporaryDirectory(prefix="walbrook-backfill-") as name,
@@ -62,8 +63,11 @@ def run(sizes: Sizes) -> dict[str, object]:
             progress(f"backfill: COPY over {one} connections {rates[f'copy_{one}']:,.0f} rows/s")
         with redis_target(directory) as target:
             figures |= _measured(directory, source, target, sizes.rows, rates["copy_2"])
-        target = parquet_target(directory, source, "parquet")
-        figures |= _measured(directory, source, target, sizes.rows, rates["copy_2"])
+        for target in (
+            parquet_target(directory, source, "parquet"),
+            postgres_target(source, "postgres"),
+        ):
+            figures |= _measured(directory, source, target, sizes.rows, rates["copy_2"])
     copied = {f"{name}_rows_per_s": round(rate) for name, rate in rates.items()}
     return {"rows": sizes.rows, "connections": _CONNECTIONS, **copied, **figures}
 

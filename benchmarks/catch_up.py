@@ -131,6 +131,12 @@ def parquet_target(directory: Path, source: Source, name: str, sinks: int = 1) -
     return Target(name, destinations, lambda: source.delivered(name), held)
 
 
+def postgres_target(source: Source, name: str) -> Target:
+    """Tables in another database of the source's own server."""
+    sink = {"type": "postgres", "url": source.new_database(name)}
+    return Target(name, {name: sink}, lambda: source.delivered(name), list)
+
+
 def service_of(directory: Path, source: Source, target: Target) -> RunningService:
     """A service that is called as its target is, not started yet."""
     return RunningService(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
+from psycopg import sql
 
 from cdc.service.embedded import EmbeddedPostgres
 
@@ -92,6 +93,11 @@ class Source:
 
     def run(self, statement: str) -> None:
         self.connection.execute(statement.encode())
+
+    def new_database(self, name: str) -> str:
+        """The URL of another database of the server."""
+        self.connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        return self.postgres.url.removesuffix("postgres") + name
 
     def checkpoint(self) -> None:
         """Write out what a load left behind, so that it does not happen while measuring."""

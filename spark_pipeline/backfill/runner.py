@@ -52,6 +52,7 @@ from spark_pipeline.backfill.held_rows import rows_held_by
 from spark_pipeline.backfill.pieces import Pieces, ReadyChunk
 from spark_pipeline.backfill.planning import block_bytes, column_of, plan_leaf
 from spark_pipeline.delivery.isolate import told
+from spark_pipeline.delivery.value_formats import wanted_of_reads
 from spark_pipeline.feed.plan import job_group
 from spark_pipeline.workers.context import WorkerContext
 
@@ -62,7 +63,7 @@ OPEN_WAIT_S: Final = 3_600.0
 
 _LOOK_S: Final = 1.0
 _PAUSE_MAX_S: Final = 30.0
-_JOB_BYTES: Final = 48 << 20  # smaller chunks are read before a Spark task would have begun
+_JOB_BYTES: Final = 4 << 20  # smaller chunks are read before a Spark task would have begun
 _KEYS_AT_ONCE: Final = 2_000
 _CONNECTIONS_MAX: Final = 16  # of one consumer
 
@@ -87,6 +88,7 @@ class BackfillRunner:
         self._consumer, self._context, self._pieces = consumer, context, pieces
         self._settings = context.settings
         self._source, self._term = self._settings.source, self._settings.term
+        self._wanted = wanted_of_reads(consumer)
         self._directory = self._settings.log_directory / "backfill" / consumer.name
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -262,6 +264,7 @@ class BackfillRunner:
                 chunk.range, keys or (), column, backfill.where, backfill.start_position
             ),
             path=self._path(chunk),
+            wanted=self._wanted,
         )
         size = 0 if leaf is None else min(leaf.bytes, backfill.chunk_bytes)
         future = _in_thread(f"backfill-{self._consumer.name}", self._reader(task, size))

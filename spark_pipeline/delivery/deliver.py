@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
@@ -21,7 +21,7 @@ from cdc.change import ROUTE, MessageBatch, cursor_at
 from cdc.config import Sink as SinkConfig
 from cdc.cursor import Cursor
 from cdc.decoding.format import PLAIN, TEXTS, Wanted
-from cdc.decoding.shapes import Context, Shape, shape_for
+from cdc.decoding.shapes import Context, RecordShape, RowTextShape, Shape, shape_for
 from cdc.errors import ProtocolError, TransientError, WalbrookError
 from cdc.generation import FIRST, Generation
 from cdc.queue.groups import Grouping
@@ -38,11 +38,18 @@ from spark_pipeline.delivery.merged_shape import MergedShape
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.delivery.partitions import deliver_in_parts
 from spark_pipeline.delivery.sender import STRIKES, Sender, Strikes
-from spark_pipeline.delivery.value_formats import form_of, shows_schemas, view_of
+from spark_pipeline.delivery.value_formats import (
+    form_of,
+    holds_tables,
+    shows_schemas,
+    takes_texts,
+    view_of,
+)
 from spark_pipeline.expressions.verdicts import in_cursor_order, judged
 from spark_pipeline.feed.exchange import SliceMarker, pick_up, whole
 
 _DELIVERY_ROWS = 10_000
+_TABLE_ROWS = 50_000  # to a sink that holds tables: each delivery is a commit there
 _DELIVERY_BYTES = 32 << 20
 
 
@@ -137,11 +144,12 @@ def send(share: Share, changes: pa.RecordBatch) -> Delivery:
 
 def _batches(share: Share, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The consumer's changes in order, in batches of a size worth sending."""
+    rows_max = _TABLE_ROWS if holds_tables(share.consumer) else _DELIVERY_ROWS
     pending: list[pa.RecordBatch] = []
     for messages in in_order(share, changes):
-        for start in range(0, messages.num_rows, _DELIVERY_ROWS):
-            piece = messages.slice(start, _DELIVERY_ROWS)
-            if pending and not _fit(pending, piece):
+        for start in range(0, messages.num_rows, rows_max):
+            piece = messages.slice(start, rows_max)
+            if pending and not _fit([*pending, piece], rows_max):
                 yield pa.concat_batches(pending) if len(pending) > 1 else pending[0]
                 pending = []
             pending.append(piece)
@@ -149,10 +157,9 @@ def _batches(share: Share, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
         yield pa.concat_batches(pending) if len(pending) > 1 else pending[0]
 
 
-def _fit(pending: list[pa.RecordBatch], piece: pa.RecordBatch) -> bool:
-    together = (*pending, piece)
+def _fit(together: Sequence[pa.RecordBatch], rows_max: int) -> bool:
     rows = sum(int(each.num_rows) for each in together)
-    return rows <= _DELIVERY_ROWS and sum(int(each.nbytes) for each in together) <= _DELIVERY_BYTES
+    return rows <= rows_max and sum(int(each.nbytes) for each in together) <= _DELIVERY_BYTES
 
 
 def in_order(share: Share, decoded: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -221,6 +228,8 @@ def shape_of(consumer: SinkConfig, origin: Origin) -> Shape:
     )
     transformed = "transform" in consumer.expressions
     schemas = shows_schemas(consumer)
+    if holds_tables(consumer):  # it needs nothing of what a shape adds
+        return RowTextShape(context) if takes_texts(consumer) else RecordShape(context)
     return shape_for(consumer.shape, context, transformed=transformed, schemas=schemas)
 
 

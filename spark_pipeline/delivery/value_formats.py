@@ -6,11 +6,12 @@ A batch is decoded once for all of them, with every form that somebody wants bes
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import pyarrow as pa
 
-from cdc.config import KafkaDestination, PostgresDestination, Sink
+from cdc.config import KafkaDestination, ParquetDestination, PostgresDestination, Sink
 from cdc.decoding.format import (
     DEFAULT_FORMAT,
     KEY,
@@ -55,6 +56,20 @@ def wanted_by(consumers: Sequence[Sink]) -> Wanted:
         described=any(map(shows_schemas, consumers)),
         texts=any(map(takes_texts, consumers)),
     )
+
+
+def wanted_of_reads(consumer: Sink) -> Wanted:
+    """What one consumer wants of rows that a backfill read: no JSON if its sink writes none."""
+    wanted = wanted_by([consumer])
+    bare = takes_texts(consumer) and holds_tables(consumer)
+    return replace(wanted, formats=()) if bare else wanted
+
+
+def holds_tables(consumer: Sink) -> bool:
+    """Whether its sink writes columns of rows as they are, and never the text of a message."""
+    destination = consumer.destination
+    plain = "transform" not in consumer.expressions and consumer.max_message_bytes is None
+    return plain and (isinstance(destination, ParquetDestination) or takes_texts(consumer))
 
 
 def time_columns(consumer: Sink) -> list[str]:

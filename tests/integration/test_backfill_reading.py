@@ -10,6 +10,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from pyspark.sql import SparkSession
 
+from cdc.backfill.chunk_file import ChunkFile
 from cdc.backfill.query import RowChoice
 from cdc.backfill.ranges import BlockRange
 from cdc.backfill.reading import (
@@ -23,7 +24,6 @@ from cdc.backfill.reading import (
 from cdc.backfill.table import describe_table
 from cdc.config.table import TableName
 from cdc.errors import TransientError
-from spark_pipeline.backfill.piece import ChunkFile
 from spark_pipeline.backfill.runner import _read_safely
 from tests.backfill_rig import Rig
 from tests.fix_postgres import Database
