@@ -39,9 +39,8 @@ _START = (
 )
 _COPY = "COPY (SELECT * FROM orders WHERE ctid >= {} AND ctid < {}) TO STDOUT"
 _STATE = "SELECT state FROM walbrook.backfills WHERE id = %s"
-# The cursor of a commit is where its record begins; the rows of it lie before that.
 _PASSED = """
-SELECT cursor_lsn >= %s::pg_lsn - 100 FROM walbrook.consumers WHERE source = %s
+SELECT cursor_lsn >= %s::pg_lsn FROM walbrook.consumers WHERE source = %s
 """
 _OPEN = ("waiting", "running")
 
@@ -130,9 +129,11 @@ def _latency(source: Source, service: RunningService, over: Callable[[], bool]) 
     """The p99, in ms, from the commit of a row to the settled cursor behind it, until ``over``."""
     taken: list[float] = []
     while not taken or not over():
-        source.run(ONE_ROW)
+        with source.connection.transaction():
+            source.run(ONE_ROW)
+            # The commit comes behind it, and writes of others do not.
+            lsn = _asked(source, "SELECT pg_current_wal_insert_lsn()::text")
         committed = time.perf_counter()
-        lsn = _asked(source, "SELECT pg_current_wal_insert_lsn()::text")
         settled = service.until(
             "a change to be settled",
             lambda: bool(_asked(source, _PASSED, lsn, service.name)),  # noqa: B023

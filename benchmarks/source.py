@@ -96,8 +96,9 @@ class Source:
 
     def new_database(self, name: str) -> str:
         """The URL of another database of the server."""
-        self.connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        return self.postgres.url.removesuffix("postgres") + name
+        database = f"{name}_target"
+        self.connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database)))
+        return self.postgres.url.removesuffix("postgres") + database
 
     def checkpoint(self) -> None:
         """Write out what a load left behind, so that it does not happen while measuring."""

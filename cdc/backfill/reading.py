@@ -32,7 +32,7 @@ from cdc.connection import LIVENESS
 from cdc.cursor import parse_lsn
 from cdc.decoding.format import Wanted
 from cdc.error_text import public_text
-from cdc.errors import OperatorError, TransientError
+from cdc.errors import OperatorError, TransientError, WalbrookError
 from cdc.replication.stream import PINNED
 
 _PIECE_BYTES: Final = 8 << 20
@@ -95,6 +95,14 @@ def read_chunk(task: ChunkTask) -> ChunkRead:
         closing(connect_to_read(task.dsn, f"{task.source}:backfill")) as connection,
     ):
         return _read(connection, task)
+
+
+def read_chunk_apart(task: ChunkTask) -> ChunkRead | WalbrookError:
+    """The same in another process: an error of ours comes back as itself."""
+    try:
+        return read_chunk(task)
+    except WalbrookError as error:
+        return error
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from cdc.backfill.reading import (
     connect_to_read,
     list_open,
     read_chunk,
+    read_chunk_apart,
 )
 from cdc.backfill.table import describe_table, published_tables, sent_as
 from cdc.config import Sink as SinkConfig
@@ -300,7 +301,7 @@ class BackfillRunner:
             context.setJobGroup(f"{group}-backfill", f"backfill of {task.table}")
             context.setLocalProperty("spark.scheduler.pool", "catch_up")
             answer: ChunkRead | WalbrookError
-            (answer,) = context.parallelize([task], 1).map(_read_safely).collect()
+            (answer,) = context.parallelize([task], 1).map(read_chunk_apart).collect()
             if isinstance(answer, WalbrookError):
                 raise answer
             return answer
@@ -463,14 +464,6 @@ def _in_thread(name: str, run: Callable[[], ChunkRead]) -> Future[ChunkRead]:
 
     threading.Thread(target=work, name=name, daemon=True).start()
     return future
-
-
-def _read_safely(task: ChunkTask) -> ChunkRead | WalbrookError:
-    """On an executor: an error of ours comes back as itself."""
-    try:
-        return read_chunk(task)
-    except WalbrookError as error:
-        return error
 
 
 def _waits_for(xids: list[int]) -> str:

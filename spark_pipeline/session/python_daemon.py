@@ -13,6 +13,7 @@ import gc
 import pyspark.daemon
 import pyspark.worker
 
+import cdc.backfill.reading  # noqa: F401
 import spark_pipeline.delivery.deliver
 import spark_pipeline.expressions.evaluate
 import spark_pipeline.source.stream  # noqa: F401

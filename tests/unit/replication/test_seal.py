@@ -53,7 +53,7 @@ def test_rows_are_numbered_from_zero_in_each_transaction() -> None:
     sealed = Sealer().seal(wire(ITEM, *transaction(100, row(), row()), *transaction(200, row())))
     assert sealed is not None
     assert cursors(sealed) == [(100, 0, "I", 1), (100, 1, "I", 1), (200, 0, "I", 1)]
-    assert (sealed.first, sealed.high) == (Cursor(100, 0), Cursor(200, 1))
+    assert (sealed.first, sealed.high) == (Cursor(100, 0), Cursor(201, 0))
     first = sealed.raw.to_pylist()[0]
     assert (first["commit_ts"], first["xid"]) == (100_000, 101)
     assert first["payload"] == row()
