@@ -46,7 +46,7 @@ from spark_pipeline.backfill.piece import Piece
 _logger = structlog.get_logger("walbrook.backfill")
 
 _ROWS_FIRST, _ROWS_MIN, _ROWS_MAX = 5_000, 5_000, 50_000
-_LIVE_S, _ALONE_S = 0.2, 1.0  # how long a piece may take beside changes, and without any
+_LIVE_S, _ALONE_S = 0.1, 1.0  # how long a piece may take beside changes, and without any
 
 
 @dataclass
