@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cdc.cursor import ORIGIN, Cursor, free_place
+from cdc.cursor import ORIGIN, Cursor, behind_transaction
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.errors import ProtocolError
 from cdc.replication.annotations import Listener
@@ -119,7 +119,7 @@ class Sealer:
         """
         if self._open.in_progress:
             return sealed
-        return replace(sealed, high=free_place(sealed.high))
+        return replace(sealed, high=behind_transaction(sealed.high))
 
     def _heartbeats(self, wire: Wire) -> Mask:
         found = np.zeros(len(wire), dtype=bool)

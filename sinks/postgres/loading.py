@@ -4,8 +4,7 @@ A target that lacks the rows takes them by one COPY, without a stage and without
 key. One that has some of them refuses the COPY, which a savepoint undoes; then, and for a while
 after, the rows go the way of changes, which replaces what is there.
 
-Invariant: what a COPY brought is what the way of changes would have brought: it is not used where
-triggers by rule, row-level security or another kind of relation would make a difference.
+Invariant: a batch is in its target once, by one of the two ways, in the transaction of its delivery.
 """
 
 from __future__ import annotations
@@ -29,25 +28,21 @@ from sinks.postgres.target import Target
 _STAGED_AFTER_CONFLICT: Final = 16
 """How many batches of a target are not tried once one met a row that is there."""
 
-_MAY_COPY: Final = """
-SELECT relkind IN ('r', 'p') AND NOT relhasrules AND NOT row_security_active(oid)
-  FROM pg_class WHERE oid = to_regclass(%s)
-"""
+# Rows that are there; row-level security; a view.
+_REFUSALS: Final = (
+    psycopg.IntegrityError, psycopg.NotSupportedError, psycopg.errors.WrongObjectType,
+)  # fmt: skip
 
 
 class Loader:
     """Copies the existing rows of one connection."""
 
     def __init__(self) -> None:
-        self._may_copy: dict[Target, bool] = {}
         self._staged: dict[Target, int] = {}
-
-    def forget(self) -> None:
-        self._may_copy.clear()
 
     def load(self, connection: Connection, layout: Layout, rows: pa.RecordBatch) -> bool:
         """Copy rows into their target; returns whether they are there now."""
-        if not self._takes(connection, layout, rows):
+        if not self._takes(layout, rows):
             return False
         statement = sql.SQL("COPY {} ({}) FROM STDIN").format(
             layout.target.identifier, names(layout.columns)
@@ -56,23 +51,17 @@ class Loader:
         try:
             with connection.transaction():
                 copy_lines(connection, statement, texts)
-        except (psycopg.errors.IntegrityError, psycopg.NotSupportedError):
+        except _REFUSALS:
             self._staged[layout.target] = _STAGED_AFTER_CONFLICT
             return False
         return True
 
-    def _takes(self, connection: Connection, layout: Layout, rows: pa.RecordBatch) -> bool:
+    def _takes(self, layout: Layout, rows: pa.RecordBatch) -> bool:
         if not layout.key or layout.is_partial or not layout.columns:
             return False
         if not pc.all(pc.equal(rows.column("action"), READ)).as_py():
             return False
-        target = layout.target
-        left = self._staged.get(target, 0)
+        left = self._staged.get(layout.target, 0)
         if left:
-            self._staged[target] = left - 1
-            return False
-        if target not in self._may_copy:
-            name = target.identifier.as_string(connection)
-            row = connection.execute(_MAY_COPY, (name,)).fetchone()
-            self._may_copy[target] = row is not None and bool(row[0])
-        return self._may_copy[target]
+            self._staged[layout.target] = left - 1
+        return not left

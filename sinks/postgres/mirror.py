@@ -101,7 +101,6 @@ class Mirror:
         """After a rollback nothing of what was made is there."""
         self._tables.forget()
         self._stages.forget()
-        self._loader.forget()
         self._orders.clear()
 
     def apply(self, connection: Connection, rows: pa.RecordBatch, position: Position) -> None:
