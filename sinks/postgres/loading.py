@@ -4,7 +4,7 @@ A target that lacks the rows takes them by one COPY, without a stage and without
 key. One that has some of them refuses the COPY, which a savepoint undoes; then, and for a while
 after, the rows go the way of changes, which replaces what is there.
 
-Invariant: a batch is in its target once, by one of the two ways, in the transaction of its delivery.
+Invariant: a batch goes one of the two ways, in the transaction of its delivery.
 """
 
 from __future__ import annotations
