@@ -77,6 +77,11 @@ class _Destination(Section):
     default_partition_count: ClassVar[int] = 1
     """Over how many deliveries at once groups are spread where the sink does not say."""
 
+    @property
+    def holds_tables(self) -> bool:
+        """Whether its sink writes columns of rows as they are, and never the text of a message."""
+        return False
+
 
 class FileDestination(_Destination):
     """Files of JSON lines."""
@@ -117,6 +122,10 @@ class ParquetDestination(_Destination):
         if len(set(self.partition_by)) < len(self.partition_by):
             raise wrong("partition_by names a level twice; name each once")
         return self
+
+    @property
+    def holds_tables(self) -> bool:
+        return True
 
     @property
     def default_batch_size(self) -> int:
@@ -215,6 +224,10 @@ class PostgresDestination(PostgresServer, _Destination):
                 within=("on_rewind",),
             )
         return self
+
+    @property
+    def holds_tables(self) -> bool:
+        return self.mode != "events"
 
     @property
     def default_batch_size(self) -> int:

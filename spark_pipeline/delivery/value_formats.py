@@ -11,7 +11,7 @@ from functools import cache
 
 import pyarrow as pa
 
-from cdc.config import KafkaDestination, ParquetDestination, PostgresDestination, Sink
+from cdc.config import KafkaDestination, PostgresDestination, Sink
 from cdc.decoding.format import (
     DEFAULT_FORMAT,
     KEY,
@@ -66,10 +66,12 @@ def wanted_of_reads(consumer: Sink) -> Wanted:
 
 
 def holds_tables(consumer: Sink) -> bool:
-    """Whether its sink writes columns of rows as they are, and never the text of a message."""
-    destination = consumer.destination
+    """Whether it is given columns of rows as they are, in large batches, and no messages.
+
+    A transform makes messages, and a bound that its operator gave is one of messages.
+    """
     plain = "transform" not in consumer.expressions and consumer.max_message_bytes is None
-    return plain and (isinstance(destination, ParquetDestination) or takes_texts(consumer))
+    return plain and consumer.destination.holds_tables
 
 
 def time_columns(consumer: Sink) -> list[str]:
@@ -111,4 +113,4 @@ def shows_schemas(consumer: Sink) -> bool:
 def takes_texts(consumer: Sink) -> bool:
     """Whether its destination has typed columns, which are written from the source's own texts."""
     destination = consumer.destination
-    return isinstance(destination, PostgresDestination) and destination.mode != "events"
+    return isinstance(destination, PostgresDestination) and destination.holds_tables
