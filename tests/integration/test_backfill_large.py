@@ -26,7 +26,7 @@ from tests.fix_postgres import Database, PostgresServer, fresh_database
 from tests.service import Service, _url, started
 
 _ROWS, _KILLS, _WRITERS = 300_000, 3, 4
-_KEYED = ("item", "low", "mid", "high")
+_KEYED = ("item", "part")
 _ACTS = (
     "INSERT INTO item VALUES (%(id)s, nextval('versions'), 'new', 'short')",
     "UPDATE item SET version = nextval('versions') WHERE id = %(id)s",
@@ -43,7 +43,10 @@ _ACTS = (
 
 
 def _fill(database: Database, rows: int) -> None:
-    """Half of the rows in ``item``, a third in ``part``, a sixth in ``loose``."""
+    """Half of the rows in ``item``, a third in ``part``, a sixth in ``loose``.
+
+    The service publishes a partitioned table under its own name.
+    """
     parted = rows // 3
     database.execute(
         "CREATE SEQUENCE versions START 1000000;"
