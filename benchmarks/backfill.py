@@ -1,8 +1,10 @@
-"""How fast existing rows arrive, into Parquet and into a Redis stream, and how live changes fare.
+"""How fast existing rows arrive in Redis, Parquet and Postgres, and how live changes fare.
 
 The yardstick is ``COPY (SELECT …) TO STDOUT`` of the same rows, with as many connections at once,
-in the same run: what any client could read. While each backfill runs, a row is inserted again and
-again, and the time until it is settled is taken, as it is before the backfill.
+in the same run: what any client could read. The service is warm: it has delivered the rows of a
+smaller table in the same way. While each backfill runs, a row is inserted again and again, and the
+time until it is settled is taken, as it is before the backfill. Last, the rows go into Parquet once
+more over 1 and over 4 connections.
 """
 
 from __future__ import annotations
@@ -19,34 +21,38 @@ from psycopg import sql
 from benchmarks.catch_up import (
     Target,
     parquet_target,
+    postgres_target,
     redis_target,
     service_of,
     wait_delivering,
 )
 from benchmarks.service import RunningService
 from benchmarks.sizes import Sizes, progress
-from benchmarks.source import ONE_ROW, Source, open_source
+from benchmarks.source import ONE_ROW, PUBLICATION, Source, open_source
 from cdc.errors import OperatorError
 
-_CONNECTIONS = 2
+_CONNECTIONS, _OTHER_CONNECTIONS = 2, (1, 4)
+_WARM_ROWS = 100_000
 _CHUNK_BYTES = 32 << 20
 _TIMEOUT_S = 1800.0
 _LIVE_S = 5.0
 _LIVE_EVERY_S = 0.05
-_START = (
-    "SELECT id FROM walbrook.start_backfill(%s, 'orders', chunk_bytes => %s, connections => %s)"
-)
+_START = "SELECT id FROM walbrook.start_backfill(%s, %s, chunk_bytes => %s, connections => %s)"
+_WARM = f"""
+CREATE TABLE warm (LIKE orders INCLUDING ALL);
+INSERT INTO warm SELECT * FROM new_orders(1, {_WARM_ROWS});
+ALTER PUBLICATION {PUBLICATION} ADD TABLE warm
+"""  # noqa: S608
 _COPY = "COPY (SELECT * FROM orders WHERE ctid >= {} AND ctid < {}) TO STDOUT"
 _STATE = "SELECT state FROM walbrook.backfills WHERE id = %s"
-# The cursor of a commit is where its record begins; the rows of it lie before that.
 _PASSED = """
-SELECT cursor_lsn >= %s::pg_lsn - 100 FROM walbrook.consumers WHERE source = %s
+SELECT cursor_lsn >= %s::pg_lsn FROM walbrook.consumers WHERE source = %s
 """
 _OPEN = ("waiting", "running")
 
 
 def run(sizes: Sizes) -> dict[str, object]:
-    """Both targets, one after the other, over the same rows."""
+    """All targets, one after the other, over the same rows."""
     figures: dict[str, object] = {}
     with (
         tempfile.TemporaryDirectory(prefix="walbrook-backfill-") as name,
@@ -54,16 +60,20 @@ def run(sizes: Sizes) -> dict[str, object]:
     ):
         directory = Path(name)
         source.load(sizes.rows, sizes.rows)
-        source.run("ANALYZE orders")
+        source.run(_WARM)
+        source.run("VACUUM ANALYZE orders")
         source.checkpoint()
         rates: dict[str, float] = {}
-        for one in range(1, 3):
+        for one in (1, 2, 4):
             rates[f"copy_{one}"] = _copy(source, one, sizes.rows)
             progress(f"backfill: COPY over {one} connections {rates[f'copy_{one}']:,.0f} rows/s")
         with redis_target(directory) as target:
             figures |= _measured(directory, source, target, sizes.rows, rates["copy_2"])
-        target = parquet_target(directory, source, "parquet")
-        figures |= _measured(directory, source, target, sizes.rows, rates["copy_2"])
+        for target in (
+            parquet_target(directory, source, "parquet"),
+            postgres_target(source, "postgres"),
+        ):
+            figures |= _measured(directory, source, target, sizes.rows, rates["copy_2"])
     copied = {f"{name}_rows_per_s": round(rate) for name, rate in rates.items()}
     return {"rows": sizes.rows, "connections": _CONNECTIONS, **copied, **figures}
 
@@ -97,14 +107,21 @@ def _measured(
     name, (sink,) = target.name, target.sinks
     with service_of(directory, source, target) as service:
         wait_delivering(source, service, target)
+        _backfilled(source, service, sink, "warm", _CONNECTIONS)
         alone = _latency(source, service, _for_a_while())
         began = time.perf_counter()
-        backfill = _asked(source, _START, sink, _CHUNK_BYTES, _CONNECTIONS)
+        backfill = _started(source, sink, "orders", _CONNECTIONS)
         beside = _latency(source, service, lambda: _asked(source, _STATE, backfill) not in _OPEN)
         took_s = time.perf_counter() - began
         if (state := _asked(source, _STATE, backfill)) != "done":
             raise OperatorError(f"the backfill into {name} is {state}")
-        processes = service.warnings()
+        others = {
+            f"rows_per_s_{name}_over_{one}": round(
+                rows / _backfilled(source, service, sink, "orders", one)
+            )
+            for one in (_OTHER_CONNECTIONS if name == "parquet" else ())
+        }
+        warnings = service.warnings()
     source.drop_slot(service.slot)
     rate = rows / took_s
     progress(f"backfill: {name} {rate:,.0f} rows/s; live p99 {alone:.0f} ms, then {beside:.0f} ms")
@@ -113,8 +130,27 @@ def _measured(
         f"backfill_ratio_{name}": round(rate / copied, 3),
         f"live_p99_ms_{name}": round(alone),
         f"live_p99_ms_beside_{name}": round(beside),
-        f"warnings_{name}": processes,
+        f"warnings_{name}": warnings,
+        **others,
     }
+
+
+def _started(source: Source, sink: str, table: str, connections: int) -> object:
+    return _asked(source, _START, sink, table, _CHUNK_BYTES, connections)
+
+
+def _backfilled(
+    source: Source, service: RunningService, sink: str, table: str, connections: int
+) -> float:
+    """How many seconds a backfill took that had no changes beside it."""
+    began = time.perf_counter()
+    backfill = _started(source, sink, table, connections)
+    ended = service.until(
+        f"the rows of {table}",
+        lambda: _asked(source, _STATE, backfill) not in _OPEN,
+        _TIMEOUT_S,
+    )
+    return ended - began
 
 
 def _for_a_while() -> Callable[[], bool]:
@@ -126,9 +162,11 @@ def _latency(source: Source, service: RunningService, over: Callable[[], bool]) 
     """The p99, in ms, from the commit of a row to the settled cursor behind it, until ``over``."""
     taken: list[float] = []
     while not taken or not over():
-        source.run(ONE_ROW)
+        with source.connection.transaction():
+            source.run(ONE_ROW)
+            # The commit comes behind it, and writes of others do not.
+            lsn = _asked(source, "SELECT pg_current_wal_insert_lsn()::text")
         committed = time.perf_counter()
-        lsn = _asked(source, "SELECT pg_current_wal_insert_lsn()::text")
         settled = service.until(
             "a change to be settled",
             lambda: bool(_asked(source, _PASSED, lsn, service.name)),  # noqa: B023

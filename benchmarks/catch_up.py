@@ -113,7 +113,7 @@ def file_target(directory: Path, source: Source, name: str, sinks: int = 1) -> T
 def in_event_time(target: Target) -> Target:
     """The same in the order of the rows' own times, with no tolerance."""
     order = {"ordering": "event_time", "event_time": {"column": "created_at"}}
-    return replace(target, settings=dict.fromkeys(target.sinks, order), is_fed=False)
+    return replace(target, settings=dict.fromkeys(target.sinks, order))
 
 
 def parquet_target(directory: Path, source: Source, name: str, sinks: int = 1) -> Target:
@@ -130,6 +130,12 @@ def parquet_target(directory: Path, source: Source, name: str, sinks: int = 1) -
         sink: {"type": "parquet", "path": str(folder)} for sink, folder in folders.items()
     }
     return Target(name, destinations, lambda: source.delivered(name), held)
+
+
+def postgres_target(source: Source, name: str) -> Target:
+    """Tables in another database of the source's own server."""
+    sink = {"type": "postgres", "url": source.new_database(name)}
+    return Target(name, {name: sink}, lambda: source.delivered(name), list)
 
 
 def service_of(directory: Path, source: Source, target: Target) -> RunningService:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
+from psycopg import sql
 
 from cdc.service.embedded import EmbeddedPostgres
 
@@ -92,6 +93,12 @@ class Source:
 
     def run(self, statement: str) -> None:
         self.connection.execute(statement.encode())
+
+    def new_database(self, name: str) -> str:
+        """The URL of another database of the server."""
+        database = f"{name}_target"
+        self.connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database)))
+        return self.postgres.url.removesuffix("postgres") + database
 
     def checkpoint(self) -> None:
         """Write out what a load left behind, so that it does not happen while measuring."""

@@ -69,6 +69,9 @@ def place_before(first: Cursor) -> Cursor:
     return Cursor(first.lsn, first.idx - 1) if first.idx else Cursor(first.lsn - 1, 1)
 
 
+_COMMIT_BYTES = 8
+"""Commit LSNs are multiples of this; a message outside transactions stands at no such LSN."""
+
 _PLACE_OF_READS = 1
 """LSNs of free places modulo eight: there rows of a backfill stand, and idle sources."""
 
@@ -80,6 +83,15 @@ def idle_place(end_lsn: int) -> Cursor:
     commit record is longer than eight bytes: every commit below ``end_lsn`` is below this place.
     """
     return Cursor(end_lsn // 8 * 8 - 8 + _PLACE_OF_READS, 0)
+
+
+def behind_transaction(high: Cursor) -> Cursor:
+    """Where everyone stands who has all of the transaction whose last change is below ``high``.
+
+    That is a free place: every later commit, message, schema change and gap lies behind it. Behind
+    a message outside transactions the next commit may follow at once, so nothing is skipped there.
+    """
+    return free_place(high) if high.lsn % _COMMIT_BYTES == 0 else high
 
 
 def is_free(lsn: int) -> bool:

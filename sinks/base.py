@@ -10,6 +10,10 @@ in cursor order, one batch after another. What must always hold:
 - Two processes may hold the same sink for a moment after a crash. That must neither lose nor
   reorder anything.
 
+A sink whose destination class says ``holds_tables`` is given the columns of MESSAGE_SCHEMA alone,
+with ``TEXTS`` if it writes them: it asks the shape for nothing, and its batches are larger. Rows
+that a backfill read come to it as they were read, without JSON if it has no use for it.
+
 A sink that keeps a position at its destination is opened for a ``Generation`` (``cdc.generation``),
 so that its consumer can be rewound. It does three things with it. Its place is
 ``generation.named(place)``. Beside its position it records ``generation.truncation``. Before it

@@ -18,12 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from cdc.decoding.columns import offsets_of
+from cdc.decoding.columns import gather, offsets_of
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.errors import DecodeError
 
 _NULL = "\\N"
 _BACKSLASH = "\\"
+_LINE_END = ord("\n")
 # A text of Postgres has no zero byte, so one can stand for a backslash while the rest is undone.
 _ESCAPES = (
     ("\\\\", "\0"), ("\\n", "\n"), ("\\t", "\t"), ("\\r", "\r"), ("\\b", "\b"), ("\\f", "\f"),
@@ -65,6 +66,16 @@ def _plain(values: pa.BinaryArray) -> pa.BinaryArray:
     for written, meant in _ESCAPES:
         values = pc.replace_substring(values, written, meant)
     return values
+
+
+def lines_of(text: bytes) -> pa.StringArray | None:
+    """The lines of whole lines of COPY text; None if they are not UTF-8."""
+    stops = np.flatnonzero(np.frombuffer(text, np.uint8) == _LINE_END)
+    starts = np.concatenate([np.zeros(1, np.int64), stops[:-1] + 1])
+    try:
+        return gather(pa.py_buffer(text), starts, stops).cast(pa.string())
+    except pa.ArrowInvalid:
+        return None
 
 
 def raw_rows(

@@ -56,15 +56,21 @@ class Remains:
     merged: int
 
 
-def remaining(rows: pa.RecordBatch, schemas: Mapping[int, bytes], newer: NewerChanges) -> Remains:
-    """The rows of a chunk as they may go out behind these changes."""
+def remaining(
+    rows: pa.RecordBatch,
+    schemas: Mapping[int, bytes],
+    newer: NewerChanges,
+    keys: pa.StringArray | None = None,
+) -> Remains:
+    """The rows of a chunk as they may go out behind these changes; ``keys`` if they are known."""
     every = np.arange(rows.num_rows)
     if not newer.raw.num_rows or not rows.num_rows:
         return Remains(rows, every, 0, 0)
     if np.any(newer.raw.column("kind").to_numpy() == _TRUNCATE):
         # Whatever was inserted since comes as a change.
         return Remains(rows.slice(0, 0), every[:0], rows.num_rows, 0)
-    keys = row_keys(rows, schemas).record_pks
+    if keys is None:
+        keys = row_keys(rows, schemas).record_pks
     if _has_no_key(keys):
         return Remains(rows, every, 0, 0)
     changed = row_keys(newer.raw, newer.schemas)

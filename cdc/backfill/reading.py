@@ -12,18 +12,16 @@ Invariants: the file is whole and on disk when ``read_chunk`` returns; memory is
 from __future__ import annotations
 
 import io
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import psycopg
-import pyarrow as pa
 from psycopg import sql
 
-from cdc.backfill.copy_rows import columns_of, raw_rows
+from cdc.backfill.chunk_file import chunk_file, rows_of
 from cdc.backfill.open_transactions import Listing
 from cdc.backfill.query import RowChoice, copy_rows, lock
 from cdc.backfill.ranges import BlockRange
@@ -32,12 +30,12 @@ from cdc.backfill.table import PublishedTable, describe_table
 from cdc.config.table import TableName
 from cdc.connection import LIVENESS
 from cdc.cursor import parse_lsn
-from cdc.decoding.raw import RAW_SCHEMA, SCHEMAS_KEY, encode_schemas
+from cdc.decoding.format import Wanted
 from cdc.error_text import public_text
-from cdc.errors import OperatorError, TransientError
+from cdc.errors import OperatorError, TransientError, WalbrookError
 from cdc.replication.stream import PINNED
 
-_PIECE_BYTES: Final = 4 << 20
+_PIECE_BYTES: Final = 8 << 20
 _PAGE_BYTES: Final = 8192
 _PAGE_HEADER_BYTES: Final = 40  # at most
 
@@ -73,6 +71,7 @@ class ChunkTask:
     filenode: int
     choice: RowChoice
     path: Path
+    wanted: Wanted | None = None  # what the rows are decoded for, if they are
     statement_s: int = 600
 
     def __repr__(self) -> str:
@@ -96,6 +95,14 @@ def read_chunk(task: ChunkTask) -> ChunkRead:
         closing(connect_to_read(task.dsn, f"{task.source}:backfill")) as connection,
     ):
         return _read(connection, task)
+
+
+def read_chunk_apart(task: ChunkTask) -> ChunkRead | WalbrookError:
+    """The same in another process: an error of ours comes back as itself."""
+    try:
+        return read_chunk(task)
+    except WalbrookError as error:
+        return error
 
 
 @contextmanager
@@ -195,29 +202,13 @@ def _copy(
 ) -> tuple[int, int]:
     query = copy_rows(task.leaf, table.columns, table.key, table.row_filter, task.choice)
     rows = size = 0
-    with raw_file(task.path, table) as write, connection.cursor() as cursor:
+    with chunk_file(task.path, table, task.wanted) as write, connection.cursor() as cursor:
         for text in copy_texts(cursor, query):
-            columns = columns_of(text, len(table.columns))
-            raw = raw_rows(
-                columns,
-                oid=table.relation.oid,
-                schema_id=table.schema_id,
-                read_us=read_us,
-            )
-            write(raw)
-            rows += raw.num_rows
+            found = rows_of(text, table, read_us, task.wanted)
+            write(found)
+            rows += found.num_rows
             size += len(text)
     return rows, size
-
-
-@contextmanager
-def raw_file(path: Path, table: PublishedTable) -> Iterator[Callable[[pa.RecordBatch], None]]:
-    """Write the file of a chunk (``RAW_SCHEMA``); it is whole and on disk at the end."""
-    schemas = encode_schemas({table.schema_id: table.message})
-    schema = RAW_SCHEMA.with_metadata({SCHEMAS_KEY: schemas})
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-        yield writer.write_batch
-    _sync(path)
 
 
 def copy_texts(cursor: psycopg.Cursor[Any], query: sql.Composed) -> Iterator[bytes]:
@@ -231,12 +222,3 @@ def copy_texts(cursor: psycopg.Cursor[Any], query: sql.Composed) -> Iterator[byt
                 piece = io.BytesIO()
     if piece.tell():
         yield piece.getvalue()
-
-
-def _sync(path: Path) -> None:
-    for place in (path, path.parent):
-        handle = os.open(place, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

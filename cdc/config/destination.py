@@ -79,10 +79,15 @@ class _Destination(Section):
     """Whether it writes columns, not messages, so that there is nothing to shape or transform."""
 
     delivery_rows: ClassVar[int] = 10_000
-    """Most messages that it is handed at once."""
+    """Most messages that it is handed at once; to one that holds tables each time is a commit."""
 
     delivery_bytes: ClassVar[int] = 32 * 2**20
     """About how many bytes they have at most."""
+
+    @property
+    def holds_tables(self) -> bool:
+        """Whether its sink writes columns of rows as they are, and never the text of a message."""
+        return False
 
 
 class DeltaDestination(LakehouseTables, _Destination):
@@ -98,6 +103,10 @@ class DeltaDestination(LakehouseTables, _Destination):
     @property
     def default_batch_size(self) -> int:
         return 10_000
+
+    @property
+    def holds_tables(self) -> bool:
+        return True
 
     def place(self, _consumer: str) -> tuple[object, ...] | None:
         """What no other sink may share with this one."""
@@ -129,6 +138,7 @@ class ParquetDestination(_Destination):
     rewind_ways: ClassVar[tuple[str, ...]] = ("new_generation", "truncate")
 
     writes_columns: ClassVar[bool] = True
+    delivery_rows: ClassVar[int] = 50_000
     type: Literal["parquet"] = Field(default="parquet", description="Always parquet.")
     path: LocalPath = Field(description="Directory that the files are written to.")
     partition_by: tuple[Literal["table", "date", "action"], ...] = Field(
@@ -145,6 +155,10 @@ class ParquetDestination(_Destination):
         return self
 
     @property
+    def holds_tables(self) -> bool:
+        return True
+
+    @property
     def default_batch_size(self) -> int:
         return 10_000
 
@@ -158,6 +172,7 @@ class PostgresDestination(PostgresServer, _Destination):
     message_bytes_max: ClassVar[int | None] = 256 * 2**20
 
     writes_columns: ClassVar[bool] = True
+    delivery_rows: ClassVar[int] = 50_000
     type: Literal["postgres"] = Field(default="postgres", description="Always postgres.")
     mode: Literal["mirror", "append", "events"] = Field(
         default="mirror",
@@ -222,6 +237,10 @@ class PostgresDestination(PostgresServer, _Destination):
                 within=("on_rewind",),
             )
         return self
+
+    @property
+    def holds_tables(self) -> bool:
+        return self.mode != "events"
 
     @property
     def default_batch_size(self) -> int:

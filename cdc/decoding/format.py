@@ -8,7 +8,7 @@ then shows a consumer its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Final, Literal, get_args
 
@@ -72,6 +72,8 @@ class Wanted:
     wrote it, is in a column of its own (``time_name``): null for what is no row, empty where the
     table has no such column.
 
+    Without ``formats`` no JSON of rows is written, for sinks that make nothing of it.
+
     With ``texts`` each row also has the columns ``TEXTS``: its values as the source wrote them, and
     the version of its table.
     """
@@ -119,8 +121,8 @@ class Wanted:
     ) -> pa.RecordBatch:
         """``changes`` as decoded for this, with the values in ``form``: CHANGE_SCHEMA, what else is
         wanted in each form, and the texts of the columns ``times``."""
-        at = self.formats.index(form)
-        if len(self.formats) == 1 and self.times == tuple(times) and changes.schema == self.schema:
+        at = self.formats.index(form) if self.formats else 0
+        if len(self.formats) <= 1 and self.times == tuple(times) and changes.schema == self.schema:
             return changes
         names = [*CHANGE_SCHEMA.names, *self._extra_in_forms]
         names += [self.time_name(column) for column in times]
@@ -130,6 +132,10 @@ class Wanted:
             [changes.column(name) for name in chosen],
             schema=pa.schema([changes.schema.field(name) for name in names]),
         )
+
+    def without_texts(self) -> Wanted:
+        """The same without the texts of rows."""
+        return replace(self, texts=False)
 
     def to_text(self) -> str:
         """For where only text can pass, such as the options of a Spark source."""

@@ -170,6 +170,15 @@ def decode_rows(
     return Decoded(columns, rows.faults)
 
 
+def decode_columns(
+    plan: TablePlan, columns: list[TextColumn], count: int, wanted: Wanted
+) -> Decoded:
+    """The JSON of rows whose columns were read already, as new rows."""
+    faults = Faults()
+    tuples = Tuples(None, _in_utf8(plan, columns, faults), faults)
+    return decode_rows(plan, tuples, count, wanted, kind="R", tag="N")
+
+
 def keys_of(plan: TablePlan, tuples: Tuples, count: int, *, kind: str, tag: str) -> RowKeys:
     """The keys alone of rows that ``read_rows`` read; as texts they are those of a change."""
     old = tuples.old if kind == "U" else None

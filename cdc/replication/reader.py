@@ -52,6 +52,7 @@ from cdc.state.reader_state import ReaderReport, ReaderState, record_identity
 _logger = structlog.get_logger("walbrook.reader")
 
 _FEEDBACK_S = 1.0
+_HURRIED_IDLE_S = 0.1  # while somebody waits for the log to pass a position of the source
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 10.0
 _PINGS, _PINGS_S = 10, 1.0
 _SILENT_S = 60.0  # a reader that works reports at least this often
@@ -236,6 +237,7 @@ class SlotReader:
         settings = self._settings
         batch = Collector(settings.batch, settings.linger_ms / 1000)
         idle_since = time.monotonic()
+        quiet: Keepalive | None = None  # the last one that moved nothing yet
         pings: deque[float] = deque(maxlen=_PINGS)
         while not self._stop.requested and not self._keeper.suspect:
             now = time.monotonic()
@@ -254,13 +256,17 @@ class SlotReader:
                     self._next_feedback = 0.0
                     pings.append(now)
                     _require_patience(pings)
-                idle = batch.empty and not intake.in_transaction
-                if idle and now - idle_since >= settings.idle_s:
-                    self._advance_idle(stream, keepalive)
-                    idle_since = now
-            elif not taken:
+                if batch.empty and not intake.in_transaction:
+                    quiet = keepalive
+            idle_due = idle_since + (_HURRIED_IDLE_S if self._state.hurries else settings.idle_s)
+            idle = batch.empty and not intake.in_transaction
+            if quiet is not None and idle and now >= idle_due:
+                self._advance_idle(stream, quiet)
+                idle_since, quiet = now, None
+            elif keepalive is None and not taken:
                 self._require_a_voice(stream)
-                patience_s = batch.patience_s(now, self._next_feedback)
+                wake = min(self._next_feedback, idle_due) if idle and quiet else self._next_feedback
+                patience_s = batch.patience_s(now, wake)
                 if batch.gathers:
                     self._stop.wait(patience_s)
                     patience_s = 0.0

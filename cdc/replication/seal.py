@@ -12,13 +12,13 @@ Here are the transactions that come whole; ``intake`` has those that come in pie
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cdc.cursor import ORIGIN, Cursor
+from cdc.cursor import ORIGIN, Cursor, behind_transaction
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.errors import ProtocolError
 from cdc.replication.annotations import Listener
@@ -75,7 +75,7 @@ class Sealer:
         self._openings.last |= rows.last_rows
         self.heartbeats = []
         self.received += len(messages)
-        return Sealed(rows.batch(), rows.schemas, rows.first, rows.high)
+        return self._ended(Sealed(rows.batch(), rows.schemas, rows.first, rows.high))
 
     def seal_wire(self, wire: Wire) -> Sealed | None:
         """The same for messages that were joined already, all of transactions that come whole."""
@@ -108,7 +108,18 @@ class Sealer:
             schema=RAW_SCHEMA,
         )
         sealed = sealed_of(raw, tables.schemas, heard.runs(row), heard.refusals(row, lsn, idx))
-        return sealed if self.versions is None else self.versions.into(sealed, self.resume)
+        if self.versions is not None:
+            sealed = self.versions.into(sealed, self.resume)
+        return self._ended(sealed)
+
+    def _ended(self, sealed: Sealed) -> Sealed:
+        """Behind a whole transaction nothing more comes at its LSN: the batch reaches beyond it.
+
+        So whoever has taken the batch stands where existing rows may be placed.
+        """
+        if self._open.in_progress:
+            return sealed
+        return replace(sealed, high=behind_transaction(sealed.high))
 
     def _heartbeats(self, wire: Wire) -> Mask:
         found = np.zeros(len(wire), dtype=bool)

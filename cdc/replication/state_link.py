@@ -59,6 +59,8 @@ class StateLink:
         self.restart = ORIGIN
         self.lowest = ORIGIN
         self.held_by: str | None = None
+        self.hurries = False
+        """Whether rows of a backfill may wait for the position of an idle source."""
         self._bounds = BacklogBounds(source, term)
         self.problem: str | None = None
         self._position: SourcePosition | None = None
@@ -136,6 +138,7 @@ class StateLink:
         self._position = position = source_position(self._connection, self._source)
         self.restart = max(self.restart, position.restart)
         self.lowest, self.held_by = position.lowest, position.held_by
+        self.hurries = position.is_backfilled
         self._known.set()
         news = self._news
         if news is None:

@@ -106,7 +106,8 @@ _IS_REGISTERED = "SELECT system_identifier <> '' FROM walbrook.sources WHERE nam
 _READ_RESTART = "SELECT restart_lsn::text, restart_idx FROM walbrook.sources WHERE name = %s"
 _READ_POSITION = """
 SELECT s.restart_lsn::text, s.restart_idx, low.lsn::text, low.idx, low.name, s.system_identifier,
-       s.timeline, s.publication_oid
+       s.timeline, s.publication_oid,
+       EXISTS (SELECT FROM walbrook.backfills b WHERE b.source = s.name AND b.state = 'running')
   FROM walbrook.sources s
   LEFT JOIN LATERAL (
        SELECT cursor_lsn AS lsn, cursor_idx AS idx, c.name FROM walbrook.consumers c
@@ -298,6 +299,7 @@ class SourcePosition:
     system_identifier: str
     timeline: int | None
     publication_oid: int | None
+    is_backfilled: bool  # rows that are read wait for the log to pass where they were read
 
 
 def source_position(connection: Connection, source: str) -> SourcePosition:
@@ -308,9 +310,9 @@ def source_position(connection: Connection, source: str) -> SourcePosition:
     restart = Cursor(parse_lsn(str(row[0])), int(str(row[1])))
     lowest = restart if row[2] is None else Cursor(parse_lsn(str(row[2])), int(str(row[3])))
     held_by = None if row[4] is None else str(row[4])
-    timeline, publication = (None if value is None else int(str(value)) for value in row[6:])
+    timeline, publication = (None if value is None else int(str(value)) for value in row[6:8])
     low = min(restart, lowest)
-    return SourcePosition(restart, low, held_by, str(row[5]), timeline, publication)
+    return SourcePosition(restart, low, held_by, str(row[5]), timeline, publication, bool(row[8]))
 
 
 def consumer_cursors(connection: Connection, source: str) -> dict[str, Cursor]:

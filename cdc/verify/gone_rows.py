@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
+from cdc.backfill.chunk_file import chunk_file
 from cdc.backfill.copy_rows import columns_of, raw_rows
 from cdc.backfill.overtaken import row_keys
 from cdc.backfill.query import RowChoice, copy_rows, row_conditions
@@ -34,7 +35,6 @@ from cdc.backfill.reading import (
     begin_reading,
     connect_to_read,
     copy_texts,
-    raw_file,
     reading_errors,
     take_snapshot,
     wal_end,
@@ -142,7 +142,7 @@ def _write(
     snapshot, read_us, _ = take_snapshot(connection, table.relation.oid)
     _require_same(table, describe_table(connection, task.publication, task.table))
     rows = size = 0
-    with raw_file(task.path, table) as write:
+    with chunk_file(task.path, table) as write:
         for keys in candidates:
             for at in range(0, len(keys), _KEYS_AT_ONCE):
                 gone = _gone(connection, table, keys[at : at + _KEYS_AT_ONCE])

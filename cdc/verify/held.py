@@ -7,7 +7,7 @@ one counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final
 
@@ -74,7 +74,7 @@ def held_of_columns(table: PublishedTable, columns: list[pa.BinaryArray]) -> pa.
 
 
 def held_of_raw(
-    raw: pa.RecordBatch, schemas: dict[int, bytes], form: Form, values: ValueFormat | None = None
+    raw: pa.RecordBatch, schemas: Mapping[int, bytes], form: Form, values: ValueFormat | None = None
 ) -> pa.RecordBatch:
     """Rows of a table from its raw rows; ``values`` is how a record writes them."""
     if not raw.num_rows:

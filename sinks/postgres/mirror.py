@@ -19,6 +19,7 @@ from psycopg import sql
 from cdc.connection import Connection
 from cdc.cursor import Cursor
 from cdc.errors import OperatorError
+from sinks.postgres.loading import Loader
 from sinks.postgres.position import Position
 from sinks.postgres.stage import KEPT, NUMBER, OP, Stage, Stages, names
 from sinks.postgres.tables import Layout, Tables
@@ -114,6 +115,7 @@ class Mirror:
         self._tables = tables
         self._names = target_names
         self._stages = Stages()
+        self._loader = Loader()
         self._orders: dict[tuple[Target, ...], list[Target]] = {}
         self._refer = False  # whether some targets have foreign keys to each other
 
@@ -130,7 +132,8 @@ class Mirror:
         """Apply changes of tables in their order."""
         self._stages.begin(connection)
         for parts in stretches(rows, self._names, moves_in_parts(rows)):
-            prepared = [self._prepare(connection, part, position) for part in parts]
+            alone = len(parts) == 1  # the order of tables that refer to each other is kept
+            prepared = [self._prepare(connection, part, position, alone=alone) for part in parts]
             works = [work for work in prepared if work is not None]
             order = self._referring_first(connection, sorted({work.target for work in works}))
             if self._refer:
@@ -143,10 +146,12 @@ class Mirror:
                 _write(connection, work)
 
     def _prepare(
-        self, connection: Connection, part: Part[Target], position: Position
+        self, connection: Connection, part: Part[Target], position: Position, *, alone: bool
     ) -> _Work | None:
-        """Copy what is left of a part to its stage."""
+        """Copy what is left of a part to its stage; None if nothing is to be done with it."""
         layout = self._tables.layout(connection, part)
+        if alone and self._loader.load(connection, layout, part.rows):
+            return None
         stage = self._stages.of(connection, layout)
         if is_row_identity(layout.relation):
             if part.first <= position.repeats:

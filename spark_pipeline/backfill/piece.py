@@ -19,7 +19,6 @@ from cdc.backfill.overtaken import Remains
 from cdc.cursor import Cursor
 from cdc.decoding.careful import decode_carefully
 from cdc.decoding.format import Wanted
-from cdc.decoding.raw import SCHEMAS_KEY, decode_schemas
 from cdc.log.frame import Frame, Marker
 from cdc.state.backfill_chunks import Chunk, PieceDone
 from spark_pipeline.delivery.deliver import Share, deliver_changes
@@ -30,38 +29,6 @@ from spark_pipeline.expressions.verdicts import leave_verdicts
 from spark_pipeline.feed.exchange import SliceMarker
 
 
-class ChunkFile:
-    """The rows of a chunk, mapped."""
-
-    def __init__(self, path: Path) -> None:
-        with pa.memory_map(str(path)) as file:
-            self._reader = pa.ipc.open_file(file.read_buffer())
-        self.schemas = decode_schemas(self._reader.schema.metadata[SCHEMAS_KEY])
-        sizes = [
-            self._reader.get_batch(at).num_rows for at in range(self._reader.num_record_batches)
-        ]
-        self._ends = np.cumsum(sizes)
-
-    @property
-    def oid(self) -> int:
-        """Of the table as its changes name it."""
-        (message,) = self.schemas.values()
-        return int.from_bytes(message[1:5], "big")
-
-    def rows(self, start: int, count: int) -> pa.RecordBatch:
-        """The rows ``[start, start + count)``."""
-        parts = []
-        at = int(np.searchsorted(self._ends, start, side="right"))
-        while count > 0 and at < len(self._ends):
-            batch = self._reader.get_batch(at)
-            within = start - (int(self._ends[at]) - batch.num_rows)
-            part = batch.slice(within, count)
-            parts.append(part)
-            start, count, at = start + part.num_rows, count - part.num_rows, at + 1
-        whole = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
-        return whole.replace_schema_metadata(None)
-
-
 @dataclass(frozen=True, eq=False)
 class Piece:
     """Rows of a chunk at their place; it stands in for a ``DecodedRange``."""
@@ -70,6 +37,7 @@ class Piece:
     place: Cursor
     count: int  # of numbers that it takes, dropped rows included
     remains: Remains
+    decoded: pa.RecordBatch | None  # all its rows, dropped ones included; None: not yet
     schemas: Mapping[int, bytes]
     wanted: Wanted
     history: int
@@ -77,7 +45,20 @@ class Piece:
     @cached_property
     def raw(self) -> pa.RecordBatch:
         """What goes out, with its cursors."""
-        rows = self.remains.rows
+        return self._placed(self.remains.rows)
+
+    @cached_property
+    def changes(self) -> pa.RecordBatch:
+        left = self.remains
+        # A merged row is not what was read.
+        if self.decoded is None or left.merged:
+            return decode_carefully(self.raw, self.schemas, wanted=self.wanted)
+        dropped = left.rows.num_rows < self.decoded.num_rows
+        rows = self.decoded.take(pa.array(left.ordinals)) if dropped else self.decoded
+        return self._placed(rows)
+
+    def _placed(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows with their cursors."""
         numbers = self.place.idx + self.remains.ordinals
         cursors = {
             "commit_lsn": pa.array(np.full(rows.num_rows, self.place.lsn, np.int64)),
@@ -87,10 +68,6 @@ class Piece:
             at = rows.schema.get_field_index(name)
             rows = rows.set_column(at, rows.schema.field(at), column)
         return rows
-
-    @cached_property
-    def changes(self) -> pa.RecordBatch:
-        return decode_carefully(self.raw, self.schemas, wanted=self.wanted)
 
     @property
     def high(self) -> Cursor:

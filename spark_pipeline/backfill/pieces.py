@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import structlog
 
+from cdc.backfill.chunk_file import ChunkFile
 from cdc.backfill.log_scan import NewerScan, TooFarError, incomplete_keys
 from cdc.backfill.overtaken import remaining
 from cdc.connection import Connection
@@ -42,12 +43,12 @@ from cdc.state.backfill_chunks import (
     searched_to,
 )
 from cdc.state.backfills import Backfill, fail
-from spark_pipeline.backfill.piece import ChunkFile, Piece
+from spark_pipeline.backfill.piece import Piece
 
 _logger = structlog.get_logger("walbrook.backfill")
 
 _ROWS_FIRST, _ROWS_MIN, _ROWS_MAX = 5_000, 5_000, 50_000
-_LIVE_S, _ALONE_S = 0.2, 1.0  # how long a piece may take beside changes, and without any
+_LIVE_S, _ALONE_S = 0.1, 1.0  # how long a piece may take beside changes, and without any
 
 
 @dataclass
@@ -232,14 +233,18 @@ class Pieces:
         file, scan = current.open()
         newer = scan.up_to(log, place)
         limit = current.backfill.rows_per_second or _ROWS_MAX
-        count = chunk.piece_rows or min(self._rows, limit, chunk.rows - chunk.delivered)
-        left = remaining(file.rows(chunk.delivered, count), file.schemas, newer)
+        count = chunk.piece_rows or min(self._rows, limit, file.together(chunk.delivered))
+        stored = file.stored(chunk.delivered, count)
+        left = remaining(stored.raw, file.schemas, newer, stored.keys)
         if chunk.place is None:
             if not self._record(current, place, count, log, file.oid):
                 self._put_down()
                 return None
             current.chunk = replace(chunk, place=place, piece_rows=count)
-        return Piece(current.chunk, place, count, left, file.schemas, self._wanted, log.history())
+        decoded = stored.decoded(self._wanted)
+        return Piece(
+            current.chunk, place, count, left, decoded, file.schemas, self._wanted, log.history()
+        )
 
     def _record(
         self, current: ReadyChunk, place: Cursor, count: int, log: LogReader, oid: int

@@ -36,6 +36,7 @@ from cdc.backfill.reading import (
     connect_to_read,
     list_open,
     read_chunk,
+    read_chunk_apart,
 )
 from cdc.backfill.table import describe_table, published_tables, sent_as
 from cdc.config import Sink as SinkConfig
@@ -53,6 +54,7 @@ from spark_pipeline.backfill.pieces import Pieces, ReadyChunk
 from spark_pipeline.backfill.planning import block_bytes, column_of, plan_leaf
 from spark_pipeline.backfill.search import is_searched
 from spark_pipeline.delivery.isolate import told
+from spark_pipeline.delivery.value_formats import wanted_of_reads
 from spark_pipeline.feed.plan import job_group
 from spark_pipeline.workers.context import WorkerContext
 
@@ -63,7 +65,7 @@ OPEN_WAIT_S: Final = 3_600.0
 
 _LOOK_S: Final = 1.0
 _PAUSE_MAX_S: Final = 30.0
-_JOB_BYTES: Final = 48 << 20  # smaller chunks are read before a Spark task would have begun
+_JOB_BYTES: Final = 4 << 20  # smaller chunks are read before a Spark task would have begun
 _KEYS_AT_ONCE: Final = 2_000
 _CONNECTIONS_MAX: Final = 16  # of one consumer
 
@@ -88,6 +90,7 @@ class BackfillRunner:
         self._consumer, self._context, self._pieces = consumer, context, pieces
         self._settings = context.settings
         self._source, self._term = self._settings.source, self._settings.term
+        self._wanted = wanted_of_reads(consumer)
         self._directory = self._settings.log_directory / "backfill" / consumer.name
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -266,6 +269,7 @@ class BackfillRunner:
                 chunk.range, keys or (), column, backfill.where, backfill.start_position
             ),
             path=self._path(chunk),
+            wanted=self._wanted,
         )
         size = 0 if leaf is None else min(leaf.bytes, backfill.chunk_bytes)
         future = _in_thread(f"backfill-{self._consumer.name}", self._reader(task, size))
@@ -301,7 +305,7 @@ class BackfillRunner:
             context.setJobGroup(f"{group}-backfill", f"backfill of {task.table}")
             context.setLocalProperty("spark.scheduler.pool", "catch_up")
             answer: ChunkRead | WalbrookError
-            (answer,) = context.parallelize([task], 1).map(_read_safely).collect()
+            (answer,) = context.parallelize([task], 1).map(read_chunk_apart).collect()
             if isinstance(answer, WalbrookError):
                 raise answer
             return answer
@@ -466,14 +470,6 @@ def _in_thread(name: str, run: Callable[[], ChunkRead]) -> Future[ChunkRead]:
 
     threading.Thread(target=work, name=name, daemon=True).start()
     return future
-
-
-def _read_safely(task: ChunkTask) -> ChunkRead | WalbrookError:
-    """On an executor: an error of ours comes back as itself."""
-    try:
-        return read_chunk(task)
-    except WalbrookError as error:
-        return error
 
 
 def _waits_for(xids: list[int]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import cast
@@ -19,10 +19,9 @@ import pyarrow.compute as pc
 
 from cdc.change import ROUTE, MessageBatch, cursor_at
 from cdc.config import Sink as SinkConfig
-from cdc.config.destination import Destination
 from cdc.cursor import Cursor
 from cdc.decoding.format import PLAIN, TEXTS, Wanted
-from cdc.decoding.shapes import Context, Shape, shape_for
+from cdc.decoding.shapes import Context, RecordShape, RowTextShape, Shape, shape_for
 from cdc.errors import ProtocolError, TransientError, WalbrookError
 from cdc.generation import FIRST, Generation
 from cdc.queue.groups import Grouping
@@ -39,9 +38,18 @@ from spark_pipeline.delivery.merged_shape import MergedShape
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.delivery.partitions import deliver_in_parts
 from spark_pipeline.delivery.sender import STRIKES, Sender, Strikes
-from spark_pipeline.delivery.value_formats import form_of, shows_schemas, view_of
+from spark_pipeline.delivery.value_formats import (
+    form_of,
+    holds_tables,
+    shows_schemas,
+    takes_texts,
+    view_of,
+)
 from spark_pipeline.expressions.verdicts import in_cursor_order, judged
 from spark_pipeline.feed.exchange import SliceMarker, pick_up, whole
+
+_DELIVERY_ROWS = 10_000
+_DELIVERY_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -136,12 +144,12 @@ def send(share: Share, changes: pa.RecordBatch) -> Delivery:
 
 def _batches(share: Share, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The consumer's changes in order, in batches of a size worth sending."""
-    destination = share.consumer.destination
+    rows_max, bytes_max = _bounds(share.consumer)
     pending: list[pa.RecordBatch] = []
     for messages in in_order(share, changes):
-        for start in range(0, messages.num_rows, destination.delivery_rows):
-            piece = messages.slice(start, destination.delivery_rows)
-            if pending and not _fit(pending, piece, destination):
+        for start in range(0, messages.num_rows, rows_max):
+            piece = messages.slice(start, rows_max)
+            if pending and not _fit([*pending, piece], rows_max, bytes_max):
                 yield pa.concat_batches(pending) if len(pending) > 1 else pending[0]
                 pending = []
             pending.append(piece)
@@ -149,11 +157,17 @@ def _batches(share: Share, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
         yield pa.concat_batches(pending) if len(pending) > 1 else pending[0]
 
 
-def _fit(pending: list[pa.RecordBatch], piece: pa.RecordBatch, to: Destination) -> bool:
-    together = (*pending, piece)
-    if sum(int(each.num_rows) for each in together) > to.delivery_rows:
+def _bounds(consumer: SinkConfig) -> tuple[int, int]:
+    """Most rows and bytes of a batch; to a sink that holds tables each batch is a commit."""
+    if not holds_tables(consumer):
+        return _DELIVERY_ROWS, _DELIVERY_BYTES
+    return consumer.destination.delivery_rows, consumer.destination.delivery_bytes
+
+
+def _fit(together: Sequence[pa.RecordBatch], rows_max: int, bytes_max: int) -> bool:
+    if sum(int(each.num_rows) for each in together) > rows_max:
         return False
-    return sum(int(each.nbytes) for each in together) <= to.delivery_bytes
+    return sum(int(each.nbytes) for each in together) <= bytes_max
 
 
 def in_order(share: Share, decoded: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -223,6 +237,8 @@ def shape_of(consumer: SinkConfig, origin: Origin) -> Shape:
     )
     transformed = "transform" in consumer.expressions
     schemas = shows_schemas(consumer)
+    if holds_tables(consumer):  # it needs nothing of what a shape adds
+        return RowTextShape(context) if takes_texts(consumer) else RecordShape(context)
     return shape_for(consumer.shape, context, transformed=transformed, schemas=schemas)
 
 

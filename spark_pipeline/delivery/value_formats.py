@@ -6,6 +6,7 @@ A batch is decoded once for all of them, with every form that somebody wants bes
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import pyarrow as pa
@@ -57,6 +58,22 @@ def wanted_by(consumers: Sequence[Sink]) -> Wanted:
     )
 
 
+def wanted_of_reads(consumer: Sink) -> Wanted:
+    """What one consumer wants of rows that a backfill read: no JSON if its sink writes none."""
+    wanted = wanted_by([consumer])
+    bare = takes_texts(consumer) and holds_tables(consumer)
+    return replace(wanted, formats=()) if bare else wanted
+
+
+def holds_tables(consumer: Sink) -> bool:
+    """Whether it is given columns of rows as they are, in large batches, and no messages.
+
+    A transform makes messages, and a bound that its operator gave is one of messages.
+    """
+    plain = "transform" not in consumer.expressions and consumer.max_message_bytes is None
+    return plain and consumer.destination.holds_tables
+
+
 def time_columns(consumer: Sink) -> list[str]:
     """The columns in which a consumer's event times stand."""
     if consumer.ordering != "event_time" or consumer.event_time is None:
@@ -96,6 +113,5 @@ def shows_schemas(consumer: Sink) -> bool:
 def takes_texts(consumer: Sink) -> bool:
     """Whether its destination has typed columns, which are written from the source's own texts."""
     destination = consumer.destination
-    if isinstance(destination, PostgresDestination):
-        return destination.mode != "events"
-    return isinstance(destination, DeltaDestination)
+    tables = isinstance(destination, DeltaDestination | PostgresDestination)
+    return tables and destination.holds_tables

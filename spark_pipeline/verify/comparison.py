@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import psycopg
 
+from cdc.backfill.chunk_file import ChunkFile
 from cdc.backfill.query import RowChoice
 from cdc.backfill.ranges import ValueRange
 from cdc.backfill.reading import (
@@ -46,7 +47,6 @@ from cdc.verify.records import held_by_key, same_cells, same_record
 from cdc.verify.rounds import ROUNDS_MAX, Rounds
 from cdc.verify.source_rows import SourceReader, SourceRows
 from sinks.base import ReadsBack
-from spark_pipeline.backfill.piece import ChunkFile
 from spark_pipeline.backfill.planning import Planned, column_of, plan_leaf
 from spark_pipeline.workers.context import WorkerContext
 

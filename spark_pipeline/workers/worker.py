@@ -30,6 +30,7 @@ from spark_pipeline.delivery.isolate import deliver_carefully
 from spark_pipeline.delivery.ledgers import Ledgers, ledger_name
 from spark_pipeline.delivery.matching import Match
 from spark_pipeline.delivery.outcome import Outcome
+from spark_pipeline.delivery.value_formats import wanted_of_reads
 from spark_pipeline.feed.backlog import end_of, fits
 from spark_pipeline.feed.decoded_range import DecodedRange
 from spark_pipeline.feed.exchange import SliceMarker
@@ -60,7 +61,11 @@ class Worker(BaseWorker):
         self._cursor = ORIGIN
         self._generation = FIRST
         self._pieces = Pieces(
-            settings.source, settings.term, self.name, settings.wanted, context.connections
+            settings.source,
+            settings.term,
+            self.name,
+            wanted_of_reads(consumer),
+            context.connections,
         )
         self._gathering = Gathering.of(consumer, settings.much.bytes)
         self._backfills = BackfillRunner(consumer, context, self._pieces)
@@ -292,7 +297,7 @@ class Worker(BaseWorker):
             self._cursor,
             end,
             self._slices(decoded) if decoded is not None else [],
-            self._settings.wanted,
+            decoded.wanted if isinstance(decoded, Piece) else self._settings.wanted,
             match=self._match,
             ledger=self._ledgers.place(self._consumer, settled),
             state_dsn=self._settings.state_dsn,

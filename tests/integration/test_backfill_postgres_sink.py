@@ -53,6 +53,18 @@ def test_a_mirror_equals_its_source(database: Database, there: Database, tmp_pat
     assert there.execute(query) == database.execute(query)
 
 
+def test_rows_that_the_target_has_already_are_replaced(
+    database: Database, there: Database, tmp_path: Path
+) -> None:
+    there.execute(
+        "CREATE TABLE item (id int PRIMARY KEY, version int NOT NULL, body text);"
+        "INSERT INTO item SELECT i, 0, 'old' FROM generate_series(50, 3000, 7) AS i"
+    )
+    backfilled(database, there, tmp_path, "mirror")
+    query = "SELECT id, version, body FROM item ORDER BY id"
+    assert there.execute(query) == database.execute(query)
+
+
 @pytest.mark.parametrize("mode", ["append", "events"])
 def test_a_history_ends_with_the_rows_of_its_source(
     mode: str, database: Database, there: Database, tmp_path: Path

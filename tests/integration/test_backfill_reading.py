@@ -10,6 +10,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from pyspark.sql import SparkSession
 
+from cdc.backfill.chunk_file import ChunkFile
 from cdc.backfill.query import RowChoice
 from cdc.backfill.ranges import BlockRange
 from cdc.backfill.reading import (
@@ -19,12 +20,11 @@ from cdc.backfill.reading import (
     connect_to_read,
     list_open,
     read_chunk,
+    read_chunk_apart,
 )
 from cdc.backfill.table import describe_table
 from cdc.config.table import TableName
 from cdc.errors import TransientError
-from spark_pipeline.backfill.piece import ChunkFile
-from spark_pipeline.backfill.runner import _read_safely
 from tests.backfill_rig import Rig
 from tests.fix_postgres import Database
 
@@ -53,14 +53,14 @@ def test_an_executor_reads_what_the_driver_reads(
     task = _task(database, tmp_path / "driver")
     here = read_chunk(task)
     there = replace(task, path=tmp_path / "executor")
-    (read,) = spark.sparkContext.parallelize([there], 1).map(_read_safely).collect()
+    (read,) = spark.sparkContext.parallelize([there], 1).map(read_chunk_apart).collect()
     assert isinstance(read, ChunkRead)
     assert (read.rows, read.bytes) == (here.rows, here.bytes)
     assert here.rows == 5000
     one, other = (ChunkFile(path).rows(0, 5000) for path in (task.path, there.path))
     assert one.column("payload").equals(other.column("payload"))
     gone = replace(there, leaf=TableName("public", "nothing"))
-    (error,) = spark.sparkContext.parallelize([gone], 1).map(_read_safely).collect()
+    (error,) = spark.sparkContext.parallelize([gone], 1).map(read_chunk_apart).collect()
     assert isinstance(error, MovedTableError)
 
 

@@ -164,14 +164,6 @@ def test_destinations_equal_the_source_after_kills_during_a_backfill(
     _run(database, tmp_path, redis_client, redis_url, _ROWS, 2)
 
 
-@pytest.mark.chaos
-@pytest.mark.timeout(3000)
-def test_destinations_equal_the_source_after_a_large_backfill(
-    database: Database, tmp_path: Path, redis_client: redis.Redis, redis_url: str
-) -> None:
-    _run(database, tmp_path, redis_client, redis_url, 300_000, 3)
-
-
 def test_a_backfill_is_started_watched_and_changed_from_outside(
     database: Database, tmp_path: Path
 ) -> None:

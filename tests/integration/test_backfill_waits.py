@@ -41,3 +41,18 @@ def test_transactions_from_before_are_waited_for_within_a_bound(
     read = [m["record"]["id"] for m in rig.messages() if m["action"] == "read"]
     assert sorted(read) == list(range(1, 11))
     assert rig.rows("SELECT waits_for, waits_since FROM walbrook.backfills") == [(None, None)]
+
+
+def test_an_idle_source_holds_no_backfill_up(database: Database, tmp_path: Path) -> None:
+    """Rows are delivered behind the position they were read at, which no change may ever pass."""
+    database.execute(
+        "CREATE TABLE other (id int); CREATE TABLE item (id int PRIMARY KEY, pad text);"
+        "INSERT INTO item SELECT i, repeat('x', 500) FROM generate_series(1, 500) AS i"
+    )
+    rig = Rig(database, tmp_path)
+    with rig.source.reading(idle_s=3600, heartbeat_s=0), rig.serving():
+        number = rig.start("item", chunk_bytes=8192, rows_per_second=500)
+        until("some rows", rig.messages)
+        database.execute("INSERT INTO other VALUES (1)")  # after it there are none
+        rig.until_state(number)
+    assert len([m for m in rig.messages() if m["action"] == "read"]) == 500

@@ -8,11 +8,20 @@ from __future__ import annotations
 
 from cdc.decoding.shapes.base import Context, Parts, Shape, ShapeName
 from cdc.decoding.shapes.debezium import DebeziumShape
-from cdc.decoding.shapes.record import RecordShape
+from cdc.decoding.shapes.record import RecordShape, RowTextShape
 from cdc.decoding.shapes.sequin import SequinShape
 from cdc.decoding.shapes.transformed import TransformedShape
 
-__all__ = ["SHAPES", "Context", "Parts", "Shape", "ShapeName", "shape_for"]
+__all__ = [
+    "SHAPES",
+    "Context",
+    "Parts",
+    "RecordShape",
+    "RowTextShape",
+    "Shape",
+    "ShapeName",
+    "shape_for",
+]
 
 SHAPES: dict[ShapeName, type[SequinShape | DebeziumShape | RecordShape]] = {
     "sequin": SequinShape,

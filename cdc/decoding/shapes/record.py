@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
+from cdc.decoding.format import ROW_TEXT
 from cdc.decoding.joins import joined
 from cdc.decoding.shapes.base import Context, Parts, message_rows
 from cdc.decoding.shapes.metadata import METADATA_BYTES, idempotency_keys, metadata
@@ -48,3 +49,10 @@ class RecordShape:
 
     def refer(self, rows: pa.RecordBatch, references: pa.StringArray) -> pa.RecordBatch:
         return replaced(rows, {"record": referring(rows.column("record"), references)})
+
+
+@dataclass(frozen=True)
+class RowTextShape(RecordShape):
+    """The same for sinks that write the texts of rows, whose ``record`` may never be written."""
+
+    message_parts: ClassVar[Parts] = Parts((ROW_TEXT,), 2)

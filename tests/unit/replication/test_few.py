@@ -120,4 +120,4 @@ def test_an_intake_takes_the_short_way(monkeypatch: pytest.MonkeyPatch, tmp_path
     intake = Intake(whole, Spill(tmp_path / "spill"))
     monkeypatch.setattr(whole, "seal_wire", None)
     (sealed,) = intake.take(wire(*transaction(200, row())))
-    assert (sealed.first, sealed.high) == (Cursor(200, 0), Cursor(200, 1))
+    assert (sealed.first, sealed.high) == (Cursor(200, 0), Cursor(201, 0))

@@ -53,10 +53,31 @@ def test_rows_are_numbered_from_zero_in_each_transaction() -> None:
     sealed = Sealer().seal(wire(ITEM, *transaction(100, row(), row()), *transaction(200, row())))
     assert sealed is not None
     assert cursors(sealed) == [(100, 0, "I", 1), (100, 1, "I", 1), (200, 0, "I", 1)]
-    assert (sealed.first, sealed.high) == (Cursor(100, 0), Cursor(200, 1))
+    assert (sealed.first, sealed.high) == (Cursor(100, 0), Cursor(201, 0))
     first = sealed.raw.to_pylist()[0]
     assert (first["commit_ts"], first["xid"]) == (100_000, 101)
     assert first["payload"] == row()
+
+
+def test_a_batch_reaches_beyond_a_whole_transaction_and_no_further() -> None:
+    begin, *rest = transaction(200, row(), row())
+    for messages, high in (
+        ([*transaction(200, row())], Cursor(201, 0)),
+        ([begin, *rest[:1]], Cursor(200, 1)),
+        ([*transaction(200, row()), *transaction(400, row())[:2]], Cursor(400, 1)),
+    ):
+        sealed = Sealer().seal(wire(ITEM, *messages))
+        assert sealed is not None
+        assert sealed.high == high
+    # The next commit may follow a message outside transactions at once.
+    loose = pgoutput.logical_message("note", b"x", transactional=False, lsn=208)
+    sealer = Sealer()
+    sealed = sealer.seal(wire(ITEM, *transaction(200, row()), loose))
+    assert sealed is not None
+    assert sealed.high == Cursor(207, 1)
+    after = sealer.seal(wire(*transaction(208, row())))
+    assert after is not None
+    assert after.first >= sealed.high
 
 
 def test_relation_type_and_origin_messages_take_no_number() -> None:

@@ -18,7 +18,12 @@ from cdc.decoding.format import PLAIN, ValueFormat, Wanted
 from cdc.log.writer import LogWriter
 from spark_pipeline.delivery import deliver as deliver_module
 from spark_pipeline.delivery.deliver import Origin, Share, deliver
-from spark_pipeline.delivery.value_formats import view_of, wanted_by
+from spark_pipeline.delivery.value_formats import (
+    holds_tables,
+    view_of,
+    wanted_by,
+    wanted_of_reads,
+)
 from spark_pipeline.feed.exchange import PlannedRange, SliceMarker, leave
 from spark_pipeline.feed.plan import DriverPlan
 from spark_pipeline.source import WalbrookDataSource
@@ -137,3 +142,28 @@ def test_the_reader_of_a_lane_asks_for_what_is_wanted_and_leaves_all_of_it(
         plan = DriverPlan(reader, PlannedRange(0, 1, 3), log.manifest.history)
         (found,) = plan.changes(plan.decode())
     assert found.equals(decoded.slice(0, 3))
+
+
+@pytest.mark.parametrize(
+    ("destination", "more", "holds", "formats"),
+    [
+        ({"type": "postgres", "url": "postgresql://h/d"}, {}, True, 0),
+        ({"type": "postgres", "url": "postgresql://h/d"}, {"max_message_bytes": 1000}, False, 1),
+        ({"type": "postgres", "url": "postgresql://h/d", "mode": "events"}, {}, False, 1),
+        ({"type": "parquet", "path": "out"}, {}, True, 1),
+        ({"type": "file", "path": "out"}, {}, False, 1),
+    ],
+)
+def test_sinks_that_hold_tables_get_no_messages_and_no_json_they_do_not_write(
+    destination: dict[str, object], more: dict[str, Any], holds: bool, formats: int
+) -> None:
+    one = consumer(destination=destination, **more)
+    assert holds_tables(one) == holds
+    assert len(wanted_of_reads(one).formats) == formats
+
+
+def test_a_view_of_rows_without_json_has_every_column() -> None:
+    wanted = Wanted((), texts=True)
+    rows = pa.RecordBatch.from_pylist([], wanted.schema)
+    to = consumer(destination={"type": "postgres", "url": "postgresql://h/d"})
+    assert view_of(rows, wanted, to).schema.names == wanted.schema.names
