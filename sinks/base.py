@@ -24,7 +24,7 @@ crash does not break, and a sink that is out of date is refused there. Its desti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -112,18 +112,53 @@ class ReadsBack(Sink, Protocol):
         ...
 
 
-Accepted = Callable[[Integers, Integers], WalbrookError | None]
-"""Called with the cursors of a request, as LSNs and indexes, once it was accepted.
+@runtime_checkable
+class SideBySideSink(Sink, Protocol):
+    """A sink that can send several batches at once."""
 
-An error that it returns ends the delivery behind that request.
-"""
+    def deliver_parts(self, parts: Sequence[MessageBatch]) -> list[Delivery]:
+        """Send each part in order, all of them side by side; returns what became of each.
+
+        An error that speaks of the destination as a whole ends every part.
+        """
+        ...
 
 
-def nobody_asks(_lsn: Integers, _idx: Integers) -> None:
+class Follower(Protocol):
+    """Is told what the requests of a delivery brought."""
+
+    @property
+    def error(self) -> WalbrookError | None:
+        """Why no other request may be sent."""
+        ...
+
+    def accepted(self, lsn: Integers, idx: Integers) -> None:
+        """A request with these messages was accepted."""
+        ...
+
+    def finish(self) -> None:
+        """No request is under way any more; the delivery ends when this returns."""
+        ...
+
+
+class Unfollowed:
     """For a delivery that nobody follows."""
+
+    error = None
+
+    def accepted(self, lsn: Integers, idx: Integers) -> None:
+        """Nobody asks."""
+
+    def finish(self) -> None:
+        """Nobody waits."""
 
 
 class RequestSink(Sink, Protocol):
-    """A sink that can say after each request what was accepted, before it sends the next."""
+    """A sink that sends requests, several at once, and tells of each that was accepted."""
 
-    def deliver(self, batch: MessageBatch, accepted: Accepted = nobody_asks) -> Delivery: ...
+    messages_per_request: int
+    """At most."""
+
+    def deliver_parts(
+        self, parts: Sequence[MessageBatch], follower: Follower | None = None
+    ) -> list[Delivery]: ...

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 from typing import cast
 from urllib.parse import quote
 
@@ -22,7 +23,7 @@ import structlog
 
 from cdc.change import MessageBatch
 from cdc.errors import WalbrookError
-from sinks.base import Accepted, Delivery, RequestSink, Sink, nobody_asks, probe
+from sinks.base import Delivery, Follower, RequestSink, Sink, probe
 from sinks.claim_stores import ClaimPlace, ClaimStore, open_store
 from sinks.columns import message_bytes
 
@@ -42,15 +43,28 @@ class ClaimCheckedSink:
         self._store: ClaimStore | None = None
         self._clean_at = 0.0  # monotonic
 
-    def deliver(self, batch: MessageBatch, accepted: Accepted = nobody_asks) -> Delivery:
+    @property
+    def messages_per_request(self) -> int:
+        """Of a sink that sends requests."""
+        return cast("RequestSink", self._sink).messages_per_request
+
+    def deliver(self, batch: MessageBatch) -> Delivery:
         """Store the content of what is too large, then deliver all of it in order."""
         try:
             bounded = self._bounded(batch)
         except WalbrookError as error:
             return Delivery(0, error=error)
-        if accepted is nobody_asks:
-            return self._sink.deliver(bounded)
-        return cast("RequestSink", self._sink).deliver(bounded, accepted)
+        return self._sink.deliver(bounded)
+
+    def deliver_parts(
+        self, parts: Sequence[MessageBatch], follower: Follower | None = None
+    ) -> list[Delivery]:
+        """The same of several batches, if the sink can send them side by side."""
+        try:
+            bounded = [self._bounded(part) for part in parts]
+        except WalbrookError as error:
+            return [Delivery(0, error=error)] * len(parts)
+        return cast("RequestSink", self._sink).deliver_parts(bounded, follower)
 
     def probe(self) -> str:
         """Look at the sink and at the store."""

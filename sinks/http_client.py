@@ -1,4 +1,4 @@
-"""One kept connection to an HTTP endpoint, with no more Python per request than it takes.
+"""Kept connections to an HTTP endpoint, for requests side by side on one event loop.
 
 A general client costs half a millisecond of CPU per request, which for requests of one message is
 most of a delivery. Where the environment names a proxy for the endpoint, a general client is used:
@@ -7,25 +7,27 @@ it knows how to speak with one.
 
 from __future__ import annotations
 
-import select
-import socket
+import asyncio
 import ssl
-import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 import httpx
 
 from cdc.version import VERSION
 from sinks.http_answers import Answer
-from sinks.http_wire import EXCERPT_BYTES_MAX, BadAnswerError, read_answer, request, request_head
+from sinks.http_connection import HttpConnection
+from sinks.http_wire import EXCERPT_BYTES_MAX, BadAnswerError, request, request_head
 
-_RECEIVE_BYTES = 64 << 10
 _PORTS = {"http": 80, "https": 443}
 
 Body = tuple[bytes | memoryview, ...]
 """The parts of a request's body."""
+
+Send = Callable[[str, Body], Awaitable[Answer]]
+"""Sends a request with this idempotency key, and returns its answer."""
 
 _CLOSED = "the client was closed"
 
@@ -35,21 +37,31 @@ class ConnectError(Exception):
 
 
 class HttpClient(Protocol):
-    """Sends one request after another; raises for what is no answer.
+    """Sends requests, each over a connection that no other request is using.
 
-    TimeoutError if none came in time, ConnectError if nobody is there, and OSError or
-    BadAnswerError for one that broke off. Invariant: a client that was closed, by whatever thread,
-    sends no other request (ConnectError), because nothing at a server tells a late one from a new
-    one.
+    A request raises for what is no answer: TimeoutError if none came in time, ConnectError if
+    nobody is there, and OSError or BadAnswerError for one that broke off. Invariant: a client that
+    was told to stop, by whatever thread, sends no other request (ConnectError), because nothing at
+    a server tells a late one from a new one.
     """
 
-    def exchange(self, url: httpx.URL, key: str, body: Body) -> Answer: ...
+    def sender(self, url: httpx.URL) -> Send:
+        """What sends requests to a URL of this server."""
+        ...
 
-    def connect(self) -> bool:
+    async def refresh(self) -> None:
+        """Notice which connections the server has ended since the loop ran last."""
+        ...
+
+    async def connect(self) -> bool:
         """Connect and send nothing; returns whether that can be done."""
         ...
 
-    def close(self) -> None: ...
+    def stop(self) -> None:
+        """Send no other request; for any thread."""
+        ...
+
+    async def close(self) -> None: ...
 
 
 def open_client(
@@ -68,7 +80,7 @@ def open_client(
 
 
 class DirectClient:
-    """Speaks HTTP/1.1 over a socket of its own."""
+    """Speaks HTTP/1.1 over sockets of its own."""
 
     def __init__(
         self,
@@ -84,81 +96,66 @@ class DirectClient:
         self._tls = httpx.create_ssl_context(verify=verify) if url.scheme == "https" else None
         self._method, self._headers = method, dict(headers)
         self._timeout_s = timeout_s
-        self._heads: tuple[httpx.URL, bytes] | None = None  # of the last URL
-        self._socket: socket.socket | None = None
-        self._closed = False
+        self._free: list[HttpConnection] = []  # not more than there were requests at once
+        self._stopped = False
 
-    def exchange(self, url: httpx.URL, key: str, body: Body) -> Answer:
-        """Send a request and read its answer, within the timeout."""
-        data = request(self._head(url), key, body)
-        deadline = time.monotonic() + self._timeout_s
-        wire = self._connected()
-        self._socket = None  # kept again only if all of the answer was read
-        try:
-            wire.settimeout(self._timeout_s)
-            wire.sendall(data)
+    def sender(self, url: httpx.URL) -> Send:
+        head = request_head(self._method, url.raw_path, self._netloc, self._headers)
+        return partial(self._exchange, head)
 
-            def receive() -> bytes:
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    raise TimeoutError("no whole answer in time")
-                wire.settimeout(left_s)
-                return wire.recv(_RECEIVE_BYTES)
+    async def refresh(self) -> None:
+        if self._free:
+            await _let_loop_turn()
 
-            exchanged = read_answer(receive)
-        except BaseException:
-            wire.close()
-            raise
-        if exchanged.reusable and not self._closed:
-            self._socket = wire
-        else:
-            wire.close()
-        return exchanged.answer
-
-    def connect(self) -> bool:
-        self._socket = self._connected()
+    async def connect(self) -> bool:
+        self._free.append(await self._connected())
         return True
 
-    def close(self) -> None:
-        self._closed = True
-        self._disconnect()
+    def stop(self) -> None:
+        self._stopped = True
 
-    def _disconnect(self) -> None:
-        wire, self._socket = self._socket, None
-        if wire is not None:
-            wire.close()
+    async def close(self) -> None:
+        while self._free:
+            self._free.pop().close()
+        await _let_loop_turn()
 
-    def _head(self, url: httpx.URL) -> bytes:
-        if self._heads is None or self._heads[0] is not url:
-            head = request_head(self._method, url.raw_path, self._netloc, self._headers)
-            self._heads = (url, head)
-        return self._heads[1]
-
-    def _connected(self) -> socket.socket:
-        """The kept connection, if the server has not ended it meanwhile, or a new one."""
-        if self._closed:
-            raise ConnectError(_CLOSED)
-        wire = self._socket
-        if wire is not None:
-            waiting = select.poll()
-            waiting.register(wire, select.POLLIN)
-            if not waiting.poll(0):
-                return wire
-            self._disconnect()
+    async def _exchange(self, head: bytes, key: str, body: Body) -> Answer:
+        """Send a request and read its answer, both within the timeout."""
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        while self._free and not self._stopped:
+            connection = self._free.pop()
+            if connection.is_open:
+                break
+        else:
+            connection = await self._connected()
         try:
-            wire = socket.create_connection((self._host, self._port), self._timeout_s)
-            try:
-                wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if self._tls is not None:
-                    wire = self._tls.wrap_socket(wire, server_hostname=self._host)
-            except BaseException:
-                wire.close()
-                raise
-            return wire
+            exchanged = await connection.exchange(request(head, key, body), deadline)
+        except BaseException:
+            connection.close()
+            raise
+        if exchanged.reusable:
+            self._free.append(connection)
+        else:
+            connection.close()
+        return exchanged.answer
+
+    async def _connected(self) -> HttpConnection:
+        if self._stopped:
+            raise ConnectError(_CLOSED)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                _, connection = await loop.create_connection(
+                    HttpConnection, self._host, self._port, ssl=self._tls
+                )
         except TimeoutError:
             raise
         except OSError as error:
             raise ConnectError(type(error).__name__) from error
+        if self._stopped:
+            connection.close()
+            raise ConnectError(_CLOSED)
+        return connection
 
 
 class ProxiedClient:
@@ -169,28 +166,41 @@ class ProxiedClient:
     ) -> None:
         self._method = method
         self._timeout_s = timeout_s
-        self._client = httpx.Client(
-            headers=dict(headers),
-            timeout=timeout_s,
-            verify=verify,
-            follow_redirects=False,
-            limits=httpx.Limits(max_connections=1),
+        self._stopped = False
+        self._client = httpx.AsyncClient(
+            headers=dict(headers), timeout=timeout_s, verify=verify, follow_redirects=False
         )
 
-    def exchange(self, url: httpx.URL, key: str, body: Body) -> Answer:
-        if self._client.is_closed:
+    def sender(self, url: httpx.URL) -> Send:
+        return partial(self._exchange, url)
+
+    async def refresh(self) -> None:
+        """The general client looks for itself."""
+
+    async def connect(self) -> bool:
+        return False
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _exchange(self, url: httpx.URL, key: str, body: Body) -> Answer:
+        if self._stopped:
             raise ConnectError(_CLOSED)
-        deadline = time.monotonic() + self._timeout_s
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout_s
         excerpt = b""
         headers = {"Idempotency-Key": key}
         try:
-            with self._client.stream(
+            async with self._client.stream(
                 self._method, url, content=b"".join(body), headers=headers
             ) as response:
                 try:
-                    for chunk in response.iter_bytes():
+                    async for chunk in response.aiter_bytes():
                         excerpt += chunk
-                        if len(excerpt) >= EXCERPT_BYTES_MAX or time.monotonic() > deadline:
+                        if len(excerpt) >= EXCERPT_BYTES_MAX or loop.time() > deadline:
                             break
                 except httpx.HTTPError:
                     pass  # the status has said what became of the request
@@ -203,11 +213,11 @@ class ProxiedClient:
         except httpx.HTTPError as error:
             raise BadAnswerError(type(error).__name__) from error
 
-    def connect(self) -> bool:
-        return False
 
-    def close(self) -> None:
-        self._client.close()
+async def _let_loop_turn() -> None:
+    """Let the loop take what its sockets have: one turn sees it, the next one acts on it."""
+    for _ in range(2):
+        await asyncio.sleep(0)
 
 
 def certificate_refused(error: BaseException) -> bool:

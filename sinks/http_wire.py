@@ -8,7 +8,7 @@ kept only if the answer was read to its very end.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 
 from sinks.http_answers import Answer
@@ -20,9 +20,6 @@ _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-5]\d\d)(?: |\r\n)")
 _HEADER = re.compile(rb"\r\n([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n]*)")
 _HEAD_END = b"\r\n\r\n"
 _SWITCHING = 101
-
-Receive = Callable[[], bytes]
-"""The next bytes of the answer; empty when the server has hung up."""
 
 
 class BadAnswerError(Exception):
@@ -52,12 +49,22 @@ def request(head: bytes, key: str, parts: tuple[bytes | memoryview, ...]) -> byt
     return b"".join((head, last, *parts))
 
 
-def read_answer(receive: Receive) -> Exchanged:
-    """Read one answer; what ``receive`` raises before the head is complete goes through."""
+Reading = Generator[None, bytes, Exchanged]
+"""Is sent what comes, piece by piece, and nothing once the server has hung up.
+
+It returns when the answer is there. An error that is thrown in goes through before the head is
+complete, and ends the body behind it.
+"""
+
+_Body = Generator[None, bytes, bool]
+
+
+def read_answer() -> Reading:
+    """Read one answer."""
     data = b""
     while True:
         while (end := data.find(_HEAD_END)) < 0:
-            part = receive()
+            part = yield
             if not part:
                 raise BadAnswerError("the server hung up without an answer")
             data += part
@@ -73,78 +80,69 @@ def read_answer(receive: Receive) -> Exchanged:
             raise BadAnswerError("the server switched to another protocol")
         data = data[end + len(_HEAD_END) :]  # an interim answer: the real one follows
     headers = {name.lower(): value for name, value in _HEADER.findall(data[: end + 2])}
-    excerpt, whole = _body(status, headers, data[end + len(_HEAD_END) :], receive)
+    body = _BodyReader(data[end + len(_HEAD_END) :])
+    try:
+        whole = yield from body.read(status, headers)
+    except (OSError, ValueError):
+        whole = False
     kept = found[1] == b"1" and b"close" not in headers.get(b"connection", b"").lower()
     retry_after = headers.get(b"retry-after", b"").decode("latin-1").strip()
-    return Exchanged(Answer(status, retry_after, excerpt), whole and kept)
+    return Exchanged(Answer(status, retry_after, body.excerpt), whole and kept)
 
 
-def _body(
-    status: int, headers: Mapping[bytes, bytes], data: bytes, receive: Receive
-) -> tuple[bytes, bool]:
-    """The first bytes of the body, and whether it was read to its end and nothing follows it."""
-    body = _Body(data, receive)
-    try:
-        if status in (204, 304):
-            return b"", not data
-        if b"chunked" in headers.get(b"transfer-encoding", b"").lower():
-            return body.chunks()
-        if b"content-length" in headers:
-            return body.counted(int(headers[b"content-length"]))
-        return body.until_closed()
-    except (OSError, ValueError):
-        return body.excerpt, False
-
-
-class _Body:
+class _BodyReader:
     """A body as far as it is read: some more than the excerpt, never the whole of a long one."""
 
-    def __init__(self, data: bytes, receive: Receive) -> None:
+    def __init__(self, data: bytes) -> None:
         self._data = data
-        self._receive = receive
         self.excerpt = b""
 
-    def counted(self, length: int) -> tuple[bytes, bool]:
-        self._take(length)
-        return self.excerpt, length <= EXCERPT_BYTES_MAX and not self._data
+    def read(self, status: int, headers: Mapping[bytes, bytes]) -> _Body:
+        """Read it; returns whether it was read to its end and nothing follows it."""
+        if status in (204, 304):
+            return not self._data
+        if b"chunked" in headers.get(b"transfer-encoding", b"").lower():
+            return (yield from self._chunks())
+        if b"content-length" in headers:
+            length = int(headers[b"content-length"])
+            yield from self._take(length)
+            return length <= EXCERPT_BYTES_MAX and not self._data
+        yield from self._take(EXCERPT_BYTES_MAX)
+        return False
 
-    def chunks(self) -> tuple[bytes, bool]:
+    def _chunks(self) -> _Body:
         while len(self.excerpt) < EXCERPT_BYTES_MAX:
-            size = int(self._line().partition(b";")[0], 16)
+            size = int((yield from self._line()).partition(b";")[0], 16)
             if size == 0:
-                while self._line():
+                while (yield from self._line()):
                     continue  # what may follow the last chunk
-                return self.excerpt, not self._data
-            self._take(size)
-            if self._line():
+                return not self._data
+            yield from self._take(size)
+            if (yield from self._line()):
                 raise ValueError("a chunk is longer than it says")
-        return self.excerpt, False
+        return False
 
-    def until_closed(self) -> tuple[bytes, bool]:
-        self._take(EXCERPT_BYTES_MAX)
-        return self.excerpt, False
-
-    def _take(self, count: int) -> None:
+    def _take(self, count: int) -> Generator[None, bytes, None]:
         """Move bytes into the excerpt, as many as there is room for."""
         wanted = min(count, EXCERPT_BYTES_MAX - len(self.excerpt))
         while wanted:
             if not self._data:
-                self._more()
+                yield from self._more()
             self.excerpt += self._data[:wanted]
             taken = min(wanted, len(self._data))
             self._data = self._data[taken:]
             wanted -= taken
 
-    def _line(self) -> bytes:
+    def _line(self) -> Generator[None, bytes, bytes]:
         while (end := self._data.find(b"\r\n")) < 0:
             if len(self._data) > EXCERPT_BYTES_MAX:
                 raise ValueError("a line does not end")
-            self._more()
+            yield from self._more()
         line, self._data = self._data[:end], self._data[end + 2 :]
         return line
 
-    def _more(self) -> None:
-        part = self._receive()
+    def _more(self) -> Generator[None, bytes, None]:
+        part = yield
         if not part:
             raise ValueError("the body ends too early")
         self._data += part

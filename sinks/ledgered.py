@@ -1,14 +1,18 @@
 """Any destination behind a ledger: what it already has is left out before it is asked.
 
-What must always hold: a message that the ledger has is not sent; one that it has not is; and each
-request is noted when it was accepted, before the next is sent, so that one request at most is
-repeated after a crash. A ledger in the state database is waited for. Without one in Redis delivery
-goes on as if it were empty, and says so.
+What must always hold: a message that the ledger has is not sent; one that it has not is; and what
+was accepted is noted while other requests go on, within a bound: a crash repeats the requests that
+were under way, and those that were accepted and not noted yet (``Notes``). Whatever a delivery
+counts is noted when it returns. A ledger in the state database is waited for. Without one in Redis
+delivery goes on as if it were empty, and says so.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +24,11 @@ from cdc.errors import TransientError
 from cdc.queue.ledger import Integers, Ledger, LedgerUse, among
 from cdc.queue.open_ledger import LedgerAddress
 from sinks.base import Delivery, RequestSink
+from sinks.notes import Notes
+
+NOTED_MESSAGES: Final = 16
+"""So many accepted messages per connection may wait for their note, or one request if it has more.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,66 +51,73 @@ class LedgeredSink:
 
     def deliver(self, batch: MessageBatch) -> Delivery:
         """Send what the ledger has not; positions and counts are those of the whole batch."""
-        followed = _Followed(self._ledger, self._name, self._queued)
+        return self.deliver_parts([batch])[0]
+
+    def deliver_parts(self, parts: Sequence[MessageBatch]) -> list[Delivery]:
+        """The same of several batches side by side; the first tells how the ledger did."""
         try:
-            known = followed.known(batch)
+            known, lost = self._known(parts)
         except TransientError as error:
-            return Delivery(0, error=error)
-        missing = np.flatnonzero(~known)
-        if not len(missing):
-            return Delivery(len(batch), absorbed=len(batch), ledger=followed.use)
-        rest = batch if len(missing) == len(batch) else _chosen(batch, missing)
-        result = self._sink.deliver(rest, followed.accepted)
-        self._trim(followed)
-        # What the ledger has behind the first that is not safe must wait for it all the same.
-        all_of_it = result.settled == len(missing)
-        settled = len(batch) if all_of_it else int(missing[result.settled])
-        absorbed = int(np.count_nonzero(known[:settled])) + result.absorbed
-        return Delivery(settled, absorbed, result.error, followed.use)
+            return [Delivery(0, error=error)] * len(parts)
+        missing = [np.flatnonzero(~mask) for mask in known]
+        to_send = [at for at, places in enumerate(missing) if len(places)]
+        note = partial(self._ledger.note, self._name, queued=self._queued)
+        per_request = max(self._sink.messages_per_request, NOTED_MESSAGES)
+        notes = Notes(note, len(parts) * per_request, needed=self._ledger.with_state)
+        results = [Delivery(0)] * len(parts)
+        if to_send:
+            chosen = [_chosen(parts[at], missing[at]) for at in to_send]
+            for at, result in zip(to_send, self._sink.deliver_parts(chosen, notes), strict=True):
+                results[at] = replace(result, error=result.error or notes.error)
+        use = LedgerUse(notes.use.lost or lost, notes.use.unnoted)
+        if use.lost is None and to_send:
+            use = self._trimmed()
+        whole = [_of_the_whole(*each) for each in zip(results, known, missing, strict=True)]
+        uses = [use, *[LedgerUse()] * (len(parts) - 1)]
+        return [replace(one, ledger=each) for one, each in zip(whole, uses, strict=True)]
 
     def close(self) -> None:
         """Sink and ledger are closed by those who opened them; others may use them."""
 
-    def _trim(self, followed: _Followed) -> None:
-        if self._ledger.with_state or self._settled == ORIGIN or followed.use.lost is not None:
-            return
-        try:
-            self._ledger.trim(self._name, self._settled)
-        except TransientError as error:
-            followed.use = LedgerUse(error.what, followed.use.unnoted)
+    def _known(
+        self, parts: Sequence[MessageBatch]
+    ) -> tuple[list[npt.NDArray[np.bool_]], str | None]:
+        """For each message whether the ledger has it, and why it could not be asked.
 
-
-class _Followed:
-    """One delivery as its ledger sees it."""
-
-    def __init__(self, ledger: Ledger, name: str, queued: bool) -> None:
-        self._ledger = ledger
-        self._name = name
-        self._queued = queued
-        self.use = LedgerUse()
-
-    def known(self, batch: MessageBatch) -> npt.NDArray[np.bool_]:
-        """For each message whether the ledger has it; raises if that cannot be done without."""
-        lsn, idx = _cursors(batch)
-        first, last = batch.cursor(0), batch.cursor(-1)
+        Raises TransientError if delivery cannot go on without.
+        """
+        first, last = min(part.cursor(0) for part in parts), max(part.cursor(-1) for part in parts)
+        noted, lost = b"", None
         try:
             noted = self._ledger.seen(self._name, first, last, queued=self._queued)
         except TransientError as error:
             if self._ledger.with_state:
                 raise
-            self.use = LedgerUse(error.what)
-            noted = b""
-        return among(lsn, idx, noted)
+            lost = error.what
+        return [among(*_cursors(part), noted) for part in parts], lost
 
-    def accepted(self, lsn: Integers, idx: Integers) -> TransientError | None:
-        """Note a request; without a ledger that can be reached, that it was not noted."""
+    def _trimmed(self) -> LedgerUse:
+        """Let the ledger forget what is settled."""
+        if self._ledger.with_state or self._settled == ORIGIN:
+            return LedgerUse()
         try:
-            self._ledger.note(self._name, lsn, idx, queued=self._queued)
+            self._ledger.trim(self._name, self._settled)
         except TransientError as error:
-            if self._ledger.with_state:
-                return error
-            self.use = LedgerUse(error.what, self.use.unnoted + len(lsn))
-        return None
+            return LedgerUse(error.what)
+        return LedgerUse()
+
+
+def _of_the_whole(
+    result: Delivery, known: npt.NDArray[np.bool_], missing: npt.NDArray[np.int64]
+) -> Delivery:
+    """What the delivery of the missing messages means for all of them.
+
+    What the ledger has behind the first that is not safe must wait for it all the same.
+    """
+    all_of_it = result.settled == len(missing)
+    settled = len(known) if all_of_it else int(missing[result.settled])
+    absorbed = int(np.count_nonzero(known[:settled])) + result.absorbed
+    return Delivery(settled, absorbed, result.error)
 
 
 def _cursors(batch: MessageBatch) -> tuple[Integers, Integers]:
@@ -112,4 +128,6 @@ def _cursors(batch: MessageBatch) -> tuple[Integers, Integers]:
 
 
 def _chosen(batch: MessageBatch, positions: npt.NDArray[np.int64]) -> MessageBatch:
+    if len(positions) == len(batch):
+        return batch
     return MessageBatch(batch.rows.take(pa.array(positions)), batch.shape)

@@ -11,10 +11,14 @@ together, and the order of all messages stays.
 
 from __future__ import annotations
 
+import asyncio
 import random
+import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -29,21 +33,27 @@ from cdc.decoding.joins import joined
 from cdc.errors import OperatorError, TransientError, WalbrookError
 from cdc.queue.ledger import Integers
 from cdc.queue.retry import TOO_LARGE, kind_of
-from sinks.base import Accepted, Delivery, nobody_asks
+from sinks.base import Delivery, Follower, Unfollowed
 from sinks.columns import by_route, pieces, text_bytes
-from sinks.http_answers import Answer, meaning, wait_asked_for
-from sinks.http_client import Body, ConnectError, certificate_refused, open_client
+from sinks.http_answers import meaning, wait_asked_for
+from sinks.http_client import Body, ConnectError, Send, certificate_refused, open_client
 from sinks.http_wire import BadAnswerError
 
 _REQUEST_BYTES_MAX = 8 << 20
 _LEARNED_S = 600.0  # how long an endpoint's refusal of a large request is remembered
+_NAMED_BYTES = 24  # of each message in the digest of a request: its cursor, and whether it is a gap
 _GONE = "gone"  # the kind of the error that says that nobody answers
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 10.0
 
+_Result = TypeVar("_Result")
+
 
 class WebhookSink:
-    """Sends requests one after another over a kept connection."""
+    """Sends requests over kept connections: one for each part of a delivery, if there are several.
+
+    An event loop of its own runs while something is delivered, in the thread that delivers.
+    """
 
     def __init__(
         self,
@@ -57,11 +67,11 @@ class WebhookSink:
         timeout_s: float = 30.0,
         max_retries: int = 3,
         verify: bool = True,
-        wait: Callable[[float], None] = time.sleep,
+        wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._url = httpx.URL(url)
         self._consumer = quote(consumer, safe="")
-        self._messages_max = batch_size if batch else 1
+        self.messages_per_request = batch_size if batch else 1
         self._batch = batch
         self._max_retries = max_retries
         self._wait = wait
@@ -71,28 +81,24 @@ class WebhookSink:
         self._client = open_client(
             self._url, method=method, headers=headers or {}, timeout_s=timeout_s, verify=verify
         )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._running = threading.Lock()  # held while the loop runs, and while it is closed
+        self._closed = False
 
-    def deliver(self, batch: MessageBatch, accepted: Accepted = nobody_asks) -> Delivery:
+    def deliver(self, batch: MessageBatch) -> Delivery:
         """Send the messages in order, up to the first request that is not answered with 2xx."""
-        settled = 0
-        for route, run in by_route(batch):
-            url = self._url if route is None else below(self._url, route)
-            for piece, _ in pieces(
-                run,
-                batch.shape.message_parts,
-                messages_max=len(run),
-                bytes_max=_REQUEST_BYTES_MAX,
-            ):
-                count, error = self._send_all(url, _Written(piece), accepted)
-                settled += count
-                if error is not None:
-                    return Delivery(settled, error=error)
-        return Delivery(settled)
+        return self.deliver_parts([batch])[0]
+
+    def deliver_parts(
+        self, parts: Sequence[MessageBatch], follower: Follower | None = None
+    ) -> list[Delivery]:
+        """The same of several batches side by side, each over a connection of its own."""
+        return self._run(self._deliver_parts(parts, follower or Unfollowed()))
 
     def probe(self) -> str:
         """Connect, with TLS if the URL says so, and send nothing: a request would be a message."""
         try:
-            reached = self._client.connect()
+            reached = self._run(self._client.connect())
         except (ConnectError, OSError) as error:
             raise self._connection_error(error) from error
         if not reached:
@@ -101,47 +107,110 @@ class WebhookSink:
         return f"{self._place} answers{over}; nothing was sent, so path and headers are not checked"
 
     def close(self) -> None:
-        """Close the connection."""
-        self._client.close()
+        """Close the connections; a delivery that is under way sends no other request."""
+        self._closed = True
+        self._client.stop()
+        self._end_loop()
 
-    def _send_all(
-        self, url: httpx.URL, written: _Written, accepted: Accepted
+    def _run(self, work: Coroutine[None, None, _Result]) -> _Result:
+        try:
+            with self._running:
+                if self._loop is None:
+                    self._loop = asyncio.new_event_loop()
+                return self._loop.run_until_complete(work)
+        finally:
+            if self._closed:
+                self._end_loop()
+
+    def _end_loop(self) -> None:
+        """If it runs, whoever runs it ends it."""
+        if not self._running.acquire(blocking=False):
+            return
+        try:
+            if self._loop is not None:
+                self._loop.run_until_complete(self._client.close())
+                self._loop.close()
+                self._loop = None
+        finally:
+            self._running.release()
+
+    async def _deliver_parts(
+        self, parts: Sequence[MessageBatch], follower: Follower
+    ) -> list[Delivery]:
+        await self._client.refresh()
+        delivery = _UnderWay(follower)
+        try:
+            if len(parts) == 1:
+                return [await self._deliver_part(parts[0], delivery)]
+            # All of them come to their end, whatever is raised in one.
+            ended = await asyncio.gather(
+                *(self._deliver_part(part, delivery) for part in parts), return_exceptions=True
+            )
+        finally:
+            follower.finish()
+        done = []
+        for one in ended:
+            if isinstance(one, BaseException):
+                raise one
+            done.append(one)
+        return done
+
+    async def _deliver_part(self, batch: MessageBatch, delivery: _UnderWay) -> Delivery:
+        settled = 0
+        try:
+            for route, run in by_route(batch):
+                send = self._client.sender(self._url if route is None else below(self._url, route))
+                for piece, _ in pieces(
+                    run,
+                    batch.shape.message_parts,
+                    messages_max=len(run),
+                    bytes_max=_REQUEST_BYTES_MAX,
+                ):
+                    count, error = await self._send_all(send, _Written(piece), delivery)
+                    settled += count
+                    if error is not None:
+                        if kind_of(error) is None:
+                            delivery.error = error
+                        return Delivery(settled, error=error)
+        except BaseException as error:
+            delivery.error = TransientError(f"delivery broke: {type(error).__name__}")
+            raise
+        return Delivery(settled)
+
+    async def _send_all(
+        self, send: Send, written: _Written, delivery: _UnderWay
     ) -> tuple[int, WalbrookError | None]:
-        """Request after request; returns how many messages are safe, and why not all are."""
-        at, error = 0, None
-        while at < len(written) and error is None:
-            end = written.fitting(at, self._messages_max, self._bytes_max())
-            at, error = self._send_isolating(url, written, at, end, accepted)
-        return at, error
+        """Request after request; returns how many messages are safe, and why not all are.
 
-    def _send_isolating(
-        self, url: httpx.URL, written: _Written, start: int, end: int, accepted: Accepted
-    ) -> tuple[int, WalbrookError | None]:
-        """Send; a request that may be one message's fault is halved until that is found alone.
-
-        Returns up to where all is safe, and what is wrong with the message there.
+        A request that may be one message's fault is halved until that is found alone.
         """
-        waiting = [(start, end)]
-        while waiting:
-            first, last = waiting.pop()
-            middle = (first + last) // 2
-            if last - first > 1 and written.size(first, last) > self._bytes_max():
-                waiting += [(middle, last), (first, middle)]
-                continue
+        at = 0
+        halves: list[tuple[int, int]] = []  # of a request that was refused; the next one is last
+        while at < len(written):
+            if (error := delivery.stop) is not None:
+                return at, error
             # What is cut was tried often enough as a whole.
-            retries = self._max_retries if (first, last) == (start, end) else 0
-            error = self._send(url, written, first, last, retries)
+            retries = 0 if halves else self._max_retries
+            end = (
+                halves.pop()[1]
+                if halves
+                else written.fitting(at, self.messages_per_request, self._bytes_max())
+            )
+            middle = (at + end) // 2
+            if end - at > 1 and written.size(at, end) > self._bytes_max():
+                halves += [(middle, end), (at, middle)]
+                continue
+            error = await self._send(send, written, at, end, retries)
             if error is None:
-                error = accepted(*written.cursors(first, last))
-                if error is not None:
-                    return last, error
-            elif kind_of(error) is not None and last - first > 1:
+                delivery.follower.accepted(*written.cursors(at, end))
+                at = end
+            elif kind_of(error) is not None and end - at > 1:
                 if error.kind == TOO_LARGE:
-                    self._learn(written.size(first, last) // 2)
-                waiting += [(middle, last), (first, middle)]
+                    self._learn(written.size(at, end) // 2)
+                halves += [(middle, end), (at, middle)]
             else:
-                return first, error
-        return end, None
+                return at, error
+        return at, None
 
     def _bytes_max(self) -> int:
         """The largest request of several messages that the endpoint is thought to take."""
@@ -151,14 +220,19 @@ class WebhookSink:
         """The endpoint refused a request for its size: send smaller ones for a while."""
         self._learned = (max(1, min(bytes_max, self._bytes_max())), time.monotonic() + _LEARNED_S)
 
-    def _send(
-        self, url: httpx.URL, written: _Written, start: int, end: int, retries: int
+    async def _send(
+        self, send: Send, written: _Written, start: int, end: int, retries: int
     ) -> WalbrookError | None:
         text = written.text(start, end)
         body: Body = (b'{"data":[', text, b"]}") if self._batch else (text,)
         key = f"{self._consumer}:{written.name(start, end)}"
         for attempt in range(retries + 1):
-            answer, error = self._attempt(url, body, key)
+            answer = None
+            try:
+                answer = await send(key, body)
+                error = meaning(answer, self._place, self._secrets)
+            except (ConnectError, BadAnswerError, OSError) as broken:
+                error = self._connection_error(broken)
             if not isinstance(error, TransientError) or attempt == retries:
                 return error
             if error.kind == _GONE:
@@ -166,17 +240,9 @@ class WebhookSink:
                 # tried again later, by itself.
                 return error
             backoff = min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * 2**attempt) * random.uniform(0.5, 1)
-            self._wait(max(backoff, wait_asked_for(answer, now=time.time()) if answer else 0.0))
+            asked_s = wait_asked_for(answer, now=time.time()) if answer else 0.0
+            await self._wait(max(backoff, asked_s))
         raise AssertionError("retries are not negative")
-
-    def _attempt(
-        self, url: httpx.URL, body: Body, key: str
-    ) -> tuple[Answer | None, WalbrookError | None]:
-        try:
-            answer = self._client.exchange(url, key, body)
-        except (ConnectError, BadAnswerError, OSError) as error:
-            return None, self._connection_error(error)
-        return answer, meaning(answer, self._place, self._secrets)
 
     def _connection_error(self, error: Exception) -> WalbrookError:
         if certificate_refused(error):
@@ -192,6 +258,19 @@ class WebhookSink:
         )
 
 
+@dataclass
+class _UnderWay:
+    """What the parts of one delivery share."""
+
+    follower: Follower
+    error: WalbrookError | None = None  # one that speaks of the endpoint
+
+    @property
+    def stop(self) -> WalbrookError | None:
+        """Why no part may send another request."""
+        return self.error or self.follower.error
+
+
 class _Written:
     """Messages as JSON, written once for all of them: requests are ranges of their text."""
 
@@ -204,7 +283,9 @@ class _Written:
             batch.rows.column(name).to_numpy() for name in ("commit_lsn", "commit_idx")
         )
         gaps = pc.equal(batch.rows.column("action"), "gap").to_numpy(zero_copy_only=False)
-        self._named = np.column_stack((self._lsn, self._idx, gaps))
+        self._named = memoryview(np.column_stack((self._lsn, self._idx, gaps)).tobytes())
+        # Numbers, not cursors: so many objects would keep Python's garbage collector busy.
+        self._places: tuple[list[int], list[int]] = (self._lsn.tolist(), self._idx.tolist())
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -226,8 +307,14 @@ class _Written:
 
     def name(self, start: int, end: int) -> str:
         """The first and the last cursor, and a digest: some between them may be left out."""
-        first, last = (Cursor(int(self._lsn[at]), int(self._idx[at])) for at in (start, end - 1))
-        return f"{first}-{last}:{xxhash.xxh3_64_hexdigest(self._named[start:end].data)}"
+        first = self._place(start)
+        last = first if end - start == 1 else self._place(end - 1)
+        named = self._named[start * _NAMED_BYTES : end * _NAMED_BYTES]
+        return f"{first}-{last}:{xxhash.xxh3_64_hexdigest(named)}"
+
+    def _place(self, at: int) -> str:
+        lsn, idx = self._places
+        return str(Cursor(lsn[at], idx[at]))
 
 
 def below(url: httpx.URL, route: str) -> httpx.URL:

@@ -451,8 +451,8 @@ class WebhookDestination(_Destination):
     verify: Flag = Field(default=True, description="Verify the server's certificate and name.")
     ledger: Flag = Field(
         default=True,
-        description="Remember what was accepted, so that a crash repeats only requests "
-        "that were under way.",
+        description="Remember what was accepted, so that a crash repeats only the last few "
+        "requests.",
     )
 
     @property

@@ -8,7 +8,8 @@ nothing is ever rounded.
 
 The messages of a consumer's queue stand below its cursor, and leave the queue one by one: after a
 crash those of one request may be claimed singly and in any order. So theirs are kept apart
-(``queued``), one entry per message. All other entries hold the cursors of one request.
+(``queued``), one entry per message. All other entries hold the cursors of one note, of one or more
+requests.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Ledger(Protocol):
         ...
 
     def note(self, ledger: str, lsn: Integers, idx: Integers, *, queued: bool = False) -> None:
-        """These were accepted, in one request."""
+        """These were accepted."""
         ...
 
     def trim(self, ledger: str, below: Cursor) -> None:
@@ -91,10 +92,10 @@ def packed(cursor: Cursor) -> bytes:
     return cursor.lsn.to_bytes(8, "big") + cursor.idx.to_bytes(8, "big")
 
 
-def pack_request(lsn: Integers, idx: Integers) -> tuple[Cursor, bytes]:
-    """The cursors of a request, the highest first, and which that is.
+def pack_note(lsn: Integers, idx: Integers) -> tuple[Cursor, bytes]:
+    """The cursors of a note, the highest first, and which that is.
 
-    So the bytes of requests, too, are in the order of their highest cursors.
+    So the bytes of notes, too, are in the order of their highest cursors.
     """
     order = np.lexsort((idx, lsn))[::-1]
     return Cursor(int(lsn[order[0]]), int(idx[order[0]])), pack(lsn[order], idx[order])

@@ -1,12 +1,12 @@
-"""The ledger as rows of ``walbrook.ledger`` in the state database: one row per request.
+"""The ledger as rows of ``walbrook.ledger`` in the state database: one row per note.
 
 Messages of a queue have one row per message.
 
-Requests that are accepted while a statement is under way share the next one: many deliveries at
-once cost one round trip, not one each. A note returns only when its own row is there.
+Notes that come while a statement is under way share the next one: many deliveries at once cost one
+round trip, not one each. A note returns only when its own row is there.
 
 A row is not waited for on the server's disk: a server that loses power forgets the last fraction of
-a second, which costs repeats, and a request would otherwise cost a sync. What must always hold: a
+a second, which costs repeats, and a note would otherwise cost a sync. What must always hold: a
 name that is no consumer's (any more) gets no rows.
 """
 
@@ -23,7 +23,7 @@ import psycopg
 from cdc.connection import Connection, connect
 from cdc.cursor import Cursor, format_lsn
 from cdc.errors import TransientError
-from cdc.queue.ledger import Integers, pack_each, pack_request
+from cdc.queue.ledger import Integers, pack_each, pack_note
 from cdc.state.ledgers import TRIM
 
 STATEMENT_S: Final = 10
@@ -58,7 +58,7 @@ DELETE FROM walbrook.ledger l USING unnest(%(lsn)s::pg_lsn[], %(idx)s::bigint[])
 
 @dataclass(eq=False)
 class _Note:
-    """One request to be noted, and what became of that."""
+    """One note to be written, and what became of that."""
 
     ledger: str
     high: Cursor
@@ -87,7 +87,7 @@ class PostgresLedger:
             cursors = pack_each(lsn, idx)
             self._execute(_NOTE_QUEUED, {**dropped(ledger, lsn, idx), "cursors": cursors})
             return
-        note = _Note(ledger, *pack_request(lsn, idx))
+        note = _Note(ledger, *pack_note(lsn, idx))
         self._notes.append(note)
         with self._lock:
             if not note.done:  # else whoever had the connection before has written it too
@@ -170,7 +170,7 @@ def _rows_of(notes: Sequence[_Note]) -> dict[str, object]:
         key = (note.ledger, note.high)
         rows[key] = rows.get(key, b"") + note.cursors
     keys = sorted(rows)
-    # As Postgres writes arrays: psycopg takes far longer for lists, and this is done per request.
+    # As Postgres writes arrays: psycopg takes far longer for lists.
     return {
         "ledgers": _array(ledger for ledger, _ in keys),
         "lsn": _array(format_lsn(high.lsn) for _, high in keys),

@@ -1,6 +1,6 @@
 """The ledger as sorted sets in Redis, for those who do not want it in the state database.
 
-A member is a request: its cursors, the highest first. In the set of a queue it is one message. All
+A member is a note: its cursors, the highest first. In the set of a queue it is one message. All
 scores are 0, so members are in the order of their bytes, which is that of their highest cursors; a
 score is a floating-point number and could not hold one. Invariant: a server that fails or hangs
 costs a delivery no more than two timeouts in ``pause_s``; what it loses is repeated at worst.
@@ -21,7 +21,7 @@ from redis.retry import Retry
 
 from cdc.cursor import Cursor
 from cdc.errors import TransientError
-from cdc.queue.ledger import Integers, pack_each, pack_request, packed
+from cdc.queue.ledger import Integers, pack_each, pack_note, packed
 
 PAUSE_S: Final = 5.0
 _KEPT_S: Final = 30 * 86_400
@@ -55,7 +55,7 @@ class RedisLedger:
 
     def note(self, ledger: str, lsn: Integers, idx: Integers, *, queued: bool = False) -> None:
         told, key = self._pipeline(), _key(ledger, queued)
-        members = pack_each(lsn, idx) if queued else [pack_request(lsn, idx)[1]]
+        members = pack_each(lsn, idx) if queued else [pack_note(lsn, idx)[1]]
         told.zadd(key, dict.fromkeys(members, 0))
         told.expire(key, _KEPT_S)
         self._run(told)

@@ -1,25 +1,25 @@
 """Delivering one consumer's changes side by side: groups are spread over concurrent deliveries.
 
 The changes of each batch are cut at those that are ordered against their whole table; between two
-cuts they are spread over up to ``partition_count`` parts, each with a thread and a sink of its own.
+cuts they are spread over up to ``partition_count`` parts, which the sink sends side by side.
 Invariants: the next run of changes begins only when every part of the last one has come to its end;
-what is settled is what all parts have settled. A part that fails stops the others within a bounded
-number of messages; what they delivered beyond it comes again, and the ledger absorbs it.
+what is settled is what all parts have settled. Where the destination as a whole fails, the sink
+ends every part; what was delivered beyond the first failure comes again, and the ledger absorbs it.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
+from cdc.change import MessageBatch
 from cdc.cursor import Cursor
 from cdc.errors import TransientError
 from cdc.queue.groups import Grouping
+from sinks.base import Delivery, SideBySideSink
 from spark_pipeline.delivery.group_parts import Run, runs_between_barriers, spread
 from spark_pipeline.delivery.outcome import GOES_ON, Outcome, combined, is_below
 from spark_pipeline.delivery.sender import (
@@ -33,20 +33,15 @@ from spark_pipeline.delivery.sender import (
 if TYPE_CHECKING:
     from spark_pipeline.delivery.deliver import Share
 
-_TAKEN_AT_ONCE = 1_000
-"""Messages of a part, or one request, after which it looks whether another part has failed."""
 
+class OpenSender(Protocol):
+    """Where a share is delivered."""
 
-class OpenDesk(Protocol):
-    """Where a share is delivered; each purpose has a sink of its own."""
-
-    def __call__(
-        self, share: Share, purpose: str = "", *, strikes: Strikes | None = None
-    ) -> Sender: ...
+    def __call__(self, share: Share, *, strikes: Strikes) -> Sender: ...
 
 
 def deliver_in_parts(
-    share: Share, batches: Iterable[pa.RecordBatch], open_desk: OpenDesk
+    share: Share, batches: Iterable[pa.RecordBatch], open_sender: OpenSender
 ) -> Outcome:
     """Deliver batches of changes, in cursor order but for that of different groups."""
     grouping = Grouping.of(share.consumer)
@@ -54,7 +49,7 @@ def deliver_in_parts(
     for rows in batches:
         for run in runs_between_barriers(rows, grouping):
             rest = replace(share.behind(done), start=done.cursor)
-            done = _deliver_run(rest, run, open_desk).after(done)
+            done = _deliver_run(rest, run, open_sender).after(done)
             if done.error is not None:
                 return done
             if _is_full(done.aside):
@@ -63,32 +58,29 @@ def deliver_in_parts(
     return replace(done, cursor=max(done.cursor, share.end))
 
 
-def _deliver_run(share: Share, run: Run, open_desk: OpenDesk) -> Outcome:
+def _deliver_run(share: Share, run: Run, open_sender: OpenSender) -> Outcome:
     """One run of changes, in as many parts as it has requests for."""
     consumer = share.consumer
     requests = -(-run.rows.num_rows // consumer.effective_batch_size)
     count = min(consumer.effective_partition_count, requests)
-    parts = [run.rows] if run.in_order or count < 2 else spread(run, count)
-    if len(parts) == 1:
-        return _in_order(share, run.rows, open_desk)
+    rows = [run.rows] if run.in_order or count < 2 else spread(run, count)
+    if len(rows) == 1:
+        return _in_order(share, run.rows, open_sender)
     strikes = Strikes(share.strikes)
-    # The first part goes over the connection that changes in order go over.
-    desks = [
-        open_desk(share, f"part {at}" if at else "", strikes=strikes) for at in range(len(parts))
-    ]
     end = _behind_last(run.rows)
-    outcomes = _side_by_side(desks, parts, end, consumer.effective_batch_size)
-    done = replace(combined(outcomes), strikes=strikes.count)
+    parts = [_Part(open_sender(share, strikes=strikes), each, end) for each in rows]
+    _deliver_side_by_side(parts)
+    done = replace(combined([part.outcome for part in parts]), strikes=strikes.count)
     if not _is_unfair(done):
         return done
     done = replace(done, error=None, strikes=0)
     rest = run.rows.filter(pa.array(~is_below(run.rows, done.cursor)))
-    return _in_order(replace(share.behind(done), start=done.cursor), rest, open_desk).after(done)
+    return _in_order(replace(share.behind(done), start=done.cursor), rest, open_sender).after(done)
 
 
-def _in_order(share: Share, rows: pa.RecordBatch, open_desk: OpenDesk) -> Outcome:
-    desk = open_desk(share, strikes=Strikes(share.strikes))
-    return desk.finish(_behind_last(rows)) if desk.take(rows) else desk.outcome
+def _in_order(share: Share, rows: pa.RecordBatch, open_sender: OpenSender) -> Outcome:
+    sender = open_sender(share, strikes=Strikes(share.strikes))
+    return sender.finish(_behind_last(rows)) if sender.take(rows) else sender.outcome
 
 
 def _is_unfair(done: Outcome) -> bool:
@@ -98,31 +90,54 @@ def _is_unfair(done: Outcome) -> bool:
     return refused and bool(done.delivered or done.absorbed)
 
 
-def _side_by_side(
-    desks: Sequence[Sender], parts: Sequence[pa.RecordBatch], end: Cursor, batch_size: int
-) -> list[Outcome]:
-    """Each part in a thread of its own; returns, or raises, when all have come to their end."""
-    failed = threading.Event()
-    at_once = max(batch_size, _TAKEN_AT_ONCE)
+class _Part:
+    """One part of a run: what is to be delivered of it next, and what it came to."""
 
-    def deliver(desk: Sender, rows: pa.RecordBatch) -> Outcome:
+    def __init__(self, sender: Sender, rows: pa.RecordBatch, end: Cursor) -> None:
+        self.sink = sender.sink
+        self._sender = sender
+        self._steps = sender.steps(rows)
+        self._end = end
+        self.batch: MessageBatch | None = None
+        self.stopped = False
+        self._go_on(lambda: next(self._steps))
+
+    def delivered(self, result: Delivery) -> None:
+        """What became of the batch."""
+        self._go_on(lambda: self._steps.send(result))
+
+    @property
+    def outcome(self) -> Outcome:
+        """What it came to, or has come to if another part stopped it."""
+        outcome = self._sender.outcome
+        if self.batch is None:
+            return outcome
+        return replace(outcome, error=TransientError(_STOPPED, kind=GOES_ON))
+
+    def _go_on(self, step: Callable[[], MessageBatch]) -> None:
         try:
-            for start in range(0, rows.num_rows, at_once):
-                if failed.is_set():
-                    return replace(desk.outcome, error=TransientError(_STOPPED, kind=GOES_ON))
-                if not desk.take(rows.slice(start, at_once)):
-                    failed.set()
-                    return desk.outcome
-            return desk.finish(end)
-        except BaseException:
-            failed.set()
-            raise
+            self.batch = step()
+        except StopIteration as end:
+            self.batch = None
+            self.stopped = not end.value
+            if end.value:
+                self._sender.finish(self._end)
 
-    with ThreadPoolExecutor(len(parts), thread_name_prefix="part") as pool:
-        running = [
-            pool.submit(deliver, desk, rows) for desk, rows in zip(desks, parts, strict=True)
-        ]
-    return [each.result() for each in running]
+
+def _deliver_side_by_side(parts: Sequence[_Part]) -> None:
+    """Round after round, until all parts have come to their end or one of them stops all.
+
+    A part ends a round early where a message is refused.
+    """
+    sink = parts[0].sink
+    assert isinstance(sink, SideBySideSink)
+    while not any(part.stopped for part in parts):
+        going = [(part, part.batch) for part in parts if part.batch is not None]
+        if not going:
+            return
+        results = sink.deliver_parts([batch for _, batch in going])
+        for (part, _), result in zip(going, results, strict=True):
+            part.delivered(result)
 
 
 _STOPPED = "another part of the delivery has failed; what follows comes next"

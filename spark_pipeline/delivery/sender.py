@@ -9,8 +9,7 @@ to be at fault as a whole, and nothing it refused since is put aside.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -44,25 +43,26 @@ ASIDE_BYTES_MAX = 32 << 20
 
 Shape = Callable[[pa.RecordBatch], MessageBatch]
 
+Steps = Generator[MessageBatch, Delivery, bool]
+"""Yields what is to be delivered next, is sent what became of it; returns whether more may follow.
+"""
+
 
 class Strikes:
-    """Refusals in a row, with nothing accepted between them, by all who deliver at once."""
+    """Refusals in a row, with nothing accepted between them, by all that is sent side by side."""
 
     def __init__(self, count: int = 0) -> None:
-        self._lock = threading.Lock()
         self.count = count
         self._series = 0  # grows when a series of refusals has ended
 
     def accepted(self) -> None:
-        with self._lock:
-            self._series += self.count > 0
-            self.count = 0
+        self._series += self.count > 0
+        self.count = 0
 
     def refused(self) -> tuple[int, int]:
         """How many there are now, and in which series."""
-        with self._lock:
-            self.count += 1
-            return self.count, self._series
+        self.count += 1
+        return self.count, self._series
 
 
 class Sender:
@@ -80,7 +80,7 @@ class Sender:
         strikes_max: int = STRIKES,
     ) -> None:
         self._consumer = consumer
-        self._sink = sink
+        self.sink = sink
         self._shape = shape
         self._start = start
         self._waiting = waiting
@@ -103,10 +103,22 @@ class Sender:
 
     def take(self, rows: pa.RecordBatch) -> bool:
         """Deliver these rows, in order; says whether more may follow."""
+        steps = self.steps(rows)
+        result = None
+        while True:
+            try:
+                batch = next(steps) if result is None else steps.send(result)
+            except StopIteration as end:
+                return bool(end.value)
+            result = self.sink.deliver(batch)
+
+    def steps(self, rows: pa.RecordBatch) -> Steps:
+        """The same for one who delivers: it yields what is to be delivered next, in order, and is
+        sent what became of it."""
         left = self._let_through(rows)
         while left.num_rows:
             batch = self._shape(left)
-            result, large = self._deliver(batch)
+            result, large = yield from self._deliver(batch)
             self._count(batch, result)
             at = result.settled
             if at == len(batch):
@@ -136,17 +148,19 @@ class Sender:
         """Whether a message was refused for good by a destination that cannot take it later."""
         return not self._defers and isinstance(error, PoisonError)
 
-    def _deliver(self, batch: MessageBatch) -> tuple[Delivery, int | None]:
+    def _deliver(
+        self, batch: MessageBatch
+    ) -> Generator[MessageBatch, Delivery, tuple[Delivery, int | None]]:
         """Up to the first message that is too large; its size, if that is where it ended."""
         parts = batch.shape.message_parts
         if self._largest is None or bytes_bound(batch.rows, parts) <= self._largest:
-            return self._sink.deliver(batch), None
+            return (yield batch), None
         sizes = message_bytes(batch.rows, parts)
         large = np.flatnonzero(sizes > self._largest)
         if not len(large):
-            return self._sink.deliver(batch), None
+            return (yield batch), None
         fits = int(large[0])
-        result = self._sink.deliver(batch.slice(0, fits)) if fits else Delivery(0)
+        result = (yield batch.slice(0, fits)) if fits else Delivery(0)
         return result, int(sizes[fits]) if result.settled == fits else None
 
     def _count(self, batch: MessageBatch, result: Delivery) -> None:

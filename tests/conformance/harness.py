@@ -267,6 +267,10 @@ class PullHarness(Shaped):
             yield
 
 
+async def no_wait(_seconds: float) -> None:
+    """Try again at once."""
+
+
 class WebhookHarness(Shaped):
     absorbs = False
 
@@ -281,7 +285,7 @@ class WebhookHarness(Shaped):
             batch_size=100,
             timeout_s=10,
             max_retries=1,
-            wait=lambda seconds: None,
+            wait=no_wait,
         )
 
     def held(self) -> list[Held]:

@@ -19,7 +19,7 @@ from cdc.decoding.shapes import SHAPES, Context, ShapeName, shape_for
 from cdc.errors import OperatorError, TransientError, WalbrookError
 from cdc.queue.ledger import Integers
 from sinks import ClaimPlace, open_sink
-from sinks.base import RequestSink
+from sinks.base import RequestSink, Unfollowed
 from sinks.claim_stores import FolderClaims, TableClaims
 from tests.conformance.messages import CONSUMER, Sample, batch_of, cursor_of
 from tests.fix_http import Endpoint
@@ -160,15 +160,19 @@ def test_what_is_sent_again_refers_to_the_same_content(stores: Stores, endpoint:
 
 
 def test_requests_are_followed_by_a_ledger_as_before(stores: Stores, endpoint: Endpoint) -> None:
-    noted: list[int] = []
+    class Noted(Unfollowed):
+        def __init__(self) -> None:
+            self.counts: list[int] = []
 
-    def accepted(lsn: Integers, _idx: Integers) -> None:
-        noted.append(len(lsn))
+        def accepted(self, lsn: Integers, idx: Integers) -> None:
+            self.counts.append(len(lsn))
 
+    noted = Noted()
     sink = _webhook(endpoint, stores.place)
-    assert sink.deliver(batch_of(_samples()), accepted).settled == 10
+    (delivery,) = sink.deliver_parts([batch_of(_samples())], noted)
+    assert delivery.settled == 10
     sink.close()
-    assert noted == [10]
+    assert noted.counts == [10]
 
 
 def test_nothing_is_sent_while_the_content_cannot_be_stored(

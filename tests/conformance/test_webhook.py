@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import threading
 import time
 from pathlib import Path
@@ -10,12 +12,23 @@ import pyarrow as pa
 import pytest
 
 from cdc.change import MessageBatch
+from cdc.cursor import ORIGIN
 from cdc.errors import OperatorError, PoisonError, TransientError, WalbrookError
+from cdc.queue.retry import TOO_LARGE
 from sinks.base import Delivery
 from sinks.webhook import WebhookSink
 from tests.certificates import Authority
 from tests.conformance.harness import WebhookHarness
-from tests.conformance.messages import CONSUMER, batch, cursor_of, expected, held, numbered
+from tests.conformance.messages import (
+    CONSUMER,
+    Sample,
+    batch,
+    batch_of,
+    cursor_of,
+    expected,
+    held,
+    numbered,
+)
 from tests.fix_http import Endpoint, Scripted
 from tests.waiting import until
 
@@ -23,7 +36,7 @@ from tests.waiting import until
 class Waits(list[float]):
     """The waits that a sink asked for, none of them waited for."""
 
-    def __call__(self, seconds: float) -> None:
+    async def __call__(self, seconds: float) -> None:
         self.append(seconds)
 
 
@@ -269,11 +282,14 @@ def test_a_certificate_that_is_not_trusted_stops_the_sink(
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
         trustful = WebhookSink(url, consumer=CONSUMER, batch_size=10)
         blind = WebhookSink(url, consumer=CONSUMER, batch_size=10, verify=False)
-        assert trustful.deliver(batch(0, 20)).settled == 20
+        parts = trustful.deliver_parts([batch(0, 10), batch(10, 20)])
+        assert [each.settled for each in parts] == [10, 10]
         assert blind.deliver(batch(20, 30)).settled == 10
         for sink in (distrustful, trustful, blind):
             sink.close()
-        assert WebhookHarness(endpoint).held() == expected(numbered(0, 30))
+        found = WebhookHarness(endpoint).held()
+        assert sorted(found, key=lambda one: one.cursor or ORIGIN) == expected(numbered(0, 30))
+        assert endpoint.connections == 3, "two of them side by side"
 
 
 def test_a_proxy_that_the_environment_names_is_used(
@@ -283,9 +299,10 @@ def test_a_proxy_that_the_environment_names_is_used(
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
     sink = WebhookSink("http://hook.example/changes", consumer=CONSUMER, batch_size=10)
-    assert sink.deliver(batch(0, 10)).settled == 10
+    parts = sink.deliver_parts([batch(0, 10), batch(10, 20)])
+    assert [each.settled for each in parts] == [10, 10]
     sink.close()
-    assert [request.path for request in endpoint.requests] == ["http://hook.example/changes"]
+    assert {request.path for request in endpoint.requests} == {"http://hook.example/changes"}
 
 
 def test_a_connection_that_the_server_has_ended_meanwhile_costs_no_retry(
@@ -314,3 +331,71 @@ def test_a_sink_that_was_closed_in_a_delivery_sends_no_other_request(endpoint: E
     assert delivery.settled == 10, "what was accepted counts"
     assert isinstance(delivery.error, TransientError)
     assert len(endpoint.requests) == 1
+
+
+def test_parts_are_sent_side_by_side_and_a_pause_of_one_holds_no_other(endpoint: Endpoint) -> None:
+    first, second = expected(numbered(0, 30)), expected(numbered(30, 60), start=30)
+    refused: list[Scripted] = [Scripted(503)]
+
+    def busy_once(messages: list[dict[str, object]]) -> Scripted:
+        mine = held(messages[0]) in first
+        return refused.pop() if mine and refused else Scripted()
+
+    async def until_the_other_is_through(_seconds: float) -> None:
+        while len(endpoint.accepted) < 3:
+            await asyncio.sleep(0.01)
+
+    endpoint.faults = busy_once
+    sink = _sink(endpoint, wait=until_the_other_is_through)
+    deliveries = sink.deliver_parts([batch(0, 30), batch(30, 60)])
+    sink.close()
+    assert deliveries == [Delivery(30), Delivery(30)]
+    arrived = WebhookHarness(endpoint).held()
+    assert arrived[:30] == second
+    assert arrived[30:] == first
+    assert endpoint.connections == 2
+
+
+def test_a_message_that_is_refused_ends_its_part_alone(endpoint: Endpoint) -> None:
+    poison = expected(numbered(0, 1))[0]
+    endpoint.refuses = lambda messages: poison in map(held, messages)
+    sink = _sink(endpoint)
+    refused, whole = sink.deliver_parts([batch(0, 40), batch(40, 80)])
+    sink.close()
+    assert (refused.settled, type(refused.error)) == (0, PoisonError)
+    assert whole == Delivery(40)
+
+
+def test_an_endpoint_that_fails_as_a_whole_ends_every_part(endpoint: Endpoint) -> None:
+    parts = [batch(start, start + 100) for start in range(0, 400, 100)]
+    endpoint.faults = lambda _: Scripted(503 if len(endpoint.accepted) >= 6 else 200)
+    sink = _sink(endpoint, max_retries=0)
+    deliveries = sink.deliver_parts(parts)
+    sink.close()
+    assert sum(each.settled for each in deliveries) == 60
+    assert all(isinstance(each.error, TransientError) for each in deliveries)
+    assert len(endpoint.requests) <= 6 + len(parts), "one that is refused for each part"
+
+
+def test_an_answer_counts_that_comes_before_all_of_the_request_is_written() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    port, over = listener.getsockname()[1], threading.Event()
+
+    def refuse_unread() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(100)
+            connection.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
+            over.wait(60)
+
+    server = threading.Thread(target=refuse_unread)
+    server.start()
+    sink = WebhookSink(f"http://127.0.0.1:{port}/", consumer=CONSUMER, batch_size=1, timeout_s=10)
+    large = batch_of([Sample({"id": "x" * 7_000_000})])
+    delivery = sink.deliver(large)
+    over.set()
+    server.join()
+    sink.close()
+    listener.close()
+    assert isinstance(delivery.error, PoisonError)
+    assert delivery.error.kind == TOO_LARGE

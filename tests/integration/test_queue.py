@@ -391,14 +391,14 @@ def test_a_message_that_breaks_the_sink_is_counted_and_the_others_go_on(
     lane.write(*insert(1, (1, "a1"), (2, "b1"), (3, "c1")))
     lane.take()
     endpoint.refuses = None
-    send = WebhookSink.deliver
+    send = WebhookSink.deliver_parts
 
-    def breaks(sink: WebhookSink, batch: MessageBatch, *given: Any) -> Delivery:
-        if any('"a1"' in text for text in batch.messages().to_pylist()):
+    def breaks(sink: WebhookSink, parts: list[MessageBatch], *given: Any) -> list[Delivery]:
+        if any('"a1"' in text for part in parts for text in part.messages().to_pylist()):
             raise ValueError("nobody foresaw this")
-        return send(sink, batch, *given)
+        return send(sink, parts, *given)
 
-    monkeypatch.setattr(WebhookSink, "deliver", breaks)
+    monkeypatch.setattr(WebhookSink, "deliver_parts", breaks)
     redeliver(lane)
     assert names(endpoint) == ["c1", "b1"]
     ((error,),) = lane.rows("SELECT error FROM walbrook.dead_letters")

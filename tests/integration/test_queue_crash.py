@@ -135,14 +135,14 @@ def test_a_message_that_kills_the_process_is_found_and_given_up_after_bounded_tr
 ) -> None:
     lane = lane_of(max_deliveries=1_000)
     put_aside(lane, endpoint, "a", "killer", "c")
-    send = WebhookSink.deliver
+    send = WebhookSink.deliver_parts
 
-    def dies(sink: WebhookSink, batch: MessageBatch, *given: Any) -> Delivery:
-        if any('"killer"' in text for text in batch.messages().to_pylist()):
+    def dies(sink: WebhookSink, parts: list[MessageBatch], *given: Any) -> list[Delivery]:
+        if any('"killer"' in text for part in parts for text in part.messages().to_pylist()):
             raise Killed
-        return send(sink, batch, *given)
+        return send(sink, parts, *given)
 
-    monkeypatch.setattr(WebhookSink, "deliver", dies)
+    monkeypatch.setattr(WebhookSink, "deliver_parts", dies)
     deaths = 0
     while queue(lane):
         # Every process has the term of the service, and a run of its own.
@@ -167,11 +167,11 @@ def test_a_killed_process_does_not_wear_out_the_messages_it_had_claimed_together
     lane = lane_of(max_deliveries=2)
     put_aside(lane, endpoint, "a", "b", "c")
 
-    def dies(_sink: WebhookSink, _batch: MessageBatch, *_given: Any) -> Delivery:
+    def dies(_sink: WebhookSink, _parts: list[MessageBatch], *_given: Any) -> list[Delivery]:
         raise Killed
 
     with monkeypatch.context() as within:
-        within.setattr(WebhookSink, "deliver", dies)
+        within.setattr(WebhookSink, "deliver_parts", dies)
         with pytest.raises(Killed):
             serve(lane, "first")
     serve_all(lane, "second")
@@ -186,11 +186,11 @@ def test_the_last_of_several_messages_claimed_together_is_not_blamed_for_the_end
     put_aside(lane, endpoint, "a", "b", "c")
     refusing(endpoint, lambda _record: True)
 
-    def dies(_sink: WebhookSink, _batch: MessageBatch, *_given: Any) -> Delivery:
+    def dies(_sink: WebhookSink, _parts: list[MessageBatch], *_given: Any) -> list[Delivery]:
         raise Killed
 
     with monkeypatch.context() as within:
-        within.setattr(WebhookSink, "deliver", dies)
+        within.setattr(WebhookSink, "deliver_parts", dies)
         with pytest.raises(Killed):
             serve(lane, "first")
     for _ in range(3):

@@ -1,4 +1,7 @@
-"""A webhook with a request under way when the service is killed: it alone is repeated."""
+"""A webhook with a request under way when the service is killed: it alone is repeated.
+
+All that was accepted before is noted by then.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ TABLE = "parcel"
 ROWS, IN_A_REQUEST, HELD = 1000, 50, 7
 _COUNTS = "SELECT delivered, absorbed FROM walbrook.consumers WHERE name = 'held'"
 _LEDGER = """
-SELECT count(*) FROM walbrook.ledger l JOIN walbrook.consumers c ON c.ledger = l.ledger
+SELECT coalesce(sum(length(l.cursors)), 0)::int / 16
+  FROM walbrook.ledger l JOIN walbrook.consumers c ON c.ledger = l.ledger
  WHERE c.name = 'held'
 """
 
@@ -48,12 +52,14 @@ class Held:
         """
         self._database.execute(f"INSERT INTO {TABLE} SELECT generate_series(1, {ROWS})")
         until("the request under way", lambda: len(self._endpoint.requests) == HELD, 120)
+        until("the note of all that was accepted", self._is_noted)
+
+    def _is_noted(self) -> bool:
         accepted = [_ids(request) for request in self._endpoint.requests[: HELD - 1]]
         ((settled, absorbed),) = self._database.execute(_COUNTS)
-        in_ledger = [ids for ids in accepted if ids[-1] > settled]
         assert absorbed == 0
-        assert self._database.execute(_LEDGER) == [(len(in_ledger),)]
-        self._absorbed = sum(len(ids) for ids in in_ledger)
+        self._absorbed = sum(len(ids) for ids in accepted if ids[-1] > settled)
+        return self._database.execute(_LEDGER) == [(self._absorbed,)]
 
     def answer(self) -> None:
         self._answered.set()

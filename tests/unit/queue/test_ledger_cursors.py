@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.cursor import Cursor
-from cdc.queue.ledger import Integers, LedgerUse, among, pack, pack_request, packed, together
+from cdc.queue.ledger import Integers, LedgerUse, among, pack, pack_note, packed, together
 
 _NUMBERS = st.one_of(st.integers(0, 3), st.integers(2**53 - 2, 2**53 + 2), st.just(2**63 - 1))
 _CURSORS = st.lists(st.tuples(_NUMBERS, _NUMBERS), max_size=40)
@@ -33,7 +33,7 @@ def test_packed_cursors_sort_as_cursors_do(cursors: list[tuple[int, int]]) -> No
     one_by_one = [packed(Cursor(*each)) for each in cursors]
     assert pack(*columns(cursors)) == b"".join(one_by_one)
     if cursors:
-        high, request = pack_request(*columns(cursors))
+        high, request = pack_note(*columns(cursors))
         assert high == max(cursors)
         assert request == b"".join(sorted(one_by_one, reverse=True))
     assert sorted(one_by_one) == [packed(Cursor(*each)) for each in sorted(cursors)]

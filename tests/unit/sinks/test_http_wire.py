@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
@@ -40,17 +40,24 @@ ANSWERS = {
 }
 
 
-def pieces(data: bytes, cuts: list[int]) -> Callable[[], bytes]:
-    """A server that sends these bytes in these pieces, and then hangs up."""
+def read(data: bytes, cuts: Iterable[int] = ()) -> Exchanged:
+    """What a server says that sends these bytes in these pieces, and then hangs up."""
     bounds = sorted({0, *(cut for cut in cuts if cut < len(data)), len(data)})
     parts = [data[start:end] for start, end in pairwise(bounds)]
-    return lambda: parts.pop(0) if parts else b""
+    reading = read_answer()
+    next(reading)
+    while True:
+        try:
+            reading.send(parts.pop(0) if parts else b"")
+        except StopIteration as end:
+            exchanged: Exchanged = end.value
+            return exchanged
 
 
 @given(st.sampled_from(sorted(ANSWERS)), st.lists(st.integers(1, 120), max_size=8))
 def test_an_answer_means_the_same_however_it_is_cut(data: bytes, cuts: list[int]) -> None:
     status, excerpt, reusable = ANSWERS[data]
-    assert read_answer(pieces(data, cuts)) == Exchanged(Answer(status, "", excerpt), reusable)
+    assert read(data, cuts) == Exchanged(Answer(status, "", excerpt), reusable)
 
 
 @given(st.sampled_from(sorted(ANSWERS)), st.integers(0, 200))
@@ -59,7 +66,7 @@ def test_an_answer_whose_head_is_not_whole_is_none(data: bytes, kept: int) -> No
     if b"100 Continue" in data:
         head = data.index(b"\r\n\r\n", head) + 4
     with pytest.raises(BadAnswerError):
-        read_answer(pieces(data[: min(kept, head - 1)], []))
+        read(data[: min(kept, head - 1)])
 
 
 @pytest.mark.parametrize(
@@ -74,18 +81,18 @@ def test_an_answer_whose_head_is_not_whole_is_none(data: bytes, kept: int) -> No
 )
 def test_what_is_no_answer_is_refused(data: bytes) -> None:
     with pytest.raises(BadAnswerError):
-        read_answer(pieces(data, []))
+        read(data)
 
 
 def test_of_a_long_body_the_beginning_is_read_and_the_connection_is_given_up() -> None:
     head = b"HTTP/1.1 400 Bad\r\nContent-Length: 1000000\r\nRetry-After: 7\r\n\r\n"
-    read = read_answer(pieces(head + b"x" * 1_000_000, list(range(0, 1_000_000, 5_000))))
-    assert read == Exchanged(Answer(400, "7", b"x" * EXCERPT_BYTES_MAX), False)
+    exchanged = read(head + b"x" * 1_000_000, range(0, 1_000_000, 5_000))
+    assert exchanged == Exchanged(Answer(400, "7", b"x" * EXCERPT_BYTES_MAX), False)
 
 
 def test_bytes_behind_an_answer_end_the_connection() -> None:
-    read = read_answer(pieces(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\nHTTP/1.1 500", []))
-    assert read == Exchanged(Answer(200, "", b""), False)
+    exchanged = read(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\nHTTP/1.1 500")
+    assert exchanged == Exchanged(Answer(200, "", b""), False)
 
 
 def test_a_request_says_its_length_and_its_key() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cdc.change import MessageBatch
 from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.shapes import shape_for
-from cdc.errors import PoisonError, TransientError
+from cdc.errors import PoisonError, TransientError, WalbrookError
 from sinks.base import Delivery
 from spark_pipeline.delivery.deliver import Origin, Share
 from spark_pipeline.delivery.outcome import Outcome
@@ -21,43 +21,40 @@ from spark_pipeline.delivery.sender import STRIKES, Sender, Strikes
 from tests.unit.spark.test_sender import CONTEXT, Message, aside, consumer, cuts, histories, rows
 
 END = Cursor(1 << 40, 0)
-_TIMEOUT_S = 30.0
 
 
 @dataclass
 class Destination:
-    """Takes messages from any thread; ``together`` holds back until so many are there at once."""
+    """Takes a message of each part in turn, up to the first of that part that it refuses."""
 
     fates: dict[Cursor, str]
     down_after: int | None = None
-    together: int = 1
     taken: list[Cursor] = field(default_factory=list)
     at_once: int = 0
-    _under_way: int = 0
-    _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def deliver(self, batch: MessageBatch) -> Delivery:
-        with self._changed:
-            self._under_way += 1
-            self.at_once = max(self.at_once, self._under_way)
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self.at_once >= self.together, _TIMEOUT_S)
-        try:
-            return self._delivered(batch)
-        finally:
-            with self._changed:
-                self._under_way -= 1
+        return self.deliver_parts([batch])[0]
 
-    def _delivered(self, batch: MessageBatch) -> Delivery:
-        for at in range(len(batch)):
-            cursor = batch.cursor(at)
-            with self._changed:
+    def deliver_parts(self, parts: Sequence[MessageBatch]) -> list[Delivery]:
+        self.at_once = max(self.at_once, len(parts))
+        settled = [0] * len(parts)
+        errors: list[WalbrookError | None] = [None] * len(parts)
+        for at in range(max(len(part) for part in parts)):
+            for number, part in enumerate(parts):
+                if errors[number] is not None or at >= len(part):
+                    continue
+                cursor = part.cursor(at)
                 if self.down_after is not None and len(self.taken) >= self.down_after:
-                    return Delivery(at, error=TransientError("gone"))
-                if self.fates[cursor] != "taken":
-                    return Delivery(at, error=PoisonError("no"))
-                self.taken.append(cursor)
-        return Delivery(len(batch))
+                    errors = [error or TransientError("gone") for error in errors]
+                elif self.fates[cursor] != "taken":
+                    errors[number] = PoisonError("no")
+                else:
+                    self.taken.append(cursor)
+                    settled[number] += 1
+        return [
+            Delivery(count, error=error if count < len(part) else None)
+            for count, part, error in zip(settled, parts, errors, strict=True)
+        ]
 
     def close(self) -> None:
         pass
@@ -70,8 +67,7 @@ def deliver(
     share = Share(settings, Origin("shop", "h", "d"), "run", ORIGIN, END, [])
     shape = shape_for("sequin", CONTEXT)
 
-    def open_desk(share: Share, purpose: str = "", *, strikes: Strikes | None = None) -> Sender:
-        assert strikes is not None
+    def open_sender(share: Share, *, strikes: Strikes) -> Sender:
         return Sender(
             settings,
             destination,
@@ -83,7 +79,7 @@ def deliver(
 
     bounds = sorted({0, *(cut for cut in cuts if cut < len(messages)), len(messages)})
     batches = [rows(messages[start:stop]) for start, stop in pairwise(bounds)]
-    return deliver_in_parts(share, batches, open_desk)
+    return deliver_in_parts(share, batches, open_sender)
 
 
 @given(histories, cuts, st.integers(2, 4), st.one_of(st.none(), st.integers(0, 30)))
@@ -118,7 +114,7 @@ def test_every_message_below_the_cursor_is_delivered_or_aside_and_groups_keep_th
 
 def test_groups_are_delivered_at_once() -> None:
     messages = [Message(key, key, "taken") for key in range(8)]
-    destination = Destination({m.cursor: m.fate for m in messages}, together=4)
+    destination = Destination({m.cursor: m.fate for m in messages})
     outcome = deliver(destination, messages, [], 4)
     assert (outcome.error, outcome.delivered) == (None, 8)
     assert destination.at_once == 4
@@ -147,7 +143,7 @@ def test_a_destination_that_refuses_everything_is_at_fault_and_nothing_of_it_is_
     assert all(cursor < outcome.cursor for cursor in aside(outcome))
 
 
-def test_a_part_that_fails_stops_the_others_within_a_bounded_number_of_messages() -> None:
+def test_a_destination_that_is_gone_ends_every_part_and_what_all_have_settled_is_settled() -> None:
     count = 4_000
     messages = [Message(at, at, "taken") for at in range(count)]
     destination = Destination({m.cursor: m.fate for m in messages}, down_after=100)
