@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import xxhash
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.backfill.chunk_file import ChunkFile, chunk_file, rows_of
@@ -53,6 +53,7 @@ def written(path: Path, wanted: Wanted | None, *texts: bytes) -> ChunkFile:
 
 
 @pytest.mark.parametrize("wanted", _WANTED)
+@settings(max_examples=20, deadline=None)
 @given(rows=_ROWS)
 def test_decoded_columns_are_those_of_the_messages(
     wanted: Wanted, rows: list[tuple[str | None, ...]]
