@@ -24,6 +24,7 @@ from benchmarks import (
     decode,
     eventtime,
     idle,
+    lakehouse,
     large,
     latency,
     outage,
@@ -66,6 +67,7 @@ BENCHMARKS = {
     "start": Benchmark(start.run),
     "webhook": Benchmark(webhook.run, Sizes(seconds=5)),
     "queue": Benchmark(queue.run),
+    "lakehouse": Benchmark(lakehouse.run, Sizes(seconds=60)),
     "sinks": Benchmark(sinks.run, Sizes(rows=200_000)),
 }
 

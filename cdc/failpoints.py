@@ -30,6 +30,7 @@ Step = Literal[
     "committed",
     "applied",
     "moved",
+    "written",
     "slot_dropped",
     "slot_made",
 ]
@@ -48,9 +49,10 @@ STEPS: Final[tuple[Step, ...]] = (
     "truncated",  # it is empty and says so, nothing was delivered since
     "produced",  # messages of a Kafka transaction were sent, its cursor was not
     "enclosed",  # its cursor was sent, too; it is not committed
-    "committed",  # it is committed, nothing of it is settled
+    "committed",  # it, or the rows of a lakehouse table, is committed, nothing of it is settled
     "applied",  # a destination that is a database has the rows, its position has not moved
     "moved",  # both are committed there
+    "written",  # files of a lakehouse table are written, no commit names them
     "slot_dropped",  # a repair has dropped the slot, the new one is not there yet
     "slot_made",  # the new slot is there, no consumer has moved to it
 )

@@ -10,6 +10,7 @@ handed, cut only by bytes, because there a request is a sync of the disk.
 from __future__ import annotations
 
 from cdc.config.destination import (
+    DeltaDestination,
     Destination,
     FileDestination,
     KafkaDestination,
@@ -68,6 +69,8 @@ def _open(
     generation: Generation,
 ) -> Sink:
     match destination:
+        case DeltaDestination():
+            return _delta(destination, consumer, source, generation)
         case FileDestination():
             return FileSink(
                 destination.path,
@@ -105,6 +108,27 @@ def _open(
                 max_retries=destination.max_retries,
                 verify=destination.verify,
             )
+
+
+def _delta(
+    destination: DeltaDestination, consumer: str, source: str, generation: Generation
+) -> Sink:
+    # Its library is an extra, and loading it takes time.
+    from sinks.lakehouse import LakehouseSink, LakeNames, MaintenancePlan
+    from sinks.lakehouse.delta import delta_tables
+
+    root, upkeep = generation.named(destination.root), destination.maintenance
+    return LakehouseSink(
+        delta_tables(root, f"{source}/{consumer}", destination.options()),
+        LakeNames(destination.table),
+        mode=destination.mode,
+        by_date=destination.partition_by == "date",
+        maintenance=(
+            MaintenancePlan(upkeep.interval_s, upkeep.target_file_bytes, upkeep.retain_hours)
+            if upkeep.enabled
+            else None
+        ),
+    )
 
 
 def _postgres(destination: PostgresDestination, source: str, consumer: str) -> PostgresSink:

@@ -8,6 +8,7 @@ exists is valid, and no secret appears in an error, a ``repr`` or what ``show`` 
 
 from cdc.config.database import Database, Publication, Slot
 from cdc.config.destination import (
+    DeltaDestination,
     Destination,
     FileDestination,
     KafkaDestination,
@@ -34,6 +35,7 @@ __all__ = [
     "ApiToken",
     "Config",
     "Database",
+    "DeltaDestination",
     "Destination",
     "EventTime",
     "FileDestination",

@@ -10,15 +10,13 @@ from psycopg.conninfo import conninfo_to_dict
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from cdc.config.kafka import KafkaSasl, KafkaServer, KafkaTls, KafkaTopics, TopicName, TopicTemplate
+from cdc.config.lakehouse import LakehouseTables
 from cdc.config.postgres import PostgresServer
 from cdc.config.scalars import Flag, Integer, LocalPath, Port, Section, Size, Text, wrong
 from cdc.config.secrets import SecretText
-from cdc.config.table import TableName
+from cdc.config.table_template import TableTemplate
 
 TimeoutMs = Annotated[Integer, Field(ge=1, le=600_000)]
-TABLE_PLACEHOLDERS = ("{schema}", "{table}")
-"""What a template of a table's name may hold."""
-
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
@@ -77,6 +75,34 @@ class _Destination(Section):
     default_partition_count: ClassVar[int] = 1
     """Over how many deliveries at once groups are spread where the sink does not say."""
 
+    writes_columns: ClassVar[bool] = False
+    """Whether it writes columns, not messages, so that there is nothing to shape or transform."""
+
+    delivery_rows: ClassVar[int] = 10_000
+    """Most messages that it is handed at once."""
+
+    delivery_bytes: ClassVar[int] = 32 * 2**20
+    """About how many bytes they have at most."""
+
+
+class DeltaDestination(LakehouseTables, _Destination):
+    """Tables of Delta Lake."""
+
+    rewind_ways: ClassVar[tuple[str, ...]] = ("new_generation",)
+    writes_columns: ClassVar[bool] = True
+    delivery_rows: ClassVar[int] = 200_000
+    delivery_bytes: ClassVar[int] = 256 * 2**20
+
+    type: Literal["delta"] = Field(default="delta", description="Always delta.")
+
+    @property
+    def default_batch_size(self) -> int:
+        return 10_000
+
+    def place(self, _consumer: str) -> tuple[object, ...] | None:
+        """What no other sink may share with this one."""
+        return ("directory", self.path) if self.path is not None else ("store", self.url)
+
 
 class FileDestination(_Destination):
     """Files of JSON lines."""
@@ -94,7 +120,6 @@ class FileDestination(_Destination):
         return 10_000
 
     def place(self, _consumer: str) -> tuple[object, ...] | None:
-        """What no other sink may share with this one."""
         return ("directory", self.path)
 
 
@@ -103,6 +128,7 @@ class ParquetDestination(_Destination):
 
     rewind_ways: ClassVar[tuple[str, ...]] = ("new_generation", "truncate")
 
+    writes_columns: ClassVar[bool] = True
     type: Literal["parquet"] = Field(default="parquet", description="Always parquet.")
     path: LocalPath = Field(description="Directory that the files are written to.")
     partition_by: tuple[Literal["table", "date", "action"], ...] = Field(
@@ -126,31 +152,12 @@ class ParquetDestination(_Destination):
         return ("directory", self.path)
 
 
-def _table_template(template: str) -> str:
-    rest = template
-    for placeholder in TABLE_PLACEHOLDERS:
-        rest = rest.replace(placeholder, "x")
-    if re.search(r"[{}\x00]", rest) or rest.count(".") > 1 or not all(rest.split(".")):
-        raise wrong(
-            "should be a table or schema.table, with {schema} and {table} for those of the source"
-        )
-    return template
-
-
-def target_name(template: str, target_schema: str | None, table: TableName) -> TableName:
-    """The target that a template and one schema for all tables give to a table of the source."""
-    parts = [
-        part.replace("{schema}", table.schema).replace("{table}", table.table)
-        for part in template.split(".")
-    ]
-    return TableName(target_schema or (parts[0] if len(parts) > 1 else table.schema), parts[-1])
-
-
 class PostgresDestination(PostgresServer, _Destination):
     """Tables of a Postgres database."""
 
     message_bytes_max: ClassVar[int | None] = 256 * 2**20
 
+    writes_columns: ClassVar[bool] = True
     type: Literal["postgres"] = Field(default="postgres", description="Always postgres.")
     mode: Literal["mirror", "append", "events"] = Field(
         default="mirror",
@@ -158,7 +165,7 @@ class PostgresDestination(PostgresServer, _Destination):
         "of its table's history. events: every change as a row with JSON, in one table that is "
         "partitioned by time.",
     )
-    table: Annotated[Text, AfterValidator(_table_template)] | None = Field(
+    table: TableTemplate | None = Field(
         default=None,
         description="Name of the target table, where {schema} and {table} stand for those of the "
         "source. If not given, {schema}.{table}, and public.walbrook_events in mode events.",
@@ -477,7 +484,8 @@ class PullDestination(_Destination):
 
 
 Destination = Annotated[
-    FileDestination
+    DeltaDestination
+    | FileDestination
     | KafkaDestination
     | ParquetDestination
     | PostgresDestination

@@ -9,15 +9,18 @@ from typing import Final
 from cdc.config.sink import Sink
 from cdc.errors import ConfigError
 
-_MODULES: Final = {"kafka": "confluent_kafka"}
-"""By the type of the destination, which is also the name of the extra."""
+_MODULES: Final = {"delta": "deltalake", "kafka": "confluent_kafka"}
+"""By the type of the destination."""
+
+_EXTRAS: Final = {"delta": "lakehouse"}
+"""By the type of the destination, where the extra has another name."""
 
 
-def missing_extra(extra: str) -> ConfigError:
-    """The error that names the extra and how it is installed."""
+def missing_extra(kind: str) -> ConfigError:
+    """The error that names the extra of a type of destination, and how it is installed."""
     return ConfigError(
-        f"a sink of type {extra} needs the package {_MODULES[extra]}, which is not installed",
-        fix=f"pip install 'walbrook[{extra}]'",
+        f"a sink of type {kind} needs the package {_MODULES[kind]}, which is not installed",
+        fix=f"pip install 'walbrook[{_EXTRAS.get(kind, kind)}]'",
     )
 
 

@@ -9,11 +9,11 @@ from cdc.config.destination import (
     ParquetDestination,
     PostgresDestination,
     RedisStreamDestination,
-    target_name,
 )
 from cdc.config.expression import NONE
 from cdc.config.sink import Sink
 from cdc.config.table import TableName
+from cdc.config.table_template import target_name
 
 
 def unreadable_reason(sink: Sink, table: TableName, published: Iterable[TableName]) -> str | None:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from cdc.config.backlog import MaxBacklog
 from cdc.config.claim_check import ClaimCheck
 from cdc.config.destination import (
+    DeltaDestination,
     Destination,
     FileDestination,
     KafkaDestination,
@@ -53,8 +54,8 @@ class Sink(Section):
     actions: tuple[Action, ...] = Field(
         default=("insert", "update", "delete"),
         min_length=1,
-        description="Which kinds of change it receives. If not given, those three; for postgres "
-        "also truncate and schema_change.",
+        description="Which kinds of change it receives. If not given, those three; for delta and "
+        "postgres also truncate and schema_change.",
     )
     filter: ExpressionText = Field(
         default=NONE,
@@ -64,19 +65,19 @@ class Sink(Section):
     transform: ExpressionText = Field(
         default=NONE,
         description="What a message is: an expression whose JSON is sent in place of the shape's, "
-        "a Python function, or none. Not with parquet and postgres, which write columns.",
+        "a Python function, or none. Not with delta, parquet and postgres, which write columns.",
     )
     routing: ExpressionText = Field(
         default=NONE,
         description="Where each message goes: an expression or a Python function that gives a "
-        "stream key (redis_stream), a path (webhook), a topic (kafka) or a table (postgres), null "
-        "for the sink's own; or none.",
+        "stream key (redis_stream), a path (webhook), a topic (kafka) or a table (delta with mode: "
+        "append, postgres), null for the sink's own; or none.",
     )
     shape: Literal["sequin", "debezium", "record"] = Field(
         default="sequin",
         description="What a message looks like: sequin (record, changes, action, metadata), "
-        "debezium (before, after, source, op) or record (the bare row). parquet and postgres write "
-        "columns and take no other than sequin.",
+        "debezium (before, after, source, op) or record (the bare row). delta, parquet and "
+        "postgres write columns and take no other than sequin.",
     )
     timestamp_format: Literal["iso8601", "unix_microsecond", "postgres"] = Field(
         default="iso8601",
@@ -102,8 +103,9 @@ class Sink(Section):
     )
     batch_size: Annotated[Integer, Field(ge=1, le=10_000)] | None = Field(
         default=None,
-        description="Most messages delivered at once; if not given, 10000 for file, kafka, "
-        "parquet, postgres and pull, 1000 for redis_stream, 100 for webhook (1 with batch: false).",
+        description="Most messages delivered at once; if not given, 10000 for delta, file, "
+        "kafka, parquet, postgres and pull, 1000 for redis_stream, 100 for webhook (1 with batch: "
+        "false). delta goes by min_rows and max_delay_ms of its destination.",
     )
     partition_count: Annotated[Integer, Field(ge=1, le=64)] | None = Field(
         default=None,
@@ -195,7 +197,8 @@ class Sink(Section):
             return data
         destination = data.get("destination")
         kind = destination.get("type") if isinstance(destination, dict) else None
-        if kind == "postgres" or isinstance(destination, PostgresDestination):
+        tables = PostgresDestination | DeltaDestination
+        if kind in ("postgres", "delta") or isinstance(destination, tables):
             return {**data, "actions": _OF_TABLES}
         return data
 
@@ -228,8 +231,7 @@ class Sink(Section):
 
     @model_validator(mode="after")
     def _shape_is_possible(self) -> Self:
-        columns = ParquetDestination | PostgresDestination
-        if isinstance(self.destination, columns) and self.shape != "sequin":
+        if self.destination.writes_columns and self.shape != "sequin":
             raise wrong(
                 f"{self.destination.type} writes columns, not messages, so there is nothing to "
                 "shape; leave it out",
@@ -257,8 +259,7 @@ class Sink(Section):
 
     @model_validator(mode="after")
     def _expressions_are_possible(self) -> Self:
-        columns = ParquetDestination | PostgresDestination
-        if self.transform != NONE and isinstance(self.destination, columns):
+        if self.transform != NONE and self.destination.writes_columns:
             raise wrong(
                 f"{self.destination.type} writes columns, not messages, so there is nothing to "
                 "transform; leave it out, or use another destination",
@@ -334,26 +335,24 @@ class Sink(Section):
     @model_validator(mode="after")
     def _tables_are_possible(self) -> Self:
         destination = self.destination
-        if not isinstance(destination, PostgresDestination):
+        if not isinstance(destination, PostgresDestination | DeltaDestination):
             return self
+        mode = destination.mode
         if self.ordering != "commit":
             raise wrong(
-                f"{self.ordering} is not possible with postgres, whose tables follow the order of "
-                "commits; use another destination, or commit",
+                f"{self.ordering} is not possible with {destination.type}, whose tables follow the "
+                "order of commits; use another destination, or commit",
                 within=("ordering",),
             )
-        if destination.mode != "events" and "message" in self.actions:
+        if mode != "events" and "message" in self.actions:
+            events = "use mode: events, or " if destination.type == "postgres" else ""
+            raise wrong(f"message belongs to no table; {events}take it out", within=("actions",))
+        if mode in ("events", "upsert") and self.routing != NONE:
+            tables = "one table for all messages" if mode == "events" else "a table per table"
+            raise wrong(f"mode: {mode} has {tables}; leave it out", within=("routing",))
+        if mode in ("mirror", "upsert") and "truncate" not in self.actions:
             raise wrong(
-                "message belongs to no table; use mode: events, or take it out",
-                within=("actions",),
-            )
-        if destination.mode == "events" and self.routing != NONE:
-            raise wrong(
-                "mode: events has one table for all messages; leave it out", within=("routing",)
-            )
-        if destination.mode == "mirror" and "truncate" not in self.actions:
-            raise wrong(
-                "needs truncate with mode: mirror, or its tables would keep rows that the source "
+                f"needs truncate with mode: {mode}, or its tables would keep rows that the source "
                 "has not; add it",
                 within=("actions",),
             )

@@ -26,6 +26,20 @@ def copied_text(column: pa.StringArray) -> pa.StringArray:
     return column
 
 
+def read_text(column: pa.StringArray) -> pa.StringArray:
+    """What ``copied_text`` was given, null where a line has ``\\N``."""
+    if not (bytes_of(column) == ord("\\")).any():
+        return column
+    column = pc.if_else(pc.equal(column, "\\N"), pa.scalar(None, pa.string()), column)
+    if not (bytes_of(column) == ord("\\")).any():
+        return column
+    # No value has a NUL in it: it stands for a backslash until all others are read.
+    column = pc.replace_substring(column, "\\\\", "\0")
+    for character, written in _SPECIAL[1:]:
+        column = pc.replace_substring(column, written, character)
+    return pc.replace_substring(column, "\0", "\\")
+
+
 def lsn_texts(lsns: pa.Int64Array) -> pa.StringArray:
     """LSNs as Postgres reads them, each with all its digits: ``00000016/B374D848``."""
     numbers = lsns.to_numpy(zero_copy_only=False).astype(np.uint64)

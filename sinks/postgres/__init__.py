@@ -2,7 +2,7 @@
 
 A delivery is one transaction at the destination: tables are created and altered, rows are applied
 and the position moves, or nothing of it happens. ``sink`` owns the transaction, ``position`` the
-cursor in it, ``tables`` the target tables, ``stretches`` the cut of a batch into pieces in which
+cursor in it, ``tables`` the target tables, ``sinks.tables`` cuts a batch into pieces in which
 each table has one version. ``mirror`` (with ``fold``), ``history`` and ``events`` are the modes.
 """
 

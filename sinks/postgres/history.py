@@ -13,11 +13,11 @@ from cdc.decoding.format import ROW_TEXT
 from cdc.decoding.joins import joined
 from cdc.decoding.row_texts import NULL
 from sinks.postgres.copying import copy_lines, pieces, shared_texts
-from sinks.postgres.fold import join_columns, split_columns
 from sinks.postgres.position import Owner, Position, Positions
-from sinks.postgres.stretches import Part, stretches
 from sinks.postgres.tables import Layout, Tables
-from sinks.postgres.target import TargetNames
+from sinks.postgres.target import Target, TargetNames
+from sinks.tables.fold import join_columns, split_columns
+from sinks.tables.stretches import Part, stretches
 
 # First what all rows of a transaction share.
 _OWN = (
@@ -61,7 +61,7 @@ class History:
             for part in parts:
                 self._add(connection, part, position.generation)
 
-    def _add(self, connection: Connection, part: Part, generation: int) -> None:
+    def _add(self, connection: Connection, part: Part[Target], generation: int) -> None:
         layout = self._tables.layout(connection, part)
         # A schema change has altered the table, and is no change of a row.
         of_rows = pc.not_equal(part.rows.column("action"), "schema_change")

@@ -18,13 +18,13 @@ from psycopg import sql
 
 from cdc.connection import Connection
 from cdc.errors import OperatorError
-from sinks.postgres.columns import is_row_identity
-from sinks.postgres.fold import Counted, Folded, count_rows, fold, is_move, moves_in_parts
 from sinks.postgres.position import Position
 from sinks.postgres.stage import KEPT, NUMBER, OP, Stage, Stages, names
-from sinks.postgres.stretches import Part, stretches
 from sinks.postgres.tables import Layout, Tables
 from sinks.postgres.target import Target, TargetNames
+from sinks.tables.fold import Counted, Folded, count_rows, fold, is_move, moves_in_parts
+from sinks.tables.stretches import Part, stretches
+from sinks.tables.versions import is_row_identity
 
 _DELETE = "DELETE FROM {target} t USING {stage} s WHERE s.{op} = 'd' AND {by_key}"
 _UPSERT = """
@@ -117,7 +117,9 @@ class Mirror:
             for work in reversed(works):
                 _write(connection, work)
 
-    def _prepare(self, connection: Connection, part: Part, position: Position) -> _Work | None:
+    def _prepare(
+        self, connection: Connection, part: Part[Target], position: Position
+    ) -> _Work | None:
         """Copy what is left of a part to its stage."""
         layout = self._tables.layout(connection, part)
         stage = self._stages.of(connection, layout)

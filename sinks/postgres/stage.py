@@ -16,8 +16,8 @@ from cdc.decoding.copy_text import copied_text
 from cdc.decoding.joins import joined, repeated
 from cdc.decoding.row_texts import NULL
 from sinks.postgres.copying import copy_lines
-from sinks.postgres.fold import join_columns, split_columns
 from sinks.postgres.tables import Layout
+from sinks.tables.fold import join_columns, split_columns
 
 OP, NUMBER, KEPT = (sql.Identifier(name) for name in ("~op", "~number", "~kept"))
 """What to do with a row; a number that two rows share, or how often; columns to leave alone."""

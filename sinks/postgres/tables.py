@@ -20,11 +20,12 @@ from cdc.decoding.relation import Column, Relation
 from cdc.decoding.row_texts import relation_of
 from cdc.decoding.schema_change import same_table
 from cdc.errors import OperatorError
-from sinks.postgres.columns import column_type, differences, is_row_identity, key_names, names_in
+from sinks.postgres.columns import column_type
 from sinks.postgres.errors import is_of_a_row
 from sinks.postgres.position import Owner, Positions
-from sinks.postgres.stretches import Part
 from sinks.postgres.target import NAME_BYTES_MAX, Target, TargetNames
+from sinks.tables.stretches import Part
+from sinks.tables.versions import differences, is_row_identity, key_names, names_in
 
 _logger = structlog.get_logger("walbrook.sink.postgres")
 
@@ -122,7 +123,7 @@ class Tables:
         self._layouts.clear()
         self._followed.clear()
 
-    def layout(self, connection: Connection, part: Part) -> Layout:
+    def layout(self, connection: Connection, part: Part[Target]) -> Layout:
         """The layout for these rows; the target is made or altered if it must be."""
         relation = relation_of(part.version)
         known = self._layouts.get((part.target, part.version))
@@ -156,7 +157,7 @@ class Tables:
         self._layouts[part.target, part.version] = layout
         return layout
 
-    def _follow(self, connection: Connection, part: Part, relation: Relation) -> _Followed:
+    def _follow(self, connection: Connection, part: Part[Target], relation: Relation) -> _Followed:
         """Bring the target to the version of these rows, unless it follows a later one."""
         followed = self._followed.get(part.target) or self._read(connection, part)
         if not part.routed and (followed is None or followed.relation.oid != relation.oid):
@@ -174,7 +175,7 @@ class Tables:
         self._followed[part.target] = followed
         return followed
 
-    def _read(self, connection: Connection, part: Part) -> _Followed | None:
+    def _read(self, connection: Connection, part: Part[Target]) -> _Followed | None:
         target = part.target
         row = connection.execute(
             self._positions.statement(_READ), (target.schema, target.name)
@@ -192,7 +193,11 @@ class Tables:
         return _Followed(relation_of(str(version)), Cursor(parse_lsn(str(lsn)), int(str(idx))))
 
     def _renamed(
-        self, connection: Connection, part: Part, relation: Relation, there: _Followed | None
+        self,
+        connection: Connection,
+        part: Part[Target],
+        relation: Relation,
+        there: _Followed | None,
     ) -> _Followed | None:
         """The target of a table that had another name, renamed as the table was.
 
@@ -232,7 +237,7 @@ class Tables:
         self._layouts = {k: v for k, v in self._layouts.items() if k[0] not in (old, new)}
         _logger.info("postgres.table_renamed", table=str(old), to=str(new))
 
-    def _write(self, connection: Connection, part: Part, followed: _Followed) -> None:
+    def _write(self, connection: Connection, part: Part[Target], followed: _Followed) -> None:
         target, since = part.target, followed.since
         connection.execute(
             self._positions.statement(_WRITE),

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from cdc.config.destination import target_name
 from cdc.config.table import TableName
+from cdc.config.table_template import target_name
 from cdc.errors import PoisonError
 
 NAME_BYTES_MAX = 63

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from cdc.change import ROUTE, MessageBatch, cursor_at
 from cdc.config import Sink as SinkConfig
+from cdc.config.destination import Destination
 from cdc.cursor import Cursor
 from cdc.decoding.format import PLAIN, TEXTS, Wanted
 from cdc.decoding.shapes import Context, Shape, shape_for
@@ -41,9 +42,6 @@ from spark_pipeline.delivery.sender import STRIKES, Sender, Strikes
 from spark_pipeline.delivery.value_formats import form_of, shows_schemas, view_of
 from spark_pipeline.expressions.verdicts import in_cursor_order, judged
 from spark_pipeline.feed.exchange import SliceMarker, pick_up, whole
-
-_DELIVERY_ROWS = 10_000
-_DELIVERY_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -137,11 +135,12 @@ def send(share: Share, changes: pa.RecordBatch) -> Delivery:
 
 def _batches(share: Share, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The consumer's changes in order, in batches of a size worth sending."""
+    destination = share.consumer.destination
     pending: list[pa.RecordBatch] = []
     for messages in in_order(share, changes):
-        for start in range(0, messages.num_rows, _DELIVERY_ROWS):
-            piece = messages.slice(start, _DELIVERY_ROWS)
-            if pending and not _fit(pending, piece):
+        for start in range(0, messages.num_rows, destination.delivery_rows):
+            piece = messages.slice(start, destination.delivery_rows)
+            if pending and not _fit(pending, piece, destination):
                 yield pa.concat_batches(pending) if len(pending) > 1 else pending[0]
                 pending = []
             pending.append(piece)
@@ -149,10 +148,11 @@ def _batches(share: Share, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
         yield pa.concat_batches(pending) if len(pending) > 1 else pending[0]
 
 
-def _fit(pending: list[pa.RecordBatch], piece: pa.RecordBatch) -> bool:
+def _fit(pending: list[pa.RecordBatch], piece: pa.RecordBatch, to: Destination) -> bool:
     together = (*pending, piece)
-    rows = sum(int(each.num_rows) for each in together)
-    return rows <= _DELIVERY_ROWS and sum(int(each.nbytes) for each in together) <= _DELIVERY_BYTES
+    if sum(int(each.num_rows) for each in together) > to.delivery_rows:
+        return False
+    return sum(int(each.nbytes) for each in together) <= to.delivery_bytes
 
 
 def in_order(share: Share, decoded: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -10,7 +10,7 @@ from functools import cache
 
 import pyarrow as pa
 
-from cdc.config import KafkaDestination, PostgresDestination, Sink
+from cdc.config import DeltaDestination, KafkaDestination, PostgresDestination, Sink
 from cdc.decoding.format import (
     DEFAULT_FORMAT,
     KEY,
@@ -96,4 +96,6 @@ def shows_schemas(consumer: Sink) -> bool:
 def takes_texts(consumer: Sink) -> bool:
     """Whether its destination has typed columns, which are written from the source's own texts."""
     destination = consumer.destination
-    return isinstance(destination, PostgresDestination) and destination.mode != "events"
+    if isinstance(destination, PostgresDestination):
+        return destination.mode != "events"
+    return isinstance(destination, DeltaDestination)

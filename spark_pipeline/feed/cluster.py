@@ -30,7 +30,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from cdc.config import Config, Database
-from cdc.config.destination import FileDestination, ParquetDestination
+from cdc.config.destination import (
+    DeltaDestination,
+    Destination,
+    FileDestination,
+    ParquetDestination,
+)
 from cdc.config.hosts import is_cluster
 from cdc.cursor import Cursor
 from cdc.decoding.format import Wanted
@@ -95,7 +100,7 @@ class ClusterPlan:
     def deliver(self, share: Share) -> Outcome:
         """Blocks; several shares may be delivered at once, each from a thread of its own."""
         place = (share.origin.name, share.consumer.name)
-        if not isinstance(share.consumer.destination, FileDestination) and place not in _unshared:
+        if not _is_of_this_host(share.consumer.destination) and place not in _unshared:
             outcomes = self._on_executor(share)
             if None not in outcomes:
                 # Spark may find that there is nothing to do, and start no task.
@@ -190,6 +195,13 @@ def _takes(share: Share) -> Column:
 def _at_or_above(cursor: Cursor) -> Column:
     lsn = f.col("commit_lsn")
     return (lsn > cursor.lsn) | ((lsn == cursor.lsn) & (f.col("commit_idx") >= cursor.idx))
+
+
+def _is_of_this_host(destination: Destination) -> bool:
+    """Whether it is a folder that executors need not see."""
+    if isinstance(destination, DeltaDestination):
+        return destination.path is not None
+    return isinstance(destination, FileDestination)
 
 
 def _mark(share: Share) -> Path | None:

@@ -104,6 +104,13 @@ class Input:
         """Take part in the feed no more, until the next range is asked for."""
         self.context.feed.leave(self._consumer.name)
 
+    def rest(self, wait_s: float) -> None:
+        """Take nothing for so long, or until the worker has to act: others need not wait for it."""
+        self.leave()
+        self.is_live = False
+        self._current.live()
+        self._woken.wait(wait_s)
+
     def close(self) -> None:
         if self._log is not None:
             self._log.close()

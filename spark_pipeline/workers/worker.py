@@ -37,6 +37,7 @@ from spark_pipeline.verify.runner import VerifyRunner
 from spark_pipeline.workers.base import AgainError, BaseWorker, UndeliveredError
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.dead import UnreadDeadLetters
+from spark_pipeline.workers.gathering import Gathering
 from spark_pipeline.workers.retries import RetryQueue
 from spark_pipeline.workers.settler import Report
 from spark_pipeline.workers.state import Reason, Work
@@ -61,6 +62,7 @@ class Worker(BaseWorker):
         self._pieces = Pieces(
             settings.source, settings.term, self.name, settings.wanted, context.connections
         )
+        self._gathering = Gathering.of(consumer, settings.much.bytes)
         self._backfills = BackfillRunner(consumer, context, self._pieces)
         self._verifications = VerifyRunner(consumer, context)
 
@@ -110,7 +112,13 @@ class Worker(BaseWorker):
         self._cursor, self._generation = roll.served[self.name], roll.generations[self.name]
         self._context.settler.begin(self.name, self._cursor)
         self._input.begin(self._cursor)
+        if self._gathering is not None:
+            self._gathering.begin()
         return True
+
+    def drain(self, *, by_operator: bool) -> None:
+        if self._gathering is not None:
+            self._gathering.drain()
 
     def backfill(self) -> None:
         self._backfills.wake()
@@ -130,6 +138,11 @@ class Worker(BaseWorker):
             raise AgainError("its cursor was moved")
         if wait_s and (due_s := self.retries.due_in_s()) is not None:
             wait_s = min(wait_s, max(due_s, _CLAIM_S))
+        if self._gathering is not None:
+            left_s = self._gathering.wait_s(self._input.log, self._input.batch, time.monotonic())
+            if left_s > 0:
+                self._input.rest(min(wait_s, left_s))
+                return False
         with self._input.next(wait_s) as decoded:
             if decoded is not None:
                 self._serve_range(decoded)

@@ -16,12 +16,16 @@ from psycopg import sql
 
 from cdc.change import ROUTE, MessageBatch
 from cdc.cursor import ORIGIN, Cursor
+from cdc.decoding.format import OLD_ROW_TEXT, ROW_TEXT, TABLE_VERSION
+from cdc.decoding.row_texts import lines_of, version_text
 from cdc.decoding.shapes import ShapeName
 from cdc.queue.groups import BY_KEY
 from cdc.queue.ledger import Ledger
 from cdc.queue.open_ledger import LedgerAddress, open_ledger
 from sinks.base import RequestSink, Sink
 from sinks.file import FileSink
+from sinks.lakehouse import LakehouseSink, LakeNames
+from sinks.lakehouse.delta import delta_tables
 from sinks.ledgered import LedgeredSink, LedgerPlace
 from sinks.parquet import ParquetSink
 from sinks.postgres import PostgresSink
@@ -31,6 +35,8 @@ from sinks.webhook import WebhookSink
 from tests.conformance.messages import CONSUMER, Held, Sample, batch, batch_of, expected, held
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
+from tests.lake import query
+from tests.pgoutput import relation
 from tests.pull_queue import SOURCE, make_pull_consumer
 
 
@@ -115,6 +121,69 @@ class ParquetHarness(Shaped):
     def outage(self) -> Iterator[None]:
         with _not_a_directory(self.directory):
             yield
+
+
+_TEXT_OID = 25
+
+
+class DeltaHarness(Shaped):
+    """Histories of tables whose columns hold the record and the changes of a message as texts."""
+
+    absorbs = True
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / "lake"
+
+    def open(self) -> Sink:
+        tables = delta_tables(str(self.directory / "tables"), f"d/{CONSUMER}", {})
+        return LakehouseSink(tables, LakeNames(), mode="append")
+
+    def batch(self, start: int, end: int) -> MessageBatch:
+        return _with_texts(super().batch(start, end))
+
+    def batch_of(self, samples: Sequence[Sample]) -> MessageBatch:
+        return _with_texts(super().batch_of(samples))
+
+    def held(self) -> list[Held]:
+        places = sorted((self.directory / "tables" / "public").glob("*"))
+        found = [
+            Held(
+                Cursor(int(str(lsn)), int(str(idx))),
+                str(action),
+                orjson.loads(str(record)),
+                orjson.loads(str(changes)) if changes is not None else None,
+            )
+            for place in places
+            for lsn, idx, action, record, changes in query(
+                "SELECT walbrook_lsn, walbrook_idx, walbrook_action, record, changes FROM t",
+                t=place,
+            )
+        ]
+        return sorted(found, key=lambda one: one.cursor or ORIGIN)
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        with _not_a_directory(self.directory):
+            yield
+
+
+def _with_texts(batch: MessageBatch) -> MessageBatch:
+    """The batch with the texts of rows, as a sink with typed columns is handed them."""
+    rows = batch.rows
+    columns = [("record", _TEXT_OID), ("changes", _TEXT_OID)]
+    versions = {
+        name: version_text(relation(at + 1, "public", name, columns))
+        for at, name in enumerate(("orders", "users"))
+    }
+    named = [versions[name] for name in rows.column("table_name").to_pylist()]
+    texts = {
+        ROW_TEXT: lines_of([rows.column("record"), rows.column("changes")], rows.num_rows),
+        OLD_ROW_TEXT: pa.nulls(rows.num_rows, pa.string()),
+        TABLE_VERSION: pa.array(named, pa.string()),
+    }
+    for name, column in texts.items():
+        rows = rows.append_column(name, column)
+    return MessageBatch(rows, batch.shape)
 
 
 class RedisHarness(Shaped):

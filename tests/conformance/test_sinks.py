@@ -11,6 +11,7 @@ from cdc.change import MessageBatch
 from cdc.decoding.shapes import SHAPES
 from sinks.base import Delivery, Sink
 from tests.conformance.harness import (
+    DeltaHarness,
     FileHarness,
     Harness,
     LedgeredHarness,
@@ -32,11 +33,20 @@ _SHAPED = [(sink, shape) for sink in ("file", "redis_stream", "webhook") for sha
 
 _ROUTED = [("redis_stream", "routed"), ("webhook", "routed")]
 _EVENTS = ("postgres", "events")
+_ON_DISK = [("parquet", "sequin"), ("delta", "sequin")]
 _LEDGERED = [("webhook", "postgres ledger"), ("webhook", "redis ledger")]
 
 
 @pytest.fixture(
-    params=[*_SHAPED, *_ROUTED, *_LEDGERED, ("parquet", "sequin"), ("pull", "sequin"), _EVENTS],
+    params=[
+        *_SHAPED,
+        *_ROUTED,
+        *_LEDGERED,
+        ("parquet", "sequin"),
+        ("delta", "sequin"),
+        ("pull", "sequin"),
+        _EVENTS,
+    ],
     ids="-".join,
 )
 def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
@@ -47,6 +57,8 @@ def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
         return PullHarness(request.getfixturevalue("database"), shape)
     if sink == "postgres":
         return PostgresHarness(request.getfixturevalue("database"))
+    if sink == "delta":
+        return DeltaHarness(tmp_path)
     if sink == "parquet":
         return ParquetHarness(tmp_path)
     if sink == "redis_stream":

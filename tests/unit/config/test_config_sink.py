@@ -251,7 +251,7 @@ def test_a_disabled_sink_is_kept_as_disabled() -> None:
 @pytest.mark.parametrize("destination", ["{type: nowhere}", "{path: out}", "{type: }"])
 def test_an_unknown_or_missing_destination_type_is_refused(destination: str) -> None:
     found = refusal(sink(f"destination: {destination}"))
-    expected = "sinks[0].destination.type: should be one of file, kafka, parquet, postgres, pull, "
+    expected = "sinks[0].destination.type: should be one of delta, file, kafka, parquet, postgres, "
     assert expected in found
 
 

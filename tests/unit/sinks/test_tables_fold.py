@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cdc.decoding.format import OLD_ROW_TEXT, ROW_TEXT, TABLE_VERSION
 from cdc.decoding.row_texts import line_of, version_text
-from sinks.postgres.fold import count_rows, fold, moves_in_parts
+from sinks.tables.fold import count_rows, fold, moves_in_parts
 from tests import pgoutput
 
 _VERSION = version_text(

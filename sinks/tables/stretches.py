@@ -6,8 +6,9 @@ batches are one stretch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,16 +19,26 @@ from cdc.change import ROUTE
 from cdc.cursor import Cursor
 from cdc.decoding.format import TABLE_VERSION
 from cdc.decoding.row_texts import relation_of
-from sinks.postgres.target import Target, TargetNames
 
 _Codes = NDArray[np.int64]
 
 
+TargetT = TypeVar("TargetT", bound=Hashable)
+_NamedT_co = TypeVar("_NamedT_co", bound=Hashable, covariant=True)
+
+
+class Names(Protocol[_NamedT_co]):
+    """Which target the changes of a table go to."""
+
+    def of(self, schema: str, table: str) -> _NamedT_co: ...
+    def routed(self, route: str) -> _NamedT_co: ...
+
+
 @dataclass(frozen=True)
-class Part:
+class Part(Generic[TargetT]):
     """The rows of one target in a stretch, in order."""
 
-    target: Target
+    target: TargetT
     version: str  # as ``row_texts.version_text`` writes it
     routed: bool
     rows: pa.RecordBatch
@@ -40,14 +51,14 @@ class Part:
 
 
 def stretches(
-    rows: pa.RecordBatch, names: TargetNames, cuts: NDArray[np.int64] | None = None
-) -> Iterator[list[Part]]:
+    rows: pa.RecordBatch, names: Names[TargetT], cuts: NDArray[np.int64] | None = None
+) -> Iterator[list[Part[TargetT]]]:
     """The stretches of rows that all belong to tables, in order, each with its parts.
 
     ``cuts`` are more positions at which a stretch must end.
     """
     kinds, described = _kinds(rows, names)
-    targets = sorted({target for target, _, _ in described})
+    targets = list(dict.fromkeys(target for target, _, _ in described))
     target_of = np.array([targets.index(target) for target, _, _ in described], dtype=np.int64)
     ends = np.unique(np.concatenate([_version_cuts(kinds, target_of), _given(cuts), [len(kinds)]]))
     start = 0
@@ -58,8 +69,8 @@ def stretches(
 
 
 def _kinds(
-    rows: pa.RecordBatch, names: TargetNames
-) -> tuple[_Codes, list[tuple[Target, str, bool]]]:
+    rows: pa.RecordBatch, names: Names[TargetT]
+) -> tuple[_Codes, list[tuple[TargetT, str, bool]]]:
     """A number per row, and the target, version and routing that each number stands for."""
     versions = pc.dictionary_encode(rows.column(TABLE_VERSION))
     codes = versions.indices.to_numpy().astype(np.int64)
@@ -100,8 +111,8 @@ def _given(cuts: NDArray[np.int64] | None) -> _Codes:
 
 
 def _parts(
-    rows: pa.RecordBatch, kinds: _Codes, described: list[tuple[Target, str, bool]]
-) -> list[Part]:
+    rows: pa.RecordBatch, kinds: _Codes, described: list[tuple[TargetT, str, bool]]
+) -> list[Part[TargetT]]:
     present = np.unique(kinds)
     if len(present) == 1:
         target, version, routed = described[int(present[0])]

@@ -1,0 +1,119 @@
+"""Where the tables of a lake lie, and how they are written."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from cdc.config.scalars import Flag, Integer, LocalPath, Section, Size, Text, wrong
+from cdc.config.secrets import SecretText
+from cdc.config.table_template import TableTemplate
+
+_SCHEMES = ("s3://", "s3a://", "gs://", "az://", "abfs://", "abfss://", "adl://")
+
+
+def _store_url(url: str) -> str:
+    if not url.startswith(_SCHEMES) or "?" in url or "@" in url.partition("://")[2].split("/")[0]:
+        raise wrong(
+            "should be a URL such as s3://bucket/folder; credentials and other options belong in "
+            "storage_options or the environment"
+        )
+    return url.rstrip("/")
+
+
+def _table_of_its_own(template: str) -> str:
+    if "{table}" not in template:
+        raise wrong("should hold {table}: every table of the source has one of its own")
+    return template
+
+
+class LakehouseMaintenance(Section):
+    """What is done for the tables beside deliveries."""
+
+    enabled: Flag = Field(
+        default=True,
+        description="Merge small files, and remove files that no version of the last retain_hours "
+        "has; false: somebody else does.",
+    )
+    interval_s: Annotated[Integer, Field(ge=1, le=86_400)] = Field(
+        default=600, description="How often tables that changed are looked at, in seconds."
+    )
+    target_file_bytes: Annotated[Size, Field(ge=2**20, le=2**30)] = Field(
+        default=32 * 2**20,
+        description="Size up to which files are merged; files of half of it and more are left "
+        "alone. Memory for a merge grows with it.",
+    )
+    retain_hours: Annotated[Integer, Field(ge=1, le=87_600)] = Field(
+        default=168,
+        description="How long files that are no more in the table are kept, for readers of older "
+        "versions.",
+    )
+
+
+class LakehouseTables(Section):
+    """A folder or a URL below which each table of the source has a table."""
+
+    path: LocalPath | None = Field(
+        default=None, description="Directory of the tables; this or url is required."
+    )
+    url: Annotated[Text, AfterValidator(_store_url)] | None = Field(
+        default=None,
+        description="Place of the tables in an object store, such as s3://bucket/folder, "
+        "gs://bucket/folder or abfss://container@account.dfs.core.windows.net/folder.",
+    )
+    storage_options: dict[str, SecretText] = Field(
+        default_factory=dict,
+        description="Options of the object store by name, such as AWS_REGION or "
+        "AWS_ENDPOINT_URL; what is not given is taken from the environment.",
+    )
+    mode: Literal["append", "upsert"] = Field(
+        default="append",
+        description="append: every change as a row of its table's history. upsert: the rows as "
+        "they are now, merged by key.",
+    )
+    table: Annotated[TableTemplate, AfterValidator(_table_of_its_own)] = Field(
+        default="{schema}.{table}",
+        description="Name of the target table, which is a folder per part; {schema} and {table} "
+        "stand for those of the source.",
+    )
+    partition_by: Literal["date", "none"] = Field(
+        default="date",
+        description="How tables of mode append are partitioned: by the date of the commit, or "
+        "not at all. Those of mode upsert have no partitions.",
+    )
+    min_rows: Annotated[Integer, Field(ge=1, le=10_000_000)] = Field(
+        default=100_000,
+        description="Changes of the source that are waited for before files are written, so that "
+        "these are not small.",
+    )
+    max_delay_ms: Annotated[Integer, Field(ge=0, le=3_600_000)] = Field(
+        default=10_000, description="How long they are waited for at most, in milliseconds."
+    )
+
+    maintenance: LakehouseMaintenance = Field(
+        default_factory=LakehouseMaintenance,
+        description="What is done for the tables beside deliveries.",
+    )
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        self.refuse_together("path", ("url",))
+        if self.path is None and self.url is None:
+            raise wrong("needs path or url; give one of them")
+        if self.storage_options and self.url is None:
+            raise wrong("has no use with path; leave it out", within=("storage_options",))
+        if self.mode == "upsert" and "partition_by" in self.model_fields_set:
+            raise wrong(
+                "has a meaning with mode: append alone; leave it out", within=("partition_by",)
+            )
+        return self
+
+    @property
+    def root(self) -> str:
+        """The place as text."""
+        return self.url if self.url is not None else str(self.path)
+
+    def options(self) -> dict[str, str]:
+        """The options of the store in the clear."""
+        return {name: value.get_secret_value() for name, value in self.storage_options.items()}

@@ -1,0 +1,110 @@
+"""The seam between the sink and a table format: one table, its files, and its position.
+
+What must always hold of an implementation:
+
+- A commit is atomic: files, schema and state become visible together, or nothing of it does.
+- A file is durable before the commit that names it, and the commit before the call returns.
+- A commit that rests on what is not so any more raises ConflictError and changes nothing: another
+  process moved the state, or a file that the commit removes is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+
+from cdc.cursor import ORIGIN, Cursor
+from cdc.errors import TransientError
+
+ATTNUM = b"walbrook.attnum"
+"""The key in a field's metadata of the number that the source's catalog has for the column."""
+
+
+class ConflictError(TransientError):
+    """Another writer was faster; what rests on the table's files must be worked out again."""
+
+
+@dataclass(frozen=True)
+class TableState:
+    """What a table records of its consumer, in the commit of the rows.
+
+    Everything of the table at or below ``cursor`` is in it. ``sequence`` counts the commits of the
+    consumer; ``relation_oid`` is the source's table as its catalog numbers it.
+    """
+
+    sequence: int = 0
+    cursor: Cursor = ORIGIN
+    relation_oid: int = 0
+
+    def moved(self, cursor: Cursor) -> TableState:
+        """The state of the next commit."""
+        return TableState(self.sequence + 1, cursor, self.relation_oid)
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of a table; ``bounds`` has lowest and highest value of columns, as far as known."""
+
+    path: str
+    rows: int
+    size: int
+    partition: Mapping[str, str | None] = field(default_factory=dict)
+    bounds: Mapping[str, tuple[object, object]] = field(default_factory=dict)
+    stats: str = ""  # of a new file, in the words of the format
+
+
+class LakeTable(Protocol):
+    """One table of the lake, as one consumer writes it."""
+
+    @property
+    def place(self) -> str:
+        """Where it is, without secrets."""
+        ...
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Its columns, as they were when it was last loaded."""
+        ...
+
+    def probe(self) -> str:
+        """Look at the place, and write nothing. Returns what was found, in one line."""
+        ...
+
+    def load(self) -> TableState | None:
+        """Look at the table as it is now. Returns its state; None if there is no such table."""
+        ...
+
+    def create(self, schema: pa.Schema, partition_by: Sequence[str], state: TableState) -> None: ...
+
+    def add_columns(self, fields: Sequence[pa.Field], state: TableState) -> None:
+        """Add columns, null in the rows that are there."""
+        ...
+
+    def files(self) -> list[DataFile]:
+        """The files of the table as it was when it was last loaded."""
+        ...
+
+    def read(self, file: DataFile, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows of a file, in their order, in the table's own types."""
+        ...
+
+    def write(self, rows: pa.Table) -> list[DataFile]:
+        """Write new files, one per partition; no reader sees them before they are committed."""
+        ...
+
+    def commit(
+        self, added: Sequence[DataFile], removed: Sequence[DataFile], state: TableState | None
+    ) -> None:
+        """Add and remove files; without a state the rows are the same as before, in other files."""
+        ...
+
+    def replace(self, added: Sequence[DataFile], schema: pa.Schema, state: TableState) -> None:
+        """In place of all files that the table had when it was last loaded."""
+        ...
+
+    def vacuum(self, retain_hours: int) -> int:
+        """Remove files that no version of the last hours has. Returns how many."""
+        ...

@@ -1,0 +1,118 @@
+"""The delta sink behind a worker: dead letters, rewinds, schema changes, and waiting for files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.connection import Connection
+from spark_pipeline.delivery.deliver import _open_sinks
+from tests import pgoutput
+from tests.fix_postgres import Database
+from tests.integration.test_queue import insert
+from tests.lake import query
+from tests.lane_on_log import LogLane
+from tests.unit.replication.test_seal import transaction
+
+
+@pytest.fixture
+def state(database: Database) -> Iterator[Connection]:
+    with database.connect() as connection:
+        yield connection
+
+
+@pytest.fixture(autouse=True)
+def _no_open_sinks() -> Iterator[None]:
+    """A process keeps its sinks; a test must not leave a thread behind."""
+    yield
+    while _open_sinks:
+        _open_sinks.popitem()[1][2].close()
+
+
+def _lane(state: Connection, directory: Path, **destination: Any) -> LogLane:
+    to = {"type": "delta", "path": str(directory / "lake"), "max_delay_ms": 0, **destination}
+    lane = LogLane(state, directory, out={"destination": to})
+    state.execute("UPDATE walbrook.consumers SET destination = 'delta'")
+    return lane
+
+
+def _deliver(lane: LogLane, *numbers: int) -> None:
+    for number in numbers:
+        lane.write(*insert(number, (number, f"row {number}")))
+        lane.take()
+
+
+def _ids(place: Path) -> list[object]:
+    return [row[0] for row in query("SELECT id FROM t ORDER BY walbrook_lsn", t=place)]
+
+
+def test_a_rewind_into_a_new_generation_fills_tables_beside_the_first_ones(
+    state: Connection, tmp_path: Path
+) -> None:
+    lane = _lane(state, tmp_path)
+    _deliver(lane, 1, 2, 3)
+    state.execute(
+        "SELECT walbrook.rewind('out', to_earliest => true, destination => 'new_generation')"
+    )
+    lane.start()
+    lane.take()
+    _deliver(lane, 4)
+    assert _ids(tmp_path / "lake" / "public" / "item") == [1, 2, 3]
+    assert _ids(tmp_path / "lake.generation-2" / "public" / "item") == [1, 2, 3, 4]
+    lane.start()  # as after a crash
+    _deliver(lane, 5)
+    assert _ids(tmp_path / "lake.generation-2" / "public" / "item") == [1, 2, 3, 4, 5]
+    lane.close()
+
+
+def test_a_value_without_a_place_is_a_dead_letter_and_the_others_arrive(
+    state: Connection, tmp_path: Path
+) -> None:
+    lane = _lane(state, tmp_path)
+    numeric_of_4_1 = ((4 << 16) | 1) + 4
+    columns = [("id", 1700, True), ("name", 25, False), ("owner", 25, False)]
+    table = pgoutput.relation(1, "public", "item", columns, typmod=numeric_of_4_1)
+    rows = [pgoutput.insert(1, [number, "n", "o"]) for number in ("1", "NaN", "3")]
+    lane.write(table, *transaction(0x100, *rows))
+    lane.take()
+    lane.take()
+    found = query("SELECT CAST(id AS INT) FROM t ORDER BY 1", t=tmp_path / "lake/public/item")
+    assert found == [(1,), (3,)]
+    ((kind, error),) = lane.rows("SELECT kind, error FROM walbrook.dead_letters")
+    assert kind == "delivery"
+    assert "column id of public.item" in error
+    lane.close()
+
+
+def test_changes_of_several_deliveries_and_versions_are_in_one_table(
+    state: Connection, tmp_path: Path
+) -> None:
+    lane = _lane(state, tmp_path, mode="upsert")
+    _deliver(lane, 1, 2)
+    columns = [("id", 23, True), ("name", 25, False), ("owner", 25, False), ("more", 23, False)]
+    wider = pgoutput.relation(1, "public", "item", columns)
+    lane.write(wider, *transaction(0x900, pgoutput.insert(1, ["9", "nine", "o", "7"])))
+    lane.take()
+    found = query("SELECT id, more FROM t ORDER BY id", t=tmp_path / "lake/public/item")
+    assert found == [(1, None), (2, None), (9, 7)]
+    lane.close()
+
+
+def test_a_worker_waits_for_more_and_delivers_all_of_it_in_one_commit_when_it_drains(
+    state: Connection, tmp_path: Path
+) -> None:
+    lane = _lane(state, tmp_path, max_delay_ms=3_600_000)
+    worker = lane.workers["out"]
+    for number in (1, 2, 3):
+        lane.write(*insert(number, (number, "row")))
+        assert not worker.serve_next(0.0)
+    place = tmp_path / "lake" / "public" / "item"
+    assert not place.exists()
+    worker.drain(by_operator=True)
+    lane.take()
+    assert _ids(place) == [1, 2, 3]
+    assert len(list(place.rglob("*.parquet"))) == 1
+    lane.close()

@@ -1,0 +1,58 @@
+"""A process that delivers recorded changes to a delta sink from the first on.
+
+``python -m tests.lake_deliverer ROOT MODE FILE SEED``: cut at random, and tried again while another
+writer is faster; it ends with 0 when all of it is settled.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+
+from cdc.change import MessageBatch
+from cdc.decoding.shapes import Context, shape_for
+from cdc.errors import TransientError
+from sinks.lakehouse import LakehouseSink, LakeNames
+from sinks.lakehouse.delta import delta_tables
+
+_TRIES_MAX = 600
+_PAUSE_S = 0.1
+_ROWS_MAX = 60
+
+
+def read_batch(file: Path) -> MessageBatch:
+    """What ``write_batch`` wrote."""
+    rows = pa.ipc.open_file(pa.py_buffer(file.read_bytes())).read_all().combine_chunks()
+    shape = shape_for("sequin", Context("orders", "shop", "h", "app", now_ns=0))
+    return MessageBatch(rows.to_batches()[0], shape)
+
+
+def write_batch(batch: MessageBatch, file: Path) -> None:
+    with pa.OSFile(str(file), "wb") as out, pa.ipc.new_file(out, batch.rows.schema) as stream:
+        stream.write_batch(batch.rows)
+
+
+def main(root: str, mode: str, file: str, seed: str) -> None:
+    rng = random.Random(int(seed))
+    batch = read_batch(Path(file))
+    tables = delta_tables(root, "shop/orders", {})
+    sink = LakehouseSink(tables, LakeNames(), mode=mode)  # type: ignore[arg-type]
+    start = tries = 0
+    while start < len(batch):
+        delivery = sink.deliver(batch.slice(start, rng.randrange(1, _ROWS_MAX)))
+        start += delivery.settled
+        if delivery.error is None:
+            continue
+        tries += 1
+        if not isinstance(delivery.error, TransientError) or tries > _TRIES_MAX:
+            raise delivery.error
+        time.sleep(_PAUSE_S)
+    sink.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
