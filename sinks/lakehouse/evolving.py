@@ -38,10 +38,8 @@ def follow(
     if not evolution.is_needed:
         return state
     after = state.moved(state.cursor)
-    if evolution.rewrites:
+    if not table.alter(evolution, after):
         _rewrite(table, evolution, after, keeps=keeps)
-    else:
-        table.add_columns(evolution.added, after)
     loaded = table.load()
     assert loaded is not None
     return loaded

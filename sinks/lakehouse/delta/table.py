@@ -24,7 +24,7 @@ import pyarrow.fs as pafs
 from cdc.cursor import Cursor
 from cdc.errors import OperatorError
 from sinks.directory import make_directories, probe_directory, sync_directory
-from sinks.lakehouse.columns import plain_schema
+from sinks.lakehouse.columns import Evolution, plain_schema
 from sinks.lakehouse.delta import library as delta
 from sinks.lakehouse.delta.actions import listed_files, stats_of
 from sinks.lakehouse.delta.errors import from_delta
@@ -87,12 +87,13 @@ class DeltaLakeTable:
             if self._folder is not None:
                 sync_directory(self._folder)
 
-    def add_columns(self, fields: Sequence[pa.Field], state: TableState) -> None:
+    def alter(self, evolution: Evolution, state: TableState) -> bool:
+        if evolution.rewrites:
+            return False
         with self._telling():
-            fields_of_delta = delta.Schema.from_arrow(pa.schema(fields)).fields
-            self._loaded.alter.add_columns(
-                fields_of_delta, commit_properties=self._properties(state)
-            )
+            fields = delta.Schema.from_arrow(pa.schema(evolution.added)).fields
+            self._loaded.alter.add_columns(fields, commit_properties=self._properties(state))
+        return True
 
     def files(self) -> list[DataFile]:
         with self._telling():
