@@ -24,6 +24,7 @@ from sinks.columns import prefix_at_or_below
 from sinks.lakehouse.evolving import follow
 from sinks.lakehouse.maintenance import Maintainer, MaintenancePlan
 from sinks.lakehouse.names import GAPS, LakeNames, LakeTarget
+from sinks.lakehouse.registry import Registry
 from sinks.lakehouse.table import ConflictError, LakeTable, TableState
 from sinks.lakehouse.writing import Appends, Merges, Writes, gap_rows
 from sinks.tables.fold import moves_in_parts
@@ -56,6 +57,7 @@ class LakehouseSink:
         self._mode = mode
         self._writes: Writes = Appends(by_date=by_date) if mode == "append" else merges or Merges()
         self._tables: dict[LakeTarget, LakeTable] = {}
+        self._registry = Registry(open_table)
 
     def deliver(self, batch: MessageBatch) -> Delivery:
         """Commit the messages that their tables do not hold yet, in order."""
@@ -74,6 +76,7 @@ class LakehouseSink:
                     continue
                 settled += len(piece)
         except WalbrookError as error:
+            self._forget()
             return Delivery(settled, absorbed, error)
         return Delivery(settled, absorbed)
 
@@ -85,7 +88,12 @@ class LakehouseSink:
         """Forget the tables; the next delivery looks at them again."""
         if self._maintainer is not None:
             self._maintainer.close()
+        self._forget()
+
+    def _forget(self) -> None:
+        """What is there is looked at anew: somebody may have moved or mended it."""
         self._tables.clear()
+        self._registry = Registry(self._open_table)
 
     def _apply(self, rows: pa.RecordBatch) -> int:
         """Returns how many of the messages were there."""
@@ -103,18 +111,21 @@ class LakehouseSink:
 
     def _apply_part(self, part: Part[LakeTarget]) -> int:
         relation = plan_of(part.version).relation
+        merges = self._mode == "upsert"
 
         def write(table: LakeTable, state: TableState, rows: pa.RecordBatch) -> None:
-            state = follow(
-                table,
-                state,
-                part.version,
-                same_table=state.relation_oid == relation.oid,
-                keeps=self._writes.keeps,
-            )
+            same_table = state.relation_oid == relation.oid
+            if merges and not same_table:
+                self._registry.refuse_renamed(part.target, relation, table.place)
+            self._registry.note(part.target, state.relation_oid)
+            keeps = self._writes.keeps
+            state = follow(table, state, part.version, same_table=same_table, keeps=keeps)
             self._writes.write(table, state, rows, part.version)
 
         def create(table: LakeTable) -> None:
+            self._registry.refuse_lost(part.target, table.place)
+            if merges:
+                self._registry.refuse_renamed(part.target, relation, table.place)
             schema, partition_by = self._writes.layout(part.version)
             table.create(schema, partition_by, TableState(relation_oid=relation.oid))
 

@@ -282,6 +282,48 @@ def test_a_table_that_another_sink_has_written_is_refused(
     assert "shop/copy has not written" in refused.error.what
 
 
+def test_a_table_that_is_gone_is_not_begun_anew_in_silence(
+    source: SlotBatches, root: Path, opened: Open
+) -> None:
+    source.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    sink, place = opened(), root / "public" / "t"
+    delivered(sink, source.taken())
+    place.rename(root / "away")
+    source.run("INSERT INTO t VALUES (2)")
+    batch = source.taken()
+    assert sink.deliver(batch).settled == 0  # it had the table open
+    delivery = opened().deliver(batch)
+    assert isinstance(delivery.error, OperatorError)
+    assert (delivery.error.kind, delivery.settled) == ("table_gone", 0)
+    assert not place.exists()
+    (root / "away").rename(place)
+    delivered(sink, batch)
+    assert query("SELECT id FROM t ORDER BY id", t=place) == [(1,), (2,)]
+
+
+def test_merged_rows_of_a_table_that_was_renamed_are_not_split_between_two(
+    source: SlotBatches, root: Path, opened: Open
+) -> None:
+    source.run(
+        "CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)",
+        "INSERT INTO t VALUES (1)", "INSERT INTO u VALUES (2)",
+    )  # fmt: skip
+    sink = opened("upsert")
+    delivered(sink, source.taken())
+    source.run("ALTER TABLE t RENAME TO v", "INSERT INTO v VALUES (3)")
+    renamed = source.taken()
+    refused = sink.deliver(renamed)
+    assert isinstance(refused.error, OperatorError)
+    assert (refused.error.kind, refused.settled) == ("table_renamed", 0)
+    (root / "public" / "t").rename(root / "public" / "v")
+    delivered(sink, renamed)
+    assert query("SELECT id FROM t ORDER BY id", t=root / "public" / "v") == [(1,), (3,)]
+    source.run("ALTER TABLE u RENAME TO w", "ALTER TABLE v RENAME TO u", "INSERT INTO u VALUES (4)")
+    swapped = sink.deliver(source.taken())
+    assert isinstance(swapped.error, OperatorError)
+    assert swapped.error.kind == "table_renamed"
+
+
 def test_a_history_is_partitioned_by_the_date_of_the_commit(
     source: SlotBatches, root: Path, opened: Open
 ) -> None:
