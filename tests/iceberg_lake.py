@@ -11,7 +11,7 @@ from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import Table
 
 from sinks.lakehouse import LakehouseSink, LakeNames, MaintenancePlan
-from sinks.lakehouse.iceberg import MergesOnRead, iceberg_tables, open_catalog
+from sinks.lakehouse.iceberg import Catalogs, MergesOnRead, iceberg_tables
 from sinks.lakehouse.sink import OpenTable
 from sinks.lakehouse.writing import Merges
 from tests.lake import query_iceberg
@@ -22,12 +22,13 @@ WAYS: tuple[Way, ...] = ("append", "merge_on_read", "copy_on_write")
 
 @dataclass(frozen=True)
 class IcebergLake:
+    """Tables below ``root``, and the database with the catalog beside it."""
+
     root: Path
 
     def catalog(self) -> Catalog:
-        self.root.mkdir(exist_ok=True)
-        uri = f"sqlite:///{self.root}/catalog.db"
-        return open_catalog("lake", {"type": "sql", "uri": uri}, str(self.root), {})
+        uri = f"sqlite:///{self.root}.catalog.db"
+        return Catalogs("lake", {"type": "sql", "uri": uri}, str(self.root), {}).open()
 
     def tables(self, owner: str = "shop/orders") -> OpenTable:
         return iceberg_tables(self.catalog, str(self.root), owner)

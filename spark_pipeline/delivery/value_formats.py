@@ -10,7 +10,7 @@ from functools import cache
 
 import pyarrow as pa
 
-from cdc.config import DeltaDestination, KafkaDestination, PostgresDestination, Sink
+from cdc.config import KafkaDestination, LakeDestination, PostgresDestination, Sink
 from cdc.decoding.format import (
     DEFAULT_FORMAT,
     KEY,
@@ -98,4 +98,4 @@ def takes_texts(consumer: Sink) -> bool:
     destination = consumer.destination
     if isinstance(destination, PostgresDestination):
         return destination.mode != "events"
-    return isinstance(destination, DeltaDestination)
+    return isinstance(destination, LakeDestination)

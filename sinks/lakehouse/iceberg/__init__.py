@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sinks.lakehouse.iceberg import library as iceberg
-from sinks.lakehouse.iceberg.catalogs import open_catalog
+from sinks.lakehouse.iceberg.catalogs import Catalogs
 from sinks.lakehouse.iceberg.disk import location_of
 from sinks.lakehouse.iceberg.merging import MergesOnRead
 from sinks.lakehouse.iceberg.table import IcebergTable
@@ -22,7 +22,7 @@ from sinks.lakehouse.names import LakeTarget
 from sinks.lakehouse.sink import OpenTable
 from sinks.lakehouse.table import LakeTable
 
-__all__ = ["MergesOnRead", "iceberg_tables", "open_catalog"]
+__all__ = ["Catalogs", "MergesOnRead", "iceberg_tables"]
 
 
 def iceberg_tables(

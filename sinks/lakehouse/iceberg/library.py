@@ -10,6 +10,7 @@ from cdc.config.extras import missing_extra
 
 try:
     from pyiceberg.catalog import Catalog, load_catalog
+    from pyiceberg.catalog.sql import SqlCatalog
     from pyiceberg.conversions import from_bytes, to_bytes
     from pyiceberg.exceptions import (
         CommitFailedException,
@@ -81,11 +82,15 @@ try:
     from pyiceberg.utils.truncate import (
         truncate_upper_bound_text_string,
     )
+    from sqlalchemy import URL, create_engine
+    from sqlalchemy.exc import DBAPIError
+    from sqlalchemy.pool import NullPool
 except ModuleNotFoundError as error:
     raise missing_extra("iceberg") from error
 
 __all__ = [
     "MAIN_BRANCH",
+    "URL",
     "AddSchemaUpdate",
     "AddSnapshotUpdate",
     "AssertCurrentSchemaId",
@@ -96,6 +101,7 @@ __all__ = [
     "BooleanType",
     "Catalog",
     "CommitFailedException",
+    "DBAPIError",
     "DataFile",
     "DataFileContent",
     "DateType",
@@ -120,6 +126,7 @@ __all__ = [
     "NestedField",
     "NoSuchNamespaceError",
     "NoSuchTableError",
+    "NullPool",
     "Operation",
     "OutputFile",
     "PartitionField",
@@ -135,6 +142,7 @@ __all__ = [
     "Snapshot",
     "SnapshotRefType",
     "SnapshotSummaryCollector",
+    "SqlCatalog",
     "StringType",
     "StructType",
     "Summary",
@@ -146,6 +154,7 @@ __all__ = [
     "TimestampType",
     "TimestamptzType",
     "UnauthorizedError",
+    "create_engine",
     "from_bytes",
     "load_catalog",
     "to_bytes",

@@ -104,7 +104,7 @@ class IcebergTable:
             ]
         )
         with telling(self.place):
-            self._catalog.create_namespace_if_not_exists(self._name[:-1])
+            self._make_namespace()
             self._catalog.create_table(
                 self._name,
                 layout.schema,
@@ -344,6 +344,15 @@ class IcebergTable:
         except Exception:
             # The answer was lost, perhaps: the table itself says what became of the commit.
             if not self._has_snapshot(snapshot.snapshot_id):
+                raise
+
+    def _make_namespace(self) -> None:
+        namespace = self._name[:-1]
+        try:
+            self._catalog.create_namespace_if_not_exists(namespace)
+        except Exception:
+            # Somebody else may have made it in the same moment; each catalog says so in its words.
+            if not self._catalog.namespace_exists(namespace):
                 raise
 
     def _has_snapshot(self, number: int) -> bool:
