@@ -8,7 +8,7 @@ ENV JAVA_HOME=/opt/java
 
 WORKDIR /opt/walbrook
 COPY . .
-RUN pip install --no-cache-dir '.[kafka]'
+RUN pip install --no-cache-dir '.[kafka,lakehouse]'
 
 RUN useradd --system --create-home walbrook \
     && install -d -o walbrook -g walbrook /var/lib/walbrook

@@ -109,13 +109,13 @@ def _arguments() -> tuple[str | None, dict[str, int]]:
     parser = argparse.ArgumentParser(prog="benchmarks", description=f"Benchmarks: {names}.")
     parser.add_argument("name", nargs="?", help="which one; all of them if not given")
     used_by = {
-        "rows": "backfill, read, large, pipeline, consumers, eventtime: rows to read; queue: "
-        "messages to fetch; sinks: messages to send",
-        "transaction_rows": "read, pipeline, consumers, eventtime: rows per transaction",
+        "rows": "backfill, read, large, pipeline, consumers, eventtime, lakehouse: rows to read; "
+        "queue: messages to fetch; sinks: messages to send",
+        "transaction_rows": "read, pipeline, consumers, eventtime, lakehouse: rows per transaction",
         "rounds": "read, large, queue, sinks, start: how often each way is measured",
-        "rate": "latency, outage, sinks: changes per second",
-        "seconds": "latency, outage, idle, sinks: how long is measured; webhook: for how long each "
-        "sink has messages",
+        "rate": "latency, outage, sinks, lakehouse: changes per second",
+        "seconds": "latency, outage, idle, sinks, lakehouse: how long is measured; webhook: for "
+        "how long each sink has messages",
         "outage": "outage: for how many seconds a sink is down",
     }
     for field in fields(Sizes):

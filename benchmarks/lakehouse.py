@@ -18,6 +18,7 @@ import numpy as np
 import orjson
 import pyarrow.parquet as pq
 
+from benchmarks import lakehouse_merge
 from benchmarks.catch_up import (
     CaughtUp,
     Target,
@@ -71,6 +72,7 @@ def run(sizes: Sizes) -> dict[str, object]:
         **_costs("upsert", merged),
         "upsert_keys": min(_KEYS, sizes.rows),
         **fresh,
+        **lakehouse_merge.run(),
         "processes": {"append": appended.processes, "upsert": merged.processes},
     }
 

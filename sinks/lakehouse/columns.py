@@ -38,8 +38,19 @@ OWN: Final = pa.schema(
 
 
 def source_columns(version: str) -> pa.Schema:
-    """The columns of a table version, each with its number where the catalog has said it."""
+    """The columns of a table version, each with its number where the catalog has said it.
+
+    Raises OperatorError for names that are one where case does not count, as in a lake.
+    """
     plan = plan_of(version)
+    seen: set[str] = set()
+    for name in map(str.lower, plan.names):
+        if name in seen:
+            raise OperatorError(
+                f"{plan.relation} has two columns {name}, which differ in case alone",
+                fix="leave the table out with source.exclude_tables, or rename one of them",
+            )
+        seen.add(name)
     fields = plain_schema(row_schema(plan))
     numbers = plan.relation.attnums
     if numbers is None:
@@ -112,6 +123,8 @@ def evolve(current: pa.Schema, version: str, *, same_table: bool, keeps: bool) -
     """
     wanted = source_columns(version)
     own = OWN.names if keeps else []
+    if keeps:
+        refuse_own_names(plan_of(version).relation)
     there = [field for field in current if field.name not in own and not _is_dropped(field)]
     kept = _kept(there, wanted, same_table=same_table)
     fields: list[pa.Field] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
@@ -16,9 +18,12 @@ from sinks.lakehouse.appending import history_rows
 from sinks.lakehouse.columns import DATE, OWN, refuse_own_names, source_columns
 from sinks.lakehouse.files import in_schema
 from sinks.lakehouse.merging import KeyIndex, Positions, merge_file, new_rows, touched
-from sinks.lakehouse.table import LakeTable, TableState
+from sinks.lakehouse.table import DataFile, LakeTable, TableState
 from sinks.tables.typed import plan_of
 from sinks.tables.versions import is_row_identity, key_names
+
+_ROWS_ALONE: Final = 40_000  # so many and more are worth a file of their own
+_FILES_AT_ONCE_MAX: Final = 4
 
 _GAPS: Final = pa.schema(
     [
@@ -67,9 +72,24 @@ class Appends:
         after = state.moved(cursor_at(rows, -1))
         # A schema change has altered the table, and is no change of a row.
         rows = rows.filter(pc.not_equal(rows.column("action"), "schema_change"))
-        added = table.write(history_rows(rows, version, table.schema)) if rows.num_rows else []
+        added = _written(table, rows, version) if rows.num_rows else []
         reached("written")
         table.commit(added, [], after)
+
+
+def _written(table: LakeTable, rows: pa.RecordBatch, version: str) -> list[DataFile]:
+    """Files with the changes; those of many changes are made side by side."""
+    count = min(os.cpu_count() or 1, _FILES_AT_ONCE_MAX, max(1, rows.num_rows // _ROWS_ALONE))
+    step = -(-rows.num_rows // count)
+    pieces = [rows.slice(start, step) for start in range(0, rows.num_rows, step)]
+
+    def write(piece: pa.RecordBatch) -> list[DataFile]:
+        return table.write(history_rows(piece, version, table.schema))
+
+    if len(pieces) == 1:
+        return write(rows)
+    with ThreadPoolExecutor(len(pieces), thread_name_prefix="files") as pool:
+        return [file for files in pool.map(write, pieces) for file in files]
 
 
 class Merges:

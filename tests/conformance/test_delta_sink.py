@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -271,6 +272,20 @@ def test_a_table_without_a_key_is_refused_by_upsert_and_has_a_history(
     assert len(query("SELECT x FROM t", t=root / "public" / "bag")) == 4
 
 
+@pytest.mark.parametrize("column", ["ID", "Walbrook_action"])
+def test_a_column_whose_name_is_taken_is_an_operator_error(
+    column: str, source: SlotBatches, root: Path, opened: Open
+) -> None:
+    source.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    sink = opened()
+    delivered(sink, source.taken())
+    source.run(f'ALTER TABLE t ADD COLUMN "{column}" int', "INSERT INTO t VALUES (2, 2)")
+    refused = sink.deliver(source.taken())
+    assert isinstance(refused.error, OperatorError)
+    assert column.lower() in refused.error.what
+    assert query("SELECT id FROM t", t=root / "public" / "t") == [(1,)]
+
+
 def test_a_table_that_another_sink_has_written_is_refused(
     source: SlotBatches, opened: Open
 ) -> None:
@@ -416,3 +431,19 @@ def test_a_missing_package_is_told_by_the_name_of_its_extra() -> None:
     )
     failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "pip install 'walbrook[lakehouse]'" in failed.stderr
+
+
+def test_many_changes_become_files_side_by_side_in_one_commit(
+    source: SlotBatches, root: Path, opened: Open
+) -> None:
+    source.run(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "INSERT INTO t SELECT generate_series(1, 85000)",
+    )
+    sink, batch = opened(), source.taken()
+    delivered(sink, batch)
+    table = DeltaTable(root / "public" / "t")
+    assert (table.version(), len(table.file_uris())) == (1, min(2, os.cpu_count() or 1))
+    (found,) = query("SELECT count(*), count(DISTINCT id) FROM t", t=root / "public" / "t")
+    assert found == (85_000, 85_000)
+    delivered(sink, batch, absorbed=85_000)

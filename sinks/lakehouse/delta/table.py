@@ -196,8 +196,11 @@ class DeltaLakeTable:
             return
         log = self._folder / "_delta_log"
         first = max(self._synced + 1, version - _SYNCED_BACK)
-        entries = [f"{number:020}.json" for number in range(first, version + 1)]
-        DiskFiles(log).sync([name for name in entries if (log / name).exists()])
+        versions = range(first, version + 1)
+        endings = ("json", "checkpoint.parquet")
+        entries = [f"{number:020}.{ending}" for number in versions for ending in endings]
+        names = [*entries, "_last_checkpoint"]
+        DiskFiles(log).sync([name for name in names if (log / name).exists()])
         sync_directory(log)
         self._synced = version
 
@@ -231,7 +234,7 @@ class DeltaLakeTable:
     def _telling(self) -> Iterator[None]:
         try:
             yield
-        except (delta.DeltaError, OSError) as error:
+        except (delta.DeltaError, OSError, pa.ArrowException) as error:
             raise from_delta(error, self._place) from error
 
 
