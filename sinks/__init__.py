@@ -148,9 +148,8 @@ def _iceberg(
     from sinks.lakehouse.iceberg import Catalogs, MergesOnRead, iceberg_tables
 
     root, catalog = generation.named(destination.root), destination.catalog
-    catalogs = Catalogs(
-        catalog.name, catalog.properties(), root, destination.options(), state_dsn=state_dsn
-    )
+    options, named = destination.options(), catalog.name or consumer
+    catalogs = Catalogs(named, catalog.properties(), root, options, state_dsn=state_dsn)
     return LakehouseSink(
         iceberg_tables(catalogs.open, root, f"{source}/{consumer}", generation.number),
         LakeNames(destination.table),

@@ -127,8 +127,10 @@ class IcebergCatalog(Section):
         default="sql",
         description="sql: two tables of a database. rest, glue, hive: a server of that kind.",
     )
-    name: Annotated[Text, Field(min_length=1, max_length=200)] = Field(
-        default="walbrook", description="Name of the catalog; in a database several may lie."
+    name: Annotated[Text, Field(min_length=1, max_length=200)] | None = Field(
+        default=None,
+        description="Name of the catalog, of which a database may have several; if not given, the "
+        "name of the sink.",
     )
     uri: SecretText | None = Field(
         default=None,

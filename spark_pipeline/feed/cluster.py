@@ -36,7 +36,7 @@ from cdc.config.destination import (
     ParquetDestination,
 )
 from cdc.config.hosts import is_cluster
-from cdc.config.lakehouse import LakeDestination
+from cdc.config.lakehouse import IcebergDestination, LakeDestination
 from cdc.cursor import Cursor
 from cdc.decoding.format import Wanted
 from cdc.errors import WalbrookError
@@ -198,7 +198,9 @@ def _at_or_above(cursor: Cursor) -> Column:
 
 
 def _is_of_this_host(destination: Destination) -> bool:
-    """Whether it is a folder that executors need not see."""
+    """Whether it is a folder, or a catalog in the state database, that executors need not see."""
+    if isinstance(destination, IcebergDestination) and destination.catalog.uri is None:
+        return destination.path is not None or destination.catalog.type == "sql"
     if isinstance(destination, LakeDestination):
         return destination.path is not None
     return isinstance(destination, FileDestination)

@@ -177,7 +177,7 @@ def test_a_catalog_without_a_place_lies_in_the_state_database_and_never_enters_t
     found = database.execute(
         "SELECT table_namespace, table_name FROM walbrook.iceberg_tables ORDER BY 1, 2"
     )
-    assert found == [("_walbrook", "tables"), ("public", "t")]
+    assert found == [("_walbrook_orders", "tables"), ("public", "t")]
     assert source.read() is None
     ((place,),) = database.execute(
         "SELECT metadata_location FROM walbrook.iceberg_tables WHERE table_name = 't'"

@@ -341,7 +341,8 @@ def test_gaps_are_rows_of_a_table_of_their_own(lake: IcebergLake) -> None:
     sink, gap = lake.sink(), MessageBatch(rows, batch.shape)
     delivered(sink, gap)
     delivered(sink, gap, absorbed=1)
-    found = lake.rows("SELECT commit_lsn, commit_idx FROM gaps", "gaps", namespace="_walbrook")
+    own = "_walbrook_orders"
+    found = lake.rows("SELECT commit_lsn, commit_idx FROM gaps", "gaps", namespace=own)
     assert [Cursor(int(str(lsn)), int(str(idx))) for lsn, idx in found] == [gap.cursor(0)]
 
 

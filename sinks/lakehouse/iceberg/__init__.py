@@ -18,7 +18,7 @@ from sinks.lakehouse.iceberg.catalogs import Catalogs
 from sinks.lakehouse.iceberg.disk import location_of
 from sinks.lakehouse.iceberg.merging import MergesOnRead
 from sinks.lakehouse.iceberg.table import IcebergTable
-from sinks.lakehouse.names import LakeTarget
+from sinks.lakehouse.names import GAPS, LakeTarget
 from sinks.lakehouse.sink import OpenTable
 from sinks.lakehouse.table import LakeTable
 
@@ -31,8 +31,9 @@ def iceberg_tables(
     """Opens the tables of a catalog, whose files lie below a folder or a URL.
 
     The catalog is connected to when the first table is opened. Tables of a later generation have a
-    namespace of their own.
+    namespace of their own, and so have those that each consumer keeps for itself.
     """
+    own = owner.rpartition("/")[2]
     opened: list[iceberg.Catalog] = []
     lock = threading.Lock()
     place = root if "://" in root else location_of(Path(root))
@@ -41,6 +42,8 @@ def iceberg_tables(
         with lock:
             if not opened:
                 opened.append(connect())
+        if target.schema == GAPS.schema:
+            target = LakeTarget(f"{target.schema}_{own}", target.name)
         namespace, name = (part.replace(".", "~2E") for part in target.folder.split("/"))
         if generation > 1:
             namespace = f"{namespace}_generation_{generation}"
