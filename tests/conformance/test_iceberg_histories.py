@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -118,6 +119,45 @@ def test_snapshots_of_another_writer_beside_the_sink_are_survived(
         _assert_merged(database, lake)
 
 
+@dataclass
+class _Deliverers:
+    """Processes that deliver a file of changes, and die where they are told to."""
+
+    lake: IcebergLake
+    way: Way
+    file: Path
+    rng: random.Random
+
+    def start(self, failpoint: str = "") -> subprocess.Popen[bytes]:
+        seed = str(self.rng.randrange(1 << 30))
+        arguments = [str(self.lake.root), self.way, str(self.file), seed]
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.iceberg_deliverer", *arguments],
+            cwd=PROJECT,
+            env=os.environ | {VARIABLE: failpoint},
+        )
+
+    def die_at(self, step: str, times: int) -> None:
+        process = self.start(f"{step}:{times}")
+        assert process.wait(120) < 0, "it ended before it came to its failpoint"
+
+    def finish(self) -> None:
+        assert self.start().wait(180) == 0
+
+
+def test_every_change_is_there_once_after_a_death_on_either_side_of_a_commit(
+    writer: Writer, database: Database, source: SlotBatches, lake: IcebergLake, tmp_path: Path
+) -> None:
+    for _ in range(40):
+        source.run(f"BEGIN; {writer.transaction()}; COMMIT")
+    write_batch(_keyed(source.taken()), tmp_path / "changes.arrow")
+    deliverers = _Deliverers(lake, "merge_on_read", tmp_path / "changes.arrow", writer.rng)
+    deliverers.die_at("written", 2)
+    deliverers.die_at("committed", 1)
+    deliverers.finish()
+    _assert_merged(database, lake)
+
+
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("way", WAYS)
@@ -133,28 +173,20 @@ def test_every_change_is_there_once_after_ten_deaths_between_files_and_commit(
             source.run("ALTER TABLE item ALTER COLUMN added TYPE bigint")
     batch, file = _keyed(source.taken()), tmp_path / "changes.arrow"
     write_batch(batch, file)
-
-    def start(failpoint: str = "") -> subprocess.Popen[bytes]:
-        arguments = [str(lake.root), way, str(file), str(writer.rng.randrange(1 << 30))]
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.iceberg_deliverer", *arguments],
-            cwd=PROJECT,
-            env=os.environ | {VARIABLE: failpoint},
-        )
+    deliverers = _Deliverers(lake, way, file, writer.rng)
 
     def commits() -> int:
         return len(list(lake.root.glob("public/*/metadata/snap-*.avro")))
 
     # Steps first: behind a random moment too few deliveries may be left to come to one.
     for step in writer.rng.sample(AT_STEPS, 6):
-        process = start(f"{step}:{writer.rng.randrange(1, 6)}")
-        assert process.wait(120) < 0, "it ended before it came to its failpoint"
+        deliverers.die_at(step, writer.rng.randrange(1, 6))
     for _ in range(4):
-        before, process = commits(), start()
+        before, process = commits(), deliverers.start()
         until("progress", lambda b=before, p=process: commits() > b or p.poll() is not None, 120)  # type: ignore[misc]
         process.kill()
         process.wait(60)
-    assert start().wait(180) == 0
+    deliverers.finish()
     if way == "append":
         _assert_appended(batch, lake)
     else:

@@ -30,23 +30,26 @@ def iceberg_tables(
 ) -> OpenTable:
     """Opens the tables of a catalog, whose files lie below a folder or a URL.
 
-    The catalog is connected to when the first table is opened. Tables of a later generation have a
-    namespace of their own, and so have those that each consumer keeps for itself.
+    The catalog is connected to when the first table is looked at. Tables of a later generation have
+    a namespace of their own, and so have those that each consumer keeps for itself.
     """
     own = owner.rpartition("/")[2]
     opened: list[iceberg.Catalog] = []
     lock = threading.Lock()
     place = root if "://" in root else location_of(Path(root))
 
-    def open_table(target: LakeTarget) -> LakeTable:
+    def catalog() -> iceberg.Catalog:
         with lock:
             if not opened:
                 opened.append(connect())
+            return opened[0]
+
+    def open_table(target: LakeTarget) -> LakeTable:
         if target.schema == GAPS.schema:
             target = LakeTarget(f"{target.schema}_{own}", target.name)
         namespace, name = (part.replace(".", "~2E") for part in target.folder.split("/"))
         if generation > 1:
             namespace = f"{namespace}_generation_{generation}"
-        return IcebergTable(opened[0], (namespace, name), f"{place}/{namespace}/{name}", owner)
+        return IcebergTable(catalog, (namespace, name), f"{place}/{namespace}/{name}", owner)
 
     return open_table

@@ -93,11 +93,15 @@ def _known(keys: pa.Table, files: Sequence[DataFile]) -> pa.Table:
     is_integer, is_text = pa.types.is_integer(first.type), pa.types.is_string(first.type)
     if any(each is None for each in bounds) or not (is_integer or is_text):
         return _unique(keys)
-    values = first.to_numpy()
-    may_be = np.zeros(keys.num_rows, bool)
-    for lowest, highest in set(filter(None, bounds)):
-        may_be |= (values >= lowest) & (values <= highest)
-    return _unique(keys.filter(pa.array(may_be)))
+    # Of the files that begin at or below a key, the one that reaches highest decides.
+    ranges = sorted(set(filter(None, bounds)))
+    kind = np.int64 if is_integer else object
+    lows = np.array([low for low, _ in ranges], kind)
+    highs = np.maximum.accumulate(np.array([high for _, high in ranges], kind))
+    values = first.to_numpy().astype(kind)
+    at = np.searchsorted(lows, values, side="right") - 1
+    may_be = (at >= 0) & (highs[np.maximum(at, 0)] >= values)
+    return _unique(keys.filter(pa.array(may_be.astype(bool))))
 
 
 def _unique(keys: pa.Table) -> pa.Table:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -33,7 +34,7 @@ from sinks.lakehouse.iceberg.position import (
 )
 from sinks.lakehouse.iceberg.reading import LiveRows
 from sinks.lakehouse.iceberg.schema import Layout, can_keep_files, planned
-from sinks.lakehouse.iceberg.upkeep import expired, remove_unnamed_files, too_many
+from sinks.lakehouse.iceberg.upkeep import expired, forgotten, remove_unnamed_files, too_many
 from sinks.lakehouse.table import ConflictError, DataFile, TableState
 
 _TRIES_MAX: Final = 10  # of a commit that other writers are faster than
@@ -51,9 +52,13 @@ class IcebergTable:
     """The table ``name`` of a catalog, with its files at ``place``; ``owner`` is its consumer."""
 
     def __init__(
-        self, catalog: iceberg.Catalog, name: tuple[str, str], place: str, owner: str
+        self,
+        connect: Callable[[], iceberg.Catalog],
+        name: tuple[str, str],
+        place: str,
+        owner: str,
     ) -> None:
-        self._catalog = catalog
+        self._connect = connect
         self._name = name
         self._place = place
         self._owner = owner
@@ -75,8 +80,7 @@ class IcebergTable:
     def probe(self) -> str:
         if "://" not in self.place:
             return f"{self.place} {probe_directory(Path(self.place).parents[1])}"
-        self.load()
-        return f"{self.place} can be asked; whether it can be written to was not tried"
+        return f"neither the store of {self.place} nor its catalog was tried"
 
     def load(self) -> TableState | None:
         with telling(self.place):
@@ -205,6 +209,10 @@ class IcebergTable:
                 self._send(updates)
                 self.load()
             return remove_unnamed_files(self._loaded, retain_hours)
+
+    @property
+    def _catalog(self) -> iceberg.Catalog:
+        return self._connect()
 
     @property
     def _loaded(self) -> iceberg.Table:
@@ -381,7 +389,10 @@ class IcebergTable:
                 {"last-assigned-field-id": metadata.last_column_id}
             ),
         )
-        self._catalog.commit_table(self._loaded, rests_on, tuple(updates))
+        done = self._catalog.commit_table(self._loaded, rests_on, tuple(updates))
+        for location in forgotten(metadata, done.metadata):
+            with suppress(OSError):  # it goes with the next vacuum
+                self._loaded.io.delete(location)
 
     def _moves(self, state: TableState, layout: Layout | None) -> iceberg.SetPropertiesUpdate:
         properties = state_properties(self._owner, state)

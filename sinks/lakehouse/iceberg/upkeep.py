@@ -18,7 +18,7 @@ import pyarrow.fs as pafs
 from sinks.lakehouse.iceberg import library as iceberg
 from sinks.lakehouse.iceberg.disk import SyncedFiles, path_of
 
-SNAPSHOTS_MAX: Final = 1_000
+SNAPSHOTS_MAX: Final = 500
 """Each commit writes the names of all snapshots, so there are never more."""
 
 _REMOVED_MAX: Final = 20_000  # files at a time
@@ -35,6 +35,12 @@ def expired(metadata: iceberg.TableMetadata, retain_hours: int) -> Sequence[iceb
     """What removes the snapshots that are older than that."""
     since_ms = (time.time() - retain_hours * 3600) * 1000
     return _removal([each for each in _unnamed(metadata) if each.timestamp_ms < since_ms])
+
+
+def forgotten(before: iceberg.TableMetadata, after: iceberg.TableMetadata) -> set[str]:
+    """Metadata files of older versions that a commit has dropped from the table's own list."""
+    known = {entry.metadata_file for entry in after.metadata_log}
+    return {entry.metadata_file for entry in before.metadata_log} - known
 
 
 def remove_unnamed_files(table: iceberg.Table, retain_hours: int) -> int:
