@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from cdc.errors import OperatorError
 from sinks.lakehouse.table import ATTNUM
 from sinks.tables.typed import plan_of, row_schema
 
-_DROPPED: Final = b"walbrook.dropped"
+DROPPED: Final = b"walbrook.dropped"
 """The key in a field's metadata of a column that the source has no more."""
 
 DATE: Final = "walbrook_date"
@@ -107,11 +108,12 @@ class Evolution:
     schema: pa.Schema
     was: tuple[str | None, ...]
     added: tuple[pa.Field, ...]
+    dropped: tuple[str, ...]  # that stay, and are to be marked so that none is taken for a new one
     rewrites: bool  # whether files must be written anew, because a column of them is another one
 
     @property
     def is_needed(self) -> bool:
-        return self.rewrites or bool(self.added)
+        return self.rewrites or bool(self.added or self.dropped)
 
 
 def evolve(current: pa.Schema, version: str, *, same_table: bool, keeps: bool) -> Evolution:
@@ -137,8 +139,8 @@ def evolve(current: pa.Schema, version: str, *, same_table: bool, keeps: bool) -
         elif field.name in own:
             fields.append(field)
         elif keeps:
-            dropped = field.with_name(_free(field.name, wanted.names))
-            fields.append(dropped.with_metadata({_DROPPED: b"1"}))
+            gone = field.with_name(_free(field.name, wanted.names, current.names))
+            fields.append(gone.with_metadata({DROPPED: b"1"}))
         else:
             continue
         was_names.append(field.name)
@@ -148,8 +150,9 @@ def evolve(current: pa.Schema, version: str, *, same_table: bool, keeps: bool) -
     )
     found = {field.name for field in kept.values()}
     added = tuple(field for field in wanted if field.name not in found)
+    dropped = tuple(field.name for field in there if keeps and field.name not in kept)
     schema = pa.schema([*fields, *added])
-    return Evolution(schema, (*was_names, *[None] * len(added)), added, rewrites)
+    return Evolution(schema, (*was_names, *[None] * len(added)), added, dropped, rewrites)
 
 
 def _kept(there: list[pa.Field], wanted: pa.Schema, *, same_table: bool) -> dict[str, pa.Field]:
@@ -174,13 +177,13 @@ def _kept(there: list[pa.Field], wanted: pa.Schema, *, same_table: bool) -> dict
 
 
 def _is_dropped(field: pa.Field) -> bool:
-    return _DROPPED in (field.metadata or {})
+    return DROPPED in (field.metadata or {})
 
 
-def _free(name: str, taken: list[str]) -> str:
-    """A name that no column has that is there."""
-    found, number = name, 1
-    while found in taken:
-        number += 1
-        found = f"{name}_{number}"
-    return found
+def _free(name: str, wanted: list[str], current: list[str]) -> str:
+    """The name that a dropped column has from now on: another one if its own has come again."""
+    taken = {each.lower() for each in wanted}
+    if name.lower() not in taken:
+        return name
+    taken |= {each.lower() for each in current}
+    return next(free for at in count(2) if (free := f"{name}_{at}").lower() not in taken)

@@ -35,14 +35,20 @@ def follow(
     OperatorError for another table.
     """
     evolution = evolve(table.schema, version, same_table=same_table, keeps=keeps)
-    if not evolution.is_needed:
-        return state
-    after = state.moved(state.cursor)
-    if not table.alter(evolution, after):
-        _rewrite(table, evolution, after, keeps=keeps)
-    loaded = table.load()
-    assert loaded is not None
-    return loaded
+    while evolution.is_needed:  # each step leaves less to do
+        after = state.moved(state.cursor)
+        if not table.alter(evolution, after):
+            _rewrite(table, evolution, after, keeps=keeps)
+            return _loaded(table)
+        state = _loaded(table)
+        evolution = evolve(table.schema, version, same_table=same_table, keeps=keeps)
+    return state
+
+
+def _loaded(table: LakeTable) -> TableState:
+    state = table.load()
+    assert state is not None
+    return state
 
 
 def _rewrite(table: LakeTable, evolution: Evolution, after: TableState, *, keeps: bool) -> None:

@@ -87,9 +87,9 @@ class LakeTable(Protocol):
     def create(self, schema: pa.Schema, partition_by: Sequence[str], state: TableState) -> None: ...
 
     def alter(self, evolution: Evolution, state: TableState) -> bool:
-        """Change the columns without writing a file, as far as the format can.
+        """Change columns without writing a file, in one commit or the first of several.
 
-        Returns whether it is done; if not, nothing has changed.
+        Returns False, with nothing changed, if the format cannot.
         """
         ...
 

@@ -111,6 +111,33 @@ def test_a_history_keeps_dropped_columns_and_gains_the_others(
     ]
 
 
+@pytest.mark.parametrize("size", [1, 1000], ids="batches_of_{}".format)
+def test_a_dropped_column_of_a_history_is_not_taken_for_a_new_one(
+    size: int, source: SlotBatches, root: Path, opened: Open
+) -> None:
+    source.run(
+        "CREATE TABLE t (id int PRIMARY KEY, gone text)",
+        "INSERT INTO t VALUES (1, 'old')",
+        "ALTER TABLE t DROP COLUMN gone",
+        "INSERT INTO t VALUES (2)",
+        "ALTER TABLE t ADD COLUMN other text",
+        "INSERT INTO t VALUES (3, 'new')",
+        "ALTER TABLE t ADD COLUMN gone int",
+        "INSERT INTO t VALUES (4, 'newer', 7)",
+    )
+    sink, batch = opened(), source.taken()
+    for piece in batch.slices(size):
+        delivered(sink, piece)
+    delivered(opened(), batch, absorbed=len(batch))
+    place = root / "public" / "t"
+    assert query("SELECT id, gone_2, other, gone FROM t ORDER BY id", t=place) == [
+        (1, "old", None, None),
+        (2, None, None, None),
+        (3, None, "new", None),
+        (4, None, "newer", 7),
+    ]
+
+
 _UNLIKE = (
     "CREATE TABLE t (id int PRIMARY KEY, noon timestamp)",
     "INSERT INTO t VALUES (1, '2026-01-02 03:04:05')",

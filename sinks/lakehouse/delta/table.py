@@ -24,7 +24,7 @@ import pyarrow.fs as pafs
 from cdc.cursor import Cursor
 from cdc.errors import OperatorError
 from sinks.directory import make_directories, probe_directory, sync_directory
-from sinks.lakehouse.columns import Evolution, plain_schema
+from sinks.lakehouse.columns import DROPPED, Evolution, plain_schema
 from sinks.lakehouse.delta import library as delta
 from sinks.lakehouse.delta.actions import listed_files, stats_of
 from sinks.lakehouse.delta.errors import from_delta
@@ -90,9 +90,16 @@ class DeltaLakeTable:
     def alter(self, evolution: Evolution, state: TableState) -> bool:
         if evolution.rewrites:
             return False
+        properties = self._properties(state)
         with self._telling():
-            fields = delta.Schema.from_arrow(pa.schema(evolution.added)).fields
-            self._loaded.alter.add_columns(fields, commit_properties=self._properties(state))
+            if evolution.dropped:
+                mark = {DROPPED.decode(): "1"}
+                self._loaded.alter.set_column_metadata(
+                    evolution.dropped[0], mark, commit_properties=properties
+                )
+            else:
+                fields = delta.Schema.from_arrow(pa.schema(evolution.added)).fields
+                self._loaded.alter.add_columns(fields, commit_properties=properties)
         return True
 
     def files(self) -> list[DataFile]:

@@ -129,7 +129,9 @@ class IcebergTable:
             stay = {column.field_id for column in layout.schema.fields}
             if any(not stay.issuperset(ids) for ids in self._rows.delete_ids()):
                 return False  # deletes go by a column that no reader would find any more
-            self._send([*_schema_updates(layout), self._moves(state, layout)])
+            is_same = layout.schema.as_struct() == current.schema.as_struct()
+            updates = [] if is_same else _schema_updates(layout)
+            self._send([*updates, self._moves(state, layout)])
         return True
 
     def files(self) -> list[DataFile]:
