@@ -1,8 +1,9 @@
-"""Delta tables: how fast the service catches up into them, and how fresh they are at a steady rate.
+"""Tables of a lake: how fast the service catches up into them, and how fresh they are at a rate.
 
 ``append`` and ``upsert`` catch up as in ``pipeline``: on new rows, and on changes of rows that are
-there. Freshness is the time from a change's commit at the source to the commit of the Delta version
-that has it, with the delay that a sink has where nothing is said.
+there, as Delta tables and as Iceberg tables. Freshness is the time from a change's commit at the
+source to the commit of the Delta version that has it, with the delay that a sink has where nothing
+is said.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ from benchmarks.sizes import Sizes, progress
 from benchmarks.source import ONE_ROW, Load, Source, open_source
 from cdc.config import DeltaDestination
 from cdc.errors import ProtocolError
-from tests.lake import query
+from tests.lake import query, query_iceberg
 
 _KEYS = 200_000  # what a service is warm after, so that there are as many rows to change
 _PASS = "UPDATE orders SET quantity = quantity + 1, status = 'seen' WHERE id BETWEEN {} AND {}"
+_COUNT = "SELECT count(*) FROM t"
+_METADATA = "SELECT metadata_location FROM walbrook.iceberg_tables WHERE metadata_location LIKE %s"
 _DELAY_MS = 1_000  # while catching up, so that the last few rows are not waited for
 _TIMEOUT_S = 900.0
 _GRACE_S = 60.0
@@ -64,6 +67,7 @@ def run(sizes: Sizes) -> dict[str, object]:
         appended = _append(directory, source, sizes)
         fresh = _freshness(directory, source, sizes)
         merged = _upsert(directory, source, sizes)
+        iceberg = _iceberg(directory, source, sizes)
     return {
         "rows": sizes.rows,
         "rows_per_s_delta_append": round(appended.rows_per_s),
@@ -72,8 +76,22 @@ def run(sizes: Sizes) -> dict[str, object]:
         **_costs("upsert", merged),
         "upsert_keys": min(_KEYS, sizes.rows),
         **fresh,
+        **iceberg,
         **lakehouse_merge.run(),
         "processes": {"append": appended.processes, "upsert": merged.processes},
+    }
+
+
+def _iceberg(directory: Path, source: Source, sizes: Sizes) -> dict[str, object]:
+    """The same for Iceberg tables, whose catalog is in the source's own database."""
+    source.run("TRUNCATE orders")
+    appended = _append(directory, source, sizes, "iceberg")
+    merged = _upsert(directory, source, sizes, "iceberg")
+    return {
+        "rows_per_s_iceberg_append": round(appended.rows_per_s),
+        **_costs("iceberg_append", appended),
+        "changes_per_s_iceberg_upsert": round(merged.rows_per_s),
+        **_costs("iceberg_upsert", merged),
     }
 
 
@@ -86,35 +104,48 @@ def _costs(name: str, measured: CaughtUp) -> dict[str, object]:
     }
 
 
-def _target(directory: Path, source: Source, name: str, **more: object) -> Target:
-    place = directory / name / "public" / "orders"
-    sink = {"type": "delta", "path": str(directory / name), **more}
+def _target(
+    directory: Path, source: Source, name: str, form: str = "delta", **more: object
+) -> Target:
+    sink = {"type": form, "path": str(directory / name), **more}
 
     def held() -> list[int]:
-        ((rows,),) = query("SELECT count(*) FROM t", t=place)
+        ((rows,),) = (
+            query(_COUNT, t=directory / name / "public" / "orders")
+            if form == "delta"
+            else query_iceberg(_COUNT, t=_metadata_in(source, directory / name))
+        )
         return [int(str(rows))]
 
     return Target(name, {name: sink}, lambda: source.delivered(name), held, is_fed=False)
 
 
-def _append(directory: Path, source: Source, sizes: Sizes) -> CaughtUp:
-    target = _target(directory, source, "append", max_delay_ms=_DELAY_MS)
+def _metadata_in(source: Source, folder: Path) -> str:
+    """Where the catalog says that the metadata of the table is."""
+    found = source.connection.execute(_METADATA, (f"%{folder}/public/orders/%",)).fetchone()
+    assert found is not None
+    return str(found[0])
+
+
+def _append(directory: Path, source: Source, sizes: Sizes, form: str = "delta") -> CaughtUp:
+    target = _target(directory, source, f"{form}_append", form, max_delay_ms=_DELAY_MS)
     with service_of(directory, source, target) as service:
         make_warm(source, service, target, sizes)
         measured = catch_up(source, service, target, sizes)
-        progress(f"lakehouse, append: {measured.rows_per_s:,.0f} rows/s")
+        progress(f"lakehouse, {target.name}: {measured.rows_per_s:,.0f} rows/s")
     require_whole(target, measured)
     source.drop_slot(service.slot)
     return measured
 
 
-def _upsert(directory: Path, source: Source, sizes: Sizes) -> CaughtUp:
-    target = _target(directory, source, "upsert", mode="upsert", max_delay_ms=_DELAY_MS)
+def _upsert(directory: Path, source: Source, sizes: Sizes, form: str = "delta") -> CaughtUp:
+    name = f"{form}_upsert"
+    target = _target(directory, source, name, form, mode="upsert", max_delay_ms=_DELAY_MS)
     source.run("TRUNCATE orders")
     with service_of(directory, source, target) as service:
         make_warm(source, service, target, sizes)
         measured = _changed(source, service, target, sizes)
-        progress(f"lakehouse, upsert: {measured.rows_per_s:,.0f} changes/s")
+        progress(f"lakehouse, {target.name}: {measured.rows_per_s:,.0f} changes/s")
     here = source.count("orders")
     if target.held() != [here]:
         raise ProtocolError(f"the merged table has {target.held()} rows and the source {here}")

@@ -9,8 +9,9 @@ handed, cut only by bytes, because there a request is a sync of the disk.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cdc.config.destination import (
-    DeltaDestination,
     Destination,
     FileDestination,
     KafkaDestination,
@@ -21,6 +22,7 @@ from cdc.config.destination import (
     Tls,
     WebhookDestination,
 )
+from cdc.config.lakehouse import DeltaDestination, IcebergDestination, LakeDestination
 from cdc.errors import ProtocolError
 from cdc.generation import FIRST, Generation
 from cdc.queue.groups import BY_KEY, Grouping
@@ -33,6 +35,9 @@ from sinks.postgres import PostgresSink
 from sinks.pull import PullSink, Queue
 from sinks.redis_stream import RedisStreamSink
 from sinks.webhook import WebhookSink
+
+if TYPE_CHECKING:
+    from sinks.lakehouse import MaintenancePlan
 
 __all__ = ["ClaimPlace", "Delivery", "FollowsRewinds", "Queue", "Sink", "open_sink"]
 
@@ -47,15 +52,17 @@ def open_sink(
     queue: Queue | None = None,
     generation: Generation = FIRST,
     claims: ClaimPlace | None = None,
+    state_dsn: str = "",
 ) -> Sink:
     """The sink for a destination; it connects when it is first handed a batch.
 
     ``source`` is the database whose changes it is handed. ``queue`` says where one of type pull
     stores its messages. ``generation`` is for sinks that keep a position at their destination, and
     decides where that is. ``claims`` says where the content of oversize messages goes; without it
-    they reach the sink as they are.
+    they reach the sink as they are. ``state_dsn`` is the state database, where a catalog of tables
+    lies that has no other place.
     """
-    sink = _open(destination, consumer, batch_size, source, grouping, queue, generation)
+    sink = _open(destination, consumer, batch_size, source, grouping, queue, generation, state_dsn)
     return sink if claims is None else ClaimCheckedSink(sink, claims, consumer=consumer)
 
 
@@ -67,6 +74,7 @@ def _open(
     grouping: Grouping,
     queue: Queue | None,
     generation: Generation,
+    state_dsn: str,
 ) -> Sink:
     match destination:
         case DeltaDestination():
@@ -78,6 +86,8 @@ def _open(
                 rotate_bytes=destination.rotate_bytes,
                 generation=generation,
             )
+        case IcebergDestination():
+            return _iceberg(destination, consumer, source, generation, state_dsn)
         case KafkaDestination():
             return _kafka(destination, consumer, batch_size, source, grouping, generation)
         case ParquetDestination():
@@ -114,21 +124,49 @@ def _delta(
     destination: DeltaDestination, consumer: str, source: str, generation: Generation
 ) -> Sink:
     # Its library is an extra, and loading it takes time.
-    from sinks.lakehouse import LakehouseSink, LakeNames, MaintenancePlan
+    from sinks.lakehouse import LakehouseSink, LakeNames
     from sinks.lakehouse.delta import delta_tables
 
-    root, upkeep = generation.named(destination.root), destination.maintenance
+    root = generation.named(destination.root)
     return LakehouseSink(
         delta_tables(root, f"{source}/{consumer}", destination.options()),
         LakeNames(destination.table),
         mode=destination.mode,
         by_date=destination.partition_by == "date",
-        maintenance=(
-            MaintenancePlan(upkeep.interval_s, upkeep.target_file_bytes, upkeep.retain_hours)
-            if upkeep.enabled
-            else None
-        ),
+        maintenance=_maintenance(destination),
     )
+
+
+def _iceberg(
+    destination: IcebergDestination,
+    consumer: str,
+    source: str,
+    generation: Generation,
+    state_dsn: str,
+) -> Sink:
+    from sinks.lakehouse import LakehouseSink, LakeNames
+    from sinks.lakehouse.iceberg import Catalogs, MergesOnRead, iceberg_tables
+
+    root, catalog = generation.named(destination.root), destination.catalog
+    options, named = destination.options(), catalog.name or consumer
+    catalogs = Catalogs(named, catalog.properties(), root, options, state_dsn=state_dsn)
+    return LakehouseSink(
+        iceberg_tables(catalogs.open, root, f"{source}/{consumer}", generation.number),
+        LakeNames(destination.table),
+        mode=destination.mode,
+        by_date=destination.partition_by == "date",
+        merges=MergesOnRead() if destination.merge == "on_read" else None,
+        maintenance=_maintenance(destination),
+    )
+
+
+def _maintenance(destination: LakeDestination) -> MaintenancePlan | None:
+    from sinks.lakehouse import MaintenancePlan
+
+    upkeep = destination.maintenance
+    if not upkeep.enabled:
+        return None
+    return MaintenancePlan(upkeep.interval_s, upkeep.target_file_bytes, upkeep.retain_hours)
 
 
 def _postgres(destination: PostgresDestination, source: str, consumer: str) -> PostgresSink:

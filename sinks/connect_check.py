@@ -33,6 +33,7 @@ def _look(config: Config, sink: Sink) -> Callable[[], str]:
             batch_size=sink.effective_batch_size,
             queue=Queue.of(sink, sink.database, config.state_dsn()),
             claims=ClaimPlace.of(sink, config.state_dsn()),
+            state_dsn=config.state_dsn(),
         )
         try:
             return probe(opened)

@@ -5,20 +5,36 @@ Invariant: its extension comes from a wheel and is loaded by its path, so nothin
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import duckdb
+import duckdb_extension_avro
 import duckdb_extension_delta
+import duckdb_extension_iceberg
 
 
 def query(sql: str, **tables: Path) -> list[tuple[object, ...]]:
     """The rows of a query over Delta tables, each a view of the name given."""
+    return _query(sql, "delta_scan", (duckdb_extension_delta,), tables)
+
+
+def query_iceberg(sql: str, **tables: str) -> list[tuple[object, ...]]:
+    """The rows of a query over Iceberg tables, each a view of the metadata file given."""
+    return _query(sql, "iceberg_scan", (duckdb_extension_avro, duckdb_extension_iceberg), tables)
+
+
+def _query(
+    sql: str, scan: str, extensions: Sequence[ModuleType], tables: Mapping[str, object]
+) -> list[tuple[object, ...]]:
     with duckdb.connect(config={"allow_unsigned_extensions": "true"}) as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        (extension,) = Path(duckdb_extension_delta.__file__).parent.rglob("*.duckdb_extension")
-        connection.execute(f"LOAD '{extension}'")
+        for package in extensions:
+            (extension,) = Path(str(package.__file__)).parent.rglob("*.duckdb_extension")
+            connection.execute(f"LOAD '{extension}'")
         for name, place in tables.items():
-            connection.execute(f"CREATE VIEW {name} AS SELECT * FROM delta_scan('{place}')")
+            connection.execute(f"CREATE VIEW \"{name}\" AS SELECT * FROM {scan}('{place}')")
         # Through Arrow, because DuckDB's own tuples need one more package for time zones.
         found = connection.execute(sql).to_arrow_table().to_pylist()
         return [tuple(row.values()) for row in found]

@@ -36,11 +36,10 @@ def write_batch(batch: MessageBatch, file: Path) -> None:
         stream.write_batch(batch.rows)
 
 
-def main(root: str, mode: str, file: str, seed: str) -> None:
-    rng = random.Random(int(seed))
-    batch = read_batch(Path(file))
-    tables = delta_tables(root, "shop/orders", {})
-    sink = LakehouseSink(tables, LakeNames(), mode=mode)  # type: ignore[arg-type]
+def deliver_all(sink: LakehouseSink, file: Path, seed: int) -> None:
+    """All of it, from the first on."""
+    rng = random.Random(seed)
+    batch = read_batch(file)
     start = tries = 0
     while start < len(batch):
         delivery = sink.deliver(batch.slice(start, rng.randrange(1, _ROWS_MAX)))
@@ -52,6 +51,12 @@ def main(root: str, mode: str, file: str, seed: str) -> None:
             raise delivery.error
         time.sleep(_PAUSE_S)
     sink.close()
+
+
+def main(root: str, mode: str, file: str, seed: str) -> None:
+    tables = delta_tables(root, "shop/orders", {})
+    sink = LakehouseSink(tables, LakeNames(), mode=mode)  # type: ignore[arg-type]
+    deliver_all(sink, Path(file), int(seed))
 
 
 if __name__ == "__main__":

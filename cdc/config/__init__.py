@@ -8,7 +8,6 @@ exists is valid, and no secret appears in an error, a ``repr`` or what ``show`` 
 
 from cdc.config.database import Database, Publication, Slot
 from cdc.config.destination import (
-    DeltaDestination,
     Destination,
     FileDestination,
     KafkaDestination,
@@ -21,6 +20,7 @@ from cdc.config.destination import (
 )
 from cdc.config.display import show
 from cdc.config.event_time import EventTime, TableTime, Window
+from cdc.config.lakehouse import DeltaDestination, IcebergDestination, LakeDestination
 from cdc.config.ledger import Ledger
 from cdc.config.load import load, loads
 from cdc.config.log import Flight, Log, Tier
@@ -41,7 +41,9 @@ __all__ = [
     "FileDestination",
     "Flight",
     "Http",
+    "IcebergDestination",
     "KafkaDestination",
+    "LakeDestination",
     "Ledger",
     "Log",
     "ParquetDestination",

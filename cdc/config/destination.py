@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 from psycopg.conninfo import conninfo_to_dict
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
+from cdc.config.destination_section import DestinationSection
 from cdc.config.kafka import KafkaSasl, KafkaServer, KafkaTls, KafkaTopics, TopicName, TopicTemplate
-from cdc.config.lakehouse import LakehouseTables
+from cdc.config.lakehouse import DeltaDestination, IcebergDestination
 from cdc.config.postgres import PostgresServer
 from cdc.config.scalars import Flag, Integer, LocalPath, Port, Section, Size, Text, wrong
 from cdc.config.secrets import SecretText
@@ -54,66 +55,7 @@ def _headers(headers: dict[str, SecretText]) -> dict[str, SecretText]:
     return headers
 
 
-class _Destination(Section):
-    """What all of them say of themselves."""
-
-    defers: ClassVar[bool] = False
-    """Whether a message may be delivered later than those that follow it."""
-
-    message_bytes_max: ClassVar[int | None] = None
-    """The largest message that it can take; None without a bound that we know."""
-
-    rewind_ways: ClassVar[tuple[str, ...]] = ()
-    """What a rewind can do with what it holds: new_generation, truncate (cdc.generation).
-
-    None where it keeps no position of its own: it gets everything again without more ado.
-    """
-
-    takes_references: ClassVar[bool] = False
-    """Whether a message may carry a reference to its content, which is stored elsewhere."""
-
-    default_partition_count: ClassVar[int] = 1
-    """Over how many deliveries at once groups are spread where the sink does not say."""
-
-    writes_columns: ClassVar[bool] = False
-    """Whether it writes columns, not messages, so that there is nothing to shape or transform."""
-
-    delivery_rows: ClassVar[int] = 10_000
-    """Most messages that it is handed at once; to one that holds tables each time is a commit."""
-
-    delivery_bytes: ClassVar[int] = 32 * 2**20
-    """About how many bytes they have at most."""
-
-    @property
-    def holds_tables(self) -> bool:
-        """Whether its sink writes columns of rows as they are, and never the text of a message."""
-        return False
-
-
-class DeltaDestination(LakehouseTables, _Destination):
-    """Tables of Delta Lake."""
-
-    rewind_ways: ClassVar[tuple[str, ...]] = ("new_generation",)
-    writes_columns: ClassVar[bool] = True
-    delivery_rows: ClassVar[int] = 200_000
-    delivery_bytes: ClassVar[int] = 256 * 2**20
-
-    type: Literal["delta"] = Field(default="delta", description="Always delta.")
-
-    @property
-    def default_batch_size(self) -> int:
-        return 10_000
-
-    @property
-    def holds_tables(self) -> bool:
-        return True
-
-    def place(self, _consumer: str) -> tuple[object, ...] | None:
-        """What no other sink may share with this one."""
-        return ("directory", self.path) if self.path is not None else ("store", self.url)
-
-
-class FileDestination(_Destination):
+class FileDestination(DestinationSection):
     """Files of JSON lines."""
 
     rewind_ways: ClassVar[tuple[str, ...]] = ("new_generation", "truncate")
@@ -132,7 +74,7 @@ class FileDestination(_Destination):
         return ("directory", self.path)
 
 
-class ParquetDestination(_Destination):
+class ParquetDestination(DestinationSection):
     """Parquet files in partition directories."""
 
     rewind_ways: ClassVar[tuple[str, ...]] = ("new_generation", "truncate")
@@ -166,7 +108,7 @@ class ParquetDestination(_Destination):
         return ("directory", self.path)
 
 
-class PostgresDestination(PostgresServer, _Destination):
+class PostgresDestination(PostgresServer, DestinationSection):
     """Tables of a Postgres database."""
 
     message_bytes_max: ClassVar[int | None] = 256 * 2**20
@@ -272,7 +214,7 @@ def _tls_form(value: object) -> str:
     return "settings" if isinstance(value, dict | Tls | KafkaTls) else "flag"
 
 
-class RedisStreamDestination(_Destination):
+class RedisStreamDestination(DestinationSection):
     """A Redis stream."""
 
     rewind_ways: ClassVar[tuple[str, ...]] = ("new_generation", "truncate")
@@ -349,7 +291,7 @@ class RedisStreamDestination(_Destination):
         return ("redis", host, port, database, self.stream_key or f"walbrook.{consumer}")
 
 
-class KafkaDestination(_Destination):
+class KafkaDestination(DestinationSection):
     """Topics of a Kafka cluster, or of a server that speaks its protocol."""
 
     rewind_ways: ClassVar[tuple[str, ...]] = ("new_generation",)
@@ -422,7 +364,7 @@ class KafkaDestination(_Destination):
         return ("kafka", servers, self.cursor_topic or f"walbrook.cursor.{consumer}")
 
 
-class WebhookDestination(_Destination):
+class WebhookDestination(DestinationSection):
     """An HTTP endpoint."""
 
     defers: ClassVar[bool] = True
@@ -463,7 +405,7 @@ class WebhookDestination(_Destination):
         return None
 
 
-class PullDestination(_Destination):
+class PullDestination(DestinationSection):
     """A queue in the state database, for consumers that fetch over SQL or HTTP."""
 
     type: Annotated[Literal["pull", "sequin_stream"], AfterValidator(lambda _: "pull")] = Field(
@@ -505,6 +447,7 @@ class PullDestination(_Destination):
 Destination = Annotated[
     DeltaDestination
     | FileDestination
+    | IcebergDestination
     | KafkaDestination
     | ParquetDestination
     | PostgresDestination

@@ -9,10 +9,10 @@ from typing import Final
 from cdc.config.sink import Sink
 from cdc.errors import ConfigError
 
-_MODULES: Final = {"delta": "deltalake", "kafka": "confluent_kafka"}
+_MODULES: Final = {"delta": "deltalake", "iceberg": "pyiceberg", "kafka": "confluent_kafka"}
 """By the type of the destination."""
 
-_EXTRAS: Final = {"delta": "lakehouse"}
+_EXTRAS: Final = {"delta": "lakehouse", "iceberg": "lakehouse"}
 """By the type of the destination, where the extra has another name."""
 
 

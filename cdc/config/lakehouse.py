@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from cdc.config.destination_section import DestinationSection
 from cdc.config.scalars import Flag, Integer, LocalPath, Section, Size, Text, wrong
 from cdc.config.secrets import SecretText
 from cdc.config.table_template import TableTemplate
@@ -117,3 +118,88 @@ class LakehouseTables(Section):
     def options(self) -> dict[str, str]:
         """The options of the store in the clear."""
         return {name: value.get_secret_value() for name, value in self.storage_options.items()}
+
+
+class IcebergCatalog(Section):
+    """Where readers find the tables, by their names."""
+
+    type: Literal["sql", "rest", "glue", "hive"] = Field(
+        default="sql",
+        description="sql: two tables of a database. rest, glue, hive: a server of that kind.",
+    )
+    name: Annotated[Text, Field(min_length=1, max_length=200)] | None = Field(
+        default=None,
+        description="Name of the catalog, of which a database may have several; if not given, the "
+        "name of the sink.",
+    )
+    uri: SecretText | None = Field(
+        default=None,
+        description="URL of the catalog. If not given, sql is the schema walbrook of the state "
+        "database; rest and hive need one.",
+    )
+    options: dict[str, SecretText] = Field(
+        default_factory=dict,
+        description="More properties of the catalog by their names in pyiceberg, such as token, "
+        "credential or warehouse.",
+    )
+
+    @model_validator(mode="after")
+    def _has_a_place(self) -> Self:
+        if self.type in ("rest", "hive") and self.uri is None:
+            raise wrong(f"is needed with type: {self.type}; add it", within=("uri",))
+        return self
+
+    def properties(self) -> dict[str, str]:
+        """All of them in the clear."""
+        found = {name: value.get_secret_value() for name, value in self.options.items()}
+        if self.uri is not None:
+            found["uri"] = self.uri.get_secret_value()
+        return {**found, "type": self.type}
+
+
+class LakeDestination(LakehouseTables, DestinationSection):
+    """Tables of a lakehouse, whatever their format."""
+
+    rewind_ways: ClassVar[tuple[str, ...]] = ("new_generation",)
+    writes_columns: ClassVar[bool] = True
+    delivery_rows: ClassVar[int] = 200_000
+    delivery_bytes: ClassVar[int] = 256 * 2**20
+
+    @property
+    def default_batch_size(self) -> int:
+        return 10_000
+
+    @property
+    def holds_tables(self) -> bool:
+        return True
+
+    def place(self, _consumer: str) -> tuple[object, ...] | None:
+        """What no other sink may share with this one."""
+        return ("directory", self.path) if self.path is not None else ("store", self.url)
+
+
+class DeltaDestination(LakeDestination):
+    """Tables of Delta Lake."""
+
+    type: Literal["delta"] = Field(default="delta", description="Always delta.")
+
+
+class IcebergDestination(LakeDestination):
+    """Tables of Apache Iceberg."""
+
+    type: Literal["iceberg"] = Field(default="iceberg", description="Always iceberg.")
+    merge: Literal["on_read", "copy_on_write"] = Field(
+        default="on_read",
+        description="How mode upsert replaces rows: on_read writes which keys are deleted, and "
+        "readers leave their older rows out; copy_on_write writes files that hold a touched key "
+        "anew, for engines that do not read equality deletes.",
+    )
+    catalog: IcebergCatalog = Field(
+        default_factory=IcebergCatalog, description="Where readers find the tables by name."
+    )
+
+    @model_validator(mode="after")
+    def _merges_rows(self) -> Self:
+        if self.mode == "append" and "merge" in self.model_fields_set:
+            raise wrong("has a meaning with mode: upsert alone; leave it out", within=("merge",))
+        return self

@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 from cdc.config.backlog import MaxBacklog
 from cdc.config.claim_check import ClaimCheck
 from cdc.config.destination import (
-    DeltaDestination,
     Destination,
     FileDestination,
     KafkaDestination,
@@ -21,6 +20,7 @@ from cdc.config.destination import (
 )
 from cdc.config.event_time import EventTime, Window
 from cdc.config.expression import NONE, ExpressionText
+from cdc.config.lakehouse import DeltaDestination, IcebergDestination
 from cdc.config.scalars import Flag, Integer, Name, Section, Size, Table, Text, wrong
 from cdc.config.sink_parts import GroupedTable, Retry, Source, StartAt
 
@@ -54,8 +54,8 @@ class Sink(Section):
     actions: tuple[Action, ...] = Field(
         default=("insert", "update", "delete"),
         min_length=1,
-        description="Which kinds of change it receives. If not given, those three; for delta and "
-        "postgres also truncate and schema_change.",
+        description="Which kinds of change it receives. If not given, those three; for delta, "
+        "iceberg and postgres also truncate and schema_change.",
     )
     filter: ExpressionText = Field(
         default=NONE,
@@ -65,19 +65,20 @@ class Sink(Section):
     transform: ExpressionText = Field(
         default=NONE,
         description="What a message is: an expression whose JSON is sent in place of the shape's, "
-        "a Python function, or none. Not with delta, parquet and postgres, which write columns.",
+        "a Python function, or none. Not with delta, iceberg, parquet and postgres, which write "
+        "columns.",
     )
     routing: ExpressionText = Field(
         default=NONE,
         description="Where each message goes: an expression or a Python function that gives a "
-        "stream key (redis_stream), a path (webhook), a topic (kafka) or a table (delta with mode: "
-        "append, postgres), null for the sink's own; or none.",
+        "stream key (redis_stream), a path (webhook), a topic (kafka) or a table (delta and "
+        "iceberg with mode: append, postgres), null for the sink's own; or none.",
     )
     shape: Literal["sequin", "debezium", "record"] = Field(
         default="sequin",
         description="What a message looks like: sequin (record, changes, action, metadata), "
-        "debezium (before, after, source, op) or record (the bare row). delta, parquet and "
-        "postgres write columns and take no other than sequin.",
+        "debezium (before, after, source, op) or record (the bare row). delta, iceberg, "
+        "parquet and postgres write columns and take no other than sequin.",
     )
     timestamp_format: Literal["iso8601", "unix_microsecond", "postgres"] = Field(
         default="iso8601",
@@ -104,8 +105,9 @@ class Sink(Section):
     batch_size: Annotated[Integer, Field(ge=1, le=10_000)] | None = Field(
         default=None,
         description="Most messages delivered at once; if not given, 10000 for delta, file, "
-        "kafka, parquet, postgres and pull, 1000 for redis_stream, 100 for webhook (1 with batch: "
-        "false). delta goes by min_rows and max_delay_ms of its destination.",
+        "iceberg, kafka, parquet, postgres and pull, 1000 for redis_stream, 100 for webhook (1 "
+        "with batch: false). delta and iceberg go by min_rows and max_delay_ms of their "
+        "destination.",
     )
     partition_count: Annotated[Integer, Field(ge=1, le=64)] | None = Field(
         default=None,
@@ -197,8 +199,8 @@ class Sink(Section):
             return data
         destination = data.get("destination")
         kind = destination.get("type") if isinstance(destination, dict) else None
-        tables = PostgresDestination | DeltaDestination
-        if kind in ("postgres", "delta") or isinstance(destination, tables):
+        tables = PostgresDestination | DeltaDestination | IcebergDestination
+        if kind in ("postgres", "delta", "iceberg") or isinstance(destination, tables):
             return {**data, "actions": _OF_TABLES}
         return data
 
@@ -335,7 +337,7 @@ class Sink(Section):
     @model_validator(mode="after")
     def _tables_are_possible(self) -> Self:
         destination = self.destination
-        if not isinstance(destination, PostgresDestination | DeltaDestination):
+        if not isinstance(destination, PostgresDestination | DeltaDestination | IcebergDestination):
             return self
         mode = destination.mode
         if self.ordering != "commit":

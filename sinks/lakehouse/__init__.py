@@ -6,7 +6,7 @@ version (``evolving``), and commits the rows of each part with the table's own p
 ``files`` writes and reads Parquet on a disk or an object store. ``maintenance`` merges small files
 beside deliveries.
 
-A table format is a room of its own (``delta``) that implements ``LakeTable`` and nothing else.
+A table format is a room of its own (``delta``, ``iceberg``) that implements ``LakeTable``.
 """
 
 from __future__ import annotations

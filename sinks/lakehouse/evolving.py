@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from cdc.decoding.lossless_cast import conform
 from cdc.errors import OperatorError
-from sinks.lakehouse.columns import DROPPED, Evolution, evolve
+from sinks.lakehouse.columns import Evolution, evolve
 from sinks.lakehouse.table import LakeTable, TableState
 
 
@@ -35,17 +35,14 @@ def follow(
     OperatorError for another table.
     """
     evolution = evolve(table.schema, version, same_table=same_table, keeps=keeps)
-    if not evolution.is_needed:
-        return state
-    if evolution.rewrites:
-        _rewrite(table, evolution, state.moved(state.cursor), keeps=keeps)
-        return _loaded(table)
-    for name in evolution.dropped:
-        table.mark_column(name, DROPPED, state.moved(state.cursor))
+    while evolution.is_needed:  # each step leaves less to do
+        after = state.moved(state.cursor)
+        if not table.alter(evolution, after):
+            _rewrite(table, evolution, after, keeps=keeps)
+            return _loaded(table)
         state = _loaded(table)
-    if evolution.added:
-        table.add_columns(evolution.added, state.moved(state.cursor))
-    return _loaded(table)
+        evolution = evolve(table.schema, version, same_table=same_table, keeps=keeps)
+    return state
 
 
 def _loaded(table: LakeTable) -> TableState:

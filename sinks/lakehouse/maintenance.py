@@ -22,6 +22,7 @@ _logger = structlog.get_logger("walbrook.sink.lakehouse")
 
 _FILES_MIN = 4  # fewer are not worth a commit
 _MERGES_MAX = 8  # of one table at a time
+_DELETED_PART = 0.1  # of a file's rows: so many deletes are worth to write it anew
 _VACUUM_EVERY = 24 * 3600.0
 _STOP_S = 30.0
 
@@ -99,13 +100,18 @@ class Maintainer:
 
 
 def merge_small_files(table: LakeTable, target_bytes: int) -> bool:
-    """Write some small files of one partition as one. Returns whether there were any."""
+    """Write some small files of one partition as one, or one that has many deletes anew.
+
+    Returns whether there were any.
+    """
     if table.load() is None:
         return False
-    chosen = _small(table.files(), target_bytes)
+    files = table.files()
+    chosen = _small(files, target_bytes) or _much_deleted(files)
     if not chosen:
         return False
-    added = table.write(pa.concat_tables([table.read(file) for file in chosen]))
+    rows = pa.concat_tables([table.read(file) for file in chosen])
+    added = table.write(rows) if rows.num_rows else []
     try:
         table.commit(added, chosen, None)
     except ConflictError:
@@ -132,3 +138,9 @@ def _small(files: Iterable[DataFile], target_bytes: int) -> list[DataFile]:
             size += file.size
         most = max(most, chosen, key=len)
     return most if len(most) >= _FILES_MIN else []
+
+
+def _much_deleted(files: Iterable[DataFile]) -> list[DataFile]:
+    """The file whose readers have to look up the most deleted keys, if these are many."""
+    many = [file for file in files if file.deletes and file.deletes >= file.rows * _DELETED_PART]
+    return [max(many, key=lambda each: each.deletes)] if many else []

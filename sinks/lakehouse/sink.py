@@ -47,13 +47,15 @@ class LakehouseSink:
         *,
         mode: Mode,
         by_date: bool = True,
+        merges: Writes | None = None,
         maintenance: MaintenancePlan | None = None,
     ) -> None:
+        """``merges`` is how a format keeps current rows, if not by writing files anew."""
         self._open_table = open_table
         self._maintainer = None if maintenance is None else Maintainer(open_table, maintenance)
         self._names = names
         self._mode = mode
-        self._writes: Writes = Appends(by_date=by_date) if mode == "append" else Merges()
+        self._writes: Writes = Appends(by_date=by_date) if mode == "append" else merges or Merges()
         self._tables: dict[LakeTarget, LakeTable] = {}
         self._registry = Registry(open_table)
 

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import TransientError
+
+if TYPE_CHECKING:
+    from sinks.lakehouse.columns import Evolution
 
 ATTNUM = b"walbrook.attnum"
 """The key in a field's metadata of the number that the source's catalog has for the column."""
@@ -46,13 +49,17 @@ class TableState:
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of a table; ``bounds`` has lowest and highest value of columns, as far as known."""
+    """A file of a table; ``bounds`` has lowest and highest value of columns, as far as known.
+
+    ``deletes`` counts the keys that a reader has to look up in it, because their rows were deleted.
+    """
 
     path: str
     rows: int
     size: int
     partition: Mapping[str, str | None] = field(default_factory=dict)
     bounds: Mapping[str, tuple[object, object]] = field(default_factory=dict)
+    deletes: int = 0
     stats: str = ""  # of a new file, in the words of the format
 
 
@@ -79,12 +86,11 @@ class LakeTable(Protocol):
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str], state: TableState) -> None: ...
 
-    def add_columns(self, fields: Sequence[pa.Field], state: TableState) -> None:
-        """Add columns, null in the rows that are there."""
-        ...
+    def alter(self, evolution: Evolution, state: TableState) -> bool:
+        """Change columns without writing a file, in one commit or the first of several.
 
-    def mark_column(self, name: str, key: bytes, state: TableState) -> None:
-        """Set a key of the metadata of a column; nothing else changes."""
+        Returns False, with nothing changed, if the format cannot.
+        """
         ...
 
     def files(self) -> list[DataFile]:

@@ -98,14 +98,14 @@ class Merges:
     keeps = False
 
     def layout(self, version: str) -> tuple[pa.Schema, tuple[str, ...]]:
-        _refuse_without_key(plan_of(version).relation)
+        refuse_without_key(plan_of(version).relation)
         return source_columns(version), ()
 
     def write(
         self, table: LakeTable, state: TableState, rows: pa.RecordBatch, version: str
     ) -> None:
         relation = plan_of(version).relation
-        _refuse_without_key(relation)
+        refuse_without_key(relation)
         after = state.moved(cursor_at(rows, -1))
         changes = touched(rows, version, key_names(relation))
         changes = changes.in_columns(in_schema(changes.rows, table.schema, table.place))
@@ -133,7 +133,8 @@ class Merges:
         table.commit(added, removed, after)
 
 
-def _refuse_without_key(relation: Relation) -> None:
+def refuse_without_key(relation: Relation) -> None:
+    """Rows are merged by key."""
     if not relation.key or is_row_identity(relation):
         raise OperatorError(
             f"{relation} has no key by which its rows could be merged",

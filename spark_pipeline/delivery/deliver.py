@@ -274,6 +274,7 @@ def sink_of(share: Share, purpose: str = "") -> Sink:
                 queue=Queue.of(share.consumer, share.origin.name, share.state_dsn),
                 generation=share.generation,
                 claims=ClaimPlace.of(share.consumer, share.state_dsn),
+                state_dsn=share.state_dsn,
             )
             _open_sinks[key] = share.run, share.generation, sink
         place = share.ledger

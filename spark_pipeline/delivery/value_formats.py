@@ -11,7 +11,7 @@ from functools import cache
 
 import pyarrow as pa
 
-from cdc.config import DeltaDestination, KafkaDestination, PostgresDestination, Sink
+from cdc.config import KafkaDestination, LakeDestination, PostgresDestination, Sink
 from cdc.decoding.format import (
     DEFAULT_FORMAT,
     KEY,
@@ -113,5 +113,5 @@ def shows_schemas(consumer: Sink) -> bool:
 def takes_texts(consumer: Sink) -> bool:
     """Whether its destination has typed columns, which are written from the source's own texts."""
     destination = consumer.destination
-    tables = isinstance(destination, DeltaDestination | PostgresDestination)
+    tables = isinstance(destination, LakeDestination | PostgresDestination)
     return tables and destination.holds_tables

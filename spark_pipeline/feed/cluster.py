@@ -31,12 +31,12 @@ from pyspark.sql import functions as f
 
 from cdc.config import Config, Database
 from cdc.config.destination import (
-    DeltaDestination,
     Destination,
     FileDestination,
     ParquetDestination,
 )
 from cdc.config.hosts import is_cluster
+from cdc.config.lakehouse import IcebergDestination, LakeDestination
 from cdc.cursor import Cursor
 from cdc.decoding.format import Wanted
 from cdc.errors import WalbrookError
@@ -198,8 +198,10 @@ def _at_or_above(cursor: Cursor) -> Column:
 
 
 def _is_of_this_host(destination: Destination) -> bool:
-    """Whether it is a folder that executors need not see."""
-    if isinstance(destination, DeltaDestination):
+    """Whether it is a folder, or a catalog in the state database, that executors need not see."""
+    if isinstance(destination, IcebergDestination) and destination.catalog.uri is None:
+        return destination.path is not None or destination.catalog.type == "sql"
+    if isinstance(destination, LakeDestination):
         return destination.path is not None
     return isinstance(destination, FileDestination)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol, cast
@@ -35,6 +35,7 @@ from sinks.webhook import WebhookSink
 from tests.conformance.messages import CONSUMER, Held, Sample, batch, batch_of, expected, held
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
+from tests.iceberg_lake import IcebergLake
 from tests.lake import query
 from tests.pgoutput import relation
 from tests.pull_queue import SOURCE, make_pull_consumer
@@ -146,25 +147,47 @@ class DeltaHarness(Shaped):
 
     def held(self) -> list[Held]:
         places = sorted((self.directory / "tables" / "public").glob("*"))
-        found = [
-            Held(
-                Cursor(int(str(lsn)), int(str(idx))),
-                str(action),
-                orjson.loads(str(record)),
-                orjson.loads(str(changes)) if changes is not None else None,
-            )
-            for place in places
-            for lsn, idx, action, record, changes in query(
-                "SELECT walbrook_lsn, walbrook_idx, walbrook_action, record, changes FROM t",
-                t=place,
-            )
-        ]
-        return sorted(found, key=lambda one: one.cursor or ORIGIN)
+        return _held_in_histories(row for place in places for row in query(_HISTORY, t=place))
 
     @contextmanager
     def outage(self) -> Iterator[None]:
         with _not_a_directory(self.directory):
             yield
+
+
+class IcebergHarness(DeltaHarness):
+    """The same as Iceberg tables, whose catalog is elsewhere."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._lake = IcebergLake(directory / "lake")
+
+    def open(self) -> Sink:
+        return self._lake.sink()
+
+    def held(self) -> list[Held]:
+        names = [path.name for path in (self.directory / "public").glob("*")]
+        return _held_in_histories(
+            row
+            for name in names
+            for row in self._lake.rows(_HISTORY.replace("FROM t", f"FROM {name}"), name)
+        )
+
+
+_HISTORY = "SELECT walbrook_lsn, walbrook_idx, walbrook_action, record, changes FROM t"
+
+
+def _held_in_histories(rows: Iterable[tuple[object, ...]]) -> list[Held]:
+    found = [
+        Held(
+            Cursor(int(str(lsn)), int(str(idx))),
+            str(action),
+            orjson.loads(str(record)),
+            orjson.loads(str(changes)) if changes is not None else None,
+        )
+        for lsn, idx, action, record, changes in rows
+    ]
+    return sorted(found, key=lambda one: one.cursor or ORIGIN)
 
 
 def _with_texts(batch: MessageBatch) -> MessageBatch:

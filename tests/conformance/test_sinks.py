@@ -14,6 +14,7 @@ from tests.conformance.harness import (
     DeltaHarness,
     FileHarness,
     Harness,
+    IcebergHarness,
     LedgeredHarness,
     ParquetHarness,
     PostgresHarness,
@@ -33,7 +34,7 @@ _SHAPED = [(sink, shape) for sink in ("file", "redis_stream", "webhook") for sha
 
 _ROUTED = [("redis_stream", "routed"), ("webhook", "routed")]
 _EVENTS = ("postgres", "events")
-_ON_DISK = [("parquet", "sequin"), ("delta", "sequin")]
+_ON_DISK = [("parquet", "sequin"), ("delta", "sequin"), ("iceberg", "sequin")]
 _LEDGERED = [("webhook", "postgres ledger"), ("webhook", "redis ledger")]
 
 
@@ -44,6 +45,7 @@ _LEDGERED = [("webhook", "postgres ledger"), ("webhook", "redis ledger")]
         *_LEDGERED,
         ("parquet", "sequin"),
         ("delta", "sequin"),
+        ("iceberg", "sequin"),
         ("pull", "sequin"),
         _EVENTS,
     ],
@@ -59,6 +61,8 @@ def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
         return PostgresHarness(request.getfixturevalue("database"))
     if sink == "delta":
         return DeltaHarness(tmp_path)
+    if sink == "iceberg":
+        return IcebergHarness(tmp_path)
     if sink == "parquet":
         return ParquetHarness(tmp_path)
     if sink == "redis_stream":

@@ -107,6 +107,8 @@ def _percentiles(prefix: str) -> tuple[str, ...]:
             (
                 "rows_per_s_delta_append",
                 "changes_per_s_delta_upsert",
+                "rows_per_s_iceberg_append",
+                "changes_per_s_iceberg_upsert",
                 "freshness_p50_ms",
                 "freshness_p99_ms",
                 "files_per_hour",

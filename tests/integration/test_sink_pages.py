@@ -17,7 +17,7 @@ from tests.integration.test_operators import Operator
 pytestmark = pytest.mark.migrated
 
 DOCS = Path(__file__).parents[2] / "docs" / "sinks"
-PAGES = ("delta", "file", "parquet", "pull", "redis_stream", "webhook")
+PAGES = ("delta", "file", "iceberg", "parquet", "pull", "redis_stream", "webhook")
 _DATABASE = {
     "name": "shop",
     "hostname": "h",

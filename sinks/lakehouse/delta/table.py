@@ -24,7 +24,7 @@ import pyarrow.fs as pafs
 from cdc.cursor import Cursor
 from cdc.errors import OperatorError
 from sinks.directory import make_directories, probe_directory, sync_directory
-from sinks.lakehouse.columns import plain_schema
+from sinks.lakehouse.columns import DROPPED, Evolution, plain_schema
 from sinks.lakehouse.delta import library as delta
 from sinks.lakehouse.delta.actions import listed_files, stats_of
 from sinks.lakehouse.delta.errors import from_delta
@@ -87,18 +87,20 @@ class DeltaLakeTable:
             if self._folder is not None:
                 sync_directory(self._folder)
 
-    def add_columns(self, fields: Sequence[pa.Field], state: TableState) -> None:
+    def alter(self, evolution: Evolution, state: TableState) -> bool:
+        if evolution.rewrites:
+            return False
+        properties = self._properties(state)
         with self._telling():
-            fields_of_delta = delta.Schema.from_arrow(pa.schema(fields)).fields
-            self._loaded.alter.add_columns(
-                fields_of_delta, commit_properties=self._properties(state)
-            )
-
-    def mark_column(self, name: str, key: bytes, state: TableState) -> None:
-        with self._telling():
-            self._loaded.alter.set_column_metadata(
-                name, {key.decode(): "1"}, commit_properties=self._properties(state)
-            )
+            if evolution.dropped:
+                mark = {DROPPED.decode(): "1"}
+                self._loaded.alter.set_column_metadata(
+                    evolution.dropped[0], mark, commit_properties=properties
+                )
+            else:
+                fields = delta.Schema.from_arrow(pa.schema(evolution.added)).fields
+                self._loaded.alter.add_columns(fields, commit_properties=properties)
+        return True
 
     def files(self) -> list[DataFile]:
         with self._telling():

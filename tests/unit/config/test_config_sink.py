@@ -251,7 +251,8 @@ def test_a_disabled_sink_is_kept_as_disabled() -> None:
 @pytest.mark.parametrize("destination", ["{type: nowhere}", "{path: out}", "{type: }"])
 def test_an_unknown_or_missing_destination_type_is_refused(destination: str) -> None:
     found = refusal(sink(f"destination: {destination}"))
-    expected = "sinks[0].destination.type: should be one of delta, file, kafka, parquet, postgres, "
+    kinds = "delta, file, iceberg, kafka, parquet, postgres, "
+    expected = f"sinks[0].destination.type: should be one of {kinds}"
     assert expected in found
 
 
