@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from cdc.config import load
 from cdc.connection import Connection
+from cdc.service.row_listing import Row, print_rows
 from cdc.service.start import reach, state_called
 from cdc.state import operators
 from cdc.state.operators import State
@@ -33,7 +31,7 @@ ConfigPath = Annotated[
 ]
 Letter = Annotated[int | None, typer.Option("--id", help="Only the dead letter with this id.")]
 _DEFAULT = Path("walbrook.yaml")
-_PIPED_WIDTH = 200
+_LETTER_HEADINGS = ("id", "consumer", "cursor", "table", "action", "kind", ">tried")
 
 
 @operator_app.command()
@@ -181,16 +179,13 @@ def dead_letters(
     if not found:
         typer.echo("no dead letters")
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("id", "consumer", "cursor", "table", "action", "kind", "tried", "error"):
-        table.add_column(heading, no_wrap=heading != "error", overflow="fold")
+    rows = []
     for row in found:
         where = f"{row['table_schema']}.{row['table_name']}"
         cells = (row["id"], row["called"], row["cursor"], where, row["action"], row["kind"],
-                 row["deliveries"], row["error"])  # fmt: skip
-        table.add_row(*(Text(str(cell)) for cell in cells))
-    console = Console()
-    console.print(table, width=None if console.is_terminal else _PIPED_WIDTH)
+                 row["deliveries"])  # fmt: skip
+        rows.append(Row([str(cell) for cell in cells], [str(row["error"])]))
+    print_rows(_LETTER_HEADINGS, rows)
     if len(found) == operators.LETTERS_MAX:
         typer.echo(f"these are the first {operators.LETTERS_MAX:,}")
 
