@@ -284,3 +284,43 @@ def test_tables_of_a_backfill_that_the_role_may_not_read_are_said_with_the_grant
     database.execute(grants)
     code, said = check(tmp_path, reader, lines_in(tmp_path), sink_keys=backfilled)
     assert (code, said["database shop"]) == (0, "ready")
+
+
+def test_a_problem_in_the_file_hides_no_other_and_no_place(
+    tmp_path: Path, database: Database
+) -> None:
+    database.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY); CREATE PUBLICATION walbrook FOR TABLE orders"
+    )
+    place = conninfo_to_dict(database.dsn)
+    database_keys = {
+        "name": "shop", "hostname": place["host"], "port": int(str(place["port"])),
+        "database": place["dbname"], "username": place["user"],
+        "password": place.get("password", ""), "slot": {"name": "walbrook"},
+        "publication": {"name": "walbrook"},
+    }  # fmt: skip
+    grouped = {"tables": [{"name": "public.orders", "group_column_names": ["idd"]}]}
+    timed = {"ordering": "event_time", "event_time": {"column": "at"}}
+    sinks = [
+        {
+            "name": "one",
+            "destination": {"type": "webhook", "url": "http://127.0.0.1:1/"},
+            **grouped,
+        },
+        {
+            "name": "two",
+            "destination": {"type": "webhook", "url": "http://127.0.0.1:1/"},
+            **grouped,
+        },
+        {"name": "three", "destination": {"type": "file", "path": "lines"}, **timed},
+    ]
+    config = tmp_path / "walbrook.yaml"
+    config.write_text(yaml.safe_dump({"databases": [database_keys], "sinks": sinks}))
+    result = CliRunner().invoke(app, ["config", "check", "--connect", "-c", str(config)])
+    assert result.exit_code == 1
+    problems = str(result.exception)
+    for said in ("sinks[0].tables[0]", "sinks[1].tables[0]", "shows no column at"):
+        assert said in problems
+    assert "correct" not in result.output
+    assert "database shop: WRONG: database shop is not ready" in result.output
+    assert "sink one (webhook): WRONG" in result.output
