@@ -12,7 +12,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from cdc.change import ROUTE, MessageBatch
-from cdc.cursor import ORIGIN
+from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import OperatorError, PoisonError, TransientError
 from sinks.postgres import PostgresSink
 from tests.conformance.messages import batch as plain_batch
@@ -504,6 +504,9 @@ def test_a_table_without_a_key_is_not_repeated_after_a_rewind(
     refused = again.deliver(batch.slice(1))
     assert isinstance(refused.error, OperatorError)
     assert "public.b has no key" in refused.error.what
+    had = batch.cursor(-1)
+    behind = Cursor(had.lsn, had.idx + 1)
+    assert f"walbrook skip-to with the sink's name and {behind}" in refused.error.fix
     source.run("INSERT INTO b VALUES (2)")
     delivered(again, source.taken())
     assert there.execute("SELECT * FROM b ORDER BY n") == [(1,), (2,)]
