@@ -70,8 +70,9 @@ def rewind(
     destination: Annotated[
         str | None,
         typer.Option(
-            help="What becomes of what a file, parquet or redis_stream destination holds: "
-            "new_generation (it stays, a new place beside it begins) or truncate (it is removed)."
+            help="What becomes of what a destination holds that keeps a position of its own (file, "
+            "parquet, redis_stream, exactly-once kafka): new_generation (it stays, a new place "
+            "beside it begins) or truncate (it is removed; not for kafka)."
         ),
     ] = None,
     config: ConfigPath = _DEFAULT,
@@ -89,6 +90,7 @@ def rewind(
                 destination=destination,
             ),
             "removed from its queue, because they come again",
+            says_none=False,
         )
 
 
@@ -202,10 +204,13 @@ def state_of(config: Path) -> Iterator[Connection]:
         yield connection
 
 
-def _tell(consumer: str, state: State, what: str = "") -> None:
-    """The consumer's new state in one or two lines, under the name it was given."""
-    if what:
-        count = state["affected"]
+def _tell(consumer: str, state: State, what: str = "", *, says_none: bool = True) -> None:
+    """The consumer's new state in one or two lines, under the name it was given.
+
+    The first counts the messages to which something was done; without ``says_none`` only if any.
+    """
+    count = state["affected"]
+    if what and (count or says_none):
         typer.echo(f"{count} message{'' if count == 1 else 's'} {what}")
     paused = f", paused since {state['paused_at']:%Y-%m-%d %H:%M:%S}" if state["paused_at"] else ""
     generation = f" of generation {state['generation']}" if state["generation"] != 1 else ""

@@ -89,4 +89,5 @@ def _note(note: str, width: int | None) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    """A text from anywhere, without what would move a terminal's cursor."""
+    return "".join(each if each.isprintable() else "?" for each in " ".join(text.split()))

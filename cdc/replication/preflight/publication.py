@@ -77,6 +77,13 @@ def create_publication(
             connection.execute(text.encode())
     except psycopg.errors.InsufficientPrivilege as error:
         return [_no_right(connection, name, text, error)]
+    except psycopg.errors.LockNotAvailable:
+        return [
+            Problem(
+                f"The publication {name} could not be created: one of its tables is locked",
+                "try again when the transaction that locks it has ended",
+            )
+        ]
     except psycopg.errors.DuplicateObject:
         return []  # somebody was faster; what it publishes is checked next
     except psycopg.errors.ProgrammingError as error:

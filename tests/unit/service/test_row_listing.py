@@ -48,7 +48,7 @@ def test_numbers_stand_to_the_right() -> None:
 
 
 def test_a_table_that_fits_is_a_table() -> None:
-    assert row_listing(("id", "name"), [Row(("1", "a\nb"), [""])], 9).splitlines() == [
+    assert row_listing(("id", "name"), [Row(("1", "a\nb\x1b"), [""])], 9).splitlines() == [
         "id  name",
-        "1   a b",
+        "1   a b?",
     ]
