@@ -66,7 +66,9 @@ def _is_backfilled(config: Config, database: Database, schema: str, name: str) -
         wanted = sink.initial_backfill
         if sink.status != "active" or not wanted or not sink.source.takes(schema, name):
             continue
-        if wanted is True or (schema, name) in {(each.schema, each.table) for each in wanted}:
+        if isinstance(wanted, bool) or (schema, name) in {
+            (each.schema, each.table) for each in wanted
+        }:
             return True
     return False
 
