@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cdc.error_text import public_text
-from cdc.errors import WalbrookError
+from cdc.errors import TransientError, WalbrookError
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,9 @@ def probe_all(places: Mapping[str, Callable[[], str]], deadline_s: float) -> lis
     def run(name: str, look: Callable[[], str]) -> None:
         try:
             found[name] = Probed(name, True, look())
+        except TransientError as error:
+            # A service tries again by itself; whoever looked once has to do something.
+            found[name] = Probed(name, False, str(TransientError(error.what, fix=_by_hand(error))))
         except WalbrookError as error:
             found[name] = Probed(name, False, str(error))
         except Exception as error:
@@ -45,3 +48,8 @@ def probe_all(places: Mapping[str, Callable[[], str]], deadline_s: float) -> lis
         thread.join(max(0.0, end - time.monotonic()))
     late = f"no answer within {deadline_s:g} s. To fix it: check the address, and that it is up"
     return [found.get(name, Probed(name, False, late)) for name in places]
+
+
+def _by_hand(error: TransientError) -> str:
+    """What a person can do, without what the service does by itself."""
+    return error.fix.removeprefix("it is retried").removeprefix("; ")

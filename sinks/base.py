@@ -37,6 +37,9 @@ from cdc.errors import WalbrookError
 from cdc.queue.ledger import Integers, LedgerUse
 from cdc.verify.held import Form, Key
 
+UNFIT_TABLE = "unfit_table"
+"""The kind of an error of a sink that cannot have a table as it was when its rows were read."""
+
 
 @dataclass(frozen=True)
 class Delivery:

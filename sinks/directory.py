@@ -22,6 +22,7 @@ _FOR_AN_OPERATOR = frozenset(
 )
 
 
+_OF_THE_KERNEL = (Path("/proc"), Path("/sys"))  # root may write there, and nothing can be made
 _HOLDER_BYTES = 16
 
 
@@ -115,6 +116,11 @@ def probe_directory(path: Path) -> str:
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         error = errno.EACCES if there.is_dir() else errno.ENOTDIR
         raise disk_error(path, OSError(error, os.strerror(error)))
+    if any(there.resolve().is_relative_to(kernel) for kernel in _OF_THE_KERNEL):
+        raise OperatorError(
+            f"{path} cannot be made: {there} belongs to the kernel and takes no files",
+            fix="give the service a directory of a disk",
+        )
     return "may be written to" if there == path else f"may be created in {there}"
 
 

@@ -124,7 +124,9 @@ def reading_errors(leaf: TableName, statement_s: int) -> Iterator[None]:
         raise OperatorError(
             f"{leaf} cannot be read: {public_text(error)}",
             fix="grant SELECT on it to the role of the source (and BYPASSRLS if it has row-level "
-            "security), or mend the backfill's where; then retry the backfill",
+            "security), then retry the backfill"
+            if isinstance(error, psycopg.errors.InsufficientPrivilege)
+            else "cancel the backfill, and start it again with a where that fits the table",
             kind="chunk_refused",
         ) from error
     except psycopg.Error as error:

@@ -11,10 +11,13 @@ from typing import Any, Final
 
 import psycopg
 import xxhash
+from psycopg import sql
 
 from cdc.config.table import TableName
 from cdc.decoding.relation import Relation, parse_relation
 from cdc.errors import OperatorError
+from cdc.replication.preflight.tables import TableName as CatalogName
+from cdc.replication.preflight.tables import near_tables, read_tables
 from cdc.replication.published import published_relations
 from cdc.replication.relations import OWN_SCHEMA
 
@@ -125,12 +128,29 @@ def sent_as(connection: Connection, publication: str, named: TableName) -> list[
         return [named]
     rows = connection.execute(_PARTS, (publication, named.schema, named.table)).fetchall()
     if not rows:
-        raise OperatorError(
-            f"table {named} is not in the publication {publication}",
-            fix=f"ALTER PUBLICATION {publication} ADD TABLE …, then retry the backfill",
-            kind="not_published",
-        )
+        raise _not_sent(connection, publication, named)
     return [TableName(schema, table) for schema, table in rows]
+
+
+def _not_sent(connection: Connection, publication: str, named: TableName) -> OperatorError:
+    """Why no change of a table comes: it is not there, or not published."""
+    wanted, tables = CatalogName(named.schema, named.table), read_tables(connection)
+    if wanted not in tables:
+        near = near_tables(wanted, tables)
+        again = f"did you mean {' or '.join(near)}? " if near else ""
+        return OperatorError(
+            f"there is no table {named} in the source",
+            fix=f"{again}cancel the backfill and start it for a table that exists",
+            kind="no_such_table",
+        )
+    add = sql.SQL("ALTER PUBLICATION {} ADD TABLE {};").format(
+        sql.Identifier(publication), wanted.identifier
+    )
+    return OperatorError(
+        f"table {named} is not in the publication {publication}",
+        fix=f"{add.as_string(None)} Then retry the backfill",
+        kind="not_published",
+    )
 
 
 def describe_table(connection: Connection, publication: str, name: TableName) -> PublishedTable:

@@ -80,8 +80,9 @@ def _sections(
         below = f"{path}.{key}".removeprefix(".") + ("[]" if field.get("type") == "array" else "")
         for name in _references(field):
             word = defs[name]["properties"].get("type", {})
-            kind = word.get("const") or next(iter(word.get("enum", ())), None)
-            title = f"`{below}` of type `{kind}`" if kind else f"`{below}`"
+            kinds = [word["const"]] if "const" in word else word.get("enum", ())
+            of_type = " or ".join(f"`{kind}`" for kind in kinds)
+            title = f"`{below}` of type {of_type}" if of_type else f"`{below}`"
             yield from _sections(defs[name], below, title, defs)
 
 

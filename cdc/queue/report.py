@@ -22,13 +22,16 @@ def report_queues(connection: Connection, source: str, term: int) -> None:
     ).fetchall():
         conditions = []
         if waiting and refused:  # without a refusal they are on their way
-            behind = int(str(waiting)) - int(str(refused))
+            count = int(str(refused))
+            behind = int(str(waiting)) - count
+            messages = f"{count} message{'' if count == 1 else 's'}"
             conditions = [
                 Condition(
                     "queue_waiting",
                     "warning",
-                    f"the destination of {consumer} refused {refused} messages, and {behind} wait "
-                    f"behind them; the others go on. The first: {first}",
+                    f"the destination of {consumer} refused {messages}, and {behind} wait "
+                    f"behind {'it' if count == 1 else 'them'}; the others go on. The first: "
+                    f"{first}",
                     fix="they are tried again by themselves, and become dead letters after the "
                     "sink's max_deliveries; walbrook.events lists them with their errors, "
                     "walbrook.discard gives one up",

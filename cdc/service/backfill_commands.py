@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
 
 from cdc.connection import Connection
 from cdc.service.operator_commands import ConfigPath, Name, state_of
+from cdc.service.row_listing import Row, print_rows
 from cdc.state.backfill_operators import Act, backfills, change_backfill, start_backfill
 from cdc.state.operators import State
 
@@ -26,6 +24,7 @@ backfill_app = typer.Typer(
 
 _DEFAULT = Path("walbrook.yaml")
 _LOOK_S = 0.5
+_HEADINGS = ("id", "consumer", "table", "state", ">done", ">rows", ">rows/s", ">left")
 _OPEN = ("waiting", "running", "paused")
 
 Id = Annotated[int, typer.Argument(metavar="ID", help="As walbrook backfill status shows it.")]
@@ -101,13 +100,7 @@ def status(
     if not found:
         typer.echo("no backfills")
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("id", "consumer", "table", "state", "done", "rows", "rows/s", "left", "note"):
-        table.add_column(heading, no_wrap=heading != "note", overflow="fold")
-    for row in found:
-        table.add_row(*(Text(cell) for cell in _cells(row)))
-    console = Console()
-    console.print(table, width=None if console.is_terminal else 200)
+    print_rows(_HEADINGS, [Row(_cells(row), [_note(row)]) for row in found])
 
 
 def _cells(row: State) -> tuple[str, ...]:
@@ -121,8 +114,11 @@ def _cells(row: State) -> tuple[str, ...]:
         f"{row['rows']:,}",
         "" if rate is None else f"{float(str(rate)):,.0f}",
         "" if left is None else f"{float(str(left)):,.0f} s",
-        str(row["error"] or row["reason"] or ""),
     )
+
+
+def _note(row: State) -> str:
+    return str(row["error"] or row["reason"] or "")
 
 
 def _watch(state: Connection, backfill: int) -> None:
@@ -144,7 +140,7 @@ def _watch(state: Connection, backfill: int) -> None:
                 total=float(str(row["chunks"])) or None,
                 completed=float(str(row["chunks_done"])),
                 rows=row["rows"],
-                note=str(row["error"] or row["reason"] or ""),
+                note=_note(row),
             )
             if row["state"] not in _OPEN:
                 break

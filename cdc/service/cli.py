@@ -7,6 +7,7 @@ bug.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +19,7 @@ from rich.console import Console
 
 from cdc.config import Config, load, show
 from cdc.config.extras import check_extras
-from cdc.errors import OperatorError, WalbrookError
+from cdc.errors import ConfigError, OperatorError, WalbrookError
 from cdc.replication.stop import StopSignal
 from cdc.service.backfill_commands import backfill_app
 from cdc.service.connect_check import check_connections
@@ -162,16 +163,24 @@ def config_check(
     """Read the file as the service would and say what is wrong with it, expressions included."""
     settings = load(config)
     check_extras(settings.sinks)
-    for unchecked in [
-        *check_groups(settings),
-        *check_event_time(settings),
-        *check_expressions(settings, config),
-    ]:
-        typer.echo(f"not checked: {unchecked}")
-    typer.echo(f"{config}: {_summary(settings)}")
+    checks: list[Callable[[], list[str]]] = [
+        lambda: check_groups(settings),
+        lambda: check_event_time(settings),
+        lambda: check_expressions(settings, config),
+    ]
+    problems: list[ConfigError] = []
+    for check in checks:
+        try:
+            for unchecked in check():
+                typer.echo(f"not checked: {unchecked}")
+        except ConfigError as error:
+            problems.append(error)
+    typer.echo(f"{config}: {'WRONG, see below' if problems else _summary(settings)}")
     found = check_connections(settings, config, deadline_s) if connect else []
     for each in found:
         typer.echo(f"{each.name}: {'' if each.ok else 'WRONG: '}{each.text}")
+    if problems:
+        raise ConfigError("\n".join(map(str, problems)))
     if not all(each.ok for each in found):
         raise typer.Exit(1)
 

@@ -1,7 +1,7 @@
 """Trying everything that a configuration connects to: databases, the state, destinations.
 
-Invariants: nothing changes anywhere: no slot, publication, schema, file or key is made. All places
-are tried at once, each within the deadline.
+Invariants: nothing changes anywhere: no slot, publication, schema, file or key is made; what is
+tried in a transaction is rolled back. All places are tried at once, each within the deadline.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import orjson
+import psycopg
 
 from cdc.config import Config, Database
-from cdc.errors import OperatorError
+from cdc.errors import OperatorError, WalbrookError
 from cdc.probing import Probed, probe_all
 from cdc.replication.preflight import check_source
-from cdc.service.start import reach, state_called, tables_wanted
+from cdc.service.start import check_served_before, reach, state_called, tables_wanted
+from cdc.state.positions import registered_slot
 
 _GRACE_S = 10.0  # for the process that tries the sinks to start
 _STATE = """
@@ -42,11 +44,42 @@ def check_connections(config: Config, path: Path, deadline_s: float) -> list[Pro
 def _source(config: Config, database: Database) -> Callable[[], str]:
     def look() -> str:
         wanted, schemas = tables_wanted(config, database)
+        registered = _registered_slot(config, database)
         with reach(database.dsn(), f"database {database.name}") as connection:
-            warnings = check_source(connection, database, wanted, schemas_wanted=schemas)
+            if registered is not None:
+                check_served_before(connection, database, registered)
+            warnings = check_source(
+                connection,
+                database,
+                wanted,
+                schemas_wanted=schemas,
+                reads=lambda schema, name: _is_backfilled(config, database, schema, name),
+            )
         return "ready" + "".join(f"; note: {warning}" for warning in warnings)
 
     return look
+
+
+def _is_backfilled(config: Config, database: Database, schema: str, name: str) -> bool:
+    """Whether a sink is to get the rows first that the table has already."""
+    for sink in config.sinks_of(database.name):
+        wanted = sink.initial_backfill
+        if sink.status != "active" or not wanted or not sink.source.takes(schema, name):
+            continue
+        if isinstance(wanted, bool) or (schema, name) in {
+            (each.schema, each.table) for each in wanted
+        }:
+            return True
+    return False
+
+
+def _registered_slot(config: Config, database: Database) -> str | None:
+    """The slot that a source was read through; what is wrong with the state is said there."""
+    try:
+        with reach(config.state_dsn(), state_called(config)) as state:
+            return registered_slot(state, database.name)
+    except (psycopg.Error, WalbrookError):
+        return None
 
 
 def _state(config: Config) -> str:

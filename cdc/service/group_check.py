@@ -40,20 +40,19 @@ def group_problem(
 def check_groups(config: Config) -> list[str]:
     """What could not be checked, because a database does not answer.
 
-    ConfigError for the first column that is wrong.
+    ConfigError with the first wrong column of each sink.
     """
-    unchecked = []
+    unchecked, problems = [], []
     for database in config.databases:
         sinks = [s for s in config.sinks_of(database.name) if s.tables and s.status == "active"]
         if not sinks:
             continue
         try:
             with reach(database.dsn(), f"database {database.name}") as source:
-                for sink in sinks:
-                    if (problem := group_problem(config, database, sink, source)) is not None:
-                        raise problem
-        except ConfigError:
-            raise
+                found = [group_problem(config, database, sink, source) for sink in sinks]
+                problems += [str(problem) for problem in found if problem is not None]
         except OperatorError as error:
             unchecked.append(f"the columns that sinks group by: {error.what}")
+    if problems:
+        raise ConfigError("\n".join(problems))
     return unchecked

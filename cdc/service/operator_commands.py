@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from cdc.config import load
 from cdc.connection import Connection
+from cdc.service.row_listing import Row, print_rows
 from cdc.service.start import reach, state_called
 from cdc.state import operators
 from cdc.state.operators import State
@@ -33,7 +31,7 @@ ConfigPath = Annotated[
 ]
 Letter = Annotated[int | None, typer.Option("--id", help="Only the dead letter with this id.")]
 _DEFAULT = Path("walbrook.yaml")
-_PIPED_WIDTH = 200
+_LETTER_HEADINGS = ("id", "consumer", "cursor", "table", "action", "kind", ">tried")
 
 
 @operator_app.command()
@@ -72,8 +70,9 @@ def rewind(
     destination: Annotated[
         str | None,
         typer.Option(
-            help="What becomes of what a file, parquet or redis_stream destination holds: "
-            "new_generation (it stays, a new place beside it begins) or truncate (it is removed)."
+            help="What becomes of what a destination holds that keeps a position of its own (file, "
+            "parquet, redis_stream, exactly-once kafka): new_generation (it stays, a new place "
+            "beside it begins) or truncate (it is removed; not for kafka)."
         ),
     ] = None,
     config: ConfigPath = _DEFAULT,
@@ -91,6 +90,7 @@ def rewind(
                 destination=destination,
             ),
             "removed from its queue, because they come again",
+            says_none=False,
         )
 
 
@@ -181,16 +181,13 @@ def dead_letters(
     if not found:
         typer.echo("no dead letters")
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("id", "consumer", "cursor", "table", "action", "kind", "tried", "error"):
-        table.add_column(heading, no_wrap=heading != "error", overflow="fold")
+    rows = []
     for row in found:
         where = f"{row['table_schema']}.{row['table_name']}"
         cells = (row["id"], row["called"], row["cursor"], where, row["action"], row["kind"],
-                 row["deliveries"], row["error"])  # fmt: skip
-        table.add_row(*(Text(str(cell)) for cell in cells))
-    console = Console()
-    console.print(table, width=None if console.is_terminal else _PIPED_WIDTH)
+                 row["deliveries"])  # fmt: skip
+        rows.append(Row([str(cell) for cell in cells], [str(row["error"])]))
+    print_rows(_LETTER_HEADINGS, rows)
     if len(found) == operators.LETTERS_MAX:
         typer.echo(f"these are the first {operators.LETTERS_MAX:,}")
 
@@ -207,10 +204,13 @@ def state_of(config: Path) -> Iterator[Connection]:
         yield connection
 
 
-def _tell(consumer: str, state: State, what: str = "") -> None:
-    """The consumer's new state in one or two lines, under the name it was given."""
-    if what:
-        count = state["affected"]
+def _tell(consumer: str, state: State, what: str = "", *, says_none: bool = True) -> None:
+    """The consumer's new state in one or two lines, under the name it was given.
+
+    The first counts the messages to which something was done; without ``says_none`` only if any.
+    """
+    count = state["affected"]
+    if what and (count or says_none):
         typer.echo(f"{count} message{'' if count == 1 else 's'} {what}")
     paused = f", paused since {state['paused_at']:%Y-%m-%d %H:%M:%S}" if state["paused_at"] else ""
     generation = f" of generation {state['generation']}" if state["generation"] != 1 else ""

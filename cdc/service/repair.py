@@ -38,6 +38,7 @@ from cdc.state.repairs import Deletes, TableRepair, begin_repair, lost_changes, 
 _logger = structlog.get_logger("walbrook.repair")
 
 _REPLACED: Final = "publication_replaced"
+_TOLD_MAX: Final = 10
 REPAIRABLE: Final = ("slot_missing", "slot_lost", "slot_ahead", _REPLACED)
 """What a look at the source can find that a repair bridges."""
 _REPORTED: Final = (
@@ -190,16 +191,30 @@ def _planned(
 
 def _refuse_unknown_deletes(tables: dict[str, list[_Planned]]) -> None:
     """Raise if rows that were deleted would stay at a destination without anybody's consent."""
+    of_reason: dict[tuple[str, str], list[str]] = {}
     for sink, planned in tables.items():
         for each in planned:
             if each.wants_deletes and each.repair.kept_reason is not None:
-                raise OperatorError(
-                    f"rows of {each.repair.table} that were deleted meanwhile cannot be found for "
-                    f"consumer {sink}: {each.repair.kept_reason}",
-                    fix="repair with --deletes=skip: where deleted rows cannot be found they stay "
-                    "at the destination, and the gap says so; nothing was changed yet",
-                    kind="deletes_unknown",
-                )
+                unknown = of_reason.setdefault((sink, each.repair.kept_reason), [])
+                unknown.append(str(each.repair.table))
+    if not of_reason:
+        return
+    told = [
+        f"of {_bounded(names)} for consumer {sink}: {why}"
+        for (sink, why), names in of_reason.items()
+    ]
+    raise OperatorError(
+        "rows that were deleted meanwhile cannot be found: " + _bounded(told, "; "),
+        fix="repair with --deletes=skip: where deleted rows cannot be found they stay "
+        "at the destination, and the gap says so; nothing was changed yet",
+        kind="deletes_unknown",
+    )
+
+
+def _bounded(names: Sequence[str], between: str = ", ") -> str:
+    more = len(names) - _TOLD_MAX
+    rest = f"{between}and {more:,} more" if more > 0 else ""
+    return between.join(names[:_TOLD_MAX]) + rest
 
 
 def _new_slot(source: Connection, database: Database, snapshots: StandbySnapshots | None) -> int:

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from cdc.config import load
 from cdc.connection import Connection
@@ -18,6 +15,7 @@ from cdc.cursor import format_lsn
 from cdc.errors import OperatorError
 from cdc.service.operator_commands import ConfigPath, state_of
 from cdc.service.repair import repair as begin
+from cdc.service.row_listing import Row, print_rows
 from cdc.state.operators import State
 from cdc.state.repairs import consumers_without_rows, repaired_tables, repairs
 
@@ -25,6 +23,7 @@ repair_app = typer.Typer()
 
 _DEFAULT = Path("walbrook.yaml")
 _LOOK_S = 0.5
+_HEADINGS = ("consumer", "table", "state", "rows by", ">rows", ">deletes")
 
 
 class _Deletes(StrEnum):
@@ -97,17 +96,16 @@ def _show(state: Connection, repair: State) -> None:
     )
     for row in consumers_without_rows(state, number):
         typer.echo(f"consumer {row['consumer']} gets its gap and no rows: {row['reason']}")
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("consumer", "table", "state", "rows by", "rows", "deletes", "note"):
-        shown.add_column(heading, no_wrap=heading != "note", overflow="fold")
-    for row in repaired_tables(state, number):
-        shown.add_row(*(Text(cell) for cell in _cells(row)))
-    console = Console()
-    console.print(shown, width=None if console.is_terminal else 200)
+    found = repaired_tables(state, number)
+    print_rows(_HEADINGS, [Row(_cells(row), _notes(row)) for row in found])
+
+
+def _notes(row: State) -> list[str]:
+    notes = (row["error"] or row["reason"], row["whole_reason"], row["kept_reason"])
+    return [str(note) for note in notes if note]
 
 
 def _cells(row: State) -> tuple[str, ...]:
-    notes = (row["error"] or row["reason"], row["whole_reason"], row["kept_reason"])
     compared = row["deletes"] == "compared"
     return (
         str(row["consumer"]),
@@ -116,5 +114,4 @@ def _cells(row: State) -> tuple[str, ...]:
         str(row["rows_read"]),
         f"{row['rows']:,}",
         f"{row['deleted']:,}" if compared else "not found",
-        "; ".join(str(note) for note in notes if note),
     )

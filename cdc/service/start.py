@@ -25,7 +25,7 @@ from cdc.replication.slot_row import repair
 from cdc.replication.stop import StopSignal
 from cdc.state.health import resolve_unserved
 from cdc.state.migrate import Migration, migrate
-from cdc.state.positions import Described, is_registered, register_source
+from cdc.state.positions import Described, register_source, registered_slot
 
 _logger = structlog.get_logger("walbrook.start")
 
@@ -101,10 +101,28 @@ def prepare_state(config: Config) -> None:
         resolve_unserved(state, [database.name for database in config.databases])
 
 
-def _check_slot_is_there(source: Connection, database: Database) -> None:
+def check_served_before(source: Connection, database: Database, registered: str) -> None:
+    """Refuse a source that was read through the slot ``registered`` and now lacks its slot.
+
+    Nor may its publication be missing: what was committed without it never came through the slot.
+    """
+    _check_slot_is_there(source, database, registered)
+    name = database.publication.name
+    if source.execute(_PUBLICATION, (name,)).fetchone() is None:
+        raise publication_missing(name)
+
+
+def _check_slot_is_there(source: Connection, database: Database, registered: str) -> None:
     """A slot that was there once took changes with it: it is never made anew in silence."""
     slot = database.slot.name
     if source.execute(_SLOT, (slot,)).fetchone() is None:
+        if slot != registered and source.execute(_SLOT, (registered,)).fetchone() is not None:
+            raise SourceError(
+                f"replication slot {slot} of source {database.name} does not exist; the source was "
+                f"read through another slot so far, {registered}, which is still there",
+                fix=f"write slot: {{name: {registered}}} for the database in the configuration, "
+                "as it was before",
+            )
         raise SourceError(
             f"replication slot {slot} of source {database.name} no longer exists; changes since "
             "then that are not in the log are lost",
@@ -113,13 +131,6 @@ def _check_slot_is_there(source: Connection, database: Database) -> None:
             "'pgoutput');) and start: the reader then stops, says where the gap is, and how to "
             "repair or accept it",
         )
-
-
-def _check_publication_is_there(source: Connection, database: Database) -> None:
-    """Nor is a publication: what was committed without it never came through the slot."""
-    name = database.publication.name
-    if source.execute(_PUBLICATION, (name,)).fetchone() is None:
-        raise publication_missing(name)
 
 
 def _described_type(destination: Destination) -> str:
@@ -169,13 +180,12 @@ def prepare_database(config: Config, database: Database) -> int:
     sinks = [sink for sink in config.sinks_of(database.name) if sink.status == "active"]
     wanted, schemas = tables_wanted(config, database)
     with reach(config.state_dsn(), state_called(config)) as state:
-        known = is_registered(state, database.name)
-    if known:
+        registered = registered_slot(state, database.name)
+    if registered is not None:
         wanted, schemas = [], []
     with reach(database.dsn(), f"database {database.name}") as source:
-        if known:
-            _check_slot_is_there(source, database)
-            _check_publication_is_there(source, database)
+        if registered is not None:
+            check_served_before(source, database, registered)
         identity: SourceIdentity = prepare_source(
             source,
             database,

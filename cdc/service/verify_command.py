@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
 
 from cdc.connection import Connection
 from cdc.errors import OperatorError
 from cdc.service.operator_commands import ConfigPath, Name, state_of
+from cdc.service.row_listing import Row, print_rows
 from cdc.state.operators import State
 from cdc.state.verification_operators import (
     OPEN,
@@ -34,6 +32,10 @@ verify_app = typer.Typer()
 _DEFAULT = Path("walbrook.yaml")
 _LOOK_S = 0.5
 _BARS_MAX = 20  # each look draws all of them
+_HEADINGS = (
+    "id", "table", "state", ">source", ">destination", ">missing", ">extra", ">different",
+    ">changing", ">repaired",
+)  # fmt: skip
 _COUNTS = ("source_rows", "destination_rows", "missing", "extra", "different", "changing")
 
 
@@ -109,14 +111,7 @@ def _cancel(state: Connection, request: int) -> None:
 
 
 def _show(rows: list[State]) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    headings = ("id", "table", "state", "source", "destination", *_COUNTS[2:], "repaired", "note")
-    for heading in headings:
-        table.add_column(heading, no_wrap=heading != "note", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in _cells(row)))
-    console = Console()
-    console.print(table, width=None if console.is_terminal else 200)
+    print_rows(_HEADINGS, [Row(_cells(row), [str(row["error"] or "")]) for row in rows])
     if any(differences(row) for row in rows):
         typer.echo("the keys of rows that differ are in walbrook.verification_keys")
     if any(row["changing"] for row in rows):
@@ -130,7 +125,6 @@ def _cells(row: State) -> tuple[str, ...]:
         _name(row),
         str(row["state"]),
         *("" if number is None else f"{number:,}" for number in numbers),
-        str(row["error"] or ""),
     )
 
 

@@ -104,7 +104,9 @@ UPDATE walbrook.backfill_chunks
    SET state = 'planned', snapshot = NULL, read_lsn = NULL, look_lsn = NULL, file = NULL,
        rows = NULL, bytes = NULL, delivered = 0, piece_rows = NULL, place_lsn = NULL,
        place_idx = NULL, attempts = attempts + %(failed)s, error = %(error)s
- WHERE backfill = %(backfill)s AND number = %(number)s
+ WHERE backfill = %(backfill)s
+   AND CASE WHEN %(number)s::integer IS NULL THEN state IN ('read', 'delivering')
+            ELSE number = %(number)s END
 """
 _UNPLACE = """
 UPDATE walbrook.backfill_chunks SET piece_rows = NULL, place_lsn = NULL, place_idx = NULL
@@ -348,6 +350,11 @@ def read_again(
         _AGAIN,
         {"error": error, "failed": int(failed), "backfill": chunk.backfill, "number": chunk.number},
     )
+
+
+def all_read_again(connection: Connection, backfill: int) -> None:
+    """Forget what was read of a backfill and is not delivered: it is read once more."""
+    connection.execute(_AGAIN, {"error": None, "failed": 0, "backfill": backfill, "number": None})
 
 
 def forget_place(connection: Connection, chunk: Chunk) -> None:

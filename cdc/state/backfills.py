@@ -77,12 +77,18 @@ SELECT coalesce(extract(epoch FROM clock_timestamp() - waits_since), 0)::float8
   FROM walbrook.backfills WHERE id = %s
 """
 _TROUBLED = """
-SELECT id, consumer, table_schema || '.' || table_name, state, coalesce(error, reason)
-  FROM walbrook.backfills
- WHERE source = %s AND (state = 'failed' OR state IN ('waiting', 'running') AND reason IS NOT NULL
-                        AND requested_at < clock_timestamp() - interval '1 minute')
- ORDER BY state = 'failed' DESC, id LIMIT 100
+SELECT id, place, failed, why, of_kind
+  FROM (SELECT id, table_schema || '.' || table_name || ' into ' || consumer AS place,
+               state = 'failed' AS failed, coalesce(error, reason) AS why,
+               count(*) OVER (PARTITION BY state = 'failed') AS of_kind,
+               row_number() OVER (PARTITION BY state = 'failed' ORDER BY id) AS nth
+          FROM walbrook.backfills
+         WHERE source = %(source)s
+           AND (state = 'failed' OR state IN ('waiting', 'running') AND reason IS NOT NULL
+                AND requested_at < clock_timestamp() - interval '1 minute')) troubled
+ WHERE nth <= %(most)s ORDER BY id
 """
+_NAMED_MAX = 10  # of the failed ones, and of those that wait
 
 
 @dataclass(frozen=True)
@@ -202,20 +208,35 @@ def waits_no_more(connection: Connection, backfill: int) -> None:
 
 def report_backfills(connection: Connection, source: str, term: int) -> None:
     """Health events of backfills that need an operator, or that have waited for a while."""
-    rows = connection.execute(_TROUBLED, (source,)).fetchall()
+    rows = connection.execute(_TROUBLED, {"source": source, "most": _NAMED_MAX}).fetchall()
+    failed = [row for row in rows if row[2]]
+    waiting = [row for row in rows if not row[2]]
     conditions = []
-    for number, consumer, table, state, why in rows:
-        failed = state == "failed"
+    if failed:
+        retry = "; ".join(f"walbrook backfill retry {row[0]}" for row in failed)
         conditions.append(
             Condition(
-                "backfill_failed" if failed else "backfill_waits",
-                "error" if failed else "warning",
-                f"backfill {number} of {table} into {consumer} {'failed' if failed else 'waits'}: "
-                f"{why}",
-                fix="walbrook backfill retry, skip or cancel" if failed else "",
+                "backfill_failed",
+                "error",
+                _troubled(failed, "failed", "have failed"),
+                fix=f"{retry} (skip or cancel in place of retry: go on without the rest)",
             )
         )
+    if waiting:
+        what = _troubled(waiting, "waits", "wait")
+        conditions.append(Condition("backfill_waits", "warning", what))
     report_conditions(connection, source, term, conditions, scope="backfill_")
+
+
+def _troubled(rows: Sequence[Sequence[object]], one: str, several: str) -> str:
+    """What ails backfills: their number, the first of them by name, and why the first does."""
+    number, place, _, why, count = rows[0]
+    if len(rows) == 1:
+        return f"backfill {number} of {place} {one}: {why}"
+    named = ", ".join(f"{row[0]} of {row[1]}" for row in rows)
+    more = as_int(count) - len(rows)
+    rest = f" and {more:,} more" if more else ""
+    return f"{as_int(count):,} backfills {several}: {named}{rest}; backfill {number}: {why}"
 
 
 def require_latest(connection: Connection, source: str, term: int) -> None:

@@ -102,7 +102,9 @@ SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx
  WHERE c.source = %s AND c.active AND c.disabled_at IS NULL
    AND (c.cursor_lsn, c.cursor_idx) < (%s::pg_lsn, %s)
 """
-_IS_REGISTERED = "SELECT system_identifier <> '' FROM walbrook.sources WHERE name = %s"
+_REGISTERED_SLOT = """
+SELECT slot FROM walbrook.sources WHERE name = %s AND system_identifier <> ''
+"""
 _READ_RESTART = "SELECT restart_lsn::text, restart_idx FROM walbrook.sources WHERE name = %s"
 _READ_POSITION = """
 SELECT s.restart_lsn::text, s.restart_idx, low.lsn::text, low.idx, low.name, s.system_identifier,
@@ -265,10 +267,10 @@ def register_source(
     return int(str(term[0])) if term else 0
 
 
-def is_registered(connection: Connection, source: str) -> bool:
-    """Whether a service has ever served this source from this state database."""
-    row = connection.execute(_IS_REGISTERED, (source,)).fetchone()
-    return row is not None and bool(row[0])
+def registered_slot(connection: Connection, source: str) -> str | None:
+    """The slot of a source that a service has served from this state database."""
+    row = connection.execute(_REGISTERED_SLOT, (source,)).fetchone()
+    return None if row is None else str(row[0])
 
 
 def report_not_ready(

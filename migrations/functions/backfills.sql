@@ -10,6 +10,7 @@ DECLARE
     c walbrook.consumers;
     answer walbrook.backfills;
     parts text[];
+    open walbrook.backfills;
 BEGIN
     c := walbrook.find_consumer(start_backfill.consumer);
     parts := pg_catalog.parse_ident(start_backfill."table");
@@ -29,13 +30,18 @@ BEGIN
         RAISE EXCEPTION 'start_position is a value of sort_column, which is not given'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'give both, or neither';
     END IF;
-    IF EXISTS (SELECT FROM walbrook.backfills b
-                WHERE b.source = c.source AND b.consumer = c.name AND b.table_schema = parts[1]
-                  AND b.table_name = parts[2]
-                  AND b.state IN ('waiting', 'running', 'paused', 'failed')) THEN
-        RAISE EXCEPTION 'a backfill of % into % is under way', array_to_string(parts, '.'), c.name
+    SELECT * INTO open FROM walbrook.backfills b
+     WHERE b.source = c.source AND b.consumer = c.name AND b.table_schema = parts[1]
+       AND b.table_name = parts[2] AND b.state IN ('waiting', 'running', 'paused', 'failed')
+     ORDER BY b.id LIMIT 1;
+    IF open.state = 'failed' THEN
+        RAISE EXCEPTION 'backfill % of % into % has failed, and another can start when it has ended', open.id, array_to_string(parts, '.'), c.name
             USING ERRCODE = 'object_not_in_prerequisite_state',
-                  HINT = 'walbrook.backfill_progress shows it; cancel it, retry it, or wait for its end';
+                  HINT = format('walbrook backfill retry %1$s goes on with it; walbrook backfill cancel %1$s ends it', open.id);
+    ELSIF open.id IS NOT NULL THEN
+        RAISE EXCEPTION 'backfill % of % into % is under way', open.id, array_to_string(parts, '.'), c.name
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'walbrook.backfill_progress shows it; wait for its end, or cancel it';
     END IF;
     INSERT INTO walbrook.backfills AS b
            (source, consumer, table_schema, table_name, where_sql, sort_column, start_position,

@@ -7,14 +7,16 @@ SELECT c.source, c.name AS consumer, q.waiting, q.refused, q.oldest, q.next_due,
          FROM walbrook.events e WHERE e.consumer = c.id) q
   LEFT JOIN LATERAL (
        -- Not its error, which may quote the row.
-       SELECT format('%s, %s%s', e.error_kind, e.commit_lsn || ':' || e.commit_idx,
-                     ' of table ' || nullif(e.table_schema || '.' || e.table_name, '.'))
+       SELECT format('%s%s, refused for %s', e.commit_lsn || ':' || e.commit_idx,
+                     ' of table ' || nullif(e.table_schema || '.' || e.table_name, '.'),
+                     CASE e.error_kind WHEN 'poison' THEN 'its content'
+                                       ELSE 'a reason that may pass' END)
               AS first_refused
          FROM walbrook.events e WHERE e.consumer = c.id AND e.error IS NOT NULL
         ORDER BY e.commit_lsn, e.commit_idx LIMIT 1) f ON true
  WHERE q.waiting > 0;
 
-COMMENT ON VIEW walbrook.queues IS 'Push consumers for which messages wait: how many, how many of them were refused, since when, when the next is tried, and kind, cursor and table of the first that was refused.';
+COMMENT ON VIEW walbrook.queues IS 'Push consumers for which messages wait: how many, how many of them were refused, since when, when the next is tried, and cursor, table and kind of the first that was refused.';
 
 -- ------------------------------------------------------------------------------------------------
 -- For operators: who holds what; a dead letter back into the queue; the queue moved back.

@@ -1,12 +1,14 @@
 """What an error of the destination means for delivery, by its SQLSTATE.
 
-Invariant: ``what`` quotes no value of a row. The server's own words, which may, are the detail.
+Invariant: ``what`` quotes no value of a row. The server's own words, which may, are the detail;
+where they name objects and accounts alone, they are shown.
 """
 
 from __future__ import annotations
 
 import psycopg
 
+from cdc.error_text import one_line
 from cdc.errors import OperatorError, PoisonError, TransientError, WalbrookError
 
 # Classes of SQLSTATE, or whole ones, that pass by themselves.
@@ -60,7 +62,7 @@ def from_postgres(error: psycopg.Error, place: str) -> WalbrookError:
         )
     if state.startswith(_ACCOUNT):
         return OperatorError(
-            f"{place} does not let the sink's account do this ({condition})",
+            f"{place} does not let the sink's account do this{_objects(error)} ({condition})",
             fix="check database, username and password, and grant what docs/sinks/postgres.md "
             "lists",
             detail=said,
@@ -76,13 +78,20 @@ def from_postgres(error: psycopg.Error, place: str) -> WalbrookError:
 def _without_state(error: psycopg.Error, place: str, said: str) -> WalbrookError:
     if any(words in said for words in _FOR_AN_OPERATOR):
         return OperatorError(
-            f"{place} refused the connection ({type(error).__name__})",
+            f"{place} refused the connection: {one_line(said)}",
             fix="check hostname, database, username, password and sslmode of the destination",
             detail=said,
         )
     return TransientError(
         f"{place} cannot be reached ({type(error).__name__})", fix="it is retried", detail=said
     )
+
+
+def _objects(error: psycopg.Error) -> str:
+    """What the server says of an account's rights: it names objects. A trigger may say anything."""
+    diagnosis = error.diag
+    by_hand = diagnosis.source_function == "exec_stmt_raise"
+    return "" if by_hand or not diagnosis.message_primary else f": {diagnosis.message_primary}"
 
 
 def _named(error: psycopg.Error) -> str:

@@ -155,10 +155,13 @@ class Mirror:
         stage = self._stages.of(connection, layout)
         if is_row_identity(layout.relation):
             if part.first <= position.repeats:
+                after = Cursor(position.repeats.lsn, position.repeats.idx + 1)
                 raise OperatorError(
                     f"{layout.relation} has no key, so its changes cannot be repeated after a "
                     "rewind",
-                    fix=f"empty {layout.target}, and deliver the table by a sink with another name "
+                    fix=f"go on where the sink stood, by walbrook skip-to with the sink's name and "
+                    f"{after}, and mend its tables with a key by walbrook verify --repair; or "
+                    f"empty {layout.target}, and deliver the table by a sink with another name "
                     "and start_at: earliest, or leave it out with source.exclude_tables",
                 )
             return _counted(connection, stage, count_rows(part.rows))

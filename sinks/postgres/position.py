@@ -137,11 +137,11 @@ class Positions:
 
     def make(self, connection: Connection) -> None:
         """Create what is missing of the own schema."""
-        if self._exists(connection):
+        if self.exists(connection):
             return
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (_MAKING,))
-            if not self._exists(connection):
+            if not self.exists(connection):
                 connection.execute(self.statement(_MAKE))
 
     def lock(self, connection: Connection) -> Position:
@@ -190,7 +190,8 @@ class Positions:
             place = (self._owner.source, self._owner.consumer, format_lsn(lsn), idx)
             connection.execute(self.statement(_GAP), (*place, record))
 
-    def _exists(self, connection: Connection) -> bool:
+    def exists(self, connection: Connection) -> bool:
+        """Whether the own schema has been made."""
         name = sql.Identifier(self._schema, "gaps").as_string(connection)
         row = connection.execute(_EXISTS, (name,)).fetchone()
         return row is not None and bool(row[0])

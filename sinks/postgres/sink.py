@@ -31,6 +31,7 @@ from sinks.postgres.history import History
 from sinks.postgres.mirror import SETTINGS, Mirror
 from sinks.postgres.position import Owner, Position, Positions
 from sinks.postgres.read_back import held_rows
+from sinks.postgres.rights import rights_found
 from sinks.postgres.tables import Tables
 from sinks.postgres.target import TargetNames
 
@@ -47,10 +48,6 @@ _PINNED = {
     "synchronous_commit": "on",
     **SETTINGS,
 }
-
-_MAY_CREATE = """
-SELECT current_database(), has_database_privilege(current_database(), 'CREATE')
-"""
 
 
 class _Applies(Protocol):
@@ -94,6 +91,7 @@ class PostgresSink:
         self._names = names = TargetNames(table or "{schema}.{table}", target_schema)
         replaces = on_rewind == "replace"
         self._mode = mode
+        self._target_schema = target_schema
         self._positions = Positions(own_schema, owner, mode)
         self._events: Events | None = None
         self._applies: _Applies
@@ -156,12 +154,9 @@ class PostgresSink:
         """Connect, authenticate and ask for the right to make tables; nothing is written."""
         try:
             with self._connect() as connection:
-                row = connection.execute(_MAY_CREATE).fetchone()
+                return rights_found(connection, self._positions, self._target_schema)
         except psycopg.Error as error:
             raise from_postgres(error, self._place) from error
-        assert row is not None
-        may = "may" if row[1] else "may not"
-        return f"connected to the database {row[0]}; the account {may} create schemas in it"
 
     @property
     def held_form(self) -> Form:

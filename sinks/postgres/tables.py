@@ -20,6 +20,7 @@ from cdc.decoding.relation import Column, Relation
 from cdc.decoding.row_texts import relation_of
 from cdc.decoding.schema_change import same_table
 from cdc.errors import OperatorError
+from sinks.base import UNFIT_TABLE
 from sinks.postgres.columns import column_type
 from sinks.postgres.errors import is_of_a_row
 from sinks.postgres.position import Owner, Positions
@@ -430,7 +431,9 @@ class Tables:
             raise OperatorError(
                 f"{relation} has no key by which its rows could be mirrored",
                 fix="give it a primary key or REPLICA IDENTITY FULL, leave it out with "
-                "source.exclude_tables, or use mode: append",
+                "source.exclude_tables, or use mode: append; rows of a backfill are then read "
+                "again by themselves",
+                kind=UNFIT_TABLE,
             )
 
 

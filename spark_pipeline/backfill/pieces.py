@@ -29,12 +29,13 @@ from cdc.connection import Connection
 from cdc.connection_pool import ConnectionPool
 from cdc.cursor import ORIGIN, Cursor, free_place, idle_place
 from cdc.decoding.format import Wanted
-from cdc.errors import GapError, OperatorError
+from cdc.errors import GapError, OperatorError, WalbrookError
 from cdc.log.view import LogReader
 from cdc.state.backfill_chunks import (
     ATTEMPTS_MAX,
     KEYS_MAX,
     Chunk,
+    all_read_again,
     drop_keys,
     forget_place,
     place_piece,
@@ -42,7 +43,7 @@ from cdc.state.backfill_chunks import (
     read_again,
     searched_to,
 )
-from cdc.state.backfills import Backfill, fail
+from cdc.state.backfills import Backfill, Wait, fail, waits
 from spark_pipeline.backfill.piece import Piece
 
 _logger = structlog.get_logger("walbrook.backfill")
@@ -89,6 +90,7 @@ class Pieces:
         self._floor = ORIGIN  # nothing new stands below
         self._rows = _ROWS_FIRST
         self._not_before = 0.0  # monotonic: what a limit on rows per second allows
+        self._refused: int | None = None  # the backfill whose rows are to be read again
         self.changed = threading.Event()
         """Set when a chunk is done, or has to be read again."""
 
@@ -124,6 +126,9 @@ class Pieces:
 
         Below ``log_end`` the destination may have more than is settled.
         """
+        if self._refused is not None:
+            all_read_again(state, self._refused)
+            self._refused = None
         with self._lock:
             self._floor = log_end
             self._generation += 1
@@ -182,6 +187,15 @@ class Pieces:
                 fail(state, chunk.backfill, str(error))
             self._put_down()
             return None
+
+    def refused(self, piece: Piece, error: WalbrookError) -> None:
+        """The sink refuses the table as it was when it was read, and took nothing of the piece.
+
+        When the worker begins again all that was read is read anew, with the table as it is then.
+        """
+        self._refused = piece.chunk.backfill
+        with self._connections.connection() as state:
+            waits(state, piece.chunk.backfill, Wait.RETRY, f"its sink refuses its rows: {error}")
 
     def settled(self, piece: Piece, took_s: float, *, live: bool) -> None:
         """A piece was delivered and settled; ``live``: changes came meanwhile."""

@@ -21,6 +21,7 @@ from cdc.log.view import LogReader
 from cdc.state.dead_letters import report_dead_letters
 from cdc.state.positions import left_behind
 from cdc.state.roll import Roll, call_roll
+from sinks.base import UNFIT_TABLE
 from spark_pipeline.backfill.piece import Piece
 from spark_pipeline.backfill.pieces import Pieces
 from spark_pipeline.backfill.runner import BackfillRunner
@@ -192,8 +193,13 @@ class Worker(BaseWorker):
         if piece is None:
             return False
         began, waiting = time.monotonic(), log.entries(batch, log.next_batch())
-        while self._cursor < piece.high:
-            self._serve_to(piece, piece.high)
+        try:
+            while self._cursor < piece.high:
+                self._serve_to(piece, piece.high)
+        except UndeliveredError as error:
+            if error.kind == UNFIT_TABLE and self._cursor <= piece.place:
+                self._pieces.refused(piece, error.reason)
+            raise
         live = bool(waiting["rows"].sum())
         self._pieces.settled(piece, time.monotonic() - began, live=live)
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from cdc.change import ROUTE, MessageBatch
-from cdc.cursor import ORIGIN
+from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import OperatorError, PoisonError, TransientError
 from sinks.postgres import PostgresSink
 from tests.conformance.messages import batch as plain_batch
@@ -503,6 +504,9 @@ def test_a_table_without_a_key_is_not_repeated_after_a_rewind(
     refused = again.deliver(batch.slice(1))
     assert isinstance(refused.error, OperatorError)
     assert "public.b has no key" in refused.error.what
+    had = batch.cursor(-1)
+    behind = Cursor(had.lsn, had.idx + 1)
+    assert f"walbrook skip-to with the sink's name and {behind}" in refused.error.fix
     source.run("INSERT INTO b VALUES (2)")
     delivered(again, source.taken())
     assert there.execute("SELECT * FROM b ORDER BY n") == [(1,), (2,)]
@@ -555,6 +559,8 @@ def test_a_connection_that_is_refused_says_whether_it_is_worth_waiting(
     assert delivery.error is not None
     assert "wr0ng" not in delivery.error.full_text
     assert delivery.error.fix
+    if kind is OperatorError:
+        assert re.search("authentication failed for user|does not exist", delivery.error.what)
 
 
 def test_an_account_without_the_privilege_is_for_an_operator(
@@ -567,9 +573,52 @@ def test_an_account_without_the_privilege_is_for_an_operator(
             plain_batch(0, 3)
         )
         assert isinstance(delivery.error, OperatorError)
+        assert "permission denied for database" in delivery.error.what
         assert "InsufficientPrivilege" in delivery.error.what
     finally:
         there.execute(f"DROP ROLE {role}")
+
+
+def test_a_look_refuses_an_account_that_could_not_begin_and_gives_the_grant(
+    there: Database, opened: Open
+) -> None:
+    role = f"narrow_{there.name}"
+    there.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'p'; CREATE SCHEMA shop")
+    try:
+        sink = opened(
+            "events", dsn=make_conninfo(there.dsn, user=role, password="p"), target_schema="shop"
+        )
+        for what, grant in {
+            "has yet to make the schema of its positions": "GRANT CREATE ON DATABASE",
+            "may not make tables in the schema shop": "GRANT USAGE, CREATE ON SCHEMA shop",
+        }.items():
+            with pytest.raises(OperatorError, match=what) as caught:
+                sink.probe()
+            assert caught.value.fix.startswith(grant)
+            there.execute(caught.value.fix)
+        assert "may create schemas" in sink.probe()
+        delivered(sink, plain_batch(0, 3))
+        there.execute(f"REVOKE CREATE ON DATABASE {there.name} FROM {role}")
+        assert "may not create schemas" in sink.probe(), "all it needs is there"
+    finally:
+        sink.close()
+        there.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_what_a_trigger_says_of_rights_is_not_shown(
+    source: SlotBatches, there: Database, opened: Open
+) -> None:
+    there.execute(
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE FUNCTION refuse() RETURNS trigger "
+        "LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not for row %', NEW.id + 7000 "
+        "USING ERRCODE = '42501'; END $$; CREATE TRIGGER refuse BEFORE INSERT ON t "
+        "FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    source.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (83)")
+    delivery = opened().deliver(source.taken())
+    assert isinstance(delivery.error, OperatorError)
+    assert "7083" not in str(delivery.error)
+    assert "7083" in delivery.error.detail
 
 
 def test_a_lock_that_is_held_too_long_is_waited_for_later(

@@ -11,6 +11,7 @@ from spark_pipeline.delivery.deliver import _open_sinks
 from tests.backfill_rig import Rig
 from tests.fix_postgres import Database, PostgresServer, fresh_database
 from tests.service import _url
+from tests.waiting import until
 
 ROWS = 5_000
 
@@ -89,3 +90,17 @@ def test_a_history_ends_with_the_rows_of_its_source(
         f" AS before FROM ({said}) s) t WHERE version < before"
     )
     assert there.execute(back) == []
+
+
+def test_a_chunk_whose_table_the_mirror_cannot_have_is_read_again_when_it_can(
+    database: Database, there: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE item (n int); INSERT INTO item SELECT generate_series(1, 9)")
+    destination = {"type": "postgres", "url": _url(there.dsn), "mode": "mirror"}
+    rig = Rig(database, tmp_path, sink={"destination": destination})
+    with rig.running():
+        number = rig.start("item")
+        until("the refusal", lambda: "has no key" in (rig.progress(number)[1] or ""))
+        database.execute("ALTER TABLE item REPLICA IDENTITY FULL")
+        rig.until_state(number)
+    assert there.execute("SELECT n FROM item ORDER BY n") == [(n,) for n in range(1, 10)]

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psycopg
+import pytest
 import redis
 import yaml
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from typer.testing import CliRunner
 
 from cdc.service.cli import app
 from cdc.state.migrate import migrate
+from cdc.state.positions import register_source
 from sinks.file import FileSink
 from tests.conformance.messages import batch
 from tests.fix_http import Endpoint
-from tests.fix_postgres import Database
+from tests.fix_postgres import Database, PostgresServer
 
 STATE = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
 PUBLICATIONS = "SELECT count(*) FROM pg_publication"
@@ -25,7 +31,12 @@ SCHEMA = "SELECT to_regnamespace('walbrook') IS NOT NULL"
 
 
 def check(
-    tmp_path: Path, database: Database, sinks: dict[str, dict[str, Any]], *more: str
+    tmp_path: Path,
+    database: Database,
+    sinks: dict[str, dict[str, Any]],
+    *more: str,
+    source_keys: dict[str, Any] | None = None,
+    sink_keys: dict[str, Any] | None = None,
 ) -> tuple[int, dict[str, str]]:
     """The exit code, and what was said of each place."""
     place = conninfo_to_dict(database.dsn)
@@ -38,9 +49,12 @@ def check(
         "password": place.get("password", ""),
         "slot": {"name": "walbrook", "create_if_not_exists": True},
         "publication": {"name": "walbrook", "create_if_not_exists": True},
+        **(source_keys or {}),
     }
     config = tmp_path / "walbrook.yaml"
-    listed = [{"name": name, "destination": given} for name, given in sinks.items()]
+    listed = [
+        {"name": name, "destination": given, **(sink_keys or {})} for name, given in sinks.items()
+    ]
     config.write_text(yaml.safe_dump({"databases": [source], "sinks": listed}))
     result = CliRunner().invoke(app, ["config", "check", "--connect", "-c", str(config), *more])
     assert "Traceback" not in result.output, result.output
@@ -165,3 +179,148 @@ def test_databases_that_do_not_answer_are_named(tmp_path: Path, database: Databa
         assert said[place].startswith("WRONG: ")
         assert "check that it runs" in said[place]
     assert not said["sink lines (file)"].startswith("WRONG: ")
+
+
+@pytest.fixture
+def reader(database: Database, postgres_server: PostgresServer) -> Iterator[Database]:
+    """The database as a role sees it that may replicate, connect, and own a schema."""
+    role = f"reader_{secrets.token_hex(6)}"
+    with psycopg.connect(postgres_server.dsn, autocommit=True) as admin:
+        admin.execute(f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD 'plain'".encode())
+        database.execute(f"GRANT CREATE ON DATABASE {database.name} TO {role}")
+        yield replace(database, dsn=make_conninfo(database.dsn, user=role, password="plain"))
+        database.execute(f"DROP OWNED BY {role}")
+        admin.execute(f"DROP ROLE {role}".encode())
+
+
+def lines_in(tmp_path: Path) -> dict[str, dict[str, Any]]:
+    return {"lines": {"type": "file", "path": str(tmp_path / "lines")}}
+
+
+def test_a_role_that_may_not_create_the_publication_is_told_as_the_start_would(
+    tmp_path: Path, database: Database, reader: Database
+) -> None:
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+    code, said = check(tmp_path, reader, lines_in(tmp_path))
+    assert code == 1
+    assert "lets only a superuser create one FOR TABLES IN SCHEMA" in said["database shop"]
+
+    listed = {
+        "publication": {
+            "name": "walbrook",
+            "create_if_not_exists": True,
+            "tables": ["public.orders"],
+        }
+    }
+    code, said = check(tmp_path, reader, lines_in(tmp_path), source_keys=listed)
+    assert code == 1
+    assert "must be owner of table orders" in said["database shop"]
+
+    code, said = check(tmp_path, database, lines_in(tmp_path), source_keys=listed)
+    assert (code, said["database shop"]) == (0, "ready")
+    assert database.execute(PUBLICATIONS) == [(0,)]
+
+
+def test_the_sql_of_a_publication_is_not_run_and_that_is_said(
+    tmp_path: Path, database: Database
+) -> None:
+    own = {
+        "name": "walbrook",
+        "create_if_not_exists": True,
+        "init_sql": "CREATE TABLE made (); COMMIT",
+    }
+    code, said = check(tmp_path, database, lines_in(tmp_path), source_keys={"publication": own})
+    assert code == 0
+    assert "init_sql was not tried" in said["database shop"]
+    assert database.execute("SELECT to_regclass('made') IS NULL") == [(True,)]
+
+
+def served_through(database: Database, slot: str) -> None:
+    """The state as a service leaves it that read the source through ``slot``."""
+    with database.connect() as state:
+        migrate(state)
+        register_source(
+            state, name="shop", slot=slot, publication="walbrook", system_identifier="1",
+            slot_lsn=100, consumers=["lines"],
+        )  # fmt: skip
+
+
+def test_a_source_whose_slot_has_gone_is_not_ready(tmp_path: Path, database: Database) -> None:
+    served_through(database, "walbrook")
+    code, said = check(tmp_path, database, lines_in(tmp_path))
+    assert code == 1
+    assert "replication slot walbrook of source shop no longer exists" in said["database shop"]
+    assert "walbrook repair shop" in said["database shop"]
+
+
+def test_a_slot_that_was_renamed_in_the_configuration_is_named(
+    tmp_path: Path, database: Database
+) -> None:
+    slot = f"before_{secrets.token_hex(6)}"
+    served_through(database, slot)
+    database.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+    code, said = check(tmp_path, database, lines_in(tmp_path))
+    database.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+    assert code == 1
+    assert f"read through another slot so far, {slot}" in said["database shop"]
+    assert f"write slot: {{name: {slot}}}" in said["database shop"]
+
+
+def test_tables_of_a_backfill_that_the_role_may_not_read_are_said_with_the_grant(
+    tmp_path: Path, database: Database, reader: Database
+) -> None:
+    database.execute(
+        "CREATE SCHEMA depot; CREATE TABLE depot.item (id int PRIMARY KEY);"
+        "CREATE TABLE orders (id int PRIMARY KEY); CREATE TABLE other (id int PRIMARY KEY);"
+        "CREATE PUBLICATION walbrook FOR ALL TABLES"
+    )
+    backfilled = {"initial_backfill": ["public.orders", "depot.item"]}
+    code, said = check(tmp_path, reader, lines_in(tmp_path), sink_keys=backfilled)
+    assert code == 0, said
+    told = said["database shop"]
+    assert "may not read what initial_backfill asks for: depot.item, public.orders" in told
+    grants = told.partition("public.orders: ")[2]
+    assert grants.startswith("GRANT USAGE")
+    database.execute(grants)
+    code, said = check(tmp_path, reader, lines_in(tmp_path), sink_keys=backfilled)
+    assert (code, said["database shop"]) == (0, "ready")
+
+
+def test_a_problem_in_the_file_hides_no_other_and_no_place(
+    tmp_path: Path, database: Database
+) -> None:
+    database.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY); CREATE PUBLICATION walbrook FOR TABLE orders"
+    )
+    place = conninfo_to_dict(database.dsn)
+    database_keys = {
+        "name": "shop", "hostname": place["host"], "port": int(str(place["port"])),
+        "database": place["dbname"], "username": place["user"],
+        "password": place.get("password", ""), "slot": {"name": "walbrook"},
+        "publication": {"name": "walbrook"},
+    }  # fmt: skip
+    grouped = {"tables": [{"name": "public.orders", "group_column_names": ["idd"]}]}
+    timed = {"ordering": "event_time", "event_time": {"column": "at"}}
+    sinks = [
+        {
+            "name": "one",
+            "destination": {"type": "webhook", "url": "http://127.0.0.1:1/"},
+            **grouped,
+        },
+        {
+            "name": "two",
+            "destination": {"type": "webhook", "url": "http://127.0.0.1:1/"},
+            **grouped,
+        },
+        {"name": "three", "destination": {"type": "file", "path": "lines"}, **timed},
+    ]
+    config = tmp_path / "walbrook.yaml"
+    config.write_text(yaml.safe_dump({"databases": [database_keys], "sinks": sinks}))
+    result = CliRunner().invoke(app, ["config", "check", "--connect", "-c", str(config)])
+    assert result.exit_code == 1
+    problems = str(result.exception)
+    for said in ("sinks[0].tables[0]", "sinks[1].tables[0]", "shows no column at"):
+        assert said in problems
+    assert "correct" not in result.output
+    assert "database shop: WRONG: database shop is not ready" in result.output
+    assert "sink one (webhook): WRONG" in result.output

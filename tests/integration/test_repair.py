@@ -108,7 +108,9 @@ def test_after_a_replaced_publication_whole_tables_are_read(rig: Rig, found: str
 def test_deletes_that_cannot_be_found_refuse_a_repair_before_anything_changes(rig: Rig) -> None:
     lose_slot(rig)
     before = rig.rows("SELECT cursor_lsn FROM walbrook.consumers")
-    with pytest.raises(OperatorError, match="cannot be found for consumer files") as refused:
+    with pytest.raises(
+        OperatorError, match=r"of public\.item, public\.quiet for consumer files: "
+    ) as refused:
         repaired(rig)
     assert "--deletes=skip" in refused.value.fix
     assert rig.rows("SELECT cursor_lsn FROM walbrook.consumers") == before
@@ -122,7 +124,7 @@ def test_rows_that_only_all_columns_identify_refuse_a_repair(rig: Rig) -> None:
     )
     rig.sink["destination"] = {"type": "parquet", "path": str(rig.directory / "rows")}
     drop_slot(rig)
-    with pytest.raises(OperatorError, match=r"public\.keyless .* the table has no key") as refused:
+    with pytest.raises(OperatorError, match=r"public\.keyless .*: the table has no key") as refused:
         repaired(rig)
     assert refused.value.kind == "deletes_unknown"
     assert rig.rows("SELECT 1 FROM walbrook.repairs") == []

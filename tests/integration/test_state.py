@@ -18,9 +18,9 @@ from cdc.state.migrate import migrate
 from cdc.state.positions import (
     Settlement,
     consumer_cursors,
-    is_registered,
     left_behind,
     register_source,
+    registered_slot,
     report_not_ready,
     restart_cursor,
     settle,
@@ -211,9 +211,9 @@ def test_a_source_that_was_never_ready_says_why_and_is_registered_later(
         ("stopped", "it cannot be reached. To fix it: start it")
     ]
     assert sources_of_events(state) == [("shop", None, "source_not_ready")]
-    assert not is_registered(state, "shop")
+    assert registered_slot(state, "shop") is None
     register(state, "a")
-    assert is_registered(state, "shop")
+    assert registered_slot(state, "shop") is not None
     assert restart_cursor(state, "shop") == Cursor(100, 0)
 
 

@@ -17,6 +17,7 @@ from cdc.replication.preflight import schemas
 from cdc.replication.preflight import slot as slots
 from cdc.replication.preflight import tables as catalog
 from cdc.replication.preflight.problem import Problem, ended, raise_problems
+from cdc.replication.preflight.reading import Reads, unreadable_tables
 from cdc.replication.preflight.server import (
     server_problems,
     synchronous_warnings,
@@ -32,6 +33,8 @@ from cdc.replication.preflight.tables import TableName
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 _SYSTEM_IDENTIFIER: Final = "SELECT system_identifier FROM pg_control_system()"
+# A trial waits for nobody, and nobody waits for it.
+_BRIEF_LOCKS: Final = "SET LOCAL lock_timeout = '2s'"
 _IN_RECOVERY: Final = "SELECT pg_is_in_recovery()"
 _END_OF_WAL: Final = """
 SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
@@ -107,11 +110,20 @@ def check_source(
     tables_wanted: Sequence[str],
     *,
     schemas_wanted: Sequence[str] = (),
+    reads: Reads = lambda schema, name: False,
 ) -> list[Problem]:
-    """The same checks, and nothing is created. Returns the warnings."""
+    """The same checks, and nothing is created. Returns the warnings.
+
+    One of them names the tables that a backfill reads (``reads``) and the role may not.
+
+    A publication that the start would create is created in a transaction that is rolled back, so
+    the server itself says whether the role may, and what it publishes is checked as well.
+    """
     wanted = _Wanted([TableName.parse(name) for name in tables_wanted], schemas_wanted)
-    with _refusals():
-        return _checked(connection, database, wanted, create=False)[1]
+    with _refusals(), connection.transaction(force_rollback=True):
+        connection.execute(_BRIEF_LOCKS)
+        warnings = _checked(connection, database, wanted, for_trial=True)[1]
+        return warnings + unreadable_tables(connection, database.publication.name, reads)
 
 
 @contextmanager
@@ -131,7 +143,7 @@ def _refusals() -> Iterator[None]:
 def _prepare(
     connection: Connection, database: SourceSettings, wanted: _Wanted, primary_dsn: str | None
 ) -> SourceIdentity:
-    slot, warnings = _checked(connection, database, wanted, create=True)
+    slot, warnings = _checked(connection, database, wanted)
     in_recovery = _one(connection, _IN_RECOVERY)
     snapshots = StandbySnapshots(primary_dsn) if in_recovery else None
     return SourceIdentity(
@@ -148,7 +160,7 @@ def _prepare(
 
 
 def _checked(
-    connection: Connection, database: SourceSettings, wanted: _Wanted, *, create: bool
+    connection: Connection, database: SourceSettings, wanted: _Wanted, *, for_trial: bool = False
 ) -> tuple[slots.Slot | None, list[Problem]]:
     """Its slot and the warnings; raises for problems. A missing publication may be created."""
     version = connection.info.server_version
@@ -164,7 +176,7 @@ def _checked(
     problems += _slot_problems(database.slot, slot, version, in_recovery=in_recovery)
     found, warnings = _table_problems(
         connection, database, wanted, version, slot,
-        stop=bool(problems) or not create, in_recovery=in_recovery,
+        stop=bool(problems), for_trial=for_trial, in_recovery=in_recovery,
     )  # fmt: skip
     raise_problems(database.name, problems + found)
 
@@ -219,6 +231,7 @@ def _table_problems(
     slot: slots.Slot | None,
     *,
     stop: bool,
+    for_trial: bool,
     in_recovery: bool,
 ) -> tuple[list[Problem], list[Problem]]:
     """Problems, then warnings, of the publication and its tables."""
@@ -235,9 +248,16 @@ def _table_problems(
         if slot is not None and not slot.problems:
             problems.append(_slot_came_first(database, create))
         else:
+            # The person's own SQL may commit, so it is no part of a trial.
+            untried = for_trial and settings.init_sql is not None
             problems += _absent(
-                connection, settings, create, stop=stop or bool(problems), in_recovery=in_recovery
-            )
+                connection, settings, create,
+                stop=stop or untried or bool(problems), in_recovery=in_recovery,
+            )  # fmt: skip
+            if untried and not problems:
+                return [], [
+                    Problem("publication.init_sql was not tried", "the first start runs it")
+                ]
         publication = publications.read_publication(connection, settings.name)
     if publication is None:
         return problems, []

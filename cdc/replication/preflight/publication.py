@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 
 from cdc.replication.preflight.problem import Problem, ended, statement
 from cdc.replication.preflight.tables import TableName
@@ -64,12 +66,24 @@ def create_publication(
     init_sql: str | None,
     create: sql.Composed,
 ) -> list[Problem]:
-    """Create it by ``init_sql`` if given, else by ``create``; what stood in the way."""
+    """Create it by ``init_sql`` if given, else by ``create``; what stood in the way.
+
+    In an open transaction a refusal undoes no more than the statement itself.
+    """
     text = init_sql or create.as_string(None)
+    in_transaction = connection.info.transaction_status != TransactionStatus.IDLE
     try:
-        connection.execute(text.encode())
+        with connection.transaction() if in_transaction else nullcontext():
+            connection.execute(text.encode())
     except psycopg.errors.InsufficientPrivilege as error:
         return [_no_right(connection, name, text, error)]
+    except psycopg.errors.LockNotAvailable:
+        return [
+            Problem(
+                f"The publication {name} could not be created: one of its tables is locked",
+                "try again when the transaction that locks it has ended",
+            )
+        ]
     except psycopg.errors.DuplicateObject:
         return []  # somebody was faster; what it publishes is checked next
     except psycopg.errors.ProgrammingError as error:

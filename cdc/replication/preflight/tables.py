@@ -131,13 +131,18 @@ def missing_tables(wanted: Iterable[TableName], tables: dict[TableName, Table]) 
     return problems
 
 
-def _missing(name: TableName, tables: Iterable[TableName]) -> Problem:
+def near_tables(name: TableName, tables: Iterable[TableName]) -> list[str]:
+    """The tables that a person may have meant, as the configuration writes them."""
     by_text = {WrittenName(*table).written(): table for table in tables}
     near = difflib.get_close_matches(
         WrittenName(*name).written(), by_text, SUGGESTIONS_MAX, cutoff=0.6
     )
     same_name = [text for text, table in by_text.items() if table.name == name.name]
-    suggested = list(dict.fromkeys([*same_name, *near]))[:SUGGESTIONS_MAX]
+    return list(dict.fromkeys([*same_name, *near]))[:SUGGESTIONS_MAX]
+
+
+def _missing(name: TableName, tables: Iterable[TableName]) -> Problem:
+    suggested = near_tables(name, tables)
     fix = (
         f"did you mean {' or '.join(suggested)}?"
         if suggested
