@@ -124,7 +124,7 @@ def _target(
 
 
 def _held_by_iceberg(source: Source, folder: Path, name: str) -> int:
-    """Behind maintenance: the engine that counts takes minutes with a million deletes."""
+    """Behind maintenance: the engine that counts is slow with a million deletes."""
     catalogs = Catalogs(name, {"type": "sql"}, str(folder), {}, state_dsn=source.postgres.dsn)
     table = iceberg_tables(catalogs.open, str(folder), f"{name}/{name}")(_ORDERS)
     while merge_small_files(table, _FILE_BYTES):
