@@ -1,4 +1,4 @@
-"""What a merge of a Delta table costs, by the size of the table and where the changes lie in it.
+"""What a merge of a table costs, by its format, its size and where the changes lie in it.
 
 One process hands the sink changes as they come from decode, without a service around it. CPU time
 counts, because the machine may be busy.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from cdc.decoding.shapes import Context, shape_for
 from sinks.base import Delivery
 from sinks.lakehouse import LakehouseSink, LakeNames
 from sinks.lakehouse.delta import delta_tables
+from sinks.lakehouse.iceberg import Catalogs, MergesOnRead, iceberg_tables
 from tests.pgoutput import relation
 
 _COLUMNS: list[tuple[str, int] | tuple[str, int, bool]] = [
@@ -33,19 +35,36 @@ _AT_ONCE, _FEW = 100_000, 10_000
 _SIZES = {"200k": 200_000, "1m": 1_000_000, "3m": 3_000_000}
 
 _Ids = npt.NDArray[np.int64]
+_OpenSink = Callable[[Path], LakehouseSink]
 
 
 def run() -> dict[str, object]:
     """CPU seconds of one commit, for each size of the table and each kind of changes."""
+    return {**_by_size("", _delta, _SIZES), **_by_size("iceberg_", _iceberg, _SIZES)}
+
+
+def _by_size(form: str, open_sink: _OpenSink, sizes: dict[str, int]) -> dict[str, object]:
     figures: dict[str, object] = {}
-    for name, rows in _SIZES.items():
-        for kind, used_s in _merges(rows).items():
-            figures[f"merge_cpu_s_{name}_{kind}"] = round(used_s, 2)
-        progress(f"lakehouse, merges: a table of {rows:,} rows")
+    for name, rows in sizes.items():
+        for kind, used_s in _merges(rows, open_sink).items():
+            figures[f"{form}merge_cpu_s_{name}_{kind}"] = round(used_s, 2)
+        progress(f"lakehouse, {form}merges: a table of {rows:,} rows")
     return figures
 
 
-def _merges(rows: int) -> dict[str, float]:
+def _delta(directory: Path) -> LakehouseSink:
+    tables = delta_tables(str(directory), "bench/merge", {})
+    return LakehouseSink(tables, LakeNames(), mode="upsert")
+
+
+def _iceberg(directory: Path) -> LakehouseSink:
+    uri = f"sqlite:///{directory}/catalog.db"
+    catalogs = Catalogs("bench", {"type": "sql", "uri": uri}, str(directory), {})
+    tables = iceberg_tables(catalogs.open, str(directory), "bench/merge")
+    return LakehouseSink(tables, LakeNames(), mode="upsert", merges=MergesOnRead())
+
+
+def _merges(rows: int, open_sink: _OpenSink) -> dict[str, float]:
     rng = np.random.default_rng(1)
     random = np.unique(rng.integers(0, rows, rows + _AT_ONCE))
     kinds = {
@@ -54,8 +73,7 @@ def _merges(rows: int) -> dict[str, float]:
         "10k_newest": np.arange(rows - _FEW, rows),
     }
     with tempfile.TemporaryDirectory(prefix="walbrook-merge-") as directory:
-        tables = delta_tables(str(Path(directory)), "bench/merge", {})
-        sink = LakehouseSink(tables, LakeNames(), mode="upsert")
+        sink = open_sink(Path(directory))
         lsn = 8
         for start in range(0, rows, _AT_ONCE):
             lsn += 8
