@@ -206,7 +206,7 @@ def test_what_cannot_be_backfilled_says_why(database: Database, tmp_path: Path) 
     database.execute(_ITEMS + "; CREATE SCHEMA hidden; CREATE TABLE hidden.item (id int)")
     rig = Rig(database, tmp_path)
     with rig.running():
-        for table, said in (("hidden.item", "publication"), ("nothing", "publication")):
+        for table, said in (("hidden.item", "publication"), ("nothing", "there is no table")):
             backfill = rig.start(table)
             rig.until_state(backfill, "failed")
             assert said in str(rig.progress(backfill)[2])

@@ -93,7 +93,7 @@ def test_it_becomes_a_row_for_each_consumer_that_takes_it_and_the_rest_arrives(
     ]
     counts = lane.rows("SELECT name, delivered, dead FROM walbrook.consumers ORDER BY 1")
     assert counts == [("all", 3, 2), ("deletes", 0, 0), ("items", 2, 1)]
-    assert set(consumer_cursors(lane.state, "shop").values()) == {Cursor(0x400, 1)}
+    assert set(consumer_cursors(lane.state, "shop").values()) == {Cursor(0x401, 0)}
 
 
 def test_the_row_has_the_message_and_the_schema_it_came_with(

@@ -168,7 +168,7 @@ def test_two_databases_come_in_one_order_and_each_keeps_its_cursor(
     lane.write("b", (2, 2 * S), (4, 4 * S))
     lane.turns()
     assert ids(lane) == [1, 2, 3]
-    assert lane.cursors() == {"a": Cursor(0x100, 2), "b": Cursor(0x100, 1)}
+    assert lane.cursors() == {"a": Cursor(0x101, 0), "b": Cursor(0x100, 1)}
     names = [m["metadata"]["database_name"] for m in arrived(tmp_path / NAME)]
     assert names == ["a", "b", "a"]
     keys = {m["metadata"]["idempotency_key"] for m in arrived(tmp_path / NAME)}

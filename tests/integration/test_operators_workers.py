@@ -116,7 +116,7 @@ def test_what_a_slow_delivery_did_is_not_settled_over_what_an_operator_did(
     with running(lane):
         write(lane, 1)
         until("the first", lambda: len(endpoint.accepted) == 1)
-        until("its settling", lambda: consumer_cursors(state, SOURCE)["hook"] == Cursor(0x100, 1))
+        until("its settling", lambda: consumer_cursors(state, SOURCE)["hook"] == Cursor(0x101, 0))
         endpoint.script.append(Scripted(after=go_on))
         write(lane, 2)
         until("the slow one to begin", lambda: len(endpoint.requests) == 2)

@@ -111,7 +111,7 @@ def _about(key: int, messages: list[dict[str, Any]]) -> list[tuple[str, int, int
     return [
         (each["action"], each["record"]["version"], each["metadata"]["commit_lsn"])
         for each in messages
-        if each["record"]["id"] == key
+        if each["record"].get("id") == key  # a gap has none
     ]
 
 

@@ -154,7 +154,7 @@ def test_a_worker_that_is_rewound_while_it_serves_begins_again_in_the_right_plac
     expected = [4] if to == "where it stands" else [2, 3, 4]
     assert rewound.ids(2 if way == "new_generation" else 1) == expected
     ((cursor,),) = lane.rows("SELECT cursor_lsn::text FROM walbrook.consumers")
-    assert cursor == "0/400"
+    assert cursor == "0/401"
 
 
 _DELIVERS = """

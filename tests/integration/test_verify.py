@@ -358,6 +358,7 @@ def test_a_cancelled_verification_ends_and_leaves_nothing(
     with rig.running():
         rig.backfilled("item")
         rig.rows("SELECT walbrook.pause('files')")
+        database.execute("UPDATE item SET note = 'new' WHERE id = 3")
         ((number,),) = rig.rows("SELECT id FROM walbrook.start_verification('files', 'item')")
         query = f"SELECT reason FROM walbrook.verifications WHERE id = {number}"
         until("the reason", lambda: rig.rows(query) == [("files is paused",)])
