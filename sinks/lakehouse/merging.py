@@ -46,11 +46,14 @@ class Touched:
 def touched(rows: pa.RecordBatch, version: str, key: Sequence[str]) -> Touched:
     """What is left to do of the changes of one table version, as ``stretches`` gives them."""
     if is_move(rows):
-        # Neighbours, each of another key: a row is looked for by the key that it had.
+        # Neighbours, each of another key: a row is looked for by the key that it had. What stands
+        # under its new key has gone at the source, and its delete was lost with a slot.
         new = typed_rows(rows.column(ROW_TEXT), version)
         old = typed_rows(rows.column(OLD_ROW_TEXT), version).select(key)
         kept = _kept(rows.column("unchanged"), new.num_rows)
-        return Touched(False, old, np.arange(new.num_rows), new, kept)
+        count = new.num_rows
+        becomes = np.concatenate([np.arange(count), np.full(count, -1)]).astype(np.int64)
+        return Touched(False, pa.concat_tables([old, new.select(key)]), becomes, new, kept)
     folded = fold(rows)
     gone = typed_rows(folded.deletes, version).select(key)
     new = typed_rows(folded.upserts, version)

@@ -38,6 +38,13 @@ _MOVE = """
 UPDATE {target} t SET {assigned} FROM {stage} s JOIN {stage} o USING ({number})
  WHERE s.{op} = 'k' AND o.{op} = 'o' AND {by_key}
 """
+# The source has one row per key, so what stands under the new key beside the row itself has gone
+# there. Its delete may have been lost with a slot; the repair that finds it comes later.
+_DISPLACE = """
+DELETE FROM {target} t USING {stage} s JOIN {stage} o USING ({number})
+ WHERE s.{op} = 'k' AND o.{op} = 'o' AND {by_new_key}
+   AND EXISTS (SELECT FROM {target} t WHERE {by_key})
+"""
 # After a rewind a row may be there under its later key already, with the values that are not sent:
 # that one stays, and the one under the old key goes.
 _ARRIVE = """
@@ -265,7 +272,8 @@ def _write(connection: Connection, work: _Work) -> None:
     if work.moves or work.updates:
         if work.moves:
             connection.execute(_BY_HASH)
-            for statement in [_ARRIVE, _LEAVE, _MOVE] if work.repeats else [_MOVE]:
+            before = [_ARRIVE, _LEAVE] if work.repeats else [_DISPLACE]
+            for statement in [*before, _MOVE]:
                 by_new_key = _by_key(stage.layout, "s")
                 _run(connection, statement, stage, of="o", by_new_key=by_new_key)
             connection.execute(_BY_KEY)
