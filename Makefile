@@ -13,7 +13,7 @@ WITH_JAVA = java_home="$$(scripts/ensure-java)" && export JAVA_HOME="$$java_home
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: $(CLASSES) ## Make .venv with all dependencies as locked, and find or install Java
@@ -39,23 +39,28 @@ $(CLASSES): $(READY)
 	@touch $@
 
 .PHONY: check
-check: $(READY) ## Lint, formatting and types
+check: $(READY) ## Lint, formatting, types, rooms, words and links
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
+	@$(BIN)/pytest -qq --no-summary tests/unit/test_rooms.py tests/unit/test_prose.py
 
 # Files in the order that tests/conftest.py gives them: the longest first.
 PYTEST = pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: test
-test: $(CLASSES) ## All tests, on real servers; ARGS= goes to pytest
+test: $(CLASSES) ## The tests, on real servers; ARGS= goes to pytest
 	@$(WITH_JAVA) $(BIN)/$(PYTEST)
+
+.PHONY: test-sinks
+test-sinks: $(CLASSES) ## More of destinations, further servers and services; ARGS= goes to pytest
+	@$(WITH_JAVA) $(BIN)/$(PYTEST) -m "sinks and not chaos"
 
 .PHONY: coverage
 coverage: export COVERAGE_FILE = $(CURDIR)/build/coverage/data
-coverage: $(CLASSES) ## Branch coverage by all tests and the processes that they start
+coverage: $(CLASSES) ## Branch coverage by test, test-sinks and all that they start
 	@rm -rf build/coverage && mkdir -p build/coverage
-	@$(WITH_JAVA) $(BIN)/coverage run -m $(PYTEST)
+	@$(WITH_JAVA) $(BIN)/coverage run -m $(PYTEST) -m "not chaos and not connectors"
 	@$(BIN)/coverage combine --quiet && $(BIN)/coverage report
 
 # The parts that speak with the source (reader, streaming, catalog, types, preflight, connections), and
@@ -72,17 +77,50 @@ test-versions: $(CLASSES) ## The source's side and the postgres sink on Postgres
 	for version in $(VERSIONS); do \
 		echo "Postgres $$version"; \
 		WALBROOK_TEST_POSTGRES_VERSION=$$version $(BIN)/pytest -n 2 --dist loadfile \
-			$(VERSION_TESTS) $(ARGS) || failed="$$failed $$version"; \
+			-m "not chaos" $(VERSION_TESTS) $(ARGS) || failed="$$failed $$version"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "Failed on Postgres$$failed"; exit 1; fi
+
+# The other version of Spark that is supported, with everything else as locked.
+SPARK := build/spark-4.2
+SPARK_READY := $(SPARK)/.ready
+# What Spark Connect and pipelines need; apart, because the service must do without it.
+SPARK_EXTRAS := 'grpcio>=1.76' 'grpcio-status>=1.76' 'googleapis-common-protos>=1.71' \
+	'zstandard>=0.25' 'pandas>=2.2,<3'
+SPARK_TESTS := tests/unit/spark tests/unit/expressions $(wildcard $(foreach part,spark_source* \
+	feed_body lane_on_spark cluster_plan catch_up_job stage_recovery event_worker service \
+	expressions_page backfill_reading,tests/integration/test_$(part).py))
+
+$(SPARK_READY): requirements.lock pyproject.toml | $(READY)
+	@echo "Making $(SPARK) ..."
+	@$(BIN)/python -m venv $(SPARK) && sed -e 's/ *\\$$//' -e '/^ *--hash/d' -e '/^pyspark==/d' \
+		requirements.lock >$(SPARK)/requirements.txt
+	@$(SPARK)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-r $(SPARK)/requirements.txt 'pyspark==4.2.*'
+	@$(SPARK)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+		--no-deps --config-settings editable_mode=compat -e .
+	@$(SPARK)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--target $(SPARK)/pipelines --upgrade $(SPARK_EXTRAS)
+	@touch $@
+
+.PHONY: test-spark-versions
+test-spark-versions: $(SPARK_READY) ## Source, feed, service and Spark's connectors on Spark 4.2; ARGS= goes to pytest
+	@$(WITH_JAVA) $(SPARK)/bin/pytest -n 2 --dist loadfile $(SPARK_TESTS) $(ARGS) && \
+		WALBROOK_TEST_PIPELINES=$(CURDIR)/$(SPARK)/pipelines $(SPARK)/bin/pytest -m connectors \
+			tests/integration/test_spark_connectors.py $(ARGS)
 
 .PHONY: chaos
 chaos: $(CLASSES) ## The tests that take minutes; ARGS= goes to pytest
 	@$(WITH_JAVA) $(BIN)/pytest -m chaos $(ARGS)
 
+.PHONY: fuzz
+fuzz: export WALBROOK_TEST_EXAMPLES_FACTOR = 20
+fuzz: $(READY) ## Every property with twenty times as many examples; ARGS= goes to pytest
+	@$(WITH_JAVA) $(BIN)/$(PYTEST) -m hypothesis --timeout 3600
+
 .PHONY: demo
 demo: $(READY) ## The whole pipeline on this machine, nothing else needed
-	@$(WITH_JAVA) $(BIN)/python -m examples.demo
+	@$(WITH_JAVA) $(BIN)/python -m demo
 
 # exec: with a shell in between, make would report Ctrl-C as an error though all was drained.
 .PHONY: run

@@ -38,7 +38,7 @@ from benchmarks import (
 from benchmarks.sizes import Sizes, progress
 from cdc.config import Service
 from cdc.errors import WalbrookError
-from cdc.service.logs import configure_logs
+from cdc.logs import configure_logs
 from cdc.version import VERSION
 
 _ROOT = Path(__file__).resolve().parent.parent

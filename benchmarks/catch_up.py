@@ -24,7 +24,8 @@ from benchmarks.service import RunningService
 from benchmarks.sizes import Sizes, progress
 from benchmarks.source import Load, Source
 from cdc.errors import ProtocolError
-from cdc.service.embedded_redis import EmbeddedRedis
+from demo.embedded_postgres import EmbeddedPostgres
+from demo.embedded_redis import EmbeddedRedis
 from sinks.kafka.topics import NewTopics, create_topics
 from tests.kafka_broker import KafkaBroker
 
@@ -127,15 +128,18 @@ def parquet_target(directory: Path, source: Source, name: str, sinks: int = 1) -
         ]
 
     destinations = {
-        sink: {"type": "parquet", "path": str(folder)} for sink, folder in folders.items()
+        sink: {"type": "parquet", "columns": "json", "max_delay_ms": 0, "path": str(folder)}
+        for sink, folder in folders.items()
     }
     return Target(name, destinations, lambda: source.delivered(name), held)
 
 
-def postgres_target(source: Source, name: str) -> Target:
-    """Tables in another database of the source's own server."""
-    sink = {"type": "postgres", "url": source.new_database(name)}
-    return Target(name, {name: sink}, lambda: source.delivered(name), list)
+@contextmanager
+def postgres_target(directory: Path, source: Source, name: str) -> Iterator[Target]:
+    """Tables on a server of its own: else the source would decode what the destination writes."""
+    with EmbeddedPostgres(directory / f"destination_{name}") as server:
+        sink = {"type": "postgres", "url": server.url}
+        yield Target(name, {name: sink}, lambda: source.delivered(name), list)
 
 
 def service_of(directory: Path, source: Source, target: Target) -> RunningService:

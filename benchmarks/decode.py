@@ -25,7 +25,7 @@ from benchmarks.sizes import progress
 from cdc.decoding import decode_changes
 from cdc.decoding.shapes import Context, shape_for
 from cdc.decoding.typed import decode_tables
-from cdc.service.embedded import EmbeddedPostgres
+from demo.embedded_postgres import EmbeddedPostgres
 
 _BASELINE_FRAMES = 2
 _SOURCE = {

@@ -1,6 +1,6 @@
 """An HTTP endpoint in a process of its own that can be up, refuse connections, or hang.
 
-What must always hold: it has seen exactly what it answered with 200. A request that it let hang, or
+Invariant: it has seen exactly what it answered with 200. A request that it let hang, or
 that was cut off when it went down, it has not.
 """
 

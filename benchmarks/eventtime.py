@@ -41,7 +41,7 @@ from cdc.change import CHANGE_SCHEMA
 from cdc.cursor import ORIGIN, Cursor
 from cdc.eventtime import NO_TIME, Codes, Times, types
 from cdc.eventtime.buffer import BYTES_MAX
-from cdc.eventtime.sequencer import Sequencer, Standing
+from cdc.eventtime.sequencer import SavedPosition, Sequencer
 from cdc.eventtime.tracker import WatermarkTracker
 
 _BATCH_ROWS = 10_000
@@ -211,7 +211,7 @@ def _tracker() -> WatermarkTracker:
 
 
 def _sequencer() -> Sequencer:
-    return Sequencer({"shop": Standing(ORIGIN, ORIGIN)}, _tracker(), max_bytes=BYTES_MAX)
+    return Sequencer({"shop": SavedPosition(ORIGIN, ORIGIN)}, _tracker(), max_bytes=BYTES_MAX)
 
 
 def _batches(*, followers: float) -> list[Batch]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import orjson
@@ -73,6 +74,7 @@ def run(sizes: Sizes) -> dict[str, object]:
         fresh = _freshness(directory, source, sizes)
         merged = _upsert(directory, source, sizes)
         iceberg = _iceberg(directory, source, sizes)
+        parquet = _parquet(directory, source, sizes)
     return {
         "rows": sizes.rows,
         "rows_per_s_delta_append": round(appended.rows_per_s),
@@ -82,6 +84,7 @@ def run(sizes: Sizes) -> dict[str, object]:
         "upsert_keys": min(_KEYS, sizes.rows),
         **fresh,
         **iceberg,
+        **parquet,
         **lakehouse_merge.run(),
         "processes": {"append": appended.processes, "upsert": merged.processes},
     }
@@ -98,6 +101,20 @@ def _iceberg(directory: Path, source: Source, sizes: Sizes) -> dict[str, object]
         "changes_per_s_iceberg_upsert": round(merged.rows_per_s),
         **_costs("iceberg_upsert", merged),
     }
+
+
+def _parquet(directory: Path, source: Source, sizes: Sizes) -> dict[str, object]:
+    """Typed Parquet files: rows appended, and files at the rate and at a twentieth of it."""
+    source.run("TRUNCATE orders")
+    appended = _append(directory, source, sizes, "parquet")
+    found: dict[str, object] = {
+        "rows_per_s_parquet_append": round(appended.rows_per_s),
+        **_costs("parquet_append", appended),
+    }
+    for rate in (sizes.rate, max(1, sizes.rate // 20)):
+        figures = _freshness(directory, source, replace(sizes, rate=rate), "parquet")
+        found |= {f"parquet_{name}_at_{rate}": value for name, value in figures.items()}
+    return found
 
 
 def _costs(name: str, measured: CaughtUp) -> dict[str, object]:
@@ -117,6 +134,9 @@ def _target(
     def held() -> list[int]:
         if form == "iceberg":
             return [_held_by_iceberg(source, directory / name, name)]
+        if form == "parquet":
+            manifest = _manifest(directory / name)
+            return [sum(file["rows"] for file in manifest["files"])]
         ((rows,),) = query(_COUNT, t=directory / name / "public" / "orders")
         return [int(str(rows))]
 
@@ -198,8 +218,11 @@ def _measured(service: RunningService, target: Target, load: Load, load_s: float
     return CaughtUp(load, load_s, ended - began, expected, meter.figures())
 
 
-def _freshness(directory: Path, source: Source, sizes: Sizes) -> dict[str, object]:
-    target = _target(directory, source, "fresh")
+def _freshness(
+    directory: Path, source: Source, sizes: Sizes, form: str = "delta"
+) -> dict[str, object]:
+    name = f"fresh_{form}_{sizes.rate}"
+    target = _target(directory, source, name, form)
     script = directory / "fresh.sql"
     script.write_text(ONE_ROW)
     each = max(1, sizes.rate * sizes.seconds // CONNECTIONS)
@@ -217,8 +240,9 @@ def _freshness(directory: Path, source: Source, sizes: Sizes) -> dict[str, objec
             until_s = time.time()
             wait_arrived(service, target)
     source.drop_slot(service.slot)
-    place = directory / "fresh" / "public" / "orders"
-    versions = [each for each in _versions(place) if each.committed_s >= since_s]
+    place = directory / name
+    found = _written(place) if form == "parquet" else _versions(place / "public" / "orders")
+    versions = [each for each in found if each.committed_s >= since_s]
     return _fresh_figures(versions, until_s - since_s, meter.figures(), each * CONNECTIONS)
 
 
@@ -244,6 +268,17 @@ def _fresh_figures(
         "freshness_cpu_us_per_change": round(cpu_s(processes, OWN_ROLES) * 1e6 / changes),
         "freshness_peak_rss_mb": round(sum(each["peak_rss_mb"] for each in own), 1),
     }
+
+
+def _manifest(lake: Path) -> Any:
+    return orjson.loads((lake / "public" / "orders" / "_manifest.json").read_bytes())
+
+
+def _written(lake: Path) -> Iterator[_Version]:
+    """The files of a manifest, each by when it was written, which is just before its commit."""
+    for file in _manifest(lake)["files"]:
+        path = lake / "public" / "orders" / file["path"]
+        yield _Version(path.stat().st_mtime, (path,))
 
 
 def _versions(place: Path) -> Iterator[_Version]:

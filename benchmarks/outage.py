@@ -31,7 +31,7 @@ from benchmarks.sizes import Sizes, progress
 from benchmarks.slot_watch import SlotWatch
 from benchmarks.source import PUBLICATION, Source, open_source
 from cdc.errors import ProtocolError
-from cdc.service.embedded_redis import EmbeddedRedis
+from demo.embedded_redis import EmbeddedRedis
 
 DOWN = "hook_down"
 """The sink that goes down."""
@@ -233,7 +233,12 @@ def _running(directory: Path, down: Endpoint) -> Iterator[Run]:
             DOWN: {"type": "webhook", "url": down.url},
             "hook": {"type": "webhook", "url": hook.url},
             "stream": {"type": "redis_stream", "url": server.url, "stream_key": _STREAM},
-            "lake": {"type": "parquet", "path": str(directory / "lake")},
+            "lake": {
+                "type": "parquet",
+                "columns": "json",
+                "max_delay_ms": 0,
+                "path": str(directory / "lake"),
+            },
             "files": {"type": "file", "path": str(directory / "files")},
         }
         service = last.enter_context(

@@ -19,8 +19,8 @@ import psutil
 import psycopg
 
 from benchmarks.sizes import Sizes, progress
-from cdc.service.embedded import EmbeddedPostgres
 from cdc.state.migrate import migrate
+from demo.embedded_postgres import EmbeddedPostgres
 
 _BATCH = 100
 _SHORT = 100  # the short backlog is this many times shorter

@@ -19,7 +19,7 @@ from benchmarks.watched import WatchedProgram
 from cdc.config import load as load_config
 from cdc.errors import TransientError
 from cdc.log.view import LogView
-from cdc.service.start import prepare
+from cdc.service.process.prepare import prepare
 
 _TIMEOUT_S = 600.0
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 from cdc.api import catalog_of
 from cdc.decoding.raw import RAW_SCHEMA, SCHEMAS_KEY, decode_schemas, encode_schemas
 from cdc.replication.protocol import XLOG_HEADER_BYTES
-from cdc.replication.seal import Sealer
 from cdc.replication.stream import PINNED
+from cdc.replication.wire.seal import Sealer
 
 FRAME_ROWS = 16_384  # as the reader seals them
 _SLOT, _PUBLICATION = "recording", "recording"

@@ -6,7 +6,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from benchmarks.source import Load
 from benchmarks.watched import WatchedProgram
-from cdc.service.embedded import EmbeddedPostgres
+from demo.embedded_postgres import EmbeddedPostgres
 
 _TIMEOUT_S = 600.0
 

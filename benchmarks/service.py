@@ -1,6 +1,6 @@
 """The service under measurement: the real command, one source, its sinks, its log in a file.
 
-What must always hold: it is stopped as an operator would stop it, and a service that ends by itself
+Invariant: it is stopped as an operator would stop it, and a service that ends by itself
 fails the benchmark at once with the last lines it wrote.
 """
 
@@ -160,7 +160,14 @@ class RunningService:
             process.wait()
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "cdc.service.cli", "run", "--config", str(self.config)]
+        command = [
+            sys.executable,
+            "-m",
+            "cdc.service.cli.entry",
+            "run",
+            "--config",
+            str(self.config),
+        ]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT

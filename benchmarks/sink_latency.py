@@ -25,7 +25,7 @@ from benchmarks.processes import ProcessMeter, cpu_s
 from benchmarks.service import OWN_ROLES
 from benchmarks.sizes import Sizes, progress
 from benchmarks.source import ONE_ROW, Source, open_source
-from cdc.service.embedded_redis import EmbeddedRedis
+from demo.embedded_redis import EmbeddedRedis
 from tests.kafka_broker import KafkaBroker
 
 _NAME = "latency"

@@ -25,7 +25,7 @@ from cdc.decoding.copy_text import lsn_texts
 from cdc.decoding.format import ROW_TEXT, TEXTS, Wanted
 from cdc.decoding.joins import joined
 from cdc.decoding.shapes import Context, shape_for
-from cdc.service.embedded import EmbeddedPostgres
+from demo.embedded_postgres import EmbeddedPostgres
 from sinks.postgres import PostgresSink
 from sinks.postgres.history import commit_times
 from sinks.postgres.tables import OWN_COLUMNS

@@ -26,7 +26,7 @@ from cdc.change import MessageBatch
 from cdc.config.destination import KafkaDestination, RedisStreamDestination
 from cdc.config.secrets import SecretText
 from cdc.errors import ProtocolError
-from cdc.service.embedded_redis import EmbeddedRedis
+from demo.embedded_redis import EmbeddedRedis
 from sinks import open_sink
 from sinks.base import Sink
 from tests.kafka_broker import KafkaBroker

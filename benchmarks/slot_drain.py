@@ -12,7 +12,7 @@ from psycopg import pq, sql
 from benchmarks.source import Load
 from cdc.cursor import parse_lsn
 from cdc.errors import ProtocolError, TransientError
-from cdc.service.embedded import EmbeddedPostgres
+from demo.embedded_postgres import EmbeddedPostgres
 
 _TIMEOUT_S = 600.0
 _POLL_MS = 1_000

@@ -1,6 +1,6 @@
 """The source under measurement: a server, one published table, and slots that see the same rows.
 
-Rows have 8 columns and take about 160 bytes in a pgoutput message. What must always hold: a load is
+Rows have 8 columns and take about 160 bytes in a pgoutput message. Invariant: a load is
 followed by one more row in a transaction of its own, so that whoever reads up to ``Load.end_lsn``
 is told at once that it was reached.
 """
@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
-from psycopg import sql
 
-from cdc.service.embedded import EmbeddedPostgres
+from demo.embedded_postgres import EmbeddedPostgres
 
 PUBLICATION = "benchmark"
 
@@ -93,12 +92,6 @@ class Source:
 
     def run(self, statement: str) -> None:
         self.connection.execute(statement.encode())
-
-    def new_database(self, name: str) -> str:
-        """The URL of another database of the server."""
-        database = f"{name}_target"
-        self.connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database)))
-        return self.postgres.url.removesuffix("postgres") + database
 
     def checkpoint(self) -> None:
         """Write out what a load left behind, so that it does not happen while measuring."""

@@ -20,11 +20,11 @@ from cdc.decoding.catalog import CatalogNote
 from cdc.decoding.format import DEFAULT_FORMAT, ValueFormat, Wanted
 from cdc.decoding.relation import Relation
 from cdc.decoding.typed import TableRows, decode_tables
-from cdc.replication.catalog import ask_catalog
 from cdc.replication.protocol import XLOG_HEADER_BYTES
-from cdc.replication.relations import CatalogOf, no_catalog
-from cdc.replication.seal import Sealer
-from cdc.replication.sealed import Sealed
+from cdc.replication.source.catalog import ask_catalog
+from cdc.replication.wire.relations import CatalogOf, no_catalog
+from cdc.replication.wire.seal import Sealer
+from cdc.replication.wire.sealed import Sealed
 
 __all__ = ["Decoded", "Decoder", "ValueFormat", "catalog_of", "decode"]
 
@@ -40,7 +40,7 @@ class Decoded:
 
     @cached_property
     def changes(self) -> pa.RecordBatch:
-        """One row a change, of all tables, with the rows as JSON: CHANGE_SCHEMA."""
+        """One row per change, of all tables, with the rows as JSON: CHANGE_SCHEMA."""
         sealed = self.sealed
         if sealed is None:
             return pa.RecordBatch.from_pylist([], CHANGE_SCHEMA)

@@ -1,6 +1,6 @@
 """What a decoded change looks like, and what a sink is handed.
 
-Both are Arrow: one row a change, whole columns at a time. ``CHANGE_SCHEMA`` is what decode yields
+Both are Arrow: one row per change, whole columns at a time. ``CHANGE_SCHEMA`` is what decode yields
 and what ``spark.readStream.format("walbrook")`` shows its users. A ``MessageBatch`` is the same
 rows, matched for one consumer, in cursor order, together with the shape it wants them in.
 """
@@ -22,7 +22,10 @@ ACTIONS = ("insert", "update", "delete", "truncate", "message", "schema_change")
 """What a consumer can ask for. A message of the action ``gap`` comes unasked."""
 
 READ = "read"
-"""The action of a row that a backfill read: whoever asks for the backfill asks for it."""
+"""The action of a row that a backfill read: only the consumer of the backfill gets it."""
+
+RELOAD = "reload"
+"""The action of a mark of a reload, which only sinks that can be reloaded are sent."""
 
 CHANGE_SCHEMA = pa.schema(
     [
@@ -50,7 +53,7 @@ CHANGE_SCHEMA = pa.schema(
         pa.field("error", pa.string()),
     ]
 )
-"""One row a change. Signed 64-bit numbers, because Spark has no others; an LSN fits."""
+"""One row per change. Signed 64-bit numbers, because Spark has no others; an LSN fits."""
 
 MESSAGE_SCHEMA = CHANGE_SCHEMA.remove(CHANGE_SCHEMA.get_field_index("error"))
 """What the rows of every message begin with: a change that has an error never becomes one."""

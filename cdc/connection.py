@@ -1,4 +1,4 @@
-"""Ordinary connections to Postgres on which nothing waits for ever.
+"""Ordinary connections to Postgres on which every wait has a bound.
 
 A statement is ended by the server after its bound; a peer that is gone without a word is noticed by
 TCP, in about half a minute, not after the kernel's quarter of an hour.

@@ -43,6 +43,12 @@ class ConnectionPool:
         for connection in idle:
             connection.close()
 
+    def end(self) -> None:
+        """Close for good: a connection that is still in use is closed when it is given back."""
+        with self._lock:
+            self._idle_max = 0
+        self.close()
+
     def __del__(self) -> None:
         self.close()
 

@@ -4,8 +4,8 @@ A cursor is ``(commit_lsn, commit_idx)``: the commit LSN of the transaction (kno
 and its number within it. An LSN alone identifies nothing, because every row of a transaction shares
 one. Cursors order all changes of a source, and a replay gives the same numbers.
 
-Schema changes have places of their own among them. ``cdc.replication.numbering`` leaves one free
-wherever a schema change may be needed.
+Schema changes have places of their own among them. ``cdc.replication.wire.numbering`` leaves one
+free wherever a schema change may be needed.
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ ORIGIN = Cursor(0, 0)
 
 END = Cursor((1 << 63) - 1, 0)
 """Above every change; its LSN still fits a signed 64-bit column."""
+
+
+def cursor_of(lsn: object, idx: object) -> Cursor:
+    """The cursor that a row of SQL holds in two columns, ``pg_lsn`` as text and a number."""
+    return Cursor(parse_lsn(str(lsn)), int(str(idx)))
 
 
 def place_before(first: Cursor) -> Cursor:

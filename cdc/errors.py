@@ -13,7 +13,7 @@ logs, health and metrics. What may quote one is ``detail``, for ``walbrook.dead_
     │   ├── ConfigError   the configuration file is wrong
     │   │   └── ExpressionError   an expression does not fit a table
     │   ├── SourceError   the source database is not usable as configured
-    │   └── GapError      going on would skip changes: never done in silence
+    │   └── GapError      going on would skip changes: never done silently
     ├── PoisonError       one message cannot be handled; the others can
     │   └── DecodeError   bytes that do not say what the protocol says they say
     ├── CorruptionError   a stored frame does not match its checksum

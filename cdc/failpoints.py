@@ -41,7 +41,7 @@ STEPS: Final[tuple[Step, ...]] = (
     "appended",  # a batch is in the log, perhaps only in the page cache
     "synced",  # the log is on disk up to here, Postgres does not know it yet
     "stored",  # the reader's row in Postgres says so
-    "confirmed",  # the slot was told what it may forget
+    "confirmed",  # a position was confirmed to the slot
     "settled",  # a micro-batch is settled
     "planned",  # a release in event-time order is stored, nothing of it was sent
     "released",  # all of it was sent, nothing of it is settled

@@ -16,7 +16,7 @@ from cdc.errors import TransientError, WalbrookError
 
 
 @dataclass(frozen=True)
-class Probed:
+class ProbeResult:
     """What was found at one place: ``text`` says what was checked, or what is wrong."""
 
     name: str
@@ -24,20 +24,22 @@ class Probed:
     text: str
 
 
-def probe_all(places: Mapping[str, Callable[[], str]], deadline_s: float) -> list[Probed]:
+def probe_all(places: Mapping[str, Callable[[], str]], deadline_s: float) -> list[ProbeResult]:
     """Try all places at once. Returns what was found at each, in their order."""
-    found: dict[str, Probed] = {}
+    found: dict[str, ProbeResult] = {}
 
     def run(name: str, look: Callable[[], str]) -> None:
         try:
-            found[name] = Probed(name, True, look())
+            found[name] = ProbeResult(name, True, look())
         except TransientError as error:
-            # A service tries again by itself; whoever looked once has to do something.
-            found[name] = Probed(name, False, str(TransientError(error.what, fix=_by_hand(error))))
+            # A service tries again by itself; a person who tried once has to do something.
+            found[name] = ProbeResult(
+                name, False, str(TransientError(error.what, fix=_by_hand(error)))
+            )
         except WalbrookError as error:
-            found[name] = Probed(name, False, str(error))
+            found[name] = ProbeResult(name, False, str(error))
         except Exception as error:
-            found[name] = Probed(name, False, public_text(error))
+            found[name] = ProbeResult(name, False, public_text(error))
 
     # A thread that hangs must not keep the process from ending.
     threads = [threading.Thread(target=run, args=item, daemon=True) for item in places.items()]
@@ -47,7 +49,7 @@ def probe_all(places: Mapping[str, Callable[[], str]], deadline_s: float) -> lis
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
     late = f"no answer within {deadline_s:g} s. To fix it: check the address, and that it is up"
-    return [found.get(name, Probed(name, False, late)) for name in places]
+    return [found.get(name, ProbeResult(name, False, late)) for name in places]
 
 
 def _by_hand(error: TransientError) -> str:

@@ -82,6 +82,10 @@ CREATE TABLE walbrook.consumers (
     -- What a rewind may do with what the destination holds; none where the destination keeps no
     -- position and simply gets everything again.
     rewind_ways      text[] NOT NULL DEFAULT '{}',
+    reload_refusal   text,
+    -- Which tables it takes, and whether what comes again is applied to them by key.
+    takes            jsonb NOT NULL DEFAULT '{}',
+    repeats_by_key   boolean NOT NULL DEFAULT false,
     -- Which place of the destination is in use, and how often that place was emptied. Both grow by
     -- walbrook.rewind alone.
     generation       integer NOT NULL DEFAULT 1,
@@ -115,6 +119,9 @@ COMMENT ON COLUMN walbrook.consumers.place IS 'Where its destination is, if that
 COMMENT ON COLUMN walbrook.consumers.top_lsn IS 'With top_idx: the last message that its destination was sent, if that keeps a position of its own.';
 COMMENT ON COLUMN walbrook.consumers.lost_at IS 'When its destination was found to lack messages that it once had; walbrook.accept_loss sets it back.';
 COMMENT ON COLUMN walbrook.consumers.rewind_ways IS 'What walbrook.rewind takes as destination: new_generation, truncate.';
+COMMENT ON COLUMN walbrook.consumers.reload_refusal IS 'Why its tables cannot be reloaded (walbrook.start_backfill with reload => true); null: they can.';
+COMMENT ON COLUMN walbrook.consumers.takes IS 'Which tables it takes: include_schemas, exclude_schemas, include_tables and exclude_tables of its configuration, as far as given.';
+COMMENT ON COLUMN walbrook.consumers.repeats_by_key IS 'Whether its destination (a mirror) applies what comes again by key, so that changes of a table without one cannot be repeated.';
 COMMENT ON COLUMN walbrook.consumers.generation IS 'Which place of its destination is in use: 1 is the configured one, each rewind with destination => ''new_generation'' begins the next.';
 COMMENT ON COLUMN walbrook.consumers.truncation IS 'How often the place of this generation was emptied by a rewind with destination => ''truncate''.';
 COMMENT ON COLUMN walbrook.consumers.dead IS 'How many changes have ever become dead letters of this consumer.';
@@ -470,7 +477,7 @@ COMMENT ON COLUMN walbrook.pressure.waiting IS 'Deliveries of this source that w
 -- consumer got to (walbrook.claims), a message that is not gone has a small row in
 -- walbrook.in_flight. So a claim costs the same whatever waits behind it or was there before it.
 --
--- What must always hold:
+-- Invariants:
 -- * Claims of one consumer come one after another (each locks its row of walbrook.pulls), so nobody
 --   is handed what somebody else holds.
 -- * A message goes out only if no earlier one of its group, or of its whole table where one of the
@@ -694,9 +701,10 @@ CREATE TABLE walbrook.backfills (
     state           text NOT NULL DEFAULT 'waiting'
                     CHECK (state IN ('waiting', 'running', 'paused', 'failed', 'done', 'cancelled', 'skipped')),
     reason          text,
-    waits_for       text CHECK (waits_for IN ('open_transactions', 'source', 'retry')),
+    waits_for       text CHECK (waits_for IN ('open_transactions', 'source', 'retry', 'swap')),
     waits_since     timestamptz,
     -- What was asked for.
+    reload          boolean NOT NULL DEFAULT false,
     where_sql       text,
     sort_column     text,
     start_position  text,
@@ -708,6 +716,7 @@ CREATE TABLE walbrook.backfills (
     estimated_rows  bigint,
     estimated_bytes bigint,
     looked_lsn      pg_lsn,
+    begun_lsn       pg_lsn,
     attempts        integer NOT NULL DEFAULT 0,
     error           text,
     requested_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -728,7 +737,8 @@ CREATE UNIQUE INDEX backfills_open
 COMMENT ON TABLE walbrook.backfills IS 'One row per table that a consumer gets the existing rows of.';
 COMMENT ON COLUMN walbrook.backfills.state IS 'waiting: nothing is read yet, see reason; running; paused: by an operator; failed: see error, walbrook.retry_backfill or walbrook.skip_backfill; done; cancelled: what was delivered stays; skipped.';
 COMMENT ON COLUMN walbrook.backfills.reason IS 'What it waits for; null if for nothing.';
-COMMENT ON COLUMN walbrook.backfills.waits_for IS 'open_transactions: transactions that were open before its first chunk have to end, for at most an hour; source: the source does not answer; retry: a chunk could not be read and is read again; null if for nothing.';
+COMMENT ON COLUMN walbrook.backfills.waits_for IS 'open_transactions: transactions that were open before its first chunk have to end, for at most an hour; source: the source does not answer; retry: a chunk could not be read and is read again; swap: all rows of a reload are in its shadow, and its sink has yet to swap it in; null if for nothing.';
+COMMENT ON COLUMN walbrook.backfills.reload IS 'Whether its rows go into a shadow of the table at the destination, which takes its place when all are there.';
 COMMENT ON COLUMN walbrook.backfills.where_sql IS 'Only rows for which this SQL expression is true.';
 COMMENT ON COLUMN walbrook.backfills.sort_column IS 'Rows are read in the order of this column, from start_position on; null: in the order in which they lie.';
 COMMENT ON COLUMN walbrook.backfills.chunk_bytes IS 'About how many bytes of the table one chunk reads.';
@@ -736,6 +746,7 @@ COMMENT ON COLUMN walbrook.backfills.rows_per_second IS 'Most rows delivered per
 COMMENT ON COLUMN walbrook.backfills.connections IS 'Most chunks that are read at once.';
 COMMENT ON COLUMN walbrook.backfills.planned IS 'Whether all of its chunks are in walbrook.backfill_chunks.';
 COMMENT ON COLUMN walbrook.backfills.looked_lsn IS 'Up to where the log was searched for changes that left out values of rows.';
+COMMENT ON COLUMN walbrook.backfills.begun_lsn IS 'Of a reload: from where on changes go into the shadow, too.';
 COMMENT ON COLUMN walbrook.backfills.repair IS 'The repair that asked for it; null: an operator or the configuration did.';
 COMMENT ON COLUMN walbrook.backfills.since_xid IS 'Of a repair: only rows that transactions from this one on wrote (xmin); null: the whole table.';
 COMMENT ON COLUMN walbrook.backfills.whole_reason IS 'Of a repair: why the whole table is read.';
@@ -749,7 +760,7 @@ CREATE TABLE walbrook.backfill_chunks (
     leaf_name   text NOT NULL,
     leaf_oid    oid NOT NULL,
     filenode    bigint NOT NULL,
-    kind        text NOT NULL CHECK (kind IN ('blocks', 'values', 'keys', 'deletes')),
+    kind        text NOT NULL CHECK (kind IN ('blocks', 'values', 'keys', 'deletes', 'begin', 'swap', 'drop')),
     first_block bigint,
     end_block   bigint,
     after_value text,

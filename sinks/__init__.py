@@ -9,20 +9,21 @@ handed, cut only by bytes, because there a request is a sync of the disk.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdc.config.destination import (
     Destination,
     FileDestination,
     KafkaDestination,
-    ParquetDestination,
     PostgresDestination,
     PullDestination,
     RedisStreamDestination,
     Tls,
     WebhookDestination,
 )
-from cdc.config.lakehouse import DeltaDestination, IcebergDestination, LakeDestination
+from cdc.config.lakehouse import DeltaDestination, IcebergDestination, LakehouseMaintenance
+from cdc.config.parquet import ParquetDestination
 from cdc.errors import ProtocolError
 from cdc.generation import FIRST, Generation
 from cdc.queue.groups import BY_KEY, Grouping
@@ -91,13 +92,7 @@ def _open(
         case KafkaDestination():
             return _kafka(destination, consumer, batch_size, source, grouping, generation)
         case ParquetDestination():
-            return ParquetSink(
-                destination.path,
-                consumer=consumer,
-                partition_by=destination.partition_by,
-                compression=destination.compression,
-                generation=generation,
-            )
+            return _parquet(destination, consumer, source, generation)
         case PostgresDestination():
             return _postgres(destination, source, consumer)
         case PullDestination():
@@ -132,8 +127,8 @@ def _delta(
         delta_tables(root, f"{source}/{consumer}", destination.options()),
         LakeNames(destination.table),
         mode=destination.mode,
-        by_date=destination.partition_by == "date",
-        maintenance=_maintenance(destination),
+        partition_by=("walbrook_date",) if destination.partition_by == "date" else (),
+        maintenance=_maintenance(destination.maintenance),
     )
 
 
@@ -154,16 +149,43 @@ def _iceberg(
         iceberg_tables(catalogs.open, root, f"{source}/{consumer}", generation.number),
         LakeNames(destination.table),
         mode=destination.mode,
-        by_date=destination.partition_by == "date",
+        partition_by=("walbrook_date",) if destination.partition_by == "date" else (),
         merges=MergesOnRead() if destination.merge == "on_read" else None,
-        maintenance=_maintenance(destination),
+        maintenance=_maintenance(destination.maintenance),
     )
 
 
-def _maintenance(destination: LakeDestination) -> MaintenancePlan | None:
+def _parquet(
+    destination: ParquetDestination, consumer: str, source: str, generation: Generation
+) -> Sink:
+    if destination.columns == "json":
+        return ParquetSink(
+            Path(destination.root),
+            consumer=consumer,
+            partition_by=destination.partition_by,
+            compression=destination.compression,
+            generation=generation,
+        )
+    from sinks.lakehouse import LakeNames
+    from sinks.lakehouse.parquet import TypedParquetSink, parquet_tables
+
+    return TypedParquetSink(
+        parquet_tables(
+            generation.named(destination.root),
+            f"{source}/{consumer}",
+            destination.options(),
+            compression=destination.compression,
+            generation=generation,
+        ),
+        LakeNames(destination.table),
+        partition_by=[f"walbrook_{level}" for level in destination.levels],
+        maintenance=_maintenance(destination.maintenance),
+    )
+
+
+def _maintenance(upkeep: LakehouseMaintenance) -> MaintenancePlan | None:
     from sinks.lakehouse import MaintenancePlan
 
-    upkeep = destination.maintenance
     if not upkeep.enabled:
         return None
     return MaintenancePlan(upkeep.interval_s, upkeep.target_file_bytes, upkeep.retain_hours)

@@ -1,7 +1,7 @@
 """The one seam between the pipeline and a destination.
 
 A sink is opened in the process that delivers, kept open, and handed the messages of one consumer
-in cursor order, one batch after another. What must always hold:
+in cursor order, one batch after another. Invariant:
 
 - ``deliver`` returns once the messages it counts are safe at the destination, and not before.
 - It settles a prefix: of the batch's messages the first ``settled`` are safe, the rest are not.
@@ -34,11 +34,21 @@ from cdc.backfill.table import PublishedTable
 from cdc.change import MessageBatch
 from cdc.cursor import Cursor
 from cdc.errors import WalbrookError
-from cdc.queue.ledger import Integers, LedgerUse
+from cdc.queue.ledger.base import Integers, LedgerUse
 from cdc.verify.held import Form, Key
 
 UNFIT_TABLE = "unfit_table"
 """The kind of an error of a sink that cannot have a table as it was when its rows were read."""
+
+
+@dataclass(frozen=True)
+class StoppedTable:
+    """A table whose changes wait at the destination, so that those of others go on; and why."""
+
+    table: str
+    kind: str
+    what: str
+    fix: str
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,7 @@ class Delivery:
     # The last message that the destination had before this delivery, ORIGIN for none; None where
     # it keeps no position. Below what was delivered earlier, it says that the destination lost it.
     top: Cursor | None = None
+    stopped: tuple[StoppedTable, ...] | None = None  # after it; None if it is not known
 
 
 class Sink(Protocol):
@@ -72,6 +83,32 @@ class FollowsRewinds(Protocol):
 
     def follow(self, epoch: str) -> None:
         """Deliver in this epoch of the consumer; a new one begins whenever its cursor goes back."""
+        ...
+
+
+@runtime_checkable
+class Reloads(Sink, Protocol):
+    """A sink whose tables can be loaded afresh while readers have the old ones.
+
+    It is sent marks (``cdc.backfill.reload``), each a batch of its own, which a position absorbs
+    like any message. Which shadows there are is recorded at the destination, in what is committed
+    with the position, because any process may deliver next.
+
+    - ``begin``: make an empty shadow of the table in place of any that was left over. From then on
+      every change of the table goes into both, and so do rows that were not read for this reload.
+      What stands below the mark never goes into the shadow, also where it comes again.
+    - ``swap``: in one commit at the destination the table becomes what its shadow is, with the
+      shadow's columns, and the position moves behind the mark. A repeat of it changes nothing.
+      OperatorError if there is no shadow of this reload.
+    - ``drop``: remove the shadow of this reload; there may be none.
+
+    A mark that is not done has changed nothing that readers see. Its error decides if it is worth
+    another try (TransientError) or fails the reload. The class of its destination says in
+    ``reload_refusal`` which settings rule reloads out.
+    """
+
+    def loading(self, reload: int | None) -> None:
+        """From now on rows of the action ``read`` are those of this reload; None: of none."""
         ...
 
 

@@ -31,6 +31,7 @@ _logger = structlog.get_logger("walbrook.claims")
 
 _DIGEST_CHARS = 16  # of the name; the reference has the whole digest
 _CLEAN_S = 600.0
+_CLEAN_SHARE = 0.1  # of the time, while there is more to remove
 
 
 class ClaimCheckedSink:
@@ -114,6 +115,10 @@ class ClaimCheckedSink:
             return
         self._clean_at = now + _CLEAN_S
         try:
-            self._opened().clean(self._consumer, self._place.retain_days)
+            has_more = self._opened().clean(self._consumer, self._place.retain_days)
         except WalbrookError as error:
             _logger.warning("claims.not_cleaned", consumer=self._consumer, error=error.what)
+            return
+        if has_more:
+            done = time.monotonic()
+            self._clean_at = done + (done - now) / _CLEAN_SHARE

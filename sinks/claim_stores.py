@@ -18,7 +18,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from cdc.config import Sink as SinkConfig
+from cdc.config import SinkConfig
 from cdc.connection_pool import ConnectionPool
 from cdc.error_text import public_text
 from cdc.errors import OperatorError, TransientError, WalbrookError
@@ -28,12 +28,14 @@ _PUT = """
 INSERT INTO walbrook.claim_checks (location, consumer, payload) VALUES (%s, %s, %s)
     ON CONFLICT (location) DO UPDATE SET stored_at = clock_timestamp()
 """
+# What another process removes, or stores again, at this moment is left to it.
 _CLEAN = """
 DELETE FROM walbrook.claim_checks WHERE location IN (
        SELECT location FROM walbrook.claim_checks
         WHERE consumer = %s AND stored_at < clock_timestamp() - make_interval(days => %s)
-        LIMIT 10000)
+        ORDER BY stored_at LIMIT %s FOR UPDATE SKIP LOCKED)
 """
+_CLEANED_MAX = 1_000  # rows by one statement: each may have megabytes
 _PROBE = "SELECT has_table_privilege(to_regclass('walbrook.claim_checks'), 'INSERT')"
 _TABLE = "postgres:walbrook.claim_checks"
 _S3_ERROR = re.compile(r"AWS Error (\w+) during")
@@ -71,7 +73,9 @@ class ClaimStore(Protocol):
         """Store the content. Returns its location, which holds no secret."""
         ...
 
-    def clean(self, consumer: str, retain_days: int) -> None: ...
+    def clean(self, consumer: str, retain_days: int) -> bool:
+        """Remove some of what is older than it is kept. Returns whether there may be more."""
+        ...
 
     def probe(self) -> None:
         """Raises if the store does not answer; changes nothing."""
@@ -115,7 +119,7 @@ class FolderClaims:
             raise self._error(error) from error
         return f"{self._shown}/{place}"
 
-    def clean(self, consumer: str, retain_days: int) -> None:
+    def clean(self, consumer: str, retain_days: int) -> bool:
         kept = _today() - timedelta(days=retain_days)
         folder = pafs.FileSelector(f"{self._root}/{consumer}", allow_not_found=True)
         try:
@@ -125,6 +129,7 @@ class FolderClaims:
                     self._files.delete_dir(found.path)
         except (OSError, pa.ArrowException) as error:
             raise self._error(error) from error
+        return False
 
     def probe(self) -> None:
         # A folder need not exist; a bucket must.
@@ -180,8 +185,8 @@ class TableClaims:
         self._execute(_PUT, location, consumer, payload)
         return location
 
-    def clean(self, consumer: str, retain_days: int) -> None:
-        self._execute(_CLEAN, consumer, retain_days)
+    def clean(self, consumer: str, retain_days: int) -> bool:
+        return self._execute(_CLEAN, consumer, retain_days, _CLEANED_MAX) == _CLEANED_MAX
 
     def probe(self) -> None:
         self._execute(_PROBE)
@@ -189,10 +194,11 @@ class TableClaims:
     def close(self) -> None:
         self._connections.close()
 
-    def _execute(self, statement: str, *arguments: object) -> None:
+    def _execute(self, statement: str, *arguments: object) -> int:
+        """Returns how many rows it concerned."""
         try:
             with self._connections.connection() as connection:
-                connection.execute(statement.encode(), arguments)
+                return connection.execute(statement.encode(), arguments).rowcount
         except (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege) as error:
             raise OperatorError(
                 f"oversize messages cannot be stored in the state database: {public_text(error)}",

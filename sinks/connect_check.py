@@ -13,19 +13,19 @@ from pathlib import Path
 
 import orjson
 
-from cdc.config import Config, Sink, load
-from cdc.probing import Probed, probe_all
+from cdc.config import Config, SinkConfig, load
+from cdc.probing import ProbeResult, probe_all
 from sinks import ClaimPlace, Queue, open_sink
 from sinks.base import probe
 
 
-def check_sinks(config: Config, deadline_s: float) -> list[Probed]:
+def check_sinks(config: Config, deadline_s: float) -> list[ProbeResult]:
     """What was found at the destination of each active sink."""
     active = [sink for sink in config.sinks if sink.status == "active"]
     return probe_all({sink.name: _look(config, sink) for sink in active}, deadline_s)
 
 
-def _look(config: Config, sink: Sink) -> Callable[[], str]:
+def _look(config: Config, sink: SinkConfig) -> Callable[[], str]:
     def look() -> str:
         opened = open_sink(
             sink.destination,

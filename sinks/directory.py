@@ -1,6 +1,6 @@
 """Durable steps in a directory on disk: lock it, write a file whole, make a name last.
 
-What must always hold: a name that ``publish`` made is durable, with its content, once it returns;
+Invariants: a name that ``publish`` made is durable, with its content, once it returns;
 before that the old name or the new one is there, never a half-written file.
 """
 
@@ -89,7 +89,7 @@ def write_synced(path: Path, data: bytes | memoryview) -> None:
         os.close(descriptor)
 
 
-def publish(path: Path, data: bytes) -> None:
+def publish(path: Path, data: bytes | memoryview) -> None:
     """Replace the file at ``path`` in one step that survives a power cut."""
     draft = path.with_name(f".{path.name}.new")
     write_synced(draft, data)

@@ -2,7 +2,7 @@
 
 The directory holds ``changes-<first cursor>.jsonl`` files, which sort in the order they were
 written, and ``.position``, the commit point: the file, its committed length and the last cursor.
-What must always hold: bytes beyond the committed length were never counted as delivered, and are
+Invariants: bytes beyond the committed length were never counted as delivered, and are
 cut off before anything is appended. Another process may deliver, or die delivering, between two
 deliveries: the folder is listed for what it left behind whenever the lock was in other hands. A
 file that an operator moved away is not missed; it is the position that says what was delivered.

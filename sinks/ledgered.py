@@ -1,6 +1,6 @@
 """Any destination behind a ledger: what it already has is left out before it is asked.
 
-What must always hold: a message that the ledger has is not sent; one that it has not is; and what
+Invariants: a message that the ledger has is not sent; one that it has not is; and what
 was accepted is noted while other requests go on, within a bound: a crash repeats the requests that
 were under way, and those that were accepted and not noted yet (``Notes``). Whatever a delivery
 counts is noted when it returns. A ledger in the state database is waited for. Without one in Redis
@@ -21,8 +21,8 @@ import pyarrow as pa
 from cdc.change import MessageBatch
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import TransientError
-from cdc.queue.ledger import Integers, Ledger, LedgerUse, among
-from cdc.queue.open_ledger import LedgerAddress
+from cdc.queue.ledger.base import Integers, Ledger, LedgerUse, among
+from cdc.queue.ledger.open import LedgerAddress
 from sinks.base import Delivery, RequestSink
 from sinks.notes import Notes
 

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from cdc.errors import TransientError
-from cdc.queue.ledger import Integers, LedgerUse
+from cdc.queue.ledger.base import Integers, LedgerUse
 
 NOTE_PACE_S: Final = 0.01
 

@@ -51,6 +51,12 @@ OWN_FOLDER = "_walbrook"
 
 _COMMIT_BYTES_MAX = 128 << 20
 _PARTS = Parts(("record", "changes", "record_pks", "unchanged", "annotations"), 64)
+# Almost every value of these is another one, and nobody looks for one by its order.
+_DISTINCT = ("record", "changes")
+_REPEATED = (
+    "commit_lsn", "commit_timestamp", "xid", "table_schema", "table_name", "action", "unchanged",
+    "annotations",
+)  # fmt: skip
 _FOLDER_CHARS_MAX = 200  # file systems stop at 255 bytes
 
 
@@ -145,7 +151,11 @@ class ParquetSink:
         for name, column in zip(("commit_lsn", "commit_idx"), origin(part), strict=True):
             table = table.set_column(names.index(name), MESSAGE_SCHEMA.field(name), column)
         out = pa.BufferOutputStream()
-        pq.write_table(table, out, compression=self._compression)
+        pq.write_table(
+            table, out, compression=self._compression,
+            use_dictionary=[name for name in names if name in _REPEATED],
+            write_statistics=[name for name in names if name not in _DISTINCT],
+        )  # fmt: skip
         return memoryview(out.getvalue())
 
     def _recover(self) -> Position:

@@ -6,13 +6,12 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from cdc.backfill.table import PublishedTable
-from cdc.verify.held import HELD_SCHEMA, Key, key_text
+from cdc.verify.held import Key, key_text, messages_held, normal_keys
 
 _COLUMNS: Final = (
     "action", "record", "record_pks", "old_record_pks", "unchanged", "commit_lsn", "commit_idx",
@@ -48,10 +47,10 @@ def _held(batch: pa.RecordBatch, wanted: pa.StringArray | None) -> pa.RecordBatc
     rows = batch.filter(pc.is_in(action, value_set=pa.array(_ROWS)))
     gone = pc.equal(rows.column("action"), "delete")
     content = pc.if_else(gone, None, rows.column("record").cast(pa.binary()))
-    parts = [_part(rows, _keys(rows.column("record_pks")), content, rows.column("unchanged"))]
+    parts = [_part(rows, normal_keys(rows.column("record_pks")), content, rows.column("unchanged"))]
     moved = rows.filter(rows.column("old_record_pks").is_valid())
     if moved.num_rows:
-        parts.append(_part(moved, _keys(moved.column("old_record_pks"))))
+        parts.append(_part(moved, normal_keys(moved.column("old_record_pks"))))
     found = pa.concat_batches(parts)
     if wanted is not None:
         found = found.filter(pc.is_in(found.column("key"), value_set=wanted))
@@ -67,25 +66,5 @@ def _part(
     content: pa.BinaryArray | None = None,
     unchanged: pa.StringArray | None = None,
 ) -> pa.RecordBatch:
-    count = rows.num_rows
-    return pa.RecordBatch.from_arrays(
-        [
-            keys,
-            pa.nulls(count, pa.binary()) if content is None else content,
-            rows.column("commit_lsn"),
-            rows.column("commit_idx"),
-            pa.nulls(count, pa.string()) if unchanged is None else unchanged,
-        ],
-        schema=HELD_SCHEMA,
-    )
-
-
-def _keys(texts: pa.StringArray) -> pa.StringArray:
-    """Keys in the form of ``key_text``; only those with a backslash may be written otherwise."""
-    escaped = pc.match_substring(texts, "\\")
-    if not pc.any(escaped).as_py():
-        return texts
-    again = [
-        orjson.dumps(orjson.loads(text)).decode() for text in texts.filter(escaped).to_pylist()
-    ]
-    return pc.replace_with_mask(texts, escaped, pa.array(again, pa.string()))
+    places = (rows.column("commit_lsn"), rows.column("commit_idx"))
+    return messages_held(keys, places, content, unchanged)

@@ -1,8 +1,8 @@
 """A queue in the state database, which consumers fetch from.
 
 A batch is one transaction: the messages go into the consumer's partition of ``walbrook.records`` by
-COPY, and with them the cursor of the last one, so what comes again is known by it. What must always
-hold: whoever stores holds the consumer's row of ``walbrook.stored`` until the commit, so that
+COPY, and with them the cursor of the last one, so what comes again is known by it. Invariant:
+whoever stores holds the consumer's row of ``walbrook.stored`` until the commit, so that
 messages become visible in cursor order, which claims rely on.
 """
 
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from cdc.change import MessageBatch
-from cdc.config import Sink as SinkConfig
+from cdc.config import SinkConfig
 from cdc.connection import Connection
 from cdc.connection_pool import ConnectionPool
 from cdc.cursor import Cursor, format_lsn, parse_lsn

@@ -2,7 +2,7 @@
 
 Redis refuses an id at or below the stream's top, so a replayed message is absorbed by the server
 itself. The same rule is a trap: were a message refused for another reason while later ones got in,
-its retry would look like a duplicate. What must always hold: nothing is sent after a message that
+its retry would look like a duplicate. Invariant: nothing is sent after a message that
 was refused for any reason but its id. So a request is one transaction, which the server queues
 whole or drops whole, and the next one goes out only after its answer. Nor does a batch go out
 before the stream's top was seen to be ours: behind another writer's entry, or an id that somebody

@@ -1,6 +1,6 @@
 """The tops of the streams that a sink adds to: which are known to be ours, and how far they reach.
 
-What must always hold: a stream counts as ours only if its last entry was seen or written by this
+Invariants: a stream counts as ours only if its last entry was seen or written by this
 sink over the connection that is open; what is forgotten is looked at again, so the bound costs
 time, never safety.
 """

@@ -1,7 +1,7 @@
 """The bytes of one request to Redis and of its answer: a transaction that adds to a stream.
 
-Pure: bytes in, values out, and no Python object per message on the usual way. What must always
-hold: an answer is taken as complete only when every command's own answer is in it.
+Pure: bytes in, values out, and no Python object per message on the usual way. Invariant:
+an answer is taken as complete only when every command's own answer is in it.
 """
 
 from __future__ import annotations

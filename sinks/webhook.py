@@ -31,7 +31,7 @@ from cdc.cursor import Cursor
 from cdc.decoding.columns import offsets_of
 from cdc.decoding.joins import joined
 from cdc.errors import OperatorError, TransientError, WalbrookError
-from cdc.queue.ledger import Integers
+from cdc.queue.ledger.base import Integers
 from cdc.queue.retry import TOO_LARGE, kind_of
 from sinks.base import Delivery, Follower, Unfollowed
 from sinks.columns import by_route, pieces, text_bytes

@@ -18,7 +18,7 @@ from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cdc.replication.stop import StopSignal
+from cdc.stop import StopSignal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,15 +69,15 @@ def run(stop: StopSignal, told: queue.SimpleQueue[str]) -> int:
 
     from cdc.config import load
     from cdc.errors import ConfigError
-    from cdc.replication.pulse import Pulse
-    from cdc.service.logs import configure_logs
-    from spark_pipeline.expressions.tables import has_expressions
+    from cdc.logs import configure_logs
+    from cdc.pulse import Pulse
     from spark_pipeline.feed.cluster import executor_environment
-    from spark_pipeline.feed.exchange import sweep_shared_memory
-    from spark_pipeline.session.jvm import NoiseStream
-    from spark_pipeline.session.late import LateSession
+    from spark_pipeline.jvm.jvm import NoiseStream
+    from spark_pipeline.jvm.late import LateSession
+    from spark_pipeline.session.expressions_check import has_expressions
     from spark_pipeline.session.session import open_session, stop_session
-    from spark_pipeline.workers.sources import Sources, needs_spark_first
+    from spark_pipeline.slices.exchange import sweep_shared_memory
+    from spark_pipeline.stage.sources import Sources, needs_spark_first
 
     # What was imported stays: looking through it again and again only makes changes wait.
     gc.freeze()
@@ -126,7 +126,7 @@ def _check_expressions(session: SparkSession, config: Config) -> None:
     """Raises ConfigError for what no change of a table can mend."""
     import structlog
 
-    from spark_pipeline.expressions.tables import check_config
+    from spark_pipeline.session.expressions_check import check_config
 
     logger = structlog.get_logger("walbrook.driver")
     found = check_config(session, config)
@@ -141,11 +141,11 @@ def _check_expressions(session: SparkSession, config: Config) -> None:
 def _ended(failures: Sequence[Exception]) -> int:
     """Say why the driver ends, and by its status whether starting it again can help."""
     from cdc.errors import exit_status
-    from cdc.service.logs import log_end
-    from spark_pipeline.delivery.isolate import told
+    from cdc.logs import log_end
+    from spark_pipeline.delivery.isolate import as_walbrook_error
 
     for failure in failures:
-        log_end("driver", told(failure))
+        log_end("driver", as_walbrook_error(failure))
     return max((exit_status(failure) for failure in failures), default=0)
 
 

@@ -12,20 +12,22 @@ from typing import Any
 import orjson
 from psycopg.rows import namedtuple_row
 
-from cdc.config import FileDestination, Sink
+from cdc.config import FileDestination, SinkConfig
 from cdc.connection import connect
 from cdc.connection_pool import ConnectionPool
 from cdc.cursor import ORIGIN, parse_lsn
+from cdc.state.active_consumers import read_active_consumers
 from cdc.state.backfills import consumers_with_backfills
 from cdc.state.feeds import FeedFigures, open_feed
 from cdc.state.positions import register_source
 from cdc.state.verifications import consumers_with_verifications
 from spark_pipeline.delivery.deliver import Origin
 from spark_pipeline.feed.feed import Feed
+from spark_pipeline.feed.stage_settings import StageSettings
+from spark_pipeline.stage.worker import Worker
 from spark_pipeline.workers.context import WorkerContext
-from spark_pipeline.workers.settings import StageSettings
 from spark_pipeline.workers.settler import Settler
-from spark_pipeline.workers.worker import Worker
+from spark_pipeline.workers.state import Reason
 from tests.fix_postgres import Database
 from tests.lane_on_log import arrived
 from tests.slot_source import PUBLISHED, SlotSource, make_slot_source
@@ -46,6 +48,7 @@ class Rig:
     local_commits: bool = False  # state is written without waiting for a standby
     read_as: str = ""  # another role than that of the reader
     _starts: int = 0
+    _worker: Worker = field(init=False)
 
     def __post_init__(self) -> None:
         self.source: SlotSource = self._make_source()
@@ -81,7 +84,7 @@ class Rig:
     def serving(self) -> Iterator[None]:
         """The worker alone; its end is that of a process: what was not settled is forgotten."""
         self._starts += 1
-        sink = Sink.model_validate(
+        sink = SinkConfig.model_validate(
             {
                 "name": "files",
                 "database": SOURCE,
@@ -109,7 +112,7 @@ class Rig:
             settings, Feed(64 << 20), settler, connections, scratch,
             run=f"{self.directory} {self._starts}",
         )  # fmt: skip
-        worker = Worker(sink, context)
+        self._worker = worker = Worker(sink, context)
         threads = [
             threading.Thread(target=run_)
             for run_ in (settler.run, worker.run, lambda: self._watch(worker, context))
@@ -123,15 +126,20 @@ class Rig:
             context.over.set()
             worker.nudge()
             for thread in threads[1:]:
-                thread.join(30)
+                thread.join(60)
             settler.close()
-            threads[0].join(30)
-            connections.close()
+            threads[0].join(60)
+            # One that goes on would deliver beside the next one.
+            assert not any(thread.is_alive() for thread in threads)
+            connections.end()
 
     def _watch(self, worker: Worker, context: WorkerContext) -> None:
         """What the stage does each second."""
         with connect(self.state_dsn, name="watch") as state:
             while not context.ended.wait(_LOOK_S):
+                served = worker.name in read_active_consumers(state, SOURCE).served
+                if served == (worker.current.reason is Reason.PAUSED):
+                    worker.nudge()
                 if consumers_with_backfills(state, SOURCE):
                     worker.backfill()
                 if consumers_with_verifications(state, SOURCE):
@@ -146,6 +154,15 @@ class Rig:
             ).fetchone()
         assert row is not None
         return int(str(row[0]))
+
+    def pause(self) -> None:
+        """Pause the consumer, and wait until its worker has nothing under way."""
+        self.rows("SELECT walbrook.pause('files')")
+        until("the pause", lambda: self._worker.current.reason is Reason.PAUSED)
+
+    def hurry(self) -> None:
+        """The chunks that are read from now on are delivered without a limit."""
+        self.rows("UPDATE walbrook.backfills SET rows_per_second = NULL RETURNING 1")
 
     def until_state(self, backfill: int, state: str = "done", timeout_s: float = 60.0) -> None:
         def reached() -> bool:

@@ -6,7 +6,7 @@ import signal
 import pytest
 from hypothesis import settings
 
-from cdc.log.flight_wire import TOKEN_VARIABLE
+from cdc.log.flight.wire import TOKEN_VARIABLE
 from tests import durations
 
 # Spark's JVM is started once a process, by whichever test comes first, and hands its environment on

@@ -1,8 +1,9 @@
 """How long each test file takes, so that the longest are begun first and all workers end together.
 
-The seconds are those of one run on two cores; only their ratios matter. To renew them::
+The seconds are those of runs on two busy cores; only their ratios matter. To renew them::
 
-    make test ARGS=--junitxml=junit.xml && .venv/bin/python -m tests.durations junit.xml
+    make test ARGS=--junitxml=test.xml && make test-sinks ARGS=--junitxml=sinks.xml &&
+        .venv/bin/python -m tests.durations test.xml sinks.xml
 """
 
 from __future__ import annotations
@@ -25,14 +26,22 @@ def known() -> dict[str, float]:
     return found
 
 
-def measured(report: Path) -> dict[str, float]:
-    """What a JUnit report says, longest first; files that take less than a second are left out."""
-    seconds: Counter[str] = Counter()
-    for case in ElementTree.parse(report).iter("testcase"):
-        module = re.sub(r"\.Test\w+$", "", case.attrib["classname"])
-        seconds[module.replace(".", "/") + ".py"] += float(case.attrib["time"])  # type: ignore[assignment]
-    return {path: round(taken, 1) for path, taken in seconds.most_common() if taken >= 1}
+def measured(*reports: Path) -> dict[str, float]:
+    """What JUnit reports say, longest first; files that take less than a second are left out.
+
+    Of a file that is in several the longest time counts.
+    """
+    longest: Counter[str] = Counter()
+    for report in reports:
+        seconds: Counter[str] = Counter()
+        for case in ElementTree.parse(report).iter("testcase"):
+            module = re.sub(r"\.Test\w+$", "", case.attrib["classname"])
+            path = module.replace(".", "/") + ".py"
+            seconds[path] += float(case.attrib["time"])  # type: ignore[assignment]
+        longest |= seconds
+    return {path: round(taken, 1) for path, taken in longest.most_common() if taken >= 1}
 
 
 if __name__ == "__main__":
-    FILE.write_text(json.dumps(measured(Path(sys.argv[1])), indent=0) + "\n")
+    found = measured(*map(Path, sys.argv[1:]))
+    FILE.write_text(json.dumps(found, indent=0) + "\n")

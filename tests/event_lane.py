@@ -15,13 +15,13 @@ from typing import Any
 from psycopg.conninfo import make_conninfo
 from pyspark.sql import SparkSession
 
-from cdc.config import FileDestination, Sink
+from cdc.config import FileDestination, SinkConfig
 from cdc.connection import Connection
 from cdc.connection_pool import ConnectionPool
 from cdc.cursor import ORIGIN, Cursor
 from cdc.log.writer import LogWriter
-from cdc.queue.open_ledger import LedgerAddress
-from cdc.replication.seal import Sealer
+from cdc.queue.ledger.open import LedgerAddress
+from cdc.replication.wire.seal import Sealer
 from cdc.state.feeds import FeedFigures, open_feed
 from cdc.state.migrate import migrate
 from cdc.state.positions import register_source
@@ -31,10 +31,10 @@ from spark_pipeline.eventtime.tables import SourceTables
 from spark_pipeline.eventtime.windows.due import Windows
 from spark_pipeline.eventtime.worker import EventTimeWorker
 from spark_pipeline.feed.feed import Feed
-from spark_pipeline.session.late import LateSession
+from spark_pipeline.feed.stage_settings import StageSettings
+from spark_pipeline.jvm.late import LateSession
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.retries import RetryQueue
-from spark_pipeline.workers.settings import StageSettings
 from spark_pipeline.workers.settler import Settler
 from tests import pgoutput
 from tests.unit.replication.test_seal import wire
@@ -92,7 +92,7 @@ class EventLane:
         if sink.get("ordering") == "processing_time":
             timed = event_time or {}
         timed = {key: value for key, value in timed.items() if value is not None}
-        self.sink = Sink.model_validate(
+        self.sink = SinkConfig.model_validate(
             {
                 "name": NAME,
                 "databases": list(sources),
@@ -165,9 +165,9 @@ class EventLane:
                 driver_rows=self._driver_rows,
             )
         self.settings = settings
-        self.take_up()
+        self.read_resume_state()
 
-    def take_up(self) -> None:
+    def read_resume_state(self) -> None:
         """What the worker does when the consumer's rows were changed."""
         self.stop_serving()
         contexts = {name: self._context(name) for name in self.sources}
@@ -202,7 +202,7 @@ class EventLane:
         if self.worker is not None:
             self.worker.close()
             for each in self.worker.inputs.values():
-                each.context.connections.close()
+                each.context.connections.end()
             self.worker = None
 
     @property

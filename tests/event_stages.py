@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import yaml
 
-from cdc.config import Config, Sink, loads
-from cdc.replication.stop import StopReason, StopSignal
+from cdc.config import Config, SinkConfig, loads
+from cdc.stop import StopReason, StopSignal
 from spark_pipeline.delivery import deliver
 from spark_pipeline.eventtime.workers import EventTimeWorkers
 from spark_pipeline.feed.body import FeedBody
 from spark_pipeline.feed.planner import Planner
-from spark_pipeline.workers.stage import SourceStage
+from spark_pipeline.stage.stage import SourceStage
 from tests.event_lane import EventLane
 from tests.fix_postgres import Database
 from tests.service import _url
@@ -78,7 +78,7 @@ class Stages:
         stop: StopSignal,
         *,
         away: str = "",
-        plain: Mapping[str, list[Sink]] | None = None,
+        plain: Mapping[str, list[SinkConfig]] | None = None,
         drain_timeout_s: float = 10.0,
     ) -> None:
         config = config_of(lane, database, away)
@@ -140,7 +140,7 @@ def served(
     *,
     drain_timeout_s: float = 10.0,
     away: str = "",
-    plain: Mapping[str, list[Sink]] | None = None,
+    plain: Mapping[str, list[SinkConfig]] | None = None,
 ) -> Iterator[tuple[Stages, StopSignal]]:
     """The lane's consumer as the service serves it, until an operator's stop and what it drains."""
     stop = StopSignal()

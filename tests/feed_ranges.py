@@ -11,8 +11,8 @@ from cdc.cursor import Cursor
 from spark_pipeline.delivery.deliver import Share
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.feed.decoded_range import DecodedRange
-from spark_pipeline.feed.exchange import SliceMarker
 from spark_pipeline.feed.plan import JoinedPlan
+from spark_pipeline.slices.exchange import SliceMarker
 
 HISTORY = 7
 

@@ -10,9 +10,9 @@ import pytest
 import redis
 
 from cdc.config.secrets import SecretText
-from cdc.queue.open_ledger import LedgerAddress
+from cdc.queue.ledger.open import LedgerAddress
+from cdc.state.active_consumers import read_active_consumers
 from cdc.state.positions import register_source
-from cdc.state.roll import call_roll
 from tests.fix_postgres import Database, PostgresServer, PostgresServers, fresh_database
 
 SOURCE = "shop"
@@ -50,7 +50,7 @@ def postgres_ledger(ledger_database: Database) -> KnownLedger:
             slot_lsn=8,
             consumers=["orders", "others"],
         )
-        known = call_roll(state, SOURCE).ledgers
+        known = read_active_consumers(state, SOURCE).ledgers
     address = LedgerAddress("postgres", SecretText(ledger_database.dsn))
     return KnownLedger(address, known["orders"], known["others"])
 

@@ -4,9 +4,9 @@ The server is, in this order: the one at ``WALBROOK_TEST_POSTGRES_URL``, a conta
 engine answers, or one of our own: 16 and 18 from the embedded wheel, 14, 15 and 17 from
 ``tests.postgres_builds``. Every test that asks for ``database`` gets an empty one of its own, or
 one with the state schema if it is marked ``migrated``. One that is marked ``on_both_versions`` runs
-on 16 and on 18. ``WALBROOK_TEST_POSTGRES_VERSION`` picks one major version for all of them.
-Extensions that the wheel's servers lack are tested on a server that the system has installed, if
-it has one.
+on 18, and on 16 with ``make test-sinks``. ``WALBROOK_TEST_POSTGRES_VERSION`` picks one major
+version for all of them. Extensions that the wheel's servers lack are tested on a server that the
+system has installed, if it has one.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from typing import Any, Literal, cast
 
 import psycopg
 import pytest
+from _pytest.mark import ParameterSet
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from cdc.service.embedded import EmbeddedPostgres, Version, find_postgres
 from cdc.state.migrate import migrate
+from demo.embedded_postgres import EmbeddedPostgres, Version, find_postgres
 from tests.postgres_builds import RELEASES, build_of
 from tests.waiting import held_now
 
@@ -80,7 +81,7 @@ DEFAULT_VERSION = int(_CHOSEN or 18)
 if DEFAULT_VERSION not in RELEASES:
     raise ValueError(f"WALBROOK_TEST_POSTGRES_VERSION is {_CHOSEN}, not one of {list(RELEASES)}")
 
-VERSIONS = (DEFAULT_VERSION,) if _CHOSEN else (16, 18)
+VERSIONS = (DEFAULT_VERSION,) if _CHOSEN else (16, DEFAULT_VERSION)
 """For tests that run on more than one."""
 
 
@@ -97,8 +98,18 @@ INSTALLED = "installed"
 
 _SYSTEM_SERVERS = Path("/usr/lib/postgresql")
 
+
+def on_version(version: int | str, *more: object) -> ParameterSet:
+    """A parameter: an older version is another server, which ``make test-sinks`` starts."""
+    return pytest.param(
+        version, *more, marks=[pytest.mark.sinks] if version in VERSIONS[:-1] else []
+    )
+
+
+ON_VERSIONS = [on_version(version) for version in VERSIONS]
+
 on_both_versions = pytest.mark.parametrize(
-    "database", VERSIONS, indirect=True, ids="postgres_{}".format
+    "database", ON_VERSIONS, indirect=True, ids="postgres_{}".format
 )
 """Runs a test, or as ``pytestmark`` a module, on an older and on the newest Postgres."""
 

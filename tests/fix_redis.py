@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from cdc.service.embedded_redis import EmbeddedRedis, find_redis_server
+from demo.embedded_redis import EmbeddedRedis, find_redis_server
 from tests.fix_postgres import _docker_answers
 
 

@@ -22,13 +22,13 @@ import boto3
 import httpx
 import pytest
 
-from cdc.service.loopback import LOOPBACK, free_port
+from demo.loopback import LOOPBACK, free_port
 from tests.certificates import Authority
 from tests.waiting import until
 
 _REGION = "eu-central-1"
 _ANY = {"region_name": _REGION, "aws_access_key_id": "any", "aws_secret_access_key": "any"}
-_ALLOW_ALL = {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}
+_ALLOW_ALL = {"Effect": "Allow", "Action": ["s3:*", "glue:*"], "Resource": "*"}
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,20 @@ next test that asks for it gets a new one.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from cdc.config import Spark
+from spark_pipeline.jvm.jvm import end_jvm
 from spark_pipeline.session.session import open_session
 
 
 class LocalSpark:
-    """The session, opened when it is first asked for."""
+    """The session, opened when it is first asked for, and again after its JVM has ended."""
 
     def __init__(self, scratch: Path) -> None:
         self._settings = Spark(
@@ -26,14 +29,35 @@ class LocalSpark:
         self._session: SparkSession | None = None
 
     def session(self) -> SparkSession:
-        if self._session is None:
+        if self._session is None or not _jvm_answers():
+            _clear_away()
             self._session = open_session(self._settings)
         return self._session
 
     def stop(self) -> None:
-        if self._session is not None:
-            self._session.stop()
-            self._session = None
+        session, self._session = self._session, None
+        if session is not None:
+            session.stop()
+
+
+def _jvm_answers() -> bool:
+    """Whether it gives the right answer: one that came too late is taken for the next one's."""
+    jvm = SparkContext._jvm
+    try:
+        return jvm is not None and getattr(jvm, "java.lang.Integer").parseInt("20") == 20
+    except Exception:
+        return False
+
+
+def _clear_away() -> None:
+    """Remove what a test left that was cut off: a context that runs, or a JVM that is gone."""
+    with suppress(Exception):
+        if SparkContext._active_spark_context is not None:
+            SparkContext._active_spark_context.stop()
+    if SparkContext._gateway is not None and not _jvm_answers():
+        end_jvm()
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+        SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from cdc.service.embedded import EmbeddedPostgres
-from cdc.service.server_account import let_others_pass_to, server_account
+from demo.embedded_postgres import EmbeddedPostgres
+from demo.server_account import let_others_pass_to, server_account
 from tests.certificates import Authority
 from tests.fix_postgres import Database, find_installed, fresh_database
 from tests.postgres_builds import NoBuildError, build_of, fetched

@@ -16,8 +16,8 @@ from typing import Final, Self
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from cdc.service.java import find_java
-from cdc.service.loopback import LOOPBACK, free_port
+from cdc.service.process.java import find_java
+from demo.loopback import LOOPBACK, free_port
 from tests.certificates import Authority
 from tests.kafka_jars import kafka_jars
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 import pyspark
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
-from cdc.service.java import find_java
+from cdc.service.process.java import find_java
 from tests.kafka_jars import kafka_jars
 
 

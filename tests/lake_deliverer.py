@@ -1,6 +1,6 @@
-"""A process that delivers recorded changes to a delta sink from the first on.
+"""A process that delivers recorded changes to a lake from the first on.
 
-``python -m tests.lake_deliverer ROOT MODE FILE SEED``: cut at random, and tried again while another
+``python -m tests.lake_deliverer ROOT LAKE FILE SEED``: cut at random, and tried again while another
 writer is faster; it ends with 0 when all of it is settled.
 """
 
@@ -16,8 +16,8 @@ import pyarrow as pa
 from cdc.change import MessageBatch
 from cdc.decoding.shapes import Context, shape_for
 from cdc.errors import TransientError
-from sinks.lakehouse import LakehouseSink, LakeNames
-from sinks.lakehouse.delta import delta_tables
+from sinks.lakehouse import LakehouseSink
+from tests.lakes import Lake
 
 _TRIES_MAX = 600
 _PAUSE_S = 0.1
@@ -53,10 +53,8 @@ def deliver_all(sink: LakehouseSink, file: Path, seed: int) -> None:
     sink.close()
 
 
-def main(root: str, mode: str, file: str, seed: str) -> None:
-    tables = delta_tables(root, "shop/orders", {})
-    sink = LakehouseSink(tables, LakeNames(), mode=mode)  # type: ignore[arg-type]
-    deliver_all(sink, Path(file), int(seed))
+def main(root: str, lake: str, file: str, seed: str) -> None:
+    deliver_all(Lake.of(Path(root), lake).sink(), Path(file), int(seed))
 
 
 if __name__ == "__main__":

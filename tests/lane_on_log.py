@@ -16,7 +16,7 @@ import pyarrow as pa
 from psycopg.conninfo import make_conninfo
 from pyspark.sql import DataFrame, SparkSession
 
-from cdc.config import FileDestination, Sink
+from cdc.config import FileDestination, SinkConfig
 from cdc.connection import Connection
 from cdc.connection_pool import ConnectionPool
 from cdc.cursor import ORIGIN, Cursor, idle_place
@@ -24,29 +24,30 @@ from cdc.decoding.raw import RAW_SCHEMA
 from cdc.errors import TransientError, WalbrookError
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
-from cdc.queue.open_ledger import LedgerAddress
-from cdc.replication.seal import Sealer
-from cdc.replication.sealed import Sealed
-from cdc.replication.table_versions import TableVersions
+from cdc.queue.ledger.open import LedgerAddress
+from cdc.replication.wire.seal import Sealer
+from cdc.replication.wire.sealed import Sealed
+from cdc.replication.wire.table_versions import TableVersions
 from cdc.state.feeds import FeedFigures, open_feed
+from cdc.state.health import open_of_kind
 from cdc.state.migrate import migrate
 from cdc.state.positions import Described, register_source, restart_cursor
 from cdc.state.schema_versions import known_versions, record_versions
 from spark_pipeline.delivery.deliver import Origin
-from spark_pipeline.delivery.isolate import told
+from spark_pipeline.delivery.isolate import as_walbrook_error
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.feed.body import FeedBody
-from spark_pipeline.feed.exchange import Exchange, PlannedRange
 from spark_pipeline.feed.feed import Feed
 from spark_pipeline.feed.planner import Planner
 from spark_pipeline.feed.progress import StageProgress
-from spark_pipeline.session.late import LateSession
-from spark_pipeline.workers.base import ATTEMPTS_IN_DRIVER, AgainError
+from spark_pipeline.feed.stage_settings import StageSettings
+from spark_pipeline.jvm.late import LateSession
+from spark_pipeline.slices.exchange import Exchange, PlannedRange
+from spark_pipeline.stage.worker import TABLES_STOPPED, Worker
+from spark_pipeline.workers.base import ATTEMPTS_IN_DRIVER, RestartError
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.retries import RetryQueue
-from spark_pipeline.workers.settings import StageSettings
 from spark_pipeline.workers.settler import Settler
-from spark_pipeline.workers.worker import Worker
 from tests.unit.replication.test_seal import wire
 
 SOURCE = "shop"
@@ -66,7 +67,7 @@ class LogLane:
         self.directory = directory
         self.workers: dict[str, Worker] = {}
         self.sinks = [
-            Sink.model_validate(
+            SinkConfig.model_validate(
                 {
                     "name": name,
                     "database": SOURCE,
@@ -173,8 +174,14 @@ class LogLane:
             spark=None if self.spark is None else LateSession.of(self.spark),
             run=f"{self.directory} {self._starts}",
         )
+        stopped = open_of_kind(self.state, SOURCE, TABLES_STOPPED)
         self.workers = {
-            sink.name: Worker(sink, self.context, attempts=self.feed_run.consumers[sink.name])
+            sink.name: Worker(
+                sink,
+                self.context,
+                attempts=self.feed_run.consumers[sink.name],
+                stopped=stopped.get(sink.name),
+            )
             for sink in self.sinks
         }
         self.failed: dict[str, WalbrookError] = {}
@@ -243,7 +250,7 @@ class LogLane:
             try:
                 while name in self.served and worker.batch < end and worker.serve_next(0.0):
                     pass
-            except AgainError:
+            except RestartError:
                 self.begin(worker)
             except Exception as error:
                 self._fails(worker, error)
@@ -269,7 +276,7 @@ class LogLane:
     def _fails(self, worker: Worker, error: Exception) -> None:
         self.served.discard(worker.name)
         worker.failed(error)
-        self.failed[worker.name] = worker.current.error or told(error)
+        self.failed[worker.name] = worker.current.error or as_walbrook_error(error)
 
     def _figures(self) -> FeedFigures:
         return FeedFigures(self.feed.high)
@@ -289,7 +296,7 @@ class LogLane:
             self.feed.close()
             self.body.close()
             self.exchange.remove()
-            self.connections.close()
+            self.connections.end()
 
 
 def arrived(directory: Path) -> list[dict[str, Any]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cdc.cursor import Cursor
-from cdc.replication.control import SlotControl
-from cdc.replication.identity import Identity, Recorded
-from cdc.replication.source_watch import SourceWatch
-from cdc.replication.stop import StopSignal
+from cdc.replication.source.identity import Identity, Recorded
+from cdc.replication.source.slot_control import SlotControl
+from cdc.replication.source.source_watch import SourceWatch
 from cdc.replication.stream import ReplicationStream
-from cdc.replication.wire import HEARTBEAT_PREFIX
+from cdc.replication.wire.wire import HEARTBEAT_PREFIX
+from cdc.stop import StopSignal
 from tests.waiting import until
 
 _HEADER = 25  # of a message of WAL data

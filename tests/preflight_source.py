@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from cdc.replication.preflight import SourceIdentity, prepare_source
-from cdc.replication.preflight.problem import Problem, SourceNotReadyError
+from cdc.replication.preflight.problem import SourceNotReadyError, SourceProblem
 from tests.fix_postgres import Database
 
 
@@ -54,7 +54,7 @@ def refusals(
 
 def refusal(
     database: Database, settings: Settings, *wanted: str, schemas: tuple[str, ...] = ()
-) -> Problem:
+) -> SourceProblem:
     (problem,) = refusals(database, settings, *wanted, schemas=schemas).problems
     return problem
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import psycopg
 
-from cdc.config import Sink
-from cdc.queue.pulls import register_pulls
+from cdc.config import SinkConfig
+from cdc.queue.pull_consumers import register_pulls
 from cdc.state.migrate import migrate
 from cdc.state.positions import Described, register_source
 from tests.fix_postgres import Database
@@ -39,7 +39,7 @@ def make_pull_consumer(database: Database, *names: str, **settings: Any) -> None
     }
     destination = {"type": "pull", **settings}
     sinks = [
-        Sink.model_validate(
+        SinkConfig.model_validate(
             {"name": name, "database": SOURCE, "destination": destination, **of_sink}
         )
         for name in names

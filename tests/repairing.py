@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cdc.config import Config
-from cdc.service.repair import Repaired, repair
+from cdc.service.process.repair import Repaired, repair
 from cdc.state.repairs import Deletes
 from tests.backfill_rig import SOURCE, Rig
 from tests.service import _url

@@ -12,8 +12,8 @@ from typing import Any
 
 import psycopg
 
-from cdc.service.embedded import EmbeddedPostgres
 from cdc.state.migrate import migrate
+from demo.embedded_postgres import EmbeddedPostgres
 
 FILE = Path(__file__).parents[1] / "migrations" / "schema.txt"
 

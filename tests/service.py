@@ -84,7 +84,14 @@ class Service:
     def start(self) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "cdc.service.cli", "run", "--config", str(self.config)],
+                [
+                    sys.executable,
+                    "-m",
+                    "cdc.service.cli.entry",
+                    "run",
+                    "--config",
+                    str(self.config),
+                ],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -94,7 +101,14 @@ class Service:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Another ``walbrook`` command with the same configuration."""
         return subprocess.run(
-            [sys.executable, "-m", "cdc.service.cli", *arguments, "--config", str(self.config)],
+            [
+                sys.executable,
+                "-m",
+                "cdc.service.cli.entry",
+                *arguments,
+                "--config",
+                str(self.config),
+            ],
             capture_output=True,
             text=True,
             timeout=120,

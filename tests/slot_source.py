@@ -14,9 +14,9 @@ from cdc.errors import GapError
 from cdc.log.view import LogView
 from cdc.replication.reader import SlotReader
 from cdc.replication.settings import ReaderSettings
-from cdc.replication.stop import StopSignal
 from cdc.state.migrate import migrate
 from cdc.state.positions import Settlement, consumer_cursors, register_source, settle
+from cdc.stop import StopSignal
 from tests.fix_postgres import DEFAULT_VERSION, Database
 from tests.waiting import until
 
@@ -144,5 +144,6 @@ def make_slot_source(
         log_directory=directory,
         durability="disk",
         idle_s=0.2,
+        pace_s=0.1,
     )
     return SlotSource(database, settings, term)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cdc.connection import connect
-from spark_pipeline.workers.status import StatusWriter
+from spark_pipeline.stage.status import StatusWriter
 from tests.lane_on_log import SOURCE, LogLane
 
 _TICK_S = 0.02

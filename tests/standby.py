@@ -16,9 +16,9 @@ from typing import Any
 
 import psycopg
 
-from cdc.replication.identity import Recorded
-from cdc.service.embedded import EmbeddedPostgres, Version
-from cdc.service.server_account import server_account
+from cdc.replication.source.identity import Recorded
+from demo.embedded_postgres import EmbeddedPostgres, Version
+from demo.server_account import server_account
 from tests.waiting import until
 
 

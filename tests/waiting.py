@@ -63,8 +63,11 @@ def _holding() -> Iterator[None]:
         yield
 
 
-def until(what: str, condition: Callable[[], T], timeout_s: float = 30.0) -> T:
-    """The first truthy answer of ``condition``; fails, saying ``what``, if none comes in time."""
+def until(what: str, condition: Callable[[], T], timeout_s: float = 60.0) -> T:
+    """The first truthy answer of ``condition``; fails, saying ``what``, if none comes in time.
+
+    The time is for a machine that has much else to do.
+    """
     deadline = time.monotonic() + timeout_s
     with _holding():
         while True:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from cdc.log.writer import LogWriter, SegmentLimits
-from cdc.replication.intake import Intake
-from cdc.replication.seal import Sealer
-from cdc.replication.spill import Spill
+from cdc.replication.spill.spill import Spill
+from cdc.replication.transaction_assembler import TransactionAssembler
+from cdc.replication.wire.seal import Sealer
 from tests.unit.replication.test_seal import wire
 
 SMALL = SegmentLimits(bytes=100_000)
@@ -19,7 +19,7 @@ class WrittenLog:
     def __init__(self, directory: Path, limits: SegmentLimits = SMALL) -> None:
         self.directory = directory
         self.writer = LogWriter(directory, limits=limits)
-        self._intake = Intake(Sealer(), Spill(directory / "spill"))
+        self._intake = TransactionAssembler(Sealer(), Spill(directory / "spill"))
 
     def append(self, *messages: bytes) -> None:
         for sealed in self._intake.take(wire(*messages)):

@@ -1,9 +1,9 @@
-"""The file of a chunk: its rows as messages of the log, and decoded for the consumer they go to.
+"""The file of a chunk: its rows as COPY wrote them, and decoded for the consumer they go to.
 
 The process that reads a chunk decodes it too, column by column, from the text of COPY. So whoever
-delivers the rows cuts slices out of a mapped file. The messages stand beside the decoded columns:
-what needs them (a merged row, an expression, a dead letter) is rare, and what is not read of a
-mapped file costs nothing.
+delivers the rows cuts slices out of a mapped file. The lines of COPY stand beside the decoded
+columns; where messages are needed (a merged row, an expression, a dead letter), which is rare, they
+are made of the lines. Rows that are decoded for nobody stand in the file as messages.
 
 Invariants: the file is whole and on disk when ``chunk_file`` ends. Its decoded columns are those
 that decoding its messages gives. Rows with a value that cannot be decoded are decoded again from
@@ -15,16 +15,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from cdc.backfill.copy_rows import columns_of, lines_of, raw_rows
+from cdc.backfill.copy_rows import columns_of, copied_lines, lines_of, raw_rows
 from cdc.backfill.table import PublishedTable
 from cdc.change import READ
-from cdc.decoding.columns import TextColumn
+from cdc.decoding.columns import TextColumn, bytes_of
 from cdc.decoding.format import OLD_ROW_TEXT, ROW_TEXT, TABLE_VERSION, Wanted
 from cdc.decoding.joins import repeated
 from cdc.decoding.plan import plan_for
@@ -32,23 +33,30 @@ from cdc.decoding.raw import RAW_SCHEMA, SCHEMAS_KEY, decode_schemas, encode_sch
 from cdc.decoding.rows import decode_columns
 
 _WANTED_KEY: Final = b"walbrook.wanted"
+_READ_KEY: Final = b"walbrook.read_us"
 # What a read says beside its values: the same of all rows, or where they stand.
 _TOLD: Final = {
     "commit_lsn", "commit_idx", "commit_timestamp", "xid", "table_schema", "table_name", "action",
     "changes", "old_record_pks", "unchanged", "annotations", OLD_ROW_TEXT, TABLE_VERSION,
 }  # fmt: skip
 _FAULTY: Final = "error"
+_LINE: Final = pa.field("line", pa.binary(), nullable=False)
 
 Write = Callable[[pa.RecordBatch], None]
 
 
 @contextmanager
-def chunk_file(path: Path, table: PublishedTable, wanted: Wanted | None = None) -> Iterator[Write]:
-    """Write a chunk's rows: RAW_SCHEMA, and what ``decoded_rows`` adds if they are ``wanted``."""
+def chunk_file(
+    path: Path, table: PublishedTable, wanted: Wanted | None = None, read_us: int = 0
+) -> Iterator[Write]:
+    """Write a chunk's rows: what ``rows_of`` gives of them, or messages if nothing is wanted."""
     metadata = {SCHEMAS_KEY: encode_schemas({table.schema_id: table.message})}
+    schema = RAW_SCHEMA
     if wanted is not None:
+        schema = _schema(wanted)
         metadata[_WANTED_KEY] = wanted.to_text().encode()
-    schema = pa.schema([*RAW_SCHEMA, *_stored(wanted)], metadata)
+        metadata[_READ_KEY] = str(read_us).encode()
+    schema = schema.with_metadata(metadata)
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         yield writer.write_batch
     for place in (path, path.parent):
@@ -64,28 +72,26 @@ def rows_of(
 ) -> pa.RecordBatch:
     """Whole lines of COPY text as rows of the file."""
     columns = columns_of(text, len(table.columns))
-    raw = raw_rows(columns, oid=table.relation.oid, schema_id=table.schema_id, read_us=read_us)
     if wanted is None:
-        return raw
-    plan = plan_for(table.message)
-    count = raw.num_rows
+        oid = table.relation.oid
+        return raw_rows(columns, oid=oid, schema_id=table.schema_id, read_us=read_us)
+    plan, copied = plan_for(table.message), copied_lines(text)
+    count = len(copied)
     # The text of a row is what COPY wrote, unless the database keeps another encoding.
     lines = lines_of(text) if wanted.texts and not plan.relation.codec else None
     decoded = decode_columns(
         plan, [TextColumn(column) for column in columns], count,
         wanted if lines is None else wanted.without_texts(),
     )  # fmt: skip
-    found = dict(decoded.columns)
+    found = {**decoded.columns, _LINE.name: copied}
     if lines is not None:
         found[ROW_TEXT] = lines
     if decoded.faults.by_row:
         faulty = ["" if at in decoded.faults.by_row else None for at in range(count)]
         found[_FAULTY] = pa.array(faulty, pa.string())
-    stored = _stored(wanted)
-    arrays = [_or_nulls(found.get(field.name), count) for field in stored]
-    return pa.RecordBatch.from_arrays(
-        [*raw.columns, *arrays], schema=pa.schema([*RAW_SCHEMA, *stored])
-    )
+    schema = _schema(wanted)
+    arrays = [_or_nulls(found.get(name), count) for name in schema.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 class ChunkFile:
@@ -98,10 +104,10 @@ class ChunkFile:
         self.schemas: Mapping[int, bytes] = decode_schemas(metadata[SCHEMAS_KEY])
         wanted = metadata.get(_WANTED_KEY)
         self._wanted = None if wanted is None else Wanted.from_text(wanted.decode())
-        sizes = [
-            self._reader.get_batch(at).num_rows for at in range(self._reader.num_record_batches)
-        ]
-        self._ends = np.cumsum(sizes)
+        self._read_us = int(metadata.get(_READ_KEY, b"0"))
+        batches = [*map(self._reader.get_batch, range(self._reader.num_record_batches))]
+        self._ends = np.cumsum([batch.num_rows for batch in batches])
+        self._bytes = np.cumsum([batch.nbytes for batch in batches])
 
     @property
     def oid(self) -> int:
@@ -109,13 +115,15 @@ class ChunkFile:
         (message,) = self.schemas.values()
         return int.from_bytes(message[1:5], "big")
 
-    def together(self, start: int) -> int:
-        """How many rows from ``start`` on lie in one piece."""
+    def within(self, start: int, bytes_max: int) -> int:
+        """How many rows from ``start`` on take about so many bytes together; at least one."""
         at = int(np.searchsorted(self._ends, start, side="right"))
-        return int(self._ends[at]) - start
+        before = int(self._bytes[at - 1]) if at else 0
+        end = int(np.searchsorted(self._bytes, before + bytes_max, side="right"))
+        return int(self._ends[max(at, end - 1)]) - start
 
     def stored(self, start: int, count: int) -> StoredRows:
-        """The rows ``[start, start + count)``; without a copy if they lie in one piece."""
+        """The rows ``[start, start + count)``; without a copy if they were read together."""
         parts = []
         at = int(np.searchsorted(self._ends, start, side="right"))
         while count > 0 and at < len(self._ends):
@@ -125,7 +133,7 @@ class ChunkFile:
             parts.append(part)
             start, count, at = start + part.num_rows, count - part.num_rows, at + 1
         whole = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
-        return StoredRows(whole, self.schemas, self._wanted)
+        return StoredRows(whole, self.schemas, self._wanted, self._read_us)
 
     def rows(self, start: int, count: int) -> pa.RecordBatch:
         """The messages alone of rows (RAW_SCHEMA)."""
@@ -136,13 +144,32 @@ class StoredRows:
     """Some rows of a chunk's file."""
 
     def __init__(
-        self, rows: pa.RecordBatch, schemas: Mapping[int, bytes], wanted: Wanted | None
+        self,
+        rows: pa.RecordBatch,
+        schemas: Mapping[int, bytes],
+        wanted: Wanted | None,
+        read_us: int,
     ) -> None:
-        self._rows, self._schemas, self._wanted = rows, schemas, wanted
+        self._rows, self._schemas = rows, schemas
+        self._wanted, self._read_us = wanted, read_us
+
+    def __len__(self) -> int:
+        return int(self._rows.num_rows)
 
     @property
+    def nbytes(self) -> int:
+        return int(self._rows.nbytes)
+
+    @cached_property
     def raw(self) -> pa.RecordBatch:
-        return self._rows.select(RAW_SCHEMA.names).replace_schema_metadata(None)
+        """The rows as messages (RAW_SCHEMA), made when somebody needs them."""
+        if self._wanted is None:
+            return self._rows.replace_schema_metadata(None)
+        ((schema_id, message),) = self._schemas.items()
+        relation = plan_for(message).relation
+        text = pa.py_buffer(bytes_of(self._rows.column(_LINE.name)))
+        columns = columns_of(text, len(relation.columns))
+        return raw_rows(columns, oid=relation.oid, schema_id=schema_id, read_us=self._read_us)
 
     @property
     def keys(self) -> pa.StringArray | None:
@@ -154,16 +181,17 @@ class StoredRows:
 
         So it is if they were decoded for something else, or if a value cannot be.
         """
-        rows = self._rows
-        if wanted != self._wanted or rows.column(_FAULTY).null_count < rows.num_rows:
+        rows, count = self._rows, len(self)
+        if wanted != self._wanted or rows.column(_FAULTY).null_count < count:
             return None
         (message,) = self._schemas.values()
-        plan, count = plan_for(message), rows.num_rows
+        plan, zeros = plan_for(message), pa.array(np.zeros(count, np.int64))
+        read_at = pa.array(np.full(count, self._read_us, np.int64))
         told = {
-            "commit_lsn": rows.column("commit_lsn"),
-            "commit_idx": rows.column("commit_idx"),
-            "commit_timestamp": rows.column("commit_ts").view(pa.timestamp("us", tz="UTC")),
-            "xid": rows.column("xid"),
+            "commit_lsn": zeros,
+            "commit_idx": zeros,
+            "commit_timestamp": read_at.view(pa.timestamp("us", tz="UTC")),
+            "xid": zeros,
             "table_schema": repeated(plan.relation.namespace, count),
             "table_name": repeated(plan.relation.name, count),
             "action": repeated(READ, count),
@@ -178,9 +206,9 @@ class StoredRows:
         return pa.RecordBatch.from_arrays(arrays, schema=wanted.schema)
 
 
-def _stored(wanted: Wanted | None) -> list[pa.Field]:
-    """The decoded columns that the file has."""
-    return [] if wanted is None else [each for each in wanted.schema if each.name not in _TOLD]
+def _schema(wanted: Wanted) -> pa.Schema:
+    """The lines, and the decoded columns that the file has."""
+    return pa.schema([_LINE, *(each for each in wanted.schema if each.name not in _TOLD)])
 
 
 def _or_nulls(column: pa.Array | None, count: int) -> pa.Array:

@@ -16,56 +16,54 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import csv
 
-from cdc.decoding.columns import gather, offsets_of
+from cdc.decoding.columns import gather, offsets_of, only_where
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.errors import DecodeError
 
-_NULL = "\\N"
-_BACKSLASH = "\\"
-_LINE_END = ord("\n")
+_TAB, _LINE_END, _BACKSLASH, _N = (ord(each) for each in "\t\n\\N")
 # A text of Postgres has no zero byte, so one can stand for a backslash while the rest is undone.
 _ESCAPES = (
     ("\\\\", "\0"), ("\\n", "\n"), ("\\t", "\t"), ("\\r", "\r"), ("\\b", "\b"), ("\\f", "\f"),
     ("\\v", "\v"), ("\0", "\\"),
 )  # fmt: skip
-_BLOCK_BYTES = 1 << 20
-_PARSE = csv.ParseOptions(
-    delimiter="\t", quote_char=False, escape_char=False, ignore_empty_lines=False
-)
 
 
 def columns_of(text: bytes | pa.Buffer, count: int) -> list[pa.BinaryArray]:
     """The columns of whole lines of COPY text, null where the row has null."""
-    if not len(text):
+    if not len(text) or not count:
         return [pa.array([], pa.binary()) for _ in range(count)]
-    names = [str(at) for at in range(count)]
-    table = csv.read_csv(
-        pa.BufferReader(text),
-        csv.ReadOptions(
-            column_names=names, use_threads=False, block_size=max(_BLOCK_BYTES, len(text))
-        ),
-        _PARSE,
-        csv.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.binary()),
-            null_values=[_NULL],
-            strings_can_be_null=True,
-            check_utf8=False,
-        ),
-    )
-    return [_plain(column.combine_chunks()) for column in table.columns]
+    buffer, data = pa.py_buffer(text), np.frombuffer(text, np.uint8)
+    stops = np.flatnonzero((data == _TAB) | (data == _LINE_END))
+    starts = np.concatenate([np.zeros(1, np.int64), stops[:-1] + 1])
+    backslashes = np.flatnonzero(data == _BACKSLASH)
+    if not len(backslashes):  # as most texts have it: no null, and nothing to undo
+        return [gather(buffer, starts[at::count], stops[at::count]) for at in range(count)]
+    cells = np.searchsorted(stops, backslashes)
+    null = np.zeros(len(stops), bool)
+    null[cells] = (stops[cells] - starts[cells] == 2) & (data[starts[cells] + 1] == _N)
+    escaped = {int(at) for at in np.unique(cells[~null[cells]] % count)}
+    stops = np.where(null, starts, stops)
+    columns = []
+    for at in range(count):
+        column = gather(buffer, starts[at::count], stops[at::count])
+        if null[at::count].any():
+            column = only_where(column, ~null[at::count])
+        columns.append(_plain(column) if at in escaped else column)
+    return columns
 
 
 def _plain(values: pa.BinaryArray) -> pa.BinaryArray:
-    """Without the backslashes that COPY added; most columns have none."""
-    if isinstance(values, pa.ChunkedArray):
-        values = pa.concat_arrays(values.chunks)
-    if not pc.any(pc.match_substring(values, _BACKSLASH)).as_py():
-        return values
+    """Without the backslashes that COPY added."""
     for written, meant in _ESCAPES:
         values = pc.replace_substring(values, written, meant)
     return values
+
+
+def copied_lines(text: bytes) -> pa.BinaryArray:
+    """Whole lines of COPY text, each with its end, over the text itself."""
+    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == _LINE_END) + 1
+    return _over(text, np.concatenate([np.zeros(1, np.int64), ends]))
 
 
 def lines_of(text: bytes) -> pa.StringArray | None:
@@ -124,14 +122,14 @@ def _prefixes(column: pa.BinaryArray) -> pa.BinaryArray:
     cells[:, 0] = ord("t")
     cells[:, 1:] = (offsets[1:] - offsets[:-1]).astype(">u4").view(np.uint8).reshape(-1, 4)
     if texts.all():
-        return _fixed(cells.reshape(-1), np.arange(0, 5 * len(column) + 1, 5))
+        return _over(cells.reshape(-1), np.arange(0, 5 * len(column) + 1, 5))
     keep = np.ones((len(column), 5), bool)
     keep[~texts, 1:] = False
     cells[~texts, 0] = ord("n")
     ends = np.cumsum(np.where(texts, 5, 1))
-    return _fixed(cells[keep], np.concatenate(([0], ends)))
+    return _over(cells[keep], np.concatenate(([0], ends)))
 
 
-def _fixed(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> pa.BinaryArray:
+def _over(data: bytes | npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> pa.BinaryArray:
     buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)

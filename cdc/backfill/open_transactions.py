@@ -41,10 +41,9 @@ class OpenTransactions:
         known = {xid: self.since.get(xid, self.lsn) for xid in listing.xids}
         return replace(self, lsn=listing.lsn, since=known)
 
-    @property
-    def unknown(self) -> list[int]:
-        """Those that were open before the first listing."""
-        return sorted(xid for xid, since in self.since.items() if not since)
+    def committed_below(self, lsn: int = 0) -> list[int]:
+        """Those that may have committed below an LSN, or were open before the first listing."""
+        return sorted(xid for xid, since in self.since.items() if since < max(lsn, 1))
 
     @property
     def earliest(self) -> int:
@@ -56,3 +55,12 @@ class OpenTransactions:
         xids = np.array(sorted(self.since), np.int64)
         missed = xids[~snapshot.contains(xids)] if len(xids) else xids
         return min((self.since[int(xid)] for xid in missed), default=self.lsn)
+
+
+def who_is_waited_for(xids: list[int]) -> str:
+    """The reason of a backfill that waits for these transactions."""
+    few = ", ".join(map(str, xids[:5])) + ("…" if len(xids) > 5 else "")
+    return (
+        f"transactions that were open before it began have to end first: {few}. pg_locks and "
+        "pg_stat_activity (backend_xid), or pg_prepared_xacts, say whose they are"
+    )

@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.decoding.groups import Frame, Group, frame_of, groups_of, naming, read_group
+from cdc.decoding.groups import FrameColumns, Group, frame_of, groups_of, naming, read_group
 from cdc.decoding.plan import plan_for
 from cdc.decoding.rows import RowKeys, keys_of
 
@@ -46,54 +48,70 @@ class NewerChanges:
         return cls(pa.RecordBatch.from_pylist([], schema), {})
 
 
+class Rows(Protocol):
+    """Rows of a chunk."""
+
+    def __len__(self) -> int: ...
+    @property
+    def raw(self) -> pa.RecordBatch:
+        """Their messages (RAW_SCHEMA), which may have to be made first."""
+        ...
+
+
 @dataclass(frozen=True)
 class Remains:
-    """What of a chunk's rows goes out: ``rows`` at their ``ordinals`` among those given."""
+    """What of a chunk's rows goes out: those at ``ordinals``, some of them as other messages."""
 
-    rows: pa.RecordBatch
+    read: Rows
     ordinals: npt.NDArray[np.int64]
-    dropped: int
-    merged: int
+    merged: Mapping[int, bytes] = field(default_factory=dict)  # messages by ordinal
+
+    @property
+    def dropped(self) -> int:
+        return len(self.read) - len(self.ordinals)
+
+    @cached_property
+    def rows(self) -> pa.RecordBatch:
+        """The messages of the rows that go out."""
+        rows = self.read.raw
+        if self.merged:
+            mask = np.zeros(rows.num_rows, bool)
+            mask[[*self.merged]] = True
+            written = pa.array([self.merged[at] for at in sorted(self.merged)], pa.binary())
+            payloads = pc.replace_with_mask(rows.column("payload"), pa.array(mask), written)
+            at = rows.schema.get_field_index("payload")
+            rows = rows.set_column(at, rows.schema.field(at), payloads)
+        return rows if not self.dropped else rows.take(pa.array(self.ordinals))
 
 
 def remaining(
-    rows: pa.RecordBatch,
+    rows: Rows,
     schemas: Mapping[int, bytes],
     newer: NewerChanges,
     keys: pa.StringArray | None = None,
 ) -> Remains:
     """The rows of a chunk as they may go out behind these changes; ``keys`` if they are known."""
-    every = np.arange(rows.num_rows)
-    if not newer.raw.num_rows or not rows.num_rows:
-        return Remains(rows, every, 0, 0)
+    every = np.arange(len(rows))
+    if not newer.raw.num_rows or not len(rows):
+        return Remains(rows, every)
     if np.any(newer.raw.column("kind").to_numpy() == _TRUNCATE):
         # Whatever was inserted since comes as a change.
-        return Remains(rows.slice(0, 0), every[:0], rows.num_rows, 0)
+        return Remains(rows, every[:0])
     if keys is None:
-        keys = row_keys(rows, schemas).record_pks
+        keys = row_keys(rows.raw, schemas).record_pks
     if _has_no_key(keys):
-        return Remains(rows, every, 0, 0)
+        return Remains(rows, every)
     changed = row_keys(newer.raw, newer.schemas)
     touched = pa.concat_arrays([changed.record_pks, changed.old_record_pks.drop_null()])
     overtaken: Mask = pc.is_in(keys, value_set=touched).to_numpy(zero_copy_only=False)
     if not overtaken.any():
-        return Remains(rows, every, 0, 0)
-    # Of a row that is told as gone there is nothing to merge.
-    reads = rows.column("kind")[0].as_py() != _DELETE
-    merged = _merged(rows, schemas, keys, overtaken, newer, changed) if reads else {}
+        return Remains(rows, every)
+    merged = {}
+    if changed.unchanged.null_count < len(changed.unchanged):
+        merged = _merged(rows.raw, schemas, keys, overtaken, newer, changed)
     kept = ~overtaken
-    payloads = rows.column("payload")
-    if merged:
-        places = np.array(sorted(merged), np.int64)
-        kept[places] = True
-        mask = np.zeros(rows.num_rows, bool)
-        mask[places] = True
-        written = pa.array([merged[int(at)] for at in places], pa.binary())
-        payloads = pc.replace_with_mask(payloads, pa.array(mask), written)
-        at = rows.schema.get_field_index("payload")
-        rows = rows.set_column(at, rows.schema.field(at), payloads)
-    dropped = int(overtaken.sum()) - len(merged)
-    return Remains(rows.filter(pa.array(kept)), np.flatnonzero(kept), dropped, len(merged))
+    kept[[*merged]] = True
+    return Remains(rows, np.flatnonzero(kept), merged)
 
 
 def row_keys(raw: pa.RecordBatch, schemas: Mapping[int, bytes]) -> RowKeys:
@@ -115,7 +133,7 @@ def row_keys(raw: pa.RecordBatch, schemas: Mapping[int, bytes]) -> RowKeys:
     )
 
 
-def _keys(frame: Frame, group: Group) -> RowKeys:
+def _keys(frame: FrameColumns, group: Group) -> RowKeys:
     assert group.plan is not None  # only rows of tables are handed in
     with naming(frame, group):
         tuples = read_group(frame, group, group.plan)
@@ -138,8 +156,8 @@ def _merged(
 
     Rows are followed through their changes one by one: only those that such a change touched.
     """
-    if changed.unchanged.null_count == len(changed.unchanged):
-        return {}
+    if rows.column("kind")[0].as_py() == _DELETE:
+        return {}  # a row that is gone has nothing to merge
     columns = _columns(schemas, rows.column("schema_id")[0].as_py())
     ordinals = np.flatnonzero(overtaken)
     followed = dict(zip(keys.take(pa.array(ordinals)).to_pylist(), ordinals.tolist(), strict=True))

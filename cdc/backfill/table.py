@@ -16,10 +16,9 @@ from psycopg import sql
 from cdc.config.table import TableName
 from cdc.decoding.relation import Relation, parse_relation
 from cdc.errors import OperatorError
-from cdc.replication.preflight.tables import TableName as CatalogName
-from cdc.replication.preflight.tables import near_tables, read_tables
-from cdc.replication.published import published_relations
-from cdc.replication.relations import OWN_SCHEMA
+from cdc.replication.preflight.tables import CatalogName, near_tables, read_tables
+from cdc.replication.source.published import published_relations
+from cdc.replication.wire.relations import OWN_SCHEMA
 
 Connection = psycopg.Connection[Any]
 
@@ -140,7 +139,8 @@ def _not_sent(connection: Connection, publication: str, named: TableName) -> Ope
         again = f"did you mean {' or '.join(near)}? " if near else ""
         return OperatorError(
             f"there is no table {named} in the source",
-            fix=f"{again}cancel the backfill and start it for a table that exists",
+            fix=f"{again}start it for a table that exists; walbrook backfill cancel ends one that "
+            "has failed",
             kind="no_such_table",
         )
     add = sql.SQL("ALTER PUBLICATION {} ADD TABLE {};").format(

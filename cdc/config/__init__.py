@@ -2,7 +2,7 @@
 
 It owns the model, the reading of the file (interpolation included), the errors that send a person
 to the right line, and the reference that is generated from the model. Nothing else in the project
-reads the file or an environment variable named in it. What must always hold: a ``Config`` that
+reads the file or an environment variable named in it. Invariant: a ``Config`` that
 exists is valid, and no secret appears in an error, a ``repr`` or what ``show`` prints.
 """
 
@@ -11,7 +11,6 @@ from cdc.config.destination import (
     Destination,
     FileDestination,
     KafkaDestination,
-    ParquetDestination,
     PostgresDestination,
     PullDestination,
     RedisStreamDestination,
@@ -21,13 +20,14 @@ from cdc.config.destination import (
 from cdc.config.display import show
 from cdc.config.event_time import EventTime, TableTime, Window
 from cdc.config.lakehouse import DeltaDestination, IcebergDestination, LakeDestination
-from cdc.config.ledger import Ledger
+from cdc.config.ledger import LedgerSettings
 from cdc.config.load import load, loads
 from cdc.config.log import Flight, Log, Tier
 from cdc.config.model import Config
+from cdc.config.parquet import ParquetDestination
 from cdc.config.secrets import SecretText
 from cdc.config.settings import ApiToken, Http, Service, Spark, State
-from cdc.config.sink import Sink
+from cdc.config.sink import SinkConfig
 from cdc.config.sink_parts import Source
 from cdc.config.table import TableName
 
@@ -44,7 +44,7 @@ __all__ = [
     "IcebergDestination",
     "KafkaDestination",
     "LakeDestination",
-    "Ledger",
+    "LedgerSettings",
     "Log",
     "ParquetDestination",
     "PostgresDestination",
@@ -53,7 +53,7 @@ __all__ = [
     "RedisStreamDestination",
     "SecretText",
     "Service",
-    "Sink",
+    "SinkConfig",
     "Slot",
     "Source",
     "Spark",

@@ -12,10 +12,11 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from cdc.config.destination_section import DestinationSection
 from cdc.config.kafka import KafkaSasl, KafkaServer, KafkaTls, KafkaTopics, TopicName, TopicTemplate
 from cdc.config.lakehouse import DeltaDestination, IcebergDestination
+from cdc.config.parquet import ParquetDestination
 from cdc.config.postgres import PostgresServer
 from cdc.config.scalars import Flag, Integer, LocalPath, Port, Section, Size, Text, wrong
 from cdc.config.secrets import SecretText
-from cdc.config.table_template import TableTemplate
+from cdc.config.table_template import TableTemplate, refusal_of_template
 
 TimeoutMs = Annotated[Integer, Field(ge=1, le=600_000)]
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -74,47 +75,12 @@ class FileDestination(DestinationSection):
         return ("directory", self.path)
 
 
-class ParquetDestination(DestinationSection):
-    """Parquet files in partition directories."""
-
-    rewind_ways: ClassVar[tuple[str, ...]] = ("new_generation", "truncate")
-
-    writes_columns: ClassVar[bool] = True
-    delivery_rows: ClassVar[int] = 50_000
-    type: Literal["parquet"] = Field(default="parquet", description="Always parquet.")
-    path: LocalPath = Field(description="Directory that the files are written to.")
-    partition_by: tuple[Literal["table", "date", "action"], ...] = Field(
-        default=("table", "date"), description="Directory levels, outermost first; may be empty."
-    )
-    compression: Literal["zstd", "snappy", "gzip", "none"] = Field(
-        default="zstd", description="Compression of the columns."
-    )
-
-    @model_validator(mode="after")
-    def _each_level_once(self) -> Self:
-        if len(set(self.partition_by)) < len(self.partition_by):
-            raise wrong("partition_by names a level twice; name each once")
-        return self
-
-    @property
-    def holds_tables(self) -> bool:
-        return True
-
-    @property
-    def default_batch_size(self) -> int:
-        return 10_000
-
-    def place(self, _consumer: str) -> tuple[object, ...] | None:
-        return ("directory", self.path)
-
-
 class PostgresDestination(PostgresServer, DestinationSection):
     """Tables of a Postgres database."""
 
     message_bytes_max: ClassVar[int | None] = 256 * 2**20
 
     writes_columns: ClassVar[bool] = True
-    delivery_rows: ClassVar[int] = 50_000
     type: Literal["postgres"] = Field(default="postgres", description="Always postgres.")
     mode: Literal["mirror", "append", "events"] = Field(
         default="mirror",
@@ -140,7 +106,7 @@ class PostgresDestination(PostgresServer, DestinationSection):
         default="generation",
         description="What happens to rows of append and events that come again after a rewind. "
         "generation: they are added under the next number in the column walbrook_generation. "
-        "replace: the rows from there on are deleted first.",
+        "replace: the rows from there on are deleted first, but those that a backfill read.",
     )
     partition_by: Literal["day", "month"] = Field(
         default="day", description="Span of one partition of the table of mode events."
@@ -181,8 +147,22 @@ class PostgresDestination(PostgresServer, DestinationSection):
         return self
 
     @property
+    def delivery_rows(self) -> int:
+        return 50_000
+
+    @property
+    def takes_texts(self) -> bool:
+        return self.holds_tables
+
+    @property
     def holds_tables(self) -> bool:
         return self.mode != "events"
+
+    @property
+    def reload_refusal(self) -> str | None:
+        if self.mode == "events":
+            return "in mode events all tables share one"
+        return None if self.table is None else refusal_of_template(self.table)
 
     @property
     def default_batch_size(self) -> int:

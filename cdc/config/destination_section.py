@@ -31,11 +31,25 @@ class DestinationSection(Section):
     writes_columns: ClassVar[bool] = False
     """Whether it writes columns, not messages, so that there is nothing to shape or transform."""
 
-    delivery_rows: ClassVar[int] = 10_000
-    """Most messages that it is handed at once; to one that holds tables each time is a commit."""
+    @property
+    def delivery_rows(self) -> int:
+        """Most messages at once; to one that holds tables each delivery is a commit."""
+        return 10_000
 
-    delivery_bytes: ClassVar[int] = 32 * 2**20
-    """About how many bytes they have at most."""
+    @property
+    def delivery_bytes(self) -> int:
+        """About how many bytes they have at most."""
+        return 32 * 2**20
+
+    @property
+    def takes_texts(self) -> bool:
+        """Whether it has typed columns, which are written from the texts that the source wrote."""
+        return False
+
+    @property
+    def reload_refusal(self) -> str | None:
+        """Why no table of it can be reloaded; None if they can."""
+        return "its destination has no tables that could be swapped"
 
     @property
     def holds_tables(self) -> bool:

@@ -15,7 +15,7 @@ from cdc.config.interpolate import escape
 from cdc.config.model import Config
 from cdc.config.postgres import PostgresServer
 from cdc.config.secrets import SecretText, mask, mask_url
-from cdc.config.sink import Sink
+from cdc.config.sink import SinkConfig
 from cdc.config.table import TableName
 
 _IN_URL = {"hostname", "host", "port", "database", "username", "password"}
@@ -44,7 +44,7 @@ def _section(section: BaseModel) -> dict[str, object]:
     shown = {key: _plain(value) for key, value in section if value is not None}
     if isinstance(section, PostgresServer | RedisStreamDestination) and section.url is not None:
         return {key: value for key, value in shown.items() if key not in _IN_URL}
-    if isinstance(section, Sink) and section.databases is not None:
+    if isinstance(section, SinkConfig) and section.databases is not None:
         del shown["database"]
     if isinstance(section, WebhookDestination):
         shown["url"] = escape(mask_url(section.url))

@@ -1,7 +1,7 @@
 """From YAML text to plain data, with a line for every place in it.
 
 Scalars stay text, for the model's types to read; only an empty plain value, ``~`` and ``null``
-become None. What must always hold: structure comes from the file alone, never from a variable, and
+become None. Invariant: structure comes from the file alone, never from a variable, and
 no message repeats a scalar of the file.
 """
 

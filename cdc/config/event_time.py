@@ -1,6 +1,6 @@
 """How a sink orders changes by a time that their rows carry, and the windows over that time.
 
-What must always hold: a table that has an entry of its own under ``tables`` takes from it what it
+Invariants: a table that has an entry of its own under ``tables`` takes from it what it
 gives and all else from the section around it. ``commit_timestamp`` in place of a column is the time
 of the commit; a table's own column of that name is ``record.commit_timestamp``. Durations are kept
 as the file writes them; the properties that end in ``_us`` are the same in whole microseconds.

@@ -1,6 +1,6 @@
 """The form of an expression: ``none``, one SQL expression, or the name of a Python function.
 
-Only Spark can say whether an expression is right; here only its form is checked, so that a slip is
+Only Spark can check an expression; here only its form is checked, so that a slip is
 found where the file is read.
 """
 

@@ -6,13 +6,19 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Final
 
-from cdc.config.sink import Sink
+from cdc.config.parquet import ParquetDestination
+from cdc.config.sink import SinkConfig
 from cdc.errors import ConfigError
 
-_MODULES: Final = {"delta": "deltalake", "iceberg": "pyiceberg", "kafka": "confluent_kafka"}
+_MODULES: Final = {
+    "delta": "deltalake",
+    "iceberg": "pyiceberg",
+    "kafka": "confluent_kafka",
+    "parquet": "obstore",  # with a url
+}
 """By the type of the destination."""
 
-_EXTRAS: Final = {"delta": "lakehouse", "iceberg": "lakehouse"}
+_EXTRAS: Final = {"delta": "lakehouse", "iceberg": "lakehouse", "parquet": "lakehouse"}
 """By the type of the destination, where the extra has another name."""
 
 
@@ -24,9 +30,11 @@ def missing_extra(kind: str) -> ConfigError:
     )
 
 
-def check_extras(sinks: Iterable[Sink]) -> None:
+def check_extras(sinks: Iterable[SinkConfig]) -> None:
     """Raise for the first sink whose destination needs a package that is not installed."""
     for sink in sinks:
         kind = sink.destination.type
+        if isinstance(sink.destination, ParquetDestination) and sink.destination.url is None:
+            continue
         if kind in _MODULES and find_spec(_MODULES[kind]) is None:
             raise missing_extra(kind)

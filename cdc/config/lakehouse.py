@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from cdc.config.destination_section import DestinationSection
 from cdc.config.scalars import Flag, Integer, LocalPath, Section, Size, Text, wrong
 from cdc.config.secrets import SecretText
-from cdc.config.table_template import TableTemplate
+from cdc.config.table_template import TableTemplate, refusal_of_template
+
+TYPED_ROWS: Final = 200_000
+TYPED_BYTES: Final = 256 * 2**20
+"""What a sink with typed columns is handed at once, at most and about: a file per table."""
 
 _SCHEMES = ("s3://", "s3a://", "gs://", "az://", "abfs://", "abfss://", "adl://")
 
@@ -52,7 +56,20 @@ class LakehouseMaintenance(Section):
     )
 
 
-class LakehouseTables(Section):
+class GatheredFiles(Section):
+    """Files that are not written before there is enough for them."""
+
+    min_rows: Annotated[Integer, Field(ge=1, le=10_000_000)] = Field(
+        default=100_000,
+        description="Changes of the source that are waited for before files are written, so that "
+        "these are not small.",
+    )
+    max_delay_ms: Annotated[Integer, Field(ge=0, le=3_600_000)] = Field(
+        default=10_000, description="How long they are waited for at most, in milliseconds."
+    )
+
+
+class StoredTables(Section):
     """A folder or a URL below which each table of the source has a table."""
 
     path: LocalPath | None = Field(
@@ -68,30 +85,11 @@ class LakehouseTables(Section):
         description="Options of the object store by name, such as AWS_REGION or "
         "AWS_ENDPOINT_URL; what is not given is taken from the environment.",
     )
-    mode: Literal["append", "upsert"] = Field(
-        default="append",
-        description="append: every change as a row of its table's history. upsert: the rows as "
-        "they are now, merged by key.",
-    )
     table: Annotated[TableTemplate, AfterValidator(_table_of_its_own)] = Field(
         default="{schema}.{table}",
         description="Name of the target table, which is a folder per part; {schema} and {table} "
         "stand for those of the source.",
     )
-    partition_by: Literal["date", "none"] = Field(
-        default="date",
-        description="How tables of mode append are partitioned: by the date of the commit, or "
-        "not at all. Those of mode upsert have no partitions.",
-    )
-    min_rows: Annotated[Integer, Field(ge=1, le=10_000_000)] = Field(
-        default=100_000,
-        description="Changes of the source that are waited for before files are written, so that "
-        "these are not small.",
-    )
-    max_delay_ms: Annotated[Integer, Field(ge=0, le=3_600_000)] = Field(
-        default=10_000, description="How long they are waited for at most, in milliseconds."
-    )
-
     maintenance: LakehouseMaintenance = Field(
         default_factory=LakehouseMaintenance,
         description="What is done for the tables beside deliveries.",
@@ -104,10 +102,6 @@ class LakehouseTables(Section):
             raise wrong("needs path or url; give one of them")
         if self.storage_options and self.url is None:
             raise wrong("has no use with path; leave it out", within=("storage_options",))
-        if self.mode == "upsert" and "partition_by" in self.model_fields_set:
-            raise wrong(
-                "has a meaning with mode: append alone; leave it out", within=("partition_by",)
-            )
         return self
 
     @property
@@ -118,6 +112,33 @@ class LakehouseTables(Section):
     def options(self) -> dict[str, str]:
         """The options of the store in the clear."""
         return {name: value.get_secret_value() for name, value in self.storage_options.items()}
+
+    def place(self, _consumer: str) -> tuple[object, ...] | None:
+        """What no other sink may share with this one."""
+        return ("directory", self.path) if self.path is not None else ("store", self.url)
+
+
+class LakehouseTables(GatheredFiles, StoredTables):
+    """Tables of a format that has transactions."""
+
+    mode: Literal["append", "upsert"] = Field(
+        default="append",
+        description="append: every change as a row of its table's history. upsert: the rows as "
+        "they are now, merged by key.",
+    )
+    partition_by: Literal["date", "none"] = Field(
+        default="date",
+        description="How tables of mode append are partitioned: by the date of the commit, or "
+        "not at all. Those of mode upsert have no partitions.",
+    )
+
+    @model_validator(mode="after")
+    def _partitions_of_histories(self) -> Self:
+        if self.mode == "upsert" and "partition_by" in self.model_fields_set:
+            raise wrong(
+                "has a meaning with mode: append alone; leave it out", within=("partition_by",)
+            )
+        return self
 
 
 class IcebergCatalog(Section):
@@ -162,20 +183,30 @@ class LakeDestination(LakehouseTables, DestinationSection):
 
     rewind_ways: ClassVar[tuple[str, ...]] = ("new_generation",)
     writes_columns: ClassVar[bool] = True
-    delivery_rows: ClassVar[int] = 200_000
-    delivery_bytes: ClassVar[int] = 256 * 2**20
+
+    @property
+    def delivery_rows(self) -> int:
+        return TYPED_ROWS
+
+    @property
+    def delivery_bytes(self) -> int:
+        return TYPED_BYTES
 
     @property
     def default_batch_size(self) -> int:
         return 10_000
 
     @property
+    def takes_texts(self) -> bool:
+        return True
+
+    @property
     def holds_tables(self) -> bool:
         return True
 
-    def place(self, _consumer: str) -> tuple[object, ...] | None:
-        """What no other sink may share with this one."""
-        return ("directory", self.path) if self.path is not None else ("store", self.url)
+    @property
+    def reload_refusal(self) -> str | None:
+        return refusal_of_template(self.table)
 
 
 class DeltaDestination(LakeDestination):

@@ -10,7 +10,7 @@ from cdc.config.destination import RedisUrl
 from cdc.config.scalars import Integer, Section, wrong
 
 
-class Ledger(Section):
+class LedgerSettings(Section):
     """The ledger of delivered cursors, for sinks that take a repeat for new (webhook)."""
 
     type: Literal["postgres", "redis"] = Field(

@@ -16,11 +16,11 @@ from pydantic import Field, model_validator
 from cdc.config.database import Database
 from cdc.config.destination import PullDestination
 from cdc.config.hosts import is_cluster, is_loopback, is_on_this_host
-from cdc.config.ledger import Ledger
+from cdc.config.ledger import LedgerSettings
 from cdc.config.log import Log
 from cdc.config.scalars import Section, wrong
 from cdc.config.settings import Service, Spark, State
-from cdc.config.sink import BOTH_WAYS, Sink
+from cdc.config.sink import BOTH_WAYS, SinkConfig
 from cdc.errors import OperatorError
 
 Location = tuple[str | int, ...]
@@ -38,13 +38,15 @@ class Config(Section):
     """A valid configuration."""
 
     databases: list[Database] = Field(min_length=1, description="The source databases.")
-    sinks: list[Sink] = Field(default_factory=list, description="The sinks, each one a consumer.")
+    sinks: list[SinkConfig] = Field(
+        default_factory=list, description="The sinks, each one a consumer."
+    )
     state: State = Field(
         default_factory=State, description="Where Walbrook keeps its cursors and queues."
     )
     log: Log = Field(default_factory=Log, description="The change log on disk.")
-    ledger: Ledger = Field(
-        default_factory=Ledger,
+    ledger: LedgerSettings = Field(
+        default_factory=LedgerSettings,
         description="Where delivered cursors are remembered for sinks that need it.",
     )
     spark: Spark = Field(default_factory=Spark, description="The Spark session.")
@@ -114,7 +116,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _claimers_reach_the_api(self) -> Self:
-        """What pull consumers hold is not handed to whoever finds the port."""
+        """What pull consumers hold is not open to anyone who finds the port."""
         pulls = any(isinstance(sink.destination, PullDestination) for sink in self.sinks)
         http = self.service.http
         if pulls and http.enabled and not http.serves_api:
@@ -140,7 +142,7 @@ class Config(Section):
             fix=f"name one of {', '.join(database.name for database in self.databases)}",
         )
 
-    def sinks_of(self, database_name: str) -> list[Sink]:
+    def sinks_of(self, database_name: str) -> list[SinkConfig]:
         """The sinks that read this database, disabled ones included, in the file's order."""
         return [sink for sink in self.sinks if database_name in sink.sources]
 
@@ -232,6 +234,6 @@ def _names_none(sink: object) -> bool:
     return isinstance(sink, dict) and sink.get("database") is sink.get("databases") is None
 
 
-def _names_of(sink: Sink) -> SinkNames:
+def _names_of(sink: SinkConfig) -> SinkNames:
     # The model fills in database where databases are given.
     return SinkNames(sink.name, None if sink.databases else sink.database, sink.databases)

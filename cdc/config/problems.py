@@ -1,7 +1,7 @@
 """What is wrong with a file, in words that say what would be right.
 
 The model's findings are translated here: places as they stand in the file, unknown keys with the
-nearest known one. What must always hold: a value of the file is never repeated.
+nearest known one. Invariant: a value of the file is never repeated.
 """
 
 from __future__ import annotations
@@ -118,5 +118,5 @@ def _form(union: dict[str, Any], tag: str) -> dict[str, Any]:
 
 
 def _destination_types() -> str:
-    schema = Config.model_json_schema()["$defs"]["Sink"]["properties"]["destination"]
+    schema = Config.model_json_schema()["$defs"]["SinkConfig"]["properties"]["destination"]
     return ", ".join(schema["discriminator"]["mapping"])

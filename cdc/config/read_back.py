@@ -6,24 +6,33 @@ from collections.abc import Iterable
 
 from cdc.config.destination import (
     KafkaDestination,
-    ParquetDestination,
     PostgresDestination,
     RedisStreamDestination,
 )
 from cdc.config.expression import NONE
-from cdc.config.sink import Sink
+from cdc.config.lakehouse import LakeDestination
+from cdc.config.parquet import ParquetDestination
+from cdc.config.sink import SinkConfig
 from cdc.config.table import TableName
 from cdc.config.table_template import target_name
 
 
-def unreadable_reason(sink: Sink, table: TableName, published: Iterable[TableName]) -> str | None:
+def unreadable_reason(
+    sink: SinkConfig, table: TableName, published: Iterable[TableName]
+) -> str | None:
     """Why it is not known which rows of a table a sink's destination holds; None: it can be asked.
 
     A target that several of the published tables share is not asked either: the rows of one would
     count as extra rows of the others.
     """
     destination = sink.destination
-    readable = PostgresDestination | RedisStreamDestination | ParquetDestination | KafkaDestination
+    readable = (
+        PostgresDestination
+        | RedisStreamDestination
+        | ParquetDestination
+        | KafkaDestination
+        | LakeDestination
+    )
     if not isinstance(destination, readable):
         return f"a destination of the type {destination.type} cannot be read back"
     if sink.transform != NONE or sink.routing != NONE:
@@ -40,18 +49,21 @@ def unreadable_reason(sink: Sink, table: TableName, published: Iterable[TableNam
             return f"mode: {destination.mode} holds a history, not the rows that are there"
         if "{table}" not in (destination.table or "{table}"):
             return "its tables share one target"
-        if (other := _sharing(sink, destination, table, published)) is not None:
-            return f"table {other} has the same target"
+    if (other := sharing(sink, table, published)) is not None:
+        return f"table {other} has the same target"
     return None
 
 
-def _sharing(
-    sink: Sink, to: PostgresDestination, table: TableName, published: Iterable[TableName]
-) -> TableName | None:
+def sharing(sink: SinkConfig, table: TableName, published: Iterable[TableName]) -> TableName | None:
     """Another table of the sink whose rows go to the same target."""
+    to = sink.destination
+    if not isinstance(to, PostgresDestination | LakeDestination | ParquetDestination):
+        return None
+    template = to.table or "{schema}.{table}"
+    schema = to.target_schema if isinstance(to, PostgresDestination) else None
 
     def target(of: TableName) -> TableName:
-        return target_name(to.table or "{schema}.{table}", to.target_schema, of)
+        return target_name(template, schema, of)
 
     own = target(table)
     for other in published:

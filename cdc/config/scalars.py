@@ -2,7 +2,7 @@
 
 The file's scalars reach the model as text; the field's type reads them. So a password ``007`` keeps
 its zeros, a log level ``OFF`` is not a boolean, and a value from the environment is read exactly
-like one that stands in the file. What must always hold: no message here repeats the value, which
+like one that stands in the file. Invariant: no message here repeats the value, which
 may be a secret in the wrong place.
 """
 

@@ -1,6 +1,6 @@
 """Values that must not be printed, and URLs printed without theirs.
 
-What must always hold: where it is unclear which part of a URL is the secret, the larger part is
+Invariant: where it is unclear which part of a URL is the secret, the larger part is
 masked.
 """
 

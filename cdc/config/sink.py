@@ -12,7 +12,6 @@ from cdc.config.destination import (
     Destination,
     FileDestination,
     KafkaDestination,
-    ParquetDestination,
     PostgresDestination,
     PullDestination,
     RedisStreamDestination,
@@ -20,7 +19,7 @@ from cdc.config.destination import (
 )
 from cdc.config.event_time import EventTime, Window
 from cdc.config.expression import NONE, ExpressionText
-from cdc.config.lakehouse import DeltaDestination, IcebergDestination
+from cdc.config.parquet import ParquetDestination
 from cdc.config.scalars import Flag, Integer, Name, Section, Size, Table, Text, wrong
 from cdc.config.sink_parts import GroupedTable, Retry, Source, StartAt
 
@@ -31,7 +30,7 @@ Action = Literal["insert", "update", "delete", "truncate", "message", "schema_ch
 _OF_TABLES: Final = ("insert", "update", "delete", "truncate", "schema_change")
 
 
-class Sink(Section):
+class SinkConfig(Section):
     """A consumer of changes and its destination."""
 
     name: Name = Field(description="Name of the sink, and of the consumer in SQL.")
@@ -55,7 +54,7 @@ class Sink(Section):
         default=("insert", "update", "delete"),
         min_length=1,
         description="Which kinds of change it receives. If not given, those three; for delta, "
-        "iceberg and postgres also truncate and schema_change.",
+        "iceberg, postgres and parquet with columns: typed also truncate and schema_change.",
     )
     filter: ExpressionText = Field(
         default=NONE,
@@ -72,7 +71,7 @@ class Sink(Section):
         default=NONE,
         description="Where each message goes: an expression or a Python function that gives a "
         "stream key (redis_stream), a path (webhook), a topic (kafka) or a table (delta and "
-        "iceberg with mode: append, postgres), null for the sink's own; or none.",
+        "iceberg with mode: append, typed parquet, postgres), null for the sink's own; or none.",
     )
     shape: Literal["sequin", "debezium", "record"] = Field(
         default="sequin",
@@ -106,7 +105,7 @@ class Sink(Section):
         default=None,
         description="Most messages delivered at once; if not given, 10000 for delta, file, "
         "iceberg, kafka, parquet, postgres and pull, 1000 for redis_stream, 100 for webhook (1 "
-        "with batch: false). delta and iceberg go by min_rows and max_delay_ms of their "
+        "with batch: false). delta, iceberg and parquet go by min_rows and max_delay_ms of their "
         "destination.",
     )
     partition_count: Annotated[Integer, Field(ge=1, le=64)] | None = Field(
@@ -197,12 +196,13 @@ class Sink(Section):
     def _tables_take_every_change(cls, data: object) -> object:
         if not isinstance(data, dict) or data.get("actions") is not None:
             return data
-        destination = data.get("destination")
-        kind = destination.get("type") if isinstance(destination, dict) else None
-        tables = PostgresDestination | DeltaDestination | IcebergDestination
-        if kind in ("postgres", "delta", "iceberg") or isinstance(destination, tables):
-            return {**data, "actions": _OF_TABLES}
-        return data
+        to = data.get("destination")
+        if isinstance(to, dict):
+            said = (to.get("type"), to.get("columns") or "typed")
+            of_tables = said[0] in ("postgres", "delta", "iceberg") or said == ("parquet", "typed")
+        else:
+            of_tables = isinstance(to, PostgresDestination) or getattr(to, "takes_texts", False)
+        return {**data, "actions": _OF_TABLES} if of_tables else data
 
     @model_validator(mode="after")
     def _one_way_to_name_databases(self) -> Self:
@@ -267,9 +267,9 @@ class Sink(Section):
                 "transform; leave it out, or use another destination",
                 within=("transform",),
             )
-        if self.routing != NONE and isinstance(
-            self.destination, FileDestination | ParquetDestination | PullDestination
-        ):
+        places = FileDestination | ParquetDestination | PullDestination
+        one_place = isinstance(self.destination, places) and not self.destination.takes_texts
+        if self.routing != NONE and one_place:
             raise wrong(
                 f"{self.destination.type} has one place for all messages, so there is nothing to "
                 "route to; leave it out, or use kafka, postgres, redis_stream or webhook",
@@ -337,9 +337,9 @@ class Sink(Section):
     @model_validator(mode="after")
     def _tables_are_possible(self) -> Self:
         destination = self.destination
-        if not isinstance(destination, PostgresDestination | DeltaDestination | IcebergDestination):
+        if not destination.takes_texts and not isinstance(destination, PostgresDestination):
             return self
-        mode = destination.mode
+        mode = getattr(destination, "mode", "append")
         if self.ordering != "commit":
             raise wrong(
                 f"{self.ordering} is not possible with {destination.type}, whose tables follow the "
@@ -458,6 +458,18 @@ class Sink(Section):
         keeps_position = self.destination.place(self.name) is not None
         ways = self.destination.rewind_ways if keeps_position else ()
         return ways if self.routing == NONE else tuple(way for way in ways if way != "truncate")
+
+    @property
+    def reload_refusal(self) -> str | None:
+        """Why its tables cannot be reloaded; None if they can.
+
+        A table that is swapped must have the rows of one table of the source, and all of them.
+        """
+        if self.in_time_order:
+            return "it is in the order of event time or processing time"
+        if self.routing != NONE:
+            return "its routing decides which table a row goes to"
+        return self.destination.reload_refusal
 
     @property
     def claims(self) -> ClaimCheck | None:

@@ -28,6 +28,11 @@ def _table_template(template: str) -> str:
 TableTemplate = Annotated[Text, AfterValidator(_table_template)]
 
 
+def refusal_of_template(template: str) -> str | None:
+    """Why a table of this template cannot be reloaded: it may have the rows of several."""
+    return None if "{table}" in template else "its table has no {table}, so all tables share one"
+
+
 def target_name(template: str, target_schema: str | None, table: TableName) -> TableName:
     """The target that a template and one schema for all tables give to a table of the source."""
     parts = [

@@ -3,7 +3,7 @@
 A run says which rows carry a text; the text is JSON, on one line. Which rows those are is worked
 out where batches are sealed, because a slice of a batch cannot know. In a frame the runs stand in
 the metadata of its Arrow schema under ``ANNOTATIONS_KEY``, and the key is left out where there are
-none. What must always hold: runs rise and never overlap; ``decode_annotations`` gives back exactly
+none. Invariants: runs rise and never overlap; ``decode_annotations`` gives back exactly
 what ``encode_annotations`` took, and refuses every other sequence of bytes.
 """
 
@@ -26,7 +26,7 @@ _COUNT: Final = struct.Struct(">I")
 _RUN: Final = struct.Struct(">III")  # start, stop, which text
 
 
-class Run(NamedTuple):
+class AnnotationRun(NamedTuple):
     """The rows ``[start, stop)`` carry ``text``."""
 
     start: int
@@ -34,17 +34,19 @@ class Run(NamedTuple):
     text: bytes
 
 
-def cut_runs(runs: Iterable[Run], start: int, stop: int, *, at: int = 0) -> Iterator[Run]:
+def cut_runs(
+    runs: Iterable[AnnotationRun], start: int, stop: int, *, at: int = 0
+) -> Iterator[AnnotationRun]:
     """The runs over the rows ``[start, stop)``, numbered as if the first of these were ``at``."""
     for run in runs:
         first, last = max(run.start, start), min(run.stop, stop)
         if first < last:
-            yield Run(first - start + at, last - start + at, run.text)
+            yield AnnotationRun(first - start + at, last - start + at, run.text)
 
 
-def joined_runs(pieces: Iterable[tuple[Iterable[Run], int]]) -> tuple[Run, ...]:
+def joined_runs(pieces: Iterable[tuple[Iterable[AnnotationRun], int]]) -> tuple[AnnotationRun, ...]:
     """The runs of pieces that follow each other, each with the number of its rows."""
-    joined: list[Run] = []
+    joined: list[AnnotationRun] = []
     offset = 0
     for runs, rows in pieces:
         for run in cut_runs(runs, 0, rows, at=offset):
@@ -55,12 +57,12 @@ def joined_runs(pieces: Iterable[tuple[Iterable[Run], int]]) -> tuple[Run, ...]:
     return tuple(joined)
 
 
-def carried_bytes(runs: Iterable[Run]) -> int:
+def carried_bytes(runs: Iterable[AnnotationRun]) -> int:
     """How many bytes the texts take once each row has its own."""
     return sum((run.stop - run.start) * len(run.text) for run in runs)
 
 
-def annotations_of(runs: Sequence[Run], rows: int) -> pa.StringArray | None:
+def annotations_of(runs: Sequence[AnnotationRun], rows: int) -> pa.StringArray | None:
     """One text a row, null where there is none; None if no row has any."""
     if not runs:
         return None
@@ -72,7 +74,7 @@ def annotations_of(runs: Sequence[Run], rows: int) -> pa.StringArray | None:
     return known.take(pa.array(code_of_row))
 
 
-def encode_annotations(runs: Sequence[Run]) -> bytes:
+def encode_annotations(runs: Sequence[AnnotationRun]) -> bytes:
     """The runs as bytes; a text that several of them have is written once."""
     texts = {text: code for code, text in enumerate(dict.fromkeys(run.text for run in runs))}
     parts = [_MAGIC, _COUNT.pack(len(texts))]
@@ -83,7 +85,7 @@ def encode_annotations(runs: Sequence[Run]) -> bytes:
     return b"".join(parts)
 
 
-def decode_annotations(data: bytes, rows: int) -> tuple[Run, ...]:
+def decode_annotations(data: bytes, rows: int) -> tuple[AnnotationRun, ...]:
     """Read what ``encode_annotations`` wrote for a frame of ``rows`` rows."""
     if not data.startswith(_MAGIC):
         raise _broken("they do not start as such")
@@ -98,12 +100,12 @@ def decode_annotations(data: bytes, rows: int) -> tuple[Run, ...]:
     count, at = _count(data, at)
     if len(data) - at != count * _RUN.size:
         raise _broken(f"{len(data) - at} bytes are not {count} runs")
-    found: list[Run] = []
+    found: list[AnnotationRun] = []
     end = 0
     for start, stop, code in _RUN.iter_unpack(data[at:]):
         if not end <= start < stop <= rows or code >= len(texts):
             raise _broken(f"run {len(found) + 1} of {count} fits neither its place nor the texts")
-        found.append(Run(start, stop, texts[code]))
+        found.append(AnnotationRun(start, stop, texts[code]))
         end = stop
     if list(dict.fromkeys(run.text for run in found)) != texts:
         raise _broken("the texts are not those of the runs")

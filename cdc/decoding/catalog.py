@@ -3,7 +3,7 @@
 pgoutput names types by number, and says neither which columns make up the primary key nor which
 place a column has had from the beginning. The reader asks the catalog once for each table version,
 and the answer stands behind the message in the log, so that old segments decode without a server.
-What must always hold: a note that was written is read back as it was, and one that cannot be read
+Invariant: a note that was written is read back as it was, and one that cannot be read
 is refused.
 """
 

@@ -1,6 +1,6 @@
 """A frame of raw rows to changes with their JSON, in the frame's order.
 
-What must always hold: the result has every row of the frame. A row with a value that its type
+Invariants: the result has every row of the frame. A row with a value that its type
 cannot have says so in ``error``, with table, column and cursor, and has no record; the others do
 not suffer. Only a message that breaks the protocol ends it all.
 """
@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.decoding import few
+from cdc.decoding import small_batch
 from cdc.decoding.format import PLAIN, TABLE_VERSION, Wanted
 from cdc.decoding.groups import (
     ACTIONS,
-    Frame,
+    FrameColumns,
     Group,
     check_relation,
     errors_of,
@@ -31,7 +31,7 @@ from cdc.decoding.groups import (
 )
 from cdc.decoding.joins import repeated
 from cdc.decoding.logical import decode_messages, decode_schema_changes, decode_truncates
-from cdc.decoding.rows import Decoded, decode_rows
+from cdc.decoding.rows import DecodedGroup, decode_rows
 
 _NEVER_NULL = "record_pks"
 
@@ -44,7 +44,7 @@ class _Part:
     table_name: str
     action: str
     count: int
-    decoded: Decoded
+    decoded: DecodedGroup
     error: pa.StringArray
     table_version: str | None = None
 
@@ -62,8 +62,8 @@ def decode_changes(
     """
     if not raw.num_rows:
         return pa.RecordBatch.from_pylist([], wanted.schema)
-    if raw.num_rows <= few.ROWS_MAX:
-        decoded = few.decode_few(raw, schemas, annotations, wanted)
+    if raw.num_rows <= small_batch.ROWS_MAX:
+        decoded = small_batch.decode_few(raw, schemas, annotations, wanted)
         if decoded is not None:
             return decoded
     frame = frame_of(raw)
@@ -73,7 +73,7 @@ def decode_changes(
         return _put_together(frame, groups, parts, annotations, wanted)
 
 
-def _decode_group(frame: Frame, group: Group, wanted: Wanted) -> _Part:
+def _decode_group(frame: FrameColumns, group: Group, wanted: Wanted) -> _Part:
     with naming(frame, group):
         decoded = _decode_messages(frame, group, wanted)
     schema, name, version = "", "", None
@@ -84,7 +84,7 @@ def _decode_group(frame: Frame, group: Group, wanted: Wanted) -> _Part:
     return _Part(schema, name, ACTIONS[group.kind], len(group.rows), decoded, error, version)
 
 
-def _decode_messages(frame: Frame, group: Group, wanted: Wanted) -> Decoded:
+def _decode_messages(frame: FrameColumns, group: Group, wanted: Wanted) -> DecodedGroup:
     plan = group.plan
     if plan is None:
         return decode_messages(payloads_of(frame, group), wanted)
@@ -99,7 +99,7 @@ def _decode_messages(frame: Frame, group: Group, wanted: Wanted) -> Decoded:
 
 
 def _put_together(
-    frame: Frame,
+    frame: FrameColumns,
     groups: list[Group],
     parts: list[_Part],
     annotations: pa.StringArray | None,

@@ -1,10 +1,10 @@
 """What became of a table's columns between two versions of it. Pure.
 
-What must always hold: the old columns without the dropped ones, renamed and retyped in place, with
+Invariant: the old columns without the dropped ones, renamed and retyped in place, with
 the added ones put in at their positions, are the new columns.
 
 With attribute numbers on both sides a column is the same if its number is. Without, it goes by
-names, and a rename is told from a drop and an add by its place: the same position and type, and
+names, and a rename is recognised by its place: the same position and type, and
 nothing before it that was dropped or added.
 """
 

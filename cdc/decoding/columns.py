@@ -1,6 +1,6 @@
 """Arrow string arrays by their buffers: cut out of a larger buffer, masked, read as bytes.
 
-Everything here is one native call or a view. What must always hold: arrays made here start at
+Everything here is one native call or a view. Invariant: arrays made here start at
 offset 0 of their buffers, so that a mask can be laid over them without a copy.
 """
 
@@ -23,8 +23,8 @@ _EVENS = pa.array(np.arange(0, 1 << 17, 2, dtype=np.int32))  # for most frames, 
 
 
 class PlacedError(DecodeError):
-    """The message at ``position`` of its group is broken; whoever knows the table and the cursors
-    turns it into a DecodeError that names them, so it never leaves this room."""
+    """The message at ``position`` of its group is broken; the caller, which knows the table and
+    the cursors, turns it into a DecodeError that names them, so it never leaves this room."""
 
     def __init__(self, position: int, what: str, column: str | None = None) -> None:
         super().__init__(what)
@@ -39,7 +39,7 @@ class BadValuesError(DecodeError):
     """
 
     def __init__(self, faults: Mapping[int, str]) -> None:
-        assert faults  # whoever takes the bad ones out and tries again would try for ever
+        assert faults  # else taking the bad ones out and trying again would never end
         super().__init__("a column holds values that its type cannot have")
         self.faults = faults
 

@@ -1,4 +1,5 @@
-"""Columns as the text that COPY reads: tabs between values, a line a row, \\ before the special.
+"""Columns as the text that COPY reads: tabs between values, one line per row, \\ before the
+special.
 
 Whole columns at a time; a column without anything special is not copied.
 """

@@ -1,6 +1,6 @@
 """A frame cut into groups of rows that decode alike: one table version, kind and tuple form.
 
-What must always hold: every row of the frame is in exactly one group, and a message that breaks the
+Invariant: every row of the frame is in exactly one group, and a message that breaks the
 protocol is refused with an error that names its table, its column and its cursor.
 """
 
@@ -38,7 +38,7 @@ _FIX = "the source sent what pgoutput does not write; if it repeats, report it w
 
 
 @dataclass(frozen=True)
-class Frame:
+class FrameColumns:
     """The columns of a frame as NumPy sees them."""
 
     raw: pa.RecordBatch
@@ -65,7 +65,7 @@ class Group:
         return self.kind in _TAGS
 
 
-def frame_of(raw: pa.RecordBatch) -> Frame:
+def frame_of(raw: pa.RecordBatch) -> FrameColumns:
     """The columns of a log frame, at least one row of them."""
     if not raw.schema.equals(RAW_SCHEMA, check_metadata=False):
         raise ProtocolError(
@@ -82,10 +82,10 @@ def frame_of(raw: pa.RecordBatch) -> Frame:
     _refuse(raw, ends - starts < np.where(tagged, 8, 1), "its message is cut off")
     _refuse(raw, payloads.bytes[starts] != kinds, "its message is not of the kind it is said to be")
     tags = np.where(tagged, payloads.bytes[np.where(tagged, starts + 5, 0)], 0).astype(np.uint8)
-    return Frame(raw, payloads, starts, ends, kinds, tags)
+    return FrameColumns(raw, payloads, starts, ends, kinds, tags)
 
 
-def groups_of(frame: Frame, schemas: Mapping[int, bytes]) -> Iterator[Group]:
+def groups_of(frame: FrameColumns, schemas: Mapping[int, bytes]) -> Iterator[Group]:
     """The groups in the order of their first rows; ``schemas`` as the frame keeps them."""
     schema_ids = pc.dictionary_encode(frame.raw.column("schema_id"))
     form = (frame.kinds.astype(np.int64) << 8) | frame.tags
@@ -106,7 +106,7 @@ def groups_of(frame: Frame, schemas: Mapping[int, bytes]) -> Iterator[Group]:
 
 
 def _group(
-    frame: Frame,
+    frame: FrameColumns,
     rows: Positions,
     kind: str,
     tag: str,
@@ -126,7 +126,7 @@ def _group(
     return Group(rows, kind, tag, schema_id, plan)
 
 
-def read_group(frame: Frame, group: Group, plan: TablePlan) -> Tuples:
+def read_group(frame: FrameColumns, group: Group, plan: TablePlan) -> Tuples:
     """The tuples of a group's rows."""
     check_relation(frame, group, plan)
     rows, oid = group.rows, plan.relation.oid
@@ -137,7 +137,7 @@ def read_group(frame: Frame, group: Group, plan: TablePlan) -> Tuples:
     return read_rows(plan, frame.payloads, starts, ends, kind=group.kind, tag=group.tag)
 
 
-def check_relation(frame: Frame, group: Group, plan: TablePlan) -> None:
+def check_relation(frame: FrameColumns, group: Group, plan: TablePlan) -> None:
     """Refuse rows whose schema is that of another table."""
     rows, oid = group.rows, plan.relation.oid
     other = frame.raw.column("relation").to_numpy()[rows] != oid
@@ -145,14 +145,14 @@ def check_relation(frame: Frame, group: Group, plan: TablePlan) -> None:
         raise PlacedError(first(other), f"its schema is that of the table with oid {oid}")
 
 
-def payloads_of(frame: Frame, group: Group) -> list[bytes]:
+def payloads_of(frame: FrameColumns, group: Group) -> list[bytes]:
     """The messages of a group whose kind is rare."""
     payloads: list[bytes] = frame.raw.column("payload").take(pa.array(group.rows)).to_pylist()
     return payloads
 
 
 @contextmanager
-def naming(frame: Frame, group: Group) -> Iterator[None]:
+def naming(frame: FrameColumns, group: Group) -> Iterator[None]:
     """Turn a fault at a place of the group into an error that names table, column and cursor."""
     try:
         yield
@@ -176,7 +176,7 @@ def fitting(count: int, form: str) -> Iterator[None]:
         ) from fault
 
 
-def errors_of(frame: Frame, group: Group, faults: Faults) -> pa.StringArray:
+def errors_of(frame: FrameColumns, group: Group, faults: Faults) -> pa.StringArray:
     """For each row of the group why it cannot be decoded, null for those that can."""
     if not faults.by_row:
         return pa.nulls(len(group.rows), pa.string())

@@ -1,6 +1,6 @@
 """Text columns put together with constants, a whole column at a time.
 
-Arrow takes plain strings as constants too, but works out their type anew each time, which costs
+Arrow takes plain strings as constants too, but derives their type again each time, which costs
 more than joining a small batch does. So every constant goes through here once.
 """
 

@@ -2,7 +2,7 @@
 
 Decode wrote these texts, so they are valid, and nothing stands between a key, its colon and its
 value; only what a json column of the source holds may have spaces, and that is never cut into.
-What must always hold: a value is given exactly as it was written, every digit of it. A parser would
+Invariant: a value is given exactly as it was written, every digit of it. A parser would
 make 64-bit floats of numbers, Spark's own does.
 """
 

@@ -1,6 +1,6 @@
 """JSON values that decode wrote, back in the Arrow types of their columns.
 
-What must always hold: a value becomes exactly what typed decode makes of the text that Postgres
+Invariants: a value becomes exactly what typed decode makes of the text that Postgres
 wrote (docs/types.md), or it is refused; nothing is rounded, and null stays null. What JSON cannot
 say is lost before: a json ``null`` is an SQL NULL here.
 """

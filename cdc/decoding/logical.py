@@ -1,6 +1,6 @@
 """TRUNCATE, logical messages and schema changes: rare, so they are read one by one.
 
-What must always hold: as with rows, every byte of a message is accounted for.
+Invariant: as with rows, every byte of a message is accounted for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 from cdc.decoding.columns import PlacedError
 from cdc.decoding.format import Wanted
 from cdc.decoding.joins import repeated
-from cdc.decoding.rows import Decoded, Faults
+from cdc.decoding.rows import DecodedGroup, Faults
 
 _TRUNCATE = struct.Struct(">cIB")
 _MESSAGE = struct.Struct(">cBQ")
@@ -24,7 +24,7 @@ _LENGTH = struct.Struct(">I")
 _TRUNCATE_OPTIONS_MAX = 3  # CASCADE and RESTART IDENTITY
 
 
-def decode_truncates(payloads: Sequence[bytes], oid: int, wanted: Wanted) -> Decoded:
+def decode_truncates(payloads: Sequence[bytes], oid: int, wanted: Wanted) -> DecodedGroup:
     """Truncates of the table ``oid``: nothing is left to say but that it happened."""
     for position, payload in enumerate(payloads):
         fault = _truncate_fault(payload, oid)
@@ -45,7 +45,7 @@ def _truncate_fault(payload: bytes, oid: int) -> str:
     return "" if oid in tables else f"its message does not name the table {oid}"
 
 
-def decode_schema_changes(payloads: Sequence[bytes], wanted: Wanted) -> Decoded:
+def decode_schema_changes(payloads: Sequence[bytes], wanted: Wanted) -> DecodedGroup:
     """What the reader wrote of a table that changed: the kind byte, then the record."""
     records: list[str | None] = []
     for position, payload in enumerate(payloads):
@@ -58,7 +58,7 @@ def decode_schema_changes(payloads: Sequence[bytes], wanted: Wanted) -> Decoded:
     return _without_tuples(records, wanted, Faults())
 
 
-def decode_messages(payloads: Sequence[bytes], wanted: Wanted) -> Decoded:
+def decode_messages(payloads: Sequence[bytes], wanted: Wanted) -> DecodedGroup:
     """What ``pg_logical_emit_message`` wrote: prefix, content, and if it was transactional."""
     records: list[str | None] = []
     faults = Faults()
@@ -110,7 +110,7 @@ def _message_record(payload: bytes) -> str:
     return orjson.dumps(record).decode()
 
 
-def _without_tuples(records: Sequence[str | None], wanted: Wanted, faults: Faults) -> Decoded:
+def _without_tuples(records: Sequence[str | None], wanted: Wanted, faults: Faults) -> DecodedGroup:
     column = pa.array(records, pa.string())
     columns = {wanted.name("record", at): column for at in range(len(wanted.formats))}
-    return Decoded({**columns, "record_pks": repeated("[]", len(records))}, faults)
+    return DecodedGroup({**columns, "record_pks": repeated("[]", len(records))}, faults)

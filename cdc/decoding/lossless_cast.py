@@ -1,6 +1,6 @@
 """Columns of one table version, in the types of another. Pure.
 
-What must always hold: a value either becomes the same value in the other type, or its row is named
+Invariants: a value either becomes the same value in the other type, or its row is named
 as one that cannot; nothing is rounded, cut off, moved to another time zone or guessed. A column
 that this version does not have is null, one that it alone has is left out.
 """

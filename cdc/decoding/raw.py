@@ -1,7 +1,7 @@
 """What decode is handed: the columns of one log frame, and the schemas that its rows need.
 
 A frame can be read alone: the raw Relation messages of its rows travel with it, in the metadata
-of its Arrow schema under ``SCHEMAS_KEY``. What must always hold: ``decode_schemas`` gives back
+of its Arrow schema under ``SCHEMAS_KEY``. Invariant: ``decode_schemas`` gives back
 exactly what ``encode_schemas`` took, and refuses every other sequence of bytes.
 """
 

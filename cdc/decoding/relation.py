@@ -3,7 +3,7 @@
 Where the reader has asked the catalog (``catalog``), the answer stands behind the message's last
 byte (``with_catalog``), and the two together are the schema that the log keeps.
 
-What must always hold: every byte of the message is accounted for. A message that is cut, has
+Invariants: every byte of the message is accounted for. A message that is cut, has
 bytes left over or says something impossible is refused; nothing is guessed.
 """
 

@@ -1,7 +1,7 @@
 """What inserts, updates and deletes say: the record, the changes, the key, what was not sent.
 
 The rows handed in are of one table version, one kind and one form (with or without an old tuple).
-What must always hold: an unchanged TOAST value is filled from the old row where the source sent
+Invariants: an unchanged TOAST value is filled from the old row where the source sent
 one, and is otherwise left out and listed; it is never null and never made up. A value that its type
 cannot have is the fault of its row alone.
 """
@@ -38,11 +38,11 @@ from cdc.decoding.format import (
     Wanted,
 )
 from cdc.decoding.joins import repeated
-from cdc.decoding.objects import Member, array_of, names_where, object_of
 from cdc.decoding.plan import TablePlan
 from cdc.decoding.row_texts import lines_of
 from cdc.decoding.tuples import Payloads, read_tuples
 from cdc.decoding.types import JsonColumn, text_json
+from cdc.decoding.types.objects import Member, array_of, names_where, object_of
 from cdc.decoding.types.text import TEXT, from_codec
 
 _TAG = 5  # after the kind byte and the oid
@@ -78,7 +78,7 @@ class Faults:
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedGroup:
     """What a group's messages say, by column of the result, and its bad rows.
 
     A column that is not there is null in all of them.
@@ -143,7 +143,7 @@ def _in_utf8(plan: TablePlan, columns: list[TextColumn], faults: Faults) -> list
 
 def decode_rows(
     plan: TablePlan, tuples: Tuples, count: int, wanted: Wanted, *, kind: str, tag: str
-) -> Decoded:
+) -> DecodedGroup:
     """The JSON of rows that ``read_rows`` read."""
     old = tuples.old if kind == "U" else None
     rows = _Rows(plan, tuples.row, old, count, tag == "O", tuples.faults)
@@ -167,12 +167,12 @@ def decode_rows(
         columns[ROW_TEXT] = rows.line(rows.row)
         if rows.left.any():
             columns[OLD_ROW_TEXT] = rows.old_lines()
-    return Decoded(columns, rows.faults)
+    return DecodedGroup(columns, rows.faults)
 
 
 def decode_columns(
     plan: TablePlan, columns: list[TextColumn], count: int, wanted: Wanted
-) -> Decoded:
+) -> DecodedGroup:
     """The JSON of rows whose columns were read already, as new rows."""
     faults = Faults()
     tuples = Tuples(None, _in_utf8(plan, columns, faults), faults)

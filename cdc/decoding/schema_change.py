@@ -1,4 +1,4 @@
-"""What two versions of a table differ in, and how a consumer is told. Pure.
+"""What two versions of a table differ in, and how a consumer learns of it. Pure.
 
 Versions are compared by what they describe, not by their bytes: two descriptions that say the same
 of name, replica identity, columns and key are one version, whatever else came with them.

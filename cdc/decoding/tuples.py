@@ -1,6 +1,6 @@
 """Walk the tuples of many messages at once: column by column, all rows in step.
 
-What must always hold: no byte outside a row's own message is ever taken as its value. Every
+Invariant: no byte outside a row's own message is ever taken as its value. Every
 length is checked against the end of its row before anything is copied, and the first row that
 breaks the format is named.
 """

@@ -1,7 +1,7 @@
 """A frame of raw rows to typed Arrow columns, one table version after another.
 
-Where ``changes`` gives one row a change with JSON in it, here every column of a table has its own
-Arrow type. What must always hold: as there, every row of a table is there in the frame's order, and
+Where ``changes`` gives one row per change with JSON in it, here every column of a table has its own
+Arrow type. Invariant: as there, every row of a table is there in the frame's order, and
 one with a value that its Arrow type cannot hold says so in ``error`` and has no record.
 """
 
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from cdc.decoding.columns import Mask, TextColumn
 from cdc.decoding.groups import (
     ACTIONS,
-    Frame,
+    FrameColumns,
     Group,
     errors_of,
     fitting,
@@ -107,7 +107,9 @@ def decode_tables(
         yield TableRows(plan.relation, batch)
 
 
-def _decode_group(frame: Frame, group: Group, plan: TablePlan, compared: bool) -> pa.RecordBatch:
+def _decode_group(
+    frame: FrameColumns, group: Group, plan: TablePlan, compared: bool
+) -> pa.RecordBatch:
     with naming(frame, group):
         tuples = read_group(frame, group, plan)
     faults, count = tuples.faults, len(group.rows)

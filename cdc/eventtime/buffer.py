@@ -1,8 +1,8 @@
 """Rows of several sources that wait until the watermark reaches them. Arrow in, Arrow out.
 
-What must always hold: a row that was added is released once, by the first watermark at or above its
+Invariants: a row that was added is released once, by the first watermark at or above its
 due; what is released together is ordered by due, ties by source and cursor. The memory is bounded:
-a source has its share, and at it is told to wait. Nothing is ever dropped.
+a source has its share, and waits when it has used it up. Nothing is ever dropped.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from cdc.cursor import Cursor
 from cdc.errors import ConfigError
-from cdc.eventtime.chunk import Chunk
 from cdc.eventtime.released import Places, Released, gathered_by_due
 from cdc.eventtime.times import NO_TIME, Codes, Times
+from cdc.eventtime.waiting_rows import WaitingRows
 
 BYTES_MAX = 1 << 30
 """The largest bound: everything must fit into one batch, and a text column of Arrow ends at 2 GiB.
@@ -36,7 +36,7 @@ class EventTimeBuffer:
                 f"a buffer of {max_bytes} bytes for event time is too large to be released at once",
                 fix="set event_time.max_buffer_bytes to at most 1GiB",
             )
-        self._chunks: dict[str, list[Chunk]] = {source: [] for source in sources}
+        self._chunks: dict[str, list[WaitingRows]] = {source: [] for source in sources}
         self._share = max_bytes // max(1, len(self._chunks))
 
     @property
@@ -90,7 +90,7 @@ class EventTimeBuffer:
         if not len(due if keep is None else keep):
             return
         chunks = self._chunks[source]
-        chunks.append(Chunk.of(rows, times, due, codes, keep))
+        chunks.append(WaitingRows.of(rows, times, due, codes, keep))
         if len(chunks) > CHUNKS_MAX:
             _merge_smallest(chunks)
 
@@ -115,16 +115,16 @@ class EventTimeBuffer:
         parts = [chunk.within(start, end, code) for code, chunk in self._all()]
         return gathered_by_due([part for part in parts if part is not None])
 
-    def _all(self) -> Iterator[tuple[int, Chunk]]:
+    def _all(self) -> Iterator[tuple[int, WaitingRows]]:
         """In the order of sources, and of cursors in each: what a stable sort keeps of ties."""
         for code, chunks in enumerate(self._chunks.values()):
             for chunk in chunks:
                 yield code, chunk
 
 
-def _merge_smallest(chunks: list[Chunk]) -> None:
+def _merge_smallest(chunks: list[WaitingRows]) -> None:
     """The neighbours with the fewest rows become one, so each row is copied a few times only."""
     sizes = np.array([len(chunk) for chunk in chunks])
     totals = np.convolve(sizes, np.ones(_MERGED_AT_ONCE, sizes.dtype), "valid")
     at = int(np.argmin(totals))
-    chunks[at : at + _MERGED_AT_ONCE] = [Chunk.merged(chunks[at : at + _MERGED_AT_ONCE])]
+    chunks[at : at + _MERGED_AT_ONCE] = [WaitingRows.merged(chunks[at : at + _MERGED_AT_ONCE])]

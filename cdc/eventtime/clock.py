@@ -1,6 +1,6 @@
 """A source's own time, by which its partitions become idle.
 
-What must always hold: it never goes back, and it passes only as the source itself shows: by the
+Invariant: it never goes back, and it passes only as the source itself shows: by the
 commit times of what was read, or, once everything there is was read, by the time that passes then.
 So neither a backlog that is being caught up, nor a consumer that waits, nor databases whose clocks
 differ make a partition look idle.

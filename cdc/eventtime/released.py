@@ -58,7 +58,7 @@ class Released:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class RowSelection:
     """Some rows of one source: those at ``places`` of columns that have more."""
 
     rows: pa.RecordBatch
@@ -69,7 +69,7 @@ class Part:
     places: Places
 
 
-def gathered(parts: Sequence[Part]) -> Released | None:
+def gathered(parts: Sequence[RowSelection]) -> Released | None:
     """The rows of all parts, one part after the other; None if there are no parts."""
     if not parts:
         return None
@@ -84,7 +84,7 @@ def gathered(parts: Sequence[Part]) -> Released | None:
     )
 
 
-def gathered_by_due(parts: Sequence[Part]) -> Released | None:
+def gathered_by_due(parts: Sequence[RowSelection]) -> Released | None:
     """The rows of all parts, each in the order of due already, as one; ties stay in the order of
     parts. None if there are no parts."""
     found = gathered(parts)

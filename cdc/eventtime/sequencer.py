@@ -5,11 +5,11 @@ is delivered its (W0, W1, reads) are stored. After a crash the rows from each so
 read again, and the same step is made again: with the watermark at W0 push the rows up to ``reads``,
 then ``step(to=W1)``.
 
-What must always hold: it gives the same rows in the same order, however the rows are cut into
+Invariants: it gives the same rows in the same order, however the rows are cut into
 pieces. It rests on this: the watermark changes in a step only, so all rows between two steps are
 judged by the same one; of the rows that a settled step has read exactly those due at or below its
-watermark are settled (``Standing``); and a row without a time follows rows with one, of which those
-that are settled weigh no more than the watermark does.
+watermark are settled (``SavedPosition``); and a row without a time follows rows with one, of
+which those that are settled weigh no more than the watermark does.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from numpy.typing import NDArray
 from cdc.cursor import Cursor
 from cdc.errors import ProtocolError
 from cdc.eventtime.buffer import EventTimeBuffer
-from cdc.eventtime.following import Followed
-from cdc.eventtime.released import Part, Released, gathered, taken
+from cdc.eventtime.released import Released, RowSelection, gathered, taken
 from cdc.eventtime.times import NO_TIME, Codes, Times, as_it_is
 from cdc.eventtime.tracker import WatermarkTracker
+from cdc.eventtime.untimed import HighestDue
 
 Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Standing:
+class SavedPosition:
     """Everything below ``cursor`` is settled; of the rows from there to below ``read`` exactly
     those that are due at or below ``floor`` are settled too."""
 
@@ -41,12 +41,12 @@ class Standing:
     read: Cursor
     floor: int = NO_TIME
     cut: bool = False
-    """Whether the cursor was moved forward, over rows that others may follow: those of which it
-    cannot be told any more whether they are settled come, perhaps once more."""
+    """Whether the cursor was moved forward, over rows that others may follow: those that may or
+    may not be settled come, perhaps once more."""
 
 
 @dataclass(frozen=True)
-class Step:
+class WatermarkStep:
     """The watermark went from ``before`` to ``watermark``; this came of it."""
 
     before: int
@@ -62,7 +62,7 @@ class Sequencer:
 
     def __init__(
         self,
-        standings: Mapping[str, Standing],
+        standings: Mapping[str, SavedPosition],
         tracker: WatermarkTracker,
         *,
         max_bytes: int,
@@ -73,8 +73,8 @@ class Sequencer:
         self._standings = dict(standings)
         self._codes = {source: code for code, source in enumerate(standings)}
         self._reads = {source: standing.cursor for source, standing in standings.items()}
-        self._followed = {source: Followed() for source in standings} if followers else None
-        self._late: dict[str, list[Part]] = {source: [] for source in standings}
+        self._followed = {source: HighestDue() for source in standings} if followers else None
+        self._late: dict[str, list[RowSelection]] = {source: [] for source in standings}
         self._tracker = tracker
         self._buffer = EventTimeBuffer([*standings], max_bytes=max_bytes)
         self._watermark = watermark
@@ -101,7 +101,7 @@ class Sequencer:
 
         What was read before a restart is always wanted: it had room then, and until it is there no
         step can be made. A source that is ahead waits there: what more it has at or below its floor
-        could not be told from what is settled.
+        could not be distinguished from what is settled.
         """
         if not self._caught_up(source):
             return True
@@ -158,7 +158,7 @@ class Sequencer:
         keep = None if kept.all() else np.flatnonzero(kept)
         self._buffer.add(source, rows, times, due, codes, keep)
 
-    def step(self, *, to: int | None = None, flush: bool = False) -> Step | None:
+    def step(self, *, to: int | None = None, flush: bool = False) -> WatermarkStep | None:
         """Move the watermark as far as the tracker says; None if nothing came of it.
 
         To exactly ``to``: a step that is made again. With ``flush`` so far that nothing waits.
@@ -185,7 +185,7 @@ class Sequencer:
         for parts in self._late.values():
             parts.clear()
         cursors = {source: self.cursor(source) for source in self._reads}
-        return Step(before, self._watermark, late, released, dict(self._reads), cursors)
+        return WatermarkStep(before, self._watermark, late, released, dict(self._reads), cursors)
 
     def keep_left(self) -> None:
         """Hold what waits in memory of its own, as each step does; for when there is none."""
@@ -236,11 +236,13 @@ class Sequencer:
 
     def _late_part(
         self, source: str, rows: pa.RecordBatch, times: Times, due: Times, codes: Codes, late: Mask
-    ) -> Part:
+    ) -> RowSelection:
         """A copy, as of what waits: no file of the log stays mapped until the step."""
         at = np.flatnonzero(late)
         all_of_it = np.arange(len(at))
-        return Part(taken(rows, at), times[at], due[at], codes[at], self._codes[source], all_of_it)
+        return RowSelection(
+            taken(rows, at), times[at], due[at], codes[at], self._codes[source], all_of_it
+        )
 
 
 def _cursor_at(rows: pa.RecordBatch, at: int) -> Cursor:

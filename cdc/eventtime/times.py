@@ -1,6 +1,6 @@
 """The unit of event time: int64 microseconds since 1970 UTC, whole columns of them.
 
-What must always hold: a time lies in the years 0001 to 9999, so that a tolerance or a window can be
+Invariant: a time lies in the years 0001 to 9999, so that a tolerance or a window can be
 added to it or taken from it without leaving int64.
 """
 

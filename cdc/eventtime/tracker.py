@@ -1,6 +1,6 @@
 """Watermarks: up to which event time everything has come, for each partition and for all of them.
 
-A partition is a table of a source. What must always hold:
+A partition is a table of a source. Invariant:
 
 - its watermark is the largest time seen minus its tolerance, and never goes back;
 - the combined one is the smallest of the active partitions' minus the safety margin, and never
@@ -11,7 +11,7 @@ A partition is a table of a source. What must always hold:
 - a watermark that was pushed counts like one that was seen: that of a source for each of its
   partitions, that of all for the combined one as it is, without the margin;
 - when none is active the largest counts, and goes on with the clock until the last event is due,
-  so that the last events do not wait for ever. Of a complete source nothing more is to come: that
+  so that the last events are released too. Of a complete source nothing more is to come: that
   its last event is due is waited for no longer.
 
 Partitions are places in arrays, so nothing here goes through them one by one.
@@ -188,7 +188,7 @@ class WatermarkTracker:
             self._marked_idle[code] = True
 
     def mark_active(self, source: str, table: str) -> None:
-        """The partition counts from its last event on; the idle timeout begins anew."""
+        """The partition counts from its last event on; the idle timeout starts again."""
         code = self.code(source, table)
         if code is not None:
             self._marked_idle[code] = self._idle[code] = False

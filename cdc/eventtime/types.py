@@ -1,6 +1,6 @@
 """The registry of event time types: by which name a column's text is read as a time.
 
-What must always hold: a parser takes a whole column, as Postgres wrote it with ``DateStyle = ISO``
+Invariants: a parser takes a whole column, as Postgres wrote it with ``DateStyle = ISO``
 and ``TimeZone = UTC``, and never raises for a bad value. A bad value has no time and stands in the
 mask; null has no time and is not bad. So one unreadable row stops nobody.
 """
@@ -18,10 +18,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from cdc.errors import ConfigError
-from cdc.eventtime.moments import parse_days, parse_moments
-from cdc.eventtime.parsed import Parsed
+from cdc.eventtime.parsed_times import Parsed
 from cdc.eventtime.times import NO_TIME, TIME_MAX, TIME_MIN, Times
-from cdc.eventtime.unix import unix_parser
+from cdc.eventtime.timestamp_text import parse_days, parse_moments
+from cdc.eventtime.unix_text import unix_parser
 
 __all__ = ["NO_TIME", "EventTimeType", "Parsed", "Parser", "list", "names", "register", "resolve"]
 

@@ -1,6 +1,6 @@
 """The active segment: two open files, and what has been written to them.
 
-What must always hold: an entry is written after its frame, both behind exactly what is whole. A
+Invariants: an entry is written after its frame, both behind exactly what is whole. A
 write that failed may have left a part; it is cut before the next one, and if it cannot be cut
 there is no next one.
 """

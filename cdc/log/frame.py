@@ -19,7 +19,7 @@ import xxhash
 from cdc.cursor import Cursor
 from cdc.decoding.annotations import (
     ANNOTATIONS_KEY,
-    Run,
+    AnnotationRun,
     decode_annotations,
     encode_annotations,
 )
@@ -70,7 +70,7 @@ class Frame:
     marker: Marker
     raw: pa.RecordBatch
     schemas: Mapping[int, bytes]
-    annotations: Sequence[Run]
+    annotations: Sequence[AnnotationRun]
 
 
 def encode_frame(
@@ -80,7 +80,7 @@ def encode_frame(
     *,
     first: Cursor,
     high: Cursor,
-    annotations: Sequence[Run] = (),
+    annotations: Sequence[AnnotationRun] = (),
 ) -> tuple[Marker, bytes, pa.Buffer]:
     """The frame as marker, header and body; the two last are written one after the other."""
     known = encode_schemas(dict(schemas))

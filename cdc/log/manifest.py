@@ -1,6 +1,6 @@
 """The manifest: which segments are sealed, which term writes, which history the batches belong to.
 
-What must always hold: ``manifest.json`` is replaced whole or not at all, and is on disk before
+Invariants: ``manifest.json`` is replaced whole or not at all, and is on disk before
 anything relies on it. It lists the sealed segments without a hole; the active segment starts where
 they end and its files are named by the manifest's own term and history. Batch numbers mean
 something only within one history.

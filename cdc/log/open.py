@@ -15,7 +15,7 @@ def open_log(
     """A directory, or ``grpc://host:port/<source>`` (with TLS: ``grpc+tls://…``)."""
     if isinstance(where, str) and where.startswith(_REMOTE):
         # Flight is a large import that most processes do without.
-        from cdc.log.flight_client import FlightLog
+        from cdc.log.flight.client import FlightLog
 
         return FlightLog(where, history=history, token=token)
     return LogView(Path(where), history=history)

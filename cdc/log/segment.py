@@ -1,8 +1,8 @@
-"""Where segments and their indexes lie, what an index entry says, and how one is made anew.
+"""Where segments and their indexes lie, what an index entry says, and how one is rebuilt.
 
 A segment is named by its first batch, its term and its history. An index is a plain array of
 fixed-size entries, one a batch: its length says how many batches are readable, any range of it is
-read alone, and NumPy searches it without parsing. What must always hold: an index can be made
+read alone, and NumPy searches it without parsing. Invariant: an index can be made
 again, byte for byte, from the frames it describes.
 """
 

@@ -1,8 +1,8 @@
 """Making appended batches durable, in a thread, and saying up to where they are.
 
-What must always hold: ``durable_end`` is never ahead of a finished sync. After a sync that failed
+Invariant: ``durable_end`` is never ahead of a finished sync. After a sync that failed
 it never moves again, because the kernel may have dropped what it could not write: the log must be
-opened anew, which writes what is left of it afresh.
+reopened, which writes what is left of it afresh.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Syncer:
             self._written = end
             self._appended += 1
             self._unsynced_bytes += size
-            # Whoever syncs at its own pace need not wake up for each batch.
+            # A sync at its own pace need not wake up for each batch.
             if is_first or self._due():
                 self._changed.notify()
 

@@ -1,8 +1,8 @@
 """The end of the log as a reader that follows it sees it: the active segment, held open.
 
-Whoever follows the log asks for the next few frames again and again; opening the same two files
+A follower of the log asks for the next few frames again and again; opening the same two files
 each time costs more than reading them. Invariant: a file is held only once it has an entry: until
-then its writer may begin it anew under the same name. Whatever is not found here (more than a few
+then its writer may begin it again under the same name. Whatever is not found here (more than a few
 bytes, a segment that was sealed, damage) is for ``LogView`` to look up.
 """
 

@@ -2,7 +2,7 @@
 
 A view searches the manifest and then the one index it needs, maps segments or reads ranges of
 them, and checks each frame against its checksum and against the index. It never writes and holds
-no lock. What must always hold: a view stays within one history; batches of another are never
+no lock. Invariants: a view stays within one history; batches of another are never
 handed out under the same numbers. A segment that was trimmed away while mapped stays readable
 until it is let go. A view is for one thread.
 """
@@ -23,6 +23,7 @@ from cdc.cursor import Cursor
 from cdc.errors import CorruptionError, GapError
 from cdc.log.files import make_directory
 from cdc.log.frame import Frame, Marker, open_frame, read_marker
+from cdc.log.inotify import DirectoryWatch
 from cdc.log.manifest import Manifest, ManifestFile, SegmentInfo
 from cdc.log.segment import (
     INDEX_DTYPE,
@@ -33,9 +34,8 @@ from cdc.log.segment import (
     index_path,
     read_entries,
 )
-from cdc.log.stored import SealedIndexes, SegmentData, open_data
 from cdc.log.tail import LogTail
-from cdc.log.wake import Waker
+from cdc.log.tier.segment_reader import SealedIndexes, SegmentData, open_data
 
 _EMPTY = np.empty(0, dtype=INDEX_DTYPE)
 # How often the log may change under one look.
@@ -79,7 +79,7 @@ class LogView:
         self._file = ManifestFile(directory)
         self._indexes = SealedIndexes(directory)
         self._highs: tuple[Manifest | None, list[Cursor]] = (None, [])
-        self._waker: Waker | None = None
+        self._waker: DirectoryWatch | None = None
         self._seen = 0  # what ``next_batch`` said last
         self._tail = LogTail(directory)
         self._recent: tuple[str, int, Index] = ("", 0, _EMPTY)  # of the active segment, read last
@@ -114,7 +114,7 @@ class LogView:
         looks_first = self._waker is None or self._seen > beyond
         if self._waker is None:
             make_directory(self._directory)
-            self._waker = Waker(self._directory)
+            self._waker = DirectoryWatch(self._directory)
         end = self.next_batch() if looks_first else None
         while end is None or end <= beyond:
             remaining = deadline - time.monotonic()

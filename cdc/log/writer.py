@@ -1,10 +1,10 @@
 """The one process that appends.
 
-What must always hold: frames follow each other without holes in ``batch_idx`` and never go back in
+Invariants: frames follow each other without holes in ``batch_idx`` and never go back in
 cursor; readers see a batch once its entry is written. The manifest is swapped before anything
 relies on it and before any file it no longer names is removed, and only while no newer term has
 written it. A failure leaves the log as it was, and the call can be made again; after a failed sync
-it must be opened anew (``needs_reopen``).
+it must be reopened (``needs_reopen``).
 
 ``append``, ``retain``, ``heal`` and ``restart_at`` are for one thread.
 """
@@ -22,25 +22,25 @@ from pathlib import Path
 import pyarrow as pa
 
 from cdc.cursor import Cursor
-from cdc.decoding.annotations import Run
+from cdc.decoding.annotations import AnnotationRun
 from cdc.errors import OperatorError, ProtocolError, TransientError
 from cdc.log.active import ActiveSegment
 from cdc.log.files import make_private
 from cdc.log.frame import Marker, encode_frame
-from cdc.log.heal import Findings, mend_index, require_refetchable
-from cdc.log.inspection import Inspection
 from cdc.log.manifest import Manifest, SegmentInfo
-from cdc.log.mover import Mover
-from cdc.log.own import OwnManifest, UnsureError
-from cdc.log.recovery import ended_early, recover, remove_orphans, take_lock
+from cdc.log.recovery.damage_scan import Findings, mend_index, require_refetchable
+from cdc.log.recovery.inspection import Inspection
+from cdc.log.recovery.owned_manifest import OwnedManifest, UnsureError
+from cdc.log.recovery.recover import ended_early, recover, remove_orphans, take_lock
+from cdc.log.recovery.segment_check import CheckedSegment
 from cdc.log.retention import Retention as Retention
 from cdc.log.retention import RetentionResult as RetentionResult
 from cdc.log.retention import decide
 from cdc.log.segment import data_path, index_path
 from cdc.log.sync import Durability as Durability
 from cdc.log.sync import Syncer
-from cdc.log.tier import Tier as Tier
-from cdc.log.whole import Examined
+from cdc.log.tier.tier import TierSettings as TierSettings
+from cdc.log.tier_mover import TierMover
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class LogWriter:
         term: int = 0,
         durability: Durability = "disk",
         limits: SegmentLimits = _LIMITS,
-        tier: Tier | None = None,
+        tier: TierSettings | None = None,
         lock_timeout_s: float = 10.0,
         to_heal: bool = False,
     ) -> None:
@@ -87,9 +87,9 @@ class LogWriter:
         try:
             with self._writing():
                 found = recover(directory, term, place, to_heal=to_heal)
-                self._own = OwnManifest(directory, found.manifest)
+                self._own = OwnedManifest(directory, found.manifest)
                 self._lost, self._aside = found.lost, found.aside
-                self._damaged: dict[str, Examined] = {}
+                self._damaged: dict[str, CheckedSegment] = {}
                 self._active = ActiveSegment(directory, found.manifest, found.active)
                 self.end = self._active.high
                 self.next_batch = found.manifest.next_batch + self._active.batches
@@ -100,7 +100,7 @@ class LogWriter:
             os.close(self._lock)
             raise
         self._syncer.attach(*self._active.files)
-        self._mover = Mover(directory, place, found.manifest.log_id)
+        self._mover = TierMover(directory, place, found.manifest.log_id)
 
     @property
     def durable_end(self) -> Cursor:
@@ -109,7 +109,7 @@ class LogWriter:
 
     @property
     def needs_reopen(self) -> bool:
-        """A sync failed: every append is refused until the log is opened anew."""
+        """A sync failed: every append is refused until the log is reopened."""
         return self._syncer.failed
 
     @property
@@ -127,7 +127,7 @@ class LogWriter:
         return self._own.bytes + self._active_bytes
 
     @property
-    def damaged(self) -> tuple[Examined, ...]:
+    def damaged(self) -> tuple[CheckedSegment, ...]:
         """The segments that do not read back and were not cut, as long as they are there."""
         if self._damaged:
             names = {segment.name for segment in self._readable()}
@@ -151,7 +151,7 @@ class LogWriter:
         *,
         first: Cursor,
         high: Cursor,
-        annotations: Sequence[Run] = (),
+        annotations: Sequence[AnnotationRun] = (),
     ) -> Marker:
         """Write one batch and publish it to readers."""
         self._syncer.check()
@@ -220,7 +220,7 @@ class LogWriter:
             active = self._active
             path = index_path(self._directory, self.manifest.active_name)
             if active is not None and active.batches and not active.index_is_whole(path):
-                # It is open under its old inode: sealed, it can be made anew.
+                # It is open under its old inode: once it is sealed, it can be rebuilt.
                 self._seal()
             return Inspection(self._directory, self._readable(), unsettled_from, refetchable_from)
 
@@ -264,7 +264,7 @@ class LogWriter:
             return self.manifest.segments
         return (*self.manifest.segments, active.info(time.time()))
 
-    def _before(self, damage: Examined) -> tuple[SegmentInfo, ...] | None:
+    def _before(self, damage: CheckedSegment) -> tuple[SegmentInfo, ...] | None:
         """The segments up to the damage, wherever they lie by now; None if it is gone."""
         segments = self._readable()
         for at, segment in enumerate(segments):

@@ -1,6 +1,7 @@
-"""The queue room: what is between a message and its being settled.
+"""What is between a message and its being settled: groups, retries, the ledger.
 
-It owns groups, the unit of order; the messages that wait in ``walbrook.events`` and the pauses
-between their deliveries; the ledger of delivered cursors; and the Python side of pull consumers.
-What decides who gets what is SQL, in ``migrations``.
+``groups`` are the unit of order, ``retry`` the pauses between deliveries, ``claims`` the messages
+that are due, ``pull_consumers`` the Python side of consumers that fetch, ``ledger`` what was
+accepted. Which message goes to which claimer is decided by SQL, in ``migrations``; the rows of
+``walbrook.events`` are those of ``cdc.state.queued_messages``.
 """

@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from cdc.connection import Connection
 from cdc.cursor import parse_lsn
-from cdc.queue.events import EVENT_SCHEMA, delivered, lock_consumer, mark_tried
-from cdc.queue.postgres_ledger import DROP, dropped
+from cdc.queue.ledger.postgres import DROP, dropped
 from cdc.state.feeds import require_latest, show_feed
 from cdc.state.fence import FENCE, fenced
+from cdc.state.queued_messages import EVENT_SCHEMA, delivered, lock_consumer, mark_tried
 
 CLAIM_ROWS_MAX = 1_000
 CLAIM_BYTES_MAX = 32 << 20

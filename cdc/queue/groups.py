@@ -1,11 +1,11 @@
 """Groups, the unit of order: a number for each message that all of its group share. Pure.
 
 A group is a row of a table, by its key, unless the consumer names other columns for that table.
-What must always hold: every process gives a group the same number, whatever else is in the batch.
+Invariant: every process gives a group the same number, whatever else is in the batch.
 Two groups may share a number, one time in 2^64: then one waits for the other, and nothing is lost.
 
 Some messages have a place among all of their table: a truncate, a schema change, and one whose
-group cannot be told or is not the one it had before. What is no change of a row is for itself.
+group is unknown or is not the one it had before. What is no change of a row is for itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.config.sink import Sink
+from cdc.config.sink import SinkConfig
 from cdc.decoding.columns import bytes_of, offsets_of
 from cdc.decoding.joins import joined
 
@@ -37,7 +37,7 @@ class Grouping:
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by ``schema.table``
 
     @classmethod
-    def of(cls, consumer: Sink) -> Grouping:
+    def of(cls, consumer: SinkConfig) -> Grouping:
         """As its configuration says."""
         named = {str(table.name): table.group_column_names for table in consumer.tables}
         return cls(consumer.message_grouping, named)

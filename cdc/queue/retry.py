@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from typing import Final, Literal
 
+from cdc import backoff
 from cdc.config.sink_parts import Retry
 from cdc.errors import PoisonError, TransientError, WalbrookError
 
@@ -31,5 +31,4 @@ def kind_of(error: WalbrookError) -> ErrorKind | None:
 def pause_s(retry: Retry, deliveries: int, kind: ErrorKind) -> float:
     """After so many deliveries: it doubles each time up to a bound, and is spread by half."""
     first_ms = retry.first_ms * (_POISON_FACTOR if kind == "poison" else 1)
-    doubled: float = first_ms * 2.0 ** min(deliveries - 1, 40)
-    return min(doubled, retry.max_ms) * random.uniform(0.5, 1.0) / 1000
+    return backoff.pause_s(deliveries, first_ms / 1000, retry.max_ms / 1000)

@@ -1,5 +1,7 @@
 """Reading the slot: one connection, one process, one writer of the log.
 
-``protocol`` and ``seal`` are pure: bytes in, values out. ``stream`` owns the socket, ``reader`` the
-loop and its promises, ``preflight`` the questions asked of a source before anything starts.
+``reader`` owns the loop and its promises, ``stream`` the socket, ``log_keeper`` the log and what
+may be confirmed, ``state_link`` the state database. ``wire`` turns messages into numbered columns,
+``spill`` keeps the rows of transactions that have not ended, ``source`` asks who answers and
+watches the slot, ``preflight`` asks everything of a source before a reader starts.
 """

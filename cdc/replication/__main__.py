@@ -11,12 +11,12 @@ from pathlib import Path
 
 from cdc.config import load
 from cdc.errors import WalbrookError, exit_status
-from cdc.replication.pulse import Pulse
+from cdc.logs import configure_logs, log_end
+from cdc.pulse import Pulse
 from cdc.replication.reader import SlotReader
 from cdc.replication.settings import settings_of
 from cdc.replication.state_link import tell_failed_start
-from cdc.replication.stop import StopSignal
-from cdc.service.logs import configure_logs, log_end
+from cdc.stop import StopSignal
 
 
 def main() -> int:

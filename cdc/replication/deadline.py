@@ -2,7 +2,7 @@
 
 The server ends a statement after its own bound and TCP notices a peer that is gone; a proxy that
 still answers for a dead server is noticed by neither. Past the deadline the socket is shut, so that
-whoever waits for it gets an error at once.
+the thread that waits for it gets an error at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import psycopg
 
 
-class Shutter:
+class ConnectionCutter:
     """Ends the conversation on a connection from another thread, and never on a later one.
 
     Its lock stands between shutting and closing: a closed connection's descriptor may already be
@@ -31,7 +31,7 @@ class Shutter:
         self._open = True
 
     def shut(self) -> None:
-        """Whoever waits for the server gets an error at once."""
+        """The thread that waits for the server gets an error at once."""
         with self._lock, contextlib.suppress(OSError, psycopg.Error):
             if self._open:
                 with socket.socket(fileno=os.dup(self._connection.fileno())) as ours:
@@ -46,7 +46,7 @@ class Shutter:
 @contextmanager
 def deadline(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
     """Shut the connection if the block takes longer; the owner closes it after the block."""
-    shutter = Shutter(connection)
+    shutter = ConnectionCutter(connection)
     timer = threading.Timer(seconds, shutter.shut)
     timer.daemon = True
     timer.start()

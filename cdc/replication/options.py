@@ -1,7 +1,7 @@
 """What is asked of pgoutput at START_REPLICATION, by the server's version. No I/O.
 
-What must always hold: nothing is asked that the server does not have; what was configured and is
-not there is an error, never left out in silence.
+Invariants: nothing is asked that the server does not have; what was configured and is
+not there is an error, never left out silently.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The SlotReader: slot in, log out, feedback back. A process of its own.
 
-What must always hold:
+Invariant:
 
 - Nothing is confirmed to Postgres that is not safe here (``LogKeeper.safe``).
 - A message goes into the log once: what the log already has is skipped by cursor.
@@ -12,7 +12,6 @@ What must always hold:
 
 from __future__ import annotations
 
-import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -21,43 +20,40 @@ from datetime import UTC, datetime
 from functools import partial
 
 import psycopg
-import pyarrow as pa
 import structlog
 
+from cdc.backoff import Backoff
 from cdc.connection import connect
 from cdc.cursor import Cursor, idle_place
-from cdc.decoding.raw import RAW_SCHEMA
 from cdc.errors import TransientError, WalbrookError
 from cdc.failpoints import reached
-from cdc.replication.collect import Collector
-from cdc.replication.control import SlotControl
-from cdc.replication.identity import Identity, Recorded
-from cdc.replication.intake import Intake
-from cdc.replication.keep import LogKeeper
+from cdc.pulse import Pulse
+from cdc.replication.batch_collector import BatchCollector
+from cdc.replication.log_keeper import LogKeeper
 from cdc.replication.options import StreamOptions
 from cdc.replication.protocol import Keepalive
-from cdc.replication.pulse import Pulse
-from cdc.replication.seal import Sealer
-from cdc.replication.sealed import Sealed
 from cdc.replication.settings import ReaderSettings
-from cdc.replication.source_watch import SourceWatch
-from cdc.replication.spill import NotStreamableError, Spill
+from cdc.replication.source.identity import Identity, Recorded
+from cdc.replication.source.slot_control import SlotControl
+from cdc.replication.source.source_watch import SourceWatch
+from cdc.replication.spill.spill import NotStreamableError, Spill
 from cdc.replication.state_link import News, StateLink, condition_of
-from cdc.replication.stop import StopSignal
 from cdc.replication.stream import ReplicationStream, UntranslatableError
+from cdc.replication.transaction_assembler import TransactionAssembler
 from cdc.replication.version_store import VersionStore
+from cdc.replication.wire.seal import Sealer
+from cdc.replication.wire.sealed import Sealed
 from cdc.state.health import Condition
 from cdc.state.reader_state import ReaderReport, ReaderState, record_identity
+from cdc.stop import StopSignal
 
 _logger = structlog.get_logger("walbrook.reader")
 
-_FEEDBACK_S = 1.0
 _HURRIED_IDLE_S = 0.1  # while somebody waits for the log to pass a position of the source
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 10.0
 _PINGS, _PINGS_S = 10, 1.0
 _SILENT_S = 60.0  # a reader that works reports at least this often
 _CONNECTING_S = 600.0  # opening a large log, or a busy server, may take long
-_NO_ROWS = pa.RecordBatch.from_pylist([], schema=RAW_SCHEMA)
 _SPILL = "spill"
 
 
@@ -88,7 +84,11 @@ class SlotReader:
             bytes_max=settings.spill_bytes_max,
         )
         self._state = StateLink(
-            settings.state_dsn, settings.source, settings.term, idle_s=settings.idle_s
+            settings.state_dsn,
+            settings.source,
+            settings.term,
+            idle_s=settings.idle_s,
+            pace_s=settings.pace_s,
         )
         self._versions = VersionStore(settings.state_dsn, settings.source, settings.term)
         self._watch = SourceWatch(
@@ -109,7 +109,7 @@ class SlotReader:
         # to come another way, and until something more is in the log.
         self._wanted = settings.stream
         self._as_stored = False
-        self._backoff_s = _BACKOFF_FIRST_S
+        self._backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         self._next_feedback = 0.0
         self._is_paused = False  # as was logged
 
@@ -144,8 +144,7 @@ class SlotReader:
         _logger.warning("reader.disconnected", error=str(error).strip())
         self._report("disconnected")
         # Many readers of one server must not come back at the same moment.
-        self._stop.wait(self._backoff_s * random.uniform(0.5, 1.0))
-        self._backoff_s = min(self._backoff_s * 2, _BACKOFF_MAX_S)
+        self._stop.wait(self._backoff.next_s())
 
     def _connect_and_read(self) -> None:
         self._report("connecting")
@@ -189,7 +188,7 @@ class SlotReader:
             try:
                 self._require_timeline = partial(control.require_timeline, identity)
                 self._begun(resume)
-                intake = Intake(
+                intake = TransactionAssembler(
                     Sealer(resume, control.catalog_of, stream.codec, versions),
                     self._spill,
                     settings.batch,
@@ -233,9 +232,9 @@ class SlotReader:
         self._next_feedback = 0.0
         _logger.info("reader.streaming", source=self._settings.source, resume=str(resume))
 
-    def _read(self, stream: ReplicationStream, intake: Intake) -> None:
+    def _read(self, stream: ReplicationStream, intake: TransactionAssembler) -> None:
         settings = self._settings
-        batch = Collector(settings.batch, settings.linger_ms / 1000)
+        batch = BatchCollector(settings.batch, settings.linger_ms / 1000)
         idle_since = time.monotonic()
         quiet: Keepalive | None = None  # the last one that moved nothing yet
         pings: deque[float] = deque(maxlen=_PINGS)
@@ -280,8 +279,10 @@ class SlotReader:
         if silent_s > self._settings.silence_s:
             raise TransientError(f"the server has been silent for {silent_s:.0f} s", kind="silent")
 
-    def _take(self, stream: ReplicationStream, intake: Intake, messages: list[bytes]) -> bool:
-        """Put what the messages complete into the log; says whether there was anything.
+    def _take(
+        self, stream: ReplicationStream, intake: TransactionAssembler, messages: list[bytes]
+    ) -> bool:
+        """Put what the messages complete into the log. Returns True if there was anything.
 
         The transaction that a streamed one's commit completes may be millions of rows: feedback
         goes out in between.
@@ -299,7 +300,7 @@ class SlotReader:
         return anything
 
     def _tell_refused(self, sealed: Sealed) -> None:
-        """One line a batch, never with the content: that is its writer's business."""
+        """One line per batch, never with the content: that is its writer's business."""
         if sealed.refused:
             first = sealed.refused[0]
             _logger.warning(
@@ -316,13 +317,13 @@ class SlotReader:
             self._tend()
             if not self._keeper.full:
                 break
-            self._hold(stream, "the log has reached log.max_bytes", _FEEDBACK_S / 4)
+            self._hold(stream, "the log has reached log.max_bytes", self._settings.pace_s / 4)
         self._require_timeline()
         self._versions.record(sealed.versions)
         while True:
             try:
                 self._keeper.append(sealed)
-                self._backoff_s = _BACKOFF_FIRST_S
+                self._backoff.reset()
                 self._wanted, self._as_stored = self._settings.stream, False
                 reached("appended")
                 if self._is_paused:
@@ -332,7 +333,7 @@ class SlotReader:
             except TransientError as error:
                 if self._keeper.log.needs_reopen:
                     raise
-                self._hold(stream, str(error), _FEEDBACK_S, [condition_of(error)])
+                self._hold(stream, str(error), self._settings.pace_s, [condition_of(error)])
 
     def _hold(
         self,
@@ -353,7 +354,7 @@ class SlotReader:
         """Nothing for us below the server's position: let the cursors say so."""
         position = idle_place(keepalive.end_lsn)
         if position > max(self._keeper.end, self._state.restart):
-            self._append(stream, Sealed(_NO_ROWS, {}, position, position))
+            self._append(stream, Sealed.without_rows(position))
 
     def _feed_back_if_due(self, stream: ReplicationStream) -> None:
         if time.monotonic() >= self._next_feedback:
@@ -379,7 +380,9 @@ class SlotReader:
         )
         reached("confirmed")
         self._tend()
-        self._next_feedback = time.monotonic() + min(_FEEDBACK_S, self._settings.silence_s / 10)
+        self._next_feedback = time.monotonic() + min(
+            self._settings.pace_s, self._settings.silence_s / 10
+        )
         self._report(state, why or self._state.problem, conditions)
 
     def _tend(self) -> None:

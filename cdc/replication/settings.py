@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from cdc.config import Config
-from cdc.log.writer import Durability, Retention, SegmentLimits, Tier
+from cdc.log.writer import Durability, Retention, SegmentLimits, TierSettings
 from cdc.replication.options import StreamOptions
-from cdc.replication.publish import BatchLimits
+from cdc.replication.spill.spilled_transaction import BatchLimits
 from cdc.replication.stream import SILENCE_S
 
 _BATCH: Final = BatchLimits()
@@ -34,13 +34,15 @@ class ReaderSettings:
     linger_ms: int = 5
     segments: SegmentLimits = _SEGMENTS
     retention: Retention = _RETENTION
-    tier: Tier | None = None
+    tier: TierSettings | None = None
     stream: StreamOptions = _STREAM
     spill_bytes_max: int = 8 << 30
     heartbeat_s: float = 10.0
     primary_dsn: str | None = None
     idle_s: float = 10.0
     silence_s: float = SILENCE_S
+    pace_s: float = 1.0
+    """How often the reader reports its position to the source and to the state database."""
 
 
 def settings_of(config: Config, source: str, term: int) -> ReaderSettings:
@@ -59,7 +61,7 @@ def settings_of(config: Config, source: str, term: int) -> ReaderSettings:
         linger_ms=log.linger_ms,
         segments=SegmentLimits(log.segment_bytes, log.segment_rows, log.segment_age_s),
         retention=Retention(log.retain_s, log.retain_bytes, log.max_bytes, log.on_full),
-        tier=Tier(log.tier.url, log.tier.hot_bytes) if log.tier else None,
+        tier=TierSettings(log.tier.url, log.tier.hot_bytes) if log.tier else None,
         stream=StreamOptions(
             database.stream_transactions, database.slot.two_phase, database.origin
         ),

@@ -1,6 +1,6 @@
 """The reader's side of the state database, in a thread, so that reading never waits for it.
 
-What must always hold: ``restart`` is a cursor that Postgres really held, and it never goes back.
+Invariant: ``restart`` is a cursor that Postgres really held, and it never goes back.
 While the database does not answer, it just stays where it was, and nothing more is confirmed. A
 reader whose service was replaced learns it here, and writes nothing.
 """
@@ -26,7 +26,7 @@ from cdc.state.positions import SourcePosition, source_position
 from cdc.state.reader_state import (
     ReaderReport,
     SegmentRow,
-    SourceSight,
+    SourceObservation,
     report_failed_start,
     report_reader,
     report_segments,
@@ -34,7 +34,6 @@ from cdc.state.reader_state import (
 
 _logger = structlog.get_logger("walbrook.reader")
 
-_PACE_S = 1.0
 _FIRST_S = 15.0
 _CLOSE_S = 6.0
 
@@ -49,13 +48,14 @@ class News:
 
 
 class StateLink:
-    """Polls the source's position and writes the reader's rows, about once a second."""
+    """Polls the source's position and writes the reader's rows, at a pace."""
 
-    def __init__(self, dsn: str, source: str, term: int, *, idle_s: float) -> None:
+    def __init__(self, dsn: str, source: str, term: int, *, idle_s: float, pace_s: float) -> None:
         self._dsn = dsn
         self._source = source
         self._term = term
         self._idle_s = idle_s
+        self._pace_s = pace_s
         self.restart = ORIGIN
         self.lowest = ORIGIN
         self.held_by: str | None = None
@@ -109,7 +109,7 @@ class StateLink:
 
     def _run(self) -> None:
         while True:
-            self._wake.wait(_PACE_S)
+            self._wake.wait(self._pace_s)
             self._wake.clear()
             closing = self._closing
             try:
@@ -189,7 +189,7 @@ def _urgent(news: News) -> object:
 
 def _settled(news: News) -> News:
     """What was said, without what moves by itself on an idle source."""
-    report = replace(news.report, head_lsn=0, sight=SourceSight(), current_at=None)
+    report = replace(news.report, head_lsn=0, sight=SourceObservation(), current_at=None)
     return replace(news, report=report)
 
 

@@ -16,7 +16,7 @@ from cdc.decoding.table_version import TableVersion
 from cdc.error_text import public_text
 from cdc.errors import TransientError
 from cdc.failpoints import reached
-from cdc.replication.table_versions import TableVersions
+from cdc.replication.wire.table_versions import TableVersions
 from cdc.state.schema_versions import known_versions, record_versions
 
 

@@ -1,1 +1,1 @@
-"""What operators start: the command line, the supervisor, the embedded servers."""
+"""What operators start: the command line, HTTP, checks of a configuration, processes."""

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import orjson
 
-from cdc.backfill.ranges import BlockRange, GoneRows, Range, ValueRange
+from cdc.backfill.ranges import BlockRange, GoneRows, Range, ReloadStep, ValueRange
 from cdc.backfill.snapshot import Snapshot
 from cdc.config.table import TableName
 from cdc.connection import Connection
-from cdc.cursor import Cursor, format_lsn, idle_place, parse_lsn
+from cdc.cursor import Cursor, cursor_of, format_lsn, idle_place, parse_lsn
+from cdc.generation import Generation
 from cdc.state.backfills import Backfill, as_int, as_text, open_backfills, require_latest
 
 ATTEMPTS_MAX = 10
@@ -32,6 +33,7 @@ SELECT number, leaf_schema, leaf_name, leaf_oid::int8, filenode, kind, first_blo
        delivered, piece_rows, place_lsn::text, place_idx, attempts
   FROM walbrook.backfill_chunks
  WHERE backfill = %s AND state IN ('planned', 'read', 'delivering')
+   AND (kind = 'drop') = %s
  ORDER BY place_lsn IS NULL, state = 'planned', state, number LIMIT %s
 """
 _PLAN = """
@@ -40,6 +42,21 @@ INSERT INTO walbrook.backfill_chunks
         after_value, until_value)
 VALUES (%s, (SELECT coalesce(max(number), 0) + 1 FROM walbrook.backfill_chunks WHERE backfill = %s),
         %s, %s, %s, %s, %s, %s, %s, %s, %s)
+"""
+_ADD_SWAP = """
+INSERT INTO walbrook.backfill_chunks
+       (backfill, number, leaf_schema, leaf_name, leaf_oid, filenode, kind)
+SELECT b.id, (SELECT max(number) + 1 FROM walbrook.backfill_chunks WHERE backfill = b.id),
+       b.table_schema, b.table_name, 0, 0, 'swap'
+  FROM walbrook.backfills b
+ WHERE b.id = %(id)s AND NOT EXISTS (SELECT FROM walbrook.backfill_chunks k
+                                      WHERE k.backfill = b.id AND k.kind = 'swap')
+"""
+_MARK_READY = """
+UPDATE walbrook.backfill_chunks
+   SET state = 'read', rows = 1, bytes = 0, read_lsn = '0/0', look_lsn = '0/0',
+       read_at = clock_timestamp()
+ WHERE backfill = %s AND number = %s AND state = 'planned'
 """
 _PLANNED = """
 UPDATE walbrook.backfills
@@ -56,21 +73,29 @@ UPDATE walbrook.backfill_chunks
        look_lsn = %(look)s::pg_lsn, file = %(file)s, rows = %(rows)s, bytes = %(bytes)s,
        delivered = 0, piece_rows = NULL, place_lsn = NULL, place_idx = NULL,
        read_at = clock_timestamp(), error = NULL
- WHERE backfill = %(backfill)s AND number = %(number)s
+ WHERE backfill = %(backfill)s AND number = %(number)s AND state = 'planned'
+"""
+_SAME_PLACE = """
+SELECT FROM walbrook.consumers c
+  JOIN walbrook.backfills b ON (b.source, b.consumer) = (c.source, c.name)
+ WHERE b.id = %s AND (c.generation, c.truncation) = (%s, %s) FOR SHARE OF c
 """
 _PLACE = """
 UPDATE walbrook.backfill_chunks k
    SET state = 'delivering', piece_rows = %s, place_lsn = %s::pg_lsn, place_idx = %s
   FROM walbrook.backfills b
  WHERE k.backfill = %s AND k.number = %s AND b.id = k.backfill
-   AND b.state IN ('waiting', 'running') AND k.state IN ('read', 'delivering')
+   AND (b.state IN ('waiting', 'running') OR k.kind = 'drop')
+   AND k.state IN ('read', 'delivering')
 """
+_BEGUN = "UPDATE walbrook.backfills SET begun_lsn = %s::pg_lsn WHERE id = %s"
 _PLACED = """
 SELECT k.backfill, k.number FROM walbrook.backfill_chunks k
   JOIN walbrook.backfills b ON b.id = k.backfill
- WHERE b.source = %s AND b.consumer = %s AND b.state IN ('waiting', 'running', 'paused')
-   AND k.place_lsn IS NOT NULL
+ WHERE b.source = %s AND b.consumer = %s AND k.place_lsn IS NOT NULL
+   AND (b.state IN ('waiting', 'running', 'paused', 'failed') OR k.kind = 'drop')
 """
+_LOCK = "SELECT FROM walbrook.backfills WHERE id = %s FOR NO KEY UPDATE"
 _LOOKED = "UPDATE walbrook.backfills SET looked_lsn = %s::pg_lsn WHERE id = %s"
 # Rows that are read by their keys are found wherever they lie.
 _SEARCHED = """
@@ -123,7 +148,9 @@ UPDATE walbrook.backfill_chunks SET state = 'replaced', file = NULL
 _LEFT = """
 SELECT EXISTS (SELECT FROM walbrook.backfill_chunks
                 WHERE backfill = %(id)s AND state NOT IN ('done', 'replaced')),
-       EXISTS (SELECT FROM walbrook.backfill_keys WHERE backfill = %(id)s)
+       EXISTS (SELECT FROM walbrook.backfill_keys WHERE backfill = %(id)s),
+       EXISTS (SELECT FROM walbrook.backfill_chunks
+                WHERE backfill = %(id)s AND kind = 'swap' AND state = 'done')
 """
 _FILES = """
 SELECT file FROM walbrook.backfill_chunks k JOIN walbrook.backfills b ON b.id = k.backfill
@@ -173,13 +200,16 @@ def placed_chunk(
         return None
     backfill, number = as_int(row[0]), as_int(row[1])
     (found,) = open_backfills(connection, source, consumer, only=backfill)
-    chunk = next(each for each in chunks_of(connection, backfill) if each.number == number)
+    chunks = chunks_of(connection, backfill, ended=found.has_ended)
+    chunk = next(each for each in chunks if each.number == number)
     return found, chunk
 
 
-def chunks_of(connection: Connection, backfill: int, most: int = 1_000) -> list[Chunk]:
-    """The chunks that are not done, those that were read first."""
-    rows = connection.execute(_CHUNKS, (backfill, most)).fetchall()
+def chunks_of(
+    connection: Connection, backfill: int, most: int = 1_000, *, ended: bool = False
+) -> list[Chunk]:
+    """The chunks that are not done, those that were read first; of one that has ended its last."""
+    rows = connection.execute(_CHUNKS, (backfill, ended, most)).fetchall()
     return [_chunk(backfill, row) for row in rows]
 
 
@@ -238,6 +268,7 @@ def chunk_read(
     source: str,
     term: int,
     chunk: Chunk,
+    generation: Generation,
     *,
     snapshot: Snapshot,
     lsn: int,
@@ -245,11 +276,18 @@ def chunk_read(
     file: Path,
     rows: int,
     size: int,
-) -> None:
-    """A chunk's rows are in its file, whole and on disk."""
+) -> bool:
+    """A chunk's rows are in its file, whole and on disk.
+
+    Returns False if they are to be read again: they were read for another ``generation``, to which
+    changes went that the present one does not get, or the chunk was replaced meanwhile.
+    """
     with connection.transaction():
         require_latest(connection, source, term)
-        connection.execute(
+        place = (chunk.backfill, *generation)
+        if connection.execute(_SAME_PLACE, place).fetchone() is None:
+            return False
+        read = connection.execute(
             _READ,
             {
                 "snapshot": str(snapshot),
@@ -262,8 +300,21 @@ def chunk_read(
                 "number": chunk.number,
             },
         )
-        if not rows:
+        if read.rowcount and not rows:
             nothing_left(connection, chunk)
+        return bool(read.rowcount)
+
+
+def mark_ready(connection: Connection, chunk: Chunk) -> None:
+    """A mark of a reload needs no reading: its worker may place it."""
+    connection.execute(_MARK_READY, (chunk.backfill, chunk.number))
+
+
+def add_swap(connection: Connection, source: str, term: int, backfill: int) -> None:
+    """All rows are in the shadow: the mark comes that swaps it in, once."""
+    with connection.transaction():
+        require_latest(connection, source, term)
+        connection.execute(_ADD_SWAP, {"id": backfill})
 
 
 def nothing_left(connection: Connection, chunk: Chunk) -> None:
@@ -291,11 +342,15 @@ def place_piece(
     lsn, idx = place
     with connection.transaction():
         require_latest(connection, source, term)
+        if chunk.range is ReloadStep.BEGIN:  # a cancel sees its place, or is seen here
+            connection.execute(_LOCK, (chunk.backfill,))
         placed = connection.execute(
             _PLACE, (rows, format_lsn(lsn), idx, chunk.backfill, chunk.number)
         )
         if not placed.rowcount:
             return None
+        if chunk.range is ReloadStep.BEGIN:
+            connection.execute(_BEGUN, (format_lsn(lsn), chunk.backfill))
         if looked_lsn is None:
             return 0
         return _searched(connection, chunk.backfill, looked_lsn, incomplete)
@@ -358,8 +413,10 @@ def all_read_again(connection: Connection, backfill: int) -> None:
 
 
 def forget_place(connection: Connection, chunk: Chunk) -> None:
-    """The consumer was moved beyond the place of a piece: it gets another one."""
+    """A piece was not delivered at its place, and gets another one."""
     connection.execute(_UNPLACE, (chunk.backfill, chunk.number))
+    if chunk.range is ReloadStep.BEGIN:
+        connection.execute(_BEGUN, (None, chunk.backfill))
 
 
 def incomplete_keys(connection: Connection, backfill: int, most: int) -> list[list[str]]:
@@ -376,10 +433,12 @@ def drop_keys(connection: Connection, backfill: int, keys: Sequence[Sequence[str
     )
 
 
-def what_is_left(connection: Connection, backfill: int) -> tuple[bool, bool]:
-    """Whether chunks are left, and whether rows are to be read by their keys."""
+def what_is_left(connection: Connection, backfill: int) -> tuple[bool, bool, bool]:
+    """Whether chunks are left, rows to be read by their keys, and whether a shadow is swapped."""
     row = connection.execute(_LEFT, {"id": backfill}).fetchone()
-    return (False, False) if row is None else (bool(row[0]), bool(row[1]))
+    assert row is not None
+    chunks, keys, swapped = map(bool, row)
+    return chunks, keys, swapped
 
 
 def recorded_files(connection: Connection, source: str, consumer: str) -> set[Path]:
@@ -394,6 +453,8 @@ def _range(given: Range | None) -> tuple[object, ...]:
         return ("blocks", given.first, given.end, None, None)
     if isinstance(given, GoneRows):
         return ("deletes", None, None, None, None)
+    if isinstance(given, ReloadStep):
+        return (str(given), None, None, None, None)
     return ("values", None, None, given.after, given.until)
 
 
@@ -407,9 +468,11 @@ def _chunk(backfill: int, row: tuple[object, ...]) -> Chunk:
         given = GoneRows()
     elif kind == "values":
         given = ValueRange(as_text(after), as_text(until))
+    elif kind != "keys":
+        given = ReloadStep(str(kind))
     place = None
     if place_lsn is not None:
-        place = Cursor(parse_lsn(str(place_lsn)), as_int(place_idx))
+        place = cursor_of(place_lsn, place_idx)
     return Chunk(
         backfill=backfill,
         number=as_int(number),

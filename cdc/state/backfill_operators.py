@@ -17,7 +17,8 @@ _START = """
 SELECT * FROM walbrook.start_backfill(
     %(consumer)s, %(table)s, where_sql => %(where)s, sort_column => %(sort_column)s,
     start_position => %(start_position)s, chunk_bytes => %(chunk_bytes)s,
-    rows_per_second => %(rows_per_second)s, connections => %(connections)s)
+    rows_per_second => %(rows_per_second)s, connections => %(connections)s,
+    reload => %(reload)s)
 """
 _ACTS: Final = {
     "pause": "SELECT * FROM walbrook.pause_backfill(%s)",
@@ -27,7 +28,8 @@ _ACTS: Final = {
     "skip": "SELECT * FROM walbrook.skip_backfill(%s)",
 }
 _PROGRESS = """
-SELECT id, source, consumer, table_schema, table_name, state, reason, waits_for, waits_since,
+SELECT id, source, consumer, table_schema, table_name, reload, state, reason, waits_for,
+       waits_since,
        error, chunks, chunks_done,
        rows, dropped, merged, bytes, estimated_rows, estimated_bytes, fraction::float8 AS fraction,
        rows_per_second::float8 AS rows_per_second, seconds_left::float8 AS seconds_left,
@@ -52,6 +54,7 @@ def start_backfill(
     chunk_bytes: int | None = None,
     rows_per_second: int | None = None,
     connections: int | None = None,
+    reload: bool = False,
 ) -> State:
     """Deliver the existing rows of a table to a consumer. Returns the row of the backfill."""
     given = {
@@ -63,6 +66,7 @@ def start_backfill(
         "chunk_bytes": chunk_bytes,
         "rows_per_second": rows_per_second,
         "connections": connections,
+        "reload": reload,
     }
     with refusals():
         row = connection.cursor(row_factory=dict_row).execute(_START, given).fetchone()

@@ -11,23 +11,27 @@ from enum import StrEnum
 
 from cdc.config.table import TableName
 from cdc.connection import Connection
-from cdc.cursor import format_lsn, parse_lsn
+from cdc.cursor import ORIGIN, Cursor, cursor_of, format_lsn, parse_lsn
+from cdc.generation import FIRST, Generation
 from cdc.state.fence import FENCE, fenced
 from cdc.state.health import Condition, report_conditions
 
 _OPEN_CONSUMERS = """
-SELECT DISTINCT consumer FROM walbrook.backfills
- WHERE source = %(source)s AND state IN ('waiting', 'running')
+SELECT consumer FROM walbrook.backfills b
+ WHERE source = %(source)s AND (state IN ('waiting', 'running') OR walbrook.leaves_shadow(b))
  UNION
 SELECT name FROM walbrook.consumers
  WHERE source = %(source)s AND active AND initial_backfill IS NOT NULL
 """
 _OPEN = """
 SELECT id, table_schema, table_name, where_sql, sort_column, start_position, chunk_bytes,
-       rows_per_second, connections, planned, looked_lsn::text, attempts, find_deletes
-  FROM walbrook.backfills
+       rows_per_second, connections, planned, looked_lsn::text, attempts, find_deletes,
+       reload, begun_lsn::text, state IN ('cancelled', 'skipped'),
+       (SELECT ARRAY[c.generation, c.truncation] FROM walbrook.consumers c
+         WHERE (c.source, c.name) = (b.source, b.consumer))
+  FROM walbrook.backfills b
  WHERE source = %(source)s AND consumer = %(consumer)s AND (%(id)s::bigint IS NULL
-       AND state IN ('waiting', 'running') OR id = %(id)s)
+       AND (state IN ('waiting', 'running') OR walbrook.leaves_shadow(b)) OR id = %(id)s)
  ORDER BY id
 """
 _INITIAL = """
@@ -43,9 +47,10 @@ _ADD_PART = """
 INSERT INTO walbrook.backfills
        (source, consumer, table_schema, table_name, where_sql, sort_column, start_position,
         chunk_bytes, rows_per_second, connections, repair, since_xid, whole_reason, find_deletes,
-        kept_reason)
+        kept_reason, reload)
 SELECT source, consumer, %(schema)s, %(table)s, where_sql, sort_column, start_position, chunk_bytes,
-       rows_per_second, connections, repair, since_xid, whole_reason, find_deletes, kept_reason
+       rows_per_second, connections, repair, since_xid, whole_reason, find_deletes, kept_reason,
+       reload
   FROM walbrook.backfills WHERE id = %(id)s ON CONFLICT DO NOTHING
 """
 _REMOVE = "DELETE FROM walbrook.backfills WHERE id = %s"
@@ -76,6 +81,12 @@ _WAITED_S = """
 SELECT coalesce(extract(epoch FROM clock_timestamp() - waits_since), 0)::float8
   FROM walbrook.backfills WHERE id = %s
 """
+_PLACED_END = """
+SELECT k.place_lsn::text, k.place_idx + k.piece_rows FROM walbrook.backfill_chunks k
+  JOIN walbrook.backfills b ON b.id = k.backfill
+ WHERE b.source = %s AND b.consumer = %s AND k.place_lsn <= %s::pg_lsn
+ ORDER BY k.place_lsn DESC, 2 DESC LIMIT 1
+"""
 _TROUBLED = """
 SELECT id, place, failed, why, of_kind
   FROM (SELECT id, table_schema || '.' || table_name || ' into ' || consumer AS place,
@@ -85,7 +96,8 @@ SELECT id, place, failed, why, of_kind
           FROM walbrook.backfills
          WHERE source = %(source)s
            AND (state = 'failed' OR state IN ('waiting', 'running') AND reason IS NOT NULL
-                AND requested_at < clock_timestamp() - interval '1 minute')) troubled
+                AND CASE WHEN waits_for = 'swap' THEN waits_since ELSE requested_at END
+                    < clock_timestamp() - interval '1 minute')) troubled
  WHERE nth <= %(most)s ORDER BY id
 """
 _NAMED_MAX = 10  # of the failed ones, and of those that wait
@@ -107,6 +119,10 @@ class Backfill:
     looked_lsn: int | None
     attempts: int
     find_deletes: bool = False  # whether rows that only the destination has become deletes
+    reload: bool = False  # whether rows go into a shadow, which takes the place of the table
+    begun_lsn: int | None = None  # from here on the shadow gets changes
+    has_ended: bool = False  # only its shadow is left
+    generation: Generation = FIRST  # that its rows are read for
 
 
 def consumers_with_backfills(connection: Connection, source: str) -> set[str]:
@@ -146,7 +162,7 @@ def split_by_parts(
 def open_backfills(
     connection: Connection, source: str, consumer: str, only: int | None = None
 ) -> list[Backfill]:
-    """Those that are waiting or running; with ``only`` that one, whatever its state."""
+    """Those that are waiting or running, or leave a shadow; with ``only`` that one alone."""
     named = {"source": source, "consumer": consumer, "id": only}
     rows = connection.execute(_OPEN, named).fetchall()
     return [
@@ -163,9 +179,24 @@ def open_backfills(
             looked_lsn=None if row[10] is None else parse_lsn(str(row[10])),
             attempts=int(str(row[11])),
             find_deletes=bool(row[12]),
+            reload=bool(row[13]),
+            begun_lsn=None if row[14] is None else parse_lsn(str(row[14])),
+            has_ended=bool(row[15]),
+            generation=Generation(*row[16]),  # type: ignore[misc]
         )
         for row in rows
     ]
+
+
+def placed_end(connection: Connection, source: str, consumer: str, log_end: Cursor) -> Cursor:
+    """Behind which place nothing of a backfill can be at the destination without being settled.
+
+    Pieces of backfills that were cancelled count: some of their rows may be there. Beyond the end
+    of the log none can be.
+    """
+    given = (source, consumer, format_lsn(log_end.lsn))
+    row = connection.execute(_PLACED_END, given).fetchone()
+    return ORIGIN if row is None else cursor_of(*row)
 
 
 def begin_search(connection: Connection, source: str, term: int, backfill: int, lsn: int) -> None:
@@ -193,6 +224,7 @@ class Wait(StrEnum):
     OPEN_TRANSACTIONS = "open_transactions"  # they were open before its first chunk
     SOURCE = "source"  # it does not answer
     RETRY = "retry"  # a chunk could not be read
+    SWAP = "swap"  # a reload has all rows in its shadow
 
 
 def waits(connection: Connection, backfill: int, kind: Wait, reason: str) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cdc.connection import Connection
-from cdc.cursor import Cursor, format_lsn, parse_lsn
+from cdc.cursor import Cursor, cursor_of, format_lsn
 from cdc.state.fence import FENCE_TO_MOVE, fenced
 from cdc.state.gaps import GapReason, Loss, pass_over
 from cdc.state.health import Condition, report_conditions
@@ -126,7 +126,7 @@ class BacklogBounds:
         self._reported: dict[str, tuple[list[Condition], float]] = {}
 
     def keep(self, connection: Connection, log: LogExtent) -> None:
-        """Record what was lost, act on whoever is over its bound, and report it.
+        """Record what was lost, act on consumers that are over their bound, and report it.
 
         While nothing is lost and no consumer is over its bound, nothing is written.
         """
@@ -146,7 +146,7 @@ class BacklogBounds:
         return [
             Backlog(
                 str(name),
-                Cursor(parse_lsn(str(lsn)), int(str(idx))),
+                cursor_of(lsn, idx),
                 int(str(size)),
                 None if bytes_max is None else int(str(bytes_max)),
                 None if on_full is None else OnFull(str(on_full)),
@@ -176,9 +176,7 @@ class BacklogBounds:
     def _beyond(self, connection: Connection, each: Backlog) -> Loss:
         row = connection.execute(_PLACE, (self._source, each.bytes_max)).fetchone()
         assert row is not None, "a backlog is made of segments"
-        return Loss(
-            each.consumer, Cursor(parse_lsn(str(row[0])), int(str(row[1]))), GapReason.BACKLOG
-        )
+        return Loss(each.consumer, cursor_of(row[0], row[1]), GapReason.BACKLOG)
 
     def _report(self, connection: Connection, found: list[Backlog]) -> None:
         now = time.monotonic()

@@ -1,7 +1,7 @@
 """What operators say of the watermarks of a consumer in event-time order, as rows.
 
-``walbrook.advance_watermark`` and ``walbrook.set_partition_idle`` write it, whoever serves the
-consumer reads it: when it is taken up, and each time it looks for what operators did.
+``walbrook.advance_watermark`` and ``walbrook.set_partition_idle`` write it, the consumer's worker
+reads it: when it is taken up, and each time it looks for what operators did.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The partitions of consumers in event-time order, as rows: what SQL shows, what is taken up again.
 
-What must always hold: the largest event time of a table, and how many of its changes came late, are
+Invariants: the largest event time of a table, and how many of its changes came late, are
 those of all that was read when the consumer was last settled; everything else is there to be seen.
 """
 
@@ -74,7 +74,8 @@ def keep_seen(connection: Connection, consumer: int, seen: Mapping[str, Seen]) -
 
 
 def forget_events(connection: Connection, consumer: int) -> None:
-    """All of a database comes again, so its watermarks begin anew; what came late stays counted."""
+    """All of a database comes again, so its watermarks begin again; what came late stays
+    counted."""
     connection.execute(_FORGET_EVENTS, (consumer,))
 
 

@@ -4,7 +4,7 @@ Such a consumer delivers out of its log's order, so its cursor alone does not sa
 must always hold: of the changes from its cursor up to ``read``, exactly those due at or below
 ``floor`` are settled; and before a release is sent its bounds are stored (``plan_release``), so
 that after a crash the same messages go out once more, in the same order and under the same numbers,
-and whoever has some of them knows them again. Where they would not be the same, because cursors or
+so a destination recognises repeats. Where they would not be the same, because cursors or
 the configuration were changed since, numbers begin that nobody has seen.
 """
 
@@ -18,16 +18,16 @@ import structlog
 from psycopg.types.json import Jsonb
 
 from cdc.connection import Connection
-from cdc.cursor import Cursor, format_lsn, parse_lsn
+from cdc.cursor import Cursor, cursor_of, format_lsn, parse_lsn
 from cdc.errors import OperatorError
 from cdc.eventtime.arrival import Bound
 from cdc.generation import FIRST, Generation
-from cdc.state.event_marks import Marks, mark_of
+from cdc.state.event_fingerprint import EventFingerprint, mark_of
+from cdc.state.event_numbers import OUR_LSN, Numbering
 from cdc.state.event_partitions import Seen, forget_events, keep_seen
 from cdc.state.feeds import require_latest, show_feed
 from cdc.state.fence import FENCE, FENCE_TO_MOVE, fenced
 from cdc.state.gaps import Gap
-from cdc.state.numbering import OUR_LSN, Numbering
 from cdc.state.positions import MovedError
 
 _logger = structlog.get_logger("walbrook.event_time")
@@ -107,7 +107,7 @@ _TELL = "UPDATE walbrook.event_time SET sent_mark = %s WHERE consumer = %s"
 
 
 @dataclass(frozen=True)
-class SourceStanding:
+class SourceResumeState:
     """Where a consumer stands in one of its databases."""
 
     id: int
@@ -124,7 +124,7 @@ class SourceStanding:
     arrived: tuple[Bound, ...] = ()  # in processing-time order
     generation: Generation = FIRST  # of its destination; that of the first database counts
 
-    def anew(self) -> SourceStanding:
+    def anew(self) -> SourceResumeState:
         """From its cursor on, as if nothing behind it had been read."""
         return replace(
             self, read=self.cursor, floor=None, planned=None, moved_back=True, arrived=()
@@ -141,13 +141,13 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class EventStanding:
+class ResumeState:
     """All that is known of a consumer when it is served again."""
 
     numbering: Numbering
     watermark: int | None
     planned: Planned | None
-    sources: dict[str, SourceStanding]
+    sources: dict[str, SourceResumeState]
 
 
 @dataclass(frozen=True)
@@ -158,23 +158,23 @@ class Look:
     ledger: str
     paused: bool
     finished: bool
-    untold: bool
+    unreported: bool
 
 
-def take_up(
+def read_resume_state(
     connection: Connection,
     consumer: str,
     terms: Mapping[str, int],
-    marks: Marks,
+    marks: EventFingerprint,
     *,
     gaps: Sequence[Gap] = (),
     log_end: Callable[[], int] = lambda: 0,
-) -> EventStanding:
+) -> ResumeState:
     """Where a consumer goes on; what it had in a database whose cursor was moved back is undone.
 
-    ``terms`` are those of its databases, ``gaps`` those that its sink is told of first. Its numbers
-    begin above ``log_end``, the last LSN of all of its logs: above every cursor that it can have
-    had in commit order.
+    ``terms`` are those of its databases, ``gaps`` those of which its sink gets a message first. Its
+    numbers begin above ``log_end``, the last LSN of all of its logs: above every cursor that it can
+    have had in commit order.
     """
     names = list(terms)
     with connection.transaction():
@@ -204,17 +204,17 @@ def _taken_up(
     connection: Connection,
     consumer: str,
     row: tuple[object, ...],
-    found: dict[str, SourceStanding],
-    marks: Marks,
+    found: dict[str, SourceResumeState],
+    marks: EventFingerprint,
     gaps: Sequence[Gap],
-) -> EventStanding:
+) -> ResumeState:
     numbering = Numbering(parse_lsn(str(row[0])), int(str(row[1])))
     watermark, planned = _number(row[2]), None
     if row[3]:
         reads = {n: each.planned for n, each in found.items() if each.planned is not None}
         planned = Planned(_number(row[4]), int(str(row[5])), reads)
     if row[6] != marks.order:
-        # Other times of the same rows: which of them were released cannot be told any more.
+        # Other times of the same rows: which of them were released is not known any more.
         _logger.warning("event_time.begins_anew", consumer=consumer)
         found = {name: each.anew() for name, each in found.items()}
         connection.execute(_FORGET_PUSHED, (consumer,))
@@ -224,9 +224,9 @@ def _taken_up(
     sent = mark_of_release(marks, found) if planned is not None else mark_of_gaps(gaps)
     if moved_back or row[7] not in (None, sent):
         # What is on its way may come again, under other numbers. Where something was moved back the
-        # watermark begins anew, too: what comes again is not late.
+        # watermark begins again, too: what comes again is not late.
         watermark, planned = None if moved_back else watermark, None
-        numbering = numbering.beyond_all()
+        numbering = numbering.beyond_used()
         connection.execute(
             _START_ANEW,
             {"consumer": consumer, "watermark": watermark, "sequence": numbering.sequence,
@@ -238,10 +238,10 @@ def _taken_up(
         if each.moved_back or each.new:
             forget_events(connection, each.id)
             _put_source(connection, each, each.cursor, None, ())
-    return EventStanding(numbering, watermark, planned, found)
+    return ResumeState(numbering, watermark, planned, found)
 
 
-def mark_of_release(marks: Marks, sources: Mapping[str, SourceStanding]) -> str:
+def mark_of_release(marks: EventFingerprint, sources: Mapping[str, SourceResumeState]) -> str:
     """What the messages of a release hang on: if it is the same, so are they."""
     places = [[name, each.id, each.ledger, str(each.cursor)] for name, each in sources.items()]
     return mark_of([marks.release, places])
@@ -252,14 +252,14 @@ def mark_of_gaps(gaps: Sequence[Gap]) -> str:
     return mark_of(["gaps", [[gap.id, str(gap.end)] for gap in gaps]])
 
 
-def _source(row: tuple[object, ...]) -> SourceStanding:
-    cursor = Cursor(parse_lsn(str(row[3])), int(str(row[4])))
+def _source(row: tuple[object, ...]) -> SourceResumeState:
+    cursor = cursor_of(row[3], row[4])
     moved = bool(row[12]) or bool(row[13])
-    read = cursor if moved or row[6] is None else Cursor(parse_lsn(str(row[6])), int(str(row[7])))
+    read = cursor if moved or row[6] is None else cursor_of(row[6], row[7])
     planned = None
     if not moved and row[9] is not None:
-        planned = Cursor(parse_lsn(str(row[9])), int(str(row[10])))
-    return SourceStanding(
+        planned = cursor_of(row[9], row[10])
+    return SourceResumeState(
         id=int(str(row[1])),
         ledger=str(row[2]),
         cursor=cursor,
@@ -298,10 +298,10 @@ def look(
     rows = connection.execute(query, (consumer, list(sources))).fetchall()
     return {
         str(source): Look(
-            Cursor(parse_lsn(str(lsn)), int(str(idx))),
-            str(ledger), bool(paused), bool(finished), bool(untold),
+            cursor_of(lsn, idx),
+            str(ledger), bool(paused), bool(finished), bool(unreported),
         )
-        for source, lsn, idx, ledger, paused, finished, untold in rows
+        for source, lsn, idx, ledger, paused, finished, unreported in rows
     }  # fmt: skip
 
 
@@ -311,8 +311,8 @@ def plan_release(
     *,
     terms: Mapping[str, int],
     runs: Mapping[str, int],
-    sources: Mapping[str, SourceStanding],
-    marks: Marks,
+    sources: Mapping[str, SourceResumeState],
+    marks: EventFingerprint,
     before: int | None,
     to: int,
     reads: Mapping[str, Cursor],
@@ -350,7 +350,7 @@ def plan_release(
 def plan_gaps(
     connection: Connection, consumer: str, terms: Mapping[str, int], gaps: Sequence[Gap]
 ) -> None:
-    """Store which gaps a sink is about to be told of."""
+    """Store the gaps of which a sink is about to get a message."""
     with connection.transaction():
         fence(connection, terms)
         connection.execute(_TELL, (mark_of_gaps(gaps), consumer))
@@ -362,7 +362,7 @@ def note_released(
     *,
     numbering: Numbering,
     watermark: int | None,
-    sources: Mapping[str, SourceStanding],
+    sources: Mapping[str, SourceResumeState],
     reads: Mapping[str, Cursor],
     seen: Mapping[str, Mapping[str, Seen]],
     arrived: Mapping[str, Iterable[Bound]],
@@ -390,7 +390,7 @@ def note_numbering(connection: Connection, consumer: str, numbering: Numbering) 
 
 def _put_source(
     connection: Connection,
-    source: SourceStanding,
+    source: SourceResumeState,
     read: Cursor,
     settled_to: int | None,
     arrived: Iterable[Bound],

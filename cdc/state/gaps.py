@@ -1,7 +1,7 @@
 """Gaps: what a consumer will never get, as rows in ``walbrook.gaps``.
 
-What must always hold: a cursor moves over a gap only in the transaction that records it, and a gap
-is told to the consumer's sink before anything that follows it.
+Invariant: a cursor moves over a gap only in the transaction that records it, and the consumer's
+sink gets a gap message before anything that follows it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from datetime import datetime
 from enum import StrEnum
 
 from cdc.connection import Connection
-from cdc.cursor import Cursor, format_lsn, parse_lsn
+from cdc.cursor import Cursor, cursor_of, format_lsn
 from cdc.state.fence import FENCE_TO_MOVE, fenced
 from cdc.state.positions import move_restart
 
-# A gap that goes on where an untold one of the same reason ends is one gap with it.
+# A gap that goes on where an unreported one of the same reason ends is one gap with it.
 _PASS = """
 WITH behind AS (
     SELECT c.source, c.name, c.cursor_lsn, c.cursor_idx, n.lsn, n.idx, n.reason
@@ -141,8 +141,8 @@ def untold_gaps(connection: Connection, source: str) -> list[Gap]:
         Gap(
             int(str(number)),
             str(consumer),
-            Cursor(parse_lsn(str(from_lsn)), int(str(from_idx))),
-            Cursor(parse_lsn(str(to_lsn)), int(str(to_idx))),
+            cursor_of(from_lsn, from_idx),
+            cursor_of(to_lsn, to_idx),
             str(reason),
             datetime.fromisoformat(str(noted_at)),
             bridged,
@@ -152,7 +152,8 @@ def untold_gaps(connection: Connection, source: str) -> list[Gap]:
 
 
 def gap_told(connection: Connection, gap: Gap, term: int) -> None:
-    """The consumer's sink has it, unless the gap has grown meanwhile: then it is told again."""
+    """The consumer's sink has it, unless the gap has grown meanwhile: then the message is sent
+    again."""
     connection.execute(
         _TOLD,
         {"id": gap.id, "lsn": format_lsn(gap.end.lsn), "idx": gap.end.idx, "term": term},

@@ -1,6 +1,6 @@
 """What is wrong, as rows of ``walbrook.health_events``: opened, kept fresh, resolved.
 
-Whoever reports tells all that is wrong from where it stands, and what it no longer tells is
+A reporter reports all that is wrong from where it stands, and what it no longer tells is
 resolved. The reader reports for the source, under any name but those of the others; ``scope`` is
 how the names begin under which somebody else reports. What concerns one consumer names it. What
 must always hold: at most one event of a kind is open for a source and consumer, and only the latest
@@ -36,6 +36,10 @@ _OPEN = """
 SELECT kind, severity, what, fix, seen_at < clock_timestamp() - interval '10 seconds'
   FROM walbrook.health_events
  WHERE source = %s AND consumer IS NOT DISTINCT FROM %s AND resolved_at IS NULL
+"""
+_OPEN_OF_KIND = """
+SELECT consumer, kind, severity, what, fix FROM walbrook.health_events
+ WHERE source = %s AND kind = %s AND consumer IS NOT NULL AND resolved_at IS NULL
 """
 _OPEN_OR_TOUCH = """
 INSERT INTO walbrook.health_events (source, consumer, kind, severity, what, fix)
@@ -123,6 +127,12 @@ def report_conditions(
         if gone:
             connection.execute(_RESOLVE, (source, consumer, gone))
             connection.execute(_FORGET, (source,))
+
+
+def open_of_kind(connection: Connection, source: str, kind: str) -> dict[str, Condition]:
+    """The open events of one kind by consumer, as an earlier process left them."""
+    found = connection.execute(_OPEN_OF_KIND, (source, kind)).fetchall()
+    return {str(row[0]): Condition(*row[1:]) for row in found}  # type: ignore[arg-type]
 
 
 def resolve_inactive(connection: Connection, source: str) -> None:

@@ -33,7 +33,8 @@ def report_lost_destinations(connection: Connection, source: str, term: int) -> 
 
 
 def _lost(consumer: str, destination: object, lost_at: object) -> Condition:
-    # One that is told of rewinds takes everything again; others are told what becomes of the rest.
+    # A sink that follows rewinds takes everything again; for others the event says what becomes of
+    # the rest.
     way = ")" if destination == "postgres" else ", destination => 'new_generation')"
     return Condition(
         "destination_lost_data",

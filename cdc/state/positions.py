@@ -1,32 +1,32 @@
 """Cursors as rows: registering a source and its consumers, reading positions, settling.
 
-What must always hold: a consumer's cursor and the restart cursor never go back by our doing; the
+Invariants: a consumer's cursor and the restart cursor never go back by our doing; the
 restart cursor never passes an active consumer; only the latest start of the service (its term) may
 settle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 
 import orjson
 import pyarrow as pa
 
 from cdc.connection import Connection
-from cdc.cursor import Cursor, format_lsn, parse_lsn
+from cdc.cursor import Cursor, cursor_of, format_lsn
 from cdc.error_text import public_text
 from cdc.errors import OperatorError, SourceError, TransientError
 from cdc.failpoints import reached
 from cdc.generation import Generation
-from cdc.queue.events import let_wait, store
 from cdc.state.backfill_chunks import PIECE_DONE, PieceDone
 from cdc.state.dead_letters import DeadLetter, bury
 from cdc.state.feeds import FeedFigures, require_latest, show_feed
 from cdc.state.fence import DURABLY, FENCE_TO_MOVE, fenced
 from cdc.state.health import Condition, report_conditions, resolve_inactive
 from cdc.state.ledgers import TRIM, sweep_ledgers
+from cdc.state.queued_messages import let_wait, store
 
 _READ_SOURCE = """
 SELECT system_identifier, restart_lsn::text, restart_idx, slot
@@ -85,13 +85,16 @@ UPDATE walbrook.consumers c
    SET destination = n.destination, priority = n.priority, backlog_max = n.backlog_max,
        backlog_on_full = n.on_full, place = n.place,
        rewind_ways = string_to_array(n.rewind_ways, ' '),
+       reload_refusal = nullif(n.reload_refusal, ''),
+       takes = n.takes::jsonb, repeats_by_key = n.repeats_by_key,
        -- Another destination lacks nothing of what this one was sent.
        top_lsn = CASE WHEN c.place = n.place THEN c.top_lsn END,
        top_idx = CASE WHEN c.place = n.place THEN c.top_idx END,
        lost_at = CASE WHEN c.place = n.place THEN c.lost_at END
   FROM unnest(%s::text[], %s::text[], %s::int[], %s::bigint[], %s::text[], %s::text[],
-              %s::text[]) AS n (name, destination, priority, backlog_max, on_full, place,
-                                rewind_ways)
+              %s::text[], %s::text[], %s::text[], %s::bool[])
+         AS n (name, destination, priority, backlog_max, on_full, place, rewind_ways,
+               reload_refusal, takes, repeats_by_key)
  WHERE c.source = %s AND c.name = n.name
 """
 _MAKE_QUEUES = "SELECT walbrook.make_queue(id) FROM walbrook.consumers WHERE source = %s AND active"
@@ -202,6 +205,9 @@ class Described:
     backlog_on_full: str | None = None
     place: str = ""  # where its destination is, if that keeps a position
     rewind_ways: tuple[str, ...] = ()  # what a rewind can do with what its destination holds
+    reload_refusal: str | None = None  # why its tables cannot be reloaded; None: they can
+    takes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by key of its source
+    repeats_by_key: bool = False  # whether it cannot repeat changes of a table without a key
 
 
 def register_source(
@@ -218,7 +224,7 @@ def register_source(
     described: Mapping[str, Described] | None = None,
     backfills: Mapping[str, list[str]] | None = None,
 ) -> int:
-    """Make the rows of a source and its consumers, and their queues; the answer is the new term.
+    """Make the rows of a source and its consumers, and their queues. Returns the new term.
 
     ``starts`` says where a consumer begins that has no row yet: ``restart`` (as where nothing is
     said), ``earliest``, ``latest`` (the end of the source's WAL, ``wal_end_lsn``) or a cursor.
@@ -258,6 +264,9 @@ def register_source(
                 [each.backlog_on_full for each in told.values()],
                 [each.place for each in told.values()],
                 [" ".join(each.rewind_ways) for each in told.values()],
+                [each.reload_refusal or "" for each in told.values()],
+                [orjson.dumps(dict(each.takes)).decode() for each in told.values()],
+                [each.repeats_by_key for each in told.values()],
                 name,
             ),
         )
@@ -288,7 +297,7 @@ def restart_cursor(connection: Connection, source: str) -> Cursor:
     row = connection.execute(_READ_RESTART, (source,)).fetchone()
     if row is None:
         raise _no_row(source)
-    return Cursor(parse_lsn(str(row[0])), int(str(row[1])))
+    return cursor_of(row[0], row[1])
 
 
 @dataclass(frozen=True)
@@ -309,8 +318,8 @@ def source_position(connection: Connection, source: str) -> SourcePosition:
     row = connection.execute(_READ_POSITION, (source,)).fetchone()
     if row is None:
         raise _no_row(source)
-    restart = Cursor(parse_lsn(str(row[0])), int(str(row[1])))
-    lowest = restart if row[2] is None else Cursor(parse_lsn(str(row[2])), int(str(row[3])))
+    restart = cursor_of(row[0], row[1])
+    lowest = restart if row[2] is None else cursor_of(row[2], row[3])
     held_by = None if row[4] is None else str(row[4])
     timeline, publication = (None if value is None else int(str(value)) for value in row[6:8])
     low = min(restart, lowest)
@@ -320,7 +329,7 @@ def source_position(connection: Connection, source: str) -> SourcePosition:
 def consumer_cursors(connection: Connection, source: str) -> dict[str, Cursor]:
     """The cursor of each active consumer of a source."""
     rows = connection.execute(_READ_CONSUMERS, (source,)).fetchall()
-    return {str(name): Cursor(parse_lsn(str(lsn)), int(str(idx))) for name, lsn, idx in rows}
+    return {str(name): cursor_of(lsn, idx) for name, lsn, idx in rows}
 
 
 def settle(

@@ -1,6 +1,6 @@
 """The pressure of a source as a row of ``walbrook.pressure``; it only informs.
 
-What must always hold: only the latest start of the service (its term) writes it.
+Invariant: only the latest start of the service (its term) writes it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SELECT s.name, %(level)s, %(backlog_rows)s, %(backlog_bytes)s, %(latency_s)s, %(
 
 
 @dataclass(frozen=True)
-class Shown:
+class PressureStatus:
     """What SQL is to say of a source's pressure; the columns say what each is."""
 
     level: int
@@ -46,7 +46,7 @@ class Shown:
     waiting: int
 
 
-def show_pressure(connection: Connection, source: str, term: int, shown: Shown) -> None:
+def show_pressure(connection: Connection, source: str, term: int, shown: PressureStatus) -> None:
     """Let SQL say it; one whose term is over says nothing."""
     row = {**vars(shown), "deferred": list(shown.deferred)}
     connection.execute(_SHOW, {**row, "source": source, "term": term})

@@ -1,6 +1,6 @@
 """What a reader tells about itself: its state, what it sees of the source, and its log.
 
-What must always hold: only the latest start of the service (its term) writes; an earlier one that
+Invariants: only the latest start of the service (its term) writes; an earlier one that
 wakes learns here that it was replaced.
 """
 
@@ -75,7 +75,7 @@ DELETE FROM walbrook.log_segments WHERE source = %s AND first_batch = ANY (%s::b
 
 
 @dataclass(frozen=True)
-class SourceSight:
+class SourceObservation:
     """What the watch over the source last saw; nothing where it has not seen it yet."""
 
     heartbeat_at: datetime | None = None
@@ -100,7 +100,7 @@ class ReaderReport:
     evicted: Cursor
     log_bytes: int
     timeline: int | None = None
-    sight: SourceSight = SourceSight()
+    sight: SourceObservation = SourceObservation()
     # Everything committed before was read; nothing while it does not read.
     current_at: datetime | None = None
 

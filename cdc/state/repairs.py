@@ -17,7 +17,7 @@ from psycopg.rows import dict_row
 from cdc.backfill.newer_rows import XIDS_MAX, written_since
 from cdc.config.table import TableName
 from cdc.connection import Connection
-from cdc.cursor import Cursor, format_lsn, parse_lsn
+from cdc.cursor import Cursor, cursor_of, format_lsn, parse_lsn
 from cdc.state.fence import DURABLY
 from cdc.state.horizons import horizon_at
 from cdc.state.operators import State
@@ -76,7 +76,7 @@ UPDATE walbrook.backfills SET looked_lsn = %s::pg_lsn
  WHERE source = %s AND consumer = %s AND table_schema = %s AND table_name = %s
    AND looked_lsn IS NOT NULL AND state IN ('waiting', 'running', 'paused', 'failed')
 """
-# As after an accepted gap: the log begins anew, and so does what is known of the publication.
+# As after an accepted gap: the log begins again, and so does what is known of the publication.
 _MOVE_SOURCE = """
 UPDATE walbrook.sources
    SET restart_lsn = %s::pg_lsn, restart_idx = 0, restart_at = clock_timestamp(),
@@ -146,7 +146,7 @@ def begin_repair(
         for name, at, idx, in_event_time in connection.execute(
             _CONSUMERS, (source, place)
         ).fetchall():
-            consumer, start = str(name), Cursor(parse_lsn(str(at)), int(str(idx)))
+            consumer, start = str(name), cursor_of(at, idx)
             why_none = _none(in_event_time=bool(in_event_time), configured=consumer in tables)
             planned = () if why_none else tables[consumer]
             since = horizon_at(connection, source, start)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 import orjson
 
 from cdc.connection import Connection
-from cdc.cursor import Cursor, format_lsn, parse_lsn
+from cdc.cursor import Cursor, cursor_of, format_lsn
 from cdc.decoding.schema_change import IDENTITY_WORDS, columns_of, key_of
 from cdc.decoding.table_version import TableVersion, record_of
 from cdc.state.fence import DURABLY, FENCE, fenced
@@ -46,7 +46,7 @@ def known_versions(connection: Connection, source: str, resume: Cursor) -> list[
         TableVersion(
             int(str(version)),
             _bytes(schema),
-            Cursor(parse_lsn(str(lsn)), int(str(idx))),
+            cursor_of(lsn, idx),
             int(str(commit_ts)),
             None if change is None else record_of(orjson.loads(str(change))),
         )

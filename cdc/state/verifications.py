@@ -13,7 +13,7 @@ from typing import Literal, LiteralString
 from cdc.backfill.ranges import GoneRows
 from cdc.config.table import TableName
 from cdc.connection import Connection
-from cdc.cursor import Cursor, format_lsn, parse_lsn
+from cdc.cursor import Cursor, cursor_of, format_lsn
 from cdc.errors import OperatorError
 from cdc.state.backfill_chunks import add_chunks
 from cdc.state.backfills import as_int, as_text, require_latest
@@ -116,7 +116,7 @@ class Verification:
 
 
 @dataclass(frozen=True)
-class Found:
+class ComparisonResult:
     """What a comparison came to; ``differences`` by the key as JSON."""
 
     source_rows: int
@@ -126,7 +126,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Standing:
+class ConsumerPosition:
     """Where a consumer stands."""
 
     cursor: Cursor
@@ -183,7 +183,7 @@ class VerificationRow:
             require_latest(self._connection, self._source, self._term)
             self._write(_ADVANCE, given)
 
-    def found(self, found: Found) -> None:
+    def found(self, found: ComparisonResult) -> None:
         """Record what was found, and the keys that may be listed."""
         kinds = [*found.differences.values()]
         given = {
@@ -245,11 +245,11 @@ def fail_verification(
         connection.execute(_FAIL, (error, verification))
 
 
-def standing_of(connection: Connection, source: str, consumer: str) -> Standing:
+def standing_of(connection: Connection, source: str, consumer: str) -> ConsumerPosition:
     row = connection.execute(_STANDING, (source, consumer)).fetchone()
     assert row is not None
-    cursor = Cursor(parse_lsn(str(row[0])), as_int(row[1]))
-    return Standing(cursor, bool(row[2]), bool(row[3]))
+    cursor = cursor_of(row[0], row[1])
+    return ConsumerPosition(cursor, bool(row[2]), bool(row[3]))
 
 
 def backfill_state(connection: Connection, backfill: int) -> tuple[str, str | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cdc.backfill.table import PublishedTable
-from cdc.config import Sink
+from cdc.config import SinkConfig
 from cdc.config.expression import NONE
 from cdc.config.read_back import unreadable_reason
 from cdc.config.table import TableName
@@ -14,7 +14,9 @@ from cdc.errors import OperatorError
 _NEEDED = ("insert", "update", "delete")
 
 
-def require_comparable(consumer: Sink, table: TableName, published: Iterable[TableName]) -> None:
+def require_comparable(
+    consumer: SinkConfig, table: TableName, published: Iterable[TableName]
+) -> None:
     """OperatorError if settings of the consumer decide which rows arrive, where, or as what."""
     why = unreadable_reason(consumer, table, published)
     lacking = [action for action in _NEEDED if action not in consumer.actions]

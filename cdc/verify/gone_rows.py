@@ -117,11 +117,10 @@ def _source_keys(
         for choice in choices:
             begin_reading(connection, leaf.name, limit_s)
             query = copy_rows(leaf.name, keys.columns, keys.key, table.row_filter, choice)
-            with connection.cursor() as cursor:
-                for text in copy_texts(cursor, query):
-                    raw = _raw(keys, columns_of(text, len(keys.columns)))
-                    found = row_keys(raw, schemas).record_pks
-                    yield rows_held(found, found)
+            for text in copy_texts(connection, query):
+                raw = _raw(keys, columns_of(text, len(keys.columns)))
+                found = row_keys(raw, schemas).record_pks
+                yield rows_held(found, found)
             connection.execute("COMMIT")
 
 

@@ -19,8 +19,9 @@ import pyarrow.compute as pc
 from cdc.backfill.copy_rows import raw_rows
 from cdc.backfill.overtaken import row_keys
 from cdc.backfill.table import PublishedTable
-from cdc.decoding.careful import decode_carefully
 from cdc.decoding.format import ValueFormat, Wanted
+from cdc.decoding.isolate import decode_carefully
+from cdc.verify.typed_rows import source_contents
 
 HELD_SCHEMA: Final = pa.schema(
     [
@@ -47,6 +48,8 @@ class Form(Enum):
     """The texts of the published columns as the source writes them, in their order."""
     RECORD = "record"
     """The JSON record, as messages have it."""
+    TYPED = "typed"
+    """The values in the types that a destination has, as ``typed_rows`` writes them."""
 
 
 def key_text(key: Sequence[str]) -> str:
@@ -58,11 +61,40 @@ def key_of(text: str) -> Key:
     return tuple(orjson.loads(text))
 
 
+def normal_keys(texts: pa.StringArray) -> pa.StringArray:
+    """Keys in the form of ``key_text``; only those with a backslash may be written otherwise."""
+    escaped = pc.match_substring(texts, "\\")
+    if not pc.any(escaped).as_py():
+        return texts
+    again = [key_text(key_of(text)) for text in texts.filter(escaped).to_pylist()]
+    return pc.replace_with_mask(texts, pc.fill_null(escaped, False), pa.array(again, pa.string()))
+
+
 def rows_held(keys: pa.StringArray, contents: pa.Array) -> pa.RecordBatch:
     """Rows of a table, each of which is there."""
     zeros = pa.array(np.zeros(len(keys), np.int64))
     return pa.RecordBatch.from_arrays(
         [keys, contents.cast(pa.binary()), zeros, zeros, pa.nulls(len(keys), pa.string())],
+        schema=HELD_SCHEMA,
+    )
+
+
+def messages_held(
+    keys: pa.StringArray,
+    places: tuple[pa.Int64Array, pa.Int64Array],
+    contents: pa.BinaryArray | None = None,
+    unchanged: pa.StringArray | None = None,
+) -> pa.RecordBatch:
+    """Messages with their places; without contents the rows of the keys are gone."""
+    count = len(keys)
+    nothing, nowhere = pa.nulls(count, pa.binary()), pa.nulls(count, pa.string())
+    return pa.RecordBatch.from_arrays(
+        [
+            keys,
+            nothing if contents is None else contents,
+            *places,
+            nowhere if unchanged is None else unchanged,
+        ],
         schema=HELD_SCHEMA,
     )
 
@@ -81,6 +113,8 @@ def held_of_raw(
         return pa.RecordBatch.from_pylist([], HELD_SCHEMA)
     if form is Form.CELLS:
         return rows_held(row_keys(raw, schemas).record_pks, raw.column("payload"))
+    if form is Form.TYPED:
+        return rows_held(row_keys(raw, schemas).record_pks, source_contents(raw, schemas))
     wanted = Wanted() if values is None else Wanted((values,))
     changes = decode_carefully(raw, schemas, wanted=wanted)
     return rows_held(changes.column("record_pks"), pc.fill_null(changes.column("record"), ""))

@@ -74,17 +74,14 @@ class SourceReader:
             sql.SQL(" AND ").join(conditions),
         )
         schemas = {table.schema_id: table.message}
-        with connection.cursor() as cursor:
-            for text in copy_texts(cursor, query):
-                *columns, versions = columns_of(text, len(table.columns) + 1)
-                raw = raw_rows(
-                    columns, oid=table.relation.oid, schema_id=table.schema_id, read_us=0
-                )
-                held = held_of_raw(raw, schemas, self.form, self.values)
-                for key, content, version in zip(
-                    held.column("key").to_pylist(),
-                    held.column("content").to_pylist(),
-                    versions.to_pylist(),
-                    strict=True,
-                ):
-                    found.rows[key_of(key)] = SourceRow(content, version.decode())
+        for text in copy_texts(connection, query):
+            *columns, versions = columns_of(text, len(table.columns) + 1)
+            raw = raw_rows(columns, oid=table.relation.oid, schema_id=table.schema_id, read_us=0)
+            held = held_of_raw(raw, schemas, self.form, self.values)
+            for key, content, version in zip(
+                held.column("key").to_pylist(),
+                held.column("content").to_pylist(),
+                versions.to_pylist(),
+                strict=True,
+            ):
+                found.rows[key_of(key)] = SourceRow(content, version.decode())

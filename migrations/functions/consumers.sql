@@ -76,7 +76,8 @@ COMMENT ON FUNCTION walbrook.is_paused IS 'Whether an operator holds this consum
 -- What is below the end of every destination of these kinds is taken for a repeat.
 CREATE OR REPLACE FUNCTION walbrook.keeps_position(destination text) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT destination IN ('file', 'parquet', 'postgres', 'redis_stream', 'kafka_exactly_once')
+    SELECT destination IN ('delta', 'file', 'iceberg', 'parquet', 'postgres', 'redis_stream',
+                           'kafka_exactly_once')
 $$;
 
 CREATE OR REPLACE FUNCTION walbrook.parse_cursor(written text) RETURNS walbrook.place
@@ -167,7 +168,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.resume IS 'Serve a paused consumer again, from its cursor on.';
+COMMENT ON FUNCTION walbrook.resume IS 'Serve a paused consumer again, from its cursor on; one that failed is tried at once.';
 
 CREATE OR REPLACE FUNCTION walbrook.accept_loss(consumer text) RETURNS walbrook.consumer_state
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

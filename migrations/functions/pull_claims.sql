@@ -5,7 +5,7 @@
 -- consumer got to (walbrook.claims), a message that is not gone has a small row in
 -- walbrook.in_flight. So a claim costs the same whatever waits behind it or was there before it.
 --
--- What must always hold:
+-- Invariant:
 -- * Claims of one consumer come one after another (each locks its row of walbrook.pulls), so nobody
 --   is handed what somebody else holds.
 -- * A message goes out only if no earlier one of its group, or of its whole table where one of the

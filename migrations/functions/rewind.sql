@@ -36,6 +36,48 @@ $$;
 
 COMMENT ON FUNCTION walbrook.check_rewind_way IS 'Refuse a rewind that does not say what becomes of what the destination holds, where that matters.';
 
+CREATE OR REPLACE FUNCTION walbrook.takes(c walbrook.consumers, table_schema text, table_name text)
+RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(c.takes -> 'include_schemas' ? table_schema, true)
+       AND NOT coalesce(c.takes -> 'exclude_schemas' ? table_schema, false)
+       AND coalesce(c.takes -> 'include_tables' ? (table_schema || '.' || table_name), true)
+       AND NOT coalesce(c.takes -> 'exclude_tables' ? (table_schema || '.' || table_name), false)
+$$;
+
+COMMENT ON FUNCTION walbrook.takes IS 'Whether the changes of a table are the consumer''s.';
+
+-- A row of such a table is known by all its values: what comes again would be there twice.
+CREATE OR REPLACE FUNCTION walbrook.check_repeatable(c walbrook.consumers, target walbrook.place)
+RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    keyless text;
+BEGIN
+    IF NOT c.repeats_by_key OR target >= ROW(c.cursor_lsn, c.cursor_idx)::walbrook.place THEN
+        RETURN;
+    END IF;
+    SELECT string_agg(DISTINCT v.table_schema || '.' || v.table_name, ', ') INTO keyless
+      FROM walbrook.schema_versions v
+     WHERE v.source = c.source AND walbrook.takes(c, v.table_schema, v.table_name)
+       AND v.replica_identity = 'full' AND cardinality(v.key) = jsonb_array_length(v.columns)
+       AND (v.since_lsn, v.since_idx) < (c.cursor_lsn, c.cursor_idx)
+       AND NOT EXISTS (SELECT FROM walbrook.schema_versions n
+                        WHERE n.source = v.source AND n.relation = v.relation
+                          AND n.version > v.version
+                          AND (n.since_lsn, n.since_idx) <= (target.lsn, target.idx));
+    IF keyless IS NOT NULL THEN
+        RAISE EXCEPTION '% would stop at the first change of a table without a key, which cannot be repeated: %', c.name, keyless
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'leave the table out with source.exclude_tables, start the service and '
+                         'rewind then; a sink with another name and start_at: earliest delivers it '
+                         'from what the log has';
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION walbrook.check_repeatable IS 'Refuse a rewind over changes that a mirror cannot apply once more.';
+
 -- Whose messages are numbered (event-time order) gets everything again from its cursor on at the latest.
 CREATE OR REPLACE FUNCTION walbrook.rewind(
     consumer text,
@@ -87,6 +129,7 @@ BEGIN
                          'walbrook.discard_all';
     END IF;
     PERFORM walbrook.check_rewind_way(c, rewind.destination);
+    PERFORM walbrook.check_repeatable(c, target);
     -- What a pull consumer has stored above where it stands is about to be settled: if it were taken
     -- out while the cursor stays, that would go past it.
     IF c.destination = 'pull' AND target = ROW(c.cursor_lsn, c.cursor_idx)::walbrook.place THEN
@@ -115,6 +158,9 @@ BEGIN
            -- By it one that stands where it is to begin anew sees that it is to.
            ledger = CASE WHEN walbrook.is_numbered(c) THEN gen_random_uuid() ELSE k.ledger END
      WHERE k.id = c.id;
+    IF rewind.destination IS NOT NULL THEN
+        PERFORM walbrook.backfill_again(c);
+    END IF;
     RETURN walbrook.acted(c.id, 'rewind', cut);
 END
 $$;

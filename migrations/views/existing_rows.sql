@@ -1,5 +1,5 @@
 CREATE OR REPLACE VIEW walbrook.backfill_progress AS
-SELECT b.id, b.source, b.consumer, b.table_schema, b.table_name, b.state, b.reason, b.waits_for,
+SELECT b.id, b.source, b.consumer, b.table_schema, b.table_name, b.reload, b.state, b.reason, b.waits_for,
        b.waits_since, b.error,
        b.planned, c.chunks, c.chunks_done, coalesce(c.read, 0) AS rows_read, coalesce(c.delivered, 0) AS rows,
        coalesce(c.dropped, 0) AS dropped, coalesce(c.merged, 0) AS merged,
@@ -14,7 +14,8 @@ SELECT b.id, b.source, b.consumer, b.table_schema, b.table_name, b.state, b.reas
   FROM walbrook.backfills b
   LEFT JOIN LATERAL (
        SELECT count(*) AS chunks, count(*) FILTER (WHERE k.state = 'done') AS chunks_done,
-              sum(k.rows)::bigint AS read, sum(k.delivered)::bigint AS delivered,
+              sum(k.rows) FILTER (WHERE k.kind NOT IN ('begin', 'swap', 'drop'))::bigint AS read,
+              sum(k.delivered) FILTER (WHERE k.kind NOT IN ('begin', 'swap', 'drop'))::bigint AS delivered,
               sum(k.dropped)::bigint AS dropped, sum(k.merged)::bigint AS merged, sum(k.bytes)::bigint AS bytes,
               min(k.read_at) FILTER (WHERE k.state IN ('read', 'delivering')) AS oldest_snapshot
          FROM walbrook.backfill_chunks k WHERE k.backfill = b.id AND k.state <> 'replaced') c ON true
@@ -22,7 +23,7 @@ SELECT b.id, b.source, b.consumer, b.table_schema, b.table_name, b.state, b.reas
        SELECT coalesce(c.delivered, 0) / nullif(extract(epoch FROM
               coalesce(b.finished_at, clock_timestamp()) - b.started_at), 0) AS rate) r ON true;
 
-COMMENT ON VIEW walbrook.backfill_progress IS 'How far each backfill is, how fast, and what it waits for. oldest_snapshot: when the oldest chunk was read that is not delivered; no transaction is held open for it.';
+COMMENT ON VIEW walbrook.backfill_progress IS 'How far each backfill is, how fast, and what it waits for. reload: its rows go into a shadow of the table, which is swapped in at the end. oldest_snapshot: when the oldest chunk was read that is not delivered; no transaction is held open for it.';
 
 CREATE OR REPLACE VIEW walbrook.verified AS
 SELECT DISTINCT ON (v.source, v.consumer, v.table_schema, v.table_name)

@@ -108,6 +108,7 @@ def _cannot_widen(table: LakeTable, evolution: Evolution, column: str) -> Operat
         f"column {column} of the table at {table.place} was {old}, is "
         f"{evolution.schema.field(at).type} now, and holds values that cannot become that without "
         "loss",
-        fix="move the table away and backfill it, or leave it out with source.exclude_tables",
+        fix="correct these values in the table, or give its column the new type there: what waits "
+        "is written then; or begin anew: rewind with destination => 'new_generation'",
         kind="cannot_widen",
     )

@@ -35,8 +35,9 @@ class LakeFiles(Protocol):
         ...
 
 
-def _encode(rows: pa.Table, out: pa.NativeFile) -> None:
-    pq.write_table(rows, out, compression="zstd", row_group_size=_ROW_GROUP_ROWS)
+def encode(rows: pa.Table, out: pa.NativeFile, compression: str = "zstd") -> None:
+    """Write rows as a Parquet file."""
+    pq.write_table(rows, out, compression=compression, row_group_size=_ROW_GROUP_ROWS)
 
 
 class DiskFiles:
@@ -47,7 +48,7 @@ class DiskFiles:
 
     def write(self, path: str, rows: pa.Table) -> int:
         place, out = self._folder / path, pa.BufferOutputStream()
-        _encode(rows, out)
+        encode(rows, out)
         data = memoryview(out.getvalue())
         make_directories(place.parent)
         write_synced(place, data)
@@ -56,7 +57,7 @@ class DiskFiles:
 
     def read(self, path: str, columns: Sequence[str] | None) -> pa.Table:
         with pa.memory_map(str(self._folder / path)) as opened:
-            return _read(opened, columns)
+            return read_columns(opened, columns)
 
     def sync(self, paths: Sequence[str]) -> None:
         for path in paths:
@@ -77,18 +78,19 @@ class StoreFiles:
 
     def write(self, path: str, rows: pa.Table) -> int:
         with self._store.open_output_stream(path) as out:
-            _encode(rows, out)
+            encode(rows, out)
             return int(out.tell())
 
     def read(self, path: str, columns: Sequence[str] | None) -> pa.Table:
         with self._store.open_input_file(path) as opened:
-            return _read(opened, columns)
+            return read_columns(opened, columns)
 
     def sync(self, paths: Sequence[str]) -> None:
         """Nothing is left to do."""
 
 
-def _read(opened: pa.NativeFile, columns: Sequence[str] | None) -> pa.Table:
+def read_columns(opened: pa.NativeFile, columns: Sequence[str] | None) -> pa.Table:
+    """Those of the columns that a Parquet file has; all of them if none are named."""
     file = pq.ParquetFile(opened)
     there = file.schema_arrow.names
     chosen = there if columns is None else [name for name in columns if name in there]

@@ -110,9 +110,9 @@ def merge_small_files(table: LakeTable, target_bytes: int) -> bool:
     chosen = _small(files, target_bytes) or _much_deleted(files)
     if not chosen:
         return False
-    rows = pa.concat_tables([table.read(file) for file in chosen])
-    added = table.write(rows) if rows.num_rows else []
     try:
+        rows = pa.concat_tables([table.read(file) for file in chosen])
+        added = table.write(rows) if rows.num_rows else []
         table.commit(added, chosen, None)
     except ConflictError:
         return False

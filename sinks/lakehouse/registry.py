@@ -34,6 +34,10 @@ class Registry:
         self._open_table = open_table
         self._known: dict[LakeTarget, set[int]] | None = None
 
+    def targets(self) -> list[LakeTarget]:
+        """All of them, in their order."""
+        return sorted(self._tables())
+
     def note(self, target: LakeTarget, relation_oid: int) -> None:
         """The table is there."""
         if relation_oid in self._tables().get(target, set()):

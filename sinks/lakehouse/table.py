@@ -1,6 +1,6 @@
 """The seam between the sink and a table format: one table, its files, and its position.
 
-What must always hold of an implementation:
+The invariant of an implementation:
 
 - A commit is atomic: files, schema and state become visible together, or nothing of it does.
 - A file is durable before the commit that names it, and the commit before the call returns.
@@ -11,7 +11,7 @@ What must always hold of an implementation:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
@@ -41,10 +41,11 @@ class TableState:
     sequence: int = 0
     cursor: Cursor = ORIGIN
     relation_oid: int = 0
+    reload: int = 0  # the reload for which the table has a shadow; 0: it has none
 
     def moved(self, cursor: Cursor) -> TableState:
         """The state of the next commit."""
-        return TableState(self.sequence + 1, cursor, self.relation_oid)
+        return replace(self, sequence=self.sequence + 1, cursor=cursor)
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,11 @@ class LakeTable(Protocol):
         ...
 
     def read(self, file: DataFile, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows of a file, in their order, in the table's own types."""
+        """The rows of a file, in their order, in the table's own types.
+
+        A format whose files keep the columns that they were written with gives those, unless
+        ``columns`` names columns of the table: these it gives as the table has them now.
+        """
         ...
 
     def write(self, rows: pa.Table) -> list[DataFile]:
@@ -117,4 +122,8 @@ class LakeTable(Protocol):
 
     def vacuum(self, retain_hours: int) -> int:
         """Remove files that no version of the last hours has. Returns how many."""
+        ...
+
+    def drop(self) -> None:
+        """Remove the table with all of its files; there may be none."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Final, Protocol
@@ -15,7 +16,7 @@ from cdc.decoding.relation import Relation
 from cdc.errors import OperatorError
 from cdc.failpoints import reached
 from sinks.lakehouse.appending import history_rows
-from sinks.lakehouse.columns import DATE, OWN, refuse_own_names, source_columns
+from sinks.lakehouse.columns import OWN, refuse_own_names, source_columns
 from sinks.lakehouse.files import in_schema
 from sinks.lakehouse.merging import KeyIndex, Positions, merge_file, new_rows, touched
 from sinks.lakehouse.table import DataFile, LakeTable, TableState
@@ -43,8 +44,13 @@ class Writes(Protocol):
         """Whether its tables keep columns that the source has dropped."""
         ...
 
-    def layout(self, version: str) -> tuple[pa.Schema, tuple[str, ...]]:
-        """The columns and partitions of a table that is to be made for this version."""
+    @property
+    def partition_by(self) -> tuple[str, ...]:
+        """The columns that its tables are partitioned by."""
+        ...
+
+    def layout(self, version: str) -> pa.Schema:
+        """The columns of a table that is to be made for this version."""
         ...
 
     def write(
@@ -59,12 +65,12 @@ class Appends:
 
     keeps = True
 
-    def __init__(self, *, by_date: bool) -> None:
-        self._by_date = by_date
+    def __init__(self, partition_by: Sequence[str]) -> None:
+        self.partition_by: tuple[str, ...] = tuple(partition_by)
 
-    def layout(self, version: str) -> tuple[pa.Schema, tuple[str, ...]]:
+    def layout(self, version: str) -> pa.Schema:
         refuse_own_names(plan_of(version).relation)
-        return pa.schema([*OWN, *source_columns(version)]), (DATE,) if self._by_date else ()
+        return pa.schema([*OWN, *source_columns(version)])
 
     def write(
         self, table: LakeTable, state: TableState, rows: pa.RecordBatch, version: str
@@ -96,10 +102,11 @@ class Merges:
     """A row per key: the files that hold a touched key are written anew."""
 
     keeps = False
+    partition_by: tuple[str, ...] = ()
 
-    def layout(self, version: str) -> tuple[pa.Schema, tuple[str, ...]]:
+    def layout(self, version: str) -> pa.Schema:
         refuse_without_key(plan_of(version).relation)
-        return source_columns(version), ()
+        return source_columns(version)
 
     def write(
         self, table: LakeTable, state: TableState, rows: pa.RecordBatch, version: str

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import structlog
 from psycopg import sql
 
+from cdc.change import READ, cursor_at
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn
 from cdc.decoding.copy_text import copied_text, lsn_texts
@@ -76,7 +77,13 @@ SELECT c.relname, n.nspname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhr
 """
 _NEW = "CREATE TABLE {} (LIKE {} INCLUDING ALL EXCLUDING IDENTITY)"
 _ATTACH = "ALTER TABLE {} ATTACH PARTITION {} FOR VALUES FROM ({}) TO ({})"
-_CUT = "DELETE FROM {} WHERE (commit_lsn, commit_idx) >= (%s::pg_lsn, %s::bigint)"
+# What a backfill read is in no log: only what was not settled of it comes again.
+_CUT = """
+DELETE FROM {} WHERE action <> 'read' AND (commit_lsn, commit_idx) >= (%s::pg_lsn, %s::bigint)
+"""
+_CUT_READS = """
+DELETE FROM {} WHERE action = 'read' AND commit_lsn = %s::pg_lsn AND commit_idx BETWEEN %s AND %s
+"""
 
 
 class Events:
@@ -115,6 +122,11 @@ class Events:
     def apply(self, connection: Connection, rows: pa.RecordBatch, position: Position) -> None:
         """Add changes, of tables or not."""
         self._make_partitions(connection, _days(rows))
+        first, last = cursor_at(rows, 0), cursor_at(rows, -1)
+        is_read = rows.column("action")[0].as_py() == READ
+        if self._replaces and is_read and first <= position.repeats:
+            cut = sql.SQL(_CUT_READS).format(self._target.identifier)
+            connection.execute(cut, (format_lsn(first.lsn), first.idx, last.idx))
         statement = sql.SQL("COPY {} ({}) FROM STDIN").format(
             self._target.identifier, sql.SQL(", ").join(map(sql.Identifier, _COLUMNS))
         )

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
+from cdc.change import READ, cursor_at
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn
 from cdc.decoding.copy_text import copied_text, lsn_texts
@@ -14,6 +15,7 @@ from cdc.decoding.joins import joined
 from cdc.decoding.row_texts import NULL
 from sinks.postgres.copying import copy_lines, pieces, shared_texts
 from sinks.postgres.position import Owner, Position, Positions
+from sinks.postgres.reloading import Shadows
 from sinks.postgres.tables import Layout, Tables
 from sinks.postgres.target import Target, TargetNames
 from sinks.tables.fold import join_columns, split_columns
@@ -27,7 +29,15 @@ _OWN = (
 _TARGETS = (
     "SELECT target_schema, target_table FROM {own}.tables WHERE source = %s AND consumer = %s"
 )
-_CUT = "DELETE FROM {} WHERE (walbrook_lsn, walbrook_idx) >= (%s::pg_lsn, %s::bigint)"
+# What a backfill read is in no log: only what was not settled of it comes again.
+_CUT = """
+DELETE FROM {} WHERE walbrook_action <> 'read'
+   AND (walbrook_lsn, walbrook_idx) >= (%s::pg_lsn, %s::bigint)
+"""
+_CUT_READS = """
+DELETE FROM {} WHERE walbrook_action = 'read' AND walbrook_lsn = %s::pg_lsn
+   AND walbrook_idx BETWEEN %s AND %s
+"""
 
 
 class History:
@@ -39,10 +49,12 @@ class History:
         target_names: TargetNames,
         positions: Positions,
         owner: Owner,
+        shadows: Shadows,
         *,
         replaces: bool,
     ) -> None:
         self._tables = tables
+        self._shadows = shadows
         self._names = target_names
         self._positions = positions
         self._owner = owner
@@ -66,22 +78,33 @@ class History:
     def apply(self, connection: Connection, rows: pa.RecordBatch, position: Position) -> None:
         """Add changes of tables."""
         for parts in stretches(rows, self._names):
-            for part in parts:
-                self._add(connection, part, position.generation)
+            for part in self._shadows.with_shadows(connection, parts, position):
+                self._add(connection, part, position)
 
-    def _add(self, connection: Connection, part: Part[Target], generation: int) -> None:
+    def _add(self, connection: Connection, part: Part[Target], position: Position) -> None:
         layout = self._tables.layout(connection, part)
         # A schema change has altered the table, and is no change of a row.
         of_rows = pc.not_equal(part.rows.column("action"), "schema_change")
         rows = part.rows if of_rows.true_count == len(of_rows) else part.rows.filter(of_rows)
         if not rows.num_rows:
             return
+        if self._replaces and rows.column("action")[0].as_py() == READ:
+            self._replace_reads(connection, layout.target, rows, position)
         columns = [*_OWN, *layout.columns]
         statement = sql.SQL("COPY {} ({}) FROM STDIN").format(
             layout.target.identifier, sql.SQL(", ").join(map(sql.Identifier, columns))
         )
-        lines = (_lines(piece, layout, generation) for piece in pieces(rows))
+        lines = (_lines(piece, layout, position.generation) for piece in pieces(rows))
         copy_lines(connection, statement, lines)
+
+    def _replace_reads(
+        self, connection: Connection, target: Target, rows: pa.RecordBatch, position: Position
+    ) -> None:
+        """Take out read rows that come again: they stand at one LSN, apart from changes."""
+        first, last = cursor_at(rows, 0), cursor_at(rows, -1)
+        if first <= position.repeats:
+            statement = sql.SQL(_CUT_READS).format(target.identifier)
+            connection.execute(statement, (format_lsn(first.lsn), first.idx, last.idx))
 
 
 def _lines(rows: pa.RecordBatch, layout: Layout, generation: int) -> pa.StringArray:

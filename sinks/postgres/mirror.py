@@ -21,6 +21,7 @@ from cdc.cursor import Cursor
 from cdc.errors import OperatorError
 from sinks.postgres.loading import Loader
 from sinks.postgres.position import Position
+from sinks.postgres.reloading import Shadows
 from sinks.postgres.stage import KEPT, NUMBER, OP, Stage, Stages, names
 from sinks.postgres.tables import Layout, Tables
 from sinks.postgres.target import Target, TargetNames
@@ -118,8 +119,9 @@ class _Work:
 class Mirror:
     """Applies batches to the target tables of one consumer."""
 
-    def __init__(self, tables: Tables, target_names: TargetNames) -> None:
+    def __init__(self, tables: Tables, target_names: TargetNames, shadows: Shadows) -> None:
         self._tables = tables
+        self._shadows = shadows
         self._names = target_names
         self._stages = Stages()
         self._loader = Loader()
@@ -138,7 +140,8 @@ class Mirror:
     def apply(self, connection: Connection, rows: pa.RecordBatch, position: Position) -> None:
         """Apply changes of tables in their order."""
         self._stages.begin(connection)
-        for parts in stretches(rows, self._names, moves_in_parts(rows)):
+        for given in stretches(rows, self._names, moves_in_parts(rows)):
+            parts = self._shadows.with_shadows(connection, given, position)
             alone = len(parts) == 1  # the order of tables that refer to each other is kept
             prepared = [self._prepare(connection, part, position, alone=alone) for part in parts]
             works = [work for work in prepared if work is not None]

@@ -11,14 +11,17 @@ again on purpose; a process of an epoch that is over is refused.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+import orjson
 import pyarrow as pa
 from psycopg import sql
 
 from cdc.connection import Connection
 from cdc.cursor import ORIGIN, Cursor, format_lsn, parse_lsn
 from cdc.errors import OperatorError, TransientError
+from sinks.postgres.target import Target
 
 _EPOCHS_MAX = 100  # so many that are over are known
 _MAKING = 0x77616C62  # the advisory lock of whoever makes the tables
@@ -37,6 +40,7 @@ CREATE TABLE IF NOT EXISTS {own}.positions (
     repeats_idx bigint NOT NULL DEFAULT 0,
     epoch       text NOT NULL,
     past_epochs text[] NOT NULL DEFAULT '{{}}',
+    shadows     jsonb NOT NULL DEFAULT '[]',
     moved_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (source, consumer)
 );
@@ -73,7 +77,7 @@ VALUES (%s, %s, %s, '0/0', 0, %s) ON CONFLICT DO NOTHING
 """
 _LOCK = """
 SELECT mode, commit_lsn::text, commit_idx, repeats_lsn::text, repeats_idx, generation, epoch,
-       %s = ANY (past_epochs)
+       %s = ANY (past_epochs), shadows
   FROM {own}.positions WHERE source = %s AND consumer = %s FOR UPDATE
 """
 _HOLD = "SELECT FROM {own}.positions WHERE source = %s AND consumer = %s FOR UPDATE"
@@ -81,6 +85,7 @@ _MOVE = """
 UPDATE {own}.positions SET commit_lsn = %s, commit_idx = %s, moved_at = clock_timestamp()
  WHERE source = %s AND consumer = %s
 """
+_SAVE = "UPDATE {own}.positions SET shadows = %s::jsonb WHERE source = %s AND consumer = %s"
 _NEXT_EPOCH = """
 UPDATE {own}.positions
    SET past_epochs = (epoch || past_epochs)[1:%s], epoch = %s, generation = generation + 1,
@@ -105,6 +110,30 @@ class Owner:
 
 
 @dataclass(frozen=True)
+class Shadow:
+    """The shadow of a target, which is written from the source's table ``relation_oid``.
+
+    What stands at or below ``begun`` is in the rows that are read, and never goes into it.
+    """
+
+    reload: int
+    target: Target
+    relation_oid: int
+    place: Target
+    begun: Cursor
+
+
+def _shadows_in(saved: object) -> dict[Target, Shadow]:
+    """What ``save_shadows`` wrote, by target."""
+    assert isinstance(saved, list)
+    found = [
+        Shadow(reload, Target(*target), oid, Target(*place), Cursor.parse(begun))
+        for reload, target, oid, place, begun in saved
+    ]
+    return {each.target: each for each in found}
+
+
+@dataclass(frozen=True)
 class Position:
     """The row, locked; ``rewound``: this epoch is new, and messages from before come again.
 
@@ -115,6 +144,7 @@ class Position:
     generation: int
     repeats: Cursor
     rewound: bool = False
+    shadows: dict[Target, Shadow] = field(default_factory=dict)
 
     @property
     def absorbs(self) -> Cursor:
@@ -126,14 +156,14 @@ class Positions:
     """The bookkeeping of one consumer, in its own schema of the destination."""
 
     def __init__(self, own_schema: str, owner: Owner, mode: str) -> None:
-        self._schema = own_schema
+        self.schema = own_schema
         self._owner = owner
         self._mode = mode
         self.epoch = ""
 
     def statement(self, text: str) -> sql.Composed:
         """A statement in which ``{own}`` stands for the own schema."""
-        return sql.SQL(text).format(own=sql.Identifier(self._schema))
+        return sql.SQL(text).format(own=sql.Identifier(self.schema))
 
     def make(self, connection: Connection) -> None:
         """Create what is missing of the own schema."""
@@ -152,11 +182,12 @@ class Positions:
             connection.execute(self.statement(_BEGIN), (*owner, self._mode, self.epoch))
             row = connection.execute(self.statement(_LOCK), (self.epoch, *owner)).fetchone()
         assert row is not None
-        mode, lsn, idx, repeats_lsn, repeats_idx, generation, epoch, is_over = row
+        mode, lsn, idx, repeats_lsn, repeats_idx, generation, epoch, is_over, saved = row
         self._refuse_other_mode(str(mode))
         repeats = Cursor(parse_lsn(str(repeats_lsn)), int(str(repeats_idx)))
         cursor = Cursor(parse_lsn(str(lsn)), int(str(idx)))
-        position = Position(cursor, int(str(generation)), repeats)
+        shadows = _shadows_in(saved)
+        position = Position(cursor, int(str(generation)), repeats, shadows=shadows)
         if not self.epoch or epoch == self.epoch:
             return position
         if is_over:
@@ -169,7 +200,8 @@ class Positions:
             self.statement(_NEXT_EPOCH),
             (_EPOCHS_MAX, self.epoch, format_lsn(repeats.lsn), repeats.idx, *owner),
         )
-        return Position(cursor, position.generation + 1, repeats, rewound=cursor != ORIGIN)
+        rewound = cursor != ORIGIN
+        return Position(cursor, position.generation + 1, repeats, rewound, shadows)
 
     def hold(self, connection: Connection) -> None:
         """Keep others from delivering until the transaction ends."""
@@ -183,6 +215,16 @@ class Positions:
             self.statement(_MOVE), (*place, self._owner.source, self._owner.consumer)
         )
 
+    def save_shadows(self, connection: Connection, shadows: Mapping[Target, Shadow]) -> None:
+        """These shadows are there once the transaction is committed."""
+        saved = [
+            [each.reload, [each.target.schema, each.target.name], each.relation_oid,
+             [each.place.schema, each.place.name], str(each.begun)]
+            for each in shadows.values()
+        ]  # fmt: skip
+        owner = (self._owner.source, self._owner.consumer)
+        connection.execute(self.statement(_SAVE), (orjson.dumps(saved).decode(), *owner))
+
     def note_gaps(self, connection: Connection, rows: pa.RecordBatch) -> None:
         """Keep gaps where whoever reads the tables finds them; there are few."""
         names = ("commit_lsn", "commit_idx", "record")
@@ -192,7 +234,7 @@ class Positions:
 
     def exists(self, connection: Connection) -> bool:
         """Whether the own schema has been made."""
-        name = sql.Identifier(self._schema, "gaps").as_string(connection)
+        name = sql.Identifier(self.schema, "gaps").as_string(connection)
         row = connection.execute(_EXISTS, (name,)).fetchone()
         return row is not None and bool(row[0])
 

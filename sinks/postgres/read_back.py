@@ -83,9 +83,9 @@ def _read(
     query = sql.SQL("COPY (SELECT {} FROM {} WHERE {}) TO STDOUT").format(
         sql.SQL(", ").join(map(sql.Identifier, table.columns)), target.identifier, chosen
     )
-    with connection.transaction(), connection.cursor() as cursor:
+    with connection.transaction():
         connection.execute("SET TRANSACTION READ ONLY")
         for name, value in PINNED.items():
             connection.execute(sql.SQL("SET LOCAL {} TO {}").format(sql.SQL(name), value))
-        for text in copy_texts(cursor, query):
+        for text in copy_texts(connection, query):
             yield held_of_columns(table, columns_of(text, len(table.columns)))

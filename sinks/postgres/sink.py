@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg.conninfo import conninfo_to_dict
 
+from cdc.backfill.reload import mark_in
 from cdc.backfill.table import PublishedTable
-from cdc.change import MessageBatch
+from cdc.change import MessageBatch, cursor_at
 from cdc.connection import LIVENESS, Connection, with_options
 from cdc.cursor import Cursor
 from cdc.decoding.format import TABLE_VERSION
@@ -31,6 +32,7 @@ from sinks.postgres.history import History
 from sinks.postgres.mirror import SETTINGS, Mirror
 from sinks.postgres.position import Owner, Position, Positions
 from sinks.postgres.read_back import held_rows
+from sinks.postgres.reloading import Shadows
 from sinks.postgres.rights import rights_found
 from sinks.postgres.tables import Tables
 from sinks.postgres.target import TargetNames
@@ -94,6 +96,7 @@ class PostgresSink:
         self._target_schema = target_schema
         self._positions = Positions(own_schema, owner, mode)
         self._events: Events | None = None
+        self._shadows: Shadows | None = None
         self._applies: _Applies
         if mode == "events":
             self._applies = self._events = Events(
@@ -102,10 +105,13 @@ class PostgresSink:
             )  # fmt: skip
         else:
             tables = Tables(self._positions, owner, names, history=mode == "append")
+            self._shadows = shadows = Shadows(
+                self._positions, owner, tables, names, history=mode == "append"
+            )
             self._applies = (
-                Mirror(tables, names)
+                Mirror(tables, names, shadows)
                 if mode == "mirror"
-                else History(tables, names, self._positions, owner, replaces=replaces)
+                else History(tables, names, self._positions, owner, shadows, replaces=replaces)
             )
         self._connection: Connection | None = None
         self._refusals = 0  # since a message was accepted
@@ -113,6 +119,11 @@ class PostgresSink:
     def follow(self, epoch: str) -> None:
         """Deliver in this epoch of the consumer: another one says that its cursor went back."""
         self._positions.epoch = epoch
+
+    def loading(self, reload: int | None) -> None:
+        """Rows of the action ``read`` are those of this reload."""
+        if self._shadows is not None:
+            self._shadows.loading = reload
 
     def deliver(self, batch: MessageBatch) -> Delivery:
         """Apply the messages that are not there yet, in order."""
@@ -225,6 +236,9 @@ class PostgresSink:
         return position, known
 
     def _apply_rows(self, connection: Connection, rows: pa.RecordBatch, position: Position) -> None:
+        if self._shadows is not None and (mark := mark_in(rows)) is not None:
+            self._shadows.take(connection, mark, cursor_at(rows, 0), position)
+            return
         if self._mode == "events":
             self._applies.apply(connection, rows, position)
             return

@@ -57,6 +57,18 @@ VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)
    SET relation_oid = excluded.relation_oid, table_version = excluded.table_version,
        since_lsn = excluded.since_lsn, since_idx = excluded.since_idx, routed = excluded.routed
 """
+_BOTH = """
+SELECT t.table_version, o.table_version FROM {own}.tables t, {own}.tables o
+ WHERE (t.target_schema, t.target_table) = (%s, %s)
+   AND (o.target_schema, o.target_table) = (%s, %s)
+"""
+_SAME = """
+UPDATE {own}.tables t
+   SET table_version = o.table_version, since_lsn = o.since_lsn, since_idx = o.since_idx
+  FROM {own}.tables o
+ WHERE (t.target_schema, t.target_table) = (%s, %s)
+   AND (o.target_schema, o.target_table) = (%s, %s)
+"""
 _MOVED = """
 UPDATE {own}.tables SET target_schema = %s, target_table = %s
  WHERE target_schema = %s AND target_table = %s
@@ -158,6 +170,19 @@ class Tables:
         self._layouts[part.target, part.version] = layout
         return layout
 
+    def bring(self, connection: Connection, target: Target, other: Target) -> Relation:
+        """Alter a target to the version of the same table that another target follows."""
+        rows = connection.execute(
+            self._positions.statement(_BOTH), (*_names(target), *_names(other))
+        ).fetchone()
+        assert rows is not None
+        old, new = (relation_of(str(version)) for version in rows)
+        if not same_table(old, new):
+            self._alter(connection, target, old, new)
+            self.forget()
+        connection.execute(self._positions.statement(_SAME), (*_names(target), *_names(other)))
+        return new
+
     def _follow(self, connection: Connection, part: Part[Target], relation: Relation) -> _Followed:
         """Bring the target to the version of these rows, unless it follows a later one."""
         followed = self._followed.get(part.target) or self._read(connection, part)
@@ -251,7 +276,7 @@ class Tables:
 
     def _make(self, connection: Connection, target: Target, relation: Relation) -> None:
         self._make_schema(connection, target.schema)
-        present = self._present(connection, target)
+        present = self.columns(connection, target)
         if present:
             self._adopt(connection, target, relation, present)
             return
@@ -292,7 +317,7 @@ class Tables:
 
     def _alter(self, connection: Connection, target: Target, old: Relation, new: Relation) -> None:
         diff = differences(old, new)
-        present = set(self._present(connection, target))
+        present = set(self.columns(connection, target))
         if not self._history:
             for gone in diff.dropped:
                 if gone.name in present and old.oid == new.oid:
@@ -407,7 +432,8 @@ class Tables:
     def _own_columns(self) -> tuple[tuple[str, str], ...]:
         return OWN_COLUMNS if self._history else ()
 
-    def _present(self, connection: Connection, target: Target) -> list[str]:
+    def columns(self, connection: Connection, target: Target) -> list[str]:
+        """The columns that a target has."""
         name = target.identifier.as_string(connection)
         return [str(row[0]) for row in connection.execute(_COLUMNS, (name,)).fetchall()]
 
@@ -432,9 +458,14 @@ class Tables:
                 f"{relation} has no key by which its rows could be mirrored",
                 fix="give it a primary key or REPLICA IDENTITY FULL, leave it out with "
                 "source.exclude_tables, or use mode: append; rows of a backfill are then read "
-                "again by themselves",
+                "again by themselves, but changes that are in the log already keep the table as "
+                "it was: for these leave it out, and start the service again",
                 kind=UNFIT_TABLE,
             )
+
+
+def _names(target: Target) -> tuple[str, str]:
+    return target.schema, target.name
 
 
 def _aside(target: Target, oid: int) -> Target:

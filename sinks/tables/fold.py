@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from cdc.change import READ
 from cdc.decoding.format import OLD_ROW_TEXT, ROW_TEXT, TABLE_VERSION
 from cdc.decoding.joins import joined
-from cdc.decoding.objects import names_where
 from cdc.decoding.row_texts import relation_of
+from cdc.decoding.types.objects import names_where
 
 Mask = NDArray[np.bool_]
 Positions = NDArray[np.int64]

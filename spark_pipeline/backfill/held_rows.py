@@ -8,7 +8,7 @@ from contextlib import closing
 import pyarrow as pa
 
 from cdc.backfill.table import PublishedTable
-from cdc.config import Sink as SinkConfig
+from cdc.config import SinkConfig
 from cdc.errors import OperatorError
 from cdc.generation import Generation
 from cdc.queue.groups import Grouping
@@ -16,7 +16,9 @@ from sinks import open_sink
 from sinks.base import ReadsBack
 
 
-def open_to_read(consumer: SinkConfig, source: str, generation: Generation) -> ReadsBack:
+def open_to_read(
+    consumer: SinkConfig, source: str, generation: Generation, state_dsn: str
+) -> ReadsBack:
     """A sink of a consumer that can be read back."""
     sink = open_sink(
         consumer.destination,
@@ -25,6 +27,7 @@ def open_to_read(consumer: SinkConfig, source: str, generation: Generation) -> R
         source=source,
         grouping=Grouping.of(consumer),
         generation=generation,
+        state_dsn=state_dsn,
     )
     if not isinstance(sink, ReadsBack):
         raise OperatorError(
@@ -36,8 +39,12 @@ def open_to_read(consumer: SinkConfig, source: str, generation: Generation) -> R
 
 
 def rows_held_by(
-    consumer: SinkConfig, source: str, generation: Generation, table: PublishedTable
+    consumer: SinkConfig,
+    source: str,
+    generation: Generation,
+    state_dsn: str,
+    table: PublishedTable,
 ) -> Iterator[pa.RecordBatch]:
     """The rows that the destination of a consumer holds (``HELD_SCHEMA``)."""
-    with closing(open_to_read(consumer, source, generation)) as sink:
+    with closing(open_to_read(consumer, source, generation, state_dsn)) as sink:
         yield from sink.read_back(table)

@@ -17,16 +17,16 @@ from pyspark.sql import SparkSession
 
 from cdc.backfill.overtaken import Remains
 from cdc.cursor import Cursor
-from cdc.decoding.careful import decode_carefully
 from cdc.decoding.format import Wanted
+from cdc.decoding.isolate import decode_carefully
 from cdc.log.frame import Frame, Marker
 from cdc.state.backfill_chunks import Chunk, PieceDone
 from spark_pipeline.delivery.deliver import Share, deliver_changes
 from spark_pipeline.delivery.outcome import Outcome
+from spark_pipeline.delivery.verdicts import leave_verdicts
 from spark_pipeline.expressions.evaluate import verdicts
-from spark_pipeline.expressions.seen import RawRows
-from spark_pipeline.expressions.verdicts import leave_verdicts
-from spark_pipeline.feed.exchange import SliceMarker
+from spark_pipeline.expressions.visible_rows import RawRows
+from spark_pipeline.slices.exchange import SliceMarker
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +41,7 @@ class Piece:
     schemas: Mapping[int, bytes]
     wanted: Wanted
     history: int
+    reload: int | None = None  # whose shadow its rows are for
 
     @cached_property
     def raw(self) -> pa.RecordBatch:
@@ -53,8 +54,7 @@ class Piece:
         # A merged row is not what was read.
         if self.decoded is None or left.merged:
             return decode_carefully(self.raw, self.schemas, wanted=self.wanted)
-        dropped = left.rows.num_rows < self.decoded.num_rows
-        rows = self.decoded.take(pa.array(left.ordinals)) if dropped else self.decoded
+        rows = self.decoded.take(pa.array(left.ordinals)) if left.dropped else self.decoded
         return self._placed(rows)
 
     def _placed(self, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -75,7 +75,7 @@ class Piece:
 
     @property
     def rows(self) -> int:
-        return int(self.remains.rows.num_rows)
+        return len(self.remains.ordinals)
 
     @cached_property
     def slices(self) -> Sequence[SliceMarker]:
@@ -91,7 +91,7 @@ class Piece:
     @property
     def done(self) -> PieceDone:
         chunk, left = self.chunk, self.remains
-        return PieceDone(chunk.backfill, chunk.number, left.dropped, left.merged)
+        return PieceDone(chunk.backfill, chunk.number, left.dropped, len(left.merged))
 
     @property
     def plan(self) -> PiecePlan:

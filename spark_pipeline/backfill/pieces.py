@@ -6,10 +6,9 @@ contains; changes that it does not contain and that come before the place have o
 
 Invariants: a place is recorded before its piece is handed out, and is taken by one piece. It lies
 above all that the destination can have: what a worker delivered and did not settle before it began
-again is in the log by then. A piece that was placed and not settled is handed out again before the
-worker passes its place. ``begin``,
-``cut``, ``next`` and ``settled`` are the worker's; ``offer`` and ``has_room`` may be called from
-any thread.
+again is in the log by then, or is a piece with a place. A piece that was placed and not settled is
+handed out again before the worker passes its place, unless an operator has ended its backfill.
+``offer`` and ``held`` may be called from any thread; all else is the worker's.
 """
 
 from __future__ import annotations
@@ -25,9 +24,10 @@ import structlog
 from cdc.backfill.chunk_file import ChunkFile
 from cdc.backfill.log_scan import NewerScan, TooFarError, incomplete_keys
 from cdc.backfill.overtaken import remaining
+from cdc.backfill.ranges import ReloadStep
 from cdc.connection import Connection
 from cdc.connection_pool import ConnectionPool
-from cdc.cursor import ORIGIN, Cursor, free_place, idle_place
+from cdc.cursor import ORIGIN, Cursor, free_place, idle_place, is_free
 from cdc.decoding.format import Wanted
 from cdc.errors import GapError, OperatorError, WalbrookError
 from cdc.log.view import LogReader
@@ -43,13 +43,17 @@ from cdc.state.backfill_chunks import (
     read_again,
     searched_to,
 )
-from cdc.state.backfills import Backfill, Wait, fail, waits
+from cdc.state.backfills import Backfill, Wait, fail, placed_end, waits
+from spark_pipeline.backfill.mark import MarkPiece
 from spark_pipeline.backfill.piece import Piece
 
 _logger = structlog.get_logger("walbrook.backfill")
 
-_ROWS_FIRST, _ROWS_MIN, _ROWS_MAX = 5_000, 5_000, 50_000
-_LIVE_S, _ALONE_S = 0.1, 1.0  # how long a piece may take beside changes, and without any
+_ROWS_FIRST, _ROWS_MIN, _ROWS_MAX = 20_000, 5_000, 100_000
+_BYTES_MAX = 32 << 20  # of a piece, if it has more than one batch of the chunk's file
+_LIVE_S, _ALONE_S = 0.05, 0.5  # how long a piece may take beside changes, and without any
+_LIVE_FOR_S = 1.0  # how long a change is followed by another one, as far as is known
+_DROP_AGAIN_S = 10.0  # until a shadow is dropped again whose sink refused that
 
 
 @dataclass
@@ -88,7 +92,9 @@ class Pieces:
         self._current: ReadyChunk | None = None
         self._generation = 0
         self._floor = ORIGIN  # nothing new stands below
-        self._rows = _ROWS_FIRST
+        self._rows = _ROWS_FIRST  # most of the next piece
+        self._rows_per_s = _ROWS_FIRST / _LIVE_S  # as the last piece was delivered
+        self._live_until = 0.0  # monotonic
         self._not_before = 0.0  # monotonic: what a limit on rows per second allows
         self._refused: int | None = None  # the backfill whose rows are to be read again
         self.changed = threading.Event()
@@ -129,8 +135,9 @@ class Pieces:
         if self._refused is not None:
             all_read_again(state, self._refused)
             self._refused = None
+        above = placed_end(state, self._source, self._consumer, log_end)
         with self._lock:
-            self._floor = log_end
+            self._floor = max(log_end, above)
             self._generation += 1
             self._ready.clear()
             self._current = None
@@ -138,10 +145,9 @@ class Pieces:
         if found is None:
             return
         backfill, chunk = found
-        assert chunk.place is not None
-        assert chunk.piece_rows is not None
-        end = Cursor(chunk.place.lsn, chunk.place.idx + chunk.piece_rows)
-        if cursor >= end or chunk.file is None or not chunk.file.exists():
+        is_mark = isinstance(chunk.range, ReloadStep)
+        lacks_file = not is_mark and (chunk.file is None or not chunk.file.exists())
+        if _is_passed(chunk, cursor) or lacks_file:
             forget_place(state, chunk)
             return
         with self._lock:
@@ -157,7 +163,7 @@ class Pieces:
         place = self._place(current.chunk, cursor)
         return place if place > cursor else None
 
-    def next(self, cursor: Cursor, log: LogReader, *, behind: bool) -> Piece | None:
+    def next(self, cursor: Cursor, log: LogReader, *, behind: bool) -> Piece | MarkPiece | None:
         """The next piece, if it stands at the cursor and may be delivered now.
 
         While the worker is ``behind`` with changes, nothing new is placed.
@@ -165,13 +171,19 @@ class Pieces:
         current = self._take()
         if current is None:
             return None
+        if _is_passed(current.chunk, cursor):  # it was put down there
+            with self._connections.connection() as state:
+                forget_place(state, current.chunk)
+            current.chunk = replace(current.chunk, place=None, piece_rows=None)
         chunk = current.chunk
         if chunk.place is None and (behind or not self._may_place()):
             return None
         place = self._place(chunk, cursor)
-        if place > cursor:
+        if place > cursor and not (place.lsn == cursor.lsn and is_free(place.lsn)):
             return None
         try:
+            if isinstance(chunk.range, ReloadStep):
+                return self._mark(current, chunk.range, place)
             return self._piece(current, place, log)
         except (GapError, TooFarError, OSError, pa.ArrowException) as error:
             # What lies behind its snapshot cannot be looked at any more, or its file cannot.
@@ -197,16 +209,36 @@ class Pieces:
         with self._connections.connection() as state:
             waits(state, piece.chunk.backfill, Wait.RETRY, f"its sink refuses its rows: {error}")
 
-    def settled(self, piece: Piece, took_s: float, *, live: bool) -> None:
-        """A piece was delivered and settled; ``live``: changes came meanwhile."""
+    def mark_settled(self) -> None:
+        """The sink has a mark, and that is settled."""
+        assert self._current is not None
+        self._drop(self._current)
+
+    def mark_refused(self, mark: MarkPiece, error: WalbrookError) -> None:
+        """The sink cannot do what a mark says, and has done nothing of it."""
+        _logger.warning("backfill.mark_refused", consumer=self._consumer, error=error)
+        with self._connections.connection() as state:
+            fail(state, mark.chunk.backfill, f"its {mark.step} failed: {error}")
+            forget_place(state, mark.chunk)
+        if mark.step is ReloadStep.DROP:  # what was cancelled cannot fail, and is tried again
+            self._not_before = time.monotonic() + _DROP_AGAIN_S
+        self._put_down()
+
+    def changes_came(self) -> None:
+        """The worker served changes: pieces are short while others may follow."""
+        self._live_until = time.monotonic() + _LIVE_FOR_S
+
+    def settled(self, piece: Piece, took_s: float) -> None:
+        """A piece was delivered and settled."""
         current = self._current
         assert current is not None
         chunk = current.chunk
         delivered = chunk.delivered + piece.count
         current.chunk = replace(chunk, delivered=delivered, place=None, piece_rows=None)
-        wanted_s = _LIVE_S if live else _ALONE_S
-        grown = int(piece.count * wanted_s / max(took_s, 0.001))
-        self._rows = max(_ROWS_MIN, min(grown, self._rows * 2, _ROWS_MAX))
+        # The rest of a chunk says nothing of larger pieces, unless it was slow.
+        if piece.count >= self._allowed() or took_s > self._allowed_s():
+            self._rows_per_s = piece.count / max(took_s, 0.001)
+            self._rows = max(_ROWS_MIN, min(piece.count * 2, _ROWS_MAX))
         limit = current.backfill.rows_per_second
         if limit is not None:
             self._not_before = time.monotonic() + piece.count / limit
@@ -215,6 +247,14 @@ class Pieces:
                 with self._connections.connection() as state:
                     drop_keys(state, chunk.backfill, current.keys)
             self._drop(current)
+
+    def _allowed(self) -> int:
+        """How many rows the next piece may have."""
+        in_time = int(self._rows_per_s * self._allowed_s())
+        return max(_ROWS_MIN, min(in_time, self._rows))
+
+    def _allowed_s(self) -> float:
+        return _LIVE_S if time.monotonic() < self._live_until else _ALONE_S
 
     def _take(self) -> ReadyChunk | None:
         with self._lock:
@@ -247,9 +287,10 @@ class Pieces:
         file, scan = current.open()
         newer = scan.up_to(log, place)
         limit = current.backfill.rows_per_second or _ROWS_MAX
-        count = chunk.piece_rows or min(self._rows, limit, file.together(chunk.delivered))
+        within = file.within(chunk.delivered, _BYTES_MAX)
+        count = chunk.piece_rows or min(self._allowed(), limit, within)
         stored = file.stored(chunk.delivered, count)
-        left = remaining(stored.raw, file.schemas, newer, stored.keys)
+        left = remaining(stored, file.schemas, newer, stored.keys)
         if chunk.place is None:
             if not self._record(current, place, count, log, file.oid):
                 self._put_down()
@@ -257,8 +298,29 @@ class Pieces:
             current.chunk = replace(chunk, place=place, piece_rows=count)
         decoded = stored.decoded(self._wanted)
         return Piece(
-            current.chunk, place, count, left, decoded, file.schemas, self._wanted, log.history()
+            current.chunk,
+            place,
+            count,
+            left,
+            decoded,
+            file.schemas,
+            self._wanted,
+            log.history(),
+            current.backfill.id if current.backfill.reload else None,
         )
+
+    def _mark(self, current: ReadyChunk, step: ReloadStep, place: Cursor) -> MarkPiece | None:
+        if current.chunk.place is None:
+            with self._connections.connection() as state:
+                placed = place_piece(
+                    state, self._source, self._term, current.chunk, place, 1,
+                    looked_lsn=None, incomplete=[],
+                )  # fmt: skip
+            if placed is None:
+                self._put_down()
+                return None
+            current.chunk = replace(current.chunk, place=place, piece_rows=1)
+        return MarkPiece(current.chunk, step, place)
 
     def _record(
         self, current: ReadyChunk, place: Cursor, count: int, log: LogReader, oid: int
@@ -295,6 +357,13 @@ def _read_too_often(error: Exception) -> str:
         f"looked at: {error}. To fix it: backfill the table while fewer rows change, or let the "
         "log keep more (log.max_bytes); then retry the backfill"
     )
+
+
+def _is_passed(chunk: Chunk, cursor: Cursor) -> bool:
+    """Whether the worker went on behind the piece that has a place."""
+    if chunk.place is None or chunk.piece_rows is None:
+        return False
+    return cursor >= Cursor(chunk.place.lsn, chunk.place.idx + chunk.piece_rows)
 
 
 def _name(ready: ReadyChunk) -> tuple[int, int]:

@@ -9,9 +9,12 @@ import psycopg
 
 from cdc.backfill.query import next_boundary
 from cdc.backfill.ranges import CHUNKS_MAX, RowRange, ValueRange, block_ranges
-from cdc.backfill.table import Leaf, PublishedTable
+from cdc.backfill.table import Leaf, PublishedTable, published_tables
+from cdc.config import SinkConfig
+from cdc.config.read_back import sharing
 from cdc.config.table import TableName
-from cdc.errors import OperatorError
+from cdc.error_text import public_text
+from cdc.errors import OperatorError, TransientError, WalbrookError
 from cdc.replication.stream import PINNED
 from cdc.state.backfills import Backfill
 
@@ -47,6 +50,19 @@ def column_of(backfill: Backfill, table: PublishedTable, leaf: Leaf) -> str | No
     return table.key[0]
 
 
+def refuse_shared_target(
+    connection: psycopg.Connection[Any], publication: str, consumer: SinkConfig, table: TableName
+) -> None:
+    """A reload would take the rows of other tables out of a target that they share."""
+    other = sharing(consumer, table, published_tables(connection, publication))
+    if other is not None:
+        raise OperatorError(
+            f"rows of {other} go to the same target as those of {table}",
+            fix="cancel the backfill and start it without reload",
+            kind="shared_target",
+        )
+
+
 def plan_leaf(
     connection: psycopg.Connection[Any], backfill: Backfill, table: PublishedTable, leaf: Leaf
 ) -> Iterator[Planned]:
@@ -54,7 +70,7 @@ def plan_leaf(
     column = column_of(backfill, table, leaf)
     ranges = (
         block_ranges(leaf.bytes // block_bytes(connection), block_bytes(connection),
-                     backfill.chunk_bytes)
+                     backfill.chunk_bytes, backfill.connections)
         if column is None
         else _value_ranges(connection, backfill, leaf, column)
     )  # fmt: skip
@@ -81,11 +97,30 @@ def _value_ranges(
     after: str | None = None
     for _ in range(CHUNKS_MAX):
         query = next_boundary(leaf.name, column, after, rows, backfill.start_position)
-        with connection.transaction():
-            connection.execute(_PIN, [*_WRITTEN.values()])
-            found = connection.execute(query).fetchone()
+        try:
+            with connection.transaction():
+                connection.execute(_PIN, [*_WRITTEN.values()])
+                found = connection.execute(query).fetchone()
+        except psycopg.Error as error:
+            raise _unplanned(leaf.name, column, error) from error
         if found is None or found[0] == after:
             break
         yield ValueRange(after, found[0])
         after = found[0]
     yield ValueRange(after, None)
+
+
+def _unplanned(leaf: TableName, column: str, error: psycopg.Error) -> WalbrookError:
+    """Why no chunks can be made of the values of a column: that concerns this backfill alone."""
+    if not isinstance(error, psycopg.ProgrammingError | psycopg.DataError):
+        return TransientError(
+            f"{leaf} could not be read: {public_text(error)}", fix="it is tried again"
+        )
+    again = "cancel the backfill and start it again with a sort_column that has an order, and a "
+    return OperatorError(
+        f"{leaf} cannot be read in the order of {column}: {public_text(error)}",
+        fix="grant SELECT on it to the role of the source, then retry the backfill"
+        if isinstance(error, psycopg.errors.InsufficientPrivilege)
+        else f"{again}start_position that is one of its values",
+        kind="not_planned",
+    )

@@ -26,9 +26,9 @@ from typing import Any, Final
 import psycopg
 import structlog
 
-from cdc.backfill.open_transactions import OpenTransactions
+from cdc.backfill.open_transactions import OpenTransactions, who_is_waited_for
 from cdc.backfill.query import RowChoice
-from cdc.backfill.ranges import BlockRange, GoneRows, Range, ValueRange
+from cdc.backfill.ranges import BlockRange, GoneRows, Range, ReloadStep, ValueRange
 from cdc.backfill.reading import (
     ChunkRead,
     ChunkTask,
@@ -39,21 +39,21 @@ from cdc.backfill.reading import (
     read_chunk_apart,
 )
 from cdc.backfill.table import describe_table, published_tables, sent_as
-from cdc.config import Sink as SinkConfig
+from cdc.config import SinkConfig
 from cdc.config.table import TableName
 from cdc.connection import Connection
 from cdc.errors import OperatorError, TransientError, WalbrookError
 from cdc.state import backfill_chunks
 from cdc.state import backfills as rows
+from cdc.state.active_consumers import read_active_consumers
 from cdc.state.backfill_chunks import Chunk
 from cdc.state.backfills import Backfill, Wait
-from cdc.state.roll import call_roll
 from cdc.verify.gone_rows import GoneTask, read_gone
 from spark_pipeline.backfill.held_rows import rows_held_by
 from spark_pipeline.backfill.pieces import Pieces, ReadyChunk
-from spark_pipeline.backfill.planning import block_bytes, column_of, plan_leaf
+from spark_pipeline.backfill.planning import block_bytes, column_of, plan_leaf, refuse_shared_target
 from spark_pipeline.backfill.search import is_searched
-from spark_pipeline.delivery.isolate import told
+from spark_pipeline.delivery.isolate import as_walbrook_error
 from spark_pipeline.delivery.value_formats import wanted_of_reads
 from spark_pipeline.feed.plan import job_group
 from spark_pipeline.workers.context import WorkerContext
@@ -120,7 +120,9 @@ class BackfillRunner:
                         return
                 except (psycopg.Error, WalbrookError) as error:
                     _logger.warning(
-                        "backfill.look_failed", consumer=self._consumer.name, error=told(error)
+                        "backfill.look_failed",
+                        consumer=self._consumer.name,
+                        error=as_walbrook_error(error),
                     )
                     self._disconnect()
                 self._pieces.changed.wait(_LOOK_S)
@@ -159,11 +161,15 @@ class BackfillRunner:
     def _advance(self, state: Connection, backfill: Backfill, generation: int) -> None:
         if time.monotonic() < self._not_before.get(backfill.id, 0.0):
             return
-        if not backfill.planned and not self._plan(state, backfill):
+        if not backfill.has_ended and not backfill.planned and not self._plan(state, backfill):
             return
         held = {*self._pieces.held(), *self._readings}
         mine = sum(name[0] == backfill.id for name in held)
-        chunks = backfill_chunks.chunks_of(state, backfill.id, backfill.connections + len(held) + 2)
+        most = backfill.connections + len(held) + 2
+        chunks = backfill_chunks.chunks_of(state, backfill.id, most, ended=backfill.has_ended)
+        begins = [each for each in chunks if each.range is ReloadStep.BEGIN]
+        if backfill.reload and (begins or not (backfill.begun_lsn or backfill.has_ended)):
+            chunks = begins  # no row is read before the shadow gets changes
         # An order of rows needs one chunk after the other: the next is read when one is delivered.
         for chunk in chunks if backfill.sort_column is None else chunks[:1]:
             name = (chunk.backfill, chunk.number)
@@ -173,7 +179,7 @@ class BackfillRunner:
                 self._offer(state, backfill, chunk, generation)
             elif mine <= backfill.connections and self._read(state, backfill, chunk):
                 mine += 1
-        if not chunks:
+        if not chunks and not backfill.has_ended:
             self._finish(state, backfill)
 
     def _plan(self, state: Connection, backfill: Backfill) -> bool:
@@ -192,6 +198,10 @@ class BackfillRunner:
             )
         table = describe_table(connection, self._settings.publication, backfill.table)
         planned: list[tuple[TableName, int, int, Range]] = []
+        if backfill.reload:
+            publication = self._settings.publication
+            refuse_shared_target(connection, publication, self._consumer, backfill.table)
+            planned.append((backfill.table, 0, 0, ReloadStep.BEGIN))
         if backfill.find_deletes:
             # First, so that a value that went to another row is free at the destination.
             planned.append((backfill.table, table.relation.oid, 0, GoneRows()))
@@ -211,7 +221,8 @@ class BackfillRunner:
 
     def _offer(self, state: Connection, backfill: Backfill, chunk: Chunk, generation: int) -> None:
         """A chunk that an earlier process read, or that was put down when it was paused."""
-        if chunk.file is None or not chunk.file.exists():
+        is_mark = isinstance(chunk.range, ReloadStep)
+        if not is_mark and (chunk.file is None or not chunk.file.exists()):
             backfill_chunks.read_again(state, chunk)
             self._pieces.changed.set()
             return
@@ -220,12 +231,17 @@ class BackfillRunner:
 
     def _read(self, state: Connection, backfill: Backfill, chunk: Chunk) -> bool:
         """Begin to read a chunk; returns whether it was begun."""
+        if isinstance(chunk.range, ReloadStep):
+            backfill_chunks.mark_ready(state, chunk)
+            self._pieces.changed.set()
+            return False
         if len(self._readings) >= _CONNECTIONS_MAX:
             return False
         connection = self._connected()
         self._open = self._open.after(list_open(connection))
-        if self._open.unknown:
-            why = _waits_for(self._open.unknown)
+        # What a shadow did not get as a change, because it was before its time, must be visible.
+        if waited := self._open.committed_below((backfill.begun_lsn or 0) // 8 * 8):
+            why = who_is_waited_for(waited)
             if rows.waits(state, backfill.id, Wait.OPEN_TRANSACTIONS, why) > OPEN_WAIT_S:
                 raise OperatorError(
                     f"it has waited for {OPEN_WAIT_S:.0f} s: {why}",
@@ -289,8 +305,8 @@ class BackfillRunner:
         task = GoneTask(
             settings.source_dsn, self._source, settings.publication, backfill.table, path
         )
-        generation = call_roll(state, self._source).generations[consumer.name]
-        held = partial(rows_held_by, consumer, self._source, generation)
+        generation = read_active_consumers(state, self._source).generations[consumer.name]
+        held = partial(rows_held_by, consumer, self._source, generation, settings.state_dsn)
         return _in_thread(f"backfill-{consumer.name}", lambda: read_gone(task, held))
 
     def _reader(self, task: ChunkTask, size: int) -> Callable[[], ChunkRead]:
@@ -332,12 +348,15 @@ class BackfillRunner:
     ) -> None:
         backfill, chunk = reading.backfill, reading.chunk
         self._not_before.pop(backfill.id, None)
-        backfill_chunks.chunk_read(
-            state, self._source, self._term, chunk,
+        is_known = backfill_chunks.chunk_read(
+            state, self._source, self._term, chunk, backfill.generation,
             snapshot=done.snapshot, lsn=done.lsn, look_lsn=reading.opened.look_from(done.snapshot),
             file=reading.path, rows=done.rows, size=done.bytes,
         )  # fmt: skip
         self._pieces.changed.set()
+        if not is_known:
+            reading.path.unlink(missing_ok=True)
+            return
         if not done.rows:
             reading.path.unlink(missing_ok=True)
             if reading.keys:
@@ -353,7 +372,7 @@ class BackfillRunner:
             self._context.feed.wake()
 
     def _failed(self, state: Connection, reading: _Reading, error: Exception) -> None:
-        backfill, chunk, what = reading.backfill, reading.chunk, told(error)
+        backfill, chunk, what = reading.backfill, reading.chunk, as_walbrook_error(error)
         # Keys of rows that are gone are not looked for by leaf: their chunk counts an attempt.
         if isinstance(error, MovedTableError) and not isinstance(chunk.range, GoneRows):
             self._plan_again(state, backfill, chunk)
@@ -411,7 +430,7 @@ class BackfillRunner:
         """No chunk is left: rows whose values were left out are read by key, then it ends."""
         if not is_searched(state, self._connected, self._settings, backfill):
             return
-        chunks, keys = backfill_chunks.what_is_left(state, backfill.id)
+        chunks, keys, swapped = backfill_chunks.what_is_left(state, backfill.id)
         if chunks:
             return
         if keys:
@@ -420,6 +439,11 @@ class BackfillRunner:
             backfill_chunks.add_chunks(
                 state, self._source, self._term, backfill.id, [by_key], planned=True
             )
+            self._pieces.changed.set()
+            return
+        if backfill.reload and not swapped:
+            backfill_chunks.add_swap(state, self._source, self._term, backfill.id)
+            rows.waits(state, backfill.id, Wait.SWAP, "all rows are there; its sink swaps them in")
             self._pieces.changed.set()
             return
         rows.finish(state, backfill.id)
@@ -470,11 +494,3 @@ def _in_thread(name: str, run: Callable[[], ChunkRead]) -> Future[ChunkRead]:
 
     threading.Thread(target=work, name=name, daemon=True).start()
     return future
-
-
-def _waits_for(xids: list[int]) -> str:
-    few = ", ".join(map(str, xids[:5])) + ("…" if len(xids) > 5 else "")
-    return (
-        f"transactions that were open before it began have to end first: {few}. pg_locks and "
-        "pg_stat_activity (backend_xid), or pg_prepared_xacts, say whose they are"
-    )

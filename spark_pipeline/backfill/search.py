@@ -23,8 +23,8 @@ from cdc.log.open import open_log
 from cdc.state.backfill_chunks import KEYS_MAX, record_search, search_left
 from cdc.state.backfills import Backfill, fail
 from spark_pipeline.backfill.pieces import TOO_MANY_KEYS
-from spark_pipeline.feed.backlog import end_of
-from spark_pipeline.workers.settings import StageSettings
+from spark_pipeline.capacity.backlog import end_of
+from spark_pipeline.feed.stage_settings import StageSettings
 
 
 def is_searched(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from cdc.log.view import LogReader
+from spark_pipeline.capacity.backlog import Bounds
 from spark_pipeline.capacity.pressure import Load
-from spark_pipeline.feed.backlog import Bounds
 
 _BATCHES_LOOKED_AT_MAX = 100_000  # of the log's index; beyond them a backlog is large anyway
 _ENDS_MAX = 4_096

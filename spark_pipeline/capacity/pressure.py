@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spark_pipeline.feed.backlog import Bounds
+from spark_pipeline.capacity.backlog import Bounds
 
 LATENCY_HIGH_S, LATENCY_LOW_S = 10.0, 3.0
 """How long changes have waited in the log: twice what a micro-batch takes is too long."""

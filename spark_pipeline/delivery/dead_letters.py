@@ -1,7 +1,7 @@
 """Finding the dead letters of a consumer's share: what could not be decoded, judged or delivered.
 
 Delivery leaves them out; here the driver looks for them again, only in slices that have any, and
-takes the messages they came as from the log, a frame at a time. What must always hold: only what
+takes the messages they came as from the log, a frame at a time. Invariant: only what
 lies between the consumer's old cursor and its new one is dead, so a change that a failing sink
 keeps the consumer from reaching is not.
 """
@@ -24,7 +24,7 @@ from cdc.state.dead_letters import DeadLetter, Kind
 from sinks.columns import prefix_below
 from spark_pipeline.delivery.deliver import Share, mine, verdicts_of
 from spark_pipeline.delivery.outcome import Poison
-from spark_pipeline.feed.exchange import SliceMarker, pick_up
+from spark_pipeline.slices.exchange import SliceMarker, pick_up
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _PLACE = "place"  # of a row in its frame

@@ -18,18 +18,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import ROUTE, MessageBatch, cursor_at
-from cdc.config import Sink as SinkConfig
+from cdc.config import SinkConfig
 from cdc.cursor import Cursor
 from cdc.decoding.format import PLAIN, TEXTS, Wanted
 from cdc.decoding.shapes import Context, RecordShape, RowTextShape, Shape, shape_for
 from cdc.errors import ProtocolError, TransientError, WalbrookError
 from cdc.generation import FIRST, Generation
 from cdc.queue.groups import Grouping
-from cdc.queue.ledger import Ledger
-from cdc.queue.open_ledger import LedgerAddress, open_ledger
-from cdc.queue.waiting import NOTHING, Waiting
+from cdc.queue.ledger.base import Ledger
+from cdc.queue.ledger.open import LedgerAddress, open_ledger
+from cdc.state.blocked_groups import NOTHING, BlockedGroups
 from sinks import ClaimPlace, FollowsRewinds, Queue, Sink, open_sink
-from sinks.base import Delivery, RequestSink
+from sinks.base import Delivery, Reloads, RequestSink
 from sinks.columns import prefix_below
 from sinks.ledgered import LedgeredSink, LedgerPlace
 from sinks.pull import PullSink
@@ -37,7 +37,7 @@ from spark_pipeline.delivery.matching import Match
 from spark_pipeline.delivery.merged_shape import MergedShape
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.delivery.partitions import deliver_in_parts
-from spark_pipeline.delivery.sender import STRIKES, Sender, Strikes
+from spark_pipeline.delivery.sender import STRIKES, ConsecutiveRefusals, Sender
 from spark_pipeline.delivery.value_formats import (
     form_of,
     holds_tables,
@@ -45,8 +45,8 @@ from spark_pipeline.delivery.value_formats import (
     takes_texts,
     view_of,
 )
-from spark_pipeline.expressions.verdicts import in_cursor_order, judged
-from spark_pipeline.feed.exchange import SliceMarker, pick_up, whole
+from spark_pipeline.delivery.verdicts import in_cursor_order, judged
+from spark_pipeline.slices.exchange import SliceMarker, pick_up, whole
 
 _DELIVERY_ROWS = 10_000
 _DELIVERY_BYTES = 32 << 20
@@ -76,7 +76,7 @@ class Share:
     verdicts: str | None = None  # where those of the consumer's expressions lie, VERDICT_SCHEMA
     failed: int = 0  # how many of them say that an expression failed
     held: WalbrookError | None = None  # why it ends where it does, if its consumer cannot go on
-    waiting: Waiting = NOTHING  # what its consumer's queue held when the micro-batch began
+    waiting: BlockedGroups = NOTHING  # what its consumer's queue held when the micro-batch began
     strikes: int = 0  # refusals in a row before it
     strikes_max: int = STRIKES  # how many its destination is allowed
     ledger: LedgerPlace | None = None  # where what was delivered is noted, if its sink needs it
@@ -85,6 +85,7 @@ class Share:
     origins: tuple[Origin, ...] = ()  # of messages of several sources: by the number of the source
     generation: Generation = FIRST  # of the consumer's destination
     epoch: str = ""  # another one whenever the consumer's cursor was moved back
+    reload: int | None = None  # the reload that its rows were read for, if they were for any
 
     def behind(self, done: Outcome) -> Share:
         """The same where something was delivered before it: what that put aside waits already."""
@@ -122,7 +123,7 @@ def sender_for(
     share: Share,
     purpose: str = "",
     around: Callable[[Sink], Sink] | None = None,
-    strikes: Strikes | None = None,
+    strikes: ConsecutiveRefusals | None = None,
 ) -> Sender:
     """Where a share is delivered; each purpose has a sink of its own."""
     sink = sink_of(share, purpose)
@@ -257,40 +258,66 @@ def _shaped(share: Share, changes: pa.RecordBatch) -> MessageBatch:
 def sink_of(share: Share, purpose: str = "") -> Sink:
     """The consumer's sink in this process, opened when it is first needed.
 
-    TransientError for a share of a stage that has ended: its successor delivers.
+    TransientError for a share of a stage that has ended: its successor delivers. What stands in its
+    place is closed before, and nobody else waits for that: a sink of files may take long.
     """
+    while True:
+        with _opening:
+            stale = _stale_sinks(share, purpose)
+            if not stale:
+                return _opened_sink(share, purpose)
+        for sink in stale:
+            sink.close()
+
+
+def _stale_sinks(share: Share, purpose: str) -> list[Sink]:
+    """Take out what has to be closed before the share's sink may be opened."""
     key = (share.origin.name, share.consumer.name, purpose)
-    with _opening:
-        run, generation, sink = _open_sinks.get(key, ("", FIRST, None))
-        if sink is None or run != share.run or generation != share.generation:
-            _refuse_ended(share, run)
-            _close_sinks(lambda known, by: known == key or process_of(by) != process_of(share.run))
-            sink = open_sink(
-                share.consumer.destination,
-                consumer=share.consumer.name,
-                batch_size=share.consumer.effective_batch_size,
-                source=share.origin.name,
-                grouping=Grouping.of(share.consumer),
-                queue=Queue.of(share.consumer, share.origin.name, share.state_dsn),
-                generation=share.generation,
-                claims=ClaimPlace.of(share.consumer, share.state_dsn),
-                state_dsn=share.state_dsn,
-            )
-            _open_sinks[key] = share.run, share.generation, sink
-        place = share.ledger
-        if _follows_rewinds(type(sink)):
-            cast("FollowsRewinds", sink).follow(share.epoch)
-        if isinstance(sink, PullSink):
-            return sink.standing_at(share.standing)
-        if place is None:
-            return sink
-        return LedgeredSink(cast("RequestSink", sink), _ledger(share.run, place.address), place)
+    run, generation, _ = _open_sinks.get(key, ("", FIRST, None))
+    if key in _open_sinks and run == share.run and generation == share.generation:
+        return []
+    _refuse_ended(share, run)
+    process = process_of(share.run)
+    return _take_sinks(lambda known, by: known == key or process_of(by) != process)
+
+
+def _opened_sink(share: Share, purpose: str) -> Sink:
+    key = (share.origin.name, share.consumer.name, purpose)
+    if key not in _open_sinks:
+        sink = open_sink(
+            share.consumer.destination,
+            consumer=share.consumer.name,
+            batch_size=share.consumer.effective_batch_size,
+            source=share.origin.name,
+            grouping=Grouping.of(share.consumer),
+            queue=Queue.of(share.consumer, share.origin.name, share.state_dsn),
+            generation=share.generation,
+            claims=ClaimPlace.of(share.consumer, share.state_dsn),
+            state_dsn=share.state_dsn,
+        )
+        _open_sinks[key] = share.run, share.generation, sink
+    _, _, sink = _open_sinks[key]
+    place = share.ledger
+    if _follows_rewinds(type(sink)):
+        cast("FollowsRewinds", sink).follow(share.epoch)
+    if _reloads(type(sink)):
+        cast("Reloads", sink).loading(share.reload)
+    if isinstance(sink, PullSink):
+        return sink.standing_at(share.standing)
+    if place is None:
+        return sink
+    return LedgeredSink(cast("RequestSink", sink), _ledger(share.run, place.address), place)
 
 
 @cache
 def _follows_rewinds(kind: type[Sink]) -> bool:
     """Asked once per class: Python goes through all names of a protocol each time."""
     return issubclass(kind, FollowsRewinds)
+
+
+@cache
+def _reloads(kind: type[Sink]) -> bool:
+    return issubclass(kind, Reloads)
 
 
 def ledger_of(share: Share) -> Ledger | None:
@@ -306,7 +333,9 @@ def end_run(source: str, run: str) -> None:
     """
     with _opening:
         _ended[process_of(run), source] = _stage_of(run)
-        _close_sinks(lambda known, by: known[0] == source and by == run)
+        stale = _take_sinks(lambda known, by: known[0] == source and by == run)
+    for sink in stale:
+        sink.close()
 
 
 def process_of(run: str) -> str:
@@ -331,9 +360,10 @@ def _refuse_ended(share: Share, opened_by: str) -> None:
         )
 
 
-def _close_sinks(is_stale: Callable[[tuple[str, str, str], str], bool]) -> None:
-    for key in [key for key, (run, _, _) in _open_sinks.items() if is_stale(key, run)]:
-        _open_sinks.pop(key)[2].close()
+def _take_sinks(is_stale: Callable[[tuple[str, str, str], str], bool]) -> list[Sink]:
+    """Take out sinks, for the caller to close once nobody waits for it."""
+    stale = [key for key, (run, _, _) in _open_sinks.items() if is_stale(key, run)]
+    return [_open_sinks.pop(key)[2] for key in stale]
 
 
 def _ledger(run: str, address: LedgerAddress) -> Ledger:

@@ -17,11 +17,11 @@ from cdc.connection import Connection
 from cdc.cursor import Cursor
 from cdc.error_text import public_text
 from cdc.errors import TransientError, WalbrookError
-from cdc.queue.events import enqueue
 from cdc.queue.retry import kind_of
-from cdc.queue.waiting import GROUP, WHOLE_TABLE
+from cdc.state.active_consumers import read_active_consumers
+from cdc.state.blocked_groups import GROUP, WHOLE_TABLE
 from cdc.state.gaps import Gap, gap_told, skip_evicted, untold_gaps
-from cdc.state.roll import call_roll
+from cdc.state.queued_messages import enqueue
 from spark_pipeline.delivery.deliver import Share, send
 from spark_pipeline.delivery.sender import refused
 
@@ -39,7 +39,7 @@ def pass_gaps(
     failed: dict[str, WalbrookError] = {}
     skip_evicted(state, source=source, term=term, evicted=evicted)
     # Asked before the gaps: who is moved since then is not told of one that may be none any more.
-    standing = call_roll(state, source).served
+    standing = read_active_consumers(state, source).served
     for gap in untold_gaps(state, source):
         share = shares.get(gap.consumer)
         if share is None or gap.consumer in failed or gap.consumer not in standing:

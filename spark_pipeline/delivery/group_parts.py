@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from cdc.queue.groups import BY_KEY, Grouping, groups_of
 
 
-class Run(NamedTuple):
+class GroupRun(NamedTuple):
     """Neighbours; ``in_order``: they are to be delivered one after another, with nothing beside."""
 
     rows: pa.RecordBatch
@@ -26,7 +26,7 @@ class Run(NamedTuple):
     in_order: bool
 
 
-def runs_between_barriers(rows: pa.RecordBatch, grouping: Grouping = BY_KEY) -> Iterator[Run]:
+def runs_between_barriers(rows: pa.RecordBatch, grouping: Grouping = BY_KEY) -> Iterator[GroupRun]:
     """Cut a batch, in order, where changes that are ordered against their whole table stand."""
     groups = groups_of(rows, grouping)
     barriers = groups.whole_table.to_numpy(zero_copy_only=False)
@@ -35,10 +35,10 @@ def runs_between_barriers(rows: pa.RecordBatch, grouping: Grouping = BY_KEY) -> 
     for start, end in pairwise(bounds):
         count = end - start
         ids = groups.ids.slice(start, count)
-        yield Run(rows.slice(start, count), ids, bool(barriers[start]))
+        yield GroupRun(rows.slice(start, count), ids, bool(barriers[start]))
 
 
-def spread(run: Run, parts: int) -> list[pa.RecordBatch]:
+def spread(run: GroupRun, parts: int) -> list[pa.RecordBatch]:
     """At most so many parts of about the same number of groups, none empty, each in order."""
     taken = _part_of_each(run.groups, parts)
     found = (run.rows.filter(pa.array(taken == part)) for part in range(parts))

@@ -22,7 +22,7 @@ from cdc.error_text import public_raised, public_text
 from cdc.errors import CorruptionError, PoisonError, TransientError, WalbrookError
 from spark_pipeline.delivery.deliver import Share
 from spark_pipeline.delivery.outcome import GOES_ON, Outcome, Poison
-from spark_pipeline.session.jvm_output import said
+from spark_pipeline.jvm.jvm_output import said
 
 _logger = structlog.get_logger("walbrook.worker")
 
@@ -49,12 +49,14 @@ def deliver_carefully(deliver: Deliver, share: Share, cursors_of: CursorsOf) -> 
         except Exception as error:
             failure = error
             if not is_suspect(error):
-                return _failed(share, told(error))
-    _logger.warning("worker.looking_for_poison", consumer=share.consumer.name, error=told(failure))
-    return _Hunt(deliver).over(share, cursors_of(share))
+                return _failed(share, as_walbrook_error(error))
+    _logger.warning(
+        "worker.looking_for_poison", consumer=share.consumer.name, error=as_walbrook_error(failure)
+    )
+    return _Isolation(deliver).over(share, cursors_of(share))
 
 
-class _Hunt:
+class _Isolation:
     """One share, delivered in pieces that grow smaller where it breaks."""
 
     def __init__(self, deliver: Deliver) -> None:
@@ -71,7 +73,7 @@ class _Hunt:
                 outcome = self._deliver(piece)
             except Exception as error:
                 if not is_suspect(error):
-                    return replace(done, error=told(error))
+                    return replace(done, error=as_walbrook_error(error))
                 if len(within) > 1:
                     middle = len(within) // 2
                     first, second = halves(piece, within[middle])
@@ -90,20 +92,20 @@ class _Hunt:
         except Exception as again:
             error = again
         if not within or not is_suspect(error):
-            return _failed(piece, told(error))
+            return _failed(piece, as_walbrook_error(error))
         (message,) = within
         try:
             # The same without the message.
             done = self._deliver(replace(piece, end=message))
         except Exception as broken:
-            return _failed(piece, told(broken))
+            return _failed(piece, as_walbrook_error(broken))
         if done.error is not None:
             return done
         _logger.warning("worker.poison", consumer=piece.consumer.name, cursor=str(message))
         why = f"delivery of the change at {message} broke"
         what = f"{why}; it is a dead letter, and what follows comes next"
         goes_on = TransientError(what, kind=GOES_ON)
-        dead = Poison(message, f"{why}: {told(error).full_text}")
+        dead = Poison(message, f"{why}: {as_walbrook_error(error).full_text}")
         behind = Cursor(message.lsn, message.idx + 1)
         return Outcome(piece.consumer.name, behind, error=goes_on, dead=(dead,)).after(done)
 
@@ -133,7 +135,7 @@ def is_suspect(error: Exception) -> bool:
     return not through_spark or _CRASHED in text
 
 
-def told(error: Exception) -> WalbrookError:
+def as_walbrook_error(error: Exception) -> WalbrookError:
     """An error that came through Spark: what our own code said in a worker, or what says most.
 
     Only damage keeps its class: everything else is tried again all the same. Texts that are not

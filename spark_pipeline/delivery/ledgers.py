@@ -1,6 +1,6 @@
 """The ledgers of a source's consumers: where each lies, and telling of one that is lost.
 
-What must always hold: a consumer is served under the name that its ledger had when its cursor was
+Invariants: a consumer is served under the name that its ledger had when its cursor was
 read; a ledger that could not be used is told of until a delivery has used it again.
 """
 
@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 import structlog
 
-from cdc.config import Sink as SinkConfig
-from cdc.config import WebhookDestination
+from cdc.config import SinkConfig, WebhookDestination
 from cdc.connection import Connection
 from cdc.cursor import ORIGIN, Cursor
-from cdc.queue.ledger import LedgerUse
-from cdc.queue.open_ledger import LedgerAddress
+from cdc.queue.ledger.base import LedgerUse
+from cdc.queue.ledger.open import LedgerAddress
+from cdc.state.active_consumers import ActiveConsumers
 from cdc.state.health import Condition, report_conditions
-from cdc.state.roll import Roll
 from sinks.ledgered import LedgerPlace
 from spark_pipeline.delivery.outcome import Outcome
 
@@ -38,7 +37,7 @@ def ledger_name(place: LedgerPlace | None) -> str | None:
 
 
 @dataclass
-class _Told:
+class _Reported:
     """What SQL was last told of a consumer's ledger."""
 
     lost: bool
@@ -54,10 +53,10 @@ class Ledgers:
         self._term = term
         self._address = address
         self._names: dict[str, str] = {}
-        self._told: dict[str, _Told] = {}
+        self._told: dict[str, _Reported] = {}
         self._without: set[str] = set()
 
-    def join(self, roll: Roll, joining: Collection[str]) -> None:
+    def join(self, roll: ActiveConsumers, joining: Collection[str]) -> None:
         """Those that join are served under the names that they have in the roll.
 
         Those who are served already keep theirs: it goes with the cursor they were admitted at.
@@ -99,11 +98,11 @@ class Ledgers:
             # An earlier process may have told something.
             if before is None or before.lost:
                 self._tell(state, consumer, [])
-                self._told[consumer] = _Told(lost=False)
+                self._told[consumer] = _Reported(lost=False)
             if before is not None and before.lost:
                 _logger.info("ledger.back", **about, unnoted=before.unnoted)
             return
-        told = before if before is not None and before.lost else _Told(lost=True, at=-_TELL_S)
+        told = before if before is not None and before.lost else _Reported(lost=True, at=-_TELL_S)
         told.unnoted += use.unnoted
         if told is not before:
             _logger.warning("ledger.lost", **about, error=use.lost)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import READ
-from cdc.config import Sink
+from cdc.config import SinkConfig
 
 _FEW = 48  # up to about so many rows a loop costs less than a call of Arrow
 
@@ -26,7 +26,7 @@ class Match:
     exclude_tables: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, sink: Sink) -> Match:
+    def of(cls, sink: SinkConfig) -> Match:
         source = sink.source
         return cls(
             actions=(*sink.actions, READ),

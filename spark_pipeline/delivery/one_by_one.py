@@ -12,10 +12,10 @@ import structlog
 from cdc.change import MessageBatch
 from cdc.cursor import Cursor
 from cdc.errors import PoisonError
-from cdc.queue.ledger import together
+from cdc.queue.ledger.base import together
 from sinks.base import Delivery, Sink
 from spark_pipeline.delivery.deliver import Share, sender_for
-from spark_pipeline.delivery.isolate import is_suspect, told
+from spark_pipeline.delivery.isolate import as_walbrook_error, is_suspect
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.delivery.sender import Sender
 
@@ -29,7 +29,9 @@ def deliver_messages(share: Share, rows: pa.RecordBatch, end: Cursor, purpose: s
     except Exception as error:
         if not is_suspect(error):
             raise
-        _logger.warning("delivery.broke", consumer=share.consumer.name, error=told(error))
+        _logger.warning(
+            "delivery.broke", consumer=share.consumer.name, error=as_walbrook_error(error)
+        )
         return _taken(sender_for(share, purpose, OneByOne), rows, end)
 
 
@@ -66,7 +68,7 @@ class OneByOne:
         except Exception as error:
             if not is_suspect(error):
                 raise
-            broken = told(error)
+            broken = as_walbrook_error(error)
             what = f"delivery of the change at {message.cursor(0)} broke: {broken.what}"
             refused = PoisonError(what, fix="it is tried again", detail=broken.detail)
             return Delivery(0, error=refused)

@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from cdc.cursor import Cursor
 from cdc.errors import WalbrookError
-from cdc.queue.ledger import LedgerUse
-from cdc.queue.ledger import together as all_uses
+from cdc.queue.ledger.base import LedgerUse
+from cdc.queue.ledger.base import together as all_uses
+from sinks.base import StoppedTable
 
 GOES_ON = "goes_on"
 """The kind of an error that ends a share and is no failure: what follows comes next."""
@@ -46,6 +47,7 @@ class Outcome:
     ledger: LedgerUse | None = None  # how its ledger did, if it was asked
     top_before: Cursor | None = None  # the destination's last message before it (Delivery.top)
     top: Cursor | None = None  # the last message that the destination has of it
+    stopped: tuple[StoppedTable, ...] | None = None  # as its sink said last, if it said so
 
     @property
     def failed(self) -> bool:
@@ -69,6 +71,7 @@ class Outcome:
             ledger=all_uses((done.ledger, self.ledger)),
             top_before=done.top_before or self.top_before,
             top=self.top or done.top,
+            stopped=done.stopped if self.stopped is None else self.stopped,
         )
 
     def cut(self, at: Cursor) -> Outcome:

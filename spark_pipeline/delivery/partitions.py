@@ -20,14 +20,14 @@ from cdc.cursor import Cursor
 from cdc.errors import TransientError
 from cdc.queue.groups import Grouping
 from sinks.base import Delivery, SideBySideSink
-from spark_pipeline.delivery.group_parts import Run, runs_between_barriers, spread
+from spark_pipeline.delivery.group_parts import GroupRun, runs_between_barriers, spread
 from spark_pipeline.delivery.outcome import GOES_ON, Outcome, combined, is_below
 from spark_pipeline.delivery.sender import (
     ASIDE_BYTES_MAX,
     ASIDE_ROWS_MAX,
     REFUSES_ALL,
+    ConsecutiveRefusals,
     Sender,
-    Strikes,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class OpenSender(Protocol):
     """Where a share is delivered."""
 
-    def __call__(self, share: Share, *, strikes: Strikes) -> Sender: ...
+    def __call__(self, share: Share, *, strikes: ConsecutiveRefusals) -> Sender: ...
 
 
 def deliver_in_parts(
@@ -58,7 +58,7 @@ def deliver_in_parts(
     return replace(done, cursor=max(done.cursor, share.end))
 
 
-def _deliver_run(share: Share, run: Run, open_sender: OpenSender) -> Outcome:
+def _deliver_run(share: Share, run: GroupRun, open_sender: OpenSender) -> Outcome:
     """One run of changes, in as many parts as it has requests for."""
     consumer = share.consumer
     requests = -(-run.rows.num_rows // consumer.effective_batch_size)
@@ -66,7 +66,7 @@ def _deliver_run(share: Share, run: Run, open_sender: OpenSender) -> Outcome:
     rows = [run.rows] if run.in_order or count < 2 else spread(run, count)
     if len(rows) == 1:
         return _in_order(share, run.rows, open_sender)
-    strikes = Strikes(share.strikes)
+    strikes = ConsecutiveRefusals(share.strikes)
     end = _behind_last(run.rows)
     parts = [_Part(open_sender(share, strikes=strikes), each, end) for each in rows]
     _deliver_side_by_side(parts)
@@ -79,7 +79,7 @@ def _deliver_run(share: Share, run: Run, open_sender: OpenSender) -> Outcome:
 
 
 def _in_order(share: Share, rows: pa.RecordBatch, open_sender: OpenSender) -> Outcome:
-    sender = open_sender(share, strikes=Strikes(share.strikes))
+    sender = open_sender(share, strikes=ConsecutiveRefusals(share.strikes))
     return sender.finish(_behind_last(rows)) if sender.take(rows) else sender.outcome
 
 

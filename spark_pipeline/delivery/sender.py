@@ -1,8 +1,8 @@
 """Delivering a consumer's messages in order, and putting aside what must wait.
 
 A message that its destination refuses, where the destination lets others pass it, is put aside with
-its group: later messages of the group follow it into the queue, all others go on. What must always
-hold: nothing goes out whose group waits; everything below the outcome's cursor is delivered, put
+its group: later messages of the group follow it into the queue, all others go on. Invariants:
+nothing goes out whose group waits; everything below the outcome's cursor is delivered, put
 aside or dead; and when a destination refuses one message after another and takes none, it is taken
 to be at fault as a whole, and nothing it refused since is put aside.
 """
@@ -18,14 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import MessageBatch, cursor_at
-from cdc.config import Sink as SinkConfig
+from cdc.config import SinkConfig
 from cdc.cursor import Cursor
 from cdc.errors import PoisonError, TransientError, WalbrookError
-from cdc.queue.events import EVENT_SCHEMA
 from cdc.queue.groups import Grouping, groups_of
-from cdc.queue.ledger import together as all_uses
+from cdc.queue.ledger.base import together as all_uses
 from cdc.queue.retry import TOO_LARGE, kind_of, pause_s
-from cdc.queue.waiting import GROUP, WHOLE_TABLE, Waiting
+from cdc.state.blocked_groups import GROUP, WHOLE_TABLE, BlockedGroups
+from cdc.state.queued_messages import EVENT_SCHEMA
 from sinks import Sink
 from sinks.base import Delivery
 from sinks.columns import bytes_bound, message_bytes
@@ -48,7 +48,7 @@ Steps = Generator[MessageBatch, Delivery, bool]
 """
 
 
-class Strikes:
+class ConsecutiveRefusals:
     """Refusals in a row, with nothing accepted between them, by all that is sent side by side."""
 
     def __init__(self, count: int = 0) -> None:
@@ -74,9 +74,9 @@ class Sender:
         sink: Sink,
         shape: Shape,
         start: Cursor,
-        waiting: Waiting,
+        waiting: BlockedGroups,
         *,
-        strikes: int | Strikes = 0,
+        strikes: int | ConsecutiveRefusals = 0,
         strikes_max: int = STRIKES,
     ) -> None:
         self._consumer = consumer
@@ -88,7 +88,9 @@ class Sender:
         self._defers = consumer.destination.defers
         # What is larger becomes a dead letter; with a claim check the sink makes it smaller.
         self._largest = consumer.effective_max_message_bytes if consumer.claims is None else None
-        self._strikes = strikes if isinstance(strikes, Strikes) else Strikes(strikes)
+        self._strikes = (
+            strikes if isinstance(strikes, ConsecutiveRefusals) else ConsecutiveRefusals(strikes)
+        )
         self._first_strike: tuple[int, Cursor] | None = None  # of which series, and where
         self._aside: list[pa.RecordBatch] = []
         self._aside_rows = self._aside_bytes = 0
@@ -167,8 +169,9 @@ class Sender:
         done = self._done
         use = all_uses((done.ledger, result.ledger))
         top_before = done.top_before or result.top
+        stopped = done.stopped if result.stopped is None else result.stopped
         if not result.settled:
-            self._done = replace(done, ledger=use, top_before=top_before)
+            self._done = replace(done, ledger=use, top_before=top_before, stopped=stopped)
             return
         self._strikes.accepted()
         self._first_strike = None
@@ -183,6 +186,7 @@ class Sender:
             top_before=top_before,
             # A delivery that names no top went to places that keep none.
             top=done.top if result.top is None else last,
+            stopped=stopped,
         )
 
     def _let_through(self, rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -11,7 +11,7 @@ from functools import cache
 
 import pyarrow as pa
 
-from cdc.config import KafkaDestination, LakeDestination, PostgresDestination, Sink
+from cdc.config import KafkaDestination, SinkConfig
 from cdc.decoding.format import (
     DEFAULT_FORMAT,
     KEY,
@@ -27,7 +27,7 @@ from cdc.decoding.format import (
 )
 
 
-def form_of(consumer: Sink) -> ValueFormat:
+def form_of(consumer: SinkConfig) -> ValueFormat:
     """How a consumer wants values to be written; its windows read what decode wrote."""
     if consumer.window is not None:
         return DEFAULT_FORMAT
@@ -41,7 +41,7 @@ def _format(timestamps: Timestamps, numbers: Numbers, documents: Documents) -> V
     return ValueFormat(timestamps, numbers, documents)
 
 
-def wanted_by(consumers: Sequence[Sink]) -> Wanted:
+def wanted_by(consumers: Sequence[SinkConfig]) -> Wanted:
     """Each form once, in the order of the consumers; old rows if somebody shows them.
 
     The same for the columns that somebody's event times stand in.
@@ -58,14 +58,14 @@ def wanted_by(consumers: Sequence[Sink]) -> Wanted:
     )
 
 
-def wanted_of_reads(consumer: Sink) -> Wanted:
+def wanted_of_reads(consumer: SinkConfig) -> Wanted:
     """What one consumer wants of rows that a backfill read: no JSON if its sink writes none."""
     wanted = wanted_by([consumer])
     bare = takes_texts(consumer) and holds_tables(consumer)
     return replace(wanted, formats=()) if bare else wanted
 
 
-def holds_tables(consumer: Sink) -> bool:
+def holds_tables(consumer: SinkConfig) -> bool:
     """Whether it is given columns of rows as they are, in large batches, and no messages.
 
     A transform makes messages, and a bound that its operator gave is one of messages.
@@ -74,14 +74,14 @@ def holds_tables(consumer: Sink) -> bool:
     return plain and consumer.destination.holds_tables
 
 
-def time_columns(consumer: Sink) -> list[str]:
+def time_columns(consumer: SinkConfig) -> list[str]:
     """The columns in which a consumer's event times stand."""
     if consumer.ordering != "event_time" or consumer.event_time is None:
         return []
     return consumer.event_time.columns_in_rows
 
 
-def view_of(changes: pa.RecordBatch, wanted: Wanted, consumer: Sink) -> pa.RecordBatch:
+def view_of(changes: pa.RecordBatch, wanted: Wanted, consumer: SinkConfig) -> pa.RecordBatch:
     """A consumer's own view of changes that were decoded as ``wanted``."""
     view = wanted.view(changes, form_of(consumer), time_columns(consumer))
     # Nobody else pays for what one asks for: every column is copied when rows are selected.
@@ -94,24 +94,22 @@ def view_of(changes: pa.RecordBatch, wanted: Wanted, consumer: Sink) -> pa.Recor
     return view.drop_columns(unasked) if unasked else view
 
 
-def shows_before(consumer: Sink) -> bool:
+def shows_before(consumer: SinkConfig) -> bool:
     """Whether its messages hold the row as it was."""
     return consumer.shape == "debezium"
 
 
-def shows_keys(consumer: Sink) -> bool:
+def shows_keys(consumer: SinkConfig) -> bool:
     """Whether its messages have a key that is an object."""
     in_commit_order = consumer.shape == "debezium" and consumer.ordering == "commit"
     return in_commit_order and isinstance(consumer.destination, KafkaDestination)
 
 
-def shows_schemas(consumer: Sink) -> bool:
+def shows_schemas(consumer: SinkConfig) -> bool:
     """Whether its messages say the schema of their rows."""
     return isinstance(consumer.destination, KafkaDestination) and consumer.destination.schemas
 
 
-def takes_texts(consumer: Sink) -> bool:
+def takes_texts(consumer: SinkConfig) -> bool:
     """Whether its destination has typed columns, which are written from the source's own texts."""
-    destination = consumer.destination
-    tables = isinstance(destination, LakeDestination | PostgresDestination)
-    return tables and destination.holds_tables
+    return consumer.destination.takes_texts

@@ -16,21 +16,21 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
-from cdc.config import Sink as SinkConfig
+from cdc.config import SinkConfig
 from cdc.config.event_time import EventTime
 from cdc.connection import Connection
 from cdc.cursor import Cursor
 from cdc.eventtime.arrival import Bound
-from cdc.eventtime.sequencer import Sequencer, Standing, Step
+from cdc.eventtime.sequencer import SavedPosition, Sequencer, WatermarkStep
 from cdc.eventtime.times import NO_TIME, as_it_is
 from cdc.failpoints import reached
 from cdc.log.open import open_log
 from cdc.log.segment import high_of
 from cdc.state.dead_letters import report_dead_letters
 from cdc.state.event_controls import Controls, read_controls
-from cdc.state.event_marks import Marks
+from cdc.state.event_fingerprint import EventFingerprint
 from cdc.state.event_partitions import read_partitions
-from cdc.state.event_time import SourceStanding, plan_gaps, plan_release, take_up
+from cdc.state.event_time import SourceResumeState, plan_gaps, plan_release, read_resume_state
 from cdc.state.gaps import untold_gaps
 from cdc.state.positions import MovedError
 from spark_pipeline.delivery.gaps import gap_change
@@ -44,8 +44,8 @@ from spark_pipeline.eventtime.sending import ReleaseSender, Sending
 from spark_pipeline.eventtime.settlement import (
     EventSettler,
     Plan,
-    Reached,
-    Share,
+    SettledPosition,
+    SourceSettlement,
     Unsettled,
     shares_of,
 )
@@ -85,14 +85,14 @@ class Ordering:
         self._state = state
         self._windows = windows
         self._terms = {name: each.settings.term for name, each in inputs.items()}
-        self._marks = Marks.of(consumer)
+        self._marks = EventFingerprint.of(consumer)
         self._gaps = [
             (name, gap)
             for name in inputs
             for gap in untold_gaps(state, name)
             if gap.consumer == consumer.name
         ]
-        standing = take_up(
+        standing = read_resume_state(
             state,
             consumer.name,
             self._terms,
@@ -110,7 +110,7 @@ class Ordering:
         self._partitions = Partitions(self._config, tracker, Match.of(consumer))
         before = self._redo.before if self._redo is not None else standing.watermark
         standings = {
-            name: Standing(each.cursor, each.read, _time(each.floor), each.cut)
+            name: SavedPosition(each.cursor, each.read, _time(each.floor), each.cut)
             for name, each in self._standing.items()
         }
         self._sequencer = Sequencer(
@@ -250,7 +250,7 @@ class Ordering:
             return None
         return {n: self._redo.reads.get(n, each.read) for n, each in self._standing.items()}
 
-    def _release(self, step: Step) -> bool:
+    def _release(self, step: WatermarkStep) -> bool:
         """Send what a step gives, or only settle it; returns whether it did either."""
         late = step.late
         if late is None and step.released is None:
@@ -280,7 +280,7 @@ class Ordering:
         self._send(Sending(release, step))
         return True
 
-    def _plan(self, step: Step, standing: Mapping[str, SourceStanding]) -> None:
+    def _plan(self, step: WatermarkStep, standing: Mapping[str, SourceResumeState]) -> None:
         """Store what is about to be sent."""
         cursors = {name: each.cursor for name, each in standing.items()}
         plan_release(
@@ -373,7 +373,7 @@ class Ordering:
         if step is not None and step.late is not None:
             self._partitions.count_late(step.late)
         shares = shares_of(self._reading, self._sequencer, sending, buries_late=self._buries_late)
-        reached = Reached(
+        reached = SettledPosition(
             self._numbering,
             _none(watermark),
             shares,
@@ -406,16 +406,16 @@ class Ordering:
             for name, term in self._terms.items():
                 report_dead_letters(self._state, name, term)
 
-    def _arrived(self, shares: dict[str, Share]) -> dict[str, list[Bound]]:
+    def _arrived(self, shares: dict[str, SourceSettlement]) -> dict[str, list[Bound]]:
         cursors = {name: share.cursor for name, share in shares.items()}
         return self._progress.arrived(cursors, {name: s.read for name, s in shares.items()})
 
-    def _has_moved(self, shares: dict[str, Share]) -> bool:
+    def _has_moved(self, shares: dict[str, SourceSettlement]) -> bool:
         """Whether there is anything to write."""
         dead = any(share.dead for share in shares.values())
         return dead or self._position(shares) != self._saved
 
-    def _position(self, shares: dict[str, Share]) -> object:
+    def _position(self, shares: dict[str, SourceSettlement]) -> object:
         places = {name: (share.cursor, share.read) for name, share in shares.items()}
         return places, self._sequencer.watermark
 

@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.change import CHANGE_SCHEMA
-from cdc.config import Sink as SinkConfig
+from cdc.config import SinkConfig
 from cdc.cursor import Cursor
 from cdc.errors import CorruptionError, WalbrookError
 from cdc.eventtime.clock import SourceClock
-from cdc.eventtime.sequencer import Sequencer, Standing
+from cdc.eventtime.sequencer import SavedPosition, Sequencer
 from cdc.log.open import open_log
 from cdc.log.view import LogReader
 from cdc.state.dead_letters import DeadLetter, Kind
@@ -49,7 +49,7 @@ class Reading:
         self,
         consumer: SinkConfig,
         inputs: Mapping[str, Input],
-        standings: Mapping[str, Standing],
+        standings: Mapping[str, SavedPosition],
         clocks: Mapping[str, SourceClock],
         partitions: Partitions,
         timings: Mapping[str, RowTiming],

@@ -24,8 +24,8 @@ from cdc.decoding.format import ValueFormat
 from cdc.decoding.shapes.metadata import iso8601
 from cdc.eventtime.released import Released
 from cdc.eventtime.times import NO_TIME
-from cdc.queue.waiting import WHOLE_TABLE
-from cdc.state.numbering import OUR_LSN, Numbering
+from cdc.state.blocked_groups import WHOLE_TABLE
+from cdc.state.event_numbers import OUR_LSN, Numbering
 from spark_pipeline.delivery.merged_shape import SOURCE
 from spark_pipeline.delivery.outcome import Outcome, Poison, together
 from spark_pipeline.delivery.sender import given_up
@@ -186,7 +186,7 @@ def late_letters(late: Released, source: int, watermark: int) -> pa.RecordBatch 
 
 
 @dataclass(frozen=True)
-class OfSource:
+class SourceResult:
     """What became of the messages of one database."""
 
     delivered: int
@@ -194,7 +194,7 @@ class OfSource:
     dead: list[Poison]
 
 
-def by_source(release: Release, outcome: Outcome, begun: int, sources: int) -> list[OfSource]:
+def by_source(release: Release, outcome: Outcome, begun: int, sources: int) -> list[SourceResult]:
     """An outcome whose cursors are numbers, as that of each database, by its own cursors.
 
     ``begun`` is the position of the first message that it was asked to deliver.
@@ -224,7 +224,7 @@ def by_source(release: Release, outcome: Outcome, begun: int, sources: int) -> l
                 error = each.error.replace(str(each.cursor), str(origin))
                 dead.append(Poison(origin, error))
         count = int((settled & (codes == source)).sum())
-        found.append(OfSource(count, together(aside), dead))
+        found.append(SourceResult(count, together(aside), dead))
     return found
 
 

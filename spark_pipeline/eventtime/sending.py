@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.config import Sink as SinkConfig
+from cdc.config import SinkConfig
 from cdc.connection import Connection
 from cdc.cursor import END, ORIGIN, Cursor
 from cdc.errors import WalbrookError
-from cdc.eventtime.sequencer import Step
+from cdc.eventtime.sequencer import WatermarkStep
 from cdc.generation import Generation
-from cdc.queue.waiting import NOTHING, Waiting
+from cdc.state.blocked_groups import NOTHING, BlockedGroups
 from cdc.state.positions import report_consumer
 from sinks.ledgered import LedgerPlace
 from spark_pipeline.delivery.deliver import Share
@@ -28,7 +28,7 @@ from spark_pipeline.delivery.ledgers import Ledgers, ledger_name, needs_ledger
 from spark_pipeline.delivery.one_by_one import deliver_messages
 from spark_pipeline.delivery.outcome import Outcome, Poison, together
 from spark_pipeline.delivery.sender import ASIDE_ROWS_MAX
-from spark_pipeline.eventtime.release import OfSource, Release, by_source, position
+from spark_pipeline.eventtime.release import Release, SourceResult, by_source, position
 from spark_pipeline.workers.base import UndeliveredError
 from spark_pipeline.workers.inputs import Input
 from spark_pipeline.workers.state import CurrentState, Work
@@ -37,12 +37,12 @@ _ROWS: Final = 10_000
 
 
 @dataclass(frozen=True)
-class Sent:
+class Attempt:
     """What an attempt came to: everything before the message at ``reached`` is settled."""
 
     reached: int
     absorbed: int
-    parts: list[OfSource]  # by source
+    parts: list[SourceResult]  # by source
     error: WalbrookError | None
     outcome: Outcome
 
@@ -52,9 +52,9 @@ class Sending:
     """A release that is being sent."""
 
     release: Release
-    step: Step | None  # None: the sink hears of gaps
+    step: WatermarkStep | None  # None: the sink hears of gaps
     at: int = 0  # everything before this message is at the destination, aside or dead
-    sent: list[Sent] = field(default_factory=list)
+    sent: list[Attempt] = field(default_factory=list)
 
     @property
     def aside(self) -> list[pa.RecordBatch]:
@@ -119,7 +119,7 @@ class ReleaseSender:
             self._failed(state, sent)
             raise UndeliveredError(sent.error)
 
-    def settled(self, sent: Sequence[Sent]) -> None:
+    def settled(self, sent: Sequence[Attempt]) -> None:
         """What these attempts put aside is in the queues."""
         for attempt in sent:
             for source, outcome in self._outcomes(attempt).items():
@@ -129,14 +129,14 @@ class ReleaseSender:
         """The name of its ledger, if it has one in the state database."""
         return ledger_name(self._place(ledger, ORIGIN))
 
-    def _send(self, state: Connection, sending: Sending, ledger: str) -> Sent:
+    def _send(self, state: Connection, sending: Sending, ledger: str) -> Attempt:
         """As far as it goes in one attempt."""
         release, begun, name = sending.release, sending.at, self._consumer.name
         share = self._share(state, release, begun, ledger)
         if share.held is not None:
-            nothing = [OfSource(0, None, []) for _ in self._inputs]
+            nothing = [SourceResult(0, None, []) for _ in self._inputs]
             outcome = Outcome(name, ORIGIN, error=share.held)
-            return Sent(begun, 0, nothing, share.held, outcome)
+            return Attempt(begun, 0, nothing, share.held, outcome)
         for rows in sending.aside:
             share = replace(share, waiting=share.waiting.with_these(rows))
         end = min(begun + _ROWS, len(release))
@@ -150,16 +150,16 @@ class ReleaseSender:
         parts = by_source(release, outcome, begun, len(self._inputs))
         reached = position(release.numbering, outcome.cursor, len(release))
         error = outcome.error if outcome.failed else None
-        return Sent(max(begun, reached), outcome.absorbed, parts, error, outcome)
+        return Attempt(max(begun, reached), outcome.absorbed, parts, error, outcome)
 
-    def _failed(self, state: Connection, sent: Sent) -> None:
+    def _failed(self, state: Connection, sent: Attempt) -> None:
         """Nothing was settled, and the destination did not take what it was sent."""
         assert sent.error is not None
         for source, outcome in self._outcomes(sent).items():
             self._inputs[source].retries.settled(replace(outcome, aside=None))
             report_consumer(state, source, self._consumer.name, sent.error)
 
-    def _outcomes(self, sent: Sent) -> dict[str, Outcome]:
+    def _outcomes(self, sent: Attempt) -> dict[str, Outcome]:
         return {
             source: replace(sent.outcome, delivered=part.delivered, aside=part.aside, dead=())
             for source, part in zip(self._inputs, sent.parts, strict=True)
@@ -174,7 +174,7 @@ class ReleaseSender:
             ledger=self._place(ledger, release.numbering.place(0)), state_dsn=home.state_dsn,
             generation=self._generation,
         )  # fmt: skip
-        waiting: Waiting = NOTHING
+        waiting: BlockedGroups = NOTHING
         for each in self._inputs.values():
             asked = each.retries.before(state, replace(share, origin=each.settings.origin))
             if asked.held is not None:
@@ -189,12 +189,12 @@ class ReleaseSender:
         return LedgerPlace(self._home.ledger, ledger, settled)
 
 
-def _both(one: Waiting, other: Waiting) -> Waiting:
+def _both(one: BlockedGroups, other: BlockedGroups) -> BlockedGroups:
     if not other:
         return one
-    return Waiting(
+    return BlockedGroups(
         np.union1d(one.groups, other.groups),
         one.tables | other.tables,
-        one.barred | other.barred,
+        one.blocked_tables | other.blocked_tables,
         one.count + other.count,
     )

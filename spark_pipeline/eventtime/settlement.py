@@ -18,23 +18,23 @@ from cdc.cursor import Cursor, format_lsn
 from cdc.eventtime.arrival import Bound
 from cdc.eventtime.sequencer import Sequencer
 from cdc.log.view import LogReader
-from cdc.queue.events import enqueue
 from cdc.state.dead_letters import DeadLetter, bury, count_dead, report_dead_letters
+from cdc.state.event_numbers import Numbering, is_number
 from cdc.state.event_partitions import Seen
-from cdc.state.event_time import SourceStanding, fence, look, note_numbering, note_released
+from cdc.state.event_time import SourceResumeState, fence, look, note_numbering, note_released
 from cdc.state.gaps import Gap, gap_told
 from cdc.state.ledgers import TRIM
-from cdc.state.numbering import Numbering, is_number
 from cdc.state.positions import MovedError, Settlement, settle
+from cdc.state.queued_messages import enqueue
 from spark_pipeline.delivery.dead_letters import poisoned
 from spark_pipeline.delivery.outcome import Poison, is_below, together
 from spark_pipeline.eventtime.reading import Reading
 from spark_pipeline.eventtime.release import late_letters
-from spark_pipeline.eventtime.sending import Sending, Sent
+from spark_pipeline.eventtime.sending import Attempt, Sending
 
 
 @dataclass
-class Share:
+class SourceSettlement:
     """What is to be settled of one source."""
 
     cursor: Cursor
@@ -52,12 +52,12 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Reached:
+class SettledPosition:
     """Where a consumer stands once it is settled."""
 
     numbering: Numbering
     watermark: int | None
-    shares: dict[str, Share]
+    shares: dict[str, SourceSettlement]
     seen: Mapping[str, Mapping[str, Seen]]  # of each table, by source
     arrived: Mapping[str, Sequence[Bound]] = field(default_factory=dict)
 
@@ -66,23 +66,23 @@ class Reached:
 class Unsettled:
     """What is to be written."""
 
-    reached: Reached
-    sent: Sequence[Sent]
+    reached: SettledPosition
+    sent: Sequence[Attempt]
     position: object
 
 
-Plan = Callable[[Mapping[str, SourceStanding]], None]
+Plan = Callable[[Mapping[str, SourceResumeState]], None]
 """What stores the next release, by where its sources stand then."""
 
 
 def shares_of(
     reading: Reading, sequencer: Sequencer, sending: Sending | None, *, buries_late: bool
-) -> dict[str, Share]:
+) -> dict[str, SourceSettlement]:
     """What is settled with a release; without one, only how far was read."""
     step = sending.step if sending is not None else None
     sent = sending.sent if sending is not None else []
     absorbed = sum(each.absorbed for each in sent)
-    shares: dict[str, Share] = {}
+    shares: dict[str, SourceSettlement] = {}
     for at, (name, read) in enumerate(reading.reads.items()):
         parts = [each.parts[at] for each in sent]
         aside = [part.aside for part in parts]
@@ -92,7 +92,7 @@ def shares_of(
         # Which of them the destination had already is known of all together.
         known = min(taken, absorbed)
         absorbed -= known
-        shares[name] = Share(
+        shares[name] = SourceSettlement(
             cursor=sequencer.cursor(name) if step is None else step.cursors[name],
             read=read if step is None else step.reads[name],
             delivered=taken - known,
@@ -115,8 +115,8 @@ class EventSettler:
     def settle(
         self,
         state: Connection,
-        standing: Mapping[str, SourceStanding],
-        reached: Reached,
+        standing: Mapping[str, SourceResumeState],
+        reached: SettledPosition,
         *,
         ledger: str | None,
         then: Callable[[], None] | None = None,
@@ -219,7 +219,7 @@ class EventSettler:
                 enqueue(state, source, self._consumer, rows)
 
 
-def _settlement(since: Cursor, share: Share) -> Settlement:
+def _settlement(since: Cursor, share: SourceSettlement) -> Settlement:
     """From where the cursor is now; changes that it was moved over do not wait any more.
 
     Windows and watermarks have sequence numbers in place of cursors: no cursor passes them.

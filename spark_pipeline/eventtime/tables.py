@@ -12,11 +12,11 @@ from typing import Final
 import psycopg
 import structlog
 
-from cdc.config import Sink as SinkConfig
+from cdc.config import SinkConfig
 from cdc.connection import Connection, connect
 from cdc.decoding.plan import plan_for
-from cdc.replication.partition_roots import partition_roots
-from cdc.replication.published import published_relations
+from cdc.replication.source.partition_roots import partition_roots
+from cdc.replication.source.published import published_relations
 from cdc.state.event_partitions import known_tables
 from spark_pipeline.delivery.matching import Match
 from spark_pipeline.eventtime.windows.due import SparkWindows, Windows

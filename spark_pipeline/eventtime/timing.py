@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import origin
-from cdc.config import Sink as SinkConfig
+from cdc.config import SinkConfig
 from cdc.config.event_time import BY_COMMIT, TableTime
 from cdc.cursor import Cursor
 from cdc.eventtime.arrival import ArrivalClock, Arrivals, ArrivalTracker, Bound
@@ -31,7 +31,7 @@ from cdc.eventtime.clock import SourceClock
 from cdc.eventtime.times import NO_TIME, Times
 from cdc.eventtime.tracker import WatermarkTracker
 from cdc.eventtime.types import resolve
-from cdc.state.event_time import Planned, SourceStanding
+from cdc.state.event_time import Planned, SourceResumeState
 from spark_pipeline.delivery.outcome import Poison
 
 _WITH_TIMES: Final = pa.array(["insert", "update"])
@@ -215,7 +215,7 @@ class ArrivalProgress(Progress):
     def __init__(
         self,
         consumer: SinkConfig,
-        sources: Mapping[str, SourceStanding],
+        sources: Mapping[str, SourceResumeState],
         planned: Planned | None,
         clock: Callable[[], int],
     ) -> None:
@@ -255,7 +255,7 @@ class ArrivalProgress(Progress):
 
 def progress_of(
     consumer: SinkConfig,
-    sources: Mapping[str, SourceStanding],
+    sources: Mapping[str, SourceResumeState],
     planned: Planned | None,
     due: Callable[[Times], Times],
     clock: Callable[[], int] | None = None,

@@ -18,20 +18,20 @@ from typing import Final
 import psycopg
 import structlog
 
-from cdc.config import Sink as SinkConfig
+from cdc.config import SinkConfig
 from cdc.connection import Connection
 from cdc.cursor import Cursor
 from cdc.errors import WalbrookError
+from cdc.state.active_consumers import ActiveConsumers
 from cdc.state.event_controls import read_controls
 from cdc.state.event_time import Look, look
 from cdc.state.gaps import skip_evicted
 from cdc.state.health import Condition
 from cdc.state.positions import MovedError, left_behind
-from cdc.state.roll import Roll
 from spark_pipeline.eventtime.ordering import Ordering
 from spark_pipeline.eventtime.partitions import UnknownTableError
 from spark_pipeline.eventtime.tables import SourceTables
-from spark_pipeline.workers.base import AgainError, BaseWorker, UndeliveredError
+from spark_pipeline.workers.base import BaseWorker, RestartError, UndeliveredError
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.inputs import POLL_S, Input
 from spark_pipeline.workers.state import Reason
@@ -89,7 +89,7 @@ class EventTimeWorker(BaseWorker):
     def settled(self, source: str) -> Cursor | None:
         return self._settled.get(source)
 
-    def must_look(self, roll: Roll, settled: Cursor | None) -> bool:
+    def must_look(self, roll: ActiveConsumers, settled: Cursor | None) -> bool:
         """Its own thread looks, at all of its rows at once."""
         self._look_soon = True
         self.wake()
@@ -153,7 +153,7 @@ class EventTimeWorker(BaseWorker):
             if isinstance(error, UnknownTableError):
                 self._tables.add_unknown(error.source, error.table)
             if isinstance(error, UnknownTableError | MovedError):
-                raise AgainError(error.what) from None
+                raise RestartError(error.what) from None
             raise
         self._settled = ordering.cursors
         self._note(ordering, some)
@@ -219,17 +219,17 @@ class EventTimeWorker(BaseWorker):
         for name in self.inputs:
             each = found.get(name)
             if each is None or each.paused:
-                raise AgainError(f"its row for {name} is gone, or it was paused")
+                raise RestartError(f"its row for {name} is gone, or it was paused")
             if (each.ledger, each.cursor) != (ordering.ledgers[name], ordering.cursors[name]):
-                raise AgainError(f"its cursor in {name} was moved")
-            if each.untold and not ordering.has_gaps:
-                raise AgainError("its sink has to hear of a gap")
+                raise RestartError(f"its cursor in {name} was moved")
+            if each.unreported and not ordering.has_gaps:
+                raise RestartError("its sink has to hear of a gap")
             ordering.finished(name, each.finished)
         ordering.follow(read_controls(state, self.name, self.inputs))
         if now - self._renewed >= _RENEW_S:
             self._renewed = now
             if self._tables.find(state):
-                raise AgainError("its tables have changed")
+                raise RestartError("its tables have changed")
             for name, roots in self._tables.roots.items():
                 ordering.renew(name, roots)
 

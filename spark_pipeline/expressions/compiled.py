@@ -17,7 +17,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BooleanType, StringType
 
-from cdc.config import Sink as SinkConfig
+from cdc.config import SinkConfig
 from cdc.config.expression import FUNCTION
 from cdc.decoding.plan import TablePlan, plan_for
 from cdc.errors import ConfigError, ExpressionError
@@ -26,7 +26,7 @@ from spark_pipeline.expressions.failures import EvaluationError
 from spark_pipeline.expressions.functions import Function, load_function
 from spark_pipeline.expressions.pruning import pruned, used_schema
 from spark_pipeline.expressions.rules import RuleError, check_analyzed, check_parsed
-from spark_pipeline.expressions.seen import seen_schema
+from spark_pipeline.expressions.visible_rows import seen_schema
 
 _PROGRAMS_MAX = 512
 # All digits of a timestamp are kept: without the formats Spark writes milliseconds.

@@ -1,7 +1,7 @@
 """Verdicts: what a consumer's expressions say of changes, on the driver or on the executors.
 
 Few rows are evaluated in this process, without a Spark job (``verdicts``); many are decoded and
-evaluated where the cores are (``from_log``). Both ask the same columns of Spark and the same
+evaluated where the cores are (``on_executors``). Both ask the same columns of Spark and the same
 functions. Invariant: a row that fails is the only one to suffer; every insert, update
 and delete that the consumer takes has exactly one verdict, in cursor order.
 """
@@ -18,15 +18,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
-from cdc.config import Sink as SinkConfig
+from cdc.config import SinkConfig
 from cdc.cursor import ORIGIN, Cursor
+from spark_pipeline.delivery.verdicts import VERDICT_SCHEMA, empty, in_cursor_order
 from spark_pipeline.expressions.compiled import Expressions, program_for
 from spark_pipeline.expressions.engine import Engine
-from spark_pipeline.expressions.failures import EvaluationError, Hunt, answers
+from spark_pipeline.expressions.failures import BadRowSearch, EvaluationError, answers
 from spark_pipeline.expressions.functions import Function
 from spark_pipeline.expressions.routes import bad_routes
-from spark_pipeline.expressions.seen import RawRows, SeenRows, place_of, seen_rows
-from spark_pipeline.expressions.verdicts import VERDICT_SCHEMA, empty, in_cursor_order
+from spark_pipeline.expressions.visible_rows import RawRows, VisibleRows, place_of, seen_rows
 
 if TYPE_CHECKING:
     from spark_pipeline.delivery.deliver import Origin
@@ -40,7 +40,7 @@ def verdicts(
     *,
     since: Cursor = ORIGIN,
     until: Cursor | None = None,
-    hunt: Hunt | None = None,
+    hunt: BadRowSearch | None = None,
 ) -> pa.RecordBatch:
     """VERDICT_SCHEMA for the raw rows from ``since`` up to ``until``, evaluated here.
 
@@ -50,7 +50,7 @@ def verdicts(
     expressions = Expressions.of(consumer)
     if expressions is None:
         raise ValueError(f"consumer {consumer.name} has no expressions")
-    hunt = hunt or Hunt(consumer.name)
+    hunt = hunt or BadRowSearch(consumer.name)
     judged = [
         _judge(spark, consumer, expressions, table, hunt)
         for table in seen_rows(consumer, origin, rows, since=since, until=until)
@@ -62,8 +62,8 @@ def _judge(
     spark: SparkSession | None,
     consumer: SinkConfig,
     expressions: Expressions,
-    table: SeenRows,
-    hunt: Hunt,
+    table: VisibleRows,
+    hunt: BadRowSearch,
 ) -> pa.RecordBatch:
     judging = Judging.begin(table)
     judging.ask_functions(expressions, hunt, ("filter",))
@@ -112,18 +112,20 @@ class Judging:
     errors: dict[int, str]
 
     @classmethod
-    def begin(cls, table: SeenRows) -> Judging:
+    def begin(cls, table: VisibleRows) -> Judging:
         count = table.rows.num_rows
         bad = np.flatnonzero(table.error.is_valid().to_numpy(zero_copy_only=False))
         errors = {int(at): str(table.error[at].as_py()) for at in bad}
         return cls(table.rows, np.setdiff1d(np.arange(count), bad), {}, errors)
 
-    def ask_functions(self, expressions: Expressions, hunt: Hunt, keys: tuple[str, ...]) -> None:
+    def ask_functions(
+        self, expressions: Expressions, hunt: BadRowSearch, keys: tuple[str, ...]
+    ) -> None:
         for key in keys:
             if key in expressions.functions:
                 self.ask(_as_columns(expressions.functions[key]), hunt)
 
-    def ask(self, evaluate: Callable[[pa.RecordBatch], pa.RecordBatch], hunt: Hunt) -> None:
+    def ask(self, evaluate: Callable[[pa.RecordBatch], pa.RecordBatch], hunt: BadRowSearch) -> None:
         """Have the open rows answered; those that fail, and those kept back, are open no more."""
         every = len(self.open) == self.rows.num_rows
         rows = self.rows if every else self.rows.take(pa.array(self.open))

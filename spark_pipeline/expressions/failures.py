@@ -28,7 +28,7 @@ class EvaluationError(WalbrookError):
 
 
 @dataclass
-class Hunt:
+class BadRowSearch:
     """The bad rows of one batch so far, whatever tables and expressions they are of."""
 
     consumer: str
@@ -49,7 +49,7 @@ class Hunt:
 def answers(
     rows: pa.RecordBatch,
     evaluate: Callable[[pa.RecordBatch], pa.RecordBatch],
-    hunt: Hunt,
+    hunt: BadRowSearch,
 ) -> tuple[pa.RecordBatch | None, NDArray[np.int64], dict[int, str]]:
     """What ``evaluate`` says of the good rows, their places, and the errors of the bad ones."""
     waiting = [(0, rows.num_rows)] if rows.num_rows else []

@@ -14,17 +14,17 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from cdc.decoding.annotations import Run, annotations_of, cut_runs, joined_runs
+from cdc.decoding.annotations import AnnotationRun, annotations_of, cut_runs, joined_runs
 from cdc.log.open import open_log
 from cdc.log.view import LogReader
-from spark_pipeline.expressions.seen import RawRows
-from spark_pipeline.feed.exchange import SliceMarker
+from spark_pipeline.expressions.visible_rows import RawRows
+from spark_pipeline.slices.exchange import SliceMarker
 
 _ROWS_MAX = 16_384
 _BYTES_MAX = 32 << 20
 
 
-class Piece(NamedTuple):
+class LogSlice(NamedTuple):
     """The rows ``[start, stop)`` of a batch of the log."""
 
     batch_idx: int
@@ -32,23 +32,23 @@ class Piece(NamedTuple):
     stop: int
 
 
-def pieces_of(slices: Sequence[SliceMarker]) -> list[Piece]:
+def pieces_of(slices: Sequence[SliceMarker]) -> list[LogSlice]:
     """The pieces that ordered slices of whole batches are; a cut batch stays cut."""
-    found: list[Piece] = []
+    found: list[LogSlice] = []
     for piece in slices:
         goes_on = bool(found) and found[-1].batch_idx == piece.batch_idx
         start = found[-1].stop if goes_on else 0
         if piece.rows:
-            found.append(Piece(piece.batch_idx, start, start + piece.rows))
+            found.append(LogSlice(piece.batch_idx, start, start + piece.rows))
     return found
 
 
-def raw_rows(log: str | Path, history: int | None, pieces: Sequence[Piece]) -> Iterator[RawRows]:
+def raw_rows(log: str | Path, history: int | None, pieces: Sequence[LogSlice]) -> Iterator[RawRows]:
     """The rows of the pieces, in their order, in parts that are worth a decode each."""
     with closing(open_log(log, history=history)) as view:
         raws: list[pa.RecordBatch] = []
         schemas: dict[int, bytes] = {}
-        runs: list[tuple[tuple[Run, ...], int]] = []
+        runs: list[tuple[tuple[AnnotationRun, ...], int]] = []
         for raw, known, said in _each(view, pieces):
             if raws and not _fits(raws, raw):
                 yield _joined(raws, schemas, runs)
@@ -61,7 +61,7 @@ def raw_rows(log: str | Path, history: int | None, pieces: Sequence[Piece]) -> I
 
 
 def unjoined_rows(
-    log: str | Path, history: int | None, pieces: Sequence[Piece]
+    log: str | Path, history: int | None, pieces: Sequence[LogSlice]
 ) -> Iterator[RawRows]:
     """The same rows, piece by piece and without annotations: for a look, not for a decode."""
     with closing(open_log(log, history=history)) as view:
@@ -70,8 +70,8 @@ def unjoined_rows(
 
 
 def _each(
-    view: LogReader, pieces: Sequence[Piece]
-) -> Iterator[tuple[pa.RecordBatch, Mapping[int, bytes], tuple[Run, ...]]]:
+    view: LogReader, pieces: Sequence[LogSlice]
+) -> Iterator[tuple[pa.RecordBatch, Mapping[int, bytes], tuple[AnnotationRun, ...]]]:
     """Neighbours in the log are read together."""
     by_batch = [(batch, list(run)) for batch, run in groupby(pieces, key=lambda p: p.batch_idx)]
     for _, side_by_side in groupby(enumerate(by_batch), key=lambda at: at[1][0] - at[0]):
@@ -87,7 +87,7 @@ def _each(
 def _joined(
     raws: list[pa.RecordBatch],
     schemas: dict[int, bytes],
-    runs: list[tuple[tuple[Run, ...], int]],
+    runs: list[tuple[tuple[AnnotationRun, ...], int]],
 ) -> RawRows:
     raw = pa.concat_batches([one.replace_schema_metadata(None) for one in raws])
     return RawRows(raw, schemas, annotations_of(joined_runs(runs), raw.num_rows))

@@ -11,7 +11,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.config import Sink as SinkConfig
+from cdc.config import SinkConfig
 from cdc.config.destination import KafkaDestination, WebhookDestination
 
 ROUTE_CHARACTERS_MAX: Final = 255

@@ -21,13 +21,13 @@ from pyspark.sql import DataFrame
 from cdc.cursor import Cursor
 from cdc.errors import GapError, WalbrookError
 from cdc.log.segment import high_of
-from spark_pipeline.delivery.isolate import told
-from spark_pipeline.feed.backlog import Bounds, fitting
+from spark_pipeline.capacity.backlog import Bounds, fitting
+from spark_pipeline.delivery.isolate import as_walbrook_error
 from spark_pipeline.feed.decoded_range import DecodedRange
-from spark_pipeline.feed.exchange import Exchange, Followed, PlannedRange
 from spark_pipeline.feed.feed import Feed
 from spark_pipeline.feed.planner import Planner
 from spark_pipeline.feed.progress import StageProgress
+from spark_pipeline.slices.exchange import Exchange, Overrun, PlannedRange
 
 _FOLLOWS_S = 10.0
 _POLL_S = 0.2  # how often the end of the stage is looked for
@@ -87,8 +87,8 @@ class FeedBody:
             self._follow(began + _FOLLOWS_S)
             followed_s = time.monotonic() - began
         except Exception as error:
-            self.failure = told(error)
-        self._exchange.note_followed(Followed(self._feed.position, followed_s))
+            self.failure = as_walbrook_error(error)
+        self._exchange.note_followed(Overrun(self._feed.position, followed_s))
 
     def take_range(self, planned: PlannedRange, frame: DataFrame | None = None) -> None:
         """Decode a range into the feed, unless nobody needs it; without ``frame`` in the driver."""

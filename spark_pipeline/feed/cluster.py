@@ -33,22 +33,22 @@ from cdc.config import Config, Database
 from cdc.config.destination import (
     Destination,
     FileDestination,
-    ParquetDestination,
 )
 from cdc.config.hosts import is_cluster
 from cdc.config.lakehouse import IcebergDestination, LakeDestination
+from cdc.config.parquet import ParquetDestination
 from cdc.cursor import Cursor
 from cdc.decoding.format import Wanted
 from cdc.errors import WalbrookError
-from cdc.log.flight_wire import CA_VARIABLE, TOKEN_VARIABLE
+from cdc.log.flight.wire import CA_VARIABLE, TOKEN_VARIABLE
 from sinks.directory import disk_error, make_directories
 from sinks.parquet import OWN_FOLDER
 from spark_pipeline.delivery.deliver import Share, deliver_changes
 from spark_pipeline.delivery.matching import Match
 from spark_pipeline.delivery.outcome import Outcome, combined
-from spark_pipeline.feed.exchange import SliceMarker
 from spark_pipeline.feed.plan import set_job_group
-from spark_pipeline.session.arrow_map import map_in_arrow
+from spark_pipeline.jvm.arrow_map import map_in_arrow
+from spark_pipeline.slices.exchange import SliceMarker
 from spark_pipeline.source.marked_rows import MARKER, markers_in
 from spark_pipeline.source.options import Options
 from spark_pipeline.source.range_reader import LogPartition, RangeReader
@@ -203,15 +203,17 @@ def _is_of_this_host(destination: Destination) -> bool:
         return destination.path is not None or destination.catalog.type == "sql"
     if isinstance(destination, LakeDestination):
         return destination.path is not None
+    if isinstance(destination, ParquetDestination) and destination.columns == "typed":
+        return destination.path is not None
     return isinstance(destination, FileDestination)
 
 
 def _mark(share: Share) -> Path | None:
     """A file in the directory of a Parquet sink, by which an executor knows that directory."""
     destination = share.consumer.destination
-    if not isinstance(destination, ParquetDestination):
+    if not isinstance(destination, ParquetDestination) or destination.columns == "typed":
         return None
-    folder = destination.path / OWN_FOLDER
+    folder = Path(destination.root) / OWN_FOLDER
     mark = folder / f"driver-{share.run}"
     try:
         make_directories(folder)
@@ -220,7 +222,7 @@ def _mark(share: Share) -> Path | None:
                 old.unlink(missing_ok=True)
             mark.touch()
     except OSError as error:
-        raise disk_error(destination.path, error) from None
+        raise disk_error(folder.parent, error) from None
     return mark
 
 

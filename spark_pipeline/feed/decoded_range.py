@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from cdc.cursor import Cursor
-from spark_pipeline.feed.exchange import SliceMarker
 from spark_pipeline.feed.plan import DecodingPlan, JoinedPlan, Plan
 from spark_pipeline.feed.reorder import Reorder
+from spark_pipeline.slices.exchange import SliceMarker
 
 
 @dataclass(frozen=True, eq=False)

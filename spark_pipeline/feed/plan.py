@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame
 
 from spark_pipeline.delivery.deliver import Share, deliver, deliver_changes
 from spark_pipeline.delivery.outcome import Outcome
-from spark_pipeline.feed.exchange import (
+from spark_pipeline.slices.exchange import (
     PlannedRange,
     SliceMarker,
     markers_from_arrow,

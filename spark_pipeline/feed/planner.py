@@ -12,13 +12,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from cdc.log.view import LogReader
 from spark_pipeline.delivery.deliver import Share
-from spark_pipeline.expressions.shares import DRIVER_ROWS_MAX, judge
+from spark_pipeline.expressions.for_share import DRIVER_ROWS_MAX, judge
 from spark_pipeline.feed.cluster import ClusterPlan
-from spark_pipeline.feed.exchange import PlannedRange
 from spark_pipeline.feed.plan import DecodingPlan, DriverPlan, SparkPlan
+from spark_pipeline.feed.stage_settings import StageSettings
+from spark_pipeline.slices.exchange import PlannedRange
 from spark_pipeline.source.options import Options, driver_options
 from spark_pipeline.source.range_reader import RangeReader
-from spark_pipeline.workers.settings import StageSettings
 
 
 class Planner:

@@ -22,9 +22,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from cdc.errors import TransientError, WalbrookError
-from spark_pipeline.delivery.isolate import told
-from spark_pipeline.feed.exchange import Exchange
-from spark_pipeline.workers.settings import StageSettings
+from spark_pipeline.delivery.isolate import as_walbrook_error
+from spark_pipeline.feed.stage_settings import StageSettings
+from spark_pipeline.slices.exchange import Exchange
 
 _logger = structlog.get_logger("walbrook.feed")
 _POLL_S = 0.5
@@ -129,7 +129,7 @@ def is_of_spark(error: Exception) -> bool:
 
 def named(error: Exception) -> WalbrookError:
     """The error as health shows it."""
-    what = told(error)
+    what = as_walbrook_error(error)
     if isinstance(error, OSError | Py4JNetworkError):
         return TransientError(f"Spark does not answer, its JVM may be gone: {what.what}")
     return what
@@ -137,4 +137,8 @@ def named(error: Exception) -> WalbrookError:
 
 def _failure(query: StreamingQuery) -> WalbrookError:
     reason: PySparkException | None = query.exception()
-    return told(reason) if reason else TransientError("the streaming query stopped by itself")
+    return (
+        as_walbrook_error(reason)
+        if reason
+        else TransientError("the streaming query stopped by itself")
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cdc.errors import ProtocolError
-from spark_pipeline.feed.exchange import SliceMarker
+from spark_pipeline.slices.exchange import SliceMarker
 
 
 class Reorder:

@@ -1,1 +1,1 @@
-"""The Spark session: how it is started, which JVM it runs on, and what that JVM writes."""
+"""The Spark session: how it is started, and the check of expressions before anything runs."""

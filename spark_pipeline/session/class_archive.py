@@ -27,7 +27,7 @@ from cdc.cursor import Cursor
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.errors import OperatorError
 from cdc.log.writer import LogWriter
-from spark_pipeline.session.arrow_map import map_in_arrow
+from spark_pipeline.jvm.arrow_map import map_in_arrow
 from spark_pipeline.session.session import CLASS_ARCHIVE, open_session, stop_session
 
 _WRITTEN_WITHIN_S = 120.0

@@ -16,7 +16,7 @@ from cdc.errors import WalbrookError, exit_status
 
 
 def main() -> int:
-    from spark_pipeline.expressions.tables import check_config, has_expressions
+    from spark_pipeline.session.expressions_check import check_config, has_expressions
     from spark_pipeline.session.session import open_session
 
     parser = argparse.ArgumentParser(prog="spark_pipeline.session.config_check")

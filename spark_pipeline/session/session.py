@@ -23,7 +23,7 @@ from cdc.config import Spark
 from cdc.config.hosts import is_cluster, is_on_this_host
 from cdc.errors import OperatorError
 from cdc.log.files import make_private
-from spark_pipeline.session.jvm import start_jvm
+from spark_pipeline.jvm.jvm import start_jvm
 from spark_pipeline.source.stream import WalbrookDataSource
 
 _logger = structlog.get_logger("walbrook.spark")

@@ -12,7 +12,7 @@ from itertools import chain
 
 import pyarrow as pa
 
-from spark_pipeline.feed.exchange import SliceMarker, markers_from_arrow, markers_to_arrow
+from spark_pipeline.slices.exchange import SliceMarker, markers_from_arrow, markers_to_arrow
 
 MARKER = "marker"
 

@@ -19,13 +19,19 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from cdc.cursor import Cursor
-from cdc.decoding.annotations import Run, annotations_of, carried_bytes, cut_runs, joined_runs
-from cdc.decoding.careful import decode_carefully
+from cdc.decoding.annotations import (
+    AnnotationRun,
+    annotations_of,
+    carried_bytes,
+    cut_runs,
+    joined_runs,
+)
+from cdc.decoding.isolate import decode_carefully
 from cdc.errors import GapError
 from cdc.log.open import open_log
 from cdc.log.segment import Index
 from cdc.log.view import LogReader
-from spark_pipeline.feed.exchange import (
+from spark_pipeline.slices.exchange import (
     SliceMarker,
     leave,
     markers_to_arrow,
@@ -215,7 +221,7 @@ class _Joined:
         self.pieces: list[_Piece] = []
         self.raws: list[pa.RecordBatch] = []
         self.schemas: dict[int, bytes] = {}
-        self.annotations: list[Sequence[Run]] = []
+        self.annotations: list[Sequence[AnnotationRun]] = []
         self._rows = 0
         self._bytes = 0
 
@@ -227,7 +233,11 @@ class _Joined:
         )
 
     def add(
-        self, raw: pa.RecordBatch, schemas: Mapping[int, bytes], runs: Sequence[Run], size: int
+        self,
+        raw: pa.RecordBatch,
+        schemas: Mapping[int, bytes],
+        runs: Sequence[AnnotationRun],
+        size: int,
     ) -> None:
         self.raws.append(raw)
         self.schemas |= schemas

@@ -41,7 +41,7 @@ from pyspark.sql.types import StructType
 from cdc.decoding.format import PLAIN, Wanted
 from cdc.errors import ConfigError, GapError
 from cdc.log.open import open_log
-from spark_pipeline.feed.exchange import (
+from spark_pipeline.slices.exchange import (
     MARKER_SCHEMA,
     PlannedRange,
     followed,
@@ -53,7 +53,7 @@ from spark_pipeline.source.marked_rows import marked_schema
 from spark_pipeline.source.offsets import Offset, ending, starting
 from spark_pipeline.source.options import Options, in_process_options
 from spark_pipeline.source.range_reader import RangeReader
-from spark_pipeline.source.table_reader import check_schema, newest_schema
+from spark_pipeline.source.table_reader import check_schema, newest_version, spark_schema
 
 _LONG_POLL_S = 1.0  # a new batch ends it at once, and so does stop()
 _now_s = time.monotonic
@@ -71,7 +71,11 @@ class WalbrookDataSource(DataSource):
         return "walbrook"
 
     def schema(self) -> StructType:
-        return from_arrow_schema(self._columns(Options.read(self._given)))
+        options = Options.read(self._given)
+        if options.table is None:
+            return from_arrow_schema(_own_columns(options))
+        with closing(open_log(options.path)) as view:
+            return spark_schema(newest_version(view, options.path, options.table))
 
     def streamReader(self, schema: StructType) -> LogStreamReader:  # noqa: N802
         options = Options.read(self._given)
@@ -86,27 +90,26 @@ class WalbrookDataSource(DataSource):
         options = Options.read(self._given)
         return LogRangeReader(options, self._target(options, schema))
 
-    def _columns(self, options: Options) -> pa.Schema:
-        if options.markers:
-            return marked_schema(options.wanted.schema)
-        if options.table is None:
-            return MARKER_SCHEMA if options.exchange else options.wanted.schema
-        with closing(open_log(options.path)) as view:
-            return newest_schema(view, options.path, options.table)
-
     def _target(self, options: Options, schema: StructType) -> pa.Schema:
         """The columns that Spark expects, its own finding or what the user said; checked."""
         target = to_arrow_schema(schema, timezone="UTC")
         if options.table is not None:
             check_schema(target)
             return target
-        own = self._columns(options)
+        own = _own_columns(options)
         if (target.names, target.types) != (own.names, own.types):
             raise ConfigError(
                 f"the schema given does not have the columns of the source: {', '.join(own.names)}",
                 fix="leave .schema(...) out; it is for the option table",
             )
         return target
+
+
+def _own_columns(options: Options) -> pa.Schema:
+    """The columns without ``table``."""
+    if options.markers:
+        return marked_schema(options.wanted.schema)
+    return MARKER_SCHEMA if options.exchange else options.wanted.schema
 
 
 class LogRangeReader(DataSourceReader):

@@ -1,8 +1,8 @@
 """One table of the log with typed columns: finding its newest version, reading rows of them all.
 
 A table is known by the name it had when a change was made, as for consumers. Invariant:
-every insert, update and delete of that name is a row, in one schema whatever the version it was
-written in; a row that does not fit it says so in ``error`` and has no record.
+every insert, update, delete and truncate of that name is a row, in one schema whatever the version
+it was written in; a row that does not fit it says so in ``error`` and has no record.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from difflib import get_close_matches
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
+from pyspark.sql.types import StructType
 
 from cdc.cursor import Cursor
+from cdc.decoding.groups import ACTIONS
+from cdc.decoding.joins import repeated
 from cdc.decoding.lossless_cast import Mask, conform_row
 from cdc.decoding.plan import TablePlan, plan_for
 from cdc.decoding.relation import Relation
@@ -27,11 +30,19 @@ from cdc.log.view import LogReader
 TableName = tuple[str, str]
 _STEP_MAX = 1_024
 _ROWS = ("record", "before")
+_TRUNCATE = "T"
 _FIXED = table_schema(TablePlan(Relation(0, "", "", "d", (), ()), (), (), (), ()))
 
 
-def newest_schema(view: LogReader, path: str, table: TableName) -> pa.Schema:
-    """The columns of the newest version of a table in the log, searched from its end."""
+def spark_schema(version: TablePlan) -> StructType:
+    """The columns of a table's typed rows; the metadata of ``record`` names the key's columns."""
+    columns = from_arrow_schema(table_schema(version))
+    columns["record"].metadata = {"keys": [version.names[at] for at in version.relation.key]}
+    return columns
+
+
+def newest_version(view: LogReader, path: str, table: TableName) -> TablePlan:
+    """The newest version of a table in the log, searched from its end."""
     end, step = view.next_batch(), 1
     seen: set[str] = set()
     while end > (first := view.first_batch()):
@@ -41,7 +52,7 @@ def newest_schema(view: LogReader, path: str, table: TableName) -> pa.Schema:
             found = _newest_in(frame, table) or found
             seen |= {str(plan_for(message).relation) for message in frame.schemas.values()}
         if found is not None:
-            return table_schema(found)
+            return found
         end, step = start, min(2 * step, _STEP_MAX)
     name = ".".join(table)
     near = get_close_matches(name, seen, n=1)
@@ -112,6 +123,9 @@ class TableReader:
         """Selected rows with typed columns, a batch for each version."""
         for table in decode_tables(raw, schemas):
             yield self._conformed(table.relation, table.rows)
+        truncates = raw.filter(pc.equal(raw.column("kind"), ord(_TRUNCATE)))
+        if truncates.num_rows:
+            yield self._without_record(truncates)
 
     def _conformed(self, relation: Relation, rows: pa.RecordBatch) -> pa.RecordBatch:
         columns = {name: rows.column(name) for name in rows.schema.names}
@@ -129,6 +143,17 @@ class TableReader:
                 columns[name] = pc.if_else(sound, columns[name], none)
         return pa.RecordBatch.from_arrays(
             [columns[name] for name in self._schema.names], schema=self._schema
+        )
+
+    def _without_record(self, truncates: pa.RecordBatch) -> pa.RecordBatch:
+        """What there is to say of a truncate: when it happened."""
+        count = truncates.num_rows
+        columns = {name: truncates.column(name) for name in ("commit_lsn", "commit_idx", "xid")}
+        columns["commit_timestamp"] = truncates.column("commit_ts").view(pa.timestamp("us", "UTC"))
+        columns["action"] = repeated(ACTIONS[_TRUNCATE], count)
+        return pa.RecordBatch.from_arrays(
+            [columns.get(field.name, pa.nulls(count, field.type)) for field in self._schema],
+            schema=self._schema,
         )
 
     def _errors(

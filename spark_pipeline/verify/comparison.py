@@ -39,7 +39,13 @@ from cdc.decoding.format import ValueFormat
 from cdc.error_text import public_text
 from cdc.errors import OperatorError, TransientError, WalbrookError
 from cdc.state.backfills import Backfill
-from cdc.state.verifications import Found, Stage, Standing, VerificationRow, standing_of
+from cdc.state.verifications import (
+    ComparisonResult,
+    ConsumerPosition,
+    Stage,
+    VerificationRow,
+    standing_of,
+)
 from cdc.verify.comparable import require_key
 from cdc.verify.held import Form, Key, held_of_raw, key_of, key_text
 from cdc.verify.key_ranges import RANGES_MAX, HeldSide, compare, ranges_of
@@ -103,7 +109,7 @@ class TableComparison:
         self.oid = 0
         """Of the table, once it was looked at."""
 
-    def run(self) -> Found:
+    def run(self) -> ComparisonResult:
         """Compare the whole table."""
         with self._connected() as connection:
             table = describe_table(connection, self._settings.publication, self._name)
@@ -134,7 +140,7 @@ class TableComparison:
         counts, candidates = self._candidates(source, destination, ranges)
         rounds = self.look_again(candidates)
         differences = {key_text(key): found.value for key, found in rounds.differing.items()}
-        return Found(*counts, differences, len(rounds.open))
+        return ComparisonResult(*counts, differences, len(rounds.open))
 
     def look_again(self, keys: Collection[Key], stage: Stage = "comparing") -> Rounds:
         """Decide about rows that seem to differ, in rounds."""
@@ -284,7 +290,7 @@ class TableComparison:
         self.pause(0)
 
 
-def _waits_for(consumer: str, standing: Standing, place: Cursor) -> str | None:
+def _waits_for(consumer: str, standing: ConsumerPosition, place: Cursor) -> str | None:
     if standing.cursor >= place:
         queued = standing.has_queue
         return f"messages of {consumer} wait for another try" if queued else None

@@ -13,7 +13,7 @@ from typing import Final
 from cdc.config.table import TableName
 from cdc.connection import Connection
 from cdc.errors import OperatorError
-from cdc.state.verifications import Found, VerificationRow, backfill_state
+from cdc.state.verifications import ComparisonResult, VerificationRow, backfill_state
 from cdc.verify.held import key_of, key_text
 from spark_pipeline.verify.comparison import TableComparison
 
@@ -27,7 +27,7 @@ def repair(
     row: VerificationRow,
     consumer: str,
     table: TableName,
-    found: Found,
+    found: ComparisonResult,
 ) -> None:
     """Deliver what differs again, and record what is equal then."""
     deadline = time.monotonic() + _PATIENCE_S

@@ -21,17 +21,17 @@ import structlog
 
 from cdc.backfill.reading import connect_to_read
 from cdc.backfill.table import published_tables, sent_as
-from cdc.config import Sink as SinkConfig
+from cdc.config import SinkConfig
 from cdc.config.table import TableName
 from cdc.connection import Connection, connect
 from cdc.error_text import public_text
 from cdc.errors import OperatorError, TransientError, WalbrookError
 from cdc.state import verifications as rows
-from cdc.state.roll import call_roll
+from cdc.state.active_consumers import read_active_consumers
 from cdc.state.verifications import CancelledError, Verification, VerificationRow
 from cdc.verify.comparable import require_comparable
 from spark_pipeline.backfill.held_rows import open_to_read
-from spark_pipeline.delivery.isolate import told
+from spark_pipeline.delivery.isolate import as_walbrook_error
 from spark_pipeline.delivery.value_formats import form_of
 from spark_pipeline.verify.comparison import EndedError, TableComparison
 from spark_pipeline.verify.repair import repair
@@ -78,7 +78,9 @@ class VerifyRunner:
                 continue
             except (psycopg.Error, WalbrookError) as error:
                 _logger.warning(
-                    "verify.look_failed", consumer=self._consumer.name, error=told(error)
+                    "verify.look_failed",
+                    consumer=self._consumer.name,
+                    error=as_walbrook_error(error),
                 )
                 self._context.ended.wait(_PAUSE_S)
 
@@ -101,7 +103,7 @@ class VerifyRunner:
             row.advance("reading", reason=f"it is tried again in {pause_s:.0f} s: {error}")
             self._context.ended.wait(pause_s)
         except Exception as error:
-            self._fail(state, verification, told(error))
+            self._fail(state, verification, as_walbrook_error(error))
 
     def _table(self, state: Connection, verification: Verification) -> TableName | None:
         """The table to compare; None if one verification per table took its place."""
@@ -143,8 +145,10 @@ class VerifyRunner:
         self, state: Connection, verification: Verification, table: TableName, directory: Path
     ) -> None:
         row = VerificationRow(state, self._source, self._term, verification.id)
-        generation = call_roll(state, self._source).generations[self._consumer.name]
-        with closing(open_to_read(self._consumer, self._source, generation)) as sink:
+        generation = read_active_consumers(state, self._source).generations[self._consumer.name]
+        state_dsn = self._settings.state_dsn
+        opened = open_to_read(self._consumer, self._source, generation, state_dsn)
+        with closing(opened) as sink:
             comparison = TableComparison(
                 self._context, state, row, consumer=self._consumer.name, table=table, sink=sink,
                 values=form_of(self._consumer), directory=directory,

@@ -3,9 +3,10 @@
 ``Worker`` delivers in commit order. ``eventtime.worker`` puts the order of event time between
 taking a range and delivering it, and may have several inputs.
 
-Invariants: a worker has one thread, which runs ``run``. What fails is tried again with backoff, and
-holds nobody else. After a failure, and whenever an operator acts, a worker begins again from its
-rows in Postgres.
+Invariants: a worker has one thread, which runs ``run``. What fails is tried again with backoff,
+which is the circuit breaker of the consumer's sink, and holds no other consumer. After a failure,
+and whenever an operator acts (pause, resume, rewind), a worker begins again from its rows in
+Postgres.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ import psycopg
 import structlog
 
 from cdc.backoff import Backoff
-from cdc.config import Sink as SinkConfig
+from cdc.config import SinkConfig
 from cdc.connection import Connection
 from cdc.cursor import Cursor
 from cdc.errors import CorruptionError, GapError, TransientError, WalbrookError
-from cdc.log.damage import report_damage
+from cdc.log.damage_note import report_damage
+from cdc.state.active_consumers import ActiveConsumers
 from cdc.state.health import Condition
 from cdc.state.positions import report_consumer
-from cdc.state.roll import Roll
-from spark_pipeline.delivery.isolate import told
+from spark_pipeline.delivery.isolate import as_walbrook_error
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.inputs import Input
@@ -44,7 +45,7 @@ ATTEMPTS_IN_DRIVER = 3
 """Processes in a row that settled nothing for a consumer before it is served outside the driver."""
 
 
-class AgainError(TransientError):
+class RestartError(TransientError):
     """The worker must begin again from its rows."""
 
 
@@ -98,7 +99,7 @@ class BaseWorker(ABC):
         """Where its row of a source stands, as far as this process wrote or read it."""
 
     @abstractmethod
-    def must_look(self, roll: Roll, settled: Cursor | None) -> bool:
+    def must_look(self, roll: ActiveConsumers, settled: Cursor | None) -> bool:
         """Whether, while it is served, it has to begin again because of what its row says."""
 
     def run(self) -> None:
@@ -109,7 +110,7 @@ class BaseWorker(ABC):
             except Exception as error:
                 until = time.monotonic() + self._backoff.next_s()
                 _logger.exception("worker.broke", consumer=self.name)
-                self.current.waits(Reason.CANNOT_BE_SERVED, until, told(error))
+                self.current.waits(Reason.CANNOT_BE_SERVED, until, as_walbrook_error(error))
                 self._wait(until)
         self.finish()
 
@@ -119,7 +120,7 @@ class BaseWorker(ABC):
                 self._serve()
             else:
                 self._wait(None)
-        except AgainError as error:
+        except RestartError as error:
             _logger.debug("worker.again", consumer=self.name, why=error.what)
         except Exception as error:
             if not self.is_ended:
@@ -190,7 +191,7 @@ class BaseWorker(ABC):
     def failed(self, error: Exception) -> float:
         """Note what failed; returns when (monotonic) it is tried again."""
         self._leave()
-        pause_s, reason = self._backoff.next_s(), told(error)
+        pause_s, reason = self._backoff.next_s(), as_walbrook_error(error)
         if isinstance(error, psycopg.Error):
             pause_s = min(pause_s, _STATE_AWAY_S)
             until = time.monotonic() + pause_s

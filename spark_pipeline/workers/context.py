@@ -14,8 +14,8 @@ from cdc.connection_pool import ConnectionPool
 from spark_pipeline.capacity.slots import Slots
 from spark_pipeline.delivery.refusal_log import RefusalLog
 from spark_pipeline.feed.feed import Feed
-from spark_pipeline.session.late import LateSession
-from spark_pipeline.workers.settings import StageSettings
+from spark_pipeline.feed.stage_settings import StageSettings
+from spark_pipeline.jvm.late import LateSession
 from spark_pipeline.workers.settler import Settler
 
 RUN = uuid.uuid4().hex

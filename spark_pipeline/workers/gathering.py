@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Self
 
-from cdc.config import LakeDestination
-from cdc.config import Sink as SinkConfig
+from cdc.config import SinkConfig
+from cdc.config.lakehouse import GatheredFiles
 from cdc.log.view import LogReader
-from spark_pipeline.feed.backlog import Bounds, fits
+from spark_pipeline.capacity.backlog import Bounds, fits
 
 
 class Gathering:
@@ -31,7 +31,7 @@ class Gathering:
     def of(cls, consumer: SinkConfig, max_bytes: int) -> Self | None:
         """As the configuration says; None for a consumer that takes what comes."""
         destination = consumer.destination
-        if not isinstance(destination, LakeDestination) or not destination.max_delay_ms:
+        if not isinstance(destination, GatheredFiles) or not destination.max_delay_ms:
             return None
         return cls(destination.min_rows, max_bytes, destination.max_delay_ms / 1000)
 

@@ -15,16 +15,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 
-from cdc.config import Sink as SinkConfig
+from cdc.config import SinkConfig
 from cdc.cursor import Cursor
 from cdc.log.open import open_log
 from cdc.log.view import LogReader
-from spark_pipeline.feed.backlog import fits, fitting
+from spark_pipeline.capacity.backlog import fits, fitting
 from spark_pipeline.feed.decoded_range import DecodedRange
-from spark_pipeline.feed.exchange import PlannedRange
 from spark_pipeline.feed.feed import BehindError
 from spark_pipeline.feed.plan import job_group
 from spark_pipeline.feed.planner import Planner
+from spark_pipeline.slices.exchange import PlannedRange
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.retries import RetryQueue
 from spark_pipeline.workers.state import CurrentState, Work

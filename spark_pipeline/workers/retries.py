@@ -19,14 +19,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.config import Sink as SinkConfig
+from cdc.config import SinkConfig
 from cdc.connection import Connection
 from cdc.cursor import END, ORIGIN
 from cdc.errors import TransientError, WalbrookError
 from cdc.queue.claims import ABANDONED, Due, claim, due, settle_claim
-from cdc.queue.events import QUEUE_MAX, as_changes, waiting_for
-from cdc.queue.waiting import NOTHING, Waiting
+from cdc.state.blocked_groups import NOTHING, BlockedGroups
 from cdc.state.dead_letters import report_dead_letters
+from cdc.state.queued_messages import QUEUE_MAX, as_changes, waiting_for
 from sinks.ledgered import LedgerPlace
 from spark_pipeline.delivery.deliver import Share, ledger_of
 from spark_pipeline.delivery.ledgers import ledger_name, needs_ledger
@@ -35,8 +35,8 @@ from spark_pipeline.delivery.outcome import Outcome, below, together
 from spark_pipeline.delivery.refusal_log import RefusalLog
 from spark_pipeline.delivery.sender import REFUSES_ALL, STRIKES, given_up
 from spark_pipeline.delivery.value_formats import shows_before
-from spark_pipeline.expressions.verdicts import added_columns
-from spark_pipeline.workers.settings import StageSettings
+from spark_pipeline.delivery.verdicts import added_columns
+from spark_pipeline.feed.stage_settings import StageSettings
 
 QUEUE_FULL = "queue_full"
 """The kind of the error that says that no more may wait."""
@@ -77,7 +77,7 @@ class RetryQueue:
         self._refusals = refusals
         self._refused = 0  # in a row
         self._allowed = STRIKES
-        self._looked: tuple[Waiting, float] | None = None  # what waited, and when (monotonic)
+        self._looked: tuple[BlockedGroups, float] | None = None  # what waited, and when (monotonic)
         self._lock = threading.Lock()
         self._due: Due | None = None
         self._due_at: float | None = None  # monotonic; None: nothing waits, as far as is known
@@ -238,7 +238,7 @@ class RetryQueue:
         with suppress(TransientError):
             ledger.drop(share.ledger.ledger, lsn, idx)
 
-    def _waiting(self, state: Connection) -> Waiting:
+    def _waiting(self, state: Connection) -> BlockedGroups:
         """What waits; much of it is looked at once a second at most.
 
         What has left the queue since is held back once more, and follows at once: that costs

@@ -1,9 +1,9 @@
 """Settling for all workers of a source: one transaction for all of them, at a bounded pace.
 
 A worker reports how far it got and goes on. The settler writes what was reported every
-``PACE_S`` or ``ROWS_MAX`` rows. A report with dead letters, queued messages or an error is settled
-by its worker itself, in a transaction of its own, behind what it reported before: however long that
-takes, nobody else waits for it.
+``PACE_S`` or ``ROWS_MAX`` rows, and at once if somebody waits for it. A report with dead letters,
+queued messages or an error is settled by its worker itself, in a transaction of its own, behind
+what it reported before: however long that takes, nobody else waits for it.
 
 Invariants: the reports of a consumer are settled in their order, each from where the one before it
 ended. A cursor that somebody else moved is left where it is, and its worker hears of it. What was
@@ -123,6 +123,7 @@ class Settler:
         self._settled: dict[str, Cursor] = {}
         self._read_to: Cursor | None = None
         self._closing = False
+        self._flushing = 0  # how many wait for what was reported
         self._runs = False
         self._state: Connection | None = None
         self._took_ms: float | None = None
@@ -182,8 +183,13 @@ class Settler:
         if not self._runs:
             self.write()
         with self._lock:
-            while self._has_unsettled(consumer) and self.failure is None and not self._closing:
-                self._done.wait(_WAIT_S)
+            self._flushing += 1
+            self._work.notify_all()
+            try:
+                while self._has_unsettled(consumer) and self.failure is None and not self._closing:
+                    self._done.wait(_WAIT_S)
+            finally:
+                self._flushing -= 1
             if self.failure is not None:
                 raise self.failure
 
@@ -213,8 +219,8 @@ class Settler:
                 while not self._closing and not self._waiting and self._read_to is None:
                     self._work.wait(_WAIT_S)
                 closing = self._closing
-                if not closing and not self._is_full():
-                    self._work.wait_for(lambda: self._closing or self._is_full(), PACE_S)
+                if not closing:
+                    self._work.wait_for(self._must_write, PACE_S)
             if not self.write() and not closing:
                 with self._lock:
                     self._work.wait_for(lambda: self._closing, _AWAY_S)
@@ -318,6 +324,10 @@ class Settler:
         if consumer is None:
             return bool(self._waiting or self._writing)
         return consumer in self._waiting or consumer in self._writing
+
+    def _must_write(self) -> bool:
+        """Whether the settler may not wait for its pace."""
+        return self._closing or self._flushing > 0 or self._is_full()
 
     def _is_full(self) -> bool:
         return sum(each.report.rows for each in self._waiting.values()) >= ROWS_MAX

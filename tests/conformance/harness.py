@@ -20,8 +20,8 @@ from cdc.decoding.format import OLD_ROW_TEXT, ROW_TEXT, TABLE_VERSION
 from cdc.decoding.row_texts import lines_of, version_text
 from cdc.decoding.shapes import ShapeName
 from cdc.queue.groups import BY_KEY
-from cdc.queue.ledger import Ledger
-from cdc.queue.open_ledger import LedgerAddress, open_ledger
+from cdc.queue.ledger.base import Ledger
+from cdc.queue.ledger.open import LedgerAddress, open_ledger
 from sinks.base import RequestSink, Sink
 from sinks.file import FileSink
 from sinks.lakehouse import LakehouseSink, LakeNames
@@ -37,6 +37,7 @@ from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
 from tests.iceberg_lake import IcebergLake
 from tests.lake import query
+from tests.parquet_lake import ParquetLake
 from tests.pgoutput import relation
 from tests.pull_queue import SOURCE, make_pull_consumer
 
@@ -140,10 +141,10 @@ class DeltaHarness(Shaped):
         return LakehouseSink(tables, LakeNames(), mode="append")
 
     def batch(self, start: int, end: int) -> MessageBatch:
-        return _with_texts(super().batch(start, end))
+        return with_texts(super().batch(start, end))
 
     def batch_of(self, samples: Sequence[Sample]) -> MessageBatch:
-        return _with_texts(super().batch_of(samples))
+        return with_texts(super().batch_of(samples))
 
     def held(self) -> list[Held]:
         places = sorted((self.directory / "tables" / "public").glob("*"))
@@ -174,6 +175,23 @@ class IcebergHarness(DeltaHarness):
         )
 
 
+class TypedParquetHarness(DeltaHarness):
+    """The same as Parquet files with a manifest."""
+
+    def open(self) -> Sink:
+        return self._lake.sink()
+
+    def held(self) -> list[Held]:
+        places = (self.directory / "tables" / "public").glob("*")
+        return _held_in_histories(
+            row for place in places for row in self._lake.query(_HISTORY, f"public/{place.name}")
+        )
+
+    @property
+    def _lake(self) -> ParquetLake:
+        return ParquetLake.on_disk(self.directory / "tables")
+
+
 _HISTORY = "SELECT walbrook_lsn, walbrook_idx, walbrook_action, record, changes FROM t"
 
 
@@ -190,7 +208,7 @@ def _held_in_histories(rows: Iterable[tuple[object, ...]]) -> list[Held]:
     return sorted(found, key=lambda one: one.cursor or ORIGIN)
 
 
-def _with_texts(batch: MessageBatch) -> MessageBatch:
+def with_texts(batch: MessageBatch) -> MessageBatch:
     """The batch with the texts of rows, as a sink with typed columns is handed them."""
     rows = batch.rows
     columns = [("record", _TEXT_OID), ("changes", _TEXT_OID)]

@@ -17,7 +17,7 @@ from cdc.config.destination import RedisStreamDestination, WebhookDestination
 from cdc.config.secrets import SecretText
 from cdc.decoding.shapes import SHAPES, Context, ShapeName, shape_for
 from cdc.errors import OperatorError, TransientError, WalbrookError
-from cdc.queue.ledger import Integers
+from cdc.queue.ledger.base import Integers
 from sinks import ClaimPlace, open_sink
 from sinks.base import RequestSink, Unfollowed
 from sinks.claim_stores import FolderClaims, TableClaims
@@ -25,6 +25,7 @@ from tests.conformance.messages import CONSUMER, Sample, batch_of, cursor_of
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
 from tests.fix_s3 import S3, Account
+from tests.waiting import until
 
 pytestmark = pytest.mark.migrated
 
@@ -46,7 +47,7 @@ class Stores:
         self.place, self.read = place, read
 
 
-@pytest.fixture(params=["folder", "table", "s3"])
+@pytest.fixture(params=["folder", "table", pytest.param("s3", marks=pytest.mark.sinks)])
 def stores(request: pytest.FixtureRequest, tmp_path: Path, database: Database) -> Stores:
     if request.param == "s3":
         s3: S3 = request.getfixturevalue("s3")
@@ -216,6 +217,33 @@ def test_old_content_is_removed_and_no_other(tmp_path: Path, database: Database)
     ]
 
 
+def test_deliveries_remove_old_content_faster_than_they_store_it(
+    endpoint: Endpoint, database: Database
+) -> None:
+    place = ClaimPlace(LARGEST, 7, None, database.dsn)
+    database.execute(
+        "INSERT INTO walbrook.claim_checks (location, consumer, payload, stored_at) "
+        f"SELECT n, '{CONSUMER}', '', now() - interval '8 days' FROM generate_series(1, 12000) n"
+    )
+    old = "SELECT count(*) FROM walbrook.claim_checks WHERE stored_at < now() - interval '7 days'"
+    sink = _webhook(endpoint, place)
+    sent = 0
+
+    def removed() -> bool:
+        nonlocal sent
+        sample = Sample({"id": sent, "name": BIG})
+        assert sink.deliver(batch_of([sample])).settled == 1
+        sent += 1
+        return database.execute(old) == [(0,)]
+
+    try:
+        until("the old content to be removed", removed)
+    finally:
+        sink.close()
+    assert 1 < sent < 1_000, "one delivery removed all, or each of them little"
+
+
+@pytest.mark.sinks
 def test_content_in_s3_is_one_object_however_often_it_is_put_and_old_objects_are_removed(
     s3: S3,
 ) -> None:
@@ -237,6 +265,7 @@ def test_content_in_s3_is_one_object_however_often_it_is_put_and_old_objects_are
     assert "claims/orders/not-a-day/old.json" in s3.objects()
 
 
+@pytest.mark.sinks
 @pytest.mark.parametrize(
     ("bucket", "key", "secret", "code"),
     [
@@ -273,6 +302,7 @@ def test_s3_that_refuses_is_an_operators_matter_and_nothing_is_sent(
         FolderClaims(url).probe()
 
 
+@pytest.mark.sinks
 def test_without_credentials_nothing_is_stored(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(variable)
@@ -283,6 +313,7 @@ def test_without_credentials_nothing_is_stored(s3: S3, monkeypatch: pytest.Monke
     assert s3.objects() == []
 
 
+@pytest.mark.sinks
 def test_s3_over_tls_is_used_if_its_certificate_is_trusted_only(s3: S3) -> None:
     url = f"s3://{s3.bucket}/claims?{s3.tls_options}"
     with pytest.raises(OperatorError, match="tls_ca_file_path"):

@@ -28,6 +28,8 @@ from tests.iceberg_lake import IcebergLake
 from tests.lake import query_iceberg
 from tests.slot_batches import SlotBatches, slot_batches
 
+pytestmark = pytest.mark.sinks
+
 TARGET = LakeTarget("public", "t")
 
 

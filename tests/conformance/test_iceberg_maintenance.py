@@ -19,6 +19,8 @@ from tests.iceberg_lake import WAYS, IcebergLake, Way
 from tests.slot_batches import SlotBatches, slot_batches
 from tests.waiting import until
 
+pytestmark = pytest.mark.sinks
+
 TARGET = LakeTarget("public", "t")
 PLAN = MaintenancePlan(interval_s=0.05, target_file_bytes=1 << 20, retain_hours=1)
 

@@ -123,9 +123,9 @@ class _Worker:
 
 _CASES = [
     ("at least once", "sequin"),
-    ("at least once", "debezium"),
     ("exactly once", "sequin"),
-    ("exactly once", "record"),
+    pytest.param(("at least once", "debezium"), marks=pytest.mark.sinks),
+    pytest.param(("exactly once", "record"), marks=pytest.mark.sinks),
 ]
 """Every mode and every shape: records are made of messages in the same way in both modes."""
 
@@ -178,6 +178,7 @@ def test_a_record_has_the_key_and_says_its_cursor_and_its_idempotency_key(
     assert headers == [{"walbrook-cursor": c, "idempotency-key": c} for c in cursors]
 
 
+@pytest.mark.sinks
 def test_a_template_and_a_route_give_topics_and_each_keeps_the_order_of_its_keys(
     either: KafkaHarness,
 ) -> None:
@@ -202,6 +203,7 @@ def test_a_template_and_a_route_give_topics_and_each_keeps_the_order_of_its_keys
     assert sorted(found, key=lambda one: one.cursor or ORIGIN) == expected(numbered(0, 900))
 
 
+@pytest.mark.sinks
 def test_the_partition_of_a_key_is_that_of_other_clients(kafka: Kafka) -> None:
     """murmur2 as Java's producer computes it: known pairs of key and partition."""
     topic = kafka.create("partitioned", partitions=7)
@@ -230,6 +232,7 @@ def test_a_delete_is_followed_by_a_tombstone_and_a_key_that_was_left_has_one(
     ]  # fmt: skip
 
 
+@pytest.mark.sinks
 def test_groups_by_other_columns_are_the_keys(either: KafkaHarness) -> None:
     grouping = Grouping(columns={"public.users": ("name",)})
     sink = open_sink(
@@ -240,6 +243,7 @@ def test_groups_by_other_columns_are_the_keys(either: KafkaHarness) -> None:
     assert [one.key() for one in either.kafka.read(either.topic)] == [b'["n0"]', b'["n1"]'] * 2
 
 
+@pytest.mark.sinks
 def test_a_message_that_is_too_large_is_named_and_all_others_arrive_once(
     either: KafkaHarness,
 ) -> None:
@@ -264,6 +268,7 @@ def test_a_message_that_is_too_large_is_named_and_all_others_arrive_once(
         assert list(dict.fromkeys(map(str, found))) == list(map(str, wanted))
 
 
+@pytest.mark.sinks
 def test_a_broker_that_is_restarted_is_found_again(either: KafkaHarness) -> None:
     sink = either.open()
     _deliver(sink, batch(0, 50))
@@ -277,6 +282,7 @@ def test_a_broker_that_is_restarted_is_found_again(either: KafkaHarness) -> None
     _check_held(either, 80)
 
 
+@pytest.mark.sinks
 def test_a_broker_that_does_not_answer_is_given_up_in_time(either: KafkaHarness) -> None:
     sink = either.open_with(timeout_ms=1500)
     _deliver_until_taken(sink, batch(0, 10))
@@ -292,6 +298,7 @@ def test_a_broker_that_does_not_answer_is_given_up_in_time(either: KafkaHarness)
     _check_held(either, 30)
 
 
+@pytest.mark.sinks
 def test_a_topic_that_does_not_exist_needs_an_operator(either: KafkaHarness) -> None:
     sink = either.open_with(topic=f"{either.kafka.prefix}.nowhere", timeout_ms=2000)
     delivery = sink.deliver(batch(0, 10))
@@ -300,6 +307,7 @@ def test_a_topic_that_does_not_exist_needs_an_operator(either: KafkaHarness) -> 
     assert "create_topics" in str(delivery.error)
 
 
+@pytest.mark.sinks
 def test_topics_that_the_cluster_refuses_to_create_need_an_operator(either: KafkaHarness) -> None:
     sink = either.open_with(
         topic=f"{either.kafka.prefix}.new", create_topics=KafkaTopics(replication_factor=5)
@@ -326,6 +334,7 @@ def test_a_cursor_topic_says_how_far_it_had_come_and_whose_it_is(once: KafkaHarn
     assert "of the consumer orders, not of renamed" in delivery.error.what
 
 
+@pytest.mark.sinks
 def test_a_cursor_that_cannot_be_used_leaves_no_producer_at_each_try(once: KafkaHarness) -> None:
     _deliver(once.open(), batch(0, 10))
     stranger = once.open_with(consumer="renamed")
@@ -345,6 +354,7 @@ def test_a_cursor_that_cannot_be_used_leaves_no_producer_at_each_try(once: Kafka
     assert counts[-1] - counts[0] < 5, "a producer has so many threads"
 
 
+@pytest.mark.sinks
 def test_a_cursor_is_found_behind_many_aborted_transactions(once: KafkaHarness) -> None:
     small = once.kafka.create("small", max_message_bytes="20000")
     sink = once.open_with(topic=small, compression="none")
@@ -378,6 +388,7 @@ def test_a_process_that_was_replaced_is_fenced_and_adds_nothing(once: KafkaHarne
     assert once.held() == expected(numbered(0, 30))
 
 
+@pytest.mark.sinks
 def test_two_that_fence_each_other_all_the_time_are_told_so(once: KafkaHarness) -> None:
     """A sink takes over once in a delivery, not for ever."""
     sink = once.open_with()
@@ -400,6 +411,7 @@ def test_two_that_fence_each_other_all_the_time_are_told_so(once: KafkaHarness) 
     assert once.held() == expected(numbered(0, 10))
 
 
+@pytest.mark.sinks
 def test_readers_of_committed_messages_see_a_delivery_whole(once: KafkaHarness) -> None:
     seen: list[int] = []
     done = threading.Event()
@@ -423,6 +435,7 @@ def test_readers_of_committed_messages_see_a_delivery_whole(once: KafkaHarness) 
     assert once.held() == expected(numbered(0, 5000))
 
 
+@pytest.mark.sinks
 def test_the_example_of_the_page_delivers(kafka: Kafka) -> None:
     page = (Path(__file__).parents[2] / "docs" / "sinks" / "kafka.md").read_text()
     example, security = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)

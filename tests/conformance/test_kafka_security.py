@@ -22,6 +22,8 @@ from tests.conformance.messages import CONSUMER, batch
 from tests.fix_kafka import Kafka
 from tests.kafka_broker import PASSWORD, USER
 
+pytestmark = pytest.mark.sinks
+
 
 def deliver(kafka: Kafka, port: int, **settings: object) -> Delivery:
     """What becomes of a small batch through the listener at ``port``."""

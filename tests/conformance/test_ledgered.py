@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 from cdc.config.secrets import SecretText
 from cdc.cursor import Cursor
 from cdc.errors import PoisonError, TransientError
-from cdc.queue.ledger import Integers, Ledger, LedgerUse, among
-from cdc.queue.open_ledger import LedgerAddress, open_ledger
-from cdc.queue.redis_ledger import RedisLedger
-from cdc.service.embedded_redis import EmbeddedRedis
+from cdc.queue.ledger.base import Integers, Ledger, LedgerUse, among
+from cdc.queue.ledger.open import LedgerAddress, open_ledger
+from cdc.queue.ledger.redis import RedisLedger
+from demo.embedded_redis import EmbeddedRedis
 from sinks.ledgered import NOTED_MESSAGES, LedgeredSink, LedgerPlace
 from sinks.webhook import WebhookSink
 from tests.conformance.crash import Killed
 from tests.conformance.messages import CONSUMER, batch, cursor_of
+from tests.examples import examples
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_ledger import KnownLedger
 from tests.fix_postgres import Database
@@ -202,7 +203,7 @@ def test_a_request_is_noted_while_the_next_one_is_not_answered(
 
 
 @settings(
-    max_examples=40,
+    max_examples=examples(20),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

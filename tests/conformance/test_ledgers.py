@@ -15,12 +15,12 @@ import redis
 from cdc.config.secrets import SecretText
 from cdc.cursor import Cursor
 from cdc.errors import TransientError
-from cdc.queue.ledger import Integers, Ledger, among
-from cdc.queue.open_ledger import LedgerAddress, open_ledger
-from cdc.queue.redis_ledger import RedisLedger
-from cdc.service.embedded_redis import EmbeddedRedis
+from cdc.queue.ledger.base import Integers, Ledger, among
+from cdc.queue.ledger.open import LedgerAddress, open_ledger
+from cdc.queue.ledger.redis import RedisLedger
+from cdc.state.active_consumers import read_active_consumers
 from cdc.state.ledgers import sweep_ledgers
-from cdc.state.roll import call_roll
+from demo.embedded_redis import EmbeddedRedis
 from tests.fix_ledger import SOURCE, KnownLedger
 from tests.fix_postgres import Database
 
@@ -177,7 +177,7 @@ def test_a_cursor_that_is_moved_back_begins_an_empty_ledger_that_nobody_else_wri
     )
     ledger.note(name, *columns((16, 1)))  # by one who has not heard of it yet
     with ledger_database.connect() as state:
-        now = call_roll(state, SOURCE).ledgers
+        now = read_active_consumers(state, SOURCE).ledgers
     assert now["orders"] != name
     assert now["others"] == postgres_ledger.other
     assert has(ledger, name, (16, 0), (16, 1)) == [False, False]

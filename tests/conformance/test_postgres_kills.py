@@ -15,11 +15,13 @@ import pytest
 
 from cdc.change import MessageBatch
 from cdc.failpoints import VARIABLE
-from cdc.service.embedded import EmbeddedPostgres
+from demo.embedded_postgres import EmbeddedPostgres
 from tests.conformance.test_postgres_histories import SCHEMA, TABLES, Writer, rows_of
 from tests.fix_postgres import Database, embedded, fresh_database
 from tests.slot_batches import slot_batches
 from tests.waiting import until
+
+pytestmark = pytest.mark.sinks
 
 ROOT = Path(__file__).parents[2]
 AT_STEPS = ["applied", "moved"] * 3
@@ -99,7 +101,6 @@ class Deliverer:
         return self._there.execute(POSITION) if exists[0][0] else []
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", ["mirror", "append", "events"])
 def test_every_change_is_there_once_and_in_order_after_ten_deaths(
     mode: str, database: Database, there: Database, server: EmbeddedPostgres, tmp_path: Path

@@ -109,6 +109,7 @@ def test_values_of_every_type_arrive_as_the_source_has_them(
     assert columns_of(there, '"Odd ""t"') == columns_of(database, '"Odd ""t"')
 
 
+@pytest.mark.sinks
 def test_a_type_that_the_destination_lacks_is_text_with_a_comment_and_a_domain_is_its_base(
     source: SlotBatches, there: Database, opened: Open
 ) -> None:
@@ -131,6 +132,7 @@ def test_a_type_that_the_destination_lacks_is_text_with_a_comment_and_a_domain_i
     ]
 
 
+@pytest.mark.sinks
 def test_a_type_that_the_destination_has_by_name_is_used(
     source: SlotBatches, there: Database, opened: Open
 ) -> None:
@@ -200,6 +202,7 @@ def test_a_table_that_is_renamed_is_renamed_at_the_destination(
     assert there.execute("SELECT to_regclass('t')") == [(None,)]
 
 
+@pytest.mark.sinks
 @pytest.mark.parametrize("in_one_batch", [True, False])
 def test_tables_whose_names_are_swapped_keep_their_rows(
     in_one_batch: bool, source: SlotBatches, database: Database, there: Database, opened: Open
@@ -225,6 +228,7 @@ def test_tables_whose_names_are_swapped_keep_their_rows(
     assert there.execute(kept) == [(0,)]
 
 
+@pytest.mark.sinks
 def test_a_table_that_takes_the_name_of_one_that_was_dropped_is_not_mixed_with_it(
     source: SlotBatches, database: Database, there: Database, opened: Open
 ) -> None:
@@ -240,6 +244,7 @@ def test_a_table_that_takes_the_name_of_one_that_was_dropped_is_not_mixed_with_i
     assert there.execute(f"SELECT id FROM {kept}") == [(1,)]
 
 
+@pytest.mark.sinks
 def test_names_swapped_between_columns_stay_with_their_values(
     source: SlotBatches, database: Database, there: Database, opened: Open
 ) -> None:
@@ -257,6 +262,7 @@ def test_names_swapped_between_columns_stay_with_their_values(
     assert there.execute(query) == database.execute(query)
 
 
+@pytest.mark.sinks
 def test_foreign_keys_of_the_destination_hold_at_each_statement(
     source: SlotBatches, database: Database, there: Database, opened: Open
 ) -> None:
@@ -301,6 +307,7 @@ def test_a_row_that_the_destination_refuses_is_alone_and_quotes_no_value(
     assert there.execute("SELECT count(*) FROM t") == [(99,)]
 
 
+@pytest.mark.sinks
 def test_a_table_that_refuses_every_row_is_waited_for_after_five(
     source: SlotBatches, there: Database, opened: Open
 ) -> None:
@@ -334,6 +341,7 @@ def test_a_replay_is_absorbed_however_it_is_cut_and_by_whoever_it_comes(
     assert there.execute(f"SELECT count(*) FROM {table}") == [(90,)]
 
 
+@pytest.mark.sinks
 @pytest.mark.parametrize(
     ("mode", "on_rewind", "rows"),
     [
@@ -362,6 +370,7 @@ def test_rows_that_come_again_after_a_rewind_are_told_apart_or_replaced(
     assert found == rows
 
 
+@pytest.mark.sinks
 @pytest.mark.parametrize(("mode", "given"), [("append", "true"), ("events", "action <> 'gap'")])
 def test_a_gap_that_comes_first_after_a_rewind_leaves_no_row_twice(
     mode: str, given: str, source: SlotBatches, there: Database, opened: Open
@@ -380,6 +389,7 @@ def test_a_gap_that_comes_first_after_a_rewind_leaves_no_row_twice(
     assert found == [(1,), (2,), (4,), (5,)]
 
 
+@pytest.mark.sinks
 def test_a_mirror_that_is_rewound_over_schema_changes_ends_as_the_source(
     source: SlotBatches, database: Database, there: Database, opened: Open
 ) -> None:
@@ -393,6 +403,7 @@ def test_a_mirror_that_is_rewound_over_schema_changes_ends_as_the_source(
     assert there.execute(query) == database.execute(query)
 
 
+@pytest.mark.sinks
 def test_rows_that_changed_their_keys_twice_are_whole_after_a_rewind(
     source: SlotBatches, database: Database, there: Database, opened: Open
 ) -> None:
@@ -474,6 +485,7 @@ def test_an_existing_table_without_the_key_is_refused(
     assert "no unique index over the key (id)" in delivery.error.what
 
 
+@pytest.mark.sinks
 def test_updates_that_leave_out_a_large_value_pass_a_table_that_must_have_it(
     source: SlotBatches, database: Database, there: Database, opened: Open
 ) -> None:
@@ -492,6 +504,7 @@ def test_updates_that_leave_out_a_large_value_pass_a_table_that_must_have_it(
     assert there.execute(query) == database.execute(query)
 
 
+@pytest.mark.sinks
 def test_a_child_that_changes_its_parent_and_loses_the_old_one_arrives(
     source: SlotBatches, database: Database, there: Database, opened: Open
 ) -> None:
@@ -510,6 +523,7 @@ def test_a_child_that_changes_its_parent_and_loses_the_old_one_arrives(
         assert there.execute(f"SELECT * FROM {table}") == database.execute(f"SELECT * FROM {table}")
 
 
+@pytest.mark.sinks
 def test_a_table_without_a_key_is_not_repeated_after_a_rewind(
     source: SlotBatches, there: Database, opened: Open
 ) -> None:
@@ -602,6 +616,7 @@ def test_an_account_without_the_privilege_is_for_an_operator(
         there.execute(f"DROP ROLE {role}")
 
 
+@pytest.mark.sinks
 def test_a_look_refuses_an_account_that_could_not_begin_and_gives_the_grant(
     there: Database, opened: Open
 ) -> None:
@@ -644,6 +659,7 @@ def test_what_a_trigger_says_of_rights_is_not_shown(
     assert "7083" in delivery.error.detail
 
 
+@pytest.mark.sinks
 def test_a_lock_that_is_held_too_long_is_waited_for_later(
     source: SlotBatches, there: Database, opened: Open
 ) -> None:
@@ -657,6 +673,7 @@ def test_a_lock_that_is_held_too_long_is_waited_for_later(
     delivered(sink, batch, absorbed=1)
 
 
+@pytest.mark.sinks
 def test_partitions_are_made_for_rows_and_ahead_and_dropped_by_age(
     source: SlotBatches, there: Database, opened: Open
 ) -> None:
@@ -700,6 +717,7 @@ def test_a_gap_is_kept_where_the_readers_of_tables_find_it(
     ]
 
 
+@pytest.mark.sinks
 def test_twenty_thousand_changes_of_a_thousand_rows_are_the_last_of_each(
     source: SlotBatches, database: Database, there: Database, opened: Open
 ) -> None:
@@ -715,6 +733,7 @@ def test_twenty_thousand_changes_of_a_thousand_rows_are_the_last_of_each(
     assert there.execute(query) == database.execute(query)
 
 
+@pytest.mark.sinks
 def test_a_batch_of_more_tables_than_are_kept_ready_arrives(
     source: SlotBatches, there: Database, opened: Open
 ) -> None:
@@ -728,6 +747,7 @@ def test_a_batch_of_more_tables_than_are_kept_ready_arrives(
     assert there.execute(query) == [(2,)] * 70
 
 
+@pytest.mark.sinks
 def test_a_destination_is_written_to_over_tls_that_is_verified(
     tls_server: TlsServer, tls_database: Database, opened: Open
 ) -> None:

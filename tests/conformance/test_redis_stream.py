@@ -14,7 +14,7 @@ import redis
 from cdc.cursor import ORIGIN
 from cdc.errors import OperatorError, PoisonError, TransientError
 from cdc.generation import Generation
-from cdc.service.embedded_redis import EmbeddedRedis
+from demo.embedded_redis import EmbeddedRedis
 from sinks import redis_stream
 from sinks.redis_errors import from_reply
 from sinks.redis_stream import RedisStreamSink

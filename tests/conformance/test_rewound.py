@@ -198,7 +198,7 @@ def test_two_sinks_that_truncate_at_once_truncate_once(place: Place) -> None:
 
 
 @pytest.mark.parametrize("torn", [False, True], ids=["before", "in the middle of"])
-@pytest.mark.parametrize("kind", ["file", "parquet"])
+@pytest.mark.parametrize("kind", ["file", pytest.param("parquet", marks=pytest.mark.sinks)])
 def test_a_death_at_any_step_of_a_truncation_ends_right(
     kind: str, torn: bool, tmp_path: Path
 ) -> None:

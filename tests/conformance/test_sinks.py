@@ -22,6 +22,7 @@ from tests.conformance.harness import (
     RedisHarness,
     RoutedRedisHarness,
     RoutedWebhookHarness,
+    TypedParquetHarness,
     WebhookHarness,
 )
 from tests.conformance.messages import Sample, numbered
@@ -29,12 +30,16 @@ from tests.fix_ledger import KnownLedger
 
 pytestmark = pytest.mark.migrated
 
-_SHAPED = [(sink, shape) for sink in ("file", "redis_stream", "webhook") for shape in SHAPES]
+_SHAPED = [
+    pytest.param((sink, shape), marks=[] if shape == "sequin" else [pytest.mark.sinks])
+    for sink in ("file", "redis_stream", "webhook")
+    for shape in SHAPES
+]
 
 
 _ROUTED = [("redis_stream", "routed"), ("webhook", "routed")]
 _EVENTS = ("postgres", "events")
-_ON_DISK = [("parquet", "sequin"), ("delta", "sequin"), ("iceberg", "sequin")]
+_ON_DISK = [("parquet", "sequin"), ("parquet", "typed"), ("delta", "sequin"), ("iceberg", "sequin")]
 _LEDGERED = [("webhook", "postgres ledger"), ("webhook", "redis ledger")]
 
 
@@ -44,6 +49,7 @@ _LEDGERED = [("webhook", "postgres ledger"), ("webhook", "redis ledger")]
         *_ROUTED,
         *_LEDGERED,
         ("parquet", "sequin"),
+        ("parquet", "typed"),
         ("delta", "sequin"),
         ("iceberg", "sequin"),
         ("pull", "sequin"),
@@ -64,7 +70,7 @@ def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
     if sink == "iceberg":
         return IcebergHarness(tmp_path)
     if sink == "parquet":
-        return ParquetHarness(tmp_path)
+        return TypedParquetHarness(tmp_path) if shape == "typed" else ParquetHarness(tmp_path)
     if sink == "redis_stream":
         redis = (request.getfixturevalue("redis_url"), request.getfixturevalue("redis_client"))
         return RoutedRedisHarness(*redis) if shape == "routed" else RedisHarness(*redis, shape)

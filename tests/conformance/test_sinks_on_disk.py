@@ -51,7 +51,7 @@ def _sink_dies_at(sink: Sink, step: int, *, torn: bool, start: int, end: int) ->
 
 @DISK
 @pytest.mark.parametrize("torn", [False, True])
-@pytest.mark.parametrize("before", [0, 90])
+@pytest.mark.parametrize("before", [pytest.param(0, marks=pytest.mark.sinks), 90])
 def test_a_death_at_any_step_loses_and_doubles_nothing(
     kind: type[FileHarness | ParquetHarness], torn: bool, before: int, tmp_path: Path
 ) -> None:
@@ -87,7 +87,9 @@ def test_a_file_that_was_never_committed_goes_even_if_other_messages_follow(tmp_
 
 @DISK
 @pytest.mark.parametrize("torn", [False, True])
-@pytest.mark.parametrize("before", [30, 90])  # within a file, and where the next one begins
+@pytest.mark.parametrize(
+    "before", [30, pytest.param(90, marks=pytest.mark.sinks)]
+)  # within a file, and where the next one begins
 def test_a_sink_that_stays_open_clears_away_what_another_process_left(
     kind: type[FileHarness | ParquetHarness], torn: bool, before: int, tmp_path: Path
 ) -> None:

@@ -68,7 +68,12 @@ class Exact:
             {
                 "name": "lake",
                 "source": all_three,
-                "destination": {"type": "parquet", "path": "parquet"},
+                "destination": {
+                    "type": "parquet",
+                    "columns": "json",
+                    "max_delay_ms": 0,
+                    "path": "parquet",
+                },
             },
             {"name": "exact_stream", "source": all_three, "destination": entries},
             {

@@ -17,6 +17,8 @@ from tests.lost_changes import note_lost_changes
 from tests.slot_source import SlotSource, make_slot_source
 from tests.waiting import until
 
+pytestmark = pytest.mark.migrated
+
 Refused = psycopg.errors.ObjectNotInPrerequisiteState
 
 BEYOND = "SELECT walbrook.accept_gap('shop', 'F/FFFFFFFF')"

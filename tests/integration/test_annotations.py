@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from cdc.decoding import decode_changes
 from cdc.decoding.annotations import annotations_of
 from cdc.decoding.shapes import Context, shape_for
-from cdc.replication.publish import BatchLimits
+from cdc.replication.spill.spilled_transaction import BatchLimits
 from tests.fix_postgres import Database, on_both_versions
 from tests.slot_source import SlotSource, make_slot_source
 from tests.unit.replication.annotated import CLEAR, SET

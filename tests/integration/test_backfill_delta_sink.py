@@ -12,6 +12,8 @@ from tests.backfill_rig import Rig
 from tests.fix_postgres import Database
 from tests.lake import query
 
+pytestmark = pytest.mark.migrated
+
 ROWS = 3_000
 _LAST = """
 SELECT id, version FROM t
@@ -31,7 +33,7 @@ def _no_open_sinks() -> Iterator[None]:
         _open_sinks.popitem()[1][2].close()
 
 
-@pytest.mark.parametrize("mode", ["upsert", "append"])
+@pytest.mark.parametrize("mode", ["upsert", pytest.param("append", marks=pytest.mark.sinks)])
 def test_rows_that_were_there_and_changes_beside_them_end_in_one_table(
     mode: str, database: Database, tmp_path: Path
 ) -> None:

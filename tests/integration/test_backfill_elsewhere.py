@@ -22,10 +22,10 @@ from cdc.config import Config
 from cdc.replication.preflight.slot import create_slot
 from cdc.replication.preflight.standby import StandbySnapshots
 from cdc.replication.settings import ReaderSettings
-from cdc.service.repair import repair
-from cdc.service.server_account import server_account
+from cdc.service.process.repair import repair
 from cdc.state.migrate import migrate
 from cdc.state.positions import register_source
+from demo.server_account import server_account
 from tests.backfill_rig import SOURCE, Rig
 from tests.fix_postgres import Database
 from tests.integration.test_promotion import SlotWanted
@@ -34,6 +34,8 @@ from tests.slot_source import SlotSource
 from tests.standalone import free_port
 from tests.standby import Pair, execute, primary_and_standby, slot_name
 from tests.waiting import until
+
+pytestmark = pytest.mark.sinks
 
 ROWS = 3_000
 

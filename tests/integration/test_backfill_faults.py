@@ -13,11 +13,13 @@ import psycopg
 import pytest
 
 from cdc.backfill import log_scan
+from spark_pipeline.stage.worker import Worker
 from spark_pipeline.workers.settler import Settler
-from spark_pipeline.workers.worker import Worker
 from tests.backfill_rig import Rig, stale
 from tests.fix_postgres import Database
 from tests.waiting import until
+
+pytestmark = pytest.mark.migrated
 
 _ITEMS = """
 CREATE TABLE item (id int PRIMARY KEY, version int NOT NULL, pad text);
@@ -37,7 +39,11 @@ def _begun(rig: Rig, table: str = "item") -> int:
 
 @pytest.mark.parametrize(
     "act",
-    ["VACUUM FULL item", "CLUSTER item USING item_pkey", "ALTER TABLE item ALTER id TYPE bigint"],
+    [
+        "VACUUM FULL item",
+        pytest.param("CLUSTER item USING item_pkey", marks=pytest.mark.chaos),
+        "ALTER TABLE item ALTER id TYPE bigint",
+    ],
 )
 def test_a_table_that_is_written_anew_is_planned_again(
     database: Database, tmp_path: Path, act: str
@@ -48,6 +54,7 @@ def test_a_table_that_is_written_anew_is_planned_again(
         backfill = _begun(rig)
         database.execute("DELETE FROM item WHERE id % 2 = 0")
         database.execute(act)
+        rig.hurry()
         rig.until_state(backfill)
         rig.until_delivered()
     assert set(rig.table()) == {f'item ["{i}"]' for i in range(1, 400, 2)}
@@ -63,6 +70,7 @@ def test_a_column_that_is_added_arrives_in_the_chunks_that_follow(
     with rig.running():
         backfill = _begun(rig)
         database.execute("ALTER TABLE item ADD extra text DEFAULT 'new'")
+        rig.hurry()
         rig.until_state(backfill)
     records = [each["record"] for each in rig.messages()]
     assert len(records) == 400
@@ -100,6 +108,7 @@ def test_a_partition_that_comes_while_its_table_is_read_comes_by_its_changes(
         backfill = _begun(rig)
         database.execute("CREATE TABLE high PARTITION OF item FOR VALUES FROM (500) TO (1000)")
         database.execute("INSERT INTO item VALUES (500, 1)")
+        rig.hurry()
         rig.until_state(backfill)
         rig.until_delivered()
     assert len(rig.table()) == 501
@@ -156,7 +165,7 @@ def test_a_backfill_goes_on_behind_more_changes_than_one_chunk_may_have_behind_i
         rig.rows(f"SELECT walbrook.pause_backfill({backfill})")
         database.execute("INSERT INTO other SELECT i, 1 FROM generate_series(2, 5000) AS i")
         rig.until_delivered()
-        rig.rows("UPDATE walbrook.backfills SET rows_per_second = NULL RETURNING 1")
+        rig.hurry()
         rig.rows(f"SELECT walbrook.resume_backfill({backfill})")
         rig.until_state(backfill)
     assert len(rig.table()) == 400 + 4999
@@ -171,7 +180,7 @@ def test_a_chunk_whose_file_is_damaged_is_read_again(database: Database, tmp_pat
     assert files
     for file in files:
         file.write_bytes(file.read_bytes()[:100])
-    rig.rows("UPDATE walbrook.backfills SET rows_per_second = NULL RETURNING 1")
+    rig.hurry()
     with rig.running():
         rig.until_state(backfill)
         database.execute("UPDATE other SET version = 2")
@@ -200,6 +209,50 @@ def test_an_operator_pauses_resumes_and_cancels(database: Database, tmp_path: Pa
             rig.rows(f"SELECT walbrook.resume_backfill({backfill})")
         rig.backfilled("item")  # and begins anew
     assert len(rig.table()) == 401
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sort_column": "id", "start_position": "not a number"}, "start_position"),
+        ({"sort_column": "doc"}, "sort_column"),
+    ],
+    ids=["value", "order"],
+)
+def test_a_table_that_cannot_be_planned_fails_alone(
+    database: Database, tmp_path: Path, options: dict[str, str], said: str
+) -> None:
+    database.execute(_ITEMS + "; ALTER TABLE item ADD doc json")
+    rig = Rig(database, tmp_path)
+    with rig.running():
+        backfill = rig.start("item", **options)
+        rig.backfilled("other")
+        rig.until_state(backfill, "failed")
+    assert said in rig.progress(backfill)[2]
+    assert "not a number" not in rig.progress(backfill)[2]
+    assert set(rig.table()) == {'other ["1"]'}
+
+
+def test_a_new_place_gets_the_rows_that_went_to_the_one_before(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute(_ITEMS)
+    rig = Rig(database, tmp_path)
+    rewind = "walbrook.rewind('files', to_earliest => true, destination => 'truncate')"
+    with rig.running():
+        rig.rows("UPDATE walbrook.consumers SET rewind_ways = '{truncate}' RETURNING 1")
+        backfill = _begun(rig)
+        rig.rows(f"SELECT {rewind}")
+        rig.rows("UPDATE walbrook.backfills SET rows_per_second = NULL RETURNING 1")
+        rig.until_state(backfill)
+        rig.until_delivered()
+        assert set(rig.table()) == {f'item ["{i}"]' for i in range(1, 401)}
+        warned: list[str] = []
+        with psycopg.connect(rig.state_dsn, autocommit=True) as state:
+            state.add_notice_handler(lambda said: warned.append(str(said.message_primary)))
+            state.execute(f"SELECT {rewind}".encode())
+        assert len(warned) == 1
+        assert warned[0].endswith("do not come again: public.item")
 
 
 def test_what_cannot_be_backfilled_says_why(database: Database, tmp_path: Path) -> None:
@@ -293,6 +346,7 @@ _ACTS = (
 )
 
 
+@pytest.mark.sinks
 def test_changes_that_were_delivered_and_not_settled_hide_no_rows(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,9 +377,9 @@ def test_changes_that_were_delivered_and_not_settled_hide_no_rows(
 
             # The worker of the next process takes no changes for a while.
             slow.setattr(Worker, "serve_next", nothing)
-            until("some steps", lambda: len(steps) > 40)
+            until("some steps", lambda: len(steps) > 10)
             slow.undo()
-            rig.rows("UPDATE walbrook.backfills SET rows_per_second = NULL RETURNING 1")
+            rig.hurry()
             rig.until_state(backfill)
             rig.until_delivered()
     assert len(rig.table()) == 401

@@ -117,7 +117,12 @@ class _Destinations:
         }
         destinations: dict[str, dict[str, object]] = {
             "kafka": kafka,
-            "parquet": {"type": "parquet", "path": str(self._directory / "parquet")},
+            "parquet": {
+                "type": "parquet",
+                "columns": "json",
+                "max_delay_ms": 0,
+                "path": str(self._directory / "parquet"),
+            },
             "postgres": {"type": "postgres", "url": _url(self.there.dsn)},
             "redis": {"type": "redis_stream", "url": self._url, "stream_key": "items"},
         }

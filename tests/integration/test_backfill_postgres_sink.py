@@ -13,6 +13,8 @@ from tests.fix_postgres import Database, PostgresServer, fresh_database
 from tests.service import _url
 from tests.waiting import until
 
+pytestmark = pytest.mark.migrated
+
 ROWS = 5_000
 
 
@@ -90,6 +92,28 @@ def test_a_history_ends_with_the_rows_of_its_source(
         f" AS before FROM ({said}) s) t WHERE version < before"
     )
     assert there.execute(back) == []
+
+
+def test_read_events_stay_when_a_rewind_replaces_what_comes_again(
+    database: Database, there: Database, tmp_path: Path
+) -> None:
+    database.execute(
+        "CREATE TABLE item (id int PRIMARY KEY, version int);"
+        "INSERT INTO item SELECT i, 1 FROM generate_series(1, 100) i"
+    )
+    url, how = _url(there.dsn), {"mode": "events", "on_rewind": "replace"}
+    given = {"destination": {"type": "postgres", "url": url, **how}}
+    rig = Rig(database, tmp_path, publication="FOR TABLE item", sink=given)
+    with rig.running():
+        database.execute("UPDATE item SET version = 2 WHERE id = 1")
+        rig.until_delivered()
+        rig.backfilled("item")
+        rig.until_delivered()
+        rig.rows("SELECT walbrook.rewind('files', to_earliest => true)")
+        database.execute("UPDATE item SET version = 3 WHERE id = 1")
+        rig.until_delivered()
+    counted = "SELECT action, count(*) FROM walbrook_events GROUP BY 1 ORDER BY 1"
+    assert there.execute(counted) == [("read", 100), ("update", 2)]
 
 
 def test_a_chunk_whose_table_the_mirror_cannot_have_is_read_again_when_it_can(

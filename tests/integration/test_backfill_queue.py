@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cdc.config import Sink
-from cdc.queue.pulls import register_pulls
+import pytest
+
+from cdc.config import SinkConfig
+from cdc.queue.pull_consumers import register_pulls
 from tests.backfill_rig import SOURCE, Rig
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
 from tests.waiting import until
+
+pytestmark = pytest.mark.migrated
 
 _ITEMS = """
 CREATE TABLE item (id int PRIMARY KEY, version int NOT NULL);
@@ -70,7 +74,7 @@ def test_a_pull_consumer_receives_existing_rows(database: Database, tmp_path: Pa
     database.execute(_ITEMS)
     rig = Rig(database, tmp_path, sink={"destination": {"type": "pull"}})
     with database.connect() as state:
-        sink = Sink.model_validate(
+        sink = SinkConfig.model_validate(
             {"name": "files", "database": SOURCE, "destination": {"type": "pull"}}
         )
         state.execute("UPDATE walbrook.consumers SET destination = 'pull' WHERE name = 'files'")

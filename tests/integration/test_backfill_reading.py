@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import psycopg
 import pyarrow as pa
 import pytest
+from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from pyspark.sql import SparkSession
 
@@ -18,6 +20,7 @@ from cdc.backfill.reading import (
     ChunkTask,
     MovedTableError,
     connect_to_read,
+    copy_texts,
     list_open,
     read_chunk,
     read_chunk_apart,
@@ -27,6 +30,8 @@ from cdc.config.table import TableName
 from cdc.errors import TransientError
 from tests.backfill_rig import Rig
 from tests.fix_postgres import Database
+
+pytestmark = pytest.mark.migrated
 
 _ITEM = TableName("public", "item")
 _TABLE = """
@@ -86,6 +91,25 @@ def test_a_chunk_that_takes_too_long_says_so(database: Database, tmp_path: Path)
     with pytest.raises(TransientError) as raised:
         read_chunk(replace(task, choice=slow, statement_s=1))
     assert raised.value.kind == "chunk_timeout"
+
+
+def test_a_connection_can_be_used_after_a_copy_that_was_not_read_to_its_end(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.backfill.reading._PIECE_BYTES", 1000)
+    numbers = sql.SQL("COPY (SELECT i FROM generate_series(1, 1000000) i) TO STDOUT")
+    fails = sql.SQL("COPY (SELECT 1 / (i - 5000) FROM generate_series(1, 9999) i) TO STDOUT")
+    with connect_to_read(database.dsn, "test") as connection:
+        texts = copy_texts(connection, sql.Composed([numbers]))
+        assert next(texts).startswith(b"1\n2\n3\n")
+        texts.close()
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            list(copy_texts(connection, sql.Composed([fails])))
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            list(copy_texts(connection, sql.Composed([sql.SQL("COPY nothing TO STDOUT")])))
+        assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
 def test_open_transactions_are_listed_with_an_lsn_from_before(database: Database) -> None:

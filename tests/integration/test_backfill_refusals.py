@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import psycopg
 import pytest
 
 from cdc.backfill.reading import reading_errors
 from cdc.backfill.table import sent_as
+from cdc.config import Config, loads
 from cdc.config.table import TableName
 from cdc.errors import OperatorError
+from cdc.service.backfill_check import require_table
 from cdc.state.backfill_operators import change_backfill, start_backfill
 from cdc.state.backfills import report_backfills
 from cdc.state.positions import register_source
 from tests.fix_postgres import Database
+from tests.service import _url
 
+_CONFIG = """
+databases:
+  - {{name: shop, url: "{url}", slot: {{name: s}}, publication: {{name: p}}}}
+sinks:
+  - name: files
+    source: {{exclude_tables: [public.other]}}
+    destination: {{type: file, path: f}}
+"""
 _FAIL = "UPDATE walbrook.backfills SET state = 'failed', error = 'it may not be read'"
 _EVENTS = "SELECT kind, what, fix FROM walbrook.health_events WHERE resolved_at IS NULL"
+
+
+def configured(url: str) -> Config:
+    return loads(_CONFIG.format(url=url), Path(), {})
 
 
 @pytest.mark.migrated
@@ -77,6 +94,28 @@ def test_a_table_that_does_not_exist_is_told_from_one_that_is_not_published(
         source.execute(caught.value.fix.partition(" Then")[0].encode())
         named = TableName("public", "orders")
         assert sent_as(source, "p", named) == [named]
+
+
+def test_a_command_refuses_a_table_of_which_nothing_comes_and_passes_what_it_cannot_know(
+    database: Database,
+) -> None:
+    database.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY); CREATE TABLE other (id int PRIMARY KEY);"
+        "CREATE TABLE part (id int PRIMARY KEY) PARTITION BY RANGE (id);"
+        "CREATE TABLE part_1 PARTITION OF part DEFAULT;"
+        "CREATE PUBLICATION p FOR TABLE orders, other, part"
+    )
+    shop = configured(_url(database.dsn))
+    for known in ("orders", "public.orders", "Orders", "part"):
+        require_table(shop, "files", known)
+    require_table(shop, "shop/files", "orders")
+    with pytest.raises(OperatorError, match=r"no table public\.ordres"):
+        require_table(shop, "files", "ordres")
+    with pytest.raises(OperatorError, match=r"takes no changes of public\.other"):
+        require_table(shop, "files", "other")
+    for consumer, table in (("nobody", "ordres"), ("crm/files", "ordres"), ("files", "a.b.c")):
+        require_table(shop, consumer, table)  # walbrook.start_backfill says what is wrong
+    require_table(configured("postgres://u:p@127.0.0.1:1/d"), "files", "ordres")
 
 
 @pytest.mark.parametrize(

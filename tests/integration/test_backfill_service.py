@@ -77,7 +77,12 @@ def _writing(database: Database, rows: int, writers: int) -> Iterator[None]:
 def _sinks(directory: Path, redis_url: str) -> list[dict[str, object]]:
     destinations: dict[str, dict[str, object]] = {
         "files": {"type": "file", "path": str(directory / "files")},
-        "parquet": {"type": "parquet", "path": str(directory / "parquet")},
+        "parquet": {
+            "type": "parquet",
+            "columns": "json",
+            "max_delay_ms": 0,
+            "path": str(directory / "parquet"),
+        },
         "redis": {"type": "redis_stream", "url": redis_url, "stream_key": "items"},
     }
     return [
@@ -157,6 +162,7 @@ def _run(
     _check(database, _of_parquet(directory / "parquet"))
 
 
+@pytest.mark.sinks
 @pytest.mark.timeout(900)
 def test_destinations_equal_the_source_after_kills_during_a_backfill(
     database: Database, tmp_path: Path, redis_client: redis.Redis, redis_url: str
@@ -167,7 +173,7 @@ def test_destinations_equal_the_source_after_kills_during_a_backfill(
 def test_a_backfill_is_started_watched_and_changed_from_outside(
     database: Database, tmp_path: Path
 ) -> None:
-    """By the command line and over HTTP; metrics say how far it is."""
+    """By the command line and over HTTP; metrics say how far it is, health what has failed."""
     _fill(database, 1_000)
     sink: dict[str, object] = {
         "name": "files",
@@ -178,9 +184,21 @@ def test_a_backfill_is_started_watched_and_changed_from_outside(
     }
     service = Service(database, tmp_path / "service", [sink])
     with started(service):
-        refused = service.run("backfill", "start", "files", "nothing", "--wait")
-        assert refused.returncode == 1
-        assert "failed" in refused.stdout
+        refused = service.run("backfill", "start", "files", "public.itme")
+        assert refused.returncode != 0
+        assert "did you mean public.item?" in refused.stderr
+        assert database.execute("SELECT count(*) FROM walbrook.backfills") == [(0,)]
+        failed = service.run("backfill", "start", "files", "item", "--where", "idd > 1", "--wait")
+        assert failed.returncode == 1
+        assert "is failed" in failed.stdout
+        assert "a where that fits the table" in failed.stderr
+        service.until(
+            "the event",
+            "SELECT count(*) = 1 FROM walbrook.health_events WHERE kind = 'backfill_failed'",
+        )
+        until("the log", lambda: "backfill.failed" in service.log.read_text())
+        ((number,),) = database.execute("SELECT id FROM walbrook.backfills")
+        service.run("backfill", "cancel", str(number))
         done = service.run("backfill", "start", "files", "public.item", "--wait")
         assert (done.returncode, "is done" in done.stdout) == (0, True), done.stderr
         api = f"http://127.0.0.1:{service.http_port()}"
@@ -199,21 +217,6 @@ def test_a_backfill_is_started_watched_and_changed_from_outside(
     first = [each for each in arrived(tmp_path / "files") if each["op"] == "r"][:100]
     assert [each["after"]["id"] for each in first] == list(range(901, 1001))
     assert {each["source"]["snapshot"] for each in first} == {"incremental"}
-
-
-def test_failed_backfills_are_health_events(database: Database, tmp_path: Path) -> None:
-    sink: dict[str, object] = {
-        "name": "files", "database": "shop",
-        "destination": {"type": "file", "path": str(tmp_path / "files")},
-    }  # fmt: skip
-    service = Service(database, tmp_path / "service", [sink])
-    with started(service):
-        database.execute("SELECT walbrook.start_backfill('files', 'nothing')")
-        service.until(
-            "the event",
-            "SELECT count(*) = 1 FROM walbrook.health_events WHERE kind = 'backfill_failed'",
-        )
-        until("the log", lambda: "backfill.failed" in service.log.read_text())
 
 
 def _asked(url: str, body: bytes | None = None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import pytest
 
 from cdc.backfill.open_transactions import OpenTransactions
 from cdc.backfill.snapshot import Snapshot
-from cdc.service.embedded import EmbeddedPostgres
+from demo.embedded_postgres import EmbeddedPostgres
 from tests.backfill_rig import Rig, stale
 from tests.fix_postgres import VERSIONS, Database, embedded, fresh_database
 from tests.waiting import until

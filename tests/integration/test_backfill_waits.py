@@ -11,6 +11,8 @@ from tests.backfill_rig import Rig
 from tests.fix_postgres import Database
 from tests.waiting import until
 
+pytestmark = pytest.mark.migrated
+
 
 def test_transactions_from_before_are_waited_for_within_a_bound(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,12 +11,14 @@ from cdc.config import loads
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import ConfigError, OperatorError
 from cdc.log.writer import Retention, SegmentLimits
-from cdc.replication.publish import BatchLimits
+from cdc.replication.spill.spilled_transaction import BatchLimits
 from cdc.state.backlog import BacklogBounds, LogExtent
 from cdc.state.positions import Described, register_source
 from tests.fix_postgres import Database
 from tests.slot_source import SlotSource, make_slot_source
 from tests.waiting import until
+
+pytestmark = pytest.mark.migrated
 
 SEGMENT_BYTES = 20_000  # two batches of 50 rows, some more
 KEPT = Retention(settled_s=3600, settled_bytes=1 << 30, bytes_max=1 << 30)
@@ -65,7 +67,11 @@ def insert(shop: SlotSource, segments: int) -> None:
     ((end,),) = shop.database.execute("SELECT pg_current_wal_lsn()::text")
     until(
         "SQL to show the log's end",
-        lambda: rows(shop, f"SELECT FROM walbrook.log_segments WHERE high_lsn >= '{end}'"),
+        lambda: rows(
+            shop,
+            "SELECT FROM walbrook.log_segments g, walbrook.sources s "
+            f"WHERE g.high_lsn >= '{end}' AND s.log_lsn >= '{end}'",
+        ),
     )
     shop.database.execute(
         "UPDATE walbrook.consumers c SET cursor_lsn = s.log_lsn, cursor_idx = s.log_idx "

@@ -32,7 +32,6 @@ def _percentiles(prefix: str) -> tuple[str, ...]:
     return tuple(f"{prefix}{name}" for name in ("p50_ms", "p99_ms", "changes"))
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("run", "sizes", "fields"),
     [
@@ -81,6 +80,7 @@ def _percentiles(prefix: str) -> tuple[str, ...]:
             Sizes(rows=2_000, transaction_rows=100, rounds=1),
             ("read_ratio", "slot_ratio", "slot_ratio_ten_tables", "slot_rows_per_s_ten_tables"),
             id="read",
+            marks=pytest.mark.chaos,
         ),
         pytest.param(
             lambda sizes: sink_postgres.run(sizes.rows, sizes.rounds),
@@ -94,12 +94,14 @@ def _percentiles(prefix: str) -> tuple[str, ...]:
                 "cpu_us_per_change_postgres_append",
             ),
             id="sink_postgres",
+            marks=pytest.mark.sinks,
         ),
         pytest.param(
             eventtime.catch_up_figures,
             Sizes(rows=2_000, transaction_rows=100),
             ("catch_up_rows_per_s", "catch_up_cpu_us_per_row"),
             id="eventtime",
+            marks=pytest.mark.chaos,
         ),
         pytest.param(
             lakehouse.run,
@@ -109,6 +111,7 @@ def _percentiles(prefix: str) -> tuple[str, ...]:
                 "changes_per_s_delta_upsert",
                 "rows_per_s_iceberg_append",
                 "changes_per_s_iceberg_upsert",
+                "rows_per_s_parquet_append",
                 "freshness_p50_ms",
                 "freshness_p99_ms",
                 "files_per_hour",

@@ -18,8 +18,8 @@ from psycopg.conninfo import make_conninfo
 import walbrook
 from cdc.decoding.relation import parse_relation
 from cdc.errors import TransientError
-from cdc.replication import catalog
-from cdc.replication.published import published_relations
+from cdc.replication.source import catalog
+from cdc.replication.source.published import published_relations
 from tests.fix_postgres import Database, on_both_versions
 from tests.slot_decoder import as_the_reader, open_slot, read_messages, read_slot, slot_decoder
 from tests.waiting import until

@@ -10,9 +10,9 @@ from pyspark.sql import SparkSession
 from cdc.log.open import open_log
 from spark_pipeline.delivery.deliver import Origin
 from spark_pipeline.feed.decoded_range import DecodedRange
-from spark_pipeline.feed.exchange import PlannedRange
 from spark_pipeline.feed.planner import Planner
-from spark_pipeline.workers.settings import StageSettings
+from spark_pipeline.feed.stage_settings import StageSettings
+from spark_pipeline.slices.exchange import PlannedRange
 from tests import pgoutput
 from tests.unit.replication.test_seal import transaction
 from tests.written_log import write

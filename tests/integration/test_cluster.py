@@ -40,7 +40,6 @@ def cluster(tmp_path: Path) -> Iterator[StandaloneCluster]:
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(400)
 def test_a_lost_worker_and_tasks_that_run_twice_lose_nothing_and_reorder_nothing(
     cluster: StandaloneCluster,
     database: Database,
@@ -62,7 +61,16 @@ def test_a_lost_worker_and_tasks_that_run_twice_lose_nothing_and_reorder_nothing
         {"name": "b", "source": in_bulk, "destination": {**to_redis, "stream_key": bulk}},
         {"name": "w", "source": counters, "destination": to_hook},
         {"name": "f", "source": counters, "destination": {"type": "file", "path": "out"}},
-        {"name": "p", "source": in_bulk, "destination": {"type": "parquet", "path": "table"}},
+        {
+            "name": "p",
+            "source": in_bulk,
+            "destination": {
+                "type": "parquet",
+                "columns": "json",
+                "max_delay_ms": 0,
+                "path": "table",
+            },
+        },
         {
             "name": "e",
             "source": in_bulk,

@@ -22,7 +22,7 @@ from cdc.config import (
     FileDestination,
     ParquetDestination,
     RedisStreamDestination,
-    Sink,
+    SinkConfig,
     Spark,
     WebhookDestination,
 )
@@ -30,22 +30,22 @@ from cdc.config.secrets import SecretText
 from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.format import PLAIN
 from cdc.errors import TransientError
-from cdc.log.flight_server import LogServer, Tls
-from cdc.log.flight_wire import CA_VARIABLE, TOKEN_VARIABLE
+from cdc.log.flight.server import LogServer, ServerTls
+from cdc.log.flight.wire import CA_VARIABLE, TOKEN_VARIABLE
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
-from cdc.replication.seal import Sealer
+from cdc.replication.wire.seal import Sealer
 from spark_pipeline.delivery.deliver import Origin, Share, in_order
-from spark_pipeline.delivery.isolate import told
+from spark_pipeline.delivery.isolate import as_walbrook_error
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.delivery.value_formats import wanted_by
-from spark_pipeline.expressions import shares
-from spark_pipeline.expressions.shares import judge
+from spark_pipeline.expressions import for_share
+from spark_pipeline.expressions.for_share import judge
 from spark_pipeline.feed import cluster as cluster_module
 from spark_pipeline.feed.cluster import ClusterPlan
-from spark_pipeline.feed.exchange import SliceMarker
 from spark_pipeline.feed.reorder import Reorder
 from spark_pipeline.session.session import open_session
+from spark_pipeline.slices.exchange import SliceMarker
 from tests import pgoutput
 from tests.certificates import Authority
 from tests.fix_http import Endpoint
@@ -54,6 +54,8 @@ from tests.lane_on_log import arrived, cursors_of
 from tests.standalone import QUICK_START, ROOT, StandaloneCluster, free_port
 from tests.unit.replication.test_seal import transaction, wire
 from tests.waiting import until
+
+pytestmark = pytest.mark.sinks
 
 TOKEN = "a token of this test run"
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
@@ -126,7 +128,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(log: Path, authority: Authority) -> Iterator[str]:
     certificate, key = authority.sign("DNS:localhost")
-    tls = Tls(certificate.read_bytes(), key.read_bytes())
+    tls = ServerTls(certificate.read_bytes(), key.read_bytes())
     server = LogServer({"shop": log}, token=TOKEN, tls=tls)
     yield f"grpc+tls://localhost:{server.port}/shop"
     assert server.close(10)
@@ -149,7 +151,7 @@ def deliver_all(
     log: Path,
     served: str,
     checkpoint: Path,
-    *consumers: Sink,
+    *consumers: SinkConfig,
     between: Callable[[], None] = lambda: None,
 ) -> tuple[list[SliceMarker], list[Outcome]]:
     """One micro-batch of the whole log, as the body takes it; ``between`` decode and delivery."""
@@ -195,18 +197,17 @@ def deliver_all(
     return whole
 
 
-def share_of(consumer: Sink, slices: list[SliceMarker], run: str) -> Share:
+def share_of(consumer: SinkConfig, slices: list[SliceMarker], run: str) -> Share:
     origin = Origin("shop", "h", "d")
     return Share(consumer, origin, run, ORIGIN, slices[-1].high, slices, PLAIN)
 
 
-def sink(name: str, destination: object, **more: object) -> Sink:
-    return Sink.model_validate(
+def sink(name: str, destination: object, **more: object) -> SinkConfig:
+    return SinkConfig.model_validate(
         {"name": name, "database": "shop", "destination": destination, **more}
     )
 
 
-@pytest.mark.timeout(240)
 def test_every_consumer_gets_its_rows_in_its_order_from_executors_and_files_from_the_driver(
     spark: SparkSession,
     cluster: StandaloneCluster,
@@ -254,7 +255,6 @@ def test_every_consumer_gets_its_rows_in_its_order_from_executors_and_files_from
     assert len(cluster.executors()) == 2
 
 
-@pytest.mark.timeout(240)
 def test_rows_for_the_order_of_event_time_come_decoded_from_the_executors(
     spark: SparkSession, log: Path, served: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,7 +291,6 @@ def test_rows_for_the_order_of_event_time_come_decoded_from_the_executors(
     assert rows.column(wanted.time_name("name")).to_pylist() == names
 
 
-@pytest.mark.timeout(240)
 def test_an_executor_delivers_what_expressions_judged_and_writes_parquet_files(
     spark: SparkSession,
     log: Path,
@@ -307,7 +306,7 @@ def test_an_executor_delivers_what_expressions_judged_and_writes_parquet_files(
 
     monkeypatch.setattr(cluster_module, "deliver_changes", in_the_driver)
     # So many rows are judged by a Spark job; the driver asks the log's server for their tables.
-    monkeypatch.setattr(shares, "DRIVER_ROWS_MAX", 1_000)
+    monkeypatch.setattr(for_share, "DRIVER_ROWS_MAX", 1_000)
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     monkeypatch.setenv(CA_VARIABLE, str(authority.certificate))
     in_redis = RedisStreamDestination(url=SecretText(redis_url), stream_key="judged")
@@ -317,7 +316,7 @@ def test_an_executor_delivers_what_expressions_judged_and_writes_parquet_files(
         served,
         tmp_path / "checkpoint",
         sink("even", in_redis, filter="record.id % 2 = 0"),
-        sink("table", ParquetDestination(path=tmp_path / "table")),
+        sink("table", ParquetDestination(columns="json", max_delay_ms=0, path=tmp_path / "table")),
     )
     assert [(outcome.cursor, outcome.error) for outcome in outcomes] == [(END, None)] * 2
     entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", redis_client.xrange("judged"))
@@ -332,13 +331,12 @@ def test_an_executor_delivers_what_expressions_judged_and_writes_parquet_files(
         log,
         served,
         tmp_path / "again",
-        sink("table", ParquetDestination(path=tmp_path / "table")),
+        sink("table", ParquetDestination(columns="json", max_delay_ms=0, path=tmp_path / "table")),
     )
     assert (again.delivered, again.absorbed) == (0, len(in_table))
     assert cursors_in_parquet(tmp_path / "table") == in_table
 
 
-@pytest.mark.timeout(240)
 def test_the_driver_writes_parquet_files_where_executors_lack_the_directory(
     spark: SparkSession, log: Path, served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,7 +346,7 @@ def test_the_driver_writes_parquet_files_where_executors_lack_the_directory(
         log,
         served,
         tmp_path / "checkpoint",
-        sink("alone", ParquetDestination(path=tmp_path / "table")),
+        sink("alone", ParquetDestination(columns="json", max_delay_ms=0, path=tmp_path / "table")),
     )
     assert (outcome.cursor, outcome.error) == (END, None)
     assert cursors_in_parquet(tmp_path / "table") == everything(log)
@@ -360,7 +358,6 @@ def cursors_in_parquet(directory: Path) -> list[Cursor]:
     return sorted(map(Cursor, *(column.to_pylist() for column in table.columns)))
 
 
-@pytest.mark.timeout(240)
 def test_a_lost_executor_costs_a_second_read_and_a_failing_sink_is_told_as_what_it_is(
     spark: SparkSession,
     cluster: StandaloneCluster,
@@ -418,7 +415,7 @@ def test_what_an_executor_cannot_read_is_told_in_our_words(
     nowhere = f"grpc://127.0.0.1:{free_port()}/shop"
     with pytest.raises(PySparkException) as raised:
         deliver_all(spark, log, nowhere, tmp_path)
-    what = told(raised.value)
+    what = as_walbrook_error(raised.value)
     assert isinstance(what, TransientError)
     assert str(what).startswith(f"the log server at {nowhere.removesuffix('/shop')} cannot be")
     assert len(str(what).splitlines()) == 1

@@ -17,7 +17,7 @@ import yaml
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from typer.testing import CliRunner
 
-from cdc.service.cli import app
+from cdc.service.cli.entry import app
 from cdc.state.migrate import migrate
 from cdc.state.positions import register_source
 from sinks.file import FileSink
@@ -56,7 +56,8 @@ def check(
         {"name": name, "destination": given, **(sink_keys or {})} for name, given in sinks.items()
     ]
     config.write_text(yaml.safe_dump({"databases": [source], "sinks": listed}))
-    result = CliRunner().invoke(app, ["config", "check", "--connect", "-c", str(config), *more])
+    given = ["config", "check", "--connect", "-c", str(config), "--deadline-s", "60", *more]
+    result = CliRunner().invoke(app, given)
     assert "Traceback" not in result.output, result.output
     said: dict[str, str] = {}
     name = ""
@@ -79,7 +80,12 @@ def test_all_that_answers_is_ready_and_nothing_was_changed(
         database,
         {
             "lines": {"type": "file", "path": str(tmp_path / "new" / "lines")},
-            "lake": {"type": "parquet", "path": str(tmp_path / "lake")},
+            "lake": {
+                "type": "parquet",
+                "columns": "json",
+                "max_delay_ms": 0,
+                "path": str(tmp_path / "lake"),
+            },
             "stream": {"type": "redis_stream", "url": redis_url},
             "hook": {"type": "webhook", "url": endpoint.url},
             "queue": {"type": "pull"},
@@ -146,8 +152,9 @@ def test_what_is_wrong_is_said_of_each_place_with_the_fix(
 
 
 def test_destinations_that_hang_are_tried_at_once_and_given_up(
-    tmp_path: Path, database: Database
+    tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("cdc.service.checks.connections._GRACE_S", 60.0)  # for a busy machine
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()  # connections are accepted by the kernel, and nobody answers
@@ -158,14 +165,14 @@ def test_destinations_that_hang_are_tried_at_once_and_given_up(
         began = time.monotonic()
         code, said = check(
             tmp_path, database, {f"sink-{n}": hanging | {"stream_key": f"s{n}"} for n in range(20)},
-            "--deadline-s", "2",
+            "--deadline-s", "5",
         )  # fmt: skip
         took_s = time.monotonic() - began
     assert code == 1
     assert said["database shop"] == "ready"
     for n in range(20):
-        assert "no answer within 2 s" in said[f"sink sink-{n} (redis_stream)"]
-    assert took_s < 25, "twenty deadlines one after another would be forty seconds"
+        assert "no answer within 5 s" in said[f"sink sink-{n} (redis_stream)"]
+    assert took_s < 80, "twenty deadlines one after another would be a hundred seconds"
 
 
 def test_databases_that_do_not_answer_are_named(tmp_path: Path, database: Database) -> None:

@@ -11,11 +11,12 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cdc.connection import connect
+from cdc.connection_pool import ConnectionPool
 from cdc.errors import OperatorError, TransientError
-from cdc.replication.control import SlotControl
-from cdc.replication.stop import StopSignal
+from cdc.reach import reach
+from cdc.replication.source.slot_control import SlotControl
 from cdc.replication.stream import ReplicationStream
-from cdc.service.start import reach
+from cdc.stop import StopSignal
 from tests.certificates import Authority
 from tests.fix_postgres import Database
 from tests.proxy import Proxy
@@ -191,3 +192,15 @@ def test_a_cut_connection_ends_the_stream_at_once(database: Database, slot: str)
             return False
 
         until("the cut to be noticed", ended, timeout_s=5)
+
+
+def test_a_pool_keeps_no_connection_that_is_given_back_after_its_end(database: Database) -> None:
+    pool = ConnectionPool(database.dsn, name="test")
+    with pool.connection() as early:
+        pass
+    with pool.connection() as first, pool.connection() as late:
+        assert first is early
+        pool.end()
+        assert not late.closed
+    assert first.closed
+    assert late.closed

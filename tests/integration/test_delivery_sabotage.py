@@ -13,8 +13,8 @@ import pytest
 
 from cdc.connection import Connection
 from cdc.cursor import Cursor
-from cdc.queue.waiting import Waiting
 from cdc.state import positions
+from cdc.state.blocked_groups import BlockedGroups
 from spark_pipeline.workers import settler
 from tests import pgoutput
 from tests.checker import Arrival, Findings, compare, digest
@@ -79,7 +79,7 @@ def findings(
             _redeliver(lane)
             if not number % 4:
                 lane.start()
-        until("an empty queue", lambda: _redeliver(lane), 20)
+        until("an empty queue", lambda: _redeliver(lane))
         lane.close()
         arrivals = [
             Arrival(m["record"]["key"], m["record"]["n"], "p", m["record"]["d"])  # type: ignore[index]
@@ -104,7 +104,7 @@ def test_as_it_is_built_the_checker_finds_nothing(findings: Callable[[], Finding
 def test_a_retry_out_of_order_is_caught(
     findings: Callable[[], Findings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Waiting, "holds", lambda _self, rows: np.zeros(rows.num_rows, bool))
+    monkeypatch.setattr(BlockedGroups, "holds", lambda _self, rows: np.zeros(rows.num_rows, bool))
     assert findings().reordered
 
 

@@ -10,12 +10,15 @@ import pytest
 
 from cdc.connection import Connection
 from spark_pipeline.delivery.deliver import _open_sinks
+from spark_pipeline.stage.status import StatusWriter
 from tests import pgoutput
 from tests.fix_postgres import Database
 from tests.integration.test_queue import insert
 from tests.lake import query
-from tests.lane_on_log import LogLane
+from tests.lane_on_log import SOURCE, LogLane
 from tests.unit.replication.test_seal import transaction
+
+pytestmark = pytest.mark.migrated
 
 
 @pytest.fixture
@@ -98,6 +101,51 @@ def test_changes_of_several_deliveries_and_versions_are_in_one_table(
     lane.take()
     found = query("SELECT id, more FROM t ORDER BY id", t=tmp_path / "lake/public/item")
     assert found == [(1, None), (2, None), (9, 7)]
+    lane.close()
+
+
+def test_changes_of_a_table_that_cannot_be_written_wait_health_says_so_and_the_others_go_on(
+    state: Connection, tmp_path: Path
+) -> None:
+    lane = _lane(state, tmp_path, mode="upsert")
+    _deliver(lane, 1)
+    worker = lane.workers["out"]
+    assert worker.conditions == []
+    keyless = pgoutput.relation(2, "public", "bag", [("x", 23, False)])
+    lane.write(keyless, *transaction(0x900, pgoutput.insert(2, ["7"])))
+    lane.take()
+    (condition,) = worker.conditions
+    assert (condition.kind, condition.severity) == ("worker_tables_stopped", "error")
+    assert "changes of public.bag wait at the destination" in condition.what
+    assert "mode: append" in condition.fix
+    _deliver(lane, 0x10)
+    assert query("SELECT id FROM t ORDER BY 1", t=tmp_path / "lake/public/item") == [(1,), (0x10,)]
+    ((error,),) = lane.rows("SELECT last_error FROM walbrook.consumers")
+    assert error is None
+    lane.close()
+
+
+def test_tables_whose_changes_wait_are_in_health_after_a_restart_without_changes(
+    state: Connection, tmp_path: Path
+) -> None:
+    lane = _lane(state, tmp_path, mode="upsert")
+    keyless = pgoutput.relation(2, "public", "bag", [("x", 23, False)])
+    lane.write(keyless, *transaction(0x900, pgoutput.insert(2, ["7"])))
+    lane.take()
+
+    def reported() -> list[tuple[object, ...]]:
+        worker = lane.workers["out"]
+        shown = StatusWriter(SOURCE, lane.settings.term)
+        shown.show(state, {"out": worker.current.status()}, (), {"out": worker.conditions})
+        return lane.rows(
+            "SELECT what FROM walbrook.health_events "
+            "WHERE kind = 'worker_tables_stopped' AND resolved_at IS NULL"
+        )
+
+    ((before,),) = reported()
+    assert "public.bag" in str(before)
+    lane.start_lane_again()
+    assert reported() == [(before,)]
     lane.close()
 
 

@@ -17,16 +17,16 @@ import psycopg
 import pytest
 
 from cdc.config import load
-from cdc.service.embedded_example import EmbeddedExample
-from cdc.service.embedded_redis import find_redis_server
-from cdc.service.example import ledger
-from cdc.service.example.change import Change
-from cdc.service.example.compare import Comparison, compare, replay
-from cdc.service.example.shop import Connection, Shop, create_shop
+from demo import ledger
+from demo.change import Change
+from demo.compare import Comparison, compare, replay
+from demo.embedded_redis import find_redis_server
+from demo.open_shop import OpenShop
+from demo.shop import Connection, Shop, create_shop
 from tests.fix_postgres import Database
 from tests.waiting import until
 
-RUN_TIMEOUT_S = 280
+RUN_TIMEOUT_S = 580
 ROOT = Path(__file__).parents[2]
 
 
@@ -48,7 +48,7 @@ def shop(database: Database) -> Iterator[Connection]:
 
 def _demo(*options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "examples.demo", *options],
+        [sys.executable, "-m", "demo", *options],
         cwd=ROOT,
         env={**os.environ, "COLUMNS": "120"},
         stdout=subprocess.PIPE,
@@ -69,6 +69,7 @@ def test_everything_the_shop_wrote_arrived_at_every_sink(directory: Path) -> Non
     assert not (directory / "run" / "postgres" / "data" / "postmaster.pid").exists()
 
 
+@pytest.mark.sinks
 def test_a_demo_that_is_interrupted_leaves_no_server_behind(directory: Path) -> None:
     run = directory / "run"
     with _demo("--directory", str(run)) as demo:
@@ -88,7 +89,7 @@ def test_a_directory_in_use_is_refused(directory: Path) -> None:
 
 
 def test_the_example_stops_with_its_writer_running(directory: Path) -> None:
-    with EmbeddedExample(directory) as example:
+    with OpenShop(directory) as example:
         assert "walbrook_shop" in example.config_path.read_text()
     assert not (directory / "postgres" / "data" / "postmaster.pid").exists()
 
@@ -96,8 +97,8 @@ def test_the_example_stops_with_its_writer_running(directory: Path) -> None:
 def test_the_example_does_without_redis(
     directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("cdc.service.example.servers.find_redis_server", lambda: None)
-    with EmbeddedExample(directory) as example:
+    monkeypatch.setattr("demo.servers.find_redis_server", lambda: None)
+    with OpenShop(directory) as example:
         config = load(example.config_path)
     assert [sink.name for sink in config.sinks] == ["file", "parquet"]
     assert "none was found" in capsys.readouterr().err

@@ -15,8 +15,8 @@ import pytest
 import redis
 
 from cdc.errors import OperatorError
-from cdc.service.embedded import EmbeddedPostgres, Version, find_postgres
-from cdc.service.embedded_redis import EmbeddedRedis
+from demo.embedded_postgres import EmbeddedPostgres, Version, find_postgres
+from demo.embedded_redis import EmbeddedRedis
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def _one(dsn: str, query: str) -> object:
     return row[0]
 
 
-@pytest.mark.parametrize("version", [16, 18])
+@pytest.mark.parametrize("version", [pytest.param(16, marks=pytest.mark.sinks), 18])
 def test_a_new_server_streams_a_slot(directory: Path, version: Version) -> None:
     with EmbeddedPostgres(directory / "pg", version, fast=True) as server:
         assert _one(server.url, "SHOW wal_level") == "logical"
@@ -66,8 +66,8 @@ def test_a_wrong_password_is_refused(directory: Path) -> None:
 def test_a_server_left_by_a_killed_process_is_replaced(directory: Path) -> None:
     program = (
         "import sys, signal, pathlib\n"
-        "from cdc.service.embedded import EmbeddedPostgres\n"
-        "from cdc.service.embedded_redis import EmbeddedRedis\n"
+        "from demo.embedded_postgres import EmbeddedPostgres\n"
+        "from demo.embedded_redis import EmbeddedRedis\n"
         "root = pathlib.Path(sys.argv[1])\n"
         "postgres = EmbeddedPostgres(root / 'pg', fast=True)\n"
         "redis = EmbeddedRedis(root / 'redis')\n"

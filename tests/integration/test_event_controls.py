@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cdc.errors import OperatorError
-from cdc.service.cli import app
+from cdc.service.cli.entry import app
 from cdc.state import operators
 from cdc.state.event_controls import read_controls
 from cdc.state.positions import register_source
@@ -173,7 +173,7 @@ def test_what_was_pushed_is_forgotten_where_everything_comes_again(event_lane: M
     assert {row[3] for row in lane.rows(SHOWN)} == {None}
     push_after = operators.advance_watermark(lane.state, NAME, SECOND.format(11), "b")
     assert push_after["watermark"] == "1970-01-01T00:00:11.000000Z"
-    lane.take_up()
+    lane.read_resume_state()
     lane.turns()
     assert told(lane)[2:] == [("a", 1, False)], "it is not late"
     assert {row[3] for row in lane.rows(SHOWN)} == {None, 11}, "what is said since then holds"
@@ -232,7 +232,7 @@ def test_pushes_and_marks_are_heard_within_a_second(
     lane = event_lane(sources=("a", "b"), event_time={"late_tolerance": "5s"})
 
     def shown(query: str) -> None:
-        until(query, lambda: lane.rows(query) == [(True,)], 10)
+        until(query, lambda: lane.rows(query) == [(True,)])
 
     with served(lane, event_database):
         lane.write("a", (1, 10 * S), (2, 20 * S))
@@ -240,14 +240,14 @@ def test_pushes_and_marks_are_heard_within_a_second(
         lane.state.execute(
             f"SELECT walbrook.advance_watermark('{NAME}', '1970-01-01 00:00:10+00')".encode()
         )
-        until("the first", lambda: ids(lane) == [1], 10)
+        until("the first", lambda: ids(lane) == [1])
         shown("SELECT bool_and(released_to = pushed_to) FROM walbrook.watermarks")
         lane.state.execute(
             f"SELECT walbrook.set_partition_idle('b/{NAME}', 'public.item')".encode()
         )
         shown("SELECT count(*) = 1 FROM walbrook.watermarks WHERE marked_idle")
         lane.write("a", (3, 30 * S))
-        until("the second", lambda: ids(lane) == [1, 2], 10)
+        until("the second", lambda: ids(lane) == [1, 2])
 
 
 def test_the_command_line_and_http_pass_them_on(

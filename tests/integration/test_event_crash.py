@@ -21,8 +21,8 @@ import redis
 from cdc.config.secrets import SecretText
 from cdc.cursor import Cursor
 from cdc.errors import TransientError
-from cdc.queue.open_ledger import LedgerAddress
-from cdc.queue.postgres_ledger import PostgresLedger
+from cdc.queue.ledger.open import LedgerAddress
+from cdc.queue.ledger.postgres import PostgresLedger
 from cdc.state.feeds import open_feed
 from cdc.state.gaps import skip_evicted
 from sinks import ledgered
@@ -176,11 +176,17 @@ def test_parquet_has_each_row_once_and_in_order(event_lane: MakeLane, fate: Fate
 
     def lane_of() -> EventLane:
         lane = event_lane(sources=("a", "b"), event_time={"late_tolerance": "2s"})
-        place = {"type": "parquet", "path": lane.directory / "rows", "partition_by": []}
+        place = {
+            "type": "parquet",
+            "columns": "json",
+            "max_delay_ms": 0,
+            "path": lane.directory / "rows",
+            "partition_by": [],
+        }
         lane.sink = lane.sink.model_validate(
             {**lane.sink.model_dump(exclude={"database"}), "destination": place}
         )
-        lane.take_up()
+        lane.read_resume_state()
         return lane
 
     quiet = lane_of()
@@ -395,7 +401,7 @@ def test_a_plan_is_not_made_for_a_cursor_that_was_moved_back_meanwhile(
     lane.state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0")
     with pytest.raises(Exception, match="somebody moved it"):
         lane.turns()
-    lane.take_up()
+    lane.read_resume_state()
     lane.turns()
     assert [row[2] for row in in_files(lane)] == [1, 1, 2]
     assert [row[4] for row in in_files(lane)] == [None] * 3

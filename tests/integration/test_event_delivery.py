@@ -304,6 +304,6 @@ def test_rows_of_a_table_that_is_not_known_wait_until_it_was_looked_up(
         lane.turns()
     assert (caught.value.source, caught.value.table) == ("a", "public.other")
     lane.tables["public.other"] = "public.other"
-    lane.take_up()
+    lane.read_resume_state()
     lane.turns()
     assert ids(lane) == [1, 2]

@@ -14,12 +14,12 @@ from cdc.cursor import Cursor
 from cdc.errors import CorruptionError
 from cdc.eventtime.buffer import EventTimeBuffer
 from cdc.eventtime.released import Released
-from cdc.eventtime.sequencer import Step
+from cdc.eventtime.sequencer import WatermarkStep
 from cdc.eventtime.times import Times
 from cdc.log.writer import LogWriter
-from cdc.replication.seal import Sealer
+from cdc.replication.wire.seal import Sealer
+from cdc.state.event_numbers import Numbering
 from cdc.state.gaps import skip_evicted
-from cdc.state.numbering import Numbering
 from spark_pipeline.delivery.outcome import Poison
 from spark_pipeline.eventtime.partitions import UnknownTableError
 from spark_pipeline.eventtime.release import WINDOW, OwnRows, our_rows
@@ -39,7 +39,7 @@ class Counts:
         return (times // SIZE + 1) * SIZE - 1
 
     def results(
-        self, done: Released | None, _left: EventTimeBuffer, _step: Step, now: datetime
+        self, done: Released | None, _left: EventTimeBuffer, _step: WatermarkStep, now: datetime
     ) -> WindowResults:
         if done is None:
             return WindowResults([], {})
@@ -151,7 +151,7 @@ def test_after_a_time_in_the_future_a_rewind_begins_anew_wherever_the_consumer_s
     before = len(seen(lane))
     # As a filter would do that keeps such rows out.
     lane.sink = lane.sink.model_copy(update={"actions": ("insert", "delete")})
-    lane.take_up()
+    lane.read_resume_state()
     lane.turns()
     again = seen(lane)[before:]
     assert not any(late for *_, late in again)
@@ -191,7 +191,7 @@ def test_a_delete_behind_a_row_that_was_evicted_comes(event_lane: MakeLane) -> N
     assert lane.cursors() == {"a": Cursor(0x200, 0)}
     evicted, term = Cursor(0x300, 0), lane.settings["a"].term
     skip_evicted(lane.state, source="a", term=term, evicted=evicted)
-    lane.take_up()
+    lane.read_resume_state()
     lane.write("a", (3, 200 * S))
     lane.turns()
     assert [each[0] for each in seen(lane)] == ["insert", "gap", "delete"]
@@ -208,7 +208,7 @@ def test_a_table_that_is_not_known_is_named(
 
 def test_numbers_that_begin_anew_are_above_those_of_a_release_that_began_a_range() -> None:
     near = Numbering(11, (1 << 30) - 5)
-    assert near.beyond_all().place(0) > near.after(1 << 30).place(0)
+    assert near.beyond_used().place(0) > near.after(1 << 30).place(0)
 
 
 def test_a_large_release_goes_out_piece_by_piece(event_lane: MakeLane, fate: Fate) -> None:

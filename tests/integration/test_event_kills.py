@@ -59,7 +59,6 @@ def kill(service: Service, mark: str) -> bool:
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(600)
 def test_rows_on_time_are_delivered_once_and_in_order_whatever_process_dies(
     database: Database, tmp_path: Path
 ) -> None:

@@ -13,10 +13,10 @@ from cdc.config import loads
 from cdc.connection import Connection
 from cdc.cursor import Cursor
 from cdc.errors import OperatorError
-from cdc.replication.stop import StopReason
-from cdc.service.sink_check import require_fit
+from cdc.service.checks.sink import require_fit
 from cdc.state import operators, positions
 from cdc.state.positions import MovedError
+from cdc.stop import StopReason
 from spark_pipeline.eventtime import ordering as ordering_module
 from tests import pgoutput
 from tests.event_lane import ITEM, NAME, OTHER, EventLane, S
@@ -75,7 +75,7 @@ def test_a_database_that_is_moved_back_comes_again_and_the_other_does_not(
     assert lane.cursors() == held
     ((floor,),) = lane.rows("SELECT DISTINCT settled_to FROM walbrook.event_sources")
     lane.state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/8' WHERE source = 'a'")
-    lane.take_up()
+    lane.read_resume_state()
     assert lane.ordering.turn()
     lane.ordering.settle()
     if crash:
@@ -111,9 +111,9 @@ def test_a_database_that_is_ahead_is_not_waited_for_when_the_other_has_no_more(
     lane.write("b", (14, 60 * S), at_us=minute)
     # Back, and past what it had reached: nothing of it will ever come at 50 s.
     lane.state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/8' WHERE source = 'a'")
-    lane.take_up()
+    lane.read_resume_state()
     lane.state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/201' WHERE source = 'a'")
-    lane.take_up()
+    lane.read_resume_state()
     lane.turns()
     assert [each[1] for each in told(lane)] == [1, 11, 2, 12]
     lane.ordering._clocks["a"]._now += 20 * S
@@ -166,7 +166,7 @@ def test_rewind_is_for_one_database_and_for_every_kind_of_destination(
     assert f"a/{NAME}" in caught.value.fix
     state = operators.rewind(lane.state, f"a/{NAME}", to_cursor="0/100:1")
     assert (state["source"], state["cursor"]) == ("a", "0/100:1")
-    lane.take_up()
+    lane.read_resume_state()
     lane.turns()
     assert told(lane) == [
         ("a", 1, False), ("b", 11, False), ("a", 2, False), ("a", 2, False)
@@ -179,7 +179,7 @@ def test_a_cursor_that_is_moved_forward_passes_over_what_is_there(event_lane: Ma
     lane.turns()
     assert [each[1] for each in told(lane)] == [2]
     lane.state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/100', cursor_idx = 3")
-    lane.take_up()
+    lane.read_resume_state()
     lane.write("a", (5, 30 * S))
     lane.turns()
     assert told(lane) == [("a", 2, False), ("a", 4, False)]
@@ -253,7 +253,7 @@ def test_leaves_share_a_watermark_unless_each_is_to_have_its_own(
         tables=("item", "other"), event_time={"leaf_partitions": leaves, "late_tolerance": "1s"}
     )
     lane.tables |= dict.fromkeys(("public.item", "public.other"), "public.whole")
-    lane.take_up()
+    lane.read_resume_state()
     lane.write("a", (1, 1 * S), (2, 9 * S))
     lane.turns()
     assert [each[1] for each in told(lane)] == ([] if leaves else [1])
@@ -340,10 +340,10 @@ def test_operators_are_heard_within_a_second(
     state = lane.state
 
     def come(*ids: object) -> None:
-        until(f"{ids}", lambda: [each[1] for each in told(lane)] == [*ids], 10)
+        until(f"{ids}", lambda: [each[1] for each in told(lane)] == [*ids])
 
     def idle(query: str) -> None:
-        until(query, lambda: lane.rows(query) == [(True,)], 10)
+        until(query, lambda: lane.rows(query) == [(True,)])
 
     with served(lane, event_database):
         lane.write("a", (1, 1 * S))
@@ -400,12 +400,12 @@ def test_a_new_table_is_looked_up_before_its_rows_are_taken(
     lane = event_lane(event_time={"column": None, "tables": tables})
     with served(lane, event_database):
         lane.write("a", (1, 1 * S))
-        until("the first", lambda: len(told(lane)) == 1, 10)
+        until("the first", lambda: len(told(lane)) == 1)
         source.execute("CREATE TABLE other (id int PRIMARY KEY, at bigint)")
         source.execute("ALTER PUBLICATION pub ADD TABLE other")
         rows = pgoutput.insert(1, ["2", str(3 * S)]), pgoutput.insert(2, ["3", str(2 * S)])
         lane.write_messages("a", ITEM, OTHER, *rows)
-        until("the second", lambda: len(told(lane)) == 2, 10)
+        until("the second", lambda: len(told(lane)) == 2)
     assert told(lane) == [("a", 1, False), ("a", 3, False), ("a", 2, False)]
     assert lane.rows("SELECT * FROM walbrook.dead_letters") == []
 
@@ -433,7 +433,7 @@ def test_a_column_of_the_name_of_the_commits_time_is_told_from_it(
         for number, own in ((1, 5 * S), (2, 4 * S + S // 2), (3, 60 * S)):
             row = pgoutput.insert(1, [str(number), str(own)])
             lane.write_messages("a", item, row, at_us=number * 10 * S)
-        until("both", lambda: len(told(lane)) == 2, 10)
+        until("both", lambda: len(told(lane)) == 2)
         assert [each[1] for each in told(lane)] == expected
     assert lane.rows("SELECT * FROM walbrook.dead_letters") == []
 
@@ -449,7 +449,7 @@ def test_a_database_that_is_away_at_a_start_is_waited_for_all_the_same(
     lane.write("a", (3, 3 * S))
     shown = "SELECT buffered = 1 FROM walbrook.watermarks WHERE source = 'a'"
     with served(lane, event_database, away="b"):
-        until("the other to be held back", lambda: lane.rows(shown) == [(True,)], 10)
+        until("the other to be held back", lambda: lane.rows(shown) == [(True,)])
     assert [each[1] for each in told(lane)] == [1, 2]
 
 
@@ -465,7 +465,7 @@ def test_a_destination_that_fails_while_draining_is_not_hammered(
     endpoint.refuses, endpoint.refusal = lambda _: True, 503
     with served(lane, event_database, drain_timeout_s=1.0) as (_, stop):
         lane.write("a", (1, 1 * S))
-        until("a failure", lambda: bool(endpoint.requests), 10)
+        until("a failure", lambda: bool(endpoint.requests))
         stop.request(StopReason.OPERATOR)
     assert len(endpoint.requests) < 12
     endpoint.refuses = None
@@ -480,7 +480,7 @@ def test_a_gap_that_cannot_be_told_is_tried_with_pauses(event_lane: MakeLane, fa
     lane.write("a", (2, 2 * S))
     note_lost_changes(lane.state, "a", end="0/900")
     lane.rows("SELECT walbrook.accept_gap('a', '0/200')")
-    lane.take_up()
+    lane.read_resume_state()
     assert lane.ordering.has_gaps
     lane.turns()
     assert not lane.ordering.has_gaps

@@ -183,7 +183,13 @@ def test_two_databases_come_in_one_order_and_each_keeps_its_cursor(
 def test_parquet_holds_the_cursors_of_the_source_and_absorbs_by_number(
     state: Connection, tmp_path: Path
 ) -> None:
-    place = {"type": "parquet", "path": tmp_path / "rows", "partition_by": ["table"]}
+    place = {
+        "type": "parquet",
+        "columns": "json",
+        "max_delay_ms": 0,
+        "path": tmp_path / "rows",
+        "partition_by": ["table"],
+    }
     lane = EventLane(state, tmp_path, destination=place)
     lane.write("a", (1, 5 * S), (2, 3 * S))
     lane.write("a", (3, 9 * S))

@@ -15,7 +15,7 @@ import pytest
 
 from cdc.eventtime.buffer import EventTimeBuffer
 from cdc.eventtime.released import Released
-from cdc.eventtime.sequencer import Step
+from cdc.eventtime.sequencer import WatermarkStep
 from spark_pipeline.eventtime.release import WINDOW, OwnRows, our_rows
 from spark_pipeline.eventtime.windows.due import WindowResults
 from tests.event_lane import EventLane, S
@@ -38,7 +38,7 @@ class Windows:
         return times
 
     def results(
-        self, released: Released | None, buffer: EventTimeBuffer, step: Step, now: datetime
+        self, released: Released | None, buffer: EventTimeBuffer, step: WatermarkStep, now: datetime
     ) -> WindowResults:
         if released is None:
             return WindowResults([], {})

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cdc.replication.stop import StopReason, StopSignal
+from cdc.stop import StopReason, StopSignal
 from spark_pipeline.eventtime import ordering as ordering_module
 from tests.event_lane import NAME, EventLane, S
 from tests.event_stages import Stages
@@ -46,10 +46,10 @@ def serve(
     stages = Stages(lane, database, stop, drain_timeout_s=5.0)
     try:
         held = "SELECT buffered = 1 FROM walbrook.watermarks"
-        until("a change to be held back", lambda: lane.rows(held) == [(True,)], 10)
+        until("a change to be held back", lambda: lane.rows(held) == [(True,)])
         end(stages, stop)
     finally:
-        until("a stop", lambda: stop.wait(1), 10)
+        until("a stop", lambda: stop.wait(1))
         stages.join()
     return [message["record"]["id"] for message in arrived(lane.directory / NAME)]
 

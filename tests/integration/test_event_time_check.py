@@ -10,8 +10,8 @@ import pytest
 
 from cdc.config import Config, loads
 from cdc.errors import ConfigError
-from cdc.service.event_time_check import check_event_time
-from cdc.service.start import prepare
+from cdc.service.checks.event_time import check_event_time
+from cdc.service.process.prepare import prepare
 from tests.fix_postgres import Database, on_both_versions
 from tests.service import _url
 
@@ -227,7 +227,7 @@ def test_a_disabled_sink_is_not_looked_at(database: Database) -> None:
 def walbrook(path: Path, *command: str) -> tuple[int, str]:
     """A command's status and all it said; a process of its own, because it sets up the logs."""
     done = subprocess.run(
-        [sys.executable, "-m", "cdc.service.cli", *command, "-c", str(path)],
+        [sys.executable, "-m", "cdc.service.cli.entry", *command, "-c", str(path)],
         capture_output=True,
         text=True,
         timeout=60,

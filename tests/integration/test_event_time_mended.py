@@ -37,7 +37,7 @@ def test_after_a_time_in_the_future_one_moved_back_behind_it_is_in_order_again(
     )
     assert [m["metadata"].get("late") for m in told][-1] is True
     state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/200', cursor_idx = 0")
-    lane.take_up()
+    lane.read_resume_state()
     lane.write("a", (6, 9 * S))
     lane.turns()
     again = arrived(tmp_path / NAME)[len(told) :]

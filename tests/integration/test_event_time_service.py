@@ -256,7 +256,7 @@ def _wait_out_a_silence(service: MergedService, shop: Writer) -> None:
         "SQL to show who is idle",
         "SELECT idle_since IS NOT NULL FROM walbrook.watermarks"
         " WHERE consumer = 'files' AND source = 'depot'",
-        5,
+        60,
     )
     ((held, low),) = service.state.execute(
         "SELECT sum(buffered), bool_and(watermark <= last_event) FROM walbrook.watermarks"
@@ -266,7 +266,6 @@ def _wait_out_a_silence(service: MergedService, shop: Writer) -> None:
     assert low
 
 
-@pytest.mark.timeout(400)
 def test_two_databases_are_merged_and_one_that_falls_silent_holds_nobody(merged: Merged) -> None:
     check(merged.files, [merged.shop, merged.depot])
     late = [m for m in changes(merged.files) if m["metadata"].get("late")]
@@ -274,14 +273,12 @@ def test_two_databases_are_merged_and_one_that_falls_silent_holds_nobody(merged:
     assert len(merged.plain) == merged.depot.written
 
 
-@pytest.mark.timeout(400)
 def test_killed_in_between_nothing_is_lost_or_comes_twice(merged: Merged) -> None:
     for messages in (merged.entries, merged.hooked):
         check(messages, [merged.shop, merged.depot])
     check_windows(merged.counts, changes(merged.files))
 
 
-@pytest.mark.timeout(400)
 def test_by_the_clock_kills_change_no_order_and_no_window(merged: Merged) -> None:
     writers = [merged.shop, merged.depot]
     check(merged.came, writers)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from cdc.config import FileDestination, Sink
+from cdc.config import FileDestination, SinkConfig
 from cdc.connection import Connection
 from cdc.state import operators
 from cdc.state.workers import WorkerState
 from spark_pipeline.feed.decoded_range import DecodedRange
-from spark_pipeline.feed.exchange import SliceMarker
 from spark_pipeline.feed.plan import DecodingPlan, DriverPlan
+from spark_pipeline.slices.exchange import SliceMarker
 from tests.event_lane import NAME, EventLane, S
 from tests.event_stages import served
 from tests.fix_event_lane import MakeLane
@@ -40,8 +40,8 @@ def source(event_database: Database) -> Iterator[Connection]:
         connection.execute("DROP TABLE item")
 
 
-def plain_sink(lane: EventLane) -> Sink:
-    return Sink.model_validate(
+def plain_sink(lane: EventLane) -> SinkConfig:
+    return SinkConfig.model_validate(
         {
             "name": PLAIN,
             "database": "a",

@@ -13,7 +13,7 @@ import yaml
 from pyspark.sql import SparkSession
 
 from cdc.config import load
-from spark_pipeline.expressions.tables import check_config
+from spark_pipeline.session.expressions_check import check_config
 from tests.fix_postgres import Database
 from tests.service import Service
 
@@ -43,7 +43,6 @@ def windowed(
     return sink(name, *tables, **times, window=window, **given)
 
 
-@pytest.mark.timeout(240)
 def test_config_check_reports_every_problem_at_once(database: Database, tmp_path: Path) -> None:
     database.execute(TABLES)
     service = Service(
@@ -106,7 +105,7 @@ def test_config_check_says_what_it_could_not_check(
     assert unchecked.startswith(said)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.sinks
 def test_the_service_does_not_start_with_an_expression_that_can_never_be_used(
     database: Database, tmp_path: Path
 ) -> None:

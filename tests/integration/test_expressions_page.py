@@ -11,11 +11,11 @@ import pytest
 import yaml
 from pyspark.sql import SparkSession
 
-from cdc.config import Sink
+from cdc.config import SinkConfig
 from cdc.decoding.relation import parse_relation
 from spark_pipeline.delivery.deliver import Origin
 from spark_pipeline.expressions.evaluate import verdicts
-from spark_pipeline.expressions.seen import RawRows
+from spark_pipeline.expressions.visible_rows import RawRows
 from tests.fix_postgres import Database
 from tests.unit.decoding.frames import Frame
 
@@ -57,13 +57,13 @@ def test_each_example_does_what_the_page_says(
     assert len(EXAMPLES) == 9
     for text, expected in EXAMPLES:
         given = {"name": "page", "database": "shop", "destination": {"type": "file", "path": "o"}}
-        sink = Sink.model_validate(given | yaml.safe_load(text))
+        sink = SinkConfig.model_validate(given | yaml.safe_load(text))
         rows = verdicts(spark, sink, Origin("shop", "h", "d"), changes).to_pylist()
         assert [row["error"] for row in rows] == [None] * 4, text
         assert [_shown(row, sink) for row in rows] == orjson.loads(expected), text
 
 
-def _shown(row: dict[str, Any], sink: Sink) -> object:
+def _shown(row: dict[str, Any], sink: SinkConfig) -> object:
     if "transform" in sink.expressions:
         return orjson.loads(row["message"]) if row["keep"] else None
     return row["route"] if "routing" in sink.expressions else row["keep"]

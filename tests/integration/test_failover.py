@@ -14,7 +14,7 @@ from cdc.cursor import parse_lsn
 from cdc.errors import GapError, SourceError, TransientError
 from cdc.replication.preflight import prepare_source
 from cdc.replication.settings import ReaderSettings
-from cdc.replication.source_watch import SourceWatch
+from cdc.replication.source.source_watch import SourceWatch
 from cdc.state.migrate import migrate
 from cdc.state.positions import register_source
 from tests.fix_postgres import Database
@@ -125,6 +125,7 @@ def recorded_timeline(shop: SlotSource) -> int | None:
     return None if timeline is None else int(timeline)
 
 
+@pytest.mark.sinks
 def test_the_reader_follows_a_failover_and_is_not_confused_by_a_cut_right_after(
     pair: Pair, proxy: Proxy, shop: SlotSource
 ) -> None:
@@ -144,6 +145,7 @@ def test_the_reader_follows_a_failover_and_is_not_confused_by_a_cut_right_after(
     assert cursors == sorted(set(cursors))
 
 
+@pytest.mark.sinks
 def test_a_crash_right_after_a_failover_is_not_taken_for_a_divergence(
     pair: Pair, proxy: Proxy, shop: SlotSource
 ) -> None:
@@ -161,6 +163,7 @@ def test_a_crash_right_after_a_failover_is_not_taken_for_a_divergence(
         assert recorded_timeline(shop) == 2
 
 
+@pytest.mark.sinks
 def test_nothing_of_a_new_timeline_is_read_before_it_is_recorded(
     pair: Pair, proxy: Proxy, shop: SlotSource
 ) -> None:
@@ -186,6 +189,7 @@ def test_nothing_of_a_new_timeline_is_read_before_it_is_recorded(
         shop.until_logged(3)
 
 
+@pytest.mark.sinks
 def test_a_divergence_stops_the_reader_and_is_a_health_event(
     pair: Pair, proxy: Proxy, shop: SlotSource
 ) -> None:
@@ -207,6 +211,7 @@ def test_a_divergence_stops_the_reader_and_is_a_health_event(
     assert len(shop.messages()) == 1
 
 
+@pytest.mark.sinks
 def test_a_promoted_standby_without_the_slot_stops_the_reader(pair: Pair, proxy: Proxy) -> None:
     reader = reader_through(proxy, pair, failover=False)
     pair.insert(1)
@@ -219,6 +224,7 @@ def test_a_promoted_standby_without_the_slot_stops_the_reader(pair: Pair, proxy:
     assert caught.value.kind == "slot_missing"
 
 
+@pytest.mark.sinks
 def test_a_standby_that_lacked_what_was_read_is_another_history(pair: Pair, proxy: Proxy) -> None:
     reader = reader_through(proxy, pair)
     until_in_step(pair, reader.slot)
@@ -243,6 +249,7 @@ def test_a_standby_that_lacked_what_was_read_is_another_history(pair: Pair, prox
     assert "empty log.directory" in caught.value.fix
 
 
+@pytest.mark.sinks
 def test_the_old_primary_that_comes_back_is_refused(pair: Pair, proxy: Proxy) -> None:
     reader = reader_through(proxy, pair)
     until_in_step(pair, reader.slot)

@@ -13,7 +13,7 @@ import pytest
 
 from cdc.connection import Connection
 from spark_pipeline.feed import body as body_module
-from spark_pipeline.feed.exchange import Followed, PlannedRange, followed, note_planned
+from spark_pipeline.slices.exchange import Overrun, PlannedRange, followed, note_planned
 from spark_pipeline.source.range_reader import LogPartition
 from spark_pipeline.source.stream import LogStreamReader
 from tests import pgoutput
@@ -21,6 +21,8 @@ from tests.fix_postgres import Database
 from tests.lane_on_log import LogLane, arrived
 from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
+
+pytestmark = pytest.mark.migrated
 
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True)])
 
@@ -168,7 +170,7 @@ def test_the_source_plans_from_where_the_body_got_to(state: Connection, tmp_path
         write(lane, number)
     reader = LogStreamReader.in_process(tmp_path / "log", lane.exchange.directory)
     start = reader.initialOffset()
-    lane.exchange.note_followed(Followed(3, 0.5))
+    lane.exchange.note_followed(Overrun(3, 0.5))
     end = reader.latestOffset(start, reader.getDefaultReadLimit())
     assert end["batch"] == 4
     partitions = reader.partitions(start, end)
@@ -179,7 +181,7 @@ def test_the_source_plans_from_where_the_body_got_to(state: Connection, tmp_path
 
     # Nothing is left: an empty micro-batch follows at once, so that the body goes on following.
     lane.exchange.clear()
-    lane.exchange.note_followed(Followed(4, 0.5))
+    lane.exchange.note_followed(Overrun(4, 0.5))
     began = time.monotonic()
     again = reader.latestOffset(start, reader.getDefaultReadLimit())
     assert (again["batch"], time.monotonic() - began < 0.5) == (4, True)

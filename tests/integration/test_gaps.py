@@ -30,10 +30,10 @@ from cdc.state.positions import (
 from spark_pipeline.delivery.deliver import Origin, Share
 from spark_pipeline.delivery.gaps import pass_gaps
 from spark_pipeline.feed.feed import Feed
+from spark_pipeline.feed.stage_settings import StageSettings
+from spark_pipeline.stage.worker import Worker
 from spark_pipeline.workers.context import WorkerContext
-from spark_pipeline.workers.settings import StageSettings
 from spark_pipeline.workers.settler import Settler
-from spark_pipeline.workers.worker import Worker
 from tests.fix_postgres import Database
 from tests.lost_changes import note_lost_changes
 
@@ -139,10 +139,10 @@ def test_a_gap_that_grows_is_told_again(state: Connection, tmp_path: Path) -> No
 def test_a_gap_whose_sink_fails_stays_untold(state: Connection, tmp_path: Path) -> None:
     view = evicted_log(tmp_path / "log")
     (tmp_path / "lines").write_text("a file where the sink wants a folder")
-    untold = pass_gaps(
+    unreported = pass_gaps(
         state, view.floors()[1], source="shop", term=1, shares=shares(tmp_path / "lines")
     )
-    assert "cannot be told of its gap from 0/10:0" in str(untold["lines"])
+    assert "cannot be told of its gap from 0/10:0" in str(unreported["lines"])
     assert len(untold_gaps(state, "shop")) == 1
 
 
@@ -189,11 +189,11 @@ def test_what_is_evicted_while_a_worker_begins_is_a_gap_too(
     fill(log)
 
     def slow_telling(*arguments: object, **named: object) -> object:
-        untold = pass_gaps(*arguments, **named)  # type: ignore[arg-type]
+        unreported = pass_gaps(*arguments, **named)  # type: ignore[arg-type]
         log.retain(ORIGIN, KEEP_LITTLE)
-        return untold
+        return unreported
 
-    monkeypatch.setattr("spark_pipeline.workers.worker.pass_gaps", slow_telling)
+    monkeypatch.setattr("spark_pipeline.stage.worker.pass_gaps", slow_telling)
     register(state, ["lines"])
     lines = shares(tmp_path / "lines")["lines"]
     settings = StageSettings(

@@ -8,7 +8,7 @@ import pytest
 
 from cdc.config import Config, loads
 from cdc.errors import ConfigError
-from cdc.service.group_check import check_groups
+from cdc.service.checks.groups import check_groups
 from tests.fix_postgres import Database
 from tests.service import _url
 

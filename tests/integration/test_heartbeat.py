@@ -15,10 +15,10 @@ from psycopg.conninfo import make_conninfo
 
 from cdc.cursor import parse_lsn
 from cdc.errors import SourceError, TransientError
-from cdc.replication.identity import Recorded
-from cdc.replication.source_watch import SourceWatch
-from cdc.service.embedded import EmbeddedPostgres
+from cdc.replication.source.identity import Recorded
+from cdc.replication.source.source_watch import SourceWatch
 from cdc.state.health import Condition
+from demo.embedded_postgres import EmbeddedPostgres
 from tests.fix_postgres import Database, PostgresServer, embedded, fresh_database
 from tests.plain_reader import PlainReader
 from tests.proxy import Proxy
@@ -98,7 +98,7 @@ def test_heartbeats_of_another_reader_of_the_database_do_not_count(
 def test_a_stream_that_passes_a_heartbeat_without_giving_it_is_left(
     reader: PlainReader, watch: SourceWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc.replication.heartbeat._PASSED_S", 0.2)
+    monkeypatch.setattr("cdc.replication.source.heartbeat._PASSED_S", 0.2)
 
     def passed() -> bool:
         watch.check(reader.server_lsn)

@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from cdc.config import Http
-from cdc.service.http import HttpServer, Observatory
+from cdc.service.http.server import HealthReader, HttpServer
 from cdc.state.health import Condition, report_conditions
 from cdc.state.migrate import migrate
-from cdc.state.pressure import Shown, show_pressure
+from cdc.state.pressure import PressureStatus, show_pressure
 from tests.fix_postgres import Database
 
 pytestmark = pytest.mark.migrated
@@ -141,7 +141,7 @@ def test_a_source_of_another_service_is_not_shown(client: httpx.Client, database
     with database.connect() as connection:
         report_conditions(connection, "gone", 1, [Condition("slot_lost", "error", "it is lost")])
     assert client.get("/health").status_code == 503
-    own = Observatory(database.dsn, OneProcess(), ["shop"])
+    own = HealthReader(database.dsn, OneProcess(), ["shop"])
     sight = own.read()
     assert own.complaints(sight) == []
     assert [row["source"] for row in sight.sources] == ["shop"]
@@ -156,7 +156,7 @@ def test_a_consumer_that_could_not_move_while_the_service_was_down_is_not_stuck(
         "UPDATE walbrook.sources SET log_lsn = '0/64', log_idx = 0"
     )
     for started_at, stuck in ((time.monotonic(), False), (time.monotonic() - 60, True)):
-        seen = Observatory(database.dsn, OneProcess(), started_at=started_at)
+        seen = HealthReader(database.dsn, OneProcess(), started_at=started_at)
         complaints = seen.complaints(seen.read())
         assert ("search is behind and has not moved for 30 s" in complaints) == stuck
 
@@ -189,7 +189,7 @@ def test_metrics_count_open_events_and_show_log_slot_and_heartbeat(
 
 def test_metrics_show_the_pressure_on_a_source(client: httpx.Client, database: Database) -> None:
     assert "walbrook_pressure_level{" not in client.get("/metrics").text
-    shown = Shown(2, 10, 1000, 12.0, 0.9, 4.0, ("search",), 16, 3, 1)
+    shown = PressureStatus(2, 10, 1000, 12.0, 0.9, 4.0, ("search",), 16, 3, 1)
     with database.connect() as connection:
         show_pressure(connection, "shop", 0, shown)
         assert connection.execute("SELECT * FROM walbrook.pressure").fetchall() == [], "fenced"

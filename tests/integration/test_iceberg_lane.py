@@ -17,6 +17,8 @@ from tests.lake import query_iceberg
 from tests.lane_on_log import LogLane
 from tests.unit.replication.test_seal import transaction
 
+pytestmark = pytest.mark.migrated
+
 
 @pytest.fixture
 def state(database: Database) -> Iterator[Connection]:

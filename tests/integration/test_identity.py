@@ -15,8 +15,8 @@ from psycopg.conninfo import make_conninfo
 from cdc.cursor import Cursor, format_lsn
 from cdc.decoding.relation import Relation
 from cdc.errors import GapError, SourceError, TransientError
-from cdc.replication.control import SlotControl
-from cdc.replication.identity import Identity, Recorded
+from cdc.replication.source.identity import Identity, Recorded
+from cdc.replication.source.slot_control import SlotControl
 from tests.fix_postgres import Database, PostgresServer, fresh_database
 from tests.proxy import Proxy
 from tests.waiting import until
@@ -179,7 +179,7 @@ def test_a_stream_from_the_server_that_was_looked_at_is_told_from_another(source
 def test_a_frozen_connection_is_given_up_within_a_bound(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc.replication.control._ANSWER_S", 0.5)
+    monkeypatch.setattr("cdc.replication.source.slot_control._ANSWER_S", 0.5)
     with (
         Proxy(source.dsn) as proxy,
         closing(

@@ -13,7 +13,7 @@ import yaml
 from psycopg.conninfo import make_conninfo
 
 from cdc.config import load
-from cdc.service.start import prepare_database, prepare_state
+from cdc.service.process.prepare import prepare_database, prepare_state
 from tests.fix_postgres import Database, PostgresServer, fresh_database
 from tests.merged_service import MergedService
 from tests.proxy import Proxy
@@ -49,7 +49,7 @@ class Shops(MergedService):
         until(f"{text} at {name}", lambda: text in self.delivered(name), 60)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.sinks
 def test_a_source_or_a_sink_that_fails_leaves_all_others_served(
     database: Database, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:

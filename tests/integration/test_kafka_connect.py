@@ -18,6 +18,8 @@ from tests.kafka_connect import KafkaConnect
 from tests.proxy import Proxy
 from tests.service import running
 
+pytestmark = pytest.mark.sinks
+
 TABLE = """
 CREATE TYPE mood AS ENUM ('good', 'bad');
 CREATE TYPE size AS (width int, label text);
@@ -99,7 +101,6 @@ def _delivered(database: Database, kafka: Kafka, directory: Path) -> Topics:
     }
 
 
-@pytest.mark.timeout(300)
 def test_a_converter_with_schemas_reads_keys_and_values_with_their_types(topics: Topics) -> None:
     with KafkaConnect(schemas=True) as connect:
         records = topics["described", "thing"]

@@ -22,6 +22,8 @@ from tests.fix_postgres import Database
 from tests.service import Service, started
 from tests.waiting import until
 
+pytestmark = pytest.mark.sinks
+
 TABLE = "counter"
 PARTITIONS = 3
 POINTS = ("produced", "enclosed", "committed")
@@ -115,7 +117,6 @@ def _deaths(service: Service) -> int:
     return service.log.read_text(errors="replace").count("status=-9")
 
 
-@pytest.mark.timeout(600)
 def test_deaths_between_the_messages_and_their_cursor_lose_and_repeat_nothing(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:

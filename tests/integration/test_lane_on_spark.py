@@ -16,10 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 from cdc.config.secrets import SecretText
 from cdc.connection import Connection
 from cdc.log.view import LogView
-from cdc.queue.open_ledger import LedgerAddress
-from spark_pipeline.feed.exchange import SliceMarker
+from cdc.queue.ledger.open import LedgerAddress
 from spark_pipeline.feed.plan import job_group
 from spark_pipeline.feed.reorder import Reorder
+from spark_pipeline.slices.exchange import SliceMarker
 from spark_pipeline.source.range_reader import LogPartition
 from spark_pipeline.source.slicing import cut
 from spark_pipeline.source.stream import LogStreamReader

@@ -5,12 +5,16 @@ from __future__ import annotations
 import random
 from datetime import UTC, datetime
 
+import pytest
+
 from cdc.connection import connect
 from cdc.cursor import Cursor
 from cdc.state.dead_letters import DeadLetter
 from cdc.state.migrate import migrate
 from cdc.state.positions import Settlement, register_source, settle
 from tests.fix_postgres import Database
+
+pytestmark = pytest.mark.migrated
 
 SIZE = 100 << 20
 START, END = Cursor(100, 0), Cursor(200, 0)

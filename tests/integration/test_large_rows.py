@@ -16,6 +16,8 @@ from tests.fix_postgres import Database
 from tests.lane_on_log import LogLane, arrived
 from tests.unit.replication.test_seal import transaction
 
+pytestmark = pytest.mark.migrated
+
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
 SINKS = 5
 SIZE = 64 << 20

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import redis
 
-from cdc.config import Sink, WebhookDestination
+from cdc.config import SinkConfig, WebhookDestination
 from cdc.config.secrets import SecretText
 from cdc.connection import Connection
-from cdc.queue.open_ledger import LedgerAddress
-from cdc.service.embedded_redis import EmbeddedRedis
-from cdc.state.roll import call_roll
+from cdc.queue.ledger.open import LedgerAddress
+from cdc.state.active_consumers import read_active_consumers
+from demo.embedded_redis import EmbeddedRedis
 from spark_pipeline.delivery.ledgers import Ledgers
 from tests import pgoutput
 from tests.conformance.crash import Killed
@@ -230,7 +230,7 @@ def test_a_redis_that_is_lost_in_mid_run_costs_repeats_at_most_and_is_told_of(
     own_redis: EmbeddedRedis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cdc.queue.redis_ledger.PAUSE_S", 0.0)
+    monkeypatch.setattr("cdc.queue.ledger.redis.PAUSE_S", 0.0)
     monkeypatch.setattr("spark_pipeline.delivery.ledgers._TELL_S", 0.0)
     address = LedgerAddress("redis", SecretText(own_redis.url), timeout_s=5)
     lane = Hooked(state, tmp_path, endpoint, address)
@@ -293,7 +293,7 @@ def test_one_that_is_moved_back_keeps_the_name_it_is_served_under_until_it_joins
     postgres_ledger: KnownLedger, ledger_database: Database
 ) -> None:
     to = WebhookDestination(url="http://127.0.0.1:1/")
-    hook = Sink.model_validate({"name": "orders", "database": SOURCE, "destination": to})
+    hook = SinkConfig.model_validate({"name": "orders", "database": SOURCE, "destination": to})
     ledgers = Ledgers(SOURCE, 1, postgres_ledger.address)
 
     def name() -> str | None:
@@ -301,9 +301,9 @@ def test_one_that_is_moved_back_keeps_the_name_it_is_served_under_until_it_joins
         return None if place is None else place.ledger
 
     with ledger_database.connect() as state:
-        ledgers.join(call_roll(state, SOURCE), ["orders", "others"])
+        ledgers.join(read_active_consumers(state, SOURCE), ["orders", "others"])
         state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/1' WHERE name = 'orders'")
-        ledgers.join(call_roll(state, SOURCE), ["others"])
+        ledgers.join(read_active_consumers(state, SOURCE), ["others"])
         assert name() == postgres_ledger.name
-        ledgers.join(call_roll(state, SOURCE), ["orders"])
+        ledgers.join(read_active_consumers(state, SOURCE), ["orders"])
         assert name() not in (None, postgres_ledger.name, postgres_ledger.other)

@@ -17,6 +17,8 @@ from tests.fix_postgres import Database
 from tests.integration.test_queue import insert
 from tests.lane_on_log import SOURCE, LogLane, arrived
 
+pytestmark = pytest.mark.migrated
+
 HEALTH = "SELECT consumer, kind, severity FROM walbrook.health"
 LOST = [("out", "destination_lost_data", "warning")]
 

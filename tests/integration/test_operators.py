@@ -12,9 +12,11 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
+from cdc.config import SinkConfig
 from cdc.connection import Connection
 from cdc.cursor import Cursor
 from cdc.generation import Generation
+from cdc.service.process.prepare import described
 from cdc.state.migrate import migrate
 from cdc.state.positions import Described, MovedError, Settlement, register_source, settle
 from tests.fix_postgres import Database, on_both_versions
@@ -65,6 +67,22 @@ SELECT c.id, '0/1000'::pg_lsn + n, 0, n % 10000, CASE WHEN n <= 10000 THEN now()
 """
 
 
+# A table with a key, one without, and one whose key came later.
+_VERSIONS = """
+INSERT INTO walbrook.schema_versions
+       (source, relation, version, table_schema, table_name, columns, replica_identity, key, schema,
+        since_lsn, since_idx, commit_timestamp)
+VALUES ('shop', 1, 1, 'public', 'item', '[{}, {}]', 'full', '{id}', '', '0/100', 0, now()),
+       ('shop', 2, 1, 'public', 'log', '[{}]', 'full', '{line}', '', '0/300', 0, now()),
+       ('shop', 3, 1, 'public', 'plain', '[{}]', 'default', '{id}', '', '0/100', 0, now())
+"""
+_WITH_A_KEY = """
+INSERT INTO walbrook.schema_versions
+       (source, relation, version, table_schema, table_name, columns, replica_identity, key, change,
+        schema, since_lsn, since_idx, commit_timestamp, announced_lsn, announced_idx)
+VALUES ('shop', 2, 2, 'public', 'log', '[{}, {}]', 'default', '{id}', '{}', '', '0/400', 1, now(),
+        '0/400', 0)
+"""
 WAYS = ("new_generation", "truncate")
 
 
@@ -280,6 +298,43 @@ def test_a_rewind_that_the_destination_would_absorb_is_refused_with_the_two_ways
     assert "destination => 'truncate'" in hint
 
 
+def test_a_rewind_of_a_mirror_over_changes_of_a_table_without_a_key_is_refused(
+    operator: Operator,
+) -> None:
+    given: dict[str, dict[str, Any]] = {
+        "mirror": {},
+        "others": {"source": {"exclude_tables": ["public.log"]}},
+        "items": {"source": {"include_tables": ["public.item"]}},
+        "history": {"destination": {"mode": "append"}},
+    }
+    destination = {"type": "postgres", "url": "postgres://localhost/copy"}
+    sinks = [
+        SinkConfig.model_validate(
+            {"name": name, "database": "shop", **more,
+             "destination": destination | more.get("destination", {})}
+        )
+        for name, more in given.items()
+    ]  # fmt: skip
+    register_source(
+        operator.connection, name="shop", slot="slot", publication="pub", system_identifier="1",
+        slot_lsn=0x100, consumers=list(given),
+        described={each.name: described(each) for each in sinks},
+    )  # fmt: skip
+    operator.connection.execute(_SOURCE.partition("INSERT")[0].encode())
+    operator.connection.execute(_VERSIONS)
+
+    for place in ("0/350:0", "0/200:0"):
+        what, hint = operator.refused(f"rewind('mirror', '{place}')")
+        assert what.endswith("of a table without a key, which cannot be repeated: public.log")
+        assert "source.exclude_tables" in hint
+        for name in ("others", "items", "history"):
+            assert operator.act(f"rewind('{name}', '{place}')")["cursor"] == place
+    assert operator.act("rewind('mirror', '0/500:0')")["cursor"] == "0/500:0", "nothing comes again"
+    operator.connection.execute(_WITH_A_KEY)
+    operator.refused("rewind('mirror', '0/350:0')")
+    assert operator.act("rewind('mirror', '0/450:0')")["cursor"] == "0/450:0"
+
+
 def test_a_rewind_counts_the_places_and_how_often_each_was_emptied(operator: Operator) -> None:
     numbers = "SELECT generation, truncation FROM walbrook.consumers WHERE name = 'files'"
     for way, found in (
@@ -437,10 +492,12 @@ def test_what_never_was_a_message_cannot_be_sent_again(
 def test_a_dead_letter_that_cannot_arrive_is_refused(operator: Operator) -> None:
     operator.waits("0/200", consumer="files")
     number = operator.dies("0/200", consumer="files")
-    for call in (f"redeliver({number})", "redeliver('files')"):
-        what, hint = operator.refused(call)
-        assert "holds messages in the order of their cursors" in what
-        assert f"walbrook.discard({number})" in hint
+    for kind in ("delta", "iceberg", "file"):
+        operator.connection.execute("UPDATE walbrook.consumers SET destination = %s", (kind,))
+        for call in (f"redeliver({number})", "redeliver('files')"):
+            what, hint = operator.refused(call)
+            assert "holds messages in the order of their cursors" in what
+            assert f"walbrook.discard({number})" in hint
     operator.connection.execute("DELETE FROM walbrook.consumers WHERE name = 'files'")
     what, hint = operator.refused(f"redeliver({number})")
     assert "there is no consumer files any more" in what

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from cdc.config import Http
 from cdc.errors import WalbrookError
-from cdc.queue.report import report_queues
-from cdc.service.api.operators import operator_routes
-from cdc.service.api.tokens import Access
-from cdc.service.cli import app
+from cdc.queue.health import report_queues
+from cdc.service.cli.entry import app
+from cdc.service.http.api.operators import operator_routes
+from cdc.service.http.api.tokens import Access
 from tests.fix_postgres import Database
 from tests.integration.test_operators import Operator
 from tests.service import _url

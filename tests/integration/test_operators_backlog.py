@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cdc.config import Sink
+from cdc.config import SinkConfig
 from cdc.connection import Connection
 from cdc.cursor import ORIGIN
 from cdc.queue.groups import BY_KEY
@@ -74,7 +74,7 @@ def rows_read(state: Connection) -> int:
 
 
 def share_of_jobs(database: Database) -> Share:
-    sink = Sink.model_validate(
+    sink = SinkConfig.model_validate(
         {"name": "jobs", "database": SOURCE, "destination": {"type": "pull"}}
     )
     origin = Origin(SOURCE, "h", "d")
@@ -103,10 +103,10 @@ def test_the_gap_of_a_pull_consumer_that_had_everything_stored_arrives(
         assert told.action == "gap"
     worker.ack([told])
     assert operators.discard_all(state, "jobs")["affected"] == 0
-    ((gaps, untold),) = state.execute(
+    ((gaps, unreported),) = state.execute(
         "SELECT count(*), count(*) FILTER (WHERE told_at IS NULL) FROM walbrook.gaps"
     ).fetchall()
-    assert (gaps, untold) == (2, 0), "nothing was left to give up"
+    assert (gaps, unreported) == (2, 0), "nothing was left to give up"
     # What comes behind the gap is stored as ever.
     assert sink.deliver(batch(14, 20)).absorbed == 0
     assert len(worker.receive(10)) == 6

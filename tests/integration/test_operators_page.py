@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cdc.service.cli import app
+from cdc.service.cli.entry import app
 from tests.fix_postgres import Database
 from tests.integration.test_operators import Operator
 from tests.integration.test_operators_api import config as config

@@ -12,18 +12,11 @@ import psycopg
 import pytest
 
 from cdc.cursor import Cursor
-from cdc.state.migrate import available
 from cdc.state.positions import MovedError, Settlement, consumer_cursors, settle
 from tests.fix_postgres import Database
 from tests.integration.test_operators import Operator
 
-pytestmark = [
-    pytest.mark.migrated,
-    pytest.mark.skipif(
-        6 not in {migration.number for migration in available()},
-        reason="migration 0006 brings pull consumers",
-    ),
-]
+pytestmark = pytest.mark.migrated
 
 _PULL = """
 UPDATE walbrook.consumers SET destination = 'pull' WHERE name = 'hook';

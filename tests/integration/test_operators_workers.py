@@ -11,7 +11,7 @@ import pytest
 
 from cdc.connection import Connection
 from cdc.cursor import Cursor
-from cdc.queue.pulls import register_pulls
+from cdc.queue.pull_consumers import register_pulls
 from cdc.state.positions import (
     MovedError,
     Settlement,
@@ -19,7 +19,7 @@ from cdc.state.positions import (
     restart_cursor,
     settle,
 )
-from spark_pipeline.workers.notifications import heard, listen
+from spark_pipeline.stage.notifications import heard, listen
 from spark_pipeline.workers.state import Reason
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
@@ -144,14 +144,19 @@ def test_what_an_operator_does_is_heard_and_nothing_else(
     LogLane(state, tmp_path, files={}).close()
     with database.connect() as listener:
         listen(listener)
-        assert not heard(listener, SOURCE)
-        for source, told in ((SOURCE, True), ("crm", False)):
-            state.execute("SELECT walbrook.pause('files')")
+        assert heard(listener, SOURCE) is None
+        for act, resumed in (("pause", set()), ("resume", {"files"})):
+            state.execute(f"SELECT walbrook.{act}('files')".encode())
             listener.execute("SELECT 1")  # with its answer comes what was told before
-            assert heard(listener, source) is told
+            told = heard(listener, SOURCE)
+            assert told is not None
+            assert told.resumed == resumed
+        state.execute("SELECT walbrook.resume('files')")
+        listener.execute("SELECT 1")
+        assert heard(listener, "crm") is None
         state.execute("NOTIFY walbrook, 'what is this'")
         until("something that may concern us", lambda: heard(listener, SOURCE))
-        assert not heard(listener, SOURCE), "it was heard once"
+        assert heard(listener, SOURCE) is None, "it was heard once"
 
 
 _ACTS = ("pause('a')", "resume('a')", "discard_all('a')", "redeliver('a')", "discard('a')",

@@ -108,7 +108,7 @@ def another_endpoint() -> Iterator[Endpoint]:
     server.stop()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.sinks
 def test_while_one_sink_hangs_the_others_go_on_and_it_comes_back_with_everything_in_order(
     database: Database,
     endpoint: Endpoint,
@@ -123,7 +123,7 @@ def test_while_one_sink_hangs_the_others_go_on_and_it_comes_back_with_everything
         "down": down,
         "hook": {"type": "webhook", "url": another_endpoint.url},
         "stream": {"type": "redis_stream", "url": redis_url, "stream_key": "stock"},
-        "lake": {"type": "parquet", "path": "lake"},
+        "lake": {"type": "parquet", "columns": "json", "max_delay_ms": 0, "path": "lake"},
         "files": {"type": "file", "path": "files"},
     }
     others = [name for name in destinations if name != "down"]

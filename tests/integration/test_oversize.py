@@ -15,6 +15,8 @@ from tests.fix_postgres import Database
 from tests.integration.test_queue import insert
 from tests.lane_on_log import LogLane
 
+pytestmark = pytest.mark.migrated
+
 
 @pytest.fixture
 def state(database: Database) -> Iterator[Connection]:

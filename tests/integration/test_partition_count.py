@@ -12,9 +12,9 @@ import pytest
 from cdc.config import WebhookDestination
 from cdc.config.secrets import SecretText
 from cdc.connection import Connection
-from cdc.queue.ledger import Integers
-from cdc.queue.open_ledger import LedgerAddress
-from cdc.queue.postgres_ledger import PostgresLedger
+from cdc.queue.ledger.base import Integers
+from cdc.queue.ledger.open import LedgerAddress
+from cdc.queue.ledger.postgres import PostgresLedger
 from sinks.ledgered import NOTED_MESSAGES
 from tests import pgoutput
 from tests.conformance.crash import Killed

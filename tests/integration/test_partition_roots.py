@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc.replication.partition_roots import partition_roots
+from cdc.replication.source.partition_roots import partition_roots
 from tests.fix_postgres import Database
 
 _TABLES = """

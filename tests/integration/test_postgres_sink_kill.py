@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cdc.failpoints import VARIABLE
-from cdc.service.embedded import EmbeddedPostgres
+from demo.embedded_postgres import EmbeddedPostgres
 from tests.checker import Arrival, Writers, compare, schema_of
 from tests.fix_postgres import Database, PostgresServer, embedded, fresh_database
 from tests.service import Service, _url

@@ -18,6 +18,8 @@ from tests.lane_on_log import LogLane
 from tests.service import _url
 from tests.unit.replication.test_seal import transaction
 
+pytestmark = pytest.mark.migrated
+
 HISTORY = "SELECT walbrook_generation, id FROM item ORDER BY 1, walbrook_lsn"
 
 

@@ -17,7 +17,7 @@ from psycopg.conninfo import make_conninfo
 from cdc.config import TableName
 from cdc.cursor import parse_lsn
 from cdc.errors import SourceError
-from cdc.service.embedded import EmbeddedPostgres
+from demo.embedded_postgres import EmbeddedPostgres
 from tests.fix_postgres import Database, PostgresServer, embedded, fresh_database, since
 from tests.preflight_source import (
     NamedSlot,

@@ -13,13 +13,13 @@ import pytest
 import yaml
 
 from cdc.connection import Connection
-from spark_pipeline.capacity import throttle
 from spark_pipeline.capacity.slots import Slots
-from spark_pipeline.capacity.throttle import Throttle
 from spark_pipeline.feed import feed
-from spark_pipeline.feed.exchange import PlannedRange, widened_by
 from spark_pipeline.feed.progress import StageProgress
-from spark_pipeline.workers.worker import Worker
+from spark_pipeline.slices.exchange import PlannedRange, widened_by
+from spark_pipeline.stage import throttle
+from spark_pipeline.stage.throttle import Throttle
+from spark_pipeline.stage.worker import Worker
 from tests import pgoutput
 from tests.checker import SCHEMA, Arrival, Writers, compare
 from tests.fix_http import Endpoint
@@ -186,7 +186,7 @@ def arrivals(endpoint: Endpoint) -> list[Arrival]:
     return found
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.sinks
 def test_with_more_work_than_slots_the_lowest_waits_for_a_while_and_nothing_is_lost(
     database: Database, endpoints: dict[str, Endpoint], tmp_path: Path
 ) -> None:

@@ -113,7 +113,7 @@ def shown_by(service: Service) -> dict[str, str]:
     return {"log": log, "status": status.stdout + status.stderr, **pages, **tables}
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.sinks
 def test_a_value_that_fails_is_quoted_by_its_dead_letter_alone(
     database: Database, tmp_path: Path
 ) -> None:

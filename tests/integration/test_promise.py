@@ -14,6 +14,8 @@ from tests.fix_postgres import Database
 from tests.slot_source import SlotSource, make_slot_source
 from tests.waiting import until
 
+pytestmark = pytest.mark.migrated
+
 DEFAULTS = """
 databases:
   - name: shop

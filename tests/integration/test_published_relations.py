@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cdc.decoding.relation import Relation, parse_relation, with_catalog
-from cdc.replication.catalog import describe
-from cdc.replication.published import published_relations
+from cdc.replication.source.catalog import describe
+from cdc.replication.source.published import published_relations
 from tests.fix_postgres import DEFAULT_VERSION, Database, on_both_versions
 
 TABLES = """

@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from cdc.config import ApiToken, Http, SecretText
-from cdc.service.http import HttpServer
+from cdc.service.http.server import HttpServer
 from tests.fix_postgres import Database, PostgresServer, fresh_database
 from tests.pull_queue import Puller, make_pull_consumer
 from tests.waiting import until

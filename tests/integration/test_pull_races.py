@@ -47,7 +47,7 @@ def while_extended(pullers: list[Puller], say: Say, held: list[Message]) -> tupl
         with mine.connection.transaction():
             mine.extend(held, "60 s")
             answer: Future[tuple[int, list[str]]] = pool.submit(say, held)
-            until("the other to wait", lambda: is_blocked(watcher), timeout_s=10)
+            until("the other to wait", lambda: is_blocked(watcher))
         return answer.result(10)
 
 
@@ -96,7 +96,7 @@ def test_an_acknowledgement_of_what_a_claim_holds_back_leaves_nothing(
         with mine.connection.transaction():
             assert mine.receive() == []
             answer = pool.submit(other.ack, held[1:])
-            until("the other to wait", lambda: is_blocked(watcher), timeout_s=10)
+            until("the other to wait", lambda: is_blocked(watcher))
         assert answer.result(10) == (1, [])
     assert mine.rows(_ORPHANS) == [(0,)]
     assert mine.ack(held[:1]) == (1, [])

@@ -25,6 +25,8 @@ from tests.pull_queue import SOURCE, Puller, make_pull_consumer
 from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
 
+pytestmark = pytest.mark.migrated
+
 WAITING = 30_000
 CLAIMED = 1_000
 # Each of these groups has a first message that is due, and others behind it.

@@ -13,7 +13,7 @@ from cdc.change import MessageBatch
 from cdc.config.secrets import SecretText
 from cdc.connection import Connection
 from cdc.queue.claims import ABANDONED, claim
-from cdc.queue.open_ledger import LedgerAddress
+from cdc.queue.ledger.open import LedgerAddress
 from sinks.base import Delivery
 from sinks.webhook import WebhookSink
 from spark_pipeline.workers.retries import ABANDONED_MAX

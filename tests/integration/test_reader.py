@@ -10,7 +10,7 @@ from cdc.cursor import Cursor, free_place
 from cdc.decoding import decode_changes
 from cdc.errors import GapError, SourceError
 from cdc.log.writer import Retention, SegmentLimits
-from cdc.replication.publish import BatchLimits
+from cdc.replication.spill.spilled_transaction import BatchLimits
 from tests.fix_postgres import Database, on_both_versions, since
 from tests.slot_source import SlotSource, make_slot_source
 from tests.waiting import until

@@ -15,6 +15,8 @@ from cdc.replication.stream import ReplicationStream
 from tests.fix_postgres import Database
 from tests.slot_source import SlotSource, make_slot_source
 
+pytestmark = pytest.mark.migrated
+
 
 @pytest.fixture
 def shop(database: Database, tmp_path: Path) -> SlotSource:

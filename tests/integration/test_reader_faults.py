@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.service.embedded import EmbeddedPostgres
+from demo.embedded_postgres import EmbeddedPostgres
 from tests.fix_postgres import Database, embedded, fresh_database
 from tests.proxy import Proxy
 from tests.slot_source import SlotSource, make_slot_source

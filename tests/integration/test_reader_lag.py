@@ -12,6 +12,8 @@ from tests.integration.test_reader_log import SMALL, health, insert, keeping, so
 from tests.slot_source import SlotSource, make_slot_source
 from tests.waiting import until
 
+pytestmark = pytest.mark.migrated
+
 LAG = "SELECT lag_bytes FROM walbrook.cursors WHERE consumer = 'all'"
 
 

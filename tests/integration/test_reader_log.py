@@ -13,12 +13,12 @@ import pytest
 from cdc.cursor import Cursor
 from cdc.decoding import decode_changes
 from cdc.errors import CorruptionError, GapError, OperatorError, SourceError
-from cdc.log.damage import report_damage
+from cdc.log.damage_note import report_damage
 from cdc.log.writer import Retention, SegmentLimits
-from cdc.replication.keep import LogKeeper
+from cdc.replication.log_keeper import LogKeeper
 from cdc.replication.options import StreamOptions
-from cdc.replication.publish import BatchLimits
-from cdc.replication.sealed import Sealed
+from cdc.replication.spill.spilled_transaction import BatchLimits
+from cdc.replication.wire.sealed import Sealed
 from cdc.state.positions import register_source
 from tests.fix_postgres import Database
 from tests.proxy import Proxy

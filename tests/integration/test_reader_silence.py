@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.fix_postgres import Database, since
 from tests.slot_source import make_slot_source
+
+pytestmark = pytest.mark.migrated
 
 # The server spends a long time on each row and sends none of them.
 _SLOW_FILTER = "FOR TABLE item WHERE (md5(repeat(name, 20000)) = '')"

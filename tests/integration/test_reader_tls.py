@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from contextlib import closing
 
-from cdc.replication.stop import StopSignal
 from cdc.replication.stream import ReplicationStream
+from cdc.stop import StopSignal
 from tests.fix_postgres import Database
 from tests.waiting import until
 

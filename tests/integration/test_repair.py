@@ -12,13 +12,15 @@ import pytest
 
 from cdc.connection import connect
 from cdc.errors import OperatorError, SourceError, TransientError
-from cdc.service.repair_commands import _show, _watch
+from cdc.service.cli.repairs import _show, _watch
 from cdc.state.repairs import repairs
 from tests.backfill_rig import SOURCE, Rig
 from tests.fix_postgres import Database, embedded, fresh_database
 from tests.repairing import drop_slot, note_horizon, repaired, until_repaired
 from tests.slot_source import PUBLISHED
 from tests.waiting import until
+
+pytestmark = pytest.mark.migrated
 
 ROWS = 200
 
@@ -122,7 +124,12 @@ def test_rows_that_only_all_columns_identify_refuse_a_repair(rig: Rig) -> None:
     rig.database.execute(
         "CREATE TABLE keyless (a int, b int); ALTER TABLE keyless REPLICA IDENTITY FULL"
     )
-    rig.sink["destination"] = {"type": "parquet", "path": str(rig.directory / "rows")}
+    rig.sink["destination"] = {
+        "type": "parquet",
+        "columns": "json",
+        "max_delay_ms": 0,
+        "path": str(rig.directory / "rows"),
+    }
     drop_slot(rig)
     with pytest.raises(OperatorError, match=r"public\.keyless .*: the table has no key") as refused:
         repaired(rig)

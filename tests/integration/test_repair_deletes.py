@@ -22,6 +22,8 @@ from tests.integration.test_backfill_service import _of_parquet
 from tests.repairing import drop_slot, note_horizon, repaired, until_repaired
 from tests.service import _url
 
+pytestmark = pytest.mark.migrated
+
 ROWS = 300
 SETUP = """
 CREATE TABLE item (id int PRIMARY KEY, version int NOT NULL, body text);
@@ -54,7 +56,7 @@ class Destination:
         settings: dict[str, dict[str, object]] = {
             "postgres": {"url": _url(mirror.dsn)},
             "redis_stream": {"url": url, "stream_key": "rows"},
-            "parquet": {"path": str(self._directory)},
+            "parquet": {"columns": "json", "max_delay_ms": 0, "path": str(self._directory)},
         }
         self.settings: dict[str, object] = {"type": kind, **settings[kind]}
 
@@ -91,7 +93,13 @@ def _no_open_sinks() -> Iterator[None]:
         _open_sinks.popitem()[1][2].close()
 
 
-@pytest.fixture(params=["postgres", "redis_stream", "parquet"])
+@pytest.fixture(
+    params=[
+        "postgres",
+        pytest.param("redis_stream", marks=pytest.mark.sinks),
+        pytest.param("parquet", marks=pytest.mark.sinks),
+    ]
+)
 def destination(
     request: pytest.FixtureRequest,
     postgres_server: PostgresServer,

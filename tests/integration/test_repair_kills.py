@@ -18,6 +18,8 @@ from tests.repairing import drop_slot, note_horizon, repaired, until_repaired
 from tests.service import ROOT, _url
 from tests.waiting import until
 
+pytestmark = pytest.mark.migrated
+
 ROWS = 20_000
 
 
@@ -49,7 +51,8 @@ def command(rig: Rig, *arguments: str, killed_at: str = "") -> subprocess.Comple
     }  # fmt: skip
     path.write_text(yaml.safe_dump(configuration))
     return subprocess.run(
-        [sys.executable, "-m", "cdc.service.cli", "repair", SOURCE, *arguments, "-c", str(path)],
+        [sys.executable, "-m", "cdc.service.cli.entry",
+         "repair", SOURCE, *arguments, "-c", str(path)],
         capture_output=True, text=True, timeout=120, check=False,
         env=os.environ | {"PYTHONPATH": str(ROOT), "WALBROOK_FAILPOINT": killed_at},
     )  # fmt: skip
@@ -102,7 +105,7 @@ def test_a_service_that_ends_in_the_middle_goes_on_where_it_was(rig: Rig) -> Non
         some = f"SELECT rows >= {least} FROM walbrook.repair_progress"
         with rig.running():
             until(f"{least} rows", partial(first, rig, some))
-    rig.database.execute("UPDATE walbrook.backfills SET rows_per_second = NULL")
+    rig.hurry()
     with rig.running():
         done = until_repaired(rig)
     assert done["rows"] == 12_000
@@ -126,7 +129,7 @@ def test_a_backfill_under_way_when_the_slot_is_lost_delivers_nothing_old(rig: Ri
     repaired(rig, "skip")
     held = "SELECT count(*) FROM walbrook.backfill_chunks WHERE state IN ('read', 'delivering')"
     assert rig.rows(held) == [(0,)]
-    rig.database.execute("UPDATE walbrook.backfills SET rows_per_second = NULL")
+    rig.hurry()
     rig.rows(f"SELECT walbrook.resume_backfill({number})")
     with rig.running():
         assert until_repaired(rig)["tables_whole"] == 1

@@ -121,6 +121,7 @@ def _asked(url: str, body: bytes | None = None) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.sinks
 def test_destinations_equal_the_source_after_a_slot_was_dropped_under_load(
     database: Database,
     postgres_server: PostgresServer,

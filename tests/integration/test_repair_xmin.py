@@ -16,6 +16,8 @@ from tests.fix_postgres import Database
 from tests.repairing import drop_slot, repaired, until_repaired
 from tests.waiting import until
 
+pytestmark = pytest.mark.migrated
+
 ROWS = 100
 ROUND = 1 << 32
 _NEXT = "pg_snapshot_xmax(pg_current_snapshot())::text::int8"
@@ -39,7 +41,14 @@ def read_rows(rig: Rig) -> set[int]:
     return {m["record"]["id"] for m in rig.messages() if m["action"] == "read"}
 
 
-@pytest.mark.parametrize("command", ["VACUUM FREEZE item", "VACUUM FULL item", "CLUSTER item"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "VACUUM FREEZE item",
+        "VACUUM FULL item",
+        pytest.param("CLUSTER item", marks=pytest.mark.chaos),
+    ],
+)
 def test_rows_keep_their_xmin_when_they_are_frozen_or_moved(rig: Rig, command: str) -> None:
     """Freezing sets a flag beside xmin: a repair needs no whole table after it."""
     delivered(rig)
@@ -148,7 +157,6 @@ def test_a_reader_that_attaches_removes_horizons_above_what_was_read(rig: Rig) -
     assert rig.rows(f"SELECT 1 FROM walbrook.horizons WHERE lsn = '{lsn}'") == []
 
 
-@pytest.mark.migrated
 def test_horizons_are_bounded_and_those_of_another_server_are_removed(database: Database) -> None:
     with database.connect() as state:
         state.execute(

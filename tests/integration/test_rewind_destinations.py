@@ -30,8 +30,14 @@ from tests.fix_postgres import Database
 from tests.integration.test_queue import insert
 from tests.lane_on_log import SOURCE, LogLane, arrived
 
+pytestmark = pytest.mark.migrated
+
 WAYS = ("new_generation", "truncate")
-KINDS = ("file", "parquet", "redis_stream")
+KINDS = (
+    "file",
+    pytest.param("parquet", marks=pytest.mark.sinks),
+    pytest.param("redis_stream", marks=pytest.mark.sinks),
+)
 POINTS = ("rewound", "truncating", "truncated", "delivered", "settled")
 
 
@@ -74,7 +80,7 @@ def rewound(request: pytest.FixtureRequest, state: Connection, tmp_path: Path) -
             found: Any = client.xrange(f"walbrook.out{suffix}")
             return [orjson.loads(fields[b"record"])["id"] for _, fields in found]
     elif kind == "parquet":
-        sink = {"type": kind, "path": tmp_path / "out"}
+        sink = {"type": kind, "columns": "json", "max_delay_ms": 0, "path": tmp_path / "out"}
 
         def ids(suffix: str) -> list[int]:
             root = tmp_path / f"out{suffix}"

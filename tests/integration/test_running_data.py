@@ -24,8 +24,6 @@ from tests.fix_postgres import PostgresServer, fresh_database
 from tests.merged_service import MergedService
 from tests.service import Service, started
 
-pytestmark = pytest.mark.timeout(400)
-
 # However long something takes, all rows are taken at once and nobody leaves for being slow.
 _PATIENT = {"micro_batch_target_ms": 0, "patience_ms": 60_000}
 

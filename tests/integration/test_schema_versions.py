@@ -146,7 +146,7 @@ def test_every_version_is_a_row(lane_of: Callable[..., LogLane]) -> None:
     assert lane.rows("SELECT count(*) FROM walbrook.schema_versions WHERE relation = 2") == [(1,)]
 
 
-@pytest.mark.parametrize("size", [1, 2, 100])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.chaos), 100])
 def test_the_log_may_be_cut_anywhere(lane_of: Callable[..., LogLane], size: int) -> None:
     for cut in range(1, len(STREAM)):
         lane = lane_of(all=ASKS)
@@ -156,7 +156,9 @@ def test_the_log_may_be_cut_anywhere(lane_of: Callable[..., LogLane], size: int)
         check(arrived(lane.directory / "all"))
 
 
-@pytest.mark.parametrize("dies_at", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "dies_at", [1, *(pytest.param(step, marks=pytest.mark.chaos) for step in (2, 3)), 4]
+)
 def test_a_process_that_dies_before_settling_delivers_nothing_twice(
     lane_of: Callable[..., LogLane], monkeypatch: pytest.MonkeyPatch, dies_at: int
 ) -> None:

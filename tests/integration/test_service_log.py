@@ -19,7 +19,7 @@ FORM = re.compile(r"[\d-]+T[\d:.]+Z \[(debug|info|warning|error) *\] [a-z_]+\.[a
 MANY = 60_000
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.sinks
 @pytest.mark.parametrize("log_format", ["json", pytest.param("console", marks=pytest.mark.chaos)])
 def test_a_whole_run_with_lost_workers_and_a_stop_in_mid_batch_is_lines_of_one_form(
     database: Database, redis_client: redis.Redis, redis_url: str, tmp_path: Path, log_format: str

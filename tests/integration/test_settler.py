@@ -17,13 +17,12 @@ from cdc.connection import Connection
 from cdc.connection_pool import ConnectionPool
 from cdc.cursor import Cursor
 from cdc.errors import TransientError, WalbrookError
-from cdc.queue import copying, events
-from cdc.queue.events import EVENT_SCHEMA
-from cdc.state import positions
+from cdc.state import positions, queue_copy, queued_messages
 from cdc.state.dead_letters import DeadLetter
 from cdc.state.feeds import FeedFigures, open_feed
 from cdc.state.migrate import migrate
 from cdc.state.positions import consumer_cursors, register_source, restart_cursor
+from cdc.state.queued_messages import EVENT_SCHEMA
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.workers import settler as settler_module
 from spark_pipeline.workers.settler import Report, Settler
@@ -184,14 +183,14 @@ def test_many_messages_for_the_queue_of_one_hold_nobody_else(
 ) -> None:
     """While they are written, neither the source nor a consumer is locked for others."""
     under_way, go_on = threading.Event(), threading.Event()
-    copy_rows = copying.copy_rows
+    copy_rows = queue_copy.copy_rows
 
     def slow(*given: Any) -> None:
         copy_rows(*given)
         under_way.set()
         go_on.wait(30)
 
-    monkeypatch.setattr(events, "copy_rows", slow)
+    monkeypatch.setattr(queued_messages, "copy_rows", slow)
     with Settling(state, database.dsn) as settling:
         first = settling.report_of("a")
         rows = waiting_rows(START)
@@ -213,13 +212,13 @@ def test_many_messages_for_the_queue_of_one_hold_nobody_else(
 def test_messages_for_the_queue_of_one_that_was_moved_meanwhile_are_not_kept(
     state: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy_rows = copying.copy_rows
+    copy_rows = queue_copy.copy_rows
 
     def moved(*given: Any) -> None:
         copy_rows(*given)
         state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/5' WHERE name = 'a'")
 
-    monkeypatch.setattr(events, "copy_rows", moved)
+    monkeypatch.setattr(queued_messages, "copy_rows", moved)
     with Settling(state, database.dsn) as settling:
         first = settling.report_of("a")
         outcome = replace(first.outcome, delivered=0, aside=waiting_rows(START))
@@ -301,10 +300,19 @@ def test_what_is_reported_is_settled_soon_and_at_once_when_it_is_much(
         settling.report("a")
         assert delivered(state)["a"] == 0
         settling.report("b", rows=settler_module.ROWS_MAX)
-        settling.settler.flush()
-        assert delivered(state) == {"a": 1, "b": 1, "c": 0}
+        until("what is much", lambda: delivered(state) == {"a": 1, "b": 1, "c": 0})
         settling.report("c")
     assert delivered(state)["c"] == 1, "a stop writes what was reported"
+
+
+def test_what_somebody_waits_for_is_settled_at_once(
+    state: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settler_module, "PACE_S", 600.0)
+    with Settling(state, database.dsn) as settling:
+        settling.report("a")
+        settling.settler.flush("a")
+        assert delivered(state)["a"] == 1
 
 
 @pytest.mark.parametrize("heavy", [False, True])

@@ -35,7 +35,7 @@ def until_failed(service: Service, consumer: str, why: str) -> None:
     service.until(f"{consumer} to have failed", _FAILED.format(consumer, why))
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.sinks
 def test_a_sink_that_names_a_column_that_its_table_lacks_fails_alone(
     database: Database, tmp_path: Path
 ) -> None:

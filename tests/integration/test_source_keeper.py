@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from cdc.config import loads
-from cdc.replication.stop import StopSignal
-from cdc.service import source_keeper
-from cdc.service.source_keeper import SourceKeeper, wait_for_sources
-from cdc.service.start import UnreachableError, patiently, prepare_state, reach
+from cdc.reach import UnreachableError, reach
+from cdc.service.process import source_keeper
+from cdc.service.process.prepare import patiently, prepare_state
+from cdc.service.process.source_keeper import SourceKeeper, wait_for_sources
+from cdc.stop import StopSignal
 from tests.fix_postgres import Database
 from tests.proxy import Proxy
 from tests.service import _url

@@ -13,10 +13,10 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from cdc.cursor import Cursor
 from cdc.decoding.raw import RAW_SCHEMA
-from cdc.log.flight_server import LogServer
-from cdc.log.flight_wire import TOKEN_VARIABLE
+from cdc.log.flight.server import LogServer
+from cdc.log.flight.wire import TOKEN_VARIABLE
 from cdc.log.writer import LogWriter, SegmentLimits
-from cdc.replication.seal import Sealer
+from cdc.replication.wire.seal import Sealer
 from tests import pgoutput
 from tests.unit.replication.annotated import set_annotation
 from tests.unit.replication.test_seal import transaction, wire
@@ -60,7 +60,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module", params=["mapped", "served"])
+@pytest.fixture(scope="module", params=["mapped", pytest.param("served", marks=pytest.mark.sinks)])
 def path(request: pytest.FixtureRequest, log: Path, token: str) -> Iterator[str]:
     """The log as an executor on this machine, and as one on another would read it."""
     if request.param == "mapped":
@@ -92,7 +92,6 @@ def read_all(spark: SparkSession, path: str, checkpoint: Path, **options: str) -
     return collected
 
 
-@pytest.mark.timeout(240)
 def test_every_change_is_read_once_with_its_columns(
     spark: SparkSession, path: str, tmp_path: Path
 ) -> None:
@@ -110,13 +109,11 @@ def test_every_change_is_read_once_with_its_columns(
         assert row.annotations == said
 
 
-@pytest.mark.timeout(240)
 def test_a_stream_starts_at_a_cursor(spark: SparkSession, path: str, tmp_path: Path) -> None:
     rows = read_all(spark, path, tmp_path, startingCursor=str(Cursor(3900, 0)))
     assert {row.commit_lsn for row in rows} == {3900, 4000}
 
 
-@pytest.mark.timeout(240)
 def test_a_query_to_what_is_there_now_takes_it_in_bounded_steps_and_ends(
     spark: SparkSession, path: str, tmp_path: Path
 ) -> None:
@@ -139,7 +136,6 @@ def test_a_query_to_what_is_there_now_takes_it_in_bounded_steps_and_ends(
         assert sizes == [4000, 4000, TRANSACTIONS * ROWS - 8000]
 
 
-@pytest.mark.timeout(240)
 def test_a_range_is_read_at_once_from_one_cursor_to_another(spark: SparkSession, path: str) -> None:
     changes = spark.read.format("walbrook").option("path", path)
     assert changes.load().count() == TRANSACTIONS * ROWS
@@ -149,7 +145,6 @@ def test_a_range_is_read_at_once_from_one_cursor_to_another(spark: SparkSession,
     assert changes.options(startingCursor="latest", endingCursor="latest").load().count() == 0
 
 
-@pytest.mark.timeout(240)
 def test_one_table_is_read_with_typed_columns(spark: SparkSession, path: str) -> None:
     source = spark.read.format("walbrook").option("path", path).option("table", "public.item")
     items = source.load()
@@ -171,7 +166,6 @@ def test_one_table_is_read_with_typed_columns(spark: SparkSession, path: str) ->
     }
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -192,7 +186,6 @@ def test_wrong_options_are_refused_with_the_right_ones(
         ).start().processAllAvailable()
 
 
-@pytest.mark.timeout(240)
 def test_a_schema_of_other_columns_is_refused(spark: SparkSession, log: Path) -> None:
     changes = spark.read.format("walbrook").option("path", str(log)).schema("id int")
     with pytest.raises(PySparkException, match="does not have the columns of the source"):

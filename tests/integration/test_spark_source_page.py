@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import re
+import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import pyspark
 import pytest
 from deltalake import DeltaTable
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from tests import pgoutput
 from tests.fix_spark import LocalSpark
 from tests.pgoutput import UNCHANGED
+from tests.spark_page import program
 from tests.written_log import WrittenLog
 
-PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 NUMERIC_10_2 = ((10 << 16) | 2) + 4
 ORDERS = pgoutput.relation(
     1,
@@ -36,8 +38,6 @@ CUSTOMER = pgoutput.relation(
 MINUTE_US = 60_000_000
 START_US = 1_770_000_000 * 1_000_000 // MINUTE_US * MINUTE_US
 SEEN = "2026-02-03 04:05:06+00"
-
-pytestmark = pytest.mark.timeout(240)
 
 
 def committed(lsn: int, at_us: int, *messages: bytes) -> list[bytes]:
@@ -55,6 +55,7 @@ def plain_session(local_spark: LocalSpark) -> Iterator[None]:
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
         builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+        builder = builder.config("spark.sql.shuffle.partitions", "2")  # each has a state of its own
         session = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
         yield
         session.stop()
@@ -68,12 +69,12 @@ class Page:
         self.log = WrittenLog(directory / "log")
 
     def run(self, heading: str) -> None:
-        section = PAGE.read_text(encoding="utf-8").partition(f"## {heading}\n")[2]
-        program = re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
-        program = program.replace("/var/lib/walbrook/log/shop", str(self.log.directory))
         names: dict[str, Any] = {}
-        exec(program.replace('"/lake/', f'"{self.lake}/'), names)
+        exec(self.program(heading), names)
         assert names["query"].exception() is None
+
+    def program(self, heading: str) -> str:
+        return program(heading, self.log.directory, self.lake)
 
     def forget(self, kept_as: str) -> None:
         """The next run begins with a new checkpoint."""
@@ -87,6 +88,7 @@ def page(tmp_path: Path) -> Iterator[Page]:
     opened.log.close()
 
 
+@pytest.mark.sinks
 def test_minutes_are_summed_and_written_once_when_they_are_over(page: Page) -> None:
     def order(number: int, country: str, total: str) -> None:
         row = pgoutput.insert(1, [str(number), country, total])
@@ -115,6 +117,7 @@ def test_minutes_are_summed_and_written_once_when_they_are_over(page: Page) -> N
     assert found[starts[0], "CH"] == (1, Decimal("1.25"))
 
 
+@pytest.mark.sinks
 def test_a_delta_table_follows_a_table(page: Page) -> None:
     def commit(lsn: int, *messages: bytes) -> None:
         page.log.append(CUSTOMER, *committed(lsn, START_US, *messages))
@@ -174,6 +177,53 @@ def test_a_delta_table_follows_a_table(page: Page) -> None:
     assert copied() == after
 
 
+def test_a_truncate_empties_the_delta_table(page: Page) -> None:
+    def rows(*numbers: int) -> list[bytes]:
+        return [pgoutput.insert(2, [str(n), "n", "long", SEEN]) for n in numbers]
+
+    def copied() -> set[int]:
+        return set(DeltaTable(page.lake / "customer").to_pyarrow_table()["id"].to_pylist())
+
+    page.log.append(CUSTOMER, *committed(100, START_US, *rows(1, 2, 3)))
+    page.run("A copy of a table in Delta Lake")
+    emptied = [*rows(4), pgoutput.truncate([2]), *rows(2, 5)]
+    page.log.append(CUSTOMER, *committed(200, START_US, *emptied))
+    page.run("A copy of a table in Delta Lake")
+    assert copied() == {2, 5}
+    page.log.append(CUSTOMER, *committed(300, START_US, pgoutput.truncate([2])))
+    page.run("A copy of a table in Delta Lake")
+    assert copied() == set()
+
+
+def test_a_compaction_in_the_middle_of_a_merge_is_survived(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def update(number: int, name: str) -> bytes:
+        return pgoutput.update(2, [str(number), name, "long", SEEN])
+
+    for number in (1, 2):  # a file each
+        row = pgoutput.insert(2, [str(number), "old", "long", SEEN])
+        page.log.append(CUSTOMER, *committed(number * 100, START_US, row))
+        page.run("A copy of a table in Delta Lake")
+    compacted: list[int] = []
+    merge = DeltaTable.merge
+
+    def compact_first(table: DeltaTable, *given: Any, **named: Any) -> Any:
+        if not compacted:
+            done = DeltaTable(page.lake / "customer").optimize.compact()
+            compacted.append(done["numFilesRemoved"])
+        return merge(table, *given, **named)
+
+    monkeypatch.setattr(DeltaTable, "merge", compact_first)
+    page.log.append(CUSTOMER, *committed(300, START_US, update(1, "new")))
+    page.run("A copy of a table in Delta Lake")
+    assert compacted == [2]
+    found = DeltaTable(page.lake / "customer").to_pyarrow_table().to_pylist()
+    assert {row["id"]: row["name"] for row in found} == {1: "new", 2: "old"}
+    assert len(found) == 2
+
+
+@pytest.mark.sinks
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -192,3 +242,96 @@ def test_a_row_that_is_not_whole_stops_the_copy(page: Page, change: bytes, says:
     with pytest.raises(StreamingQueryException, match=says):
         page.run("A copy of a table in Delta Lake")
     assert not (page.lake / "customer").exists()
+
+
+class Pipeline(ModuleType):
+    """What a program says to ``pyspark.pipelines``, which needs Spark Connect to be run."""
+
+    def __init__(self) -> None:
+        super().__init__("pyspark.pipelines")
+        self.views: dict[str, Callable[[], DataFrame]] = {}
+        self.flow: dict[str, Any] = {}
+
+    def temporary_view(self, view: Callable[[], DataFrame]) -> None:
+        self.views[view.__name__] = view
+
+    def create_streaming_table(self, name: str) -> None:
+        self.target = name
+
+    def create_auto_cdc_flow(self, **flow: Any) -> None:
+        self.flow = flow
+
+    def events(self) -> DataFrame:
+        """All rows that the flow's source gives."""
+        view = self.views[self.flow["source"]]()
+        query = view.writeStream.format("memory").queryName("events").start()
+        try:
+            query.processAllAvailable()
+        finally:
+            query.stop()
+        return SparkSession.active().table("events")
+
+    def folded(self) -> DataFrame:
+        """The newest event of each key by ``sequence_by``, if it is no delete: SCD type 1."""
+        flow, keys = self.flow, ", ".join(self.flow["keys"])
+        newest = f"row_number() OVER (PARTITION BY {keys} ORDER BY {flow['sequence_by']} DESC)"
+        numbered = self.events().selectExpr("*", f"{newest} AS place")
+        kept = numbered.where(f"place = 1 AND NOT ({flow['apply_as_deletes']})")
+        return kept.drop("place", *flow["except_column_list"])
+
+
+@pytest.fixture
+def pipeline(monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    said = Pipeline()
+    monkeypatch.setitem(sys.modules, "pyspark.pipelines", said)
+    monkeypatch.setattr(pyspark, "pipelines", said, raising=False)
+    return said
+
+
+def test_the_stream_folded_by_its_sequence_is_the_table(page: Page, pipeline: Pipeline) -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    chance, table = random.Random(seed), dict[int, tuple[str, str]]()
+
+    def change() -> bytes:
+        number, name = chance.randrange(20), f"n{chance.random()}"
+        if number not in table:
+            table[number] = (name, "long")
+            return pgoutput.insert(2, [str(number), name, "long", SEEN])
+        old, note = [str(number), *table[number], SEEN], table.pop(number)[1]
+        if chance.random() < 0.3:
+            return pgoutput.delete(2, old=old)
+        other = chance.randrange(20, 40)
+        moved = other if other not in table and chance.random() < 0.3 else number
+        table[moved] = (name, note)
+        return pgoutput.update(2, [str(moved), name, UNCHANGED, SEEN], old=old)
+
+    for lsn in range(100, 4100, 100):
+        changes = [change() for _ in range(chance.randrange(1, 8))]
+        page.log.append(CUSTOMER, *committed(lsn, START_US, *changes))
+    exec(page.program("AUTO CDC in a declarative pipeline"), {})
+
+    found = {row.id: (row.name, row["Long note"]) for row in pipeline.folded().collect()}
+    assert found == table
+    events = SparkSession.active().table("events")
+    assert events.count() == events.select(*pipeline.flow["keys"], "sequence").distinct().count()
+    source = SparkSession.active().read.format("walbrook").option("table", "public.customer")
+    schema = source.option("path", str(page.log.directory)).load().schema
+    assert schema["record"].metadata == {"keys": pipeline.flow["keys"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (pgoutput.update(2, ["1", "n", UNCHANGED, SEEN]), "set REPLICA IDENTITY FULL"),
+        (pgoutput.truncate([2]), "refresh the target in full"),
+        (pgoutput.insert(2, ["1", "n", "long", "no time"]), "cannot decode the change"),
+    ],
+)
+def test_what_auto_cdc_would_get_wrong_stops_the_flow(
+    page: Page, pipeline: Pipeline, change: bytes, says: str
+) -> None:
+    page.log.append(CUSTOMER, *committed(100, START_US, change))
+    exec(page.program("AUTO CDC in a declarative pipeline"), {})
+    with pytest.raises(StreamingQueryException, match=says):
+        pipeline.events()

@@ -11,7 +11,7 @@ import pytest
 
 from cdc.state.workers import WorkerState, WorkerStatus
 from spark_pipeline.capacity.slots import Slots
-from spark_pipeline.workers.status import StatusWriter
+from spark_pipeline.stage.status import StatusWriter
 from tests import pgoutput
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
@@ -29,7 +29,6 @@ SELECT what LIKE 'a delivery to shop_hook has been under way for more than%'
 """
 
 
-@pytest.mark.timeout(400)
 def test_a_delivery_that_hangs_is_a_health_event_and_holds_nobody_else(
     database: Database, endpoint: Endpoint, tmp_path: Path
 ) -> None:
@@ -55,6 +54,22 @@ def test_a_delivery_that_hangs_is_a_health_event_and_holds_nobody_else(
         assert shop.at_hook() == [1, 2, 3], "lost, repeated or out of order"
         service.until("the event to be over", "SELECT count(*) = 0 FROM walbrook.health")
         assert shop.run() == run, "another process serves the source now"
+
+
+@pytest.mark.timeout(400)
+def test_a_failing_sink_that_is_resumed_is_tried_at_once(
+    database: Database, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    database.execute(shop_table())
+    later = "SELECT retry_at > clock_timestamp() + interval '8 seconds' FROM walbrook.consumers"
+    with running(database, tmp_path / "service", shop_sinks(endpoint)) as service:
+        shop = Shop(service, endpoint)
+        endpoint.faults = lambda _messages: Scripted(status=404)
+        shop.until_in_files(shop.write(1))
+        service.until("a long pause", f"{later} WHERE name = 'shop_hook'")
+        endpoint.faults = None
+        shop.act("resume('shop_hook')")
+        until("the change", lambda: shop.at_hook() == [1], 5)
 
 
 @pytest.mark.migrated

@@ -20,14 +20,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc.connection import Connection
-from cdc.replication.stop import StopSignal
 from cdc.state.positions import consumer_cursors
 from cdc.state.workers import WorkerState
-from spark_pipeline.session.late import LateSession
+from cdc.stop import StopSignal
+from spark_pipeline.jvm.late import LateSession
+from spark_pipeline.stage import stage as stage_module
+from spark_pipeline.stage.feed_runner import FeedRunner
+from spark_pipeline.stage.stage import SourceStage
 from spark_pipeline.workers import base as base_module
-from spark_pipeline.workers import stage as stage_module
-from spark_pipeline.workers.feed_runner import FeedRunner
-from spark_pipeline.workers.stage import SourceStage
 from tests import pgoutput
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
@@ -35,6 +35,8 @@ from tests.lane_on_log import SOURCE, LogLane, arrived
 from tests.proxy import Proxy
 from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
+
+pytestmark = pytest.mark.migrated
 
 # Sinks stay open for the life of the process, by name: each test has one of its own.
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
@@ -113,9 +115,7 @@ def test_delivery_goes_on_at_once_when_the_state_database_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("_BACKOFF_FIRST_S", "_BACKOFF_MAX_S"):
-        monkeypatch.setattr(
-            f"spark_pipeline.workers.feed_runner.{name}", 240.0
-        )  # it would time out
+        monkeypatch.setattr(f"spark_pipeline.stage.feed_runner.{name}", 240.0)  # it would time out
     lane = LogLane(state, tmp_path, first={})
     write(lane, 1)
     logged: list[MutableMapping[str, Any]]
@@ -285,7 +285,6 @@ def test_a_worker_that_hangs_delivers_and_settles_nothing_once_its_stage_was_sta
     lane.close()
 
 
-@pytest.mark.chaos  # a JVM that is ended meanwhile would be missed by all tests that follow
 def test_a_read_of_the_log_that_hangs_is_cancelled_and_names_its_consumer(
     spark: SparkSession, state: Connection, database: Database, tmp_path: Path
 ) -> None:
@@ -293,16 +292,23 @@ def test_a_read_of_the_log_that_hangs_is_cancelled_and_names_its_consumer(
     for number in range(1, 6):
         write(lane, number)
     lane.take()
-    state.execute(
-        "UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0 WHERE name = 'fifth'"
-    )
     little = {"driver_rows": 1, "micro_batch_rows": 2}
     running = RunningStage(spark, lane, state_dsn=database.dsn, deadline_s=1.5, **little)
     told = "SELECT what FROM walbrook.health WHERE kind = 'worker_slow' AND consumer = 'fifth'"
     logged: list[MutableMapping[str, Any]]
-    spark.range(4).rdd.map(lambda n: n).count()  # now there are Python workers
     failed = "worker.failed"
-    with structlog.testing.capture_logs() as logged, running.running(), stopped_workers():
+    with ExitStack() as open_now:
+        logged = open_now.enter_context(structlog.testing.capture_logs())
+        open_now.enter_context(running.running())
+        # A query whose start hangs is another matter: its JVM is ended after a minute.
+        write(lane, 6)
+        until("the feed to follow", lambda: running.stage.feed.position == lane.log.next_batch, 60)
+        until("all to be there", lambda: ids(tmp_path / "fifth") == [*range(1, 7)], 60)
+        spark.range(4).rdd.map(lambda n: n).count()  # now there are Python workers
+        open_now.enter_context(stopped_workers())
+        state.execute(
+            "UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0 WHERE name = 'fifth'"
+        )
         until("the health event", lambda: database.execute(told), 60)
         ((what,),) = database.execute(told)
         assert what.startswith("a read of the change log for fifth has been under way")

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from cdc.config.load import loads
-from cdc.service.start import prepare
+from cdc.service.process.prepare import prepare
 from tests.fix_postgres import Database
 from tests.service import Service
 

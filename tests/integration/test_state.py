@@ -28,7 +28,7 @@ from cdc.state.positions import (
 from cdc.state.reader_state import (
     ReaderReport,
     SegmentRow,
-    SourceSight,
+    SourceObservation,
     record_identity,
     report_reader,
     report_segments,
@@ -287,7 +287,7 @@ def test_the_reader_tells_of_its_log_and_its_slot_and_what_it_does_not_know_stay
             earliest=Cursor(200, 0),
             evicted=Cursor(150, 7),
             timeline=4,
-            sight=SourceSight(beat, 0.25, "extended", 1000),
+            sight=SourceObservation(beat, 0.25, "extended", 1000),
         ),
     )
     columns = (
@@ -301,7 +301,7 @@ def test_the_reader_tells_of_its_log_and_its_slot_and_what_it_does_not_know_stay
     report_reader(state, "shop", term, report())
     (after,) = state.execute(select).fetchall()
     assert after[7:] == first[7:]
-    report_reader(state, "shop", term, report(sight=SourceSight(slot_wal_status="reserved")))
+    report_reader(state, "shop", term, report(sight=SourceObservation(slot_wal_status="reserved")))
     (after,) = state.execute(select).fetchall()
     assert after[10:] == ("reserved", None)
 

@@ -18,19 +18,19 @@ from cdc.decoding import decode_changes
 from cdc.decoding.catalog import CatalogNote
 from cdc.decoding.relation import Relation
 from cdc.errors import GapError
-from cdc.replication.catalog import ask_catalog
-from cdc.replication.intake import Intake
 from cdc.replication.options import StreamOptions
-from cdc.replication.publish import BatchLimits
-from cdc.replication.seal import Sealer
-from cdc.replication.sealed import Sealed
-from cdc.replication.spill import NotStreamableError, Spill
-from cdc.replication.stop import StopSignal
+from cdc.replication.source.catalog import ask_catalog
+from cdc.replication.spill.spill import NotStreamableError, Spill
+from cdc.replication.spill.spilled_transaction import BatchLimits
 from cdc.replication.stream import ReplicationStream
-from cdc.service.embedded import EmbeddedPostgres
+from cdc.replication.transaction_assembler import TransactionAssembler
+from cdc.replication.wire.seal import Sealer
+from cdc.replication.wire.sealed import Sealed
+from cdc.stop import StopSignal
+from demo.embedded_postgres import EmbeddedPostgres
 from tests.fix_postgres import (
     DEFAULT_VERSION,
-    VERSIONS,
+    ON_VERSIONS,
     Database,
     embedded,
     fresh_database,
@@ -54,7 +54,7 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(scope="module", params=ON_VERSIONS)
 def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
     directory = Path(tempfile.mkdtemp(prefix="walbrook-test-stream-"))
     try:
@@ -77,7 +77,7 @@ class Reading:
     """A slot read into a list, as the reader would read it into the log."""
 
     stream: ReplicationStream
-    intake: Intake
+    intake: TransactionAssembler
     spill: Spill
     stop: StopSignal = field(default_factory=StopSignal)
     batches: list[Sealed] = field(default_factory=list)
@@ -148,7 +148,7 @@ def reading(
     try:
         spill = Spill(directory / "spill")
         spill.start(resume.lsn, resume.lsn, two_phase=options.two_phase)
-        yield Reading(stream, Intake(Sealer(resume, catalog_of), spill), spill)
+        yield Reading(stream, TransactionAssembler(Sealer(resume, catalog_of), spill), spill)
     finally:
         stream.close()
         catalog.close()

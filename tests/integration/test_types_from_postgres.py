@@ -26,7 +26,14 @@ from typing import Any
 import pytest
 
 from tests.exact_json import Object, as_values, parse
-from tests.fix_postgres import FROM_WHEEL, INSTALLED, VERSIONS, Database, on_both_versions
+from tests.fix_postgres import (
+    FROM_WHEEL,
+    INSTALLED,
+    VERSIONS,
+    Database,
+    on_both_versions,
+    on_version,
+)
 from tests.integration.type_values import (
     CATALOG,
     DOCUMENTS,
@@ -66,7 +73,7 @@ GROUPS = {
 @pytest.mark.parametrize(
     ("database", "group"),
     [
-        (version, group)
+        on_version(version, group)
         for version in (*VERSIONS, INSTALLED)
         for group in GROUPS
         if group != ("contrib" if version in FROM_WHEEL else "vectors")

@@ -21,6 +21,8 @@ from tests.fix_postgres import DEFAULT_VERSION, Database, PostgresServer, fresh_
 from tests.service import _url
 from tests.waiting import until
 
+pytestmark = pytest.mark.migrated
+
 _ITEMS = (
     "CREATE TABLE item (id int PRIMARY KEY, version int NOT NULL, note text, at timestamptz);"
     "INSERT INTO item SELECT i, 1, 'note ' || i, now() FROM generate_series(1, 2000) i"
@@ -97,7 +99,10 @@ _KEYS = {
 }
 
 
-@pytest.mark.parametrize("kind", _KEYS)
+@pytest.mark.parametrize(
+    "kind",
+    ["composite", *(pytest.param(kind, marks=pytest.mark.sinks) for kind in ("text", "uuid"))],
+)
 def test_keys_of_every_kind_are_compared(
     database: Database, there: Database, tmp_path: Path, kind: str
 ) -> None:
@@ -339,7 +344,7 @@ def test_a_verification_waits_for_a_paused_consumer_and_outlives_its_process(
     rig = _rig(database, there, tmp_path)
     with rig.running():
         rig.backfilled("item")
-        rig.rows("SELECT walbrook.pause('files')")
+        rig.pause()
         database.execute("UPDATE item SET note = 'new' WHERE id = 3")
         ((number,),) = rig.rows("SELECT id FROM walbrook.start_verification('files', 'item')")
         query = f"SELECT reason FROM walbrook.verifications WHERE id = {number}"
@@ -357,7 +362,7 @@ def test_a_cancelled_verification_ends_and_leaves_nothing(
     rig = _rig(database, there, tmp_path)
     with rig.running():
         rig.backfilled("item")
-        rig.rows("SELECT walbrook.pause('files')")
+        rig.pause()
         database.execute("UPDATE item SET note = 'new' WHERE id = 3")
         ((number,),) = rig.rows("SELECT id FROM walbrook.start_verification('files', 'item')")
         query = f"SELECT reason FROM walbrook.verifications WHERE id = {number}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cdc.service.cli import app
+from cdc.service.cli.entry import app
 from cdc.state.verification_operators import LISTED_MAX
 from tests.fix_postgres import Database
 from tests.service import _url

@@ -10,10 +10,15 @@ import pytest
 import redis
 
 from cdc.config import KafkaDestination, ParquetDestination, RedisStreamDestination
+from sinks.lakehouse.names import LakeTarget
 from tests.backfill_rig import Rig
 from tests.fix_kafka import Kafka
 from tests.fix_postgres import Database
+from tests.fix_s3 import S3
 from tests.integration.test_verify import _keys, _writing
+from tests.parquet_lake import ParquetLake
+
+pytestmark = pytest.mark.migrated
 
 _ITEMS = (
     "CREATE TABLE item (id int PRIMARY KEY, version int NOT NULL, note text, body text);"
@@ -23,10 +28,20 @@ _ITEMS = (
 )
 
 
-@pytest.fixture(params=["redis_stream", "parquet", "kafka"])
+@pytest.fixture(
+    params=[
+        "redis_stream", "parquet", "parquet typed", "parquet in a store",
+        pytest.param("kafka", marks=pytest.mark.sinks),
+    ]
+)  # fmt: skip
 def destination(request: pytest.FixtureRequest, tmp_path: Path) -> object:
     if request.param == "parquet":
-        return ParquetDestination(path=tmp_path / "parquet")
+        return ParquetDestination(columns="json", max_delay_ms=0, path=tmp_path / "parquet")
+    if request.param == "parquet typed":
+        return ParquetDestination(max_delay_ms=100, path=tmp_path / "parquet")
+    if request.param == "parquet in a store":
+        lake = ParquetLake.in_store(request.getfixturevalue("s3"), tmp_path)
+        return _in_store(lake)
     if request.param == "redis_stream":
         request.getfixturevalue("redis_client")
         url = request.getfixturevalue("redis_url")
@@ -39,6 +54,12 @@ def destination(request: pytest.FixtureRequest, tmp_path: Path) -> object:
             "create_topics": {"partitions": 3, "replication_factor": 1},
         }
     )  # fmt: skip
+
+
+def _in_store(lake: ParquetLake) -> ParquetDestination:
+    return ParquetDestination.model_validate(
+        {"type": "parquet", "max_delay_ms": 100, "url": lake.root, "storage_options": lake.options}
+    )
 
 
 def test_messages_equal_their_source_while_writers_go_on(
@@ -78,4 +99,27 @@ def test_a_message_that_was_removed_from_a_stream_is_found_and_delivered_again(
         again = rig.verified()
     assert found == {'["5"]': "missing", '["700"]': "missing"}
     assert (repaired.missing, repaired.repaired) == (2, 2)
+    assert (again.missing, again.extra, again.different) == (0, 0, 0)
+
+
+def test_rows_of_a_typed_table_that_are_gone_are_found_and_delivered_again(
+    database: Database, s3: S3, tmp_path: Path
+) -> None:
+    database.execute(_ITEMS)
+    lake = ParquetLake.in_store(s3, tmp_path / "copies")
+    rig = Rig(database, tmp_path, sink={"destination": _in_store(lake)})
+    with rig.running():
+        rig.backfilled("item")
+        database.execute(
+            "UPDATE item SET version = 2 WHERE id = 700; DELETE FROM item WHERE id = 5"
+        )
+        rig.until_delivered()
+        assert rig.verified().different == 0
+        table = lake.tables(owner="shop/files")(LakeTarget("public", "item"))
+        table.load()
+        last = table.files()[-1]
+        table.commit([], [last], None)
+        repaired = rig.verified(repair=True)
+        again = rig.verified()
+    assert repaired.missing + repaired.extra + repaired.different == repaired.repaired == 2
     assert (again.missing, again.extra, again.different) == (0, 0, 0)

@@ -23,6 +23,7 @@ def there(postgres_server: PostgresServer) -> Iterator[Database]:
         yield made
 
 
+@pytest.mark.sinks
 def test_the_command_and_the_api_compare_and_repair(
     database: Database, there: Database, tmp_path: Path
 ) -> None:

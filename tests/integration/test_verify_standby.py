@@ -18,7 +18,7 @@ def test_a_standby_is_compared_while_its_primary_writes(
     pair: Pair, database: Database, tmp_path: Path
 ) -> None:
     execute(pair.primary.dsn, f"INSERT INTO item SELECT generate_series(1, {ROWS})")
-    destination = ParquetDestination(path=tmp_path / "parquet")
+    destination = ParquetDestination(columns="json", max_delay_ms=0, path=tmp_path / "parquet")
     rig = StandbyRig(database, tmp_path, pair=pair, sink={"destination": destination})
     over = threading.Event()
 

@@ -17,15 +17,15 @@ from cdc.cursor import Cursor
 from cdc.errors import TransientError
 from cdc.state.positions import consumer_cursors, restart_cursor
 from cdc.state.workers import WorkerState
-from spark_pipeline.feed.exchange import PlannedRange
 from spark_pipeline.feed.plan import DecodingPlan
 from spark_pipeline.feed.planner import Planner
-from spark_pipeline.session.late import LateSession
+from spark_pipeline.jvm.late import LateSession
+from spark_pipeline.slices.exchange import PlannedRange
+from spark_pipeline.stage.status import slow_step
+from spark_pipeline.stage.worker import Worker
 from spark_pipeline.workers import base as base_module
 from spark_pipeline.workers.retries import RetryQueue
 from spark_pipeline.workers.state import Reason, Step, Work
-from spark_pipeline.workers.status import slow_step
-from spark_pipeline.workers.worker import Worker
 from tests import pgoutput
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database

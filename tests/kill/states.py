@@ -45,6 +45,7 @@ _STATES_S = 240.0  # a driver may have to start before, on a busy machine
 _SLOW_S = 0.4
 _HANGS_S = 3.0
 Message = dict[str, Any]
+_AS_JSON = {"columns": "json", "max_delay_ms": 0}
 
 
 @dataclass
@@ -114,7 +115,7 @@ class States:
             self._sink("entries_too", self._stream("entries_too", self._url)),
             self._sink("cut", self._stream("cut", through) | {"timeout_ms": 1000}),
             self._sink("files", self._folder("file", "files")),
-            self._sink("lake", self._folder("parquet", "lake")),
+            self._sink("lake", self._folder("parquet", "lake") | _AS_JSON),
             self._sink("even", self._folder("file", "even"), filter="record.key % 2 = 0"),
             self._sink("timed", self._folder("file", "timed"), **timed),
             self._sink("jobs", {"type": "pull"}),

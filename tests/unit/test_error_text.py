@@ -18,10 +18,10 @@ from cdc.config import Service
 from cdc.decoding import decode_changes
 from cdc.error_text import public_line, public_text
 from cdc.errors import PoisonError, TransientError, WalbrookError
-from cdc.service.logs import configure_logs
+from cdc.logs import configure_logs
 from sinks.http_answers import Answer, meaning
 from sinks.redis_errors import from_exception, from_reply
-from spark_pipeline.delivery.isolate import told
+from spark_pipeline.delivery.isolate import as_walbrook_error
 from tests import pgoutput
 from tests.unit.decoding.frames import OID, Frame
 
@@ -50,8 +50,8 @@ def test_the_public_text_of_an_error_quotes_no_row(error: Exception) -> None:
     shown = public_text(error)
     assert MARKER not in shown
     assert type(error).__name__ in shown or isinstance(error, WalbrookError)
-    assert MARKER not in str(told(error))
-    assert MARKER in told(error).full_text
+    assert MARKER not in str(as_walbrook_error(error))
+    assert MARKER in as_walbrook_error(error).full_text
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from cdc.change import ACTIONS, CHANGE_SCHEMA, READ, MessageBatch
 from cdc.decoding.format import ValueFormat
 from cdc.decoding.shapes import SHAPES, Context, ShapeName, shape_for
 from cdc.eventtime.released import Released
-from cdc.state.numbering import Numbering
+from cdc.state.event_numbers import Numbering
 from sinks import ClaimPlace, Delivery
 from sinks.claim_check import ClaimCheckedSink
 from spark_pipeline.eventtime.release import (

@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 
-from cdc.replication.preflight.problem import Problem, SourceNotReadyError, ended, raise_problems
+from cdc.replication.preflight.problem import (
+    SourceNotReadyError,
+    SourceProblem,
+    ended,
+    raise_problems,
+)
 from cdc.replication.preflight.schemas import add_tables
 from cdc.replication.preflight.server import version_problems
 from cdc.replication.preflight.slot import settings_problems, slot_problems, slot_warnings
 from cdc.replication.preflight.standby import StandbySnapshots, standby_problems
-from cdc.replication.preflight.tables import Table, TableName
-from cdc.replication.slot_row import SlotRow, slot_row
+from cdc.replication.preflight.tables import CatalogName, Table
+from cdc.replication.source.slot_row import SlotRow, slot_row
 
 USABLE: dict[str, Any] = {
     "slot_type": "logical",
@@ -123,7 +128,8 @@ def test_a_server_before_14_is_too_old() -> None:
 def test_a_fix_of_several_lines_stays_together_and_can_be_pasted() -> None:
     with pytest.raises(SourceNotReadyError) as caught:
         raise_problems(
-            "shop", [Problem("One", "SELECT 1;\nSELECT 2; -- done"), Problem("Two", "x")]
+            "shop",
+            [SourceProblem("One", "SELECT 1;\nSELECT 2; -- done"), SourceProblem("Two", "x")],
         )
     assert str(caught.value).splitlines() == [
         "database shop is not ready:",
@@ -150,10 +156,10 @@ def test_a_comment_does_not_swallow_the_semicolon(text: str, expected: str) -> N
 
 
 def test_before_15_the_tables_of_a_schema_are_added_one_by_one() -> None:
-    root, leaf = TableName("s", "a b"), TableName("s", "leaf")
+    root, leaf = CatalogName("s", "a b"), CatalogName("s", "leaf")
     tables = {
         name: Table(name, logged=name.name != "unlogged", root=root if name == leaf else None)
-        for name in (root, leaf, TableName("s", "unlogged"), TableName("t", "c"))
+        for name in (root, leaf, CatalogName("s", "unlogged"), CatalogName("t", "c"))
     }
     assert add_tables("p", "s", tables) == 'ALTER PUBLICATION "p" ADD TABLE "s"."a b";'
     assert "create a table in it" in add_tables("p", "none", tables)

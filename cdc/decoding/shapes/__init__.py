@@ -1,4 +1,4 @@
-"""Message shapes: how a consumer sees a change. One module a shape, each by whole columns.
+"""Message shapes: how a consumer sees a change. One module per shape, each by whole columns.
 
 ``base`` is the seam: whatever a sink does with a message it does through a ``Shape``. A new form of
 message, a binary one included, is one more module here and one more name in ``SHAPES``.

@@ -2,7 +2,7 @@
 
 A shape works in two steps. ``rows`` runs once for a batch and adds the columns that are worth
 making once; ``messages`` and ``fields`` run on any slice of those rows, as often as a sink cuts
-them. What must always hold: a row is one message, in its place; the columns of MESSAGE_SCHEMA stay
+them. Invariants: a row is one message, in its place; the columns of MESSAGE_SCHEMA stay
 as they are; and nothing loops over the rows of tables.
 """
 

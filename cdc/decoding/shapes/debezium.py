@@ -4,7 +4,7 @@ Names and meanings follow it, so its consumers work unchanged. What has no count
 addition: ``commit_idx``, ``unchanged``, ``transaction_annotations`` and what event-time order needs
 in ``source``, and an action
 that it does not know (a gap, a change of a table) is its own ``op``, its record under that name.
-What must always hold: a value that the source did not send is left out, never a placeholder.
+Invariant: a value that the source did not send is left out, never a placeholder.
 """
 
 from __future__ import annotations

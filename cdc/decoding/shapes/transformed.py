@@ -1,7 +1,7 @@
 """The shape of a consumer with a transform: what its expression made of each change.
 
 What was not transformed, such as a truncate or a gap, has the shape that the consumer asks for
-otherwise. What must always hold: ``message`` is the whole text of every row, never null.
+otherwise. Invariant: ``message`` is the whole text of every row, never null.
 """
 
 from __future__ import annotations

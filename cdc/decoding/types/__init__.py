@@ -1,4 +1,5 @@
-"""Every Postgres type, in one place: its Arrow type, its Spark type, its JSON; a module a family.
+"""Every Postgres type, in one place: its Arrow type, its Spark type, its JSON; one module per
+family.
 
 Built-in types are known by their numbers (``builtin``). Others are what the source's catalog said
 of them, as kept with the table version: an enum is its label, a domain its base type, a composite

@@ -1,6 +1,6 @@
 """The text of one array, read exactly: bounds, NULLs, quoted elements, up to six dimensions.
 
-What must always hold: what ``array_out`` cannot have written is refused.
+Invariant: what ``array_out`` cannot have written is refused.
 """
 
 from __future__ import annotations

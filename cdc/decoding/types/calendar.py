@@ -1,6 +1,6 @@
 """The calendar's arithmetic for dates and timestamps of any age, on whole columns.
 
-What must always hold: a text that Postgres cannot have written of a date or a timestamp is refused,
+Invariant: a text that Postgres cannot have written of a date or a timestamp is refused,
 and every other one becomes exactly its number.
 """
 
@@ -39,7 +39,7 @@ _ZONE_HOUR_MAX = 15
 Numbers = NDArray[np.int64]
 
 
-class Parts:
+class CalendarFields:
     """The numbers of a date or timestamp column, for the calendar's arithmetic."""
 
     def __init__(self, texts: pa.BinaryArray, pattern: str, what: str) -> None:

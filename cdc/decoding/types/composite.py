@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 
 from cdc.decoding.columns import BadValuesError, Mask, nulls_of, refuse_values, without
 from cdc.decoding.format import ValueFormat
-from cdc.decoding.objects import Member, object_of
 from cdc.decoding.types.brackets import plain_insides
 from cdc.decoding.types.form import JsonColumn, TypeForm
+from cdc.decoding.types.objects import Member, object_of
 from cdc.decoding.types.text import TEXT, text_json, valid_utf8
 
 # Possessive: what cannot match otherwise needs no memory of how it might.
@@ -87,7 +87,7 @@ def _json_of(field: TypeForm, column: pa.BinaryArray, form: ValueFormat, other: 
 def _of_field(
     name: str, column: pa.BinaryArray, of: Callable[[pa.BinaryArray], _Result]
 ) -> _Result:
-    """What the field's type makes of its column; a bad value is told with the field's name."""
+    """What the field's type makes of its column; the error of a bad value has the field's name."""
     try:
         return of(column)
     except BadValuesError as bad:

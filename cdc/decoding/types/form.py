@@ -1,7 +1,7 @@
 """What a Postgres type is here: its Arrow type, its Spark type, and its JSON.
 
 Each type family has a module, and each type one ``TypeForm`` in it. Whatever a value becomes, it is
-made of the text that Postgres wrote, a whole column at a time. What must always hold: a null stays
+made of the text that Postgres wrote, a whole column at a time. Invariant: a null stays
 null, every other value becomes exactly one value, and texts that the type cannot have are refused
 together, each with its position.
 """

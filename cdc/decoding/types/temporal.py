@@ -14,7 +14,13 @@ import pyarrow.compute as pc
 
 from cdc.decoding.columns import gather, nulls_of, offsets_of, only_where
 from cdc.decoding.format import ValueFormat
-from cdc.decoding.types.calendar import DATE_TEXT, INFINITE, TIMESTAMP_TEXT, TIMESTAMPTZ_TEXT, Parts
+from cdc.decoding.types.calendar import (
+    DATE_TEXT,
+    INFINITE,
+    TIMESTAMP_TEXT,
+    TIMESTAMPTZ_TEXT,
+    CalendarFields,
+)
 from cdc.decoding.types.form import JsonColumn, TypeForm, quoted
 
 _TIMESTAMP_CHARS_MIN = len("2026-01-01 00:00:00")
@@ -29,12 +35,12 @@ def _date() -> TypeForm:
         days = _usual(texts, pa.date32())
         if days is not None:
             return days
-        parts = Parts(texts, DATE_TEXT, "date")
+        parts = CalendarFields(texts, DATE_TEXT, "date")
         return parts.numbers(parts.days(), np.int32).cast(pa.date32())
 
     def json(texts: pa.BinaryArray, _form: ValueFormat) -> JsonColumn:
         if _usual(texts, pa.date32()) is None:
-            Parts(texts, DATE_TEXT, "date").days()
+            CalendarFields(texts, DATE_TEXT, "date").days()
         return quoted(texts.view(pa.string()))
 
     return TypeForm(pa.date32(), "date", json, typed)
@@ -54,7 +60,7 @@ def _timestamp(*, zoned: bool) -> TypeForm:
         moments = usual(texts)
         if moments is not None:
             return moments
-        parts = Parts(texts, pattern, "timestamp")
+        parts = CalendarFields(texts, pattern, "timestamp")
         return parts.numbers(parts.microseconds(), np.int64).cast(arrow)
 
     def json(texts: pa.BinaryArray, form: ValueFormat) -> JsonColumn:
@@ -65,7 +71,7 @@ def _timestamp(*, zoned: bool) -> TypeForm:
             if form.timestamps == "iso8601":
                 return JsonColumn(_with_t(texts, cut=len(zone)), '"', 'Z"' if zoned else '"')
             return quoted(texts.view(pa.string()))
-        parts = Parts(texts, pattern, "timestamp")
+        parts = CalendarFields(texts, pattern, "timestamp")
         if form.timestamps == "unix_microsecond":
             infinite = pc.is_in(texts, value_set=INFINITE)
             words = quoted(texts.view(pa.string())).whole()

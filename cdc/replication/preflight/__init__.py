@@ -2,9 +2,10 @@
 
 ``prepare_source`` looks at everything that could stop or silently thin out the stream, creates the
 publication and the slot where the configuration allows it, and says in one error all that a person
-must change, each with the statement that changes it. What must always hold:
+must change, each with the statement that changes it. Invariant:
 
-- Nothing is created while another problem stands: a slot nobody reads would hold WAL for ever.
+- Nothing is created while another problem stands: a slot that nobody reads would hold back WAL
+  without bound.
 - The publication exists before the slot does. A slot older than its publication cannot see the
   changes between the two, and some servers skip them without a word.
 - Only an ordinary autocommit connection is used; names reach SQL through ``psycopg.sql`` alone.

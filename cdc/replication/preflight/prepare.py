@@ -16,7 +16,7 @@ from cdc.replication.preflight import publication as publications
 from cdc.replication.preflight import schemas
 from cdc.replication.preflight import slot as slots
 from cdc.replication.preflight import tables as catalog
-from cdc.replication.preflight.problem import Problem, ended, raise_problems
+from cdc.replication.preflight.problem import SourceProblem, ended, raise_problems
 from cdc.replication.preflight.reading import Reads, unreadable_tables
 from cdc.replication.preflight.server import (
     server_problems,
@@ -28,7 +28,7 @@ from cdc.replication.preflight.standby import (
     standby_problems,
     standby_warnings,
 )
-from cdc.replication.preflight.tables import TableName
+from cdc.replication.preflight.tables import CatalogName
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -83,7 +83,7 @@ class SourceIdentity:
 class _Wanted:
     """What sinks ask for by name."""
 
-    tables: Sequence[TableName]
+    tables: Sequence[CatalogName]
     schemas: Sequence[str]
 
 
@@ -99,7 +99,7 @@ def prepare_source(
 
     ``primary_dsn`` leads to the primary of a source that is a standby.
     """
-    wanted = _Wanted([TableName.parse(name) for name in tables_wanted], schemas_wanted)
+    wanted = _Wanted([CatalogName.parse(name) for name in tables_wanted], schemas_wanted)
     with _refusals():
         return _prepare(connection, database, wanted, primary_dsn)
 
@@ -111,15 +111,15 @@ def check_source(
     *,
     schemas_wanted: Sequence[str] = (),
     reads: Reads = lambda schema, name: False,
-) -> list[Problem]:
+) -> list[SourceProblem]:
     """The same checks, and nothing is created. Returns the warnings.
 
     One of them names the tables that a backfill reads (``reads``) and the role may not.
 
     A publication that the start would create is created in a transaction that is rolled back, so
-    the server itself says whether the role may, and what it publishes is checked as well.
+    the server itself checks the role's rights, and what it publishes is checked as well.
     """
-    wanted = _Wanted([TableName.parse(name) for name in tables_wanted], schemas_wanted)
+    wanted = _Wanted([CatalogName.parse(name) for name in tables_wanted], schemas_wanted)
     with _refusals(), connection.transaction(force_rollback=True):
         connection.execute(_BRIEF_LOCKS)
         warnings = _checked(connection, database, wanted, for_trial=True)[1]
@@ -161,7 +161,7 @@ def _prepare(
 
 def _checked(
     connection: Connection, database: SourceSettings, wanted: _Wanted, *, for_trial: bool = False
-) -> tuple[slots.Slot | None, list[Problem]]:
+) -> tuple[slots.ExistingSlot | None, list[SourceProblem]]:
     """Its slot and the warnings; raises for problems. A missing publication may be created."""
     version = connection.info.server_version
     raise_problems(database.name, version_problems(version))
@@ -198,11 +198,11 @@ def _one(connection: Connection, query: LiteralString) -> Any:
     return row[0]
 
 
-def _failover_warnings(connection: Connection, settings: slots.SlotSettings) -> list[Problem]:
+def _failover_warnings(connection: Connection, settings: slots.SlotSettings) -> list[SourceProblem]:
     if not settings.failover or _one(connection, _STANDBYS_FIRST):
         return []
     return [
-        Problem(
+        SourceProblem(
             "slot.failover is on, but synchronized_standby_slots names no standby: changes can be "
             "read before a standby has them; when it then takes over, the reader refuses to go on",
             "ALTER SYSTEM SET synchronized_standby_slots = 'the standby''s physical slot'; "
@@ -212,14 +212,18 @@ def _failover_warnings(connection: Connection, settings: slots.SlotSettings) -> 
 
 
 def _slot_problems(
-    settings: slots.SlotSettings, slot: slots.Slot | None, version: int, *, in_recovery: bool
-) -> list[Problem]:
+    settings: slots.SlotSettings,
+    slot: slots.ExistingSlot | None,
+    version: int,
+    *,
+    in_recovery: bool,
+) -> list[SourceProblem]:
     if slot is not None:
         return [*slot.problems, *slots.version_problems(settings, version)]
     problems = slots.settings_problems(settings, version, in_recovery=in_recovery)
     if not problems and not settings.create_if_not_exists:
         create = slots.create_statement(settings).as_string(None)
-        problems.append(Problem(f"The slot {settings.name} does not exist", create))
+        problems.append(SourceProblem(f"The slot {settings.name} does not exist", create))
     return problems
 
 
@@ -228,16 +232,16 @@ def _table_problems(
     database: SourceSettings,
     wanted: _Wanted,
     version: int,
-    slot: slots.Slot | None,
+    slot: slots.ExistingSlot | None,
     *,
     stop: bool,
     for_trial: bool,
     in_recovery: bool,
-) -> tuple[list[Problem], list[Problem]]:
+) -> tuple[list[SourceProblem], list[SourceProblem]]:
     """Problems, then warnings, of the publication and its tables."""
     settings = database.publication
     tables = catalog.read_tables(connection)
-    listed = [TableName.parse(name) for name in settings.tables or ()]
+    listed = [CatalogName.parse(name) for name in settings.tables or ()]
     problems = schemas.missing_schemas(connection, wanted.schemas)
     publication = publications.read_publication(connection, settings.name)
     # The list is for a publication that has yet to be created.
@@ -256,7 +260,7 @@ def _table_problems(
             )  # fmt: skip
             if untried and not problems:
                 return [], [
-                    Problem("publication.init_sql was not tried", "the first start runs it")
+                    SourceProblem("publication.init_sql was not tried", "the first start runs it")
                 ]
         publication = publications.read_publication(connection, settings.name)
     if publication is None:
@@ -275,28 +279,28 @@ def _absent(
     *,
     stop: bool,
     in_recovery: bool,
-) -> list[Problem]:
+) -> list[SourceProblem]:
     """Create the publication if that is allowed and nothing else is wrong."""
     if in_recovery:
         by_hand = ended(settings.init_sql or create.as_string(None))
         return [
-            Problem(
+            SourceProblem(
                 f"The publication {settings.name} does not exist, and a standby cannot create it",
                 f"{by_hand} -- on the primary",
             )
         ]
     if not settings.create_if_not_exists:
         by_hand = ended(settings.init_sql or create.as_string(None))
-        return [Problem(f"The publication {settings.name} does not exist", by_hand)]
+        return [SourceProblem(f"The publication {settings.name} does not exist", by_hand)]
     if stop:
         return []
     return publications.create_publication(connection, settings.name, settings.init_sql, create)
 
 
-def _slot_came_first(database: SourceSettings, create: sql.Composed) -> Problem:
+def _slot_came_first(database: SourceSettings, create: sql.Composed) -> SourceProblem:
     slot, publication = database.slot.name, database.publication
     by_hand = ended(publication.init_sql or create.as_string(None))
-    return Problem(
+    return SourceProblem(
         f"The slot {slot} exists but its publication {publication.name} does not, so changes that "
         "wait in the slot cannot be read",
         f"{by_hand}\n{slots.drop_statement(slot)} -- then start again; what waited is lost",

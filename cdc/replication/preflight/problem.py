@@ -1,6 +1,6 @@
 """What is wrong with a source: one sentence each, with the statement that puts it right.
 
-What must always hold: a fix can be pasted as it is printed. It stands on lines of its own, and a
+Invariant: a fix can be pasted as it is printed. It stands on lines of its own, and a
 comment in it comes after the statements and ends with its line.
 """
 
@@ -16,7 +16,7 @@ from cdc.errors import SourceError
 
 
 @dataclass(frozen=True)
-class Problem:
+class SourceProblem:
     """One sentence without its full stop, and the SQL or the step that fixes it."""
 
     what: str
@@ -52,19 +52,19 @@ class SourceNotReadyError(SourceError):
         fix: str = "",
         kind: str = "",
         detail: str = "",
-        problems: Sequence[Problem] = (),
+        problems: Sequence[SourceProblem] = (),
     ) -> None:
         super().__init__(what, fix=fix, kind=kind, detail=detail)
         self.problems = tuple(problems)
 
 
-def raise_problems(database: str, problems: Sequence[Problem]) -> None:
+def raise_problems(database: str, problems: Sequence[SourceProblem]) -> None:
     """One error for all problems; returns when there is none."""
     if problems:
         listed = "".join(_listed(n, problem) for n, problem in enumerate(problems, 1))
         raise SourceNotReadyError(f"database {database} is not ready:{listed}", problems=problems)
 
 
-def _listed(number: int, problem: Problem) -> str:
+def _listed(number: int, problem: SourceProblem) -> str:
     what, fix = f"\n{number:>3}. ", "\n     fix: "
     return what + problem.what + fix + problem.fix.replace("\n", "\n" + " " * (len(fix) - 1))

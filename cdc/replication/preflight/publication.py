@@ -12,8 +12,8 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from cdc.replication.preflight.problem import Problem, ended, statement
-from cdc.replication.preflight.tables import TableName
+from cdc.replication.preflight.problem import SourceProblem, ended, statement
+from cdc.replication.preflight.tables import CatalogName
 
 _PUBLICATION: Final = (
     "SELECT pubinsert AND pubupdate AND pubdelete FROM pg_publication WHERE pubname = %s"
@@ -28,7 +28,7 @@ _SUPERUSERS_ONLY: Final = re.compile(r"ALL\s+TABLES|TABLES\s+IN\s+SCHEMA", re.IG
 
 
 @dataclass(frozen=True)
-class Publication:
+class ExistingPublication:
     """A publication that exists."""
 
     publishes_rows: bool  # inserts, updates and deletes, all three
@@ -36,13 +36,13 @@ class Publication:
 
 def read_publication(
     connection: psycopg.Connection[tuple[Any, ...]], name: str
-) -> Publication | None:
+) -> ExistingPublication | None:
     """The publication as it stands, or nothing."""
     row = connection.execute(_PUBLICATION, [name]).fetchone()
-    return None if row is None else Publication(publishes_rows=row[0])
+    return None if row is None else ExistingPublication(publishes_rows=row[0])
 
 
-def creation(name: str, tables: Sequence[TableName], server_version: int) -> sql.Composed:
+def creation(name: str, tables: Sequence[CatalogName], server_version: int) -> sql.Composed:
     """The statement that creates the publication when the configuration gives none."""
     publication = sql.Identifier(name)
     if tables:
@@ -65,7 +65,7 @@ def create_publication(
     name: str,
     init_sql: str | None,
     create: sql.Composed,
-) -> list[Problem]:
+) -> list[SourceProblem]:
     """Create it by ``init_sql`` if given, else by ``create``; what stood in the way.
 
     In an open transaction a refusal undoes no more than the statement itself.
@@ -79,7 +79,7 @@ def create_publication(
         return [_no_right(connection, name, text, error)]
     except psycopg.errors.LockNotAvailable:
         return [
-            Problem(
+            SourceProblem(
                 f"The publication {name} could not be created: one of its tables is locked",
                 "try again when the transaction that locks it has ended",
             )
@@ -88,14 +88,14 @@ def create_publication(
         return []  # somebody was faster; what it publishes is checked next
     except psycopg.errors.ProgrammingError as error:
         return [
-            Problem(
+            SourceProblem(
                 f"The publication {name} could not be created: {_reason(error)}",
                 f"correct {'init_sql' if init_sql else 'the list of tables'} in the configuration",
             )
         ]
     if read_publication(connection, name) is None:
         return [
-            Problem(
+            SourceProblem(
                 f"init_sql ran but created no publication {name}",
                 "correct init_sql, or the publication's name, in the configuration",
             )
@@ -105,7 +105,7 @@ def create_publication(
 
 def _no_right(
     connection: psycopg.Connection[tuple[Any, ...]], name: str, text: str, error: psycopg.Error
-) -> Problem:
+) -> SourceProblem:
     row = connection.execute(_RIGHTS).fetchone()
     assert row is not None
     role, database, _ = row
@@ -113,7 +113,7 @@ def _no_right(
     reserved = _SUPERUSERS_ONLY.search(text)
     if reserved is not None:
         form = " ".join(reserved[0].upper().split())
-        return Problem(
+        return SourceProblem(
             f"{what}: Postgres lets only a superuser create one FOR {form} (to do without, list "
             "publication.tables, all owned by the role)",
             f"{ended(text)} -- as a superuser",
@@ -123,20 +123,20 @@ def _no_right(
         grant = statement(
             "GRANT CREATE ON DATABASE {database} TO {role};", database=database, role=role
         )
-        return Problem(what, grant)
-    return Problem(what, f"{ended(text)} -- as a superuser, or as the owner of the tables")
+        return SourceProblem(what, grant)
+    return SourceProblem(what, f"{ended(text)} -- as a superuser, or as the owner of the tables")
 
 
 def _reason(error: psycopg.Error) -> str:
     return error.diag.message_primary or type(error).__name__
 
 
-def publication_problems(name: str, publication: Publication) -> list[Problem]:
+def publication_problems(name: str, publication: ExistingPublication) -> list[SourceProblem]:
     """Kinds of changes that the publication leaves out."""
     if publication.publishes_rows:
         return []
     return [
-        Problem(
+        SourceProblem(
             f"The publication {name} does not publish all of insert, update and delete",
             statement(
                 "ALTER PUBLICATION {publication} "

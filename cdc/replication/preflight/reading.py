@@ -8,8 +8,8 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from cdc.replication.preflight.problem import Problem, statement
-from cdc.replication.preflight.tables import TableName
+from cdc.replication.preflight.problem import SourceProblem, statement
+from cdc.replication.preflight.tables import CatalogName
 
 Reads = Callable[[str, str], bool]
 """Whether a backfill is to read the table that is published as ``schema``, ``name``."""
@@ -34,14 +34,14 @@ ORDER BY 3, 4
 
 def unreadable_tables(
     connection: psycopg.Connection[tuple[Any, ...]], publication: str, reads: Reads
-) -> list[Problem]:
+) -> list[SourceProblem]:
     """One problem for all tables that a backfill would fail on, with the grants."""
     rows = connection.execute(_UNREADABLE, [publication]).fetchall()
     found = [row[2:] for row in rows if reads(row[0], row[1])]
     if not found:
         return []
     role = found[0][-1]
-    tables = [TableName(schema, name) for schema, name, *_ in found[:_LISTED_MAX]]
+    tables = [CatalogName(schema, name) for schema, name, *_ in found[:_LISTED_MAX]]
     closed = dict.fromkeys(schema for schema, _, open_to, _ in found if not open_to)
     grants = statement(
         "GRANT SELECT ON {tables} TO {role};",
@@ -55,5 +55,7 @@ def unreadable_tables(
     more = len(found) - len(tables)
     named = ", ".join(map(str, tables)) + (f" and {more} more" if more else "")
     return [
-        Problem(f"The role {role} may not read what initial_backfill asks for: {named}", grants)
+        SourceProblem(
+            f"The role {role} may not read what initial_backfill asks for: {named}", grants
+        )
     ]

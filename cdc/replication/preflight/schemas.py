@@ -13,9 +13,9 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from cdc.replication.preflight.problem import Problem, statement
+from cdc.replication.preflight.problem import SourceProblem, statement
 from cdc.replication.preflight.publication import SCHEMAS_PUBLISHABLE_FROM
-from cdc.replication.preflight.tables import SUGGESTIONS_MAX, Table, TableName
+from cdc.replication.preflight.tables import SUGGESTIONS_MAX, CatalogName, Table
 
 _SCHEMAS: Final = """
 SELECT nspname FROM pg_namespace
@@ -36,28 +36,28 @@ WHERE p.pubname = %(name)s
 
 def missing_schemas(
     connection: psycopg.Connection[tuple[Any, ...]], wanted: Iterable[str]
-) -> list[Problem]:
+) -> list[SourceProblem]:
     """Wanted schemas that do not exist."""
     known = _names(connection.execute(_SCHEMAS))
     return [_missing(name, known) for name in wanted if name not in known]
 
 
-def _missing(name: str, known: Sequence[str]) -> Problem:
+def _missing(name: str, known: Sequence[str]) -> SourceProblem:
     near = difflib.get_close_matches(name, known, SUGGESTIONS_MAX, cutoff=0.6)
     fix = (
         f"did you mean {' or '.join(near)}?"
         if near
         else f"name one that exists in the configuration: {', '.join(known[:10])}"
     )
-    return Problem(f"The schema {name} does not exist", fix)
+    return SourceProblem(f"The schema {name} does not exist", fix)
 
 
 def unpublished_schemas(
     connection: psycopg.Connection[tuple[Any, ...]],
     publication: str,
     wanted: Iterable[str],
-    tables: Mapping[TableName, Table],
-) -> list[Problem]:
+    tables: Mapping[CatalogName, Table],
+) -> list[SourceProblem]:
     """Wanted schemas that exist and of which nothing would arrive."""
     whole = connection.info.server_version >= SCHEMAS_PUBLISHABLE_FROM
     published = _names(connection.execute(_PUBLISHED, {"name": publication}))
@@ -65,7 +65,7 @@ def unpublished_schemas(
         published += _names(connection.execute(_PUBLISHED_WHOLE, {"name": publication}))
     known = _names(connection.execute(_SCHEMAS))
     return [
-        Problem(
+        SourceProblem(
             f"No table of the schema {name} is in the publication {publication}",
             add_schema(publication, name) if whole else add_tables(publication, name, tables),
         )
@@ -83,7 +83,7 @@ def add_schema(publication: str, schema: str) -> str:
     )
 
 
-def add_tables(publication: str, schema: str, tables: Mapping[TableName, Table]) -> str:
+def add_tables(publication: str, schema: str, tables: Mapping[CatalogName, Table]) -> str:
     """The same for a server that cannot publish schemas: its tables of today."""
     names = sorted(
         name

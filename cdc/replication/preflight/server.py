@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import psycopg
 
-from cdc.replication.preflight.problem import Problem, statement
+from cdc.replication.preflight.problem import SourceProblem, statement
 from cdc.replication.stream import stream_name
 
 OLDEST_VERSION: Final = 14
@@ -33,13 +33,13 @@ _COUNTED: Final = re.compile(r"\s*(?:(?:FIRST|ANY)\s+)?\d+\s*\((?P<names>.*)\)\s
 _NAME: Final = re.compile(r'"((?:[^"]|"")*)"|([^\s,()"]+)')
 
 
-def version_problems(server_version: int) -> list[Problem]:
+def version_problems(server_version: int) -> list[SourceProblem]:
     """A server too old for the other checks; ``server_version`` is a number such as 180001."""
     major = server_version // 10_000
     if major >= OLDEST_VERSION:
         return []
     return [
-        Problem(
+        SourceProblem(
             f"The server runs Postgres {major}; Walbrook needs {OLDEST_VERSION} or later",
             "upgrade the server",
         )
@@ -48,7 +48,7 @@ def version_problems(server_version: int) -> list[Problem]:
 
 def server_problems(
     connection: psycopg.Connection[tuple[Any, ...]], *, slot_exists: bool, slot_active: bool
-) -> list[Problem]:
+) -> list[SourceProblem]:
     """What the server's settings and the role's rights lack."""
     row = connection.execute(_SETTINGS).fetchone()
     assert row is not None
@@ -56,7 +56,7 @@ def server_problems(
     problems = []
     if wal_level != "logical":
         problems.append(
-            Problem(
+            SourceProblem(
                 f"The server's wal_level is {wal_level}; it must be logical",
                 "ALTER SYSTEM SET wal_level = logical; -- then restart Postgres",
             )
@@ -67,7 +67,7 @@ def server_problems(
     # A reader that is still attached to our slot gives its connection back to us.
     if not slot_active and senders >= senders_max:
         problems.append(
-            Problem(
+            SourceProblem(
                 f"All {senders_max} replication connections (max_wal_senders) are taken",
                 f"ALTER SYSTEM SET max_wal_senders = {senders + 5}; -- then restart Postgres",
             )
@@ -77,7 +77,7 @@ def server_problems(
 
 def synchronous_warnings(
     connection: psycopg.Connection[tuple[Any, ...]], slot: str
-) -> list[Problem]:
+) -> list[SourceProblem]:
     """Whether the primary would count the reader of ``slot`` as one of its synchronous standbys."""
     row = connection.execute(_SYNCHRONOUS).fetchone()
     assert row is not None
@@ -87,7 +87,7 @@ def synchronous_warnings(
     if found is None:
         return []
     return [
-        Problem(
+        SourceProblem(
             f"synchronous_standby_names is {row[0]}, and {found} stands for the reader {ours} too: "
             "commits may wait for it, or be acknowledged by it in place of a standby",
             "ALTER SYSTEM SET synchronous_standby_names = 'the names of the standbys'; "
@@ -105,24 +105,26 @@ def standby_names(setting: str) -> list[str]:
     ]
 
 
-def _role_problems(connection: psycopg.Connection[tuple[Any, ...]]) -> list[Problem]:
+def _role_problems(connection: psycopg.Connection[tuple[Any, ...]]) -> list[SourceProblem]:
     row = connection.execute(_MAY_REPLICATE).fetchone()
     assert row is not None
     role, may_replicate = row
     if may_replicate:
         return []
     return [
-        Problem(
+        SourceProblem(
             f"The role {role} may not replicate",
             statement("ALTER ROLE {role} REPLICATION;", role=role),
         )
     ]
 
 
-def _no_room_for_a_slot(connection: psycopg.Connection[tuple[Any, ...]], slots_max: int) -> Problem:
+def _no_room_for_a_slot(
+    connection: psycopg.Connection[tuple[Any, ...]], slots_max: int
+) -> SourceProblem:
     idle = [name for (name,) in connection.execute(_IDLE_SLOTS).fetchall()]
     unread = f" (nobody reads {', '.join(idle)})" if idle else ""
-    return Problem(
+    return SourceProblem(
         f"All {slots_max} replication slots (max_replication_slots) are taken{unread}",
         f"ALTER SYSTEM SET max_replication_slots = {slots_max + 5}; -- then restart Postgres",
     )

@@ -1,6 +1,6 @@
 """The replication slot: there and usable, or created.
 
-A slot that lost its WAL or belongs to something else is never replaced in silence: dropping one
+A slot that lost its WAL or belongs to something else is never replaced silently: dropping one
 forgets which changes were not yet read, and that is an operator's decision.
 """
 
@@ -16,9 +16,9 @@ from psycopg import sql
 
 from cdc.cursor import parse_lsn
 from cdc.errors import SourceError
-from cdc.replication.preflight.problem import Problem, statement
+from cdc.replication.preflight.problem import SourceProblem, statement
 from cdc.replication.preflight.standby import StandbySnapshots
-from cdc.replication.slot_row import READ_SLOT, SlotRow, slot_fault, slot_row
+from cdc.replication.source.slot_row import READ_SLOT, SlotRow, slot_fault, slot_row
 
 CREATE_TIMEOUT_S: Final = 60.0
 FAILOVER_FROM: Final = 170_000
@@ -48,25 +48,25 @@ class SlotSettings(Protocol):
 
 
 @dataclass(frozen=True)
-class Slot:
+class ExistingSlot:
     """A slot that exists, with what is wrong with it."""
 
     confirmed_lsn: int
     active_pid: int | None
-    problems: tuple[Problem, ...]
-    warnings: tuple[Problem, ...]
+    problems: tuple[SourceProblem, ...]
+    warnings: tuple[SourceProblem, ...]
 
 
 def read_slot(
     connection: psycopg.Connection[tuple[Any, ...]], settings: SlotSettings
-) -> Slot | None:
+) -> ExistingSlot | None:
     """The slot as it stands, or nothing."""
     row = connection.execute(READ_SLOT, [settings.name]).fetchone()
     if row is None:
         return None
     columns, database, limit_mib, in_recovery = row
     slot = slot_row(settings.name, columns, limit_mib)
-    return Slot(
+    return ExistingSlot(
         confirmed_lsn=slot.confirmed_lsn,
         active_pid=slot.active_pid,
         problems=tuple(slot_problems(slot, database, in_recovery=in_recovery)),
@@ -76,19 +76,19 @@ def read_slot(
 
 def settings_problems(
     settings: SlotSettings, server_version: int, *, in_recovery: bool
-) -> list[Problem]:
+) -> list[SourceProblem]:
     """What a slot that is not there yet cannot be, by its name, the version or the server."""
     problems = []
     if not _NAME.fullmatch(settings.name):
         problems.append(
-            Problem(
+            SourceProblem(
                 f"'{settings.name}' cannot be the name of a slot",
                 "use up to 63 lower-case letters, digits and underscores in the configuration",
             )
         )
     if settings.failover and in_recovery:
         problems.append(
-            Problem(
+            SourceProblem(
                 "slot.failover is asked for, but the source is a standby, and only a primary's "
                 "slot can be kept in step on others",
                 "set slot.failover to false, or let the source be the primary",
@@ -97,19 +97,19 @@ def settings_problems(
     return problems + version_problems(settings, server_version)
 
 
-def version_problems(settings: SlotSettings, server_version: int) -> list[Problem]:
+def version_problems(settings: SlotSettings, server_version: int) -> list[SourceProblem]:
     """What is asked of the slot and the server is too old for."""
     major, problems = server_version // 10_000, []
     if settings.failover and server_version < FAILOVER_FROM:
         problems.append(
-            Problem(
+            SourceProblem(
                 f"slot.failover needs Postgres 17 or later; the server runs {major}",
                 "set slot.failover to false, or upgrade the server",
             )
         )
     if settings.two_phase and server_version < TWO_PHASE_FROM:
         problems.append(
-            Problem(
+            SourceProblem(
                 f"slot.two_phase needs Postgres 15 or later; the server runs {major}",
                 "set slot.two_phase to false, or upgrade the server",
             )
@@ -124,11 +124,11 @@ _FIX_BY_FAULT: Final = {
 }
 
 
-def slot_problems(slot: SlotRow, database: str, *, in_recovery: bool) -> list[Problem]:
+def slot_problems(slot: SlotRow, database: str, *, in_recovery: bool) -> list[SourceProblem]:
     """Why the slot cannot serve this database."""
     if in_recovery and slot.synced:
         return [
-            Problem(
+            SourceProblem(
                 f"The slot {slot.name} is a copy that this standby keeps in step with its primary; "
                 "it can be read only once the standby is promoted",
                 "let the source be the primary, or name another slot in the configuration",
@@ -143,15 +143,17 @@ def slot_problems(slot: SlotRow, database: str, *, in_recovery: bool) -> list[Pr
             "walbrook repair, with the name of the source, makes a new slot and bridges what was "
             f"lost; for a source that was never read: {drop} -- then start again"
         )
-    return [Problem(fault.what, _FIX_BY_FAULT.get(fault.kind, drop))]
+    return [SourceProblem(fault.what, _FIX_BY_FAULT.get(fault.kind, drop))]
 
 
-def slot_warnings(slot: SlotRow, settings: SlotSettings, server_version: int) -> list[Problem]:
+def slot_warnings(
+    slot: SlotRow, settings: SlotSettings, server_version: int
+) -> list[SourceProblem]:
     """What will become a problem if nobody acts, and what is not as configured."""
     warnings = []
     if slot.at_risk:
         warnings.append(
-            Problem(
+            SourceProblem(
                 f"The slot {slot.name} is about to lose its WAL",
                 "ALTER SYSTEM SET max_slot_wal_keep_size = -1; SELECT pg_reload_conf();",
             )
@@ -159,7 +161,7 @@ def slot_warnings(slot: SlotRow, settings: SlotSettings, server_version: int) ->
     if slot.failover != settings.failover and server_version >= FAILOVER_FROM:
         wanted, found = _flag(settings.failover), _flag(slot.failover)
         warnings.append(
-            Problem(
+            SourceProblem(
                 f"slot.failover is {wanted} in the configuration, but the slot {slot.name} was "
                 f"created with {found}",
                 "stop the service, then over a replication connection (psql with "
@@ -174,7 +176,7 @@ def slot_warnings(slot: SlotRow, settings: SlotSettings, server_version: int) ->
     if slot.two_phase != settings.two_phase:
         wanted, found = _flag(settings.two_phase), _flag(slot.two_phase)
         warnings.append(
-            Problem(
+            SourceProblem(
                 f"slot.two_phase is {wanted} in the configuration, but the slot {slot.name} was "
                 f"created with {found}, which counts",
                 "set slot.two_phase to what the slot has; only a new slot can be another",

@@ -1,4 +1,4 @@
-"""Reading from a standby: what it needs, and a slot there that does not wait for ever.
+"""Reading from a standby: what it needs, and the bounded creation of a slot there.
 
 Creating a slot on a standby waits until its primary logs which transactions run, which an idle one
 may not do for a long time. The primary can be asked to; that is all this room does to it.
@@ -14,7 +14,7 @@ import psycopg
 
 from cdc.connection import connect
 from cdc.errors import SourceError
-from cdc.replication.preflight.problem import Problem
+from cdc.replication.preflight.problem import SourceProblem
 
 DECODING_FROM: Final = 160_000
 _PACE_S: Final = 1.0
@@ -22,26 +22,26 @@ _ASK: Final = "SELECT pg_log_standby_snapshot()"
 _FEEDBACK: Final = "SELECT current_setting('hot_standby_feedback')"
 
 
-def standby_problems(server_version: int) -> list[Problem]:
+def standby_problems(server_version: int) -> list[SourceProblem]:
     """A standby too old to be read from."""
     if server_version >= DECODING_FROM:
         return []
     major = server_version // 10_000
     return [
-        Problem(
+        SourceProblem(
             f"The source is a standby of Postgres {major}; standbys can be read from 16 on",
             "let the source be the primary, or upgrade",
         )
     ]
 
 
-def standby_warnings(connection: psycopg.Connection[tuple[Any, ...]]) -> list[Problem]:
+def standby_warnings(connection: psycopg.Connection[tuple[Any, ...]]) -> list[SourceProblem]:
     """How a slot on this standby could be lost."""
     row = connection.execute(_FEEDBACK).fetchone()
     if row is None or row[0] == "on":
         return []
     return [
-        Problem(
+        SourceProblem(
             "hot_standby_feedback is off on the standby, so the primary's vacuum can invalidate "
             "the slot",
             "ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_reload_conf(); -- on the "

@@ -1,4 +1,4 @@
-"""The tables of the source: do they exist, are they published, can their rows be told apart?
+"""The tables of the source: do they exist, are they published, can their rows be identified?
 
 Partitioned tables are published either under the root's name or under each leaf's, and it is the
 leaves whose replica identity Postgres asks for. Both views are read here, in two queries.
@@ -17,7 +17,7 @@ from psycopg import sql
 from cdc.config.table import HOW_TO_WRITE
 from cdc.config.table import TableName as WrittenName
 from cdc.errors import SourceError
-from cdc.replication.preflight.problem import Problem, statement
+from cdc.replication.preflight.problem import SourceProblem, statement
 
 SUGGESTIONS_MAX: Final = 3
 
@@ -57,7 +57,7 @@ _PUBLISHED_NAMES: Final = (
 )
 
 
-class TableName(NamedTuple):
+class CatalogName(NamedTuple):
     """A table's schema and name as the catalog spells them: no two tables are equal."""
 
     schema: str
@@ -86,35 +86,37 @@ class TableName(NamedTuple):
 class Table:
     """A table that exists."""
 
-    name: TableName
+    name: CatalogName
     logged: bool
-    root: TableName | None  # of the partition tree, unless the table is the root itself
+    root: CatalogName | None  # of the partition tree, unless the table is the root itself
 
 
 @dataclass(frozen=True)
-class Leaf:
+class PublishedLeaf:
     """A table whose rows arrive under the name ``published_as``."""
 
-    name: TableName
-    published_as: TableName
+    name: CatalogName
+    published_as: CatalogName
     identified: bool
 
 
-def read_tables(connection: psycopg.Connection[tuple[Any, ...]]) -> dict[TableName, Table]:
+def read_tables(connection: psycopg.Connection[tuple[Any, ...]]) -> dict[CatalogName, Table]:
     """Every table of the database that can be published, by name."""
     rows = connection.execute(_TABLES).fetchall()
     tables = (
         Table(
-            TableName(schema, name),
+            CatalogName(schema, name),
             logged=persistence == "p",
-            root=None if root_name is None else TableName(root_schema, root_name),
+            root=None if root_name is None else CatalogName(root_schema, root_name),
         )
         for schema, name, persistence, root_schema, root_name in rows
     )
     return {table.name: table for table in tables}
 
 
-def missing_tables(wanted: Iterable[TableName], tables: dict[TableName, Table]) -> list[Problem]:
+def missing_tables(
+    wanted: Iterable[CatalogName], tables: dict[CatalogName, Table]
+) -> list[SourceProblem]:
     """Wanted tables that do not exist or write no WAL."""
     problems = []
     for name in wanted:
@@ -123,7 +125,7 @@ def missing_tables(wanted: Iterable[TableName], tables: dict[TableName, Table]) 
             problems.append(_missing(name, tables))
         elif not table.logged:
             problems.append(
-                Problem(
+                SourceProblem(
                     f"The table {name} is unlogged, so its changes never reach the WAL",
                     statement("ALTER TABLE {table} SET LOGGED;", table=name.identifier),
                 )
@@ -131,7 +133,7 @@ def missing_tables(wanted: Iterable[TableName], tables: dict[TableName, Table]) 
     return problems
 
 
-def near_tables(name: TableName, tables: Iterable[TableName]) -> list[str]:
+def near_tables(name: CatalogName, tables: Iterable[CatalogName]) -> list[str]:
     """The tables that a person may have meant, as the configuration writes them."""
     by_text = {WrittenName(*table).written(): table for table in tables}
     near = difflib.get_close_matches(
@@ -141,30 +143,30 @@ def near_tables(name: TableName, tables: Iterable[TableName]) -> list[str]:
     return list(dict.fromkeys([*same_name, *near]))[:SUGGESTIONS_MAX]
 
 
-def _missing(name: TableName, tables: Iterable[TableName]) -> Problem:
+def _missing(name: CatalogName, tables: Iterable[CatalogName]) -> SourceProblem:
     suggested = near_tables(name, tables)
     fix = (
         f"did you mean {' or '.join(suggested)}?"
         if suggested
         else "create the table, or correct its name in the configuration"
     )
-    return Problem(f"The table {name} does not exist", fix)
+    return SourceProblem(f"The table {name} does not exist", fix)
 
 
 def published_tables(
     connection: psycopg.Connection[tuple[Any, ...]], publication: str
-) -> set[TableName]:
+) -> set[CatalogName]:
     """The names under which changes arrive."""
     rows = connection.execute(_PUBLISHED_NAMES, [publication]).fetchall()
-    return {TableName(*row) for row in rows}
+    return {CatalogName(*row) for row in rows}
 
 
 def unpublished_tables(
     connection: psycopg.Connection[tuple[Any, ...]],
     publication: str,
-    wanted: Iterable[TableName],
-    tables: dict[TableName, Table],
-) -> list[Problem]:
+    wanted: Iterable[CatalogName],
+    tables: dict[CatalogName, Table],
+) -> list[SourceProblem]:
     """Wanted tables whose changes would not arrive under their own name."""
     published = published_tables(connection, publication)
     return [
@@ -176,25 +178,25 @@ def unpublished_tables(
 
 def _unpublished(
     publication: str,
-    name: TableName,
-    published: set[TableName],
-    tables: dict[TableName, Table],
-) -> Problem:
+    name: CatalogName,
+    published: set[CatalogName],
+    tables: dict[CatalogName, Table],
+) -> SourceProblem:
     root = tables[name].root
     if root is not None and root in published:
-        return Problem(
+        return SourceProblem(
             f"Changes of the partition {name} arrive under the name of its root, {root}",
             f"name {root} in the configuration instead",
         )
     if any(tables[leaf].root == name for leaf in published if leaf in tables):
-        return Problem(
+        return SourceProblem(
             f"Changes of {name} arrive under the names of its partitions",
             statement(
                 "ALTER PUBLICATION {publication} SET (publish_via_partition_root = true);",
                 publication=publication,
             ),
         )
-    return Problem(
+    return SourceProblem(
         f"The table {name} is not in the publication {publication}",
         statement(
             "ALTER PUBLICATION {publication} ADD TABLE {table};",
@@ -207,22 +209,22 @@ def _unpublished(
 def unidentified_tables(
     connection: psycopg.Connection[tuple[Any, ...]],
     publication: str,
-    wanted: Sequence[TableName],
-) -> tuple[list[Problem], list[Problem]]:
+    wanted: Sequence[CatalogName],
+) -> tuple[list[SourceProblem], list[SourceProblem]]:
     """Published tables on which an update or a delete fails: wanted ones, then the others."""
-    errors: list[Problem] = []
-    warnings: list[Problem] = []
+    errors: list[SourceProblem] = []
+    warnings: list[SourceProblem] = []
     for row in connection.execute(_PUBLISHED, [publication]).fetchall():
-        leaf = Leaf(TableName(*row[2:4]), TableName(*row[0:2]), identified=row[4])
+        leaf = PublishedLeaf(CatalogName(*row[2:4]), CatalogName(*row[0:2]), identified=row[4])
         if not leaf.identified:
             chosen = errors if leaf.published_as in wanted else warnings
             chosen.append(_unidentified(leaf.name))
     return errors, warnings
 
 
-def _unidentified(name: TableName) -> Problem:
+def _unidentified(name: CatalogName) -> SourceProblem:
     fix = statement("ALTER TABLE {table} REPLICA IDENTITY FULL;", table=name.identifier)
-    return Problem(
+    return SourceProblem(
         f"The published table {name} has no usable replica identity, "
         "so Postgres refuses updates and deletes on it (REPLICA IDENTITY DEFAULT with a primary "
         "key would serve as well)",

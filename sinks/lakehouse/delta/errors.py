@@ -8,9 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from cdc.errors import OperatorError, TransientError, WalbrookError
+from cdc.errors import OperatorError, WalbrookError
 from sinks.directory import disk_error
 from sinks.lakehouse.delta import library as delta
+from sinks.lakehouse.store_errors import refused_by_store, unavailable
 from sinks.lakehouse.table import ConflictError
 
 _CONFLICTS: Final = (
@@ -19,15 +20,6 @@ _CONFLICTS: Final = (
     "already exists",
     "Max commit attempts",
     "newer version",
-)
-_REFUSALS: Final = (
-    "AccessDenied",
-    "InvalidAccessKeyId",
-    "SignatureDoesNotMatch",
-    "NoSuchBucket",
-    "403 Forbidden",
-    "401 Unauthorized",
-    "Missing region",
 )
 
 
@@ -48,16 +40,4 @@ def from_delta(error: Exception, place: str) -> WalbrookError:
             fix="it is retried",
             detail=said,
         )
-    refused = next((word for word in _REFUSALS if word in said), None)
-    if refused is not None:
-        return OperatorError(
-            f"the store of the table at {place} refuses the sink: {refused}",
-            fix="correct url and storage_options of the destination, and let that account read, "
-            "write, list and delete below the url",
-            detail=said,
-        )
-    return TransientError(
-        f"the table at {place} cannot be written now ({type(error).__name__})",
-        fix="it is retried; check that its store can be reached",
-        detail=said,
-    )
+    return refused_by_store(said, place) or unavailable(error, place)

@@ -10,6 +10,7 @@ counts as delivered because of them lasts.
 
 from __future__ import annotations
 
+import shutil
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 
@@ -29,10 +29,11 @@ from sinks.lakehouse.delta import library as delta
 from sinks.lakehouse.delta.actions import listed_files, stats_of
 from sinks.lakehouse.delta.errors import from_delta
 from sinks.lakehouse.files import DiskFiles, LakeFiles, StoreFiles, in_schema
+from sinks.lakehouse.partitions import partitions
 from sinks.lakehouse.table import DataFile, TableState
 
 _SYNCED_BACK: Final = 20  # entries of the log before the version that is loaded first
-_NUMBERS: Final = ("sequence", "lsn", "idx", "relation_oid")
+_NUMBERS: Final = ("sequence", "lsn", "idx", "relation_oid", "reload")
 
 
 class DeltaLakeTable:
@@ -119,7 +120,7 @@ class DeltaLakeTable:
         with self._telling():
             return [
                 self._written(part, folder, partition)
-                for folder, partition, part in _partitions(rows, self._partitioned_by)
+                for folder, partition, part in partitions(rows, self._partitioned_by)
             ]
 
     def commit(
@@ -152,6 +153,18 @@ class DeltaLakeTable:
                 commit_properties=self._properties(state, rests_on_files=True),
             )
 
+    def drop(self) -> None:
+        self._table = None
+        with self._telling():
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=not self._folder.exists())
+                return
+            store = pafs.PyFileSystem(delta.DeltaStorageHandler(self._place, self._options))
+            everything = pafs.FileSelector("", allow_not_found=True, recursive=True)
+            for found in store.get_file_info(everything):
+                if found.type == pafs.FileType.File:
+                    store.delete_file(found.path)
+
     def vacuum(self, retain_hours: int) -> int:
         """Remove files that no version of the last hours has. Returns how many."""
         with self._telling():
@@ -181,7 +194,7 @@ class DeltaLakeTable:
 
     def _look(self, table: delta.DeltaTable) -> TableState:
         self._sync_log(table.version())
-        numbers = [table.transaction_version(self._app(name)) for name in _NUMBERS]
+        *numbers, reload = [table.transaction_version(self._app(name)) for name in _NUMBERS]
         if any(number is None for number in numbers):
             raise OperatorError(
                 f"{self._place} is a table that {self._owner} has not written",
@@ -196,7 +209,7 @@ class DeltaLakeTable:
             )
         self._schema = plain_schema(pa.schema(table.schema().to_arrow()))
         sequence, lsn, idx, oid = (int(number or 0) for number in numbers)
-        return TableState(sequence, Cursor(lsn, idx), oid)
+        return TableState(sequence, Cursor(lsn, idx), oid, int(reload or 0))
 
     def _sync_log(self, version: int) -> None:
         if self._folder is None or version == self._synced:
@@ -219,7 +232,8 @@ class DeltaLakeTable:
         retries = 0 if rests_on_files else None
         if state is None:
             return delta.CommitProperties(max_commit_retries=retries)
-        numbers = (state.sequence, state.cursor.lsn, state.cursor.idx, state.relation_oid)
+        cursor = state.cursor
+        numbers = (state.sequence, cursor.lsn, cursor.idx, state.relation_oid, state.reload)
         return delta.CommitProperties(
             custom_metadata={"walbrook": {"cursor": str(state.cursor), "consumer": self._owner}},
             max_commit_retries=retries,
@@ -255,20 +269,3 @@ def _addition(file: DataFile, *, moves_rows: bool) -> delta.AddAction:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _partitions(
-    rows: pa.Table, names: list[str]
-) -> Iterator[tuple[str, dict[str, str | None], pa.Table]]:
-    """The rows of each partition, in their order, without the column that its folder says."""
-    if not names:
-        yield "", {}, rows
-        return
-    (name,) = names
-    column = rows.column(name).combine_chunks()
-    encoded = column.dictionary_encode()
-    codes = encoded.indices.to_numpy()
-    rest = rows.drop_columns(names)
-    for code, value in enumerate(encoded.dictionary.to_pylist()):
-        part = rest if len(encoded.dictionary) == 1 else rest.take(np.flatnonzero(codes == code))
-        yield f"{name}={value}/", {name: str(value)}, part

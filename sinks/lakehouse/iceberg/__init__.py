@@ -45,7 +45,7 @@ def iceberg_tables(
             return opened[0]
 
     def open_table(target: LakeTarget) -> LakeTable:
-        if target.schema == GAPS.schema:
+        if target.schema.startswith(GAPS.schema):
             target = LakeTarget(f"{target.schema}_{own}", target.name)
         namespace, name = (part.replace(".", "~2E") for part in target.folder.split("/"))
         if generation > 1:

@@ -20,7 +20,7 @@ try:
         TableAlreadyExistsError,
         UnauthorizedError,
     )
-    from pyiceberg.io import FileIO, InputFile, OutputFile
+    from pyiceberg.io import FileIO, InputFile, OutputFile, load_file_io
     from pyiceberg.io.pyarrow import PyArrowFileIO
     from pyiceberg.manifest import (
         DataFile,
@@ -157,6 +157,7 @@ __all__ = [
     "create_engine",
     "from_bytes",
     "load_catalog",
+    "load_file_io",
     "to_bytes",
     "truncate_upper_bound_text_string",
     "write_manifest_list",

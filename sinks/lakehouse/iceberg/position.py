@@ -19,6 +19,7 @@ _OWNER: Final = "walbrook.consumer"
 _SEQUENCE: Final = "walbrook.sequence"
 _CURSOR: Final = "walbrook.cursor"
 _RELATION: Final = "walbrook.relation-oid"
+_RELOAD: Final = "walbrook.reload"
 _COLUMNS: Final = "walbrook.columns"
 
 
@@ -29,6 +30,7 @@ def state_properties(owner: str, state: TableState) -> dict[str, str]:
         _SEQUENCE: str(state.sequence),
         _CURSOR: str(state.cursor),
         _RELATION: str(state.relation_oid),
+        _RELOAD: str(state.reload),
     }
 
 
@@ -50,5 +52,8 @@ def state_in(properties: Mapping[str, str], owner: str, place: str) -> TableStat
             fix="give the sink another path or another name of tables, or move the table away",
         )
     return TableState(
-        int(properties[_SEQUENCE]), Cursor.parse(properties[_CURSOR]), int(properties[_RELATION])
+        int(properties[_SEQUENCE]),
+        Cursor.parse(properties[_CURSOR]),
+        int(properties[_RELATION]),
+        int(properties.get(_RELOAD, 0)),
     )

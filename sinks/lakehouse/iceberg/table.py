@@ -34,7 +34,13 @@ from sinks.lakehouse.iceberg.position import (
 )
 from sinks.lakehouse.iceberg.reading import LiveRows
 from sinks.lakehouse.iceberg.schema import Layout, can_keep_files, planned
-from sinks.lakehouse.iceberg.upkeep import expired, forgotten, remove_unnamed_files, too_many
+from sinks.lakehouse.iceberg.upkeep import (
+    expired,
+    forgotten,
+    remove_all_files,
+    remove_unnamed_files,
+    too_many,
+)
 from sinks.lakehouse.table import ConflictError, DataFile, TableState
 
 _TRIES_MAX: Final = 10  # of a commit that other writers are faster than
@@ -200,9 +206,17 @@ class IcebergTable:
 
     def replace(self, added: Sequence[DataFile], schema: pa.Schema, state: TableState) -> None:
         files = [self._written[file.path] for file in added]
-        layout = None if self._is_same(schema) else self._layout_for(schema)
+        layout = None if self._is_same(schema) else self._planned_by_name(schema)
         changes = Changes(Operation.OVERWRITE, files, removes_all=True)
         self._snapshot(lambda: changes, state, rests=True, layout=layout)
+
+    def drop(self) -> None:
+        self._table = None
+        with telling(self.place):
+            catalog = self._catalog
+            with suppress(iceberg.NoSuchTableError, iceberg.NoSuchNamespaceError):
+                catalog.drop_table(self._name)
+            remove_all_files(iceberg.load_file_io(catalog.properties, self._place), self._place)
 
     def vacuum(self, retain_hours: int) -> int:
         with telling(self.place):
@@ -252,8 +266,9 @@ class IcebergTable:
 
     def _layout_for(self, schema: pa.Schema) -> Layout:
         """The columns of rows: those of the table, or those that it is to have instead."""
-        if schema.equals(self._schema):
-            return self._layout
+        return self._layout if schema.equals(self._schema) else self._planned_by_name(schema)
+
+    def _planned_by_name(self, schema: pa.Schema) -> Layout:
         there = set(self._schema.names)
         return self._planned(schema, [name if name in there else None for name in schema.names])
 

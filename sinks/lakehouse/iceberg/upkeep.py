@@ -8,8 +8,10 @@ location is looked at.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -55,6 +57,17 @@ def remove_unnamed_files(table: iceberg.Table, retain_hours: int) -> int:
             if removed == _REMOVED_MAX:
                 break
     return removed
+
+
+def remove_all_files(io: iceberg.FileIO, location: str) -> None:
+    """Remove the files of a table that no catalog names any more; there may be none."""
+    if isinstance(io, SyncedFiles):
+        shutil.rmtree(path_of(location), ignore_errors=not path_of(location).exists())
+        return
+    assert isinstance(io, iceberg.PyArrowFileIO)
+    scheme, netloc, folder = io.parse_location(location)
+    with suppress(FileNotFoundError):
+        io.fs_by_scheme(scheme, netloc).delete_dir(folder)
 
 
 def _unnamed(metadata: iceberg.TableMetadata) -> list[iceberg.Snapshot]:

@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from cdc.config import Sink as SinkConfig
+from cdc.config import SinkConfig
 from cdc.decoding.plan import plan_for
 from spark_pipeline.delivery.matching import Match
 from spark_pipeline.eventtime.windows.query import ASIDE, Aggregation, WindowQuery

@@ -15,7 +15,7 @@ from cdc.config.event_time import Window
 from cdc.cursor import Cursor
 from cdc.eventtime.buffer import EventTimeBuffer
 from cdc.eventtime.released import Released, both
-from cdc.eventtime.sequencer import Step
+from cdc.eventtime.sequencer import WatermarkStep
 from cdc.eventtime.times import NO_TIME, Times
 from spark_pipeline.delivery.deliver import Origin
 from spark_pipeline.delivery.outcome import Poison
@@ -40,7 +40,7 @@ class Windows(Protocol):
         ...
 
     def results(
-        self, done: Released | None, left: EventTimeBuffer, step: Step, now: datetime
+        self, done: Released | None, left: EventTimeBuffer, step: WatermarkStep, now: datetime
     ) -> WindowResults:
         """What the windows came to that close with a step; some of their rows may be left."""
         ...
@@ -65,7 +65,7 @@ class SparkWindows:
         return last_window_end(times, self._size, self._slide) - 1
 
     def results(
-        self, done: Released | None, left: EventTimeBuffer, step: Step, now: datetime
+        self, done: Released | None, left: EventTimeBuffer, step: WatermarkStep, now: datetime
     ) -> WindowResults:
         found = done
         if self._slide < self._size and self._closes(step):
@@ -85,7 +85,7 @@ class SparkWindows:
             bad.setdefault(int(found.sources[at]), []).append(Poison(_cursor(rows, at), what))
         return WindowResults(own, bad)
 
-    def _closes(self, step: Step) -> bool:
+    def _closes(self, step: WatermarkStep) -> bool:
         """Whether a window ends between the two watermarks."""
         if step.before == NO_TIME:
             return True

@@ -29,7 +29,7 @@ from spark_pipeline.eventtime.windows.query import (
 from spark_pipeline.eventtime.windows.rows import WindowRows
 from spark_pipeline.eventtime.windows.tables import WindowTables
 from spark_pipeline.expressions.engine import Engine, Projection, condition_of, spark_says
-from spark_pipeline.expressions.failures import Hunt, answers
+from spark_pipeline.expressions.failures import BadRowSearch, answers
 from spark_pipeline.expressions.pruning import used_by
 
 PARTITION_ROWS: Final = 200_000
@@ -64,7 +64,7 @@ class WindowRun:
         bad = {at: f"cannot read {_place(seen, at)}: {what}" for at, what in seen.bad.items()}
         aside = [pa.array(first), pa.array(last), pa.array(np.arange(len(first)))]
         table = pa.Table.from_arrays([*rows.columns, *aside], schema=self._schema)
-        hunt = Hunt(self._consumer)
+        hunt = BadRowSearch(self._consumer)
         for what in bad.values():
             hunt.count(what)
         # The windows of a change come one after another, so this is how many rows there will be.
@@ -96,7 +96,7 @@ class WindowRun:
         changes = self._session.createDataFrame(table, self._spark_schema)
         return self._query.over(changes, partitions).toArrow()
 
-    def _failing(self, table: pa.Table, seen: WindowRows, hunt: Hunt) -> dict[int, str]:
+    def _failing(self, table: pa.Table, seen: WindowRows, hunt: BadRowSearch) -> dict[int, str]:
         """The rows that an expression fails on, asked of them one by one."""
         if self._judge is None:
             frame = self._engine.frame(self._used)

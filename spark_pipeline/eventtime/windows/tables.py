@@ -17,7 +17,7 @@ from cdc.decoding.plan import TablePlan
 from cdc.decoding.types.builtin import NUMERIC_OID
 from cdc.decoding.types.form import TypeForm
 from cdc.decoding.types.json import JSON
-from spark_pipeline.expressions.seen import schema_over
+from spark_pipeline.expressions.visible_rows import schema_over
 
 Tables = Mapping[str, Sequence[TablePlan]]
 """The tables that a consumer takes, by the name of their database."""

@@ -15,12 +15,14 @@ from cdc.backfill.chunk_file import ChunkFile, chunk_file, rows_of
 from cdc.backfill.copy_rows import columns_of
 from cdc.backfill.table import PublishedTable
 from cdc.config.table import TableName
-from cdc.decoding.careful import decode_carefully
 from cdc.decoding.format import ROW_TEXT, ValueFormat, Wanted
+from cdc.decoding.isolate import decode_carefully
 from tests import pgoutput
+from tests.examples import examples
 from tests.unit.backfill.test_copy_rows import line
 
 _OID = 7
+_READ_US = 5
 _COLUMNS: list[tuple[str, int] | tuple[str, int, bool]] = [
     ("id", 23, True),
     ("note", 25),
@@ -46,14 +48,14 @@ _ROWS = st.lists(
 
 def written(path: Path, wanted: Wanted | None, *texts: bytes) -> ChunkFile:
     """A file of one batch for each text of COPY."""
-    with chunk_file(path, _TABLE, wanted) as write:
+    with chunk_file(path, _TABLE, wanted, _READ_US) as write:
         for text in texts:
-            write(rows_of(text, _TABLE, 5, wanted))
+            write(rows_of(text, _TABLE, _READ_US, wanted))
     return ChunkFile(path)
 
 
 @pytest.mark.parametrize("wanted", _WANTED)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(rows=_ROWS)
 def test_decoded_columns_are_those_of_the_messages(
     wanted: Wanted, rows: list[tuple[str | None, ...]]
@@ -72,6 +74,19 @@ def test_decoded_columns_are_those_of_the_messages(
             assert found.column(name).to_pylist() == expected.column(name).to_pylist(), name
     if wanted.texts:
         assert _values(found) == _values(expected)
+
+
+@given(rows=_ROWS, cut=st.integers(0, 12))
+def test_messages_that_are_made_late_are_those_made_at_once(
+    rows: list[tuple[str | None, ...]], cut: int
+) -> None:
+    texts = [b"".join(line([*row]) for row in part) for part in (rows[:cut], rows[cut:]) if part]
+    with tempfile.TemporaryDirectory() as directory:
+        late = written(Path(directory) / "late.arrow", Wanted(), *texts)
+        at_once = written(Path(directory) / "at_once.arrow", None, *texts)
+    for start in range(len(rows)):
+        for count in (1, len(rows) - start):
+            assert late.rows(start, count).equals(at_once.rows(start, count))
 
 
 def _values(rows: pa.RecordBatch) -> list[list[bytes | None]]:
@@ -93,8 +108,12 @@ def test_rows_that_were_decoded_for_something_else_are_decoded_again(tmp_path: P
     assert bare.stored(0, 1).keys is None
 
 
-def test_rows_lie_together_up_to_the_end_of_what_was_read_at_once(tmp_path: Path) -> None:
-    first, second = (b"".join(line([str(i), "x", "t", "1"]) for i in range(n)) for n in (3, 2))
-    file = written(tmp_path / "chunk.arrow", Wanted(), first, second)
-    assert [file.together(at) for at in range(5)] == [3, 2, 1, 2, 1]
-    assert file.stored(2, 2).raw.num_rows == 2  # of a piece that was cut otherwise
+def test_a_piece_has_as_many_rows_as_its_bytes_allow(tmp_path: Path) -> None:
+    texts = [b"".join(line([str(i), "x", "t", "1"]) for i in range(n)) for n in (3, 2, 4)]
+    file = written(tmp_path / "chunk.arrow", Wanted(), *texts)
+    assert [file.within(at, 0) for at in range(9)] == [3, 2, 1, 2, 1, 4, 3, 2, 1]
+    assert [file.within(at, 1 << 20) for at in range(9)] == [*range(9, 0, -1)]
+    first, second = (file.stored(at, count).nbytes for at, count in ((0, 3), (3, 2)))
+    assert file.within(0, first + second) == 5
+    assert file.within(1, first + second - 1) == 2
+    assert file.stored(2, 5).raw.num_rows == 5  # across what was read together

@@ -27,10 +27,20 @@ SCHEMAS = {SCHEMA_ID: RELATION}
 Row = tuple[str, str]
 
 
-def chunk(rows: dict[int, Row]) -> pa.RecordBatch:
+@dataclass
+class Chunk:
+    """Rows that were read, as messages."""
+
+    raw: pa.RecordBatch
+
+    def __len__(self) -> int:
+        return int(self.raw.num_rows)
+
+
+def chunk(rows: dict[int, Row]) -> Chunk:
     text = "".join(f"{key}\t{note}\t{body}\n" for key, (note, body) in rows.items())
     columns = columns_of(text.encode(), 3)
-    return raw_rows(columns, oid=OID, schema_id=SCHEMA_ID, read_us=1)
+    return Chunk(raw_rows(columns, oid=OID, schema_id=SCHEMA_ID, read_us=1))
 
 
 @dataclass
@@ -126,7 +136,7 @@ def test_a_row_whose_toast_value_a_change_left_out_is_merged() -> None:
     assert (row["action"], json.loads(row["record"])) == (
         "read", {"id": 1, "note": "new", "body": "long"},
     )  # fmt: skip
-    assert (left.dropped, left.merged, left.ordinals.tolist()) == (1, 1, [0])
+    assert (left.dropped, [*left.merged], left.ordinals.tolist()) == (1, [0], [0])
 
 
 def test_a_truncate_takes_all_rows_that_were_read_before_it() -> None:
@@ -140,7 +150,7 @@ def test_rows_without_a_key_stay() -> None:
     schema_id = xxhash.xxh3_64_intdigest(keyless)
     rows = raw_rows(columns_of(b"1\ta\tb\n", 3), oid=OID, schema_id=schema_id, read_us=1)
     newer = Frame().add(pgoutput.insert(OID, ["1", "a", "b"]), keyless)
-    left = remaining(rows, {schema_id: keyless}, NewerChanges(newer.batch(), newer.schemas))
+    left = remaining(Chunk(rows), {schema_id: keyless}, NewerChanges(newer.batch(), newer.schemas))
     assert left.rows.num_rows == 1
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import cdc.config.extras
-from cdc.config import DeltaDestination, Sink, show
+from cdc.config import DeltaDestination, SinkConfig, show
 from cdc.config.extras import check_extras
 from cdc.errors import ConfigError
 from tests.unit.config.config_texts import read, refusal, sink
@@ -16,7 +16,7 @@ from tests.unit.config.config_texts import read, refusal, sink
 TO = "type: delta, url: 's3://lake/shop'"
 
 
-def one(body: str) -> Sink:
+def one(body: str) -> SinkConfig:
     return read(sink(body)).sinks[0]
 
 

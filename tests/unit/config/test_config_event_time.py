@@ -8,7 +8,7 @@ from textwrap import indent
 
 import pytest
 
-from cdc.config import Config, Sink, Source, TableTime, Window, show
+from cdc.config import Config, SinkConfig, Source, TableTime, Window, show
 from cdc.config.units import parse_duration
 from spark_pipeline.delivery.matching import Match
 from tests.unit.config.config_texts import FILE, databases, read, refusal, sink
@@ -16,11 +16,11 @@ from tests.unit.config.config_texts import FILE, databases, read, refusal, sink
 ORDERED = "ordering: event_time\nevent_time: {column: at}\n"
 WINDOW = "window: {size: 1m, aggregates: {n: count(*)}}\n"
 PULL = "destination: {type: pull}"
-PARQUET = "destination: {type: parquet, path: out}"
+PARQUET = "destination: {type: parquet, columns: json, path: out}"
 WEBHOOK = "destination: {type: webhook, url: 'http://h/'}"
 
 
-def one(body: str) -> Sink:
+def one(body: str) -> SinkConfig:
     return read(sink(body)).sinks[0]
 
 

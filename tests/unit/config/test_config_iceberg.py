@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 import cdc.config.extras
-from cdc.config import IcebergDestination, Sink, show
+from cdc.config import IcebergDestination, SinkConfig, show
 from cdc.config.extras import check_extras
 from cdc.errors import ConfigError
 from tests.unit.config.config_texts import read, refusal, sink
@@ -15,7 +15,7 @@ from tests.unit.config.config_texts import read, refusal, sink
 TO = "type: iceberg, url: 's3://lake/shop'"
 
 
-def one(body: str) -> Sink:
+def one(body: str) -> SinkConfig:
     return read(sink(body)).sinks[0]
 
 

@@ -6,15 +6,15 @@ import pickle
 
 import pytest
 
-from cdc.config import Sink, show
-from cdc.queue.open_ledger import LedgerAddress
+from cdc.config import SinkConfig, show
+from cdc.queue.ledger.open import LedgerAddress
 from spark_pipeline.delivery.ledgers import needs_ledger
 from tests.unit.config.config_texts import FILE, databases, read, refusal, sink
 
 HOOK = "destination: {type: webhook, url: 'https://example.com/'%s}"
 
 
-def one(body: str) -> Sink:
+def one(body: str) -> SinkConfig:
     return read(sink(body)).sinks[0]
 
 

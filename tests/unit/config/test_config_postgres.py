@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from cdc.config import PostgresDestination, Sink, show
+from cdc.config import PostgresDestination, SinkConfig, show
 from tests.unit.config.config_texts import read, refusal, sink
 
 TO = "type: postgres, url: 'postgres://u:s3cret@there:5433/copy'"
 
 
-def one(body: str) -> Sink:
+def one(body: str) -> SinkConfig:
     return read(sink(body)).sinks[0]
 
 

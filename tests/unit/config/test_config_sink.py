@@ -11,7 +11,7 @@ from cdc.config import (
     FileDestination,
     ParquetDestination,
     RedisStreamDestination,
-    Sink,
+    SinkConfig,
     Tls,
     WebhookDestination,
     show,
@@ -19,7 +19,7 @@ from cdc.config import (
 from tests.unit.config.config_texts import BASE, FILE, OTHER, databases, read, refusal, sink
 
 
-def one(body: str) -> Sink:
+def one(body: str) -> SinkConfig:
     return read(sink(body)).sinks[0]
 
 
@@ -126,7 +126,7 @@ def test_actions_may_be_all_five_but_not_none_and_not_others() -> None:
 
 
 REDIS = "destination: {type: redis_stream, host: h}"
-PARQUET = "destination: {type: parquet, path: o}"
+PARQUET = "destination: {type: parquet, columns: json, path: o}"
 
 
 @pytest.mark.parametrize("key", ["filter", "transform", "routing"])
@@ -208,7 +208,7 @@ def test_what_is_no_shape_or_form_is_refused_with_those_there_are(key: str, choi
 
 @pytest.mark.parametrize("shape", ["debezium", "record"])
 def test_parquet_writes_columns_and_takes_no_shape_but_forms(shape: str) -> None:
-    lake = "timestamp_format: postgres\ndestination: {type: parquet, path: lake}"
+    lake = "timestamp_format: postgres\ndestination: {type: parquet, columns: json, path: lake}"
     assert one(f"shape: sequin\n{lake}").timestamp_format == "postgres"
     found = refusal(sink(f"shape: {shape}\n{lake}"))
     assert "sinks[0].shape: parquet writes columns, not messages" in found
@@ -223,7 +223,7 @@ def test_a_batch_size_is_1_to_10000(size: str) -> None:
     ("destination", "size"),
     [
         ("{type: file, path: o}", 10_000),
-        ("{type: parquet, path: o}", 10_000),
+        ("{type: parquet, columns: json, path: o}", 10_000),
         ("{type: kafka, bootstrap_servers: ['h:9092']}", 10_000),
         ("{type: redis_stream, host: h}", 1000),
         ("{type: webhook, url: 'http://h'}", 100),
@@ -273,14 +273,14 @@ def test_an_empty_path_is_refused() -> None:
 
 
 def test_a_parquet_destination_partitions_by_table_and_date() -> None:
-    destination = one("destination: {type: parquet, path: lake}").destination
+    destination = one("destination: {type: parquet, columns: json, path: lake}").destination
     assert isinstance(destination, ParquetDestination)
     assert destination.partition_by == ("table", "date")
     assert destination.compression == "zstd"
 
 
 def test_partitions_are_known_ones_each_once() -> None:
-    text = "destination: {{type: parquet, path: lake, partition_by: [{}]}}"
+    text = "destination: {{type: parquet, columns: json, path: lake, partition_by: [{}]}}"
     assert "partition_by[0]: should be 'table', 'date'" in refusal(sink(text.format("hour")))
     assert "names a level twice" in refusal(sink(text.format("date, date")))
     destination = one(text.format("")).destination
@@ -385,7 +385,7 @@ def test_webhooks_are_sent_several_requests_at_once_and_others_are_not() -> None
     "destination",
     [
         "{type: file, path: out}",
-        "{type: parquet, path: out}",
+        "{type: parquet, columns: json, path: out}",
         "{type: redis_stream, host: h}",
         "{type: kafka, bootstrap_servers: ['h:9092']}",
         "{type: pull}",

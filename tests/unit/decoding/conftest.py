@@ -1,4 +1,4 @@
-"""Every test of decoding runs twice: with a few rows one by one, and all by whole columns."""
+"""A test that decodes changes runs twice: a few rows one by one, and all by whole columns."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from cdc.decoding import few
+from cdc.decoding import small_batch
 
 
-@pytest.fixture(params=["few", "columns"], autouse=True, scope="module")
-def _way(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.fixture(params=["few", "columns"], scope="module")
+def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "columns":
-            patch.setattr(few, "ROWS_MAX", 0)
+            patch.setattr(small_batch, "ROWS_MAX", 0)
         yield

@@ -12,6 +12,8 @@ from cdc.decoding.format import KEY, OLD_KEY, ROW_SCHEMA, ValueFormat, Wanted
 from tests import pgoutput
 from tests.unit.decoding.frames import OID, Frame
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 RELATION = pgoutput.relation(
     OID, "public", "t", [("id", 20, True), ("doc", 3802, False), ("tags", 1009, False)]
 )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.decoding.annotations import (
-    Run,
+    AnnotationRun,
     annotations_of,
     carried_bytes,
     cut_runs,
@@ -21,18 +21,18 @@ from cdc.decoding.annotations import (
 from cdc.errors import DecodeError
 
 ROWS = 30
-RUNS = (Run(1, 3, b"1"), Run(3, 4, '"ü"'.encode()), Run(6, 9, b"1"))
+RUNS = (AnnotationRun(1, 3, b"1"), AnnotationRun(3, 4, '"ü"'.encode()), AnnotationRun(6, 9, b"1"))
 
 
 @st.composite
-def _runs(draw: st.DrawFn) -> tuple[Run, ...]:
+def _runs(draw: st.DrawFn) -> tuple[AnnotationRun, ...]:
     places = sorted(draw(st.sets(st.integers(0, ROWS), max_size=10)))
     pairs = zip(places[::2], places[1::2], strict=False)
     texts = st.sampled_from([b"1", b'{"user":"ann"}', '"ü"'.encode()])
-    return tuple(Run(start, stop, draw(texts)) for start, stop in pairs)
+    return tuple(AnnotationRun(start, stop, draw(texts)) for start, stop in pairs)
 
 
-def by_row(runs: tuple[Run, ...], rows: int) -> list[str | None]:
+def by_row(runs: tuple[AnnotationRun, ...], rows: int) -> list[str | None]:
     found: list[str | None] = [None] * rows
     for start, stop, text in runs:
         found[start:stop] = [text.decode()] * (stop - start)
@@ -40,18 +40,18 @@ def by_row(runs: tuple[Run, ...], rows: int) -> list[str | None]:
 
 
 @given(runs=_runs())
-def test_runs_are_read_back_as_they_were_written(runs: tuple[Run, ...]) -> None:
+def test_runs_are_read_back_as_they_were_written(runs: tuple[AnnotationRun, ...]) -> None:
     assert decode_annotations(encode_annotations(runs), ROWS) == runs
 
 
 def test_a_text_of_several_runs_is_written_once() -> None:
-    runs = [Run(at, at + 1, b"x" * 1000) for at in range(100)]
+    runs = [AnnotationRun(at, at + 1, b"x" * 1000) for at in range(100)]
     assert len(encode_annotations(runs)) < 3000
 
 
 @given(runs=_runs(), start=st.integers(0, ROWS), rows=st.integers(0, ROWS))
 def test_a_slice_has_the_annotations_of_its_rows(
-    runs: tuple[Run, ...], start: int, rows: int
+    runs: tuple[AnnotationRun, ...], start: int, rows: int
 ) -> None:
     stop = min(ROWS, start + rows)
     cut = tuple(cut_runs(runs, start, stop))
@@ -64,7 +64,9 @@ def test_a_slice_has_the_annotations_of_its_rows(
 
 
 @given(runs=_runs(), cuts=st.lists(st.integers(0, ROWS), max_size=5))
-def test_slices_joined_again_are_the_whole(runs: tuple[Run, ...], cuts: list[int]) -> None:
+def test_slices_joined_again_are_the_whole(
+    runs: tuple[AnnotationRun, ...], cuts: list[int]
+) -> None:
     bounds = [0, *sorted(cuts), ROWS]
     pieces = [
         (tuple(cut_runs(runs, start, stop)), stop - start)
@@ -98,15 +100,15 @@ def test_changed_bytes_are_refused_or_say_something_else(data: st.DataObject) ->
 @pytest.mark.parametrize(
     "runs",
     [
-        [Run(2, 2, b"1")],
-        [Run(3, 2, b"1")],
-        [Run(0, ROWS + 1, b"1")],
-        [Run(0, 3, b"1"), Run(2, 4, b"2")],
-        [Run(4, 6, b"1"), Run(0, 2, b"2")],
-        [Run(0, 1, b'"\xff"')],
+        [AnnotationRun(2, 2, b"1")],
+        [AnnotationRun(3, 2, b"1")],
+        [AnnotationRun(0, ROWS + 1, b"1")],
+        [AnnotationRun(0, 3, b"1"), AnnotationRun(2, 4, b"2")],
+        [AnnotationRun(4, 6, b"1"), AnnotationRun(0, 2, b"2")],
+        [AnnotationRun(0, 1, b'"\xff"')],
     ],
 )
-def test_runs_that_cannot_be_are_refused(runs: list[Run]) -> None:
+def test_runs_that_cannot_be_are_refused(runs: list[AnnotationRun]) -> None:
     with pytest.raises(DecodeError):
         decode_annotations(encode_annotations(runs), ROWS)
 
@@ -118,7 +120,7 @@ def test_a_text_without_rows_or_written_twice_is_refused() -> None:
         parts += [struct.pack(">I", len(runs)), *(struct.pack(">III", *run) for run in runs)]
         return b"".join(parts)
 
-    assert decode_annotations(encoded([b"1"], [(0, 1, 0)]), ROWS) == (Run(0, 1, b"1"),)
+    assert decode_annotations(encoded([b"1"], [(0, 1, 0)]), ROWS) == (AnnotationRun(0, 1, b"1"),)
     for texts, runs in (
         ([b"1", b"2"], [(0, 1, 0)]),
         ([b"1", b"2"], [(0, 1, 1), (1, 2, 0)]),

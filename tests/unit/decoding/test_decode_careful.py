@@ -8,12 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.decoding import decode_changes
-from cdc.decoding.careful import BAD_MAX, decode_carefully
 from cdc.decoding.format import ValueFormat, Wanted
+from cdc.decoding.isolate import BAD_MAX, decode_carefully
 from cdc.errors import DecodeError
-from cdc.replication.seal import Sealer
+from cdc.replication.wire.seal import Sealer
 from tests import pgoutput
 from tests.unit.replication.test_seal import transaction, wire
+
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
 

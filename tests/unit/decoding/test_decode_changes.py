@@ -16,6 +16,8 @@ from tests import pgoutput
 from tests.pgoutput import UNCHANGED
 from tests.unit.decoding.frames import COMMIT_LSN, OID, Frame, inserts, loads, table
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 THINGS = table(("id", 23, True), ("name", 25), ("body", 25))
 FULL = table(("id", 23, True), ("name", 25, True), ("body", 25, True), identity="f")
 PAIRS = table(("b", 25, True), ("v", 25), ("a", 23, True))

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cdc.decoding import decode_changes, few
+from cdc.decoding import decode_changes, small_batch
 from cdc.decoding.format import PLAIN, ValueFormat, Wanted
 from tests import pgoutput
+from tests.examples import examples
 from tests.pgoutput import UNCHANGED
 from tests.unit.decoding.frames import OID, Frame
 
@@ -63,14 +64,14 @@ def _frames(draw: st.DrawFn, odd: bool) -> Frame:
 
 def _by_columns(frame: Frame, wanted: Wanted = PLAIN) -> pa.RecordBatch:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(few, "ROWS_MAX", 0)
+        patch.setattr(small_batch, "ROWS_MAX", 0)
         return decode_changes(frame.batch(), frame.schemas, wanted=wanted)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(_frames(odd=False), st.sampled_from([PLAIN, _KEYED, _WITH_TIMES, Wanted(texts=True)]))
 def test_usual_rows_are_decoded_and_the_same(frame: Frame, wanted: Wanted) -> None:
-    found = few.decode_few(frame.batch(), frame.schemas, None, wanted)
+    found = small_batch.decode_few(frame.batch(), frame.schemas, None, wanted)
     assert found is not None
     found.validate(full=True)
     expected = _by_columns(frame, wanted)
@@ -78,15 +79,15 @@ def test_usual_rows_are_decoded_and_the_same(frame: Frame, wanted: Wanted) -> No
     assert found.to_pylist() == expected.to_pylist()
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
 @given(_frames(odd=True))
 def test_odd_values_are_the_same_or_left_to_whole_columns(frame: Frame) -> None:
-    found = few.decode_few(frame.batch(), frame.schemas, None, PLAIN)
+    found = small_batch.decode_few(frame.batch(), frame.schemas, None, PLAIN)
     if found is not None:
         assert found.to_pylist() == _by_columns(frame).to_pylist()
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(_frames(odd=False), st.data())
 def test_broken_messages_are_left_to_whole_columns(frame: Frame, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(frame.rows) - 1))
@@ -94,7 +95,7 @@ def test_broken_messages_are_left_to_whole_columns(frame: Frame, data: st.DataOb
     cut = data.draw(st.integers(1, len(payload) - 1))
     broken = data.draw(st.sampled_from([payload[:cut], payload + b"x"]))
     frame.rows[at] = (relation, schema, broken)
-    assert few.decode_few(frame.batch(), frame.schemas, None, PLAIN) is None
+    assert small_batch.decode_few(frame.batch(), frame.schemas, None, PLAIN) is None
 
 
 def test_what_is_rare_is_left_to_whole_columns() -> None:
@@ -112,8 +113,8 @@ def test_what_is_rare_is_left_to_whole_columns() -> None:
         "much": Frame().add(pgoutput.insert(OID, ["1", "a" * 100_000]), relation),
     }
     for what, frame in rare.items():
-        assert few.decode_few(frame.batch(), frame.schemas, None, PLAIN) is None, what
+        assert small_batch.decode_few(frame.batch(), frame.schemas, None, PLAIN) is None, what
     frame = Frame().add(usual, relation)
     other = Wanted((ValueFormat(numbers="string"),))
-    assert few.decode_few(frame.batch(), frame.schemas, None, other) is None
-    assert few.decode_few(frame.batch(), frame.schemas, None, PLAIN) is not None
+    assert small_batch.decode_few(frame.batch(), frame.schemas, None, other) is None
+    assert small_batch.decode_few(frame.batch(), frame.schemas, None, PLAIN) is not None

@@ -13,6 +13,8 @@ from tests import pgoutput
 from tests.pgoutput import UNCHANGED
 from tests.unit.decoding.frames import OID, Frame, table
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 SEED = 20260101
 CASES, ALL_CASES = 5_000, 20_000  # a part; all of them are run by make chaos
 RELATION = table(("id", 20, True), ("flag", 16), ("n", 1700), ("text", 25), ("list", 1007))

@@ -54,6 +54,7 @@ def _check(frame: Frame) -> list[bool]:
     return [error is None for error in changes.column("error").to_pylist()]
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("part", range(2))
 def test_a_damaged_message_of_all_types_is_refused_or_read(part: int) -> None:
     choice = random.Random(SEED + part)
@@ -70,6 +71,7 @@ def test_a_damaged_message_of_all_types_is_refused_or_read(part: int) -> None:
     assert refused > 5, f"seed {SEED + part}"
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("part", range(2))
 def test_a_damaged_value_is_the_fault_of_its_row_alone(part: int) -> None:
     choice = random.Random(SEED + part)

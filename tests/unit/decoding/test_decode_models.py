@@ -9,11 +9,15 @@ from hypothesis import strategies as st
 
 from cdc.decoding.format import ValueFormat
 from tests.exact_json import Number, parse
+from tests.examples import examples
 from tests.unit.decoding.columns_of import column, cut_out, json_of, typed_of
 from tests.unit.decoding.models import MODELS, Sample
 
 EXAMPLES = settings(
-    max_examples=25, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck)
+    max_examples=examples(15),
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
 )
 FORMATS = [
     ValueFormat(timestamps, numbers)

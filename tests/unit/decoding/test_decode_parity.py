@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import row_decoder
 from cdc.decoding import decode_changes
 from tests import pgoutput
+from tests.examples import examples
 from tests.pgoutput import UNCHANGED, Values
 from tests.unit.decoding.frames import Frame
+
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 _TEXT = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=12)
 _INTEGER = st.integers(-(2**63), 2**63 - 1).map(str)
@@ -75,7 +79,7 @@ def _frames(draw: st.DrawFn) -> Frame:
     return frame
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=list(HealthCheck))
 @given(_frames())
 def test_columns_and_rows_decode_to_the_same_changes(frame: Frame) -> None:
     by_columns = decode_changes(frame.batch(), frame.schemas)

@@ -16,11 +16,15 @@ from cdc.decoding.columns import BadValuesError
 from cdc.decoding.format import ValueFormat
 from cdc.decoding.types import array as arrays
 from cdc.decoding.types import composite
+from tests.examples import examples
 from tests.unit.decoding.columns_of import column, cut_out, json_of, outcomes
 from tests.unit.decoding.models import MODELS
 
 EXAMPLES = settings(
-    max_examples=25, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck)
+    max_examples=examples(15),
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
 )
 MARKS = b'"\\{}()[],;:=>+-.eN0193 \n\t/\xff\xc3Tx'
 

@@ -14,6 +14,8 @@ from tests import pgoutput
 from tests.pgoutput import UNCHANGED
 from tests.unit.decoding.frames import COMMIT_LSN, COMMIT_TS, OID, Frame
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 RELATION = pgoutput.relation(
     OID, 'Bü"ro', "select", [("id", 23, True), ("doc", 3802), ("text", 25)]
 )

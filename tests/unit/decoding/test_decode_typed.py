@@ -16,6 +16,8 @@ from tests.unit.decoding.columns_of import plain
 from tests.unit.decoding.everything import RELATION, ROWS
 from tests.unit.decoding.frames import COMMIT_LSN, COMMIT_TS, OID, Frame, loads, table
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 THINGS = table(("id", 23, True), ("name", 25), ("body", 25))
 FULL = table(("id", 23, True), ("name", 25, True), ("body", 25, True), identity="f")
 

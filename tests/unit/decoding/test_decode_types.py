@@ -9,6 +9,8 @@ import pytest
 from tests import pgoutput
 from tests.unit.decoding.frames import OID, Frame, inserts, record_of, table
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 BIG = "123456789012345678901234567890.123456789"
 
 

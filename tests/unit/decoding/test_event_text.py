@@ -17,6 +17,8 @@ from tests import pgoutput
 from tests.unit.decoding.changes_of_every_kind import changes_of_every_kind
 from tests.unit.decoding.frames import OID, Frame
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 ITEM = pgoutput.relation(OID, "public", "item", [("id", 23, True), ("at", 1184)])
 OTHER = pgoutput.relation(OID + 1, "public", "other", [("id", 23, True), ("made", 25)])
 NOON = "2026-01-01 12:00:00+00"

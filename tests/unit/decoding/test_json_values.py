@@ -20,9 +20,12 @@ from spark_pipeline.delivery.deliver import Origin
 from spark_pipeline.eventtime.windows.rows import WindowRows
 from spark_pipeline.eventtime.windows.tables import WindowTables
 from tests import pgoutput
+from tests.examples import examples
 from tests.pgoutput import UNCHANGED
 from tests.unit.decoding.everything import RELATION, ROWS
 from tests.unit.decoding.frames import OID, Frame, table
+
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 ORIGINS = [Origin("shop", "db.example", "shopdb"), Origin("other", "elsewhere", "otherdb")]
 _TEXT = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=12)
@@ -64,7 +67,7 @@ def assert_as_decoded(frame: Frame, relation: bytes) -> None:
         assert said.to_pylist() == typed.rows.column(name).to_pylist()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_every_value_is_read_back_exactly(data: st.DataObject) -> None:
     names = data.draw(st.lists(_TEXT.filter(bool), min_size=1, max_size=5, unique=True))

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.change import CHANGE_SCHEMA, MESSAGE_SCHEMA
-from cdc.config import Sink
+from cdc.config import SinkConfig
 from cdc.decoding.shapes import SHAPES, Context, ShapeName, shape_for
 from cdc.errors import DecodeError
 from cdc.version import VERSION
@@ -31,7 +31,11 @@ def _of_action(action: str) -> list[dict[str, Any]]:
 
 
 def test_the_configuration_knows_the_same_shapes() -> None:
-    assert get_args(Sink.model_fields["shape"].annotation) == tuple(SHAPES) == get_args(ShapeName)
+    assert (
+        get_args(SinkConfig.model_fields["shape"].annotation)
+        == tuple(SHAPES)
+        == get_args(ShapeName)
+    )
 
 
 def test_an_envelope_says_where_and_when() -> None:

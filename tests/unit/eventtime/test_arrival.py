@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from cdc.cursor import ORIGIN, Cursor
 from cdc.eventtime import NO_TIME, Times
 from cdc.eventtime.arrival import ArrivalClock, Arrivals, ArrivalTracker, Bound
-from cdc.eventtime.sequencer import Sequencer, Standing, Step
+from cdc.eventtime.sequencer import SavedPosition, Sequencer, WatermarkStep
 from cdc.eventtime.times import TIME_MAX, as_it_is
+from tests.examples import examples
 from tests.unit.eventtime.rows import Row, batch, rows_in
 
 SOURCES = ("a", "b")
@@ -91,7 +92,7 @@ def test_the_watermark_reaches_all_that_was_read_unless_windows_wait(
 class Stored:
     """What the service has in Postgres."""
 
-    standings: dict[str, Standing]
+    standings: dict[str, SavedPosition]
     watermark: int = NO_TIME
     bounds: dict[str, list[Bound]] = field(default_factory=dict)
     known: dict[str, Cursor] = field(default_factory=dict)
@@ -108,7 +109,7 @@ class World:
         self.random, self.held = random, held
         self.now = 100
         self.commits: dict[str, list[tuple[Cursor, int]]] = {source: [] for source in SOURCES}
-        self.stored = Stored({source: Standing(ORIGIN, ORIGIN) for source in SOURCES})
+        self.stored = Stored({source: SavedPosition(ORIGIN, ORIGIN) for source in SOURCES})
         self.times: dict[tuple[str, Cursor], int] = {}  # of rows up to where it was stored
         self.delivered: list[Row] = []
         self.most_bounds = 0
@@ -197,7 +198,7 @@ class World:
         self.stored.watermark = step.watermark
         self.stored.known = {}
         self.stored.standings = {
-            source: Standing(step.cursors[source], step.reads[source], step.watermark)
+            source: SavedPosition(step.cursors[source], step.reads[source], step.watermark)
             for source in SOURCES
         }
         self.store(step.reads, step.cursors)
@@ -206,7 +207,7 @@ class World:
             arrivals.forget(step.cursors[source])
 
     @property
-    def standings(self) -> list[tuple[str, Standing]]:
+    def standings(self) -> list[tuple[str, SavedPosition]]:
         return [*self.stored.standings.items()]
 
     def store(self, reads: dict[str, Cursor], cursors: dict[str, Cursor]) -> None:
@@ -218,7 +219,7 @@ class World:
         self.most_bounds = max(self.most_bounds, *map(len, self.stored.bounds.values()))
         self.times |= {key: at for key, at in self.fresh.items() if key[1] < reads[key[0]]}
 
-    def made_again(self, step: Step) -> Step:
+    def made_again(self, step: WatermarkStep) -> WatermarkStep:
         for source in SOURCES:
             while self.read[source] < step.reads[source]:
                 assert self.push(source, step.reads[source])
@@ -228,7 +229,7 @@ class World:
         assert (again.reads, again.cursors) == (step.reads, step.cursors)
         return again
 
-    def check(self, step: Step) -> None:
+    def check(self, step: WatermarkStep) -> None:
         assert step.late is None, "no row is late"
         if not self.held:
             assert not self.sequencer.buffer.rows, "nothing waits"
@@ -267,7 +268,7 @@ class World:
         assert self.most_bounds <= SIZE // SLIDE + 2
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(100))
 @given(st.integers(0, 2**32), st.booleans())
 def test_rows_have_the_same_times_after_every_crash_and_come_once_and_in_order(
     seed: int, held: bool

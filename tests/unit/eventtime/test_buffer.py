@@ -15,6 +15,7 @@ from cdc.cursor import Cursor
 from cdc.errors import ConfigError
 from cdc.eventtime import NO_TIME
 from cdc.eventtime.buffer import BYTES_MAX, CHUNKS_MAX, EventTimeBuffer
+from tests.examples import examples
 from tests.unit.eventtime.rows import Row, batch, rows_in
 
 SOURCES = ("shop", "warehouse")
@@ -194,4 +195,6 @@ def in_order(rows: list[Row]) -> list[Row]:
 
 
 TestWaitingRows = WaitingRows.TestCase
-TestWaitingRows.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestWaitingRows.settings = settings(
+    max_examples=examples(30), stateful_step_count=25, deadline=None
+)

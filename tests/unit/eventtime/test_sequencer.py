@@ -10,13 +10,13 @@ import pytest
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import ProtocolError
 from cdc.eventtime import NO_TIME, Times
-from cdc.eventtime.sequencer import Sequencer, Standing, Step
+from cdc.eventtime.sequencer import SavedPosition, Sequencer, WatermarkStep
 from cdc.eventtime.tracker import WatermarkTracker
 from tests.unit.eventtime.rows import Row, batch, rows_in
 
 IDLE = 100
 MUCH = 1 << 30
-NEW = Standing(ORIGIN, ORIGIN)
+NEW = SavedPosition(ORIGIN, ORIGIN)
 
 
 class Shop:
@@ -28,7 +28,7 @@ class Shop:
         tolerance: int = 0,
         max_bytes: int = MUCH,
         watermark: int = NO_TIME,
-        shop: Standing = NEW,
+        shop: SavedPosition = NEW,
         followers: bool = True,
         later: int = 0,
     ) -> None:
@@ -54,7 +54,7 @@ class Shop:
         self.sequencer.push(source, *batch(given), Cursor(lsn + len(rows), 0))
         return given
 
-    def step(self, *, to: int | None = None, flush: bool = False) -> Step:
+    def step(self, *, to: int | None = None, flush: bool = False) -> WatermarkStep:
         step = self.sequencer.step(to=to, flush=flush)
         assert step is not None
         return step
@@ -207,7 +207,7 @@ def test_what_is_due_may_be_later_than_the_time() -> None:
 
 
 def test_rows_that_a_settled_step_has_read_are_neither_repeated_nor_late() -> None:
-    standing = Standing(Cursor(2, 0), Cursor(6, 0), floor=50)
+    standing = SavedPosition(Cursor(2, 0), Cursor(6, 0), floor=50)
     shop = Shop(shop=standing, watermark=50)
     shop.sequencer.complete("warehouse")
     assert shop.sequencer.cursor("shop") == Cursor(2, 0)
@@ -223,7 +223,7 @@ def test_rows_that_a_settled_step_has_read_are_neither_repeated_nor_late() -> No
 
 
 def test_a_step_cannot_be_made_again_before_its_rows_are_there() -> None:
-    shop = Shop(shop=Standing(Cursor(2, 0), Cursor(6, 0), floor=50), watermark=50)
+    shop = Shop(shop=SavedPosition(Cursor(2, 0), Cursor(6, 0), floor=50), watermark=50)
     shop.push("shop", 2, (ORDERS, 70))
     with pytest.raises(ProtocolError, match="before its rows were read again"):
         shop.sequencer.step(to=60)
@@ -267,7 +267,7 @@ def test_a_source_at_its_bound_waits_and_the_others_do_not() -> None:
 
 
 def test_what_was_read_before_a_restart_is_wanted_beyond_the_bound() -> None:
-    shop = Shop(max_bytes=4_000, shop=Standing(Cursor(1, 0), Cursor(201, 0), 0), watermark=0)
+    shop = Shop(max_bytes=4_000, shop=SavedPosition(Cursor(1, 0), Cursor(201, 0), 0), watermark=0)
     shop.push("shop", 1, *[(ORDERS, 50)] * 100)
     assert shop.sequencer.wants("shop")
     shop.push("shop", 101, *[(ORDERS, 50)] * 100)

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from cdc.cursor import ORIGIN, Cursor
 from cdc.eventtime import NO_TIME, Times
-from cdc.eventtime.sequencer import Sequencer, Standing, Step
+from cdc.eventtime.sequencer import SavedPosition, Sequencer, WatermarkStep
 from cdc.eventtime.tracker import WatermarkTracker
+from tests.examples import examples
 from tests.unit.eventtime.rows import Row, batch, rows_in
 
 SOURCES = ("a", "b", "c")
@@ -91,7 +92,7 @@ class World:
         self.kind = kind
         self.history = [self.some_history(source) for source in range(len(SOURCES))]
         self.model = Model(self.history, kind)
-        self.standings = {source: Standing(ORIGIN, ORIGIN) for source in SOURCES}
+        self.standings = {source: SavedPosition(ORIGIN, ORIGIN) for source in SOURCES}
         self.watermark = self.reached = NO_TIME  # as stored, and as it is
         self.known = replace(self.model, waiting=[])
         self.delivered: list[Row] = []
@@ -178,12 +179,12 @@ class World:
         self.watermark = step.watermark
         self.known = replace(self.model, waiting=[*self.model.waiting])
         self.standings = {
-            source: Standing(step.cursors[source], step.reads[source], step.watermark)
+            source: SavedPosition(step.cursors[source], step.reads[source], step.watermark)
             for source in SOURCES
         }
         return True
 
-    def made_again(self, step: Step) -> Step:
+    def made_again(self, step: WatermarkStep) -> WatermarkStep:
         while behind := [source for source in SOURCES if self.read[source] < step.reads[source]]:
             source = self.random.choice(behind)
             assert self.push(source, step.reads[source])
@@ -193,7 +194,7 @@ class World:
         assert (again.reads, again.cursors) == (step.reads, step.cursors)
         return again
 
-    def check(self, step: Step, expected: tuple[list[Row], list[Row]]) -> None:
+    def check(self, step: WatermarkStep, expected: tuple[list[Row], list[Row]]) -> None:
         assert step.before == self.reached <= step.watermark
         assert (rows_in(step.late), rows_in(step.released)) == expected
         for source in SOURCES:
@@ -235,7 +236,7 @@ class World:
         assert all(self.sequencer.cursor(source) == END for source in SOURCES)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(60))
 @given(st.integers(0, 2**32), st.sampled_from([PLAIN, WINDOWS, LATER]))
 def test_every_step_is_made_again_as_it_was_and_nothing_is_lost_or_repeated(
     seed: int, kind: Kind

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cdc.eventtime import NO_TIME
 from cdc.eventtime.tracker import PartitionState, TrackerMetrics, WatermarkTracker
+from tests.examples import examples
 
 IDLE = 100
 
@@ -413,7 +414,9 @@ class TrackedPartitions(RuleBasedStateMachine):
 
 
 TestTrackedPartitions = TrackedPartitions.TestCase
-TestTrackedPartitions.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestTrackedPartitions.settings = settings(
+    max_examples=examples(50), stateful_step_count=40, deadline=None
+)
 
 
 @given(st.lists(st.tuples(st.integers(-1, 4), st.integers(0, 100)), min_size=1), st.data())

@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from cdc.config import Sink
+from cdc.config import SinkConfig
 from spark_pipeline.delivery.deliver import Origin
-from spark_pipeline.expressions.seen import RawRows
+from spark_pipeline.expressions.visible_rows import RawRows
 from tests import pgoutput
 from tests.unit.decoding.frames import OID, Frame, table
 
@@ -20,8 +20,8 @@ REDIS = {"type": "redis_stream", "host": "h"}
 WEBHOOK = {"type": "webhook", "url": "http://h/base"}
 
 
-def consumer(destination: dict[str, Any] = REDIS, **given: Any) -> Sink:
-    return Sink.model_validate(
+def consumer(destination: dict[str, Any] = REDIS, **given: Any) -> SinkConfig:
+    return SinkConfig.model_validate(
         {"name": "orders", "database": "shop", "destination": destination, **given}
     )
 

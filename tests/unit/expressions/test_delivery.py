@@ -11,7 +11,7 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from cdc.config import Sink
+from cdc.config import SinkConfig
 from cdc.cursor import Cursor
 from cdc.errors import ProtocolError
 from cdc.log.view import LogView
@@ -20,11 +20,11 @@ from sinks.columns import by_route
 from spark_pipeline.delivery import deliver as deliver_module
 from spark_pipeline.delivery.dead_letters import dead_letters
 from spark_pipeline.delivery.deliver import Share, deliver
+from spark_pipeline.delivery.verdicts import leave_verdicts
 from spark_pipeline.expressions.evaluate import verdicts
-from spark_pipeline.expressions.seen import RawRows
-from spark_pipeline.expressions.shares import judge
-from spark_pipeline.expressions.verdicts import leave_verdicts
-from spark_pipeline.feed.exchange import Exchange, markers_from_arrow, pick_up
+from spark_pipeline.expressions.for_share import judge
+from spark_pipeline.expressions.visible_rows import RawRows
+from spark_pipeline.slices.exchange import Exchange, markers_from_arrow, pick_up
 from spark_pipeline.source.stream import LogStreamReader
 from tests import pgoutput
 from tests.unit.decoding.frames import COMMIT_LSN, OID, Frame
@@ -62,7 +62,7 @@ def exchange(tmp_path: Path) -> Iterator[Exchange]:
     made.remove()
 
 
-def share_of(log: Path, exchange: Exchange, sink: Sink) -> Share:
+def share_of(log: Path, exchange: Exchange, sink: SinkConfig) -> Share:
     """The whole log for a consumer, judged."""
     reader = LogStreamReader.in_process(log, exchange.directory)
     view = LogView(log)
@@ -73,7 +73,7 @@ def share_of(log: Path, exchange: Exchange, sink: Sink) -> Share:
     return judge(None, share, log, None, exchange.directory)
 
 
-def file_sink(directory: Path, **given: Any) -> Sink:
+def file_sink(directory: Path, **given: Any) -> SinkConfig:
     destination = {"type": "file", "path": str(directory)}
     return consumer(destination, actions=["insert", "truncate"], **given)
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from cdc.config import Sink
+from cdc.config import SinkConfig
 from cdc.cursor import Cursor
 from cdc.errors import ExpressionError, TransientError
+from spark_pipeline.delivery.verdicts import VERDICT_SCHEMA
 from spark_pipeline.expressions.evaluate import verdicts
-from spark_pipeline.expressions.verdicts import VERDICT_SCHEMA
 from tests import pgoutput
 from tests.pgoutput import UNCHANGED
 from tests.unit.decoding.frames import COMMIT_LSN, OID, Frame, table
@@ -33,7 +33,7 @@ FUNCTIONS = "python:tests.unit.expressions.operators_functions"
 
 
 def judged(
-    spark: SparkSession, sink: Sink, frame: Frame, annotations: list[str | None] | None = None
+    spark: SparkSession, sink: SinkConfig, frame: Frame, annotations: list[str | None] | None = None
 ) -> list[dict[str, Any]]:
     found = verdicts(spark, sink, ORIGIN, raw(frame, annotations))
     assert found.schema == VERDICT_SCHEMA

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from cdc.config import Sink
+from cdc.config import SinkConfig
 from cdc.cursor import Cursor
-from cdc.decoding.annotations import Run
+from cdc.decoding.annotations import AnnotationRun
 from cdc.errors import TransientError
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
-from spark_pipeline.expressions import from_log
-from spark_pipeline.expressions.from_log import verdicts_on_driver, verdicts_on_executors
-from spark_pipeline.expressions.log_rows import Piece, pieces_of
-from spark_pipeline.expressions.stretch import Stretch
-from spark_pipeline.feed.exchange import SliceMarker
+from spark_pipeline.expressions import on_executors
+from spark_pipeline.expressions.log_range import LogRange
+from spark_pipeline.expressions.log_rows import LogSlice, pieces_of
+from spark_pipeline.expressions.on_executors import verdicts_on_driver, verdicts_on_executors
+from spark_pipeline.slices.exchange import SliceMarker
 from tests import pgoutput
 from tests.unit.decoding.frames import COMMIT_LSN, OID, Frame, table
 from tests.unit.expressions.tables import ORDERS, ORIGIN, consumer, order
@@ -49,34 +49,36 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
             frame.schemas,
             first=Cursor(COMMIT_LSN, start),
             high=Cursor(COMMIT_LSN, start + 100),
-            annotations=[Run(10, 43, b'{"n":%d}' % start)],
+            annotations=[AnnotationRun(10, 43, b'{"n":%d}' % start)],
         )
     writer.close()
     return directory
 
 
-def pieces(log: Path) -> list[Piece]:
+def pieces(log: Path) -> list[LogSlice]:
     first = LogView(log).first_batch()
     return [
-        Piece(first, 0, 60),
-        Piece(first, 60, 100),
-        Piece(first + 1, 0, 100),
-        Piece(first + 2, 0, 90),
+        LogSlice(first, 0, 60),
+        LogSlice(first, 60, 100),
+        LogSlice(first + 1, 0, 100),
+        LogSlice(first + 2, 0, 90),
     ]
 
 
-def stretch(sink: Sink, log: Path, since: int = 0) -> Stretch:
-    return Stretch(sink, ORIGIN, log, None, pieces(log), Cursor(COMMIT_LSN, since))
+def stretch(sink: SinkConfig, log: Path, since: int = 0) -> LogRange:
+    return LogRange(sink, ORIGIN, log, None, pieces(log), Cursor(COMMIT_LSN, since))
 
 
-def by_job(spark: SparkSession, sink: Sink, log: Path, since: int = 0) -> list[dict[str, Any]]:
+def by_job(
+    spark: SparkSession, sink: SinkConfig, log: Path, since: int = 0
+) -> list[dict[str, Any]]:
     found = verdicts_on_executors(spark, stretch(sink, log, since))
     found.validate(full=True)
     rows: list[dict[str, Any]] = found.to_pylist()
     return rows
 
 
-def by_driver(spark: SparkSession, sink: Sink, log: Path) -> list[dict[str, Any]]:
+def by_driver(spark: SparkSession, sink: SinkConfig, log: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = verdicts_on_driver(spark, stretch(sink, log)).to_pylist()
     return rows
 
@@ -106,7 +108,7 @@ def test_a_job_and_the_driver_say_the_same(
     sink = consumer(**given)
     with monkeypatch.context() as patched:
         if "div" not in str(given):
-            patched.delattr(from_log, "verdicts_on_driver")  # it is the job that answers
+            patched.delattr(on_executors, "verdicts_on_driver")  # it is the job that answers
         found = by_job(spark, sink, log)
     assert found == by_driver(spark, sink, log)
     if "actions" not in given:
@@ -136,7 +138,7 @@ def test_slices_of_a_micro_batch_are_pieces_of_the_log() -> None:
         return SliceMarker(0, 9, batch_idx, part, 2, rows, Cursor(1, 0), 0, "", 0, 0)
 
     slices = [marker(4, 0, 60), marker(4, 1, 40), marker(5, 0, 0), marker(6, 0, 7)]
-    assert pieces_of(slices) == [Piece(4, 0, 60), Piece(4, 60, 100), Piece(6, 0, 7)]
+    assert pieces_of(slices) == [LogSlice(4, 0, 60), LogSlice(4, 60, 100), LogSlice(6, 0, 7)]
 
 
 def test_no_table_that_is_taken_means_no_verdicts(spark: SparkSession, log: Path) -> None:

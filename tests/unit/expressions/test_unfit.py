@@ -19,12 +19,12 @@ from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
 from spark_pipeline.delivery.deliver import Share
 from spark_pipeline.delivery.outcome import Outcome
-from spark_pipeline.expressions.from_log import verdicts_on_driver, verdicts_on_executors
+from spark_pipeline.expressions.for_share import judge
+from spark_pipeline.expressions.log_range import LogRange
 from spark_pipeline.expressions.log_rows import pieces_of
-from spark_pipeline.expressions.shares import judge
-from spark_pipeline.expressions.stretch import Stretch
-from spark_pipeline.feed.exchange import Exchange, PlannedRange
+from spark_pipeline.expressions.on_executors import verdicts_on_driver, verdicts_on_executors
 from spark_pipeline.feed.plan import DriverPlan
+from spark_pipeline.slices.exchange import Exchange, PlannedRange
 from spark_pipeline.source.options import driver_options
 from spark_pipeline.source.range_reader import RangeReader
 from tests import pgoutput
@@ -115,7 +115,7 @@ def test_who_is_past_it_is_not_held_back_whoever_judges(
 ) -> None:
     share = share_of(log, plan)
     pieces = pieces_of(share.slices)
-    stretch = Stretch(share.consumer, ORIGIN, log, None, pieces, since=at(4))
+    stretch = LogRange(share.consumer, ORIGIN, log, None, pieces, since=at(4))
     here, by_job = verdicts_on_driver(spark, stretch), verdicts_on_executors(spark, stretch)
     assert here.column("commit_idx").to_pylist() == [4, 5]
     assert by_job.equals(here)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cdc.cursor import Cursor
 from cdc.errors import ProtocolError
-from spark_pipeline.expressions.verdicts import VERDICT_SCHEMA, empty, in_cursor_order, judged
+from spark_pipeline.delivery.verdicts import VERDICT_SCHEMA, empty, in_cursor_order, judged
 from tests.unit.expressions.tables import consumer
 
 ROUTED = consumer(filter="true", routing="action")

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 
 from cdc.cursor import Cursor
-from cdc.decoding.annotations import Run
+from cdc.decoding.annotations import AnnotationRun
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.log.manifest import Manifest, read_manifest
 from cdc.log.segment import data_path, index_path
 from cdc.log.view import LogView
-from cdc.log.writer import LogWriter, Retention, SegmentLimits, Tier
+from cdc.log.writer import LogWriter, Retention, SegmentLimits, TierSettings
 
 SCHEMAS = {7: b"R-seven"}
 SMALL = SegmentLimits(bytes=3_000)
@@ -51,9 +51,9 @@ def append(log: LogWriter, lsn: int, count: int = 3, size: int = 10) -> None:
     )
 
 
-def runs(lsn: int, count: int) -> tuple[Run, ...]:
+def runs(lsn: int, count: int) -> tuple[AnnotationRun, ...]:
     """All rows but the first carry one."""
-    return (Run(1, count, b"%d" % lsn),) if count > 1 else ()
+    return (AnnotationRun(1, count, b"%d" % lsn),) if count > 1 else ()
 
 
 def lsns(directory: Path, history: int | None = None) -> list[int]:
@@ -72,7 +72,7 @@ def lsns(directory: Path, history: int | None = None) -> list[int]:
     return found
 
 
-def sealed_log(directory: Path, *, tier: Tier | None = None) -> LogWriter:
+def sealed_log(directory: Path, *, tier: TierSettings | None = None) -> LogWriter:
     """Batches 10 to 39 in several sealed segments and an active one."""
     log = LogWriter(directory, limits=SMALL, tier=tier)
     for lsn in range(10, 40):

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from cdc.log.tier import Tier
+from cdc.log.tier.tier import TierSettings
 
 
 @pytest.fixture(params=["directory", "url"])
-def tier(tmp_path: Path, request: pytest.FixtureRequest) -> Tier:
+def tier(tmp_path: Path, request: pytest.FixtureRequest) -> TierSettings:
     cold = tmp_path / "cold"
-    return Tier(str(cold) if request.param == "directory" else f"file://{cold}", hot_bytes=3_000)
+    return TierSettings(
+        str(cold) if request.param == "directory" else f"file://{cold}", hot_bytes=3_000
+    )
 
 
 @pytest.fixture

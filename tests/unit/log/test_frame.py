@@ -6,16 +6,18 @@ import pyarrow as pa
 import pytest
 
 from cdc.cursor import Cursor
-from cdc.decoding.annotations import Run
+from cdc.decoding.annotations import AnnotationRun
 from cdc.decoding.raw import RAW_SCHEMA, SCHEMAS_KEY, encode_schemas
 from cdc.errors import DecodeError
 from cdc.log.frame import Frame, encode_frame, read_frame
 from tests.unit.log.batches import SCHEMAS, rows
 
-RUNS = (Run(1, 3, b'{"user":"ann"}'), Run(4, 5, b"7"))
+RUNS = (AnnotationRun(1, 3, b'{"user":"ann"}'), AnnotationRun(4, 5, b"7"))
 
 
-def written(raw: pa.RecordBatch, annotations: tuple[Run, ...] = ()) -> tuple[bytes, pa.Buffer]:
+def written(
+    raw: pa.RecordBatch, annotations: tuple[AnnotationRun, ...] = ()
+) -> tuple[bytes, pa.Buffer]:
     first, high = Cursor(10, 0), Cursor(10, raw.num_rows)
     _marker, header, body = encode_frame(
         3, raw, SCHEMAS, first=first, high=high, annotations=annotations

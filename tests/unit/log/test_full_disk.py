@@ -11,7 +11,7 @@ import pytest
 
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import TransientError
-from cdc.log.damage import report_damage, take_damage_report
+from cdc.log.damage_note import report_damage, take_damage_report
 from cdc.log.frame import encode_frame
 from cdc.log.sync import read_durable
 from cdc.log.writer import LogWriter, SegmentLimits

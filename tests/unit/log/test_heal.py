@@ -9,8 +9,8 @@ import pytest
 
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import CorruptionError, GapError, TransientError
-from cdc.log import own
 from cdc.log.manifest import Manifest
+from cdc.log.recovery import owned_manifest
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
 from tests.unit.log.batches import (
@@ -175,7 +175,7 @@ def test_an_active_index_is_made_anew_only_once_it_is_sealed(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(own, "swap_manifest", refuse)
+        patch.setattr(owned_manifest, "swap_manifest", refuse)
         with pytest.raises(TransientError, match="No space left"):
             healed(log, ORIGIN, ORIGIN)
     append(log, 30)

@@ -9,11 +9,12 @@ import pytest
 
 from cdc.cursor import Cursor
 from cdc.errors import TransientError
-from cdc.log import own, writer
-from cdc.log.damage import report_damage
-from cdc.log.writer import Durability, Tier
-from cdc.replication import keep
-from cdc.replication.keep import LogKeeper
+from cdc.log import writer
+from cdc.log.damage_note import report_damage
+from cdc.log.recovery import owned_manifest
+from cdc.log.writer import Durability, TierSettings
+from cdc.replication import log_keeper
+from cdc.replication.log_keeper import LogKeeper
 from tests.unit.log.batches import (
     KEEP_ALL,
     SMALL,
@@ -28,7 +29,7 @@ from tests.unit.log.tiers import move_all, until
 
 
 def keeper(
-    directory: Path, *, durability: Durability = "fsync", tier: Tier | None = None
+    directory: Path, *, durability: Durability = "fsync", tier: TierSettings | None = None
 ) -> LogKeeper:
     return LogKeeper(
         directory, term=1, durability=durability, limits=SMALL, retention=KEEP_ALL, tier=tier
@@ -44,7 +45,7 @@ def inspected(kept: LogKeeper, lowest: Cursor) -> None:
 
 
 def test_a_reader_connects_while_the_tier_is_away(tmp_path: Path) -> None:
-    tier = Tier(str(tmp_path / "tier"), hot_bytes=3_000)
+    tier = TierSettings(str(tmp_path / "tier"), hot_bytes=3_000)
     log = sealed_log(tmp_path / "log", tier=tier)
     move_all(log)
     log.close()
@@ -121,7 +122,7 @@ def test_a_cut_that_a_full_disk_refuses_is_tried_again(
     kept.resume(lowest, lowest, lowest.lsn, anew=False)
     inspected(kept, lowest)
     with monkeypatch.context() as patch:
-        patch.setattr(own, "swap_manifest", full_disk)
+        patch.setattr(owned_manifest, "swap_manifest", full_disk)
         with pytest.raises(TransientError, match="No space left"):
             kept.resume(lowest, lowest, lowest.lsn, anew=False)
     damaged_from = kept.log.manifest.segments[1].high
@@ -132,7 +133,7 @@ def test_a_cut_that_a_full_disk_refuses_is_tried_again(
 def test_damage_is_reported_after_a_full_disk_kept_an_index_from_being_mended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keep, "_INSPECTION_PAUSE_S", 0.0)
+    monkeypatch.setattr(log_keeper, "_INSPECTION_PAUSE_S", 0.0)
     sealed_log(tmp_path).close()
     kept = keeper(tmp_path)
     flip(sealed_data(tmp_path, 1), 100)

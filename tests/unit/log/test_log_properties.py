@@ -14,11 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import CorruptionError
-from cdc.log import recovery
 from cdc.log.manifest import FILE_NAME
+from cdc.log.recovery import recover
 from cdc.log.sync import read_durable
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter, SegmentLimits
+from tests.examples import examples
 from tests.unit.log.batches import (
     KEEP_NONE,
     active_data,
@@ -156,11 +157,13 @@ class LogUnderDamage(RuleBasedStateMachine):
             assert sought == view.first_batch() + middle
 
 
-LogUnderDamage.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+LogUnderDamage.TestCase.settings = settings(
+    max_examples=examples(20), stateful_step_count=25, deadline=None
+)
 TestLogUnderDamage = LogUnderDamage.TestCase
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     synced=st.integers(0, 3),
     more=st.integers(0, 3),
@@ -191,7 +194,7 @@ def test_a_power_cut_takes_only_what_was_not_synced(
             if zeros:
                 os.truncate(path, size)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(recovery, "_boot", lambda: "after the power came back")
+            patch.setattr(recover, "_boot", lambda: "after the power came back")
             log = LogWriter(directory, term=int(newer))
         found = lsns(directory)
         assert found == list(range(10, 10 + len(found)))
@@ -228,7 +231,7 @@ def reopened(three_batches: Path, data: bytes) -> list[int]:
         shutil.rmtree(directory)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(cut=st.floats(0, 1))
 def test_a_torn_tail_is_cut_at_the_last_whole_batch(three_batches: Path, cut: float) -> None:
     data = active_data(three_batches).read_bytes()
@@ -237,7 +240,7 @@ def test_a_torn_tail_is_cut_at_the_last_whole_batch(three_batches: Path, cut: fl
     assert reopened(three_batches, data[:kept]) == [*[10, 20, 30][:whole], 40]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_in_the_active_segment_cuts_from_the_damaged_batch_on(
     three_batches: Path, place: float, bit: int

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from cdc.errors import OperatorError
-from cdc.log.damage import report_damage
+from cdc.log.damage_note import report_damage
 from cdc.log.files import keep_aside
 from cdc.log.view import LogView
-from cdc.log.writer import LogWriter, Tier
-from cdc.replication.spill import Spill
-from cdc.replication.spill_file import SPILL_SCHEMA
+from cdc.log.writer import LogWriter, TierSettings
+from cdc.replication.spill.spill import Spill
+from cdc.replication.spill.spill_file import SPILL_SCHEMA
 from tests.unit.log.batches import active_data, lsns, sealed_log
 from tests.unit.log.tiers import ALL, move_all, until
 
@@ -36,7 +36,9 @@ def exposed(directory: Path) -> list[str]:
 
 
 def test_the_files_of_a_log_and_its_tier_are_for_their_own_account_alone(tmp_path: Path) -> None:
-    log = sealed_log(tmp_path / "logs" / "shop", tier=Tier(str(tmp_path / "tier"), hot_bytes=3_000))
+    log = sealed_log(
+        tmp_path / "logs" / "shop", tier=TierSettings(str(tmp_path / "tier"), hot_bytes=3_000)
+    )
     move_all(log)
     report_damage(tmp_path / "logs" / "shop")
     keep_aside(active_data(tmp_path / "logs" / "shop"))
@@ -46,12 +48,12 @@ def test_the_files_of_a_log_and_its_tier_are_for_their_own_account_alone(tmp_pat
 
 def test_a_log_that_others_could_read_is_closed_to_them_when_it_is_opened(tmp_path: Path) -> None:
     directory, tier = tmp_path / "shop", tmp_path / "tier"
-    log = sealed_log(directory, tier=Tier(str(tier), hot_bytes=3_000))
+    log = sealed_log(directory, tier=TierSettings(str(tier), hot_bytes=3_000))
     move_all(log)
     log.close()
     for path in (directory, *directory.iterdir(), tier / "shop", *(tier / "shop").iterdir()):
         path.chmod(0o777)
-    log = LogWriter(directory, term=1, tier=Tier(str(tier), hot_bytes=3_000))
+    log = LogWriter(directory, term=1, tier=TierSettings(str(tier), hot_bytes=3_000))
     until(lambda: exposed(tier / "shop") == [])
     assert exposed(directory) + exposed(tier / "shop") == []
     assert lsns(directory) == ALL

@@ -12,8 +12,8 @@ import pytest
 
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import CorruptionError, GapError, OperatorError
-from cdc.log import found, recovery, whole
 from cdc.log.manifest import FILE_NAME, swap_manifest
+from cdc.log.recovery import active_scan, recover, segment_check
 from cdc.log.segment import list_segments, map_file
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter, Retention
@@ -114,11 +114,11 @@ def test_after_a_crash_of_the_machine_readers_begin_anew(
     log = three_batches(tmp_path)
     history = log.manifest.history
     crash(log)
-    monkeypatch.setattr(recovery, "_boot", lambda: "the next one")
+    monkeypatch.setattr(recover, "_boot", lambda: "the next one")
     log = LogWriter(tmp_path)
     assert log.manifest.history == history + 1
     log.close()
-    monkeypatch.setattr(recovery, "_boot", lambda: "the one after it")
+    monkeypatch.setattr(recover, "_boot", lambda: "the one after it")
     LogWriter(tmp_path).close()
     assert lsns(tmp_path, history + 1) == [10, 20, 30], "closed well, it survives a reboot"
 
@@ -184,7 +184,7 @@ def test_sealed_data_is_not_read_on_open(tmp_path: Path, monkeypatch: pytest.Mon
         mapped.append(path)
         return map_file(path)
 
-    for module in (found, whole):
+    for module in (active_scan, segment_check):
         monkeypatch.setattr(module, "map_file", noted)
     LogWriter(tmp_path).close()
     assert set(mapped) == {active_data(tmp_path)}

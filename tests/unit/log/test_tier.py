@@ -14,10 +14,10 @@ import pytest
 
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import CorruptionError, GapError
-from cdc.log import mover, writer
+from cdc.log import tier_mover, writer
 from cdc.log.manifest import FILE_NAME
 from cdc.log.segment import list_segments
-from cdc.log.tier import Folder, Tier
+from cdc.log.tier.tier import Folder, TierSettings
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
 from tests.unit.log.batches import (
@@ -36,7 +36,7 @@ from tests.unit.log.tiers import ALL, move_all, moved, until
 
 
 def test_segments_beyond_the_limit_move_and_are_read_as_before(
-    directory: Path, cold: Path, tier: Tier
+    directory: Path, cold: Path, tier: TierSettings
 ) -> None:
     log = sealed_log(directory, tier=tier)
     view = LogView(directory)
@@ -60,7 +60,7 @@ def test_segments_beyond_the_limit_move_and_are_read_as_before(
 
 
 def test_a_reader_in_the_middle_of_a_segment_does_not_notice_its_move(
-    directory: Path, tier: Tier
+    directory: Path, tier: TierSettings
 ) -> None:
     log = sealed_log(directory, tier=tier)
     frames = LogView(directory).frames(0, 30)
@@ -70,7 +70,7 @@ def test_a_reader_in_the_middle_of_a_segment_does_not_notice_its_move(
     log.close()
 
 
-def test_trimmed_segments_go_from_the_tier(directory: Path, cold: Path, tier: Tier) -> None:
+def test_trimmed_segments_go_from_the_tier(directory: Path, cold: Path, tier: TierSettings) -> None:
     log = sealed_log(directory, tier=tier)
     move_all(log)
     log.retain(log.end, KEEP_NONE)
@@ -81,7 +81,7 @@ def test_trimmed_segments_go_from_the_tier(directory: Path, cold: Path, tier: Ti
 
 
 def test_cold_segments_go_even_without_a_tier_in_the_configuration(
-    directory: Path, cold: Path, tier: Tier
+    directory: Path, cold: Path, tier: TierSettings
 ) -> None:
     log = sealed_log(directory, tier=tier)
     move_all(log)
@@ -94,7 +94,7 @@ def test_cold_segments_go_even_without_a_tier_in_the_configuration(
 
 
 def test_a_move_interrupted_before_the_switch_leaves_the_segment_here(
-    directory: Path, cold: Path, tier: Tier
+    directory: Path, cold: Path, tier: TierSettings
 ) -> None:
     log = sealed_log(directory, tier=tier)
     log.retain(ORIGIN, KEEP_ALL)
@@ -113,7 +113,7 @@ def test_a_move_interrupted_before_the_switch_leaves_the_segment_here(
 
 
 def test_a_move_interrupted_after_the_switch_leaves_the_segment_there(
-    directory: Path, cold: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+    directory: Path, cold: Path, tier: TierSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = sealed_log(directory, tier=tier)
     log.retain(ORIGIN, KEEP_ALL)
@@ -137,7 +137,7 @@ def test_a_move_interrupted_after_the_switch_leaves_the_segment_there(
 
 
 def test_a_segment_trimmed_during_its_copy_does_not_stay_in_the_tier(
-    directory: Path, cold: Path, tier: Tier
+    directory: Path, cold: Path, tier: TierSettings
 ) -> None:
     log = sealed_log(directory, tier=tier)
     log.retain(ORIGIN, KEEP_ALL)
@@ -155,10 +155,10 @@ def test_a_segment_trimmed_during_its_copy_does_not_stay_in_the_tier(
 def test_a_tier_that_cannot_be_written_is_a_problem_and_tried_again(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mover, "_BACKOFF_FIRST_S", 0.02)
+    monkeypatch.setattr(tier_mover, "_BACKOFF_FIRST_S", 0.02)
     blocked = tmp_path / "cold"
     blocked.write_text("a file where the folder should be")
-    log = sealed_log(directory, tier=Tier(str(blocked), hot_bytes=3_000))
+    log = sealed_log(directory, tier=TierSettings(str(blocked), hot_bytes=3_000))
     log.retain(ORIGIN, KEEP_ALL)
     until(lambda: log.tier_problem is not None)
     assert lsns(directory) == ALL
@@ -170,9 +170,9 @@ def test_a_tier_that_cannot_be_written_is_a_problem_and_tried_again(
 
 
 def test_a_copy_that_does_not_match_is_not_switched_to(
-    directory: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+    directory: Path, tier: TierSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mover, "_BACKOFF_FIRST_S", 0.02)
+    monkeypatch.setattr(tier_mover, "_BACKOFF_FIRST_S", 0.02)
     real = os.replace
 
     def damaging(source: str, target: str) -> None:
@@ -201,14 +201,16 @@ def test_every_directory_that_was_made_is_synced_in_its_parent(
         real(handle)
 
     monkeypatch.setattr(os, "fsync", note)
-    log = sealed_log(tmp_path / "a" / "b" / "shop", tier=Tier(str(tmp_path / "c"), hot_bytes=3_000))
+    log = sealed_log(
+        tmp_path / "a" / "b" / "shop", tier=TierSettings(str(tmp_path / "c"), hot_bytes=3_000)
+    )
     move_all(log)
     log.close()
     assert {str(tmp_path / one) for one in (".", "a", "a/b", "c")} <= synced
 
 
 def test_segments_of_the_tier_keep_their_age_when_the_manifest_is_made_anew(
-    directory: Path, tier: Tier
+    directory: Path, tier: TierSettings
 ) -> None:
     log = sealed_log(directory, tier=tier)
     move_all(log)
@@ -220,7 +222,9 @@ def test_segments_of_the_tier_keep_their_age_when_the_manifest_is_made_anew(
     log.close()
 
 
-def test_damage_in_the_tier_is_reported_and_healed(directory: Path, cold: Path, tier: Tier) -> None:
+def test_damage_in_the_tier_is_reported_and_healed(
+    directory: Path, cold: Path, tier: TierSettings
+) -> None:
     log = sealed_log(directory, tier=tier)
     move_all(log)
     second = log.manifest.segments[1]
@@ -234,7 +238,7 @@ def test_damage_in_the_tier_is_reported_and_healed(directory: Path, cold: Path, 
     assert lsns(directory) == [*range(10, second.first.lsn), 50]
 
 
-def test_a_lost_manifest_is_made_anew_from_both_places(directory: Path, tier: Tier) -> None:
+def test_a_lost_manifest_is_made_anew_from_both_places(directory: Path, tier: TierSettings) -> None:
     log = sealed_log(directory, tier=tier)
     move_all(log)
     places = [segment.place for segment in log.manifest.segments]
@@ -248,18 +252,21 @@ def test_a_lost_manifest_is_made_anew_from_both_places(directory: Path, tier: Ti
 
 def test_logs_of_one_tier_have_folders_of_their_own() -> None:
     log = Path("/var/lib/walbrook/shop")
-    assert Tier("s3://bucket/logs?region=eu").place_of(log) == "s3://bucket/logs/shop?region=eu"
-    assert Tier("/mnt/cold/").place_of(log) == "/mnt/cold/shop"
+    assert (
+        TierSettings("s3://bucket/logs?region=eu").place_of(log)
+        == "s3://bucket/logs/shop?region=eu"
+    )
+    assert TierSettings("/mnt/cold/").place_of(log) == "/mnt/cold/shop"
 
 
 _KILLED = """
 import sys
 from pathlib import Path
 from cdc.cursor import ORIGIN
-from cdc.log.tier import Tier
+from cdc.log.tier.tier import TierSettings
 from cdc.log.writer import LogWriter
 from tests.unit.log.batches import KEEP_ALL, SMALL, append
-log = LogWriter(Path(sys.argv[1]), limits=SMALL, tier=Tier(sys.argv[2], hot_bytes=0))
+log = LogWriter(Path(sys.argv[1]), limits=SMALL, tier=TierSettings(sys.argv[2], hot_bytes=0))
 lsn = log.end.lsn
 while True:
     lsn += 1
@@ -289,7 +296,7 @@ def test_a_process_killed_at_any_moment_of_moving_loses_nothing(
         found = lsns(directory)
         assert found[:appended] == list(range(1, appended + 1))
         appended = found[-1]
-    log = LogWriter(directory, limits=SMALL, tier=Tier(str(cold.parent), hot_bytes=0))
+    log = LogWriter(directory, limits=SMALL, tier=TierSettings(str(cold.parent), hot_bytes=0))
     until(lambda: moved(log) == len(log.manifest.segments))
     known = {segment.name + end for segment in log.manifest.segments for end in (".seg", ".idx")}
     until(lambda: {path.name for path in cold.iterdir()} == known)

@@ -12,10 +12,10 @@ import pytest
 
 from cdc.cursor import ORIGIN
 from cdc.errors import CorruptionError, OperatorError, TransientError
-from cdc.log import own
-from cdc.log.damage import take_damage_report
+from cdc.log.damage_note import take_damage_report
 from cdc.log.manifest import Manifest
-from cdc.log.tier import Folder, Tier
+from cdc.log.recovery import owned_manifest
+from cdc.log.tier.tier import Folder, TierSettings
 from cdc.log.writer import LogWriter
 from tests.unit.log.batches import (
     KEEP_ALL,
@@ -30,7 +30,7 @@ from tests.unit.log.tiers import ALL, move_all, moved, until
 
 
 def test_a_damaged_segment_is_reported_and_not_moved_and_keeps_no_other_waiting(
-    directory: Path, cold: Path, tier: Tier
+    directory: Path, cold: Path, tier: TierSettings
 ) -> None:
     log = sealed_log(directory, tier=tier)
     damaged = log.manifest.segments[0]
@@ -49,7 +49,7 @@ def test_a_damaged_segment_is_reported_and_not_moved_and_keeps_no_other_waiting(
 
 
 def test_a_failing_removal_keeps_no_copy_waiting(
-    directory: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+    directory: Path, tier: TierSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = sealed_log(directory, tier=tier)
     gone = replace(
@@ -67,7 +67,7 @@ def test_a_failing_removal_keeps_no_copy_waiting(
 
 
 def test_a_segment_without_its_index_is_moved_with_one(
-    directory: Path, cold: Path, tier: Tier
+    directory: Path, cold: Path, tier: TierSettings
 ) -> None:
     log = sealed_log(directory, tier=tier)
     sealed_index(directory).unlink()
@@ -79,7 +79,7 @@ def test_a_segment_without_its_index_is_moved_with_one(
 
 
 def test_a_segment_whose_data_is_gone_is_never_switched_to_a_copy(
-    directory: Path, tier: Tier
+    directory: Path, tier: TierSettings
 ) -> None:
     log = sealed_log(directory, tier=tier)
     sealed_data(directory).unlink()
@@ -90,7 +90,7 @@ def test_a_segment_whose_data_is_gone_is_never_switched_to_a_copy(
 
 
 def test_a_copy_is_made_once_however_often_the_switch_fails(
-    directory: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+    directory: Path, tier: TierSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = sealed_log(directory, tier=tier)
     put: list[str] = []
@@ -107,7 +107,7 @@ def test_a_copy_is_made_once_however_often_the_switch_fails(
     log.retain(ORIGIN, KEEP_ALL)
     until(lambda: log._mover._copied is not None)
     with monkeypatch.context() as patch:
-        patch.setattr(own, "swap_manifest", refuse)
+        patch.setattr(owned_manifest, "swap_manifest", refuse)
         for _ in range(3):
             with pytest.raises(TransientError, match="No space left"):
                 log.retain(ORIGIN, KEEP_ALL)
@@ -122,11 +122,11 @@ def test_cold_segments_survive_another_spelling_of_their_place(
 ) -> None:
     spellings = [str(cold.parent), f"file://{cold.parent}"]
     first, other = reversed(spellings) if url else spellings
-    log = sealed_log(directory, tier=Tier(first, hot_bytes=3_000))
+    log = sealed_log(directory, tier=TierSettings(first, hot_bytes=3_000))
     move_all(log)
     before = sorted(path.name for path in cold.iterdir())
     log.close()
-    log = LogWriter(directory, tier=Tier(other, hot_bytes=1 << 30))
+    log = LogWriter(directory, tier=TierSettings(other, hot_bytes=1 << 30))
     until(lambda: not log._mover._jobs)
     assert sorted(path.name for path in cold.iterdir()) == before
     log.close()
@@ -138,12 +138,12 @@ def test_a_tier_in_the_logs_own_directory_is_refused(directory: Path, spelling: 
     sealed_log(directory).close()
     url = spelling.format(directory.parent, name=directory.parent.name)
     with pytest.raises(OperatorError, match="lies in the log's own directory"):
-        LogWriter(directory, tier=Tier(url))
+        LogWriter(directory, tier=TierSettings(url))
     assert lsns(directory) == ALL
 
 
 def test_a_tier_of_another_log_is_refused_and_left_alone(
-    directory: Path, tmp_path: Path, cold: Path, tier: Tier
+    directory: Path, tmp_path: Path, cold: Path, tier: TierSettings
 ) -> None:
     log = sealed_log(directory, tier=tier)
     move_all(log)
@@ -162,7 +162,9 @@ def test_a_tier_of_another_log_is_refused_and_left_alone(
     assert lsns(directory) == ALL
 
 
-def test_a_tier_that_is_not_mounted_is_not_damage(directory: Path, cold: Path, tier: Tier) -> None:
+def test_a_tier_that_is_not_mounted_is_not_damage(
+    directory: Path, cold: Path, tier: TierSettings
+) -> None:
     log = sealed_log(directory, tier=tier)
     move_all(log)
     away = cold.parent.with_name("away")
@@ -185,7 +187,9 @@ def test_a_tier_that_is_not_mounted_is_not_damage(directory: Path, cold: Path, t
 
 
 @pytest.mark.parametrize("how", ["missing", "flipped"])
-def test_a_cold_index_is_made_anew(directory: Path, cold: Path, tier: Tier, how: str) -> None:
+def test_a_cold_index_is_made_anew(
+    directory: Path, cold: Path, tier: TierSettings, how: str
+) -> None:
     log = sealed_log(directory, tier=tier)
     move_all(log)
     for position, settled in ((0, log.manifest.segments[0].high), (1, ORIGIN)):

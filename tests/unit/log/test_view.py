@@ -15,7 +15,6 @@ import xxhash
 
 from cdc.cursor import Cursor
 from cdc.errors import CorruptionError, GapError
-from cdc.log import stored
 from cdc.log import view as view_module
 from cdc.log.manifest import (
     FILE_NAME,
@@ -26,6 +25,7 @@ from cdc.log.manifest import (
     swap_manifest,
 )
 from cdc.log.segment import INDEX_DTYPE, index_path
+from cdc.log.tier import segment_reader
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
 from tests.unit.log.batches import (
@@ -207,9 +207,9 @@ def test_a_segment_trimmed_between_listing_and_opening_is_looked_up_once_more(
 ) -> None:
     log = sealed_log(tmp_path)
     view = LogView(tmp_path)
-    real = stored.open_data
+    real = segment_reader.open_data
 
-    def trimmed_first(directory: Path, name: str, place: str) -> stored.SegmentData:
+    def trimmed_first(directory: Path, name: str, place: str) -> segment_reader.SegmentData:
         log.retain(log.end, KEEP_NONE)
         return real(directory, name, place)
 
@@ -265,9 +265,9 @@ def test_damage_that_is_a_cut_is_told_as_one(
     log = sealed_log(tmp_path)
     view = LogView(tmp_path)
     view.next_batch()
-    real = stored.open_data
+    real = segment_reader.open_data
 
-    def cut_first(directory: Path, name: str, place: str) -> stored.SegmentData:
+    def cut_first(directory: Path, name: str, place: str) -> segment_reader.SegmentData:
         healed(log, Cursor(0, 0), Cursor(0, 0))
         return real(directory, name, place)
 

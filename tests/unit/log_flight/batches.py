@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from cdc.cursor import Cursor
-from cdc.decoding.annotations import Run
+from cdc.decoding.annotations import AnnotationRun
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.log.writer import LogWriter
 
@@ -37,5 +37,5 @@ def append(log: LogWriter, *lsns: int, size: int = 10) -> None:
             SCHEMAS,
             first=Cursor(lsn, 0),
             high=Cursor(lsn, 3),
-            annotations=(Run(1, 3, b"%d" % lsn),),
+            annotations=(AnnotationRun(1, 3, b"%d" % lsn),),
         )

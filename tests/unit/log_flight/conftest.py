@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc.log.flight_client import FlightLog
-from cdc.log.flight_server import LogServer
+from cdc.log.flight.client import FlightLog
+from cdc.log.flight.server import LogServer
 from cdc.log.view import LogReader, LogView
 from cdc.log.writer import LogWriter, SegmentLimits
 

@@ -16,7 +16,7 @@ import pyarrow.flight as flight
 import pytest
 from structlog.testing import capture_logs
 
-import cdc.log.flight_client
+import cdc.log.flight.client
 from cdc.cursor import Cursor
 from cdc.errors import (
     CorruptionError,
@@ -26,10 +26,10 @@ from cdc.errors import (
     TransientError,
     WalbrookError,
 )
-from cdc.log.damage import take_damage_report
-from cdc.log.flight_client import FlightLog
-from cdc.log.flight_server import CallLimits, LogServer, Tls
-from cdc.log.flight_wire import CA_VARIABLE, TOKEN_VARIABLE, pack_error, read_error
+from cdc.log.damage_note import take_damage_report
+from cdc.log.flight.client import FlightLog
+from cdc.log.flight.server import CallLimits, LogServer, ServerTls
+from cdc.log.flight.wire import CA_VARIABLE, TOKEN_VARIABLE, pack_error, read_error
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
 from tests.unit.log_flight.batches import append
@@ -262,7 +262,7 @@ def test_a_caller_slower_than_a_call_may_last_gets_every_frame(
 def test_a_wait_longer_than_one_call_goes_on(
     writer: LogWriter, remote: FlightLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cdc.log.flight_client, "WAIT_S_MAX", 0.05)
+    monkeypatch.setattr(cdc.log.flight.client, "WAIT_S_MAX", 0.05)
     thread = threading.Timer(0.4, append, (writer, 10))
     thread.start()
     assert remote.wait(0, 30.0) == 1
@@ -341,15 +341,15 @@ def test_a_port_that_is_taken_is_not_shared_in_silence(directory: Path, server: 
 def test_many_entries_come_in_pieces(
     writer: LogWriter, remote: FlightLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc.log.flight_server._ENTRIES_AT_ONCE", 7)
-    monkeypatch.setattr("cdc.log.flight_server._BATCHES_AT_ONCE", 7)
+    monkeypatch.setattr("cdc.log.flight.server._ENTRIES_AT_ONCE", 7)
+    monkeypatch.setattr("cdc.log.flight.server._BATCHES_AT_ONCE", 7)
     append(writer, *range(10, 60))
     assert remote.entries(0, 50)["batch_idx"].tolist() == list(range(50))
     assert [frame.marker.batch_idx for frame in remote.frames(3, 50)] == list(range(3, 50))
 
 
 @pytest.fixture(scope="session")
-def identity(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tls]:
+def identity(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ServerTls]:
     """A certificate for localhost, signed by itself: its file, and what the server needs."""
     folder = tmp_path_factory.mktemp("identity")
     certificate, key = folder / "cert.pem", folder / "key.pem"
@@ -362,13 +362,13 @@ def identity(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tls]:
         check=True,
         capture_output=True,
     )
-    return certificate, Tls(certificate.read_bytes(), key.read_bytes())
+    return certificate, ServerTls(certificate.read_bytes(), key.read_bytes())
 
 
 def test_tls_is_used_and_the_certificate_checked(
     directory: Path,
     writer: LogWriter,
-    identity: tuple[Path, Tls],
+    identity: tuple[Path, ServerTls],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     append(writer, 10)

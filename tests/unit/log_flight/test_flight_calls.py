@@ -9,9 +9,9 @@ import pyarrow.flight as flight
 import pytest
 
 from cdc.errors import GapError, OperatorError, ProtocolError
-from cdc.log.flight_client import FlightLog
-from cdc.log.flight_server import LogServer
-from cdc.log.flight_wire import Request, pack_error, read_error
+from cdc.log.flight.client import FlightLog
+from cdc.log.flight.server import LogServer
+from cdc.log.flight.wire import Request, pack_error, read_error
 from cdc.log.writer import LogWriter
 from tests.unit.log_flight.batches import append
 from tests.unit.log_flight.conftest import TOKEN, address

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from cdc.cursor import ORIGIN, Cursor
-from cdc.decoding.annotations import Run
+from cdc.decoding.annotations import AnnotationRun
 from cdc.errors import CorruptionError, GapError
 from cdc.log.retention import Retention
-from cdc.log.tier import Tier
+from cdc.log.tier.tier import TierSettings
 from cdc.log.view import LogReader, LogView
 from cdc.log.writer import LogWriter, SegmentLimits
 from tests.unit.log_flight.batches import SCHEMAS, append, rows
@@ -34,7 +34,7 @@ def test_what_was_appended_is_read_with_all_that_stands_beside_its_rows(
     assert [frame.marker.batch_idx for frame in frames] == [1, 2]
     assert frames[0].raw.equals(rows(20))
     assert frames[0].schemas == SCHEMAS
-    assert frames[0].annotations == (Run(1, 3, b"20"),)
+    assert frames[0].annotations == (AnnotationRun(1, 3, b"20"),)
     assert frames[1].marker.high == Cursor(30, 3)
     assert list(log_reader.frames(3, 3)) == []
 
@@ -160,7 +160,7 @@ def test_a_flipped_byte_on_disk_is_corruption(
 def test_segments_in_the_tier_are_read_like_others(
     directory: Path, open_reader: OpenReader, tmp_path: Path
 ) -> None:
-    tier = Tier(str(tmp_path / "cold"), hot_bytes=0)
+    tier = TierSettings(str(tmp_path / "cold"), hot_bytes=0)
     with closing(LogWriter(directory, limits=SegmentLimits(bytes=5_000), tier=tier)) as log:
         append(log, *range(10, 60), size=200)
         reader = open_reader()

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.cursor import Cursor
-from cdc.queue.ledger import Integers, LedgerUse, among, pack, pack_note, packed, together
+from cdc.queue.ledger.base import Integers, LedgerUse, among, pack, pack_note, packed, together
 
 _NUMBERS = st.one_of(st.integers(0, 3), st.integers(2**53 - 2, 2**53 + 2), st.just(2**63 - 1))
 _CURSORS = st.lists(st.tuples(_NUMBERS, _NUMBERS), max_size=40)

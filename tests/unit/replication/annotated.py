@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc.replication.sealed import Sealed
+from cdc.replication.wire.sealed import Sealed
 from tests import pgoutput
 
 SET, CLEAR = "walbrook:transaction_annotations.set", "walbrook:transaction_annotations.clear"

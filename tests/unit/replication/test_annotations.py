@@ -12,15 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.cursor import ORIGIN, Cursor
-from cdc.decoding.annotations import Run, carried_bytes
+from cdc.decoding.annotations import AnnotationRun, carried_bytes
 from cdc.errors import ProtocolError
-from cdc.replication.annotations import TEXT_BYTES_MAX, Listener
-from cdc.replication.intake import Intake
-from cdc.replication.publish import BatchLimits
-from cdc.replication.seal import Sealer
-from cdc.replication.sealed import Sealed
-from cdc.replication.spill import Spill
+from cdc.replication.spill.spill import Spill
+from cdc.replication.spill.spilled_transaction import BatchLimits
+from cdc.replication.transaction_assembler import TransactionAssembler
+from cdc.replication.wire.annotations import TEXT_BYTES_MAX, AnnotationTracker
+from cdc.replication.wire.seal import Sealer
+from cdc.replication.wire.sealed import Sealed
 from tests import pgoutput
+from tests.examples import examples
 from tests.unit.replication.annotated import carried, clear_annotation, set_annotation
 from tests.unit.replication.test_intake import block
 from tests.unit.replication.test_seal import ITEM, OWN, row, transaction, wire
@@ -197,7 +198,7 @@ def test_messages_of_others_are_not_read(monkeypatch: pytest.MonkeyPatch) -> Non
     def never(*_arguments: object) -> None:
         raise AssertionError("a message was looked at")
 
-    monkeypatch.setattr(Listener, "_hear", never)
+    monkeypatch.setattr(AnnotationTracker, "_hear", never)
     notes = [pgoutput.logical_message("an outbox", b"x")] * 50
     sealed = Sealer().seal(wire(ITEM, *transaction(100, row(), *notes, row())))
     assert sealed is not None
@@ -230,12 +231,14 @@ def taken(messages: Sequence[bytes], cuts: Sequence[int], resume: Cursor) -> lis
     bounds = sorted({0, len(messages), *(cut for cut in cuts if cut < len(messages))})
     with tempfile.TemporaryDirectory() as directory:
         limits = BatchLimits(rows=3)
-        intake = Intake(Sealer(resume=resume), Spill(Path(directory) / "spill"), limits)
+        intake = TransactionAssembler(
+            Sealer(resume=resume), Spill(Path(directory) / "spill"), limits
+        )
         pieces = itertools.pairwise(bounds)
         return [batch for a, b in pieces for batch in intake.take(wire(*messages[a:b]))]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     said=st.lists(st.sampled_from([*MESSAGES, clear_annotation(), NOTE]), min_size=1, max_size=14),
     send=st.sampled_from([whole, in_a_stream, prepared]),
@@ -259,7 +262,7 @@ def test_streamed_prepared_or_whole_and_however_cut_the_same_changes_carry_the_s
 def test_what_a_rolled_back_savepoint_wrote_is_not_counted_and_the_rest_carries_on(
     tmp_path: Path,
 ) -> None:
-    intake = Intake(Sealer(), Spill(tmp_path))
+    intake = TransactionAssembler(Sealer(), Spill(tmp_path))
     undone = [*block(7, row(), row(), first=False, sub=8), pgoutput.stream_abort(7, 8)]
     assert list(intake.take(wire(*block(7, ITEM, row()), *undone))) == []
     later = block(7, set_annotation(ANN), row(), first=False)
@@ -268,18 +271,22 @@ def test_what_a_rolled_back_savepoint_wrote_is_not_counted_and_the_rest_carries_
 
 
 def test_frames_of_a_streamed_transaction_under_one_annotation_are_one_run(tmp_path: Path) -> None:
-    intake = Intake(Sealer(), Spill(tmp_path))
+    intake = TransactionAssembler(Sealer(), Spill(tmp_path))
     blocks = [block(7, ITEM, set_annotation(ANN), row()), *[block(7, row(), first=False)] * 3]
     assert [list(intake.take(wire(*one))) for one in blocks] == [[]] * 4
     (sealed,) = intake.take(wire(pgoutput.stream_commit(7, 100, 108, 0)))
-    assert sealed.annotations == (Run(1, 5, ANN),)
+    assert sealed.annotations == (AnnotationRun(1, 5, ANN),)
 
 
 def test_a_large_text_on_many_rows_makes_several_batches_of_the_same_rows(tmp_path: Path) -> None:
     large = b'"' + b"x" * (TEXT_BYTES_MAX - 2) + b'"'
     messages = [row(), set_annotation(b"{"), set_annotation(large), *[row()] * 16_000]
     sealed = Sealer().seal(wire(ITEM, *transaction(100, *messages)))
-    batches = list(Intake(Sealer(), Spill(tmp_path)).take(wire(ITEM, *transaction(100, *messages))))
+    batches = list(
+        TransactionAssembler(Sealer(), Spill(tmp_path)).take(
+            wire(ITEM, *transaction(100, *messages))
+        )
+    )
     assert sealed is not None
     assert len(batches) == 4
     assert all(carried_bytes(one.annotations) <= (32 << 20) + len(large) for one in batches)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cdc.replication.collect import Collector
+from cdc.replication.batch_collector import BatchCollector
 from cdc.replication.protocol import Keepalive
-from cdc.replication.publish import BatchLimits
+from cdc.replication.spill.spilled_transaction import BatchLimits
 from tests import pgoutput
 
 ENVELOPE = b"w" + bytes(24)
@@ -30,14 +30,14 @@ class Stream:
         return taken, None
 
 
-def filled(collector: Collector, now: float, messages: list[bytes]) -> None:
+def filled(collector: BatchCollector, now: float, messages: list[bytes]) -> None:
     stream: Any = Stream()
     stream.messages = messages
     collector.fill(stream, now)
 
 
 def test_a_lone_transaction_is_due_at_once() -> None:
-    collector = Collector(LIMITS, 0.005)
+    collector = BatchCollector(LIMITS, 0.005)
     assert not collector.due(10.0)
     filled(collector, 10.0, WHOLE)
     assert collector.due(10.0)
@@ -46,7 +46,7 @@ def test_a_lone_transaction_is_due_at_once() -> None:
 
 
 def test_transactions_that_follow_each_other_are_gathered_for_the_linger() -> None:
-    collector = Collector(LIMITS, 0.005)
+    collector = BatchCollector(LIMITS, 0.005)
     filled(collector, 10.0, WHOLE)
     collector.hand_over(10.0)
     filled(collector, 10.001, WHOLE)
@@ -61,7 +61,7 @@ def test_transactions_that_follow_each_other_are_gathered_for_the_linger() -> No
 
 
 def test_a_transaction_that_is_not_whole_yet_waits_for_the_linger_at_most() -> None:
-    collector = Collector(LIMITS, 0.005)
+    collector = BatchCollector(LIMITS, 0.005)
     filled(collector, 10.0, WHOLE[:2])
     assert not collector.due(10.0)
     assert collector.patience_s(10.0, 11.0) == pytest.approx(0.005)
@@ -71,7 +71,7 @@ def test_a_transaction_that_is_not_whole_yet_waits_for_the_linger_at_most() -> N
 
 
 def test_a_full_batch_does_not_linger() -> None:
-    collector = Collector(LIMITS, 60.0)
+    collector = BatchCollector(LIMITS, 60.0)
     collector.hand_over(10.0)
     filled(collector, 10.0, [pgoutput.insert(1, ["7"])] * 100)
     assert collector.due(10.0)
@@ -81,7 +81,7 @@ def test_a_full_batch_does_not_linger() -> None:
 
 
 def test_a_few_whole_transactions_are_gathered_without_reading_the_socket() -> None:
-    collector = Collector(BatchLimits(rows=10_000, bytes=1_000_000), 0.005)
+    collector = BatchCollector(BatchLimits(rows=10_000, bytes=1_000_000), 0.005)
     assert not collector.gathers
     filled(collector, 10.0, WHOLE)
     assert collector.gathers

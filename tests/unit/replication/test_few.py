@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.catalog import CatalogNote
-from cdc.replication.few import MESSAGES_MAX
-from cdc.replication.intake import Intake
-from cdc.replication.seal import Sealer
-from cdc.replication.sealed import Sealed
-from cdc.replication.spill import Spill
-from cdc.replication.table_versions import TableVersions
+from cdc.replication.spill.spill import Spill
+from cdc.replication.transaction_assembler import TransactionAssembler
+from cdc.replication.wire.seal import Sealer
+from cdc.replication.wire.sealed import Sealed
+from cdc.replication.wire.small_batch import MESSAGES_MAX
+from cdc.replication.wire.table_versions import TableVersions
 from tests import pgoutput
 from tests.unit.replication.annotated import set_annotation
 from tests.unit.replication.test_seal import ITEM, OWN, PART, row, transaction, wire
@@ -117,7 +117,7 @@ def test_a_message_that_is_cut_off_is_left_to_whole_columns(cut: int) -> None:
 
 def test_an_intake_takes_the_short_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     whole = known()
-    intake = Intake(whole, Spill(tmp_path / "spill"))
+    intake = TransactionAssembler(whole, Spill(tmp_path / "spill"))
     monkeypatch.setattr(whole, "seal_wire", None)
     (sealed,) = intake.take(wire(*transaction(200, row())))
     assert (sealed.first, sealed.high) == (Cursor(200, 0), Cursor(201, 0))

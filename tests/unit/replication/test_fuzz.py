@@ -13,10 +13,10 @@ import pytest
 
 from cdc.decoding.annotations import decode_annotations, encode_annotations
 from cdc.errors import DecodeError, GapError, ProtocolError
-from cdc.replication.intake import Intake
 from cdc.replication.protocol import parse_keepalive
-from cdc.replication.seal import Sealer
-from cdc.replication.spill import NotStreamableError, Spill
+from cdc.replication.spill.spill import NotStreamableError, Spill
+from cdc.replication.transaction_assembler import TransactionAssembler
+from cdc.replication.wire.seal import Sealer
 from tests import pgoutput
 from tests.unit.replication.annotated import set_annotation
 
@@ -139,7 +139,7 @@ def test_broken_messages_give_typed_errors_or_batches_in_bounded_memory(
         messages, broken = broken_history(rng)
         done += broken
         try:
-            for sealed in Intake(Sealer(), spill).take(messages):
+            for sealed in TransactionAssembler(Sealer(), spill).take(messages):
                 batches += 1
                 assert sealed.raw.num_rows <= 100, f"seed {seed}"
                 assert sealed.raw.nbytes <= 64 * sum(map(len, messages)), f"seed {seed}"

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from cdc.errors import TransientError
-from cdc.replication.heartbeat import Heartbeat, HeartbeatLedger
+from cdc.replication.source.heartbeat import Heartbeat, HeartbeatLedger
 
 NOON = datetime(2024, 5, 1, 12, 0, 0, tzinfo=UTC)
 

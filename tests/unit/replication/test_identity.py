@@ -8,7 +8,7 @@ import pytest
 
 from cdc.cursor import Cursor
 from cdc.errors import GapError, SourceError, TransientError, WalbrookError
-from cdc.replication.identity import (
+from cdc.replication.source.identity import (
     Identity,
     Recorded,
     Server,
@@ -16,7 +16,7 @@ from cdc.replication.identity import (
     check_resume,
     parse_history,
 )
-from cdc.replication.slot_row import slot_row
+from cdc.replication.source.slot_row import slot_row
 
 SLOT = slot_row(
     "s",

@@ -18,12 +18,13 @@ from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.catalog import CatalogNote
 from cdc.decoding.relation import Relation, parse_relation
 from cdc.errors import CorruptionError, GapError, OperatorError, ProtocolError, TransientError
-from cdc.replication.intake import Intake
-from cdc.replication.publish import BatchLimits
-from cdc.replication.seal import Sealer
-from cdc.replication.sealed import Sealed
-from cdc.replication.spill import NotStreamableError, Spill
+from cdc.replication.spill.spill import NotStreamableError, Spill
+from cdc.replication.spill.spilled_transaction import BatchLimits
+from cdc.replication.transaction_assembler import TransactionAssembler
+from cdc.replication.wire.seal import Sealer
+from cdc.replication.wire.sealed import Sealed
 from tests import pgoutput
+from tests.examples import examples
 from tests.unit.replication.annotated import carried
 from tests.unit.replication.streamed_history import Row, Server, Transaction, histories
 
@@ -58,7 +59,7 @@ def rows(batches: Iterable[Sealed]) -> list[Row]:
     return found
 
 
-def take(intake: Intake, *messages: bytes) -> list[Row]:
+def take(intake: TransactionAssembler, *messages: bytes) -> list[Row]:
     return rows(intake.take(wire(*messages)))
 
 
@@ -68,8 +69,8 @@ def spill(tmp_path: Path) -> Spill:
 
 
 @pytest.fixture
-def intake(spill: Spill) -> Intake:
-    return Intake(Sealer(), spill)
+def intake(spill: Spill) -> TransactionAssembler:
+    return TransactionAssembler(Sealer(), spill)
 
 
 def interleaved(data: st.DataObject, history: Sequence[Transaction]) -> Server:
@@ -84,7 +85,7 @@ def interleaved(data: st.DataObject, history: Sequence[Transaction]) -> Server:
     return server
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data(), history=histories)
 def test_however_it_is_sent_and_cut_the_log_is_that_of_whole_transactions(
     data: st.DataObject, history: list[Transaction]
@@ -96,7 +97,7 @@ def test_however_it_is_sent_and_cut_the_log_is_that_of_whole_transactions(
     bounds = sorted({0, len(server.messages), *cuts})
     with tempfile.TemporaryDirectory() as directory:
         spill = Spill(Path(directory) / "spill")
-        intake = Intake(Sealer(resume=resume), spill, BatchLimits(rows=3))
+        intake = TransactionAssembler(Sealer(resume=resume), spill, BatchLimits(rows=3))
         found = [
             found
             for start, end in itertools.pairwise(bounds)
@@ -106,7 +107,9 @@ def test_however_it_is_sent_and_cut_the_log_is_that_of_whole_transactions(
         assert spill.transactions == 0
 
 
-def test_a_stream_flows_into_the_spill_before_its_commit(intake: Intake, spill: Spill) -> None:
+def test_a_stream_flows_into_the_spill_before_its_commit(
+    intake: TransactionAssembler, spill: Spill
+) -> None:
     assert take(intake, *block(7, ITEM, *(row(n) for n in range(50)))) == []
     before = spill.size_bytes
     assert take(intake, *block(7, *(row(n) for n in range(50)), first=False)) == []
@@ -119,7 +122,7 @@ def test_a_stream_flows_into_the_spill_before_its_commit(intake: Intake, spill: 
 
 
 def test_a_whole_transaction_between_blocks_comes_out_before_the_streamed_one(
-    intake: Intake,
+    intake: TransactionAssembler,
 ) -> None:
     whole = [pgoutput.begin(300, 0, 8), ITEM, row(2), pgoutput.commit(300, 308, 0)]
     found = take(
@@ -133,7 +136,7 @@ def test_a_whole_transaction_between_blocks_comes_out_before_the_streamed_one(
 
 
 def test_a_large_transaction_comes_out_in_bounded_batches(spill: Spill) -> None:
-    intake = Intake(Sealer(), spill, BatchLimits(rows=10))
+    intake = TransactionAssembler(Sealer(), spill, BatchLimits(rows=10))
     for at in range(20):
         take(intake, *block(7, ITEM, *(row(n) for n in range(4)), first=at == 0))
     batches = list(intake.take(wire(pgoutput.stream_commit(7, 500, 508, 0))))
@@ -142,7 +145,9 @@ def test_a_large_transaction_comes_out_in_bounded_batches(spill: Spill) -> None:
     assert batches[3].high == Cursor(500, 32)
 
 
-def test_what_a_stream_announced_holds_for_the_connection_after_its_commit(intake: Intake) -> None:
+def test_what_a_stream_announced_holds_for_the_connection_after_its_commit(
+    intake: TransactionAssembler,
+) -> None:
     wider = pgoutput.relation(1, "public", "item", [("id", 23, True), ("b", 25)])
     whole = [pgoutput.begin(600, 0, 8), row(), pgoutput.commit(600, 608, 0)]
     take(intake, *block(7, wider, row()))
@@ -152,7 +157,9 @@ def test_what_a_stream_announced_holds_for_the_connection_after_its_commit(intak
     assert [r.schema for r in take(intake, *whole)] == [wider]
 
 
-def test_what_the_connection_was_told_later_is_not_undone_by_a_commit(intake: Intake) -> None:
+def test_what_the_connection_was_told_later_is_not_undone_by_a_commit(
+    intake: TransactionAssembler,
+) -> None:
     wider = pgoutput.relation(1, "public", "item", [("id", 23, True), ("b", 25)])
 
     def whole(lsn: int, *messages: bytes) -> list[bytes]:
@@ -164,7 +171,7 @@ def test_what_the_connection_was_told_later_is_not_undone_by_a_commit(intake: In
 
 
 def test_what_a_rolled_back_savepoint_announced_does_not_hold_after_the_commit(
-    intake: Intake,
+    intake: TransactionAssembler,
 ) -> None:
     wider = pgoutput.relation(1, "public", "item", [("id", 23, True), ("b", 25)])
     take(intake, pgoutput.begin(300, 0, 8), ITEM, row(), pgoutput.commit(300, 308, 0))
@@ -174,7 +181,7 @@ def test_what_a_rolled_back_savepoint_announced_does_not_hold_after_the_commit(
     assert [r.schema for r in found] == [ITEM]
 
 
-def test_what_a_rolled_back_stream_announced_is_forgotten(intake: Intake) -> None:
+def test_what_a_rolled_back_stream_announced_is_forgotten(intake: TransactionAssembler) -> None:
     wider = pgoutput.relation(1, "public", "item", [("id", 23, True), ("b", 25)])
     take(intake, pgoutput.begin(300, 0, 8), ITEM, row(), pgoutput.commit(300, 308, 0))
     take(intake, *block(7, wider, row()), pgoutput.stream_abort(7, 7))
@@ -190,7 +197,7 @@ def test_the_catalog_is_asked_for_a_key_only_after_the_commit(spill: Spill) -> N
         return CatalogNote(("b", "id"))
 
     table = pgoutput.relation(1, "public", "item", [("id", 23, True), ("b", 25, True)])
-    intake = Intake(Sealer(catalog_of=catalog_of), spill)
+    intake = TransactionAssembler(Sealer(catalog_of=catalog_of), spill)
     take(intake, *block(7, table, row()))
     take(intake, pgoutput.begin_prepare(200, 8, "g"), table, row(), pgoutput.prepare(200, 8, "g"))
     assert asked == []
@@ -201,7 +208,9 @@ def test_the_catalog_is_asked_for_a_key_only_after_the_commit(spill: Spill) -> N
     assert prepared.schema == streamed.schema
 
 
-def test_a_message_in_a_stream_with_a_rolled_back_savepoint_is_in_doubt(intake: Intake) -> None:
+def test_a_message_in_a_stream_with_a_rolled_back_savepoint_is_in_doubt(
+    intake: TransactionAssembler,
+) -> None:
     take(intake, *block(7, ITEM, pgoutput.logical_message("note", b""), row()))
     with pytest.raises(NotStreamableError, match="do not say") as caught:
         take(intake, pgoutput.stream_abort(7, 8))
@@ -215,7 +224,7 @@ def consume(steps: Iterable[object]) -> None:
 
 def test_a_full_spill_asks_for_the_transaction_to_come_whole(tmp_path: Path) -> None:
     spill = Spill(tmp_path / "spill", bytes_max=20_000)
-    intake = Intake(Sealer(), spill)
+    intake = TransactionAssembler(Sealer(), spill)
     blocks = [block(7, ITEM, row("x" * 1000), first=at == 0) for at in range(100)]
     with pytest.raises(NotStreamableError, match="allowed") as caught:
         consume(take(intake, *one) for one in blocks)
@@ -224,7 +233,7 @@ def test_a_full_spill_asks_for_the_transaction_to_come_whole(tmp_path: Path) -> 
 
 
 def test_a_spill_full_of_prepared_transactions_is_for_the_operator(tmp_path: Path) -> None:
-    intake = Intake(Sealer(), Spill(tmp_path / "spill", bytes_max=20_000))
+    intake = TransactionAssembler(Sealer(), Spill(tmp_path / "spill", bytes_max=20_000))
     with pytest.raises(OperatorError, match="have not ended") as caught:
         consume(prepare(intake, "x" * 1000, xid=xid) for xid in range(1, 100))
     assert "log.max_bytes" in caught.value.fix
@@ -234,7 +243,7 @@ def test_a_spill_full_of_committed_transactions_waits_for_the_log_to_keep_them(
     tmp_path: Path,
 ) -> None:
     spill = begun(tmp_path, bytes_max=20_000)
-    intake = Intake(Sealer(), spill)
+    intake = TransactionAssembler(Sealer(), spill)
     committed: list[int] = []
 
     def prepare_and_commit(xid: int) -> list[Row]:
@@ -248,7 +257,7 @@ def test_a_spill_full_of_committed_transactions_waits_for_the_log_to_keep_them(
     assert caught.value.kind == "spill_full"
     assert not isinstance(caught.value, NotStreamableError), "they cannot come another way"
     spill.settled(Cursor(committed[-1], 1))
-    intake = Intake(Sealer(resume=Cursor(committed[-1], 1)), spill)
+    intake = TransactionAssembler(Sealer(resume=Cursor(committed[-1], 1)), spill)
     assert spill.size_bytes == 0
     assert take(intake, pgoutput.commit_prepared(committed[-1], 0, committed[-1] - 600, "g")) == []
     prepare_and_commit(100)
@@ -266,16 +275,16 @@ def names(directory: Path) -> list[str]:
     return [path.name for path in directory.glob("*.rows")]
 
 
-def prepare(intake: Intake, value: object = 1, *, xid: int = 8) -> list[Row]:
+def prepare(intake: TransactionAssembler, value: object = 1, *, xid: int = 8) -> list[Row]:
     begin, end = pgoutput.begin_prepare(200, xid, "g"), pgoutput.prepare(200, xid, "g")
     return take(intake, begin, ITEM, row(value), end)
 
 
 def test_a_prepared_transaction_survives_a_restart(tmp_path: Path) -> None:
     spill = begun(tmp_path)
-    prepare(Intake(Sealer(), spill), "kept")
+    prepare(TransactionAssembler(Sealer(), spill), "kept")
     assert spill.secure(300, 400) == 300
-    again = Intake(Sealer(), Spill(tmp_path))
+    again = TransactionAssembler(Sealer(), Spill(tmp_path))
     found = take(again, pgoutput.commit_prepared(600, 77, 8, "g"))
     assert [(r.lsn, r.idx, r.xid, r.commit_ts, r.payload) for r in found] == [
         (600, 0, 8, 77, row("kept"))
@@ -284,14 +293,14 @@ def test_a_prepared_transaction_survives_a_restart(tmp_path: Path) -> None:
 
 def test_a_restart_begins_where_the_list_on_disk_is_complete(tmp_path: Path) -> None:
     spill = begun(tmp_path)
-    intake = Intake(Sealer(), spill)
+    intake = TransactionAssembler(Sealer(), spill)
     spill.secure(100, 100)
     prepare(intake, "not secured")  # at 200, and the log goes on to 500
     again = Spill(tmp_path)
     assert again.start(500, 50, two_phase=True) == 100, "the source sends the PREPARE again"
     assert names(tmp_path) == []
     assert again.secure(500, 500) == 100, "which may still be on its way"
-    prepare(Intake(Sealer(resume=Cursor(500, 0)), again))
+    prepare(TransactionAssembler(Sealer(resume=Cursor(500, 0)), again))
     assert again.secure(500, 501) == 500
     assert len(names(tmp_path)) == 1
     assert again.start(502, 500, two_phase=True) == 502, "this process has received all below"
@@ -316,7 +325,7 @@ def test_syncs_do_not_grow_with_the_transactions_that_have_ended(
 
     monkeypatch.setattr(os, "fsync", count)
     spill = begun(tmp_path)
-    intake = Intake(Sealer(), spill)
+    intake = TransactionAssembler(Sealer(), spill)
     begin = len(synced)
     for xid in range(1, 101):
         prepare(intake, xid=xid)
@@ -329,7 +338,7 @@ def test_syncs_do_not_grow_with_the_transactions_that_have_ended(
 
 
 def test_a_gid_that_comes_in_another_encoding_is_the_same_transaction(tmp_path: Path) -> None:
-    intake = Intake(Sealer(), begun(tmp_path))
+    intake = TransactionAssembler(Sealer(), begun(tmp_path))
     stored, translated = "ü".encode("latin-1"), "ü".encode()
 
     def named(message: bytes, gid: bytes) -> bytes:
@@ -345,16 +354,18 @@ def test_rolled_back_savepoints_of_a_prepared_stream_stay_left_out_after_a_resta
     tmp_path: Path,
 ) -> None:
     spill = begun(tmp_path)
-    intake = Intake(Sealer(), spill)
+    intake = TransactionAssembler(Sealer(), spill)
     take(intake, *block(7, ITEM, row("a")), *block(7, ITEM, row("b"), first=False, sub=8))
     take(intake, pgoutput.stream_abort(7, 8), pgoutput.stream_prepare(200, 7, "g"))
     spill.secure(300, 300)
-    found = take(Intake(Sealer(), Spill(tmp_path)), pgoutput.commit_prepared(600, 0, 7, "g"))
+    found = take(
+        TransactionAssembler(Sealer(), Spill(tmp_path)), pgoutput.commit_prepared(600, 0, 7, "g")
+    )
     assert [r.payload for r in found] == [row("a")]
 
 
 def test_streamed_rows_do_not_survive_a_restart(tmp_path: Path) -> None:
-    intake = Intake(Sealer(), Spill(tmp_path))
+    intake = TransactionAssembler(Sealer(), Spill(tmp_path))
     take(intake, *block(7, ITEM, row()))
     assert list(tmp_path.iterdir())
     Spill(tmp_path)
@@ -363,10 +374,10 @@ def test_streamed_rows_do_not_survive_a_restart(tmp_path: Path) -> None:
 
 def test_a_prepare_that_is_sent_again_replaces_the_first(tmp_path: Path) -> None:
     spill = begun(tmp_path)
-    prepare(Intake(Sealer(), spill))
+    prepare(TransactionAssembler(Sealer(), spill))
     spill.secure(300, 300)
     spill = begun(tmp_path)
-    intake = Intake(Sealer(), spill)
+    intake = TransactionAssembler(Sealer(), spill)
     prepare(intake)
     assert len(names(tmp_path)) == 2, "the list on disk still names the first"
     spill.secure(301, 301)
@@ -376,14 +387,14 @@ def test_a_prepare_that_is_sent_again_replaces_the_first(tmp_path: Path) -> None
 
 def test_a_prepared_transaction_is_kept_until_the_log_keeps_it(tmp_path: Path) -> None:
     spill = begun(tmp_path)
-    intake = Intake(Sealer(), spill)
+    intake = TransactionAssembler(Sealer(), spill)
     prepare(intake)
     take(intake, pgoutput.commit_prepared(600, 0, 8, "g"))
     spill.secure(500, 600)
     # The log lost its end in a crash, and the source sends the commit alone.
     spill = Spill(tmp_path)
     spill.start(600, 500, two_phase=True)
-    intake = Intake(Sealer(resume=Cursor(600, 0)), spill)
+    intake = TransactionAssembler(Sealer(resume=Cursor(600, 0)), spill)
     assert len(take(intake, pgoutput.commit_prepared(600, 0, 8, "g"))) == 1
     spill.settled(Cursor(600, 0))
     assert spill.size_bytes > 0
@@ -400,28 +411,28 @@ def test_a_commit_that_comes_again_does_not_drop_rows_that_the_log_does_not_keep
     spill = begun(tmp_path)
     begin, end = pgoutput.begin_prepare(200, 8, "g"), pgoutput.prepare(200, 8, "g")
     commit = pgoutput.commit_prepared(600, 0, 8, "g")
-    intake = Intake(Sealer(), spill)
+    intake = TransactionAssembler(Sealer(), spill)
     take(intake, begin, ITEM, *(row(n) for n in range(3)), end)
     assert len(take(intake, commit)) == 3
     # The connection ends while the log has all three rows, and only the first on disk.
-    intake = Intake(Sealer(resume=Cursor(600, 3)), spill)
+    intake = TransactionAssembler(Sealer(resume=Cursor(600, 3)), spill)
     if prepared_again:
         take(intake, begin, ITEM, *(row(n) for n in range(3)), end)
     assert take(intake, commit) == []
     spill.settled(Cursor(600, 1))
     spill.secure(600, 600)
     # A crash takes those two from the log.
-    intake = Intake(Sealer(resume=Cursor(600, 1)), Spill(tmp_path))
+    intake = TransactionAssembler(Sealer(resume=Cursor(600, 1)), Spill(tmp_path))
     assert [r.idx for r in take(intake, commit)] == [1, 2]
 
 
 def test_a_commit_that_was_settled_before_may_come_again_without_rows(spill: Spill) -> None:
-    intake = Intake(Sealer(resume=Cursor(700, 0)), spill)
+    intake = TransactionAssembler(Sealer(resume=Cursor(700, 0)), spill)
     assert take(intake, pgoutput.commit_prepared(600, 0, 8, "g")) == []
 
 
 def test_a_commit_of_rows_that_are_not_here_is_a_gap(tmp_path: Path) -> None:
-    intake = Intake(Sealer(), Spill(tmp_path, source="shop"))
+    intake = TransactionAssembler(Sealer(), Spill(tmp_path, source="shop"))
     with pytest.raises(GapError, match="'g' is committed at 0/258") as caught:
         take(intake, pgoutput.commit_prepared(600, 0, 8, "g"))
     assert caught.value.kind == "prepared_missing"
@@ -429,13 +440,13 @@ def test_a_commit_of_rows_that_are_not_here_is_a_gap(tmp_path: Path) -> None:
 
 
 def test_rows_that_everyone_has_given_up_are_no_gap(spill: Spill) -> None:
-    intake = Intake(Sealer(), spill, settled=Cursor(601, 0))
+    intake = TransactionAssembler(Sealer(), spill, settled=Cursor(601, 0))
     assert take(intake, pgoutput.commit_prepared(600, 0, 8, "g")) == []
 
 
 def test_a_rollback_of_a_prepared_transaction_leaves_nothing(tmp_path: Path) -> None:
     spill = begun(tmp_path)
-    intake = Intake(Sealer(), spill)
+    intake = TransactionAssembler(Sealer(), spill)
     prepare(intake)
     spill.secure(300, 300)
     assert take(intake, pgoutput.rollback_prepared(200, 300, 8, "g")) == []
@@ -443,7 +454,7 @@ def test_a_rollback_of_a_prepared_transaction_leaves_nothing(tmp_path: Path) -> 
     # A crash before the rollback is confirmed: the source sends it again.
     again = Spill(tmp_path)
     assert again.start(400, 300, two_phase=True) == 300
-    intake = Intake(Sealer(), again)
+    intake = TransactionAssembler(Sealer(), again)
     assert take(intake, pgoutput.rollback_prepared(200, 300, 8, "g")) == []
     again.secure(401, 401)
     assert names(tmp_path) == []
@@ -451,7 +462,9 @@ def test_a_rollback_of_a_prepared_transaction_leaves_nothing(tmp_path: Path) -> 
     assert take(intake, pgoutput.rollback_prepared(200, 300, 8, "g")) == []
 
 
-def test_a_block_that_a_batch_cuts_keeps_the_position_in_place(intake: Intake) -> None:
+def test_a_block_that_a_batch_cuts_keeps_the_position_in_place(
+    intake: TransactionAssembler,
+) -> None:
     start, *rest = block(7, ITEM, row())
     take(intake, start, rest[0])
     assert intake.in_transaction
@@ -459,7 +472,9 @@ def test_a_block_that_a_batch_cuts_keeps_the_position_in_place(intake: Intake) -
     assert not intake.in_transaction
 
 
-def test_a_heartbeat_takes_a_number_and_is_told_but_not_logged(intake: Intake) -> None:
+def test_a_heartbeat_takes_a_number_and_is_told_but_not_logged(
+    intake: TransactionAssembler,
+) -> None:
     beat = pgoutput.logical_message("walbrook.heartbeat", b"17")
     alike = pgoutput.logical_message("walbrook.heartbeats", b"18")
     found = take(
@@ -476,7 +491,9 @@ def test_a_heartbeat_takes_a_number_and_is_told_but_not_logged(intake: Intake) -
     assert intake.heartbeats == [b"19", b"19"], "one of another reader must not hide ours"
 
 
-def test_a_truncate_of_many_tables_takes_memory_by_table_not_by_its_square(intake: Intake) -> None:
+def test_a_truncate_of_many_tables_takes_memory_by_table_not_by_its_square(
+    intake: TransactionAssembler,
+) -> None:
     oids = list(range(1, 20_001))
     known = [pgoutput.relation(oid, "public", f"t{oid}", [("id", 23, True)]) for oid in oids]
     take(intake, *known)
@@ -491,7 +508,7 @@ def test_a_truncate_of_many_tables_takes_memory_by_table_not_by_its_square(intak
 def secured(directory: Path) -> None:
     """A prepared transaction that is on disk."""
     spill = begun(directory)
-    prepare(Intake(Sealer(), spill))
+    prepare(TransactionAssembler(Sealer(), spill))
     spill.secure(300, 300)
 
 
@@ -502,7 +519,10 @@ def test_damaged_spilled_rows_are_reported(tmp_path: Path) -> None:
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     with pytest.raises(CorruptionError, match="do not match their checksum"):
-        take(Intake(Sealer(), Spill(tmp_path)), pgoutput.commit_prepared(600, 0, 8, "g"))
+        take(
+            TransactionAssembler(Sealer(), Spill(tmp_path)),
+            pgoutput.commit_prepared(600, 0, 8, "g"),
+        )
 
 
 def test_damaged_rows_of_a_prepared_transaction_that_was_given_up_are_no_longer_read(
@@ -512,7 +532,7 @@ def test_damaged_rows_of_a_prepared_transaction_that_was_given_up_are_no_longer_
     (path,) = tmp_path.glob("*.rows")
     path.write_bytes(b"x" * path.stat().st_size)
     spill = Spill(tmp_path)
-    intake = Intake(Sealer(), spill, settled=Cursor(601, 0))
+    intake = TransactionAssembler(Sealer(), spill, settled=Cursor(601, 0))
     assert take(intake, pgoutput.commit_prepared(600, 0, 8, "g")) == []
     assert spill.size_bytes == 0
 
@@ -520,7 +540,7 @@ def test_damaged_rows_of_a_prepared_transaction_that_was_given_up_are_no_longer_
 def test_rows_that_the_log_already_has_are_skipped_and_counted(tmp_path: Path) -> None:
     secured(tmp_path)
     skipped: list[bool] = []
-    intake = Intake(
+    intake = TransactionAssembler(
         Sealer(resume=Cursor(700, 0)), Spill(tmp_path), skipped=lambda: skipped.append(True)
     )
     assert take(intake, pgoutput.commit_prepared(600, 0, 8, "g")) == []
@@ -532,7 +552,10 @@ def test_prepared_rows_that_someone_removed_are_reported(tmp_path: Path) -> None
     for path in tmp_path.glob("*.rows"):
         path.unlink()
     with pytest.raises(CorruptionError, match="do not match their checksum"):
-        take(Intake(Sealer(), Spill(tmp_path)), pgoutput.commit_prepared(600, 0, 8, "g"))
+        take(
+            TransactionAssembler(Sealer(), Spill(tmp_path)),
+            pgoutput.commit_prepared(600, 0, 8, "g"),
+        )
 
 
 def test_a_damaged_list_of_prepared_transactions_is_reported_at_the_start(tmp_path: Path) -> None:
@@ -545,7 +568,7 @@ def test_a_damaged_list_of_prepared_transactions_is_reported_at_the_start(tmp_pa
 
 def test_nothing_is_confirmed_beyond_what_could_not_be_put_on_disk(tmp_path: Path) -> None:
     spill = begun(tmp_path / "spill")
-    prepare(Intake(Sealer(), spill))
+    prepare(TransactionAssembler(Sealer(), spill))
     shutil.rmtree(tmp_path / "spill")
     with pytest.raises(TransientError, match="cannot be written"):
         spill.secure(300, 300)
@@ -573,7 +596,7 @@ def test_nothing_is_confirmed_beyond_what_could_not_be_put_on_disk(tmp_path: Pat
     ],
 )
 def test_pieces_that_make_no_sense_are_a_protocol_error(
-    intake: Intake, messages: list[bytes], says: str
+    intake: TransactionAssembler, messages: list[bytes], says: str
 ) -> None:
     with pytest.raises(ProtocolError, match=says):
         take(intake, *messages)

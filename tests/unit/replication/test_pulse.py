@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc.replication.pulse import Pulse, PulseMonitor
+from cdc.pulse import Pulse, PulseMonitor
 
 
 def test_beats_that_nobody_read_for_long_still_count_as_beats() -> None:

@@ -16,13 +16,14 @@ from cdc.cursor import ORIGIN, Cursor, idle_place, place_before
 from cdc.decoding.catalog import CatalogNote
 from cdc.decoding.relation import Relation
 from cdc.decoding.table_version import TableVersion
-from cdc.replication.intake import Intake
-from cdc.replication.publish import BatchLimits
-from cdc.replication.seal import Sealer
-from cdc.replication.sealed import Sealed
-from cdc.replication.spill import Spill
-from cdc.replication.table_versions import TableVersions
+from cdc.replication.spill.spill import Spill
+from cdc.replication.spill.spilled_transaction import BatchLimits
+from cdc.replication.transaction_assembler import TransactionAssembler
+from cdc.replication.wire.seal import Sealer
+from cdc.replication.wire.sealed import Sealed
+from cdc.replication.wire.table_versions import TableVersions
 from tests import pgoutput
+from tests.examples import examples
 from tests.unit.replication.streamed_history import Row, Server, Transaction, histories
 from tests.unit.replication.test_intake import interleaved, rows, wire
 from tests.unit.replication.test_seal import transaction
@@ -157,12 +158,12 @@ def received(
     none = CatalogNote()
     with tempfile.TemporaryDirectory() as directory:
         sealer = Sealer(resume, catalog_of, versions=known(recorded, resume))
-        intake = Intake(sealer, Spill(Path(directory) / "spill"), BatchLimits(rows=3))
+        intake = TransactionAssembler(sealer, Spill(Path(directory) / "spill"), BatchLimits(rows=3))
         for start, end in itertools.pairwise(bounds):
             yield from intake.take(wire(*server.messages[start:end]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(data=st.data(), history=histories)
 def test_through_crashes_and_lost_logs_the_log_is_the_same(
     data: st.DataObject, history: list[Transaction]

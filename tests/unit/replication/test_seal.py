@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from cdc.cursor import Cursor
 from cdc.errors import DecodeError, ProtocolError
 from cdc.replication.protocol import POSTGRES_EPOCH_US
-from cdc.replication.seal import Sealer
-from cdc.replication.sealed import Sealed
+from cdc.replication.wire.seal import Sealer
+from cdc.replication.wire.sealed import Sealed
 from tests import pgoutput
 from tests.unit.replication.annotated import carried, set_annotation
 

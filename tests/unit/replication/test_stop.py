@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 
-from cdc.replication.stop import StopReason, StopSignal
+from cdc.stop import StopReason, StopSignal
 
 
 def test_a_part_stops_with_the_whole_and_for_the_same_reason() -> None:

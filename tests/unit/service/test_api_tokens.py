@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cdc.config import ApiToken, Http, SecretText
-from cdc.service.api.refusals import RefusedError
-from cdc.service.api.tokens import Access
+from cdc.service.http.api.refusals import RefusedError
+from cdc.service.http.api.tokens import Access
 
 ALL = "0123456789abcdef-all"
 ORDERS = "0123456789abcdef-orders"

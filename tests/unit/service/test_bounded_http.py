@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from cdc.config import Http
-from cdc.service.bounded_http import HEADER_BYTES_MAX, BoundedProtocol
-from cdc.service.http import HttpServer
+from cdc.service.http.bounded import HEADER_BYTES_MAX, BoundedProtocol
+from cdc.service.http.server import HttpServer
 
 _NOWHERE = "host=127.0.0.1 port=1 user=u password=p dbname=d"
 

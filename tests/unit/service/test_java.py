@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdc.errors import OperatorError
-from cdc.service.java import find_java, require_java
+from cdc.service.process.java import find_java, require_java
 
 VECTOR = "jdk.incubator.vector"
 

@@ -20,14 +20,14 @@ from typer.testing import CliRunner, Result
 from cdc.cursor import Cursor
 from cdc.decoding.catalog import CatalogNote
 from cdc.errors import OperatorError
+from cdc.log.recovery.verify import LogVerification
 from cdc.log.retention import Retention
 from cdc.log.segment import index_path, read_entries
-from cdc.log.tier import Tier
-from cdc.log.verify import Verification
+from cdc.log.tier.tier import TierSettings
 from cdc.log.writer import LogWriter, SegmentLimits
-from cdc.replication.seal import Sealer
-from cdc.service.log_commands import log_app
-from cdc.service.log_listing import describe_log
+from cdc.replication.wire.seal import Sealer
+from cdc.service.cli.log import log_app
+from cdc.service.cli.log_listing import describe_log
 from tests import pgoutput
 from tests.unit.replication.annotated import clear_annotation, set_annotation
 from tests.waiting import until
@@ -99,7 +99,7 @@ def configuration(folder: Path, *names: str) -> Path:
     return path
 
 
-def open_shop(folder: Path, tier: Tier | None = None) -> Shop:
+def open_shop(folder: Path, tier: TierSettings | None = None) -> Shop:
     directory = folder / "log" / "shop"
     writer = LogWriter(directory, term=3, limits=SegmentLimits(bytes=5_000), tier=tier)
     sealer = Sealer(catalog_of=lambda _relation, _xid: CatalogNote(("id",)))
@@ -226,7 +226,7 @@ def test_a_segment_that_is_cut_off_or_missing_is_damage(shop: Shop) -> None:
 
 
 def test_cold_segments_are_verified_too_unless_left_out(tmp_path: Path) -> None:
-    shop = open_shop(tmp_path, Tier(str(tmp_path / "cold"), hot_bytes=0))
+    shop = open_shop(tmp_path, TierSettings(str(tmp_path / "cold"), hot_bytes=0))
     with closing(shop.writer):
         shop.orders(*range(20, 60))
 
@@ -251,7 +251,7 @@ def test_cold_segments_are_verified_too_unless_left_out(tmp_path: Path) -> None:
 
 
 def test_a_log_that_is_written_trimmed_and_moved_meanwhile_is_whole(tmp_path: Path) -> None:
-    shop = open_shop(tmp_path, Tier(str(tmp_path / "cold"), hot_bytes=20_000))
+    shop = open_shop(tmp_path, TierSettings(str(tmp_path / "cold"), hot_bytes=20_000))
     ended = threading.Event()
 
     def write() -> None:
@@ -268,7 +268,7 @@ def test_a_log_that_is_written_trimmed_and_moved_meanwhile_is_whole(tmp_path: Pa
         try:
             until("trimming", lambda: shop.writer.manifest.earliest > Cursor(30, 0))
             for _ in range(10):
-                assert [str(damage) for damage in Verification(shop.directory).run()] == []
+                assert [str(damage) for damage in LogVerification(shop.directory).run()] == []
                 listed = describe_log("shop", shop.directory)["segments"]
                 firsts = [segment["first_batch"] for segment in listed]
                 ends = [segment["first_batch"] + segment["batches"] for segment in listed]
@@ -397,7 +397,7 @@ def test_several_databases_need_a_choice(shop: Shop) -> None:
 
 
 def walbrook_log(shop: Shop, *arguments: str) -> subprocess.Popen[str]:
-    code = "from cdc.service.log_commands import log_app; log_app()"
+    code = "from cdc.service.cli.log import log_app; log_app()"
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments, "--config", str(shop.config)],
         stdout=subprocess.PIPE,

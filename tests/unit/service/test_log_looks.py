@@ -11,12 +11,13 @@ from typer.testing import CliRunner
 
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import OperatorError
-from cdc.log import segment, stored
-from cdc.log.tier import Tier
-from cdc.log.verify import Verification
+from cdc.log import segment
+from cdc.log.recovery.verify import LogVerification
+from cdc.log.tier import segment_reader
+from cdc.log.tier.tier import TierSettings
 from cdc.log.writer import LogWriter, SegmentLimits
-from cdc.service import log_listing
-from cdc.service.log_commands import log_app
+from cdc.service.cli import log_listing
+from cdc.service.cli.log import log_app
 from tests.unit.log.batches import KEEP_ALL, KEEP_NONE, append, sealed_log
 from tests.waiting import until
 
@@ -58,7 +59,7 @@ def test_a_segment_sealed_and_trimmed_between_two_looks_is_not_shown(
 def test_a_tier_that_fails_once_does_not_end_a_verification(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = sealed_log(tmp_path / "shop", tier=Tier(str(tmp_path / "cold"), hot_bytes=0))
+    log = sealed_log(tmp_path / "shop", tier=TierSettings(str(tmp_path / "cold"), hot_bytes=0))
 
     def all_moved() -> bool:
         log.retain(ORIGIN, KEEP_ALL)
@@ -66,16 +67,16 @@ def test_a_tier_that_fails_once_does_not_end_a_verification(
 
     until("all segments moved", all_moved)
     reads: list[int] = []
-    real = stored._Ranged.read
+    real = segment_reader._Ranged.read
 
-    def fail_once(self: stored._Ranged, offset: int, size: int) -> pa.Buffer:
+    def fail_once(self: segment_reader._Ranged, offset: int, size: int) -> pa.Buffer:
         reads.append(offset)
         if len(reads) == 5:
             raise OSError("the tier went away")
         return real(self, offset, size)
 
-    monkeypatch.setattr(stored._Ranged, "read", fail_once)
-    verification = Verification(tmp_path / "shop")
+    monkeypatch.setattr(segment_reader._Ranged, "read", fail_once)
+    verification = LogVerification(tmp_path / "shop")
     (damage,) = verification.run()
     assert "cannot be read further: the tier went away" in str(damage)
     assert verification.segments == len(log.manifest.segments) + 1

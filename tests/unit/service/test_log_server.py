@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from cdc.errors import NEEDS_OPERATOR, TransientError
-from cdc.log.flight_wire import TOKEN_VARIABLE
+from cdc.log.flight.wire import TOKEN_VARIABLE
 from cdc.log.open import open_log
 from cdc.log.writer import LogWriter
 from tests.unit.log_flight.batches import append, rows
@@ -42,7 +42,7 @@ def served(folder: Path, flight: dict[str, object], token: str) -> Iterator[subp
     log = {"directory": "log", "flight": {"enabled": True, **flight}}
     config.write_text(yaml.safe_dump({"databases": [database], "log": log}))
     process = subprocess.Popen(
-        [sys.executable, "-m", "cdc.service.log_server", str(config)],
+        [sys.executable, "-m", "cdc.service.process.log_server", str(config)],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

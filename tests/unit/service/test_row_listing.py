@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc.service.row_listing import Row, row_listing
+from cdc.service.cli.row_listing import Row, row_listing
 
 _HEADINGS = (
     "id", "table", "state", ">source", ">destination", ">missing", ">extra", ">different",

@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import pwd, sys
-from cdc.service import server_account
+from demo import server_account
 server_account._NAME = sys.argv[1]
 print("ready", flush=True)
 sys.stdin.readline()

@@ -16,9 +16,9 @@ import pytest
 
 from cdc.config import Config, loads
 from cdc.errors import NEEDS_OPERATOR
-from cdc.replication.stop import StopSignal
-from cdc.service import supervisor
-from cdc.service.supervisor import Child, Supervisor
+from cdc.service.process import supervisor
+from cdc.service.process.supervisor import Child, Supervisor
+from cdc.stop import StopSignal
 from tests.waiting import until
 
 CONFIG = """
@@ -28,7 +28,7 @@ databases:
 """
 BEATS = """
 import sys, time
-from cdc.replication.pulse import Pulse
+from cdc.pulse import Pulse
 pulse = Pulse(int(sys.argv[1].removeprefix("--pulse=")))
 while True:
     pulse.beat(1)

@@ -11,8 +11,8 @@ import pytest
 
 from cdc.config import loads
 from cdc.errors import NEEDS_OPERATOR
-from cdc.replication.stop import StopReason, StopSignal
-from cdc.service.supervisor import Child, Supervisor
+from cdc.service.process.supervisor import Child, Supervisor
+from cdc.stop import StopReason, StopSignal
 
 CONFIG = """
 databases: [{name: shop, url: postgres://u:p@h/d, slot: {name: s}, publication: {name: p}}]
@@ -20,7 +20,7 @@ sinks: []
 """
 DRIVER = """
 import pathlib, sys
-from cdc.replication.stop import StopSignal
+from cdc.stop import StopSignal
 stop = StopSignal()
 stop.on_signals()
 stop.on_parent_death()

@@ -13,11 +13,13 @@ from cdc.errors import ProtocolError
 from cdc.queue.groups import BY_KEY
 from sinks import open_sink
 from sinks.file import FileSink
+from sinks.lakehouse.parquet import TypedParquetSink
 from sinks.parquet import ParquetSink
 from sinks.postgres import PostgresSink
 from sinks.pull import PullSink, Queue
 from sinks.redis_stream import RedisStreamSink
 from sinks.webhook import WebhookSink
+from tests.conformance.harness import with_texts
 from tests.conformance.messages import CONSUMER, batch
 from tests.fix_http import Endpoint
 
@@ -31,7 +33,11 @@ def _destination(**settings: object) -> Destination:
     ("settings", "kind"),
     [
         ({"type": "file", "path": "/tmp/none"}, FileSink),
-        ({"type": "parquet", "path": "/tmp/none", "compression": "none"}, ParquetSink),
+        (
+            {"type": "parquet", "columns": "json", "path": "/tmp/none", "compression": "none"},
+            ParquetSink,
+        ),
+        ({"type": "parquet", "path": "/tmp/none"}, TypedParquetSink),
         ({"type": "postgres", "database": "copy"}, PostgresSink),
         ({"type": "postgres", "url": "postgres://u:p@h/d", "mode": "events"}, PostgresSink),
         ({"type": "redis_stream", "host": "localhost"}, RedisStreamSink),
@@ -61,13 +67,18 @@ def test_a_pull_consumer_needs_to_know_where_its_queue_is() -> None:
 
 
 @pytest.mark.parametrize("compression", ["zstd", "snappy", "gzip", "none"])
+@pytest.mark.parametrize(
+    ("columns", "files"), [("json", "table=*/date=*/*"), ("typed", "public/*/v1/walbrook_date=*/*")]
+)
 def test_every_compression_that_can_be_configured_can_be_written(
-    compression: str, tmp_path: Path
+    columns: str, files: str, compression: str, tmp_path: Path
 ) -> None:
-    destination = _destination(type="parquet", path=str(tmp_path), compression=compression)
-    delivery = open_sink(destination, consumer=CONSUMER, batch_size=100).deliver(batch(0, 20))
-    assert delivery.error is None
-    assert list(tmp_path.glob("table=*/date=*/*.parquet"))
+    destination = _destination(
+        type="parquet", columns=columns, path=str(tmp_path), compression=compression
+    )
+    sink = open_sink(destination, consumer=CONSUMER, batch_size=100)
+    assert sink.deliver(with_texts(batch(0, 20))).error is None
+    assert list(tmp_path.glob(f"{files}.parquet"))
 
 
 def test_a_configured_webhook_sends_its_secret_headers(endpoint: Endpoint) -> None:

@@ -13,6 +13,7 @@ from cdc.decoding.format import OLD_ROW_TEXT, ROW_TEXT, TABLE_VERSION
 from cdc.decoding.row_texts import line_of, version_text
 from sinks.tables.fold import count_rows, fold, moves_in_parts
 from tests import pgoutput
+from tests.examples import examples
 
 _VERSION = version_text(
     pgoutput.relation(1, "public", "t", [("id", 23, True), ("a", 25), ("b", 25)])
@@ -101,7 +102,7 @@ def _read(line: str) -> Row:
     return tuple(written.get(part, part) for part in line.split("\t"))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(_histories())
 def test_the_fold_of_a_history_has_its_effect(history: History) -> None:
     if not history.rows:

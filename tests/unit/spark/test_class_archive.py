@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.service.java import find_java
+from cdc.service.process.java import find_java
 from spark_pipeline.session.session import class_archive_option
 
 ROOT = Path(__file__).parents[3]

@@ -9,16 +9,16 @@ import pytest
 
 from cdc.cursor import Cursor
 from cdc.decoding.format import PLAIN, ValueFormat, Wanted
-from cdc.log.flight_wire import CA_VARIABLE, TOKEN_VARIABLE
+from cdc.log.flight.wire import CA_VARIABLE, TOKEN_VARIABLE
 from cdc.log.writer import LogWriter
-from cdc.replication.seal import Sealer
+from cdc.replication.wire.seal import Sealer
 from spark_pipeline.feed.cluster import cluster_options, executor_environment, is_cluster, rows_of
-from spark_pipeline.feed.exchange import SliceMarker
+from spark_pipeline.feed.stage_settings import StageSettings
+from spark_pipeline.slices.exchange import SliceMarker
 from spark_pipeline.source.marked_rows import MARKER, marked, marked_schema, markers_in
 from spark_pipeline.source.range_reader import LogPartition
 from spark_pipeline.source.slicing import cut
 from spark_pipeline.source.stream import WalbrookDataSource
-from spark_pipeline.workers.settings import StageSettings
 from tests import pgoutput
 from tests.unit.config.config_texts import databases, read
 from tests.unit.replication.test_seal import transaction, wire

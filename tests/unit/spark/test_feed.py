@@ -15,6 +15,7 @@ from cdc.cursor import ORIGIN
 from cdc.errors import CorruptionError, WalbrookError
 from spark_pipeline.feed.decoded_range import DecodedRange
 from spark_pipeline.feed.feed import BehindError, Feed
+from tests.examples import examples
 from tests.feed_ranges import (
     HISTORY,
     CountedPlan,
@@ -340,7 +341,7 @@ class Model:
             assert [start for start, _ in parts[1:]] == ends[:-1], "a gap or a repeat"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_under_any_schedule_each_worker_gets_each_batch_once_and_ranges_are_closed_once(
     seed: int,

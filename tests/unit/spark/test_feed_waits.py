@@ -10,8 +10,8 @@ import pytest
 
 from cdc.cursor import Cursor
 from spark_pipeline.feed.decoded_range import DecodedRange
-from spark_pipeline.feed.exchange import SliceMarker
 from spark_pipeline.feed.feed import BehindError, Feed
+from spark_pipeline.slices.exchange import SliceMarker
 from tests.waiting import until
 
 

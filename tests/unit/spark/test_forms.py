@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.change import CHANGE_SCHEMA
-from cdc.config import Sink
+from cdc.config import SinkConfig
 from cdc.cursor import Cursor
 from cdc.decoding.format import PLAIN, ValueFormat, Wanted
 from cdc.log.writer import LogWriter
@@ -24,8 +24,8 @@ from spark_pipeline.delivery.value_formats import (
     wanted_by,
     wanted_of_reads,
 )
-from spark_pipeline.feed.exchange import PlannedRange, SliceMarker, leave
 from spark_pipeline.feed.plan import DriverPlan
+from spark_pipeline.slices.exchange import PlannedRange, SliceMarker, leave
 from spark_pipeline.source import WalbrookDataSource
 from spark_pipeline.source.options import driver_options
 from spark_pipeline.source.range_reader import RangeReader
@@ -35,9 +35,9 @@ from tests.unit.log.test_log import append
 MICROSECONDS = ValueFormat("unix_microsecond")
 
 
-def consumer(name: str = "a", **settings: object) -> Sink:
+def consumer(name: str = "a", **settings: object) -> SinkConfig:
     plain: dict[str, Any] = {"destination": {"type": "file", "path": "out"}}
-    return Sink.model_validate({"name": name, "database": "shop", **plain, **settings})
+    return SinkConfig.model_validate({"name": name, "database": "shop", **plain, **settings})
 
 
 def in_two_forms() -> tuple[Wanted, pa.RecordBatch]:
@@ -150,7 +150,7 @@ def test_the_reader_of_a_lane_asks_for_what_is_wanted_and_leaves_all_of_it(
         ({"type": "postgres", "url": "postgresql://h/d"}, {}, True, 0),
         ({"type": "postgres", "url": "postgresql://h/d"}, {"max_message_bytes": 1000}, False, 1),
         ({"type": "postgres", "url": "postgresql://h/d", "mode": "events"}, {}, False, 1),
-        ({"type": "parquet", "path": "out"}, {}, True, 1),
+        ({"type": "parquet", "columns": "json", "path": "out"}, {}, True, 1),
         ({"type": "file", "path": "out"}, {}, False, 1),
     ],
 )

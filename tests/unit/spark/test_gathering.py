@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.config import DeltaDestination, FileDestination, Sink
+from cdc.config import DeltaDestination, FileDestination, ParquetDestination, SinkConfig
 from cdc.log.open import open_log
 from cdc.log.view import LogReader
 from spark_pipeline.workers.gathering import Gathering
@@ -87,7 +87,9 @@ def test_only_a_destination_that_writes_files_waits(tmp_path: Path) -> None:
     for destination, gathers in (
         (lake, True),
         (lake.model_copy(update={"max_delay_ms": 0}), False),
+        (ParquetDestination(path=tmp_path), True),
+        (ParquetDestination(path=tmp_path, columns="json"), True),
         (FileDestination(path=tmp_path), False),
     ):
-        sink = Sink(name="lake", database="shop", destination=destination)
+        sink = SinkConfig(name="lake", database="shop", destination=destination)
         assert (Gathering.of(sink, 1 << 20) is not None) == gathers

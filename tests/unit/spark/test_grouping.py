@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.queue.groups import BY_KEY, Grouping, groups_of
-from spark_pipeline.delivery.group_parts import Run, runs_between_barriers, spread
+from spark_pipeline.delivery.group_parts import GroupRun, runs_between_barriers, spread
 from tests.unit.spark.test_sender import Message, histories, rows
 
 Numbers = list[tuple[int, int]]
 
 
-def whole(batch: pa.RecordBatch, grouping: Grouping = BY_KEY) -> Run:
-    return Run(batch, groups_of(batch, grouping).ids, False)
+def whole(batch: pa.RecordBatch, grouping: Grouping = BY_KEY) -> GroupRun:
+    return GroupRun(batch, groups_of(batch, grouping).ids, False)
 
 
 def numbers(batch: pa.RecordBatch) -> Numbers:

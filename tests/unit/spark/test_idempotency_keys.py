@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from cdc.config import FileDestination, Sink
+from cdc.config import FileDestination, SinkConfig
 from cdc.decoding import decode_changes
 from spark_pipeline.delivery.deliver import Origin, shape_of
-from spark_pipeline.expressions.seen import RawRows, seen_rows
+from spark_pipeline.expressions.visible_rows import RawRows, seen_rows
 from tests import pgoutput
 from tests.unit.decoding.frames import OID, Frame, table
 
 
 @pytest.mark.parametrize(("databases", "begins"), [(["shop"], ""), (["shop", "crm"], "crm:")])
 def test_messages_and_expressions_say_the_same_key(databases: list[str], begins: str) -> None:
-    sink = Sink.model_validate(
+    sink = SinkConfig.model_validate(
         {
             "name": "merged",
             "databases": databases,

@@ -11,7 +11,7 @@ import pytest
 
 from cdc.config import Spark
 from cdc.errors import FAILED, OperatorError
-from cdc.service.java import find_java
+from cdc.service.process.java import find_java
 from spark_pipeline.session.session import _own, open_session
 
 ROOT = Path(__file__).parents[3]

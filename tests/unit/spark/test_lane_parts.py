@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from cdc.config import FileDestination, Sink
+from cdc.config import FileDestination, SinkConfig
 from cdc.cursor import Cursor
 from cdc.errors import GapError, TransientError
+from cdc.generation import Generation
 from cdc.log.writer import LogWriter
 from spark_pipeline.delivery import deliver
 from spark_pipeline.delivery.deliver import Origin, Share
@@ -18,7 +22,9 @@ from tests.unit.log.test_log import append
 
 
 def share(source: str, run: str, directory: Path) -> Share:
-    sink = Sink(name="same", database=source, destination=FileDestination(path=directory / source))
+    sink = SinkConfig(
+        name="same", database=source, destination=FileDestination(path=directory / source)
+    )
     cursor = Cursor(1, 0)
     return Share(sink, Origin(source, "", ""), run, cursor, cursor, [])
 
@@ -32,6 +38,30 @@ def test_sinks_of_two_sources_live_side_by_side_and_those_of_an_earlier_run_are_
     assert deliver.sink_of(share("shop", "run 1", tmp_path)) is shop
     assert deliver.sink_of(share("shop", "run 2", tmp_path)) is not shop
     assert {run for run, *_ in deliver._open_sinks.values()} == {"run 2"}
+
+
+def test_a_sink_that_takes_long_to_close_holds_up_no_other_consumer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deliver, "_open_sinks", {})
+    closing, go_on = threading.Event(), threading.Event()
+
+    def close() -> None:
+        closing.set()
+        go_on.wait(60)
+
+    shop, crm = (share(name, "process:1", tmp_path) for name in ("shop", "crm"))
+    first = deliver.sink_of(shop)
+    monkeypatch.setattr(first, "close", close)
+    with ThreadPoolExecutor(2) as pool:
+        rewound = pool.submit(deliver.sink_of, replace(shop, generation=Generation(2)))
+        try:
+            assert closing.wait(10)
+            assert pool.submit(deliver.sink_of, crm).result(10)
+            assert not rewound.done(), "two sinks of one destination are open"
+        finally:
+            go_on.set()
+        assert rewound.result(10) is not first
 
 
 def test_a_stage_that_has_ended_opens_no_sink_and_its_successor_does(

@@ -6,7 +6,7 @@ from typing import cast
 
 from pyspark.sql import SparkSession
 
-from spark_pipeline.session.late import LateSession
+from spark_pipeline.jvm.late import LateSession
 
 SESSION = cast(SparkSession, object())
 

@@ -7,8 +7,8 @@ import io
 import pytest
 from structlog.testing import capture_logs
 
-from spark_pipeline.session.jvm import NoiseStream, Relay
-from spark_pipeline.session.jvm_output import Event, Noise, said
+from spark_pipeline.jvm.jvm import NoiseStream, Relay
+from spark_pipeline.jvm.jvm_output import Event, Noise, said
 
 
 def events(text: str) -> list[Event]:

@@ -18,7 +18,8 @@ from cdc.change import CHANGE_SCHEMA
 from cdc.cursor import Cursor
 from cdc.errors import ProtocolError
 from spark_pipeline.delivery.matching import Match
-from spark_pipeline.feed.exchange import (
+from spark_pipeline.feed.reorder import Reorder
+from spark_pipeline.slices.exchange import (
     Exchange,
     PlannedRange,
     SliceMarker,
@@ -29,7 +30,6 @@ from spark_pipeline.feed.exchange import (
     pick_up,
     sweep_shared_memory,
 )
-from spark_pipeline.feed.reorder import Reorder
 from spark_pipeline.source.slicing import cut
 
 
@@ -136,7 +136,7 @@ def test_an_exchange_removes_what_a_killed_run_left(tmp_path: Path) -> None:
 _LEFT_BEHIND = """
 import os, sys
 from pathlib import Path
-from spark_pipeline.feed import exchange
+from spark_pipeline.slices import exchange
 exchange._SHARED_MEMORY, exchange._SHARED_MEMORY_FREE_MIN = Path(sys.argv[1]), 0
 exchange.Exchange.create(Path(sys.argv[2]))
 print("made", flush=True)
@@ -149,8 +149,8 @@ def test_shared_memory_of_a_killed_process_is_freed_and_that_of_a_living_one_is_
 ) -> None:
     memory = tmp_path / "shm"
     memory.mkdir()
-    monkeypatch.setattr("spark_pipeline.feed.exchange._SHARED_MEMORY", memory)
-    monkeypatch.setattr("spark_pipeline.feed.exchange._SHARED_MEMORY_FREE_MIN", 0)
+    monkeypatch.setattr("spark_pipeline.slices.exchange._SHARED_MEMORY", memory)
+    monkeypatch.setattr("spark_pipeline.slices.exchange._SHARED_MEMORY_FREE_MIN", 0)
     ours = Exchange.create(tmp_path / "ours")
     processes = []
     for name in ("killed", "alive"):
@@ -178,8 +178,8 @@ def test_decoded_rows_are_nobody_elses_and_a_squatted_name_is_not_used(
 ) -> None:
     memory = tmp_path / "shm"
     memory.mkdir()
-    monkeypatch.setattr("spark_pipeline.feed.exchange._SHARED_MEMORY", memory)
-    monkeypatch.setattr("spark_pipeline.feed.exchange._SHARED_MEMORY_FREE_MIN", 0)
+    monkeypatch.setattr("spark_pipeline.slices.exchange._SHARED_MEMORY", memory)
+    monkeypatch.setattr("spark_pipeline.slices.exchange._SHARED_MEMORY_FREE_MIN", 0)
     scratch = tmp_path / "scratch"
     exchange = Exchange.create(scratch)
     (place,) = memory.iterdir()

@@ -17,7 +17,7 @@ from sinks.base import Delivery
 from spark_pipeline.delivery.deliver import Origin, Share
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.delivery.partitions import deliver_in_parts
-from spark_pipeline.delivery.sender import STRIKES, Sender, Strikes
+from spark_pipeline.delivery.sender import STRIKES, ConsecutiveRefusals, Sender
 from tests.unit.spark.test_sender import CONTEXT, Message, aside, consumer, cuts, histories, rows
 
 END = Cursor(1 << 40, 0)
@@ -67,7 +67,7 @@ def deliver(
     share = Share(settings, Origin("shop", "h", "d"), "run", ORIGIN, END, [])
     shape = shape_for("sequin", CONTEXT)
 
-    def open_sender(share: Share, *, strikes: Strikes) -> Sender:
+    def open_sender(share: Share, *, strikes: ConsecutiveRefusals) -> Sender:
         return Sender(
             settings,
             destination,

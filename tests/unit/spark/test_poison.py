@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.config import FileDestination, Sink
+from cdc.config import FileDestination, SinkConfig
 from cdc.cursor import Cursor
 from cdc.errors import DecodeError, TransientError
 from spark_pipeline.delivery.deliver import Origin, Share
-from spark_pipeline.delivery.isolate import deliver_carefully, is_suspect, told
+from spark_pipeline.delivery.isolate import as_walbrook_error, deliver_carefully, is_suspect
 from spark_pipeline.delivery.outcome import Outcome, Poison
 
-_SINK = Sink(name="hook", database="shop", destination=FileDestination(path=Path("out")))
+_SINK = SinkConfig(name="hook", database="shop", destination=FileDestination(path=Path("out")))
 
 
 class Fragile:
@@ -141,7 +141,7 @@ class SparkError(Exception):
 )  # fmt: skip
 def test_what_may_be_a_messages_fault(error: Exception, suspect: bool, says: str) -> None:
     assert is_suspect(error) is suspect
-    assert says in told(error).full_text
+    assert says in as_walbrook_error(error).full_text
 
 
 _STACK = "An error occurred while calling o52.load.\n: {}\n\tat org.apache.spark.X.y(X.scala:1)\n"
@@ -166,6 +166,6 @@ _STACK = "An error occurred while calling o52.load.\n: {}\n\tat org.apache.spark
     ],
 )
 def test_an_error_of_java_is_named_without_what_may_quote_a_row(raised: str, shown: str) -> None:
-    error = told(SparkError(_STACK.format(raised)))
+    error = as_walbrook_error(SparkError(_STACK.format(raised)))
     assert str(error) == shown
     assert raised.partition(": ")[2] in error.full_text

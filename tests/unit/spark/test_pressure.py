@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.log.view import LogView
+from spark_pipeline.capacity.backlog import Bounds
 from spark_pipeline.capacity.gauge import Gauge
 from spark_pipeline.capacity.pressure import (
     DEFERRED_MAX_S,
@@ -18,7 +19,6 @@ from spark_pipeline.capacity.pressure import (
     Pressure,
     Served,
 )
-from spark_pipeline.feed.backlog import Bounds
 from tests import pgoutput
 from tests.unit.replication.test_seal import transaction
 from tests.written_log import WrittenLog

@@ -11,8 +11,8 @@ from cdc.cursor import Cursor
 from spark_pipeline.delivery.deliver import Origin
 from spark_pipeline.delivery.outcome import Outcome, Poison
 from spark_pipeline.delivery.refusal_log import RefusalLog
+from spark_pipeline.feed.stage_settings import StageSettings
 from spark_pipeline.workers.retries import RetryQueue
-from spark_pipeline.workers.settings import StageSettings
 from tests.unit.spark.test_sender import Destination, Message, consumer, deliver, sender_for
 
 

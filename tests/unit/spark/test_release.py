@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from cdc.decoding.format import ValueFormat
 from cdc.eventtime.released import Released
-from cdc.state.numbering import Numbering
+from cdc.state.event_numbers import Numbering
 from spark_pipeline.delivery.merged_shape import SOURCE
 from spark_pipeline.eventtime.release import OwnRows, Release, watermark_row
 from tests.unit.decoding.changes_of_every_kind import changes_of_every_kind

@@ -7,8 +7,8 @@ from pathlib import Path
 from cdc.queue.claims import Due
 from spark_pipeline.delivery.deliver import Origin
 from spark_pipeline.delivery.refusal_log import RefusalLog
+from spark_pipeline.feed.stage_settings import StageSettings
 from spark_pipeline.workers.retries import RetryQueue
-from spark_pipeline.workers.settings import StageSettings
 from tests.unit.spark.test_refusal_log import refused
 from tests.unit.spark.test_sender import consumer
 

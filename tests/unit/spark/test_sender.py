@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.change import CHANGE_SCHEMA, MessageBatch
-from cdc.config import Sink as SinkConfig
+from cdc.config import SinkConfig
 from cdc.config.destination import FileDestination
 from cdc.cursor import ORIGIN, Cursor
 from cdc.decoding.shapes import Context, shape_for
 from cdc.errors import PoisonError, TransientError
 from cdc.queue.retry import ANSWERED
-from cdc.queue.waiting import NOTHING, Waiting
+from cdc.state.blocked_groups import NOTHING, BlockedGroups
 from sinks.base import Delivery
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.delivery.sender import STRIKES, Sender
@@ -93,7 +93,7 @@ def consumer(**given: object) -> SinkConfig:
 
 
 def sender_for(
-    destination: Destination, waiting: Waiting = NOTHING, settings: SinkConfig | None = None
+    destination: Destination, waiting: BlockedGroups = NOTHING, settings: SinkConfig | None = None
 ) -> Sender:
     shape = shape_for("sequin", CONTEXT)
     return Sender(

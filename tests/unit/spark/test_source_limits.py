@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import (
 from cdc.cursor import Cursor
 from cdc.errors import ConfigError, GapError
 from cdc.log.retention import Retention
-from spark_pipeline.feed.exchange import Exchange
+from spark_pipeline.slices.exchange import Exchange
 from spark_pipeline.source import stream as stream_module
 from spark_pipeline.source.options import Options
 from spark_pipeline.source.stream import LogStreamReader

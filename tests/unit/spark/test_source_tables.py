@@ -8,13 +8,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from cdc.decoding.typed import table_schema
 from cdc.errors import ConfigError
 from cdc.log.open import open_log
 from spark_pipeline.source import table_reader
 from spark_pipeline.source.offsets import ending, starting
 from spark_pipeline.source.options import Options
 from spark_pipeline.source.range_reader import RangeReader
-from spark_pipeline.source.table_reader import check_schema, newest_schema
+from spark_pipeline.source.table_reader import check_schema, newest_version, spark_schema
 from tests import pgoutput
 from tests.pgoutput import UNCHANGED
 from tests.unit.replication.test_seal import transaction
@@ -31,7 +32,7 @@ RENAMED = pgoutput.relation(1, "public", "thing", [("id", INT4, True), ("n", INT
 def read(log: Path, schema: pa.Schema | None = None, **given: str) -> list[dict[str, Any]]:
     options = Options.read({"path": str(log), "table": "public.item"} | given)
     view = open_log(log)
-    target = schema or newest_schema(view, str(log), ITEM)
+    target = schema or table_schema(newest_version(view, str(log), ITEM))
     reader = RangeReader(options, target)
     planned = reader.plan(starting(view, options), ending(view, options))
     batches = [batch for partition in planned for batch in reader.read(partition)]
@@ -51,7 +52,7 @@ def test_rows_of_all_versions_have_the_columns_of_the_newest(tmp_path: Path) -> 
             *transaction(
                 300,
                 pgoutput.update(1, ["2", "13", UNCHANGED], key=["1", None, None]),
-                pgoutput.truncate([1]),
+                pgoutput.truncate([2, 1]),
                 pgoutput.logical_message("p", b"x"),
                 pgoutput.delete(1, key=["2", None, None]),
             ),
@@ -62,15 +63,18 @@ def test_rows_of_all_versions_have_the_columns_of_the_newest(tmp_path: Path) -> 
     assert [(row["commit_lsn"], row["commit_idx"], row["action"]) for row in rows] == [
         (100, 0, "insert"),
         (300, 0, "update"),
-        (300, 3, "delete"),
+        (300, 5, "delete"),
+        (300, 3, "truncate"),
     ]
     assert [row["record"] for row in rows] == [
         {"id": 1, "n": 12, "new": None},
         {"id": 2, "n": 13, "new": None},
         {"id": 2, "n": None, "new": None},
+        None,
     ]
+    assert rows[3]["commit_timestamp"] == rows[2]["commit_timestamp"]
     assert rows[1]["before"] == {"id": 1, "n": None, "new": None}
-    assert [row["unchanged"] for row in rows] == [None, ["new"], None]
+    assert [row["unchanged"] for row in rows] == [None, ["new"], None, None]
     assert all(row["error"] is None for row in rows)
 
 
@@ -113,9 +117,19 @@ def test_the_newest_version_is_found_far_from_the_end_and_within_a_batch(tmp_pat
         ],
         *others,
     )
-    found = newest_schema(open_log(tmp_path), "here", ITEM)
+    found = table_schema(newest_version(open_log(tmp_path), "here", ITEM))
     assert found.field("record").type.field("n").type == pa.int32()
     assert [field.name for field in found.field("record").type] == ["id", "n", "new"]
+
+
+def test_the_schema_names_the_columns_of_the_key(tmp_path: Path) -> None:
+    both = pgoutput.relation(
+        1, "public", "item", [("a", INT4, True), ("n", TEXT), ("b", INT4, True)]
+    )
+    write(tmp_path, [both, *transaction(100, pgoutput.insert(1, ["1", "n", "2"]))])
+    found = spark_schema(newest_version(open_log(tmp_path), "here", ITEM))
+    assert found["record"].metadata == {"keys": ["a", "b"]}
+    assert found["before"].dataType == found["record"].dataType
 
 
 def test_a_table_goes_by_the_name_it_had(tmp_path: Path) -> None:
@@ -125,14 +139,14 @@ def test_a_table_goes_by_the_name_it_had(tmp_path: Path) -> None:
         [RENAMED, *transaction(200, pgoutput.insert(1, ["2", "3", "n"]))],
     )
     assert [row["record"]["id"] for row in read(tmp_path)] == [1]
-    schema = newest_schema(open_log(tmp_path), "here", ("public", "thing"))
+    schema = table_schema(newest_version(open_log(tmp_path), "here", ("public", "thing")))
     assert [row["record"]["id"] for row in read(tmp_path, schema, table="public.thing")] == [2]
 
 
 def test_a_table_that_is_not_there_is_refused_with_one_that_is(tmp_path: Path) -> None:
     write(tmp_path, [SECOND, *transaction(100, pgoutput.insert(1, ["1", "2", "n"]))])
     with pytest.raises(ConfigError, match=r"table public\.items .* write public\.item;"):
-        newest_schema(open_log(tmp_path), "here", ("public", "items"))
+        newest_version(open_log(tmp_path), "here", ("public", "items"))
 
 
 def test_cursors_bound_the_rows_in_the_middle_of_a_batch(tmp_path: Path) -> None:

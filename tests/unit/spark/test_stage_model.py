@@ -22,33 +22,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.change import MessageBatch
-from cdc.config import FileDestination, Sink
+from cdc.config import FileDestination, SinkConfig
 from cdc.connection_pool import ConnectionPool
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import TransientError
 from cdc.generation import FIRST
 from cdc.log.writer import LogWriter
-from cdc.replication.seal import Sealer
+from cdc.replication.wire.seal import Sealer
+from cdc.state.active_consumers import ActiveConsumers
 from cdc.state.feeds import FeedFigures
 from cdc.state.positions import MovedError, Settlement
-from cdc.state.roll import Roll
 from sinks.base import Delivery
 from sinks.file import FileSink
 from spark_pipeline.backfill.pieces import Pieces
 from spark_pipeline.delivery.deliver import Origin
 from spark_pipeline.delivery.ledgers import Ledgers
 from spark_pipeline.feed.body import FeedBody
-from spark_pipeline.feed.exchange import Exchange, PlannedRange
 from spark_pipeline.feed.feed import Feed
 from spark_pipeline.feed.planner import Planner
 from spark_pipeline.feed.progress import StageProgress
-from spark_pipeline.workers import base, retries, settler, worker
-from spark_pipeline.workers.base import AgainError
+from spark_pipeline.feed.stage_settings import StageSettings
+from spark_pipeline.slices.exchange import Exchange, PlannedRange
+from spark_pipeline.stage import worker
+from spark_pipeline.stage.worker import Worker
+from spark_pipeline.workers import base, retries, settler
+from spark_pipeline.workers.base import RestartError
 from spark_pipeline.workers.context import WorkerContext
-from spark_pipeline.workers.settings import StageSettings
 from spark_pipeline.workers.settler import Settler
-from spark_pipeline.workers.worker import Worker
 from tests import pgoutput
+from tests.examples import examples
 from tests.lane_on_log import arrived, cursors_of
 from tests.unit.replication.test_seal import transaction, wire
 
@@ -79,11 +81,11 @@ class Rows:
                 raise MovedError(name, each.since)
         self.cursors |= {name: each.cursor for name, each in consumers.items()}
 
-    def roll(self, _state: object, _source: str) -> Roll:
+    def roll(self, _state: object, _source: str) -> ActiveConsumers:
         if self.away:
             raise psycopg.OperationalError("the state database does not answer")
         served = {name: at for name, at in self.cursors.items() if name not in self.paused}
-        return Roll(
+        return ActiveConsumers(
             served,
             {name: self.cursors[name] for name in self.paused},
             generations=dict.fromkeys(NAMES, FIRST),
@@ -111,7 +113,7 @@ class Stage:
         self._replace_postgres(patch)
         self._let_sinks_fail(patch)
         self.sinks = [
-            Sink.model_validate(
+            SinkConfig.model_validate(
                 {
                     "name": name,
                     "database": "shop",
@@ -131,7 +133,7 @@ class Stage:
     def _replace_postgres(self, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(settler, "settle", self.rows.settle)
         patch.setattr(Settler, "_connected", lambda _self: None)
-        patch.setattr(worker, "call_roll", self.rows.roll)
+        patch.setattr(worker, "read_active_consumers", self.rows.roll)
         for module, name, gives in (
             (worker, "pass_gaps", {}), (worker, "left_behind", {}), (retries, "due", []),
             (base, "report_consumer", None), (Ledgers, "report", None), (Pieces, "begin", None),
@@ -221,7 +223,7 @@ class Stage:
                 each.serve_next(0.0)
             elif each.begin():
                 self.served.add(name)
-        except AgainError:
+        except RestartError:
             self.served.discard(name)
         except Exception as error:
             self.served.discard(name)
@@ -293,7 +295,7 @@ class Stage:
             assert self.rows.cursors[name] > self.written[-1]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_every_message_arrives_once_and_in_order_and_no_cursor_passes_one_that_did_not(
     seed: int,

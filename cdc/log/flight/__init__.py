@@ -1,0 +1,1 @@
+"""The log over Arrow Flight, for readers on other machines."""

@@ -1,0 +1,1 @@
+"""What opening, checking and repairing a log takes."""

@@ -1,0 +1,1 @@
+"""The second place of sealed segments, and reading them wherever they are."""

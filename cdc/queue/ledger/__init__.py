@@ -1,0 +1,1 @@
+"""The ledger of delivered cursors, and where it may be kept."""

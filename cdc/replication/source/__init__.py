@@ -1,0 +1,1 @@
+"""The source beside the stream: slot, identity, catalog, heartbeats."""

@@ -1,0 +1,1 @@
+"""Transactions that are sent before they end: their rows on disk."""

@@ -1,0 +1,1 @@
+"""pgoutput messages as columns, and what the log keeps of them. No I/O."""

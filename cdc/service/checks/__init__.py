@@ -1,0 +1,1 @@
+"""Whether a configuration fits its databases: ``walbrook config check``."""

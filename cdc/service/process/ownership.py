@@ -1,0 +1,93 @@
+"""Being the only service of a source: a session advisory lock in the state database.
+
+The lock comes before anything is changed, so that a second start by mistake harms nobody. It lives
+as long as its connection; when that is lost, the lock is taken again, and if another service was
+faster, this one stops.
+"""
+
+from __future__ import annotations
+
+import time
+
+import psycopg
+import structlog
+
+from cdc.config import Config
+from cdc.connection import Connection
+from cdc.errors import OperatorError, TransientError
+from cdc.reach import reach
+from cdc.service.process.prepare import state_called
+
+_logger = structlog.get_logger("walbrook.service")
+
+_LOCK = "SELECT pg_try_advisory_lock(hashtextextended('walbrook.source.' || %s, 0))"
+_WAIT_S, _POLL_S = 15.0, 0.5  # a service that was just killed needs a moment to lose its lock
+_LOOK_S = 5.0
+
+
+class Ownership:
+    """The locks of all sources of a configuration, on one connection."""
+
+    def __init__(self, config: Config) -> None:
+        self._dsn = config.state_dsn()
+        self._called = state_called(config)
+        self._sources = [database.name for database in config.databases]
+        self._connection: Connection | None = None
+        self._looked_at = 0.0
+        self._is_away = False  # the state database, as was said
+
+    def __enter__(self) -> Ownership:
+        self._take()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._let_go()
+
+    def keep(self) -> None:
+        """Look now and then whether the locks are still ours; take them again if not."""
+        if time.monotonic() - self._looked_at < _LOOK_S:
+            return
+        self._looked_at = time.monotonic()
+        try:
+            if self._connection is not None:
+                self._connection.execute("SELECT 1")
+                return
+        except psycopg.Error:
+            self._let_go()
+        try:
+            self._take()
+        except (OperatorError, TransientError) as error:
+            if self._connection is not None:
+                raise
+            if not self._is_away:
+                _logger.warning("service.state_unreachable", error=str(error))
+            self._is_away = True
+        else:
+            self._is_away = False
+
+    def _take(self) -> None:
+        self._connection = reach(self._dsn, self._called)
+        try:
+            for source in self._sources:
+                self._lock(self._connection, source)
+        except psycopg.OperationalError as error:
+            self._let_go()
+            raise TransientError(f"the state database went away: {str(error).strip()}") from error
+
+    def _lock(self, connection: Connection, source: str) -> None:
+        deadline = time.monotonic() + _WAIT_S
+        while True:
+            row = connection.execute(_LOCK, (source,)).fetchone()
+            if row is not None and row[0]:
+                return
+            if time.monotonic() >= deadline:
+                raise OperatorError(
+                    f"another service serves source {source}",
+                    fix="stop the other one; pg_stat_activity shows it as walbrook:service",
+                )
+            time.sleep(_POLL_S)
+
+    def _let_go(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

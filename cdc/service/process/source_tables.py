@@ -1,0 +1,110 @@
+"""The tables that sinks ask for, compared with what the source publishes now.
+
+A table that is renamed, dropped, or taken out of the publication makes no error in the stream: its
+changes just stop. Invariant: what is reported names the sink and the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Final
+
+import psycopg
+
+from cdc.config import SinkConfig
+from cdc.replication.preflight.problem import SourceProblem
+from cdc.replication.preflight.schemas import missing_schemas, unpublished_schemas
+from cdc.replication.preflight.tables import (
+    CatalogName,
+    missing_tables,
+    published_tables,
+    read_tables,
+    unpublished_tables,
+)
+from cdc.replication.wire.relations import OWN_SCHEMA
+from cdc.state.health import Condition
+
+_TOLD_MAX: Final = 5
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+class PublicationWatch:
+    """What one source has published since the service began to look."""
+
+    def __init__(self, publication: str) -> None:
+        self._publication = publication
+        self._seen: set[CatalogName] = set()
+
+    def conditions(
+        self, connection: Connection, sinks: Sequence[SinkConfig]
+    ) -> dict[str, list[Condition]]:
+        """What is wrong with the tables of each sink; a sink without a problem has none."""
+        # One snapshot: a table that is renamed meanwhile is either still there or already gone.
+        with connection.transaction():
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            return self._found(connection, sinks)
+
+    def _found(
+        self, connection: Connection, sinks: Sequence[SinkConfig]
+    ) -> dict[str, list[Condition]]:
+        tables = read_tables(connection)
+        published = published_tables(connection, self._publication)
+        self._seen |= published
+        # A partition that was attached arrives under the name of its root.
+        lost = {
+            name
+            for name in self._seen - published
+            if name.schema != OWN_SCHEMA and (name not in tables or tables[name].root is None)
+        }
+        found = {}
+        for sink in sinks:
+            problems: list[SourceProblem] = []
+            # What a sink of several databases asks for need not be in each of them.
+            if len(sink.sources) == 1:
+                schemas = sink.source.include_schemas or ()
+                named = [CatalogName.parse(name) for name in sink.source.include_tables or ()]
+                problems += missing_schemas(connection, schemas)
+                problems += unpublished_schemas(connection, self._publication, schemas, tables)
+                problems += missing_tables(named, tables)
+                problems += unpublished_tables(connection, self._publication, named, tables)
+            told = [_missing(sink.name, problems)] if problems else []
+            if not told and (gone := _gone(sink, lost, tables)):
+                told.append(_unpublished(sink.name, self._publication, gone))
+            found[sink.name] = told
+        return found
+
+
+def _gone(
+    sink: SinkConfig, lost: Iterable[CatalogName], tables: Collection[CatalogName]
+) -> list[CatalogName]:
+    """Tables that the sink got and gets no more; without a list of tables, dropping is no loss."""
+    named = sink.source.include_tables is not None
+    return sorted(
+        table for table in lost if sink.source.takes(*table) and (named or table in tables)
+    )
+
+
+def _missing(sink: str, problems: Sequence[SourceProblem]) -> Condition:
+    return Condition(
+        "tables_missing",
+        "error",
+        f"{sink} asks for what the source does not publish: {_listed([p.what for p in problems])}",
+        _listed([p.fix for p in problems]),
+    )
+
+
+def _unpublished(sink: str, publication: str, tables: Sequence[CatalogName]) -> Condition:
+    return Condition(
+        "tables_unpublished",
+        "warning",
+        f"{sink} gets no more changes of {_listed([str(table) for table in tables])}: the "
+        f"publication {publication} no longer has them",
+        f"if that was not meant, ALTER PUBLICATION {publication} ADD TABLE …; changes made "
+        "meanwhile are lost to the sink",
+    )
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = f"; and {len(texts) - _TOLD_MAX} more" if len(texts) > _TOLD_MAX else ""
+    return "; ".join(texts[:_TOLD_MAX]) + more

@@ -1,0 +1,1 @@
+"""The JVM under Spark: its start, its output, rows across its border."""

@@ -1,0 +1,1 @@
+"""Decoded slices between the task that decoded them and those that deliver."""
