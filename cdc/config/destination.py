@@ -234,7 +234,7 @@ class RedisStreamDestination(DestinationSection):
     max_age_s: Annotated[Integer, Field(ge=1)] | None = Field(
         default=None,
         description="How long after its commit an entry is kept, in seconds; a stream is trimmed "
-        "when something is added to it. Only with ordering: commit. If not given, for ever.",
+        "when something is added to it. Only with ordering: commit. If not given, without a limit.",
     )
     trim_exactly: Flag = Field(
         default=False,

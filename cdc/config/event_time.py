@@ -129,8 +129,8 @@ class EventTime(Section):
     )
     emit_watermarks: Flag = Field(
         default=False,
-        description="Whether the destination is told how far event time has come. Not with "
-        "parquet.",
+        description="Whether the destination receives watermarks: how far event time has come. "
+        "Not with parquet.",
     )
     leaf_partitions: Flag = Field(
         default=False,

@@ -222,8 +222,8 @@ class IcebergDestination(LakeDestination):
     merge: Literal["on_read", "copy_on_write"] = Field(
         default="on_read",
         description="How mode upsert replaces rows: on_read writes which keys are deleted, and "
-        "readers leave their older rows out; copy_on_write writes files that hold a touched key "
-        "anew, for engines that do not read equality deletes.",
+        "readers leave their older rows out; copy_on_write rewrites files that hold a touched key, "
+        "for engines that do not read equality deletes.",
     )
     catalog: IcebergCatalog = Field(
         default_factory=IcebergCatalog, description="Where readers find the tables by name."

@@ -153,7 +153,7 @@ def decode_manifest(data: bytes, known: Mapping[bytes, SegmentInfo] | None = Non
     if data != _OPENING % xxhash.xxh3_64_intdigest(body) + body + _CLOSING:
         raise CorruptionError(
             f"the log's {FILE_NAME} does not match its checksum",
-            fix="stop the service and remove it: it is made anew from the segments",
+            fix="stop the service and remove it: it is rebuilt from the segments",
         )
     head, _, lines = body.partition(_SEGMENTS)
     values = orjson.loads(head + b"}")

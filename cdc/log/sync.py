@@ -97,7 +97,7 @@ class Syncer:
         if self._failure is not None:
             raise TransientError(
                 f"the log in {self._directory} could not be synced: {self._failure.strerror}",
-                fix="check that disk; the log must be opened anew before reading goes on",
+                fix="check that disk; the log must be reopened before reading goes on",
                 kind="log_sync_failed",
             ) from self._failure
 

@@ -164,7 +164,7 @@ class LogView:
         manifest = self._file.read()
         if self._history and manifest.history != self._history:
             raise GapError(
-                f"the log at {self._directory} was cut or begun anew: history {self._history} "
+                f"the log at {self._directory} was cut or restarted: history {self._history} "
                 f"ended, this is {manifest.history}",
                 fix="start again from a cursor: batch numbers of one history mean nothing in "
                 "another",

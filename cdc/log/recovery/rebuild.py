@@ -1,4 +1,4 @@
-"""A manifest that was lost, made anew from the segments.
+"""Rebuilding a lost manifest from the segments.
 
 Invariants: frames are taken only where they follow each other without a hole; of two
 files for the same batches the one begun later counts. Floors come from the file that was kept for

@@ -89,7 +89,7 @@ class LogVerification:
         try:
             manifest = read_manifest(self._directory)
             if manifest is None and list_segments(self._directory):
-                yield Damage(MANIFEST, "it is missing; the next open makes it anew")
+                yield Damage(MANIFEST, "it is missing; the next open rebuilds it")
         except CorruptionError as error:
             yield Damage(MANIFEST, str(error))
         try:

@@ -126,7 +126,7 @@ class SealedIndexes:
         if not index_matches(segment, data):
             raise CorruptionError(
                 f"the index of segment {segment.name} does not match its checksum",
-                fix="nothing if this passes: the service makes indexes anew from their segments; "
+                fix="nothing if this passes: the service rebuilds indexes from their segments; "
                 "else restart it",
                 kind="log_damaged",
             )

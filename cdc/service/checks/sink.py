@@ -42,5 +42,5 @@ def _require_order(sink: SinkConfig, state: Connection) -> None:
             "cursor cannot tell them apart",
             fix="give it ordering: event_time again, or a new name and a new destination, or "
             f"delete its rows of walbrook.consumers (WHERE name = '{sink.name}') and give it "
-            "an empty destination: it then begins anew",
+            "an empty destination: it then starts over",
         )

@@ -224,7 +224,7 @@ def _new_slot(source: Connection, database: Database, snapshots: StandbySnapshot
         source.execute(_DROP, (slot,))
     except psycopg.errors.ObjectInUse as error:
         raise SourceError(
-            f"the slot {slot} is in use by another process and cannot be made anew",
+            f"the slot {slot} is in use by another process and cannot be recreated",
             fix="stop whatever reads it (pg_replication_slots.active_pid), then repair again",
             kind="slot_busy",
         ) from error

@@ -131,7 +131,7 @@ def test_a_manifest_that_may_not_stay_asks_for_a_reopen(
         with pytest.raises(TransientError, match="Input/output"):
             append(log, 20)
     assert log.needs_reopen
-    with pytest.raises(TransientError, match="opened anew"):
+    with pytest.raises(TransientError, match="reopened"):
         append(log, 20)
     log.close()
     log = LogWriter(tmp_path)

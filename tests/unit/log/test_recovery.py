@@ -195,9 +195,9 @@ def test_a_damaged_manifest_is_reported_and_made_anew_once_removed(tmp_path: Pat
     before = log.manifest
     log.close()
     flip(tmp_path / FILE_NAME, 100)
-    with pytest.raises(CorruptionError, match="is made anew from the segments"):
+    with pytest.raises(CorruptionError, match="is rebuilt from the segments"):
         LogWriter(tmp_path)
-    with pytest.raises(CorruptionError, match="is made anew from the segments"):
+    with pytest.raises(CorruptionError, match="is rebuilt from the segments"):
         LogView(tmp_path).next_batch()
     (tmp_path / FILE_NAME).unlink()
     log = LogWriter(tmp_path)
@@ -304,7 +304,7 @@ def test_a_log_that_was_removed_is_another_history(tmp_path: Path) -> None:
     shutil.rmtree(directory)
     log = LogWriter(directory)
     append(log, 20)
-    with pytest.raises(GapError, match="was cut or begun anew"):
+    with pytest.raises(GapError, match="was cut or restarted"):
         list(view.frames(0, 1))
     log.close()
 

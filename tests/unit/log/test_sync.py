@@ -118,7 +118,7 @@ def test_a_failed_sync_stops_the_log_until_it_is_opened_anew(
             with pytest.raises(TransientError, match="Input/output"):
                 log._syncer.flush()
         until(lambda: log.needs_reopen)
-    with pytest.raises(TransientError, match="opened anew") as raised:
+    with pytest.raises(TransientError, match="reopened") as raised:
         append(log, 30)
     assert raised.value.kind == "log_sync_failed"
     assert log.durable_end == Cursor(10, 3), "the disk works again, but what it dropped is gone"

@@ -116,7 +116,7 @@ def test_a_query_to_what_is_there_now_refuses_a_checkpoint_of_another_history(
     log.writer.restart_at(Cursor(10**6, 0))
     stream = reader(log)
     stream.prepareForTriggerAvailableNow()
-    with pytest.raises(GapError, match="was cut or begun anew"):
+    with pytest.raises(GapError, match="was cut or restarted"):
         stream.latestOffset(start, ReadMaxRows(10))
 
 
