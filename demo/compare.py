@@ -1,7 +1,7 @@
 """What was written against what arrived: pure, on values.
 
 A change is known by its transaction and its place there, so that a loss, a repetition and a wrong
-value are told apart. Invariant: a sink agrees only if every change arrived exactly
+value are kept apart. Invariant: a sink agrees only if every change arrived exactly
 once, with the same content, in order per key, and a replay of what arrived, including rows that
 existed before, ends in the state of the source.
 """

@@ -165,7 +165,7 @@ class SideBySideSink(Sink, Protocol):
 
 
 class Follower(Protocol):
-    """Is told what the requests of a delivery brought."""
+    """Receives the results of the requests of a delivery."""
 
     @property
     def error(self) -> WalbrookError | None:

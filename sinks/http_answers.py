@@ -2,7 +2,7 @@
 
 Answers that speak of the endpoint stop the consumer and lose nothing; those that speak of the
 message's content make it poison. A 500 may be either: one message on which the endpoint breaks, or
-an endpoint that is broken; whoever delivers finds out which.
+an endpoint that is broken; the delivery finds out which.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class HttpClient(Protocol):
 
     A request raises for what is no answer: TimeoutError if none came in time, ConnectError if
     nobody is there, and OSError or BadAnswerError for one that broke off. Invariant: a client that
-    was told to stop, by whatever thread, sends no other request (ConnectError), because nothing at
+    was stopped, by whatever thread, sends no other request (ConnectError), because nothing at
     a server tells a late one from a new one.
     """
 

@@ -52,7 +52,7 @@ def request(head: bytes, key: str, parts: tuple[bytes | memoryview, ...]) -> byt
 Reading = Generator[None, bytes, Exchanged]
 """Is sent what comes, piece by piece, and nothing once the server has hung up.
 
-It returns when the answer is there. An error that is thrown in goes through before the head is
+It returns when the response is there. An error that is thrown in goes through before the head is
 complete, and ends the body behind it.
 """
 

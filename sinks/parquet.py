@@ -1,11 +1,11 @@
 """A folder of Parquet files that query engines read as one partitioned table.
 
 A batch becomes one file per partition. Files are staged whole under ``_walbrook/staging`` and
-synced; then the position, which names them, is committed; then they are moved to their places. What
-must always hold: a file outside ``_walbrook`` is final, belongs to a committed position, and is
-never changed by us, nor removed but by a truncation that an operator asked for; whatever a
-committed position names is still staged or was put in its place, from where an operator may move it
-on (compaction, archives).
+synced; then the position, which names them, is committed; then they are moved to their places.
+Invariant: a file outside ``_walbrook`` is final, belongs to a committed position, and is never
+changed by us, nor removed but by a truncation that an operator asked for; whatever a committed
+position names is still staged or was put in its place, from where an operator may move it on
+(compaction, archives).
 
 A new generation is a folder of its own beside the first, ``<path>.generation-2``: a query over the
 first one must not see it.
@@ -167,7 +167,7 @@ class ParquetSink:
             position = Position(ORIGIN, (), truncation=self._generation.truncation)
         if self._generation.must_empty(position.truncation) or position.truncating:
             position = self._position.truncate(self._generation, lambda: _remove_all(self._root))
-        # Even a position that we placed may have come anew, in a destination that was emptied.
+        # Even a position that we placed may have come again, in a destination that was emptied.
         if position != self._placed or os.listdir(self._staging):
             self._place(position)
         for leftover in os.listdir(self._staging):

@@ -73,7 +73,7 @@ class PositionFile:
             return None
         position = self._parse(content)
         if content != self._durable:
-            # Whoever wrote this may have died between the rename and making it last.
+            # The writer may have died between the rename and the sync.
             sync_directory(self._path.parent)
             self._durable = content
         return position

@@ -2,7 +2,7 @@
 
 A batch is one transaction: the messages go into the consumer's partition of ``walbrook.records`` by
 COPY, and with them the cursor of the last one, so what comes again is known by it. Invariant:
-whoever stores holds the consumer's row of ``walbrook.stored`` until the commit, so that
+a writer holds the consumer's row of ``walbrook.stored`` until the commit, so that
 messages become visible in cursor order, which claims rely on.
 """
 
@@ -170,7 +170,7 @@ class PullSink:
         return Delivery(absorbed + fits, absorbed, too_large)
 
     def _was_moved(self, connection: Connection) -> bool:
-        """Asked with the lock held, which whoever moves the cursor takes first."""
+        """Called with the lock held that a move of the cursor takes first."""
         if self._standing is None:
             return False
         row = connection.execute(_STANDING, (self._queue.source, self._consumer)).fetchone()
@@ -188,7 +188,7 @@ class PullSink:
         sizes: pa.Int32Array,
         row: tuple[object, ...],
     ) -> pa.StringArray:
-        """The batch as COPY reads it, a line a message."""
+        """The batch as COPY reads it, one line per message."""
         rows = batch.rows
         groups = groups_of(rows, self._queue.grouping)
         times = rows.column("commit_timestamp").cast(pa.timestamp("us")).cast(pa.string())

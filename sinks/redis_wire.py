@@ -124,7 +124,7 @@ def usual_answer(truncation: int, top: str) -> bytes:
 
 
 def is_answer(receive: Callable[[], bytes], usual: bytes) -> bool:
-    """Whether the answer is the usual one; of another no more is read than it takes to see that."""
+    """Returns True for the usual reply; another one is read only as far as it differs."""
     answer, lines = b"", usual.count(b"\n")
     while answer.count(b"\n") < lines:
         answer += receive()

@@ -1,9 +1,9 @@
 """An HTTP endpoint that is handed messages as JSON.
 
 A request carries ``{"data": [message, ...]}``, or one bare message, and an ``Idempotency-Key`` made
-of the consumer and the cursors it holds, so that a receiver can drop a repeated one. What must
-always hold: a message counts as delivered only when its whole request was answered with 2xx; the
-message that an error speaks of is the first one that is not settled; no error text holds a secret.
+of the consumer and the cursors it holds, so that a receiver can drop a repeated one. Invariant: a
+message counts as delivered only when its whole request was answered with 2xx; the message that an
+error speaks of is the first one that is not settled; no error text holds a secret.
 
 Where messages have routes, a request goes to one path below the URL: neighbours of one route go
 together, and the order of all messages stays.
@@ -123,7 +123,7 @@ class WebhookSink:
                 self._end_loop()
 
     def _end_loop(self) -> None:
-        """If it runs, whoever runs it ends it."""
+        """A loop that runs is ended by the thread that runs it."""
         if not self._running.acquire(blocking=False):
             return
         try:
@@ -236,8 +236,7 @@ class WebhookSink:
             if not isinstance(error, TransientError) or attempt == retries:
                 return error
             if error.kind == _GONE:
-                # Whoever else is being delivered to need not wait while nobody is there: it is
-                # tried again later, by itself.
+                # The endpoint is away: the consumer is retried later and holds no slot meanwhile.
                 return error
             backoff = min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * 2**attempt) * random.uniform(0.5, 1)
             asked_s = wait_asked_for(answer, now=time.time()) if answer else 0.0

@@ -1,7 +1,7 @@
 """The file of a chunk: its rows as COPY wrote them, and decoded for the consumer they go to.
 
-The process that reads a chunk decodes it too, column by column, from the text of COPY. So whoever
-delivers the rows cuts slices out of a mapped file. The lines of COPY stand beside the decoded
+The process that reads a chunk decodes it too, column by column, from the text of COPY. So the
+delivery of the rows cuts slices out of a mapped file. The lines of COPY stand beside the decoded
 columns; where messages are needed (a merged row, an expression, a dead letter), which is rare, they
 are made of the lines. Rows that are decoded for nobody stand in the file as messages.
 

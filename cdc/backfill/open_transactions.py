@@ -2,8 +2,9 @@
 
 A commit may be in the log while no snapshot sees it yet: Postgres writes the commit record, may
 wait for a synchronous standby, and only then lets others see it. All that time the transaction
-holds the lock on its own number, which ``pg_locks`` shows. So whoever lists the locks first and
-takes the snapshot then knows every commit that the snapshot misses: its LSN is above that of the
+holds the lock on its own number, which ``pg_locks`` shows. A
+process that lists the locks first and takes the snapshot second knows every commit that the
+snapshot misses: its LSN is above that of the
 list, or its number is in the list.
 
 Invariant: of a listed transaction that an earlier list does not have, the number was given after

@@ -1,4 +1,4 @@
-"""The reader's log over the reader's lifetime: opened, kept within bounds, opened anew.
+"""The reader's log over the reader's lifetime: opened, kept within bounds, reopened.
 
 Invariants: nothing is called safe that is not on disk as the durability asks; the log
 has no hole, so what it lost and the slot still has is read again, and where the slot no longer has
@@ -65,11 +65,11 @@ class LogKeeper:
         self._needed_bytes = 0  # of what somebody still lacks
         self.log = self._open()
 
-    def resume(self, restart: Cursor, lowest: Cursor, confirmed_lsn: int, *, anew: bool) -> Cursor:
+    def resume(self, restart: Cursor, lowest: Cursor, confirmed_lsn: int, *, reset: bool) -> Cursor:
         """From where to read: the log's end, unless it is behind what the slot still has.
 
         ``lowest`` is where the last consumer stands, which may have been moved back;
-        ``confirmed_lsn`` is where the slot stands: it gives nothing below. With ``anew`` what lies
+        ``confirmed_lsn`` is where the slot stands: it gives nothing below. With ``reset`` what lies
         between was given up, and the source may not even be able to send it.
         """
         if self.log.needs_reopen:
@@ -87,7 +87,7 @@ class LogKeeper:
         if self._to_inspect:
             self._inspect(lowest)
         end = self.log.end
-        if end >= restart or (not anew and end != ORIGIN and confirmed_lsn <= end.lsn):
+        if end >= restart or (not reset and end != ORIGIN and confirmed_lsn <= end.lsn):
             return end
         if end != ORIGIN:
             _logger.warning("reader.log_restarted", log_end=str(end), at=str(restart))

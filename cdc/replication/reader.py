@@ -164,7 +164,7 @@ class SlotReader:
                 min(position.lowest, self._state.lowest),
                 identity.confirmed,
                 # Accepting a gap forgets the publication; so does nothing else.
-                anew=position.publication_oid is None,
+                reset=position.publication_oid is None,
             )
             control.check(identity, resume)
             versions = self._versions.versions(resume)

@@ -13,7 +13,7 @@ Settings = dict[str, str | int | float | bool]
 """What librdkafka is configured by."""
 
 _LINGER_MS = 5  # while a delivery is being queued; its end does not wait
-_BATCH_BYTES = 1_000_000  # below what brokers take unless they are told otherwise
+_BATCH_BYTES = 1_000_000  # below the default limit of brokers
 _MESSAGE_BYTES_MAX = 1_000_000_000  # what a message may have is the topic's to say
 _QUEUED_MESSAGES_MAX = 1_000_000
 _METADATA_WAIT_MS = 5_000  # for a topic that the broker has just created

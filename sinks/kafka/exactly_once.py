@@ -43,7 +43,7 @@ from sinks.kafka.topics import (
     read_cursor,
 )
 
-_TRANSACTION_MS_MAX = 900_000  # what brokers allow unless they are told otherwise
+_TRANSACTION_MS_MAX = 900_000  # the default limit of brokers
 _SPARE_MS = 30_000
 
 

@@ -1,4 +1,4 @@
-"""The client library, which is an extra: whoever lacks it is told its name.
+"""The client library, which is an extra: without it an error names the extra.
 
 Invariant: no other module imports it, so that this error is the only one that a user without it
 can meet.

@@ -1,7 +1,7 @@
 """The columns of a table of the lake: those of the source's table, and before them our own. Pure.
 
 Invariant: a column of the source keeps its number from the catalog in the field's metadata, so that
-a renamed column is told from a new one by the table's own schema.
+the table's own schema distinguishes a renamed column from a new one.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Evolution:
     was: tuple[str | None, ...]
     added: tuple[pa.Field, ...]
     dropped: tuple[str, ...]  # that stay, and are to be marked so that none is taken for a new one
-    rewrites: bool  # whether files must be written anew, because a column of them is another one
+    rewrites: bool  # whether files must be rewritten, because one of their columns changed
 
     @property
     def is_needed(self) -> bool:

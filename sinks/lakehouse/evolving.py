@@ -1,8 +1,8 @@
 """Bringing a table to a version of its source's table: new columns at once, others by new files.
 
 Invariant: a table is altered in commits of its own before the rows of the new version, each of them
-atomic. The table's own schema says what is left to do, so that a crash between them is finished by
-whoever delivers next.
+atomic. The table's own schema says what is left to do, so that the next
+delivery finishes what a crash left.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _loaded(table: LakeTable) -> TableState:
 
 
 def _rewrite(table: LakeTable, evolution: Evolution, after: TableState, *, keeps: bool) -> None:
-    """Write all files anew, one after another; a column that cannot be widened may become text."""
+    """Rewrite all files, one after another; a column that cannot be widened may become text."""
     texts: set[str] = set()
     while True:
         try:

@@ -22,7 +22,7 @@ _logger = structlog.get_logger("walbrook.sink.lakehouse")
 
 _FILES_MIN = 4  # fewer are not worth a commit
 _MERGES_MAX = 8  # of one table at a time
-_DELETED_PART = 0.1  # of a file's rows: so many deletes are worth to write it anew
+_DELETED_PART = 0.1  # of a file's rows: with more deletes a file is rewritten
 _VACUUM_EVERY = 24 * 3600.0
 _STOP_S = 30.0
 
@@ -100,7 +100,7 @@ class Maintainer:
 
 
 def merge_small_files(table: LakeTable, target_bytes: int) -> bool:
-    """Write some small files of one partition as one, or one that has many deletes anew.
+    """Write some small files of one partition as one, or rewrite one that has many deletes.
 
     Returns whether there were any.
     """

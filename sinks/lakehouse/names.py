@@ -66,6 +66,6 @@ def _target(schema: str, name: str) -> LakeTarget:
 
 
 def _folder(part: str) -> str:
-    # A percent sign would be quoted once more by whoever makes a URL of the path.
+    # A percent sign would be quoted once more when the path becomes a URL.
     quoted = quote(part, safe="").replace("~", "~7E").replace("%", "~")
     return quoted.replace(".", "~2E", 1) if quoted.startswith(".") else quoted

@@ -1,4 +1,4 @@
-"""Which tables a consumer has made, so that one that is gone is not begun anew in silence.
+"""Which tables a consumer has made, so that one that is gone is not silently made again.
 
 It is a table of the lake itself. A table is registered behind its creation, or whenever it is found
 and is not registered yet, so a crash in between changes nothing.

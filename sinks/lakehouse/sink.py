@@ -1,8 +1,8 @@
 """One delivery: a batch is cut into parts of one table, and each part is one commit of its table.
 
 Every table has a position of its own, which moves in the commit of its rows. Invariants: a message
-at or below its table's position is in the table, whoever brings it again; a delivery counts only
-what is committed.
+at or below its table's position is in the table and is skipped when it is repeated; a delivery
+counts only what is committed.
 
 A message that has no place in its table is found by halving the batch: each half is a delivery of
 its own, and the first message that is refused alone ends it.
@@ -128,7 +128,7 @@ class LakehouseSink:
         self._forget()
 
     def _forget(self) -> None:
-        """What is there is looked at anew: somebody may have moved or mended it."""
+        """Read the tables again: somebody may have moved or mended them."""
         self._tables.clear()
         self._registry = Registry(self._open_table)
         self._stopped = StoppedTables(self._open_table, self._registry, self._commit)
@@ -248,7 +248,7 @@ class LakehouseSink:
         reached("committed")
 
     def _note_gaps(self, rows: pa.RecordBatch) -> int:
-        """Keep gaps where whoever reads the tables finds them; there are few."""
+        """Record gaps in a table beside the rows; there are few."""
 
         def write(table: LakeTable, state: TableState, rows: pa.RecordBatch) -> None:
             table.commit(table.write(gap_rows(rows)), [], state.moved(cursor_at(rows, -1)))

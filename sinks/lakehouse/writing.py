@@ -99,7 +99,7 @@ def _written(table: LakeTable, rows: pa.RecordBatch, version: str) -> list[DataF
 
 
 class Merges:
-    """A row per key: the files that hold a touched key are written anew."""
+    """A row per key: the files that hold a touched key are rewritten."""
 
     keeps = False
     partition_by: tuple[str, ...] = ()

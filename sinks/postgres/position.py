@@ -24,7 +24,7 @@ from cdc.errors import OperatorError, TransientError
 from sinks.postgres.target import Target
 
 _EPOCHS_MAX = 100  # so many that are over are known
-_MAKING = 0x77616C62  # the advisory lock of whoever makes the tables
+_MAKING = 0x77616C62  # the advisory lock for making the tables
 
 _EXISTS = "SELECT to_regclass(%s) IS NOT NULL"
 _MAKE = """
@@ -226,7 +226,7 @@ class Positions:
         connection.execute(self.statement(_SAVE), (orjson.dumps(saved).decode(), *owner))
 
     def note_gaps(self, connection: Connection, rows: pa.RecordBatch) -> None:
-        """Keep gaps where whoever reads the tables finds them; there are few."""
+        """Record gaps in a table beside the rows; there are few."""
         names = ("commit_lsn", "commit_idx", "record")
         for lsn, idx, record in zip(*(rows.column(n).to_pylist() for n in names), strict=True):
             place = (self._owner.source, self._owner.consumer, format_lsn(lsn), idx)

@@ -1,7 +1,7 @@
 """The rows that a mirrored table holds, as COPY gives them: the texts that the source writes too.
 
 A table is read in ranges of blocks, each in a transaction of its own. So a row that is written
-meanwhile may be there twice, or not at all: whoever compares looks at such rows again by key.
+meanwhile may be there twice, or not at all: a comparison reads such rows again by key.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ class Pieces:
     def refused(self, piece: Piece, error: WalbrookError) -> None:
         """The sink refuses the table as it was when it was read, and took nothing of the piece.
 
-        When the worker begins again all that was read is read anew, with the table as it is then.
+        When the worker begins again all of it is read again, with the table as it is then.
         """
         self._refused = piece.chunk.backfill
         with self._connections.connection() as state:
@@ -269,7 +269,7 @@ class Pieces:
             current.chunk.file.unlink(missing_ok=True)
 
     def _put_down(self) -> None:
-        """Whoever resumes the backfill finds the chunk in SQL."""
+        """The chunk stays in SQL for the resumed backfill."""
         with self._lock:
             self._current = None
         self.changed.set()

@@ -70,8 +70,8 @@ class FeedBody:
     def take(self, frame: DataFrame | None, _batch_id: int) -> None:
         """One micro-batch as Spark planned it, and what follows it in the log.
 
-        Raising here would make Spark print pages and tell only a text. So a failure is kept for
-        whoever runs the query; until the query is stopped, nothing more is taken.
+        Raising here would make Spark print pages and tell only a text. So the query's
+        runner finds the failure here; until the query is stopped, nothing more is taken.
         """
         if self._is_over:
             return

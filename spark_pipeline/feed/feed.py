@@ -175,7 +175,7 @@ class Feed:
         self._close_unused()
 
     def fail(self, error: WalbrookError) -> None:
-        """The next batch cannot be decoded: whoever needs it reads the log itself."""
+        """The next batch cannot be decoded: its readers read the log themselves."""
         with self._lock:
             self._failed = (self.position, error)
             self._notify()

@@ -105,7 +105,7 @@ class Planner:
     def judge(self, share: Share) -> Share:
         """The share with what its consumer's expressions, if it has any, say of it.
 
-        The verdicts lie in a file of the scratch directory; whoever delivers the share removes it.
+        The verdicts lie in a file of the scratch directory; the delivery of the share removes it.
         """
         rows = sum(piece.rows for piece in share.slices)
         elsewhere = (self._settings.cluster_options or {}).get("executorPath")

@@ -1,8 +1,8 @@
 """The streaming query of a source: Spark plans ranges of the log, the body takes them.
 
 Invariants: a query always starts where the feed ends, never at Spark's checkpoint. A query that
-fails is started again with backoff; after several failures of Spark in a row a new driver process
-is the remedy.
+fails is started again with backoff; several consecutive failures of Spark are answered with a new
+driver process.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from spark_pipeline.slices.exchange import Exchange
 _logger = structlog.get_logger("walbrook.feed")
 _POLL_S = 0.5
 
-# The checkpoint is never read again, so its writes need not be waited for. Spark asks to be told
-# twice, because a sink that trusted batch ids would see some of them again; ours go by cursor.
+# The checkpoint is never read again, so its writes need not be waited for. Spark wants
+# the setting twice, because a sink that trusted batch ids would see some of them again;
+# ours go by cursor.
 _ASYNC_PROGRESS = {
     "asyncProgressTrackingEnabled": "true",
     "asyncProgressTrackingCheckpointIntervalMs": "60000",

@@ -44,13 +44,13 @@ def start_jvm(settings: Mapping[str, str]) -> None:
     try:
         gateway = _launch(conf)
     except OperatorError:
-        # Of the script that starts it a kill cannot be told from a refusal: once more.
+        # A killed start script looks like a refusal, so the start is retried once.
         gateway = _launch(conf)
     SparkContext._ensure_initialized(gateway=gateway)
 
 
 def end_jvm() -> None:
-    """Kill the JVM of this process, which may hang: whoever waits for it gets an error then."""
+    """Kill the JVM of this process, which may hang: its callers get an error."""
     gateway = SparkContext._gateway
     process = getattr(gateway, "proc", None)
     if isinstance(process, subprocess.Popen):

@@ -1,7 +1,7 @@
 """Every expression of a configuration, checked against every table that it will meet.
 
 It is done when the service starts and by ``walbrook config check``. Invariant: all
-problems are told at once; a table that nobody can describe stops nothing.
+problems are reported at once; a table that nobody can describe stops nothing.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _check(
     relations: Sequence[bytes],
 ) -> None:
     for sink, expressions in sinks:
-        # What is wrong whatever the table is told once.
+        # A problem that no table changes is reported once.
         of_form = expressions.form_problems(spark)
         found.problems += map(_with_fix, of_form.values())
         match = Match.of(sink)

@@ -3,7 +3,7 @@
 A worker that imports them itself takes two thirds of a second of CPU before its first task, and
 keeps a copy of its own in memory. Invariant: the modules start no Python thread and open no
 connection when they are imported, so a fork holds nothing that two processes could share. NumPy and
-Arrow have native threads by then, which they make anew in a fork.
+Arrow have native threads by then, which they make again in a fork.
 """
 
 from __future__ import annotations

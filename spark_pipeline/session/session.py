@@ -70,7 +70,7 @@ def open_session(settings: Spark, environment: Mapping[str, str] | None = None) 
     # executors' one on this host too, to plan.
     os.environ["PYSPARK_PYTHON"] = _python(settings)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    # The only way to tell Spark's web page where to listen. The driver is told its host below.
+    # The only way to tell Spark's web page where to listen. The driver's host is set below.
     os.environ["SPARK_LOCAL_IP"] = settings.ui_host
     conf = _own(settings, environment or {}) | _SETTINGS | settings.conf
     # The JVM makes files with the rights that its account gives by default.

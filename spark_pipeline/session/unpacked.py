@@ -1,7 +1,7 @@
 """PySpark from its folder, where that can be imported, and not from the archives within it.
 
 Spark puts the archives before everything else in a Python worker's path. Modules in an archive are
-compiled anew in each process, and each task reads the list of all its files again.
+recompiled in each process, and each task reads the list of all its files again.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ class Settler:
             return self._has_unsettled(None)
 
     def note_read(self, read_to: Cursor) -> None:
-        """The feed went on, whoever takes part in it: the restart cursor may follow."""
+        """The feed went on: the restart cursor may follow."""
         with self._lock:
             self._read_to = read_to
             self._work.notify_all()
@@ -296,7 +296,7 @@ class Settler:
         return moved
 
     def _fail(self, error: Exception) -> None:
-        """Nothing is settled any more: whoever waits for it hears of it."""
+        """Nothing is settled any more: waiting callers get the error."""
         with self._lock:
             self.failure = error
             self._writing = {}

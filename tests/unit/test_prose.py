@@ -30,26 +30,12 @@ WORDS = {
 }
 # How often each folder still has one of these words. Only smaller numbers.
 LEFT: dict[str, int] = {
-    "cdc/backfill": 2,
-    "cdc/replication": 4,
-    "cdc/service": 1,
     "cdc/state": 3,
-    "demo": 1,
-    "sinks": 14,
-    "sinks/kafka": 4,
-    "sinks/lakehouse": 19,
-    "sinks/postgres": 4,
-    "spark_pipeline/backfill": 2,
     "spark_pipeline/capacity": 8,
     "spark_pipeline/delivery": 7,
     "spark_pipeline/eventtime": 3,
     "spark_pipeline/expressions": 2,
-    "spark_pipeline/feed": 5,
-    "spark_pipeline/jvm": 2,
-    "spark_pipeline/session": 5,
-    "spark_pipeline/source": 1,
     "spark_pipeline/stage": 1,
-    "spark_pipeline/workers": 2,
 }
 
 

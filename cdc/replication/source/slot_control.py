@@ -2,8 +2,8 @@
 
 The lock is a session advisory lock, so that of two readers of one slot the second waits and says
 why. Before anything is read, ``look`` and ``check`` ask whether server, history and slot are those
-that were read before; ``check_again`` asks it of the connection that streams. What must
-always hold: no answer is waited for longer than a bound.
+that were read before; ``check_again`` asks it of the connection that streams. Invariant: no answer
+is waited for longer than a bound.
 """
 
 from __future__ import annotations

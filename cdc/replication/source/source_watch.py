@@ -1,8 +1,8 @@
 """The watch over a source, in a thread: heartbeats on a timer, and the state of the slot.
 
-It has connections of its own, so a stream that looks alive but is stale cannot fool it. What must
-always hold: the reader never waits for it; it outlives the source's restarts; nothing it keeps
-grows; it is closed within two seconds.
+It has connections of its own, so a stream that looks alive but is stale cannot fool it. Invariant:
+the reader never waits for it; it outlives the source's restarts; nothing it keeps grows; it is
+closed within two seconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether sinks that order by event time can read it: its type, and its column in every table.
 
 It is done by ``walbrook config check`` and when a sink is served; what is wrong whatever the tables
-are keeps the service from starting. Invariants: all problems are told at once, each with
+are keeps the service from starting. Invariants: all problems are reported at once, each with
 its place in the file; what is checked are the columns that the publication shows of the tables that
 are there, so a table that comes later stops nothing.
 """

@@ -1,4 +1,4 @@
-"""The package deltalake, which is an extra: whoever lacks it is told its name.
+"""The package deltalake, which is an extra: without it an error names the extra.
 
 Invariant: no other module imports it, so that this error is the only one that a user without it
 can meet.

@@ -2,7 +2,7 @@
 
 The library's own file access does not sync. A table whose catalog names a metadata file that a
 power cut has taken is lost, so the names and contents of all files are synced before any catalog
-is told of them.
+names them.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class _Output(iceberg.OutputFile):
 
 
 class SyncedFiles(iceberg.FileIO):
-    """What the library is told to use for tables on a disk."""
+    """The library's setting for tables on a disk."""
 
     def new_input(self, location: str) -> _Input:
         return _Input(location)

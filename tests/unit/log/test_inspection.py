@@ -52,7 +52,7 @@ def test_a_reader_connects_while_the_tier_is_away(tmp_path: Path) -> None:
     (tmp_path / "tier").rename(tmp_path / "away")
     kept = keeper(tmp_path / "log", tier=tier)
     lowest, end = Cursor(10, 0), Cursor(39, 3)
-    assert kept.resume(lowest, lowest, end.lsn, anew=False) == end
+    assert kept.resume(lowest, lowest, end.lsn, reset=False) == end
     inspected(kept, lowest)
     assert not kept.suspect
     assert kept.safe(lowest) == end, "what the slot no longer has is not waited for"
@@ -66,13 +66,13 @@ def test_nothing_is_confirmed_that_the_source_can_still_send_and_was_not_read_ba
     flip(sealed_data(tmp_path, 2), 100)
     kept = keeper(tmp_path)
     lowest = kept.log.manifest.segments[0].high
-    assert kept.resume(lowest, lowest, lowest.lsn, anew=False) == Cursor(39, 3)
+    assert kept.resume(lowest, lowest, lowest.lsn, reset=False) == Cursor(39, 3)
     assert kept.safe(lowest).lsn == lowest.lsn
     inspected(kept, lowest)
     assert kept.suspect
     assert kept.safe(lowest).lsn == lowest.lsn, "the damage can be read again"
     damaged_from = kept.log.manifest.segments[1].high
-    assert kept.resume(lowest, lowest, lowest.lsn, anew=False) == damaged_from
+    assert kept.resume(lowest, lowest, lowest.lsn, reset=False) == damaged_from
     assert not kept.suspect
     assert kept.safe(lowest) == damaged_from
     kept.close()
@@ -84,7 +84,7 @@ def test_damage_in_the_past_makes_nobody_connect_again(tmp_path: Path, told: int
     flip(sealed_data(tmp_path, 0), 100)
     kept = keeper(tmp_path)
     end = kept.log.end
-    assert kept.resume(end, end, end.lsn, anew=False) == end
+    assert kept.resume(end, end, end.lsn, reset=False) == end
     for _ in range(told):
         report_damage(tmp_path)
         inspected(kept, end)
@@ -97,7 +97,7 @@ def test_damage_before_a_consumer_that_was_moved_back_is_no_reason_to_stop(tmp_p
     flip(sealed_data(tmp_path, 1), 100)
     kept = keeper(tmp_path)
     end, moved_back = kept.log.end, Cursor(10, 0)
-    assert kept.resume(end, moved_back, end.lsn, anew=False) == end
+    assert kept.resume(end, moved_back, end.lsn, reset=False) == end
     inspected(kept, moved_back)
     assert not kept.suspect
     (condition,) = kept.conditions("search")
@@ -119,14 +119,14 @@ def test_a_cut_that_a_full_disk_refuses_is_tried_again(
     flip(sealed_data(tmp_path, 2), 100)
     kept = keeper(tmp_path)
     lowest = kept.log.manifest.segments[0].high
-    kept.resume(lowest, lowest, lowest.lsn, anew=False)
+    kept.resume(lowest, lowest, lowest.lsn, reset=False)
     inspected(kept, lowest)
     with monkeypatch.context() as patch:
         patch.setattr(owned_manifest, "swap_manifest", full_disk)
         with pytest.raises(TransientError, match="No space left"):
-            kept.resume(lowest, lowest, lowest.lsn, anew=False)
+            kept.resume(lowest, lowest, lowest.lsn, reset=False)
     damaged_from = kept.log.manifest.segments[1].high
-    assert kept.resume(lowest, lowest, lowest.lsn, anew=False) == damaged_from
+    assert kept.resume(lowest, lowest, lowest.lsn, reset=False) == damaged_from
     kept.close()
 
 
@@ -139,7 +139,7 @@ def test_damage_is_reported_after_a_full_disk_kept_an_index_from_being_mended(
     flip(sealed_data(tmp_path, 1), 100)
     sealed_index(tmp_path, 2).unlink()
     end, moved_back = kept.log.end, Cursor(10, 0)
-    kept.resume(end, moved_back, end.lsn, anew=False)
+    kept.resume(end, moved_back, end.lsn, reset=False)
     with monkeypatch.context() as patch:
         patch.setattr(writer, "mend_index", full_disk)
         with pytest.raises(TransientError, match="No space left"):
@@ -156,7 +156,7 @@ def test_damage_in_the_past_does_not_hide_damage_that_a_consumer_waits_for(tmp_p
     sealed_data(tmp_path, 0).write_bytes(b"")
     flip(sealed_data(tmp_path, 1), 100)
     lowest, end = kept.log.manifest.segments[0].high, kept.log.end
-    kept.resume(lowest, lowest, end.lsn, anew=False)
+    kept.resume(lowest, lowest, end.lsn, reset=False)
     inspected(kept, lowest)
     kinds = {one.kind for one in kept.conditions("search")}
     assert kinds == {"log_damaged_past", "log_damaged"}
@@ -170,7 +170,7 @@ def test_a_past_that_cannot_be_read_does_not_keep_damage_from_being_cut(tmp_path
     sealed_index(tmp_path, 0).unlink()
     sealed_index(tmp_path, 0).mkdir()
     flip(sealed_data(tmp_path, 2), 100)
-    kept.resume(lowest, lowest, lowest.lsn, anew=False)
+    kept.resume(lowest, lowest, lowest.lsn, reset=False)
     inspected(kept, lowest)
     assert kept.suspect
     kept.close()
@@ -184,7 +184,7 @@ def test_what_a_consumer_that_was_moved_back_needs_is_read_back_before_it_is_con
     flip(sealed_data(tmp_path, 2), 100)
     kept = keeper(tmp_path, durability=durability)
     settled, moved_back = kept.log.end, Cursor(10, 0)
-    kept.resume(settled, moved_back, moved_back.lsn, anew=False)
+    kept.resume(settled, moved_back, moved_back.lsn, reset=False)
     assert kept.safe(settled) == moved_back
     inspected(kept, moved_back)
     assert kept.suspect, "the source still has it"
@@ -197,7 +197,7 @@ def test_damage_that_is_met_while_reading_is_looked_at_before_more_is_confirmed(
     sealed_log(tmp_path).close()
     kept = keeper(tmp_path)
     end = kept.log.end
-    kept.resume(end, end, end.lsn, anew=False)
+    kept.resume(end, end, end.lsn, reset=False)
     inspected(kept, end)
     append(kept.log, 50)
     flip(active_data(tmp_path), 100)
