@@ -80,7 +80,7 @@ def test_a_consumer_in_event_time_and_one_in_commit_order_share_one_decode(
         for number in range(2, 40, 2):
             lane.write("a", (number + 1, (number + 1) * S), (number, number * S))
         until("all of it", lambda: len(ids(lane)) == len(ids(lane, PLAIN)) == 39)
-        assert state_of(lane) == state_of(lane, PLAIN) == ["live"]
+        until("both live", lambda: state_of(lane) == state_of(lane, PLAIN) == ["live"])
     assert sum(decoded) == 38, "some were decoded twice"
     assert ids(lane) == list(range(1, 40))
     assert ids(lane, PLAIN)[:3] == [1, 3, 2]

@@ -276,8 +276,13 @@ def test_a_log_that_is_written_trimmed_and_moved_meanwhile_is_whole(tmp_path: Pa
         finally:
             ended.set()
             thread.join()
-    tiers = {segment["tier"] for segment in describe_log("shop", shop.directory)["segments"]}
-    assert tiers == {"hot", "cold"}
+
+        def tiers() -> set[str]:
+            shop.writer.retain(Cursor(0, 0), KEEP_ALL)
+            segments = describe_log("shop", shop.directory)["segments"]
+            return {segment["tier"] for segment in segments}
+
+        until("segments in both tiers", lambda: tiers() == {"hot", "cold"})
 
 
 def test_cat_prints_changes_as_they_were_decoded(shop: Shop) -> None:
