@@ -49,7 +49,7 @@ _PAGE_HEADER_BYTES: Final = 40  # at most
 _BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 _SNAPSHOT: Final = """
 SELECT pg_current_snapshot()::text, (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
-       coalesce(pg_relation_filenode(%s::oid), 0)::int8
+       coalesce(pg_relation_filenode(%s::oid), 0)::int8, pg_is_in_recovery()
 """
 _WAL_END: Final = """
 SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
@@ -203,7 +203,9 @@ def take_snapshot(connection: psycopg.Connection[Any], oid: int) -> tuple[Snapsh
     """The snapshot of the transaction, when it was taken (µs), and the file of a table."""
     row = connection.execute(_SNAPSHOT, (oid,)).fetchone()
     assert row is not None
-    return Snapshot.parse(row[0]), int(row[1]), int(row[2])
+    snapshot, read_us, filenode, in_recovery = row
+    seen = Snapshot.parse(snapshot)
+    return seen.of_standby if in_recovery else seen, int(read_us), int(filenode)
 
 
 def _read(connection: psycopg.Connection[Any], task: ChunkTask) -> ChunkRead:

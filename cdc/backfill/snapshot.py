@@ -5,6 +5,10 @@ contained in the chunk's rows; every other change is newer than they are, wherev
 Changes carry the lower 32 bits of their transaction's number, and always that of the top-level
 transaction; a snapshot has all 64 bits, and lists subtransactions too, which does no harm.
 
+In recovery ``pg_current_snapshot()`` lists no open transaction, though the snapshot sees nothing of
+what they did. There every transaction that is not below its ``xmin`` counts as newer. The rows may
+contain some of these; a change of them was delivered before the row all the same.
+
 Invariant: a transaction is taken to be within half a round (2^31) of the snapshot's end, which
 Postgres itself guarantees for every transaction that is not frozen.
 """
@@ -43,6 +47,11 @@ class Snapshot:
             raise ProtocolError(
                 f"'{text}' is not a snapshot", fix="report it with this text"
             ) from None
+
+    @property
+    def of_standby(self) -> Snapshot:
+        """What is certain of a snapshot that a standby gave: which transactions had all ended."""
+        return Snapshot(self.xmin, self.xmin)
 
     def __str__(self) -> str:
         return f"{self.xmin}:{self.xmax}:{','.join(map(str, self.in_progress))}"

@@ -44,6 +44,12 @@ def test_a_transaction_before_the_wraparound_is_seen_behind_it() -> None:
     assert snapshot.contains(xids).tolist() == [True, True, False, True, False, True, False]
 
 
+def test_a_snapshot_of_a_standby_contains_what_had_ended_for_certain() -> None:
+    snapshot = Snapshot.parse("756:759:").of_standby
+    xids = np.array([755, 756, 758, 759], np.int64)
+    assert snapshot.contains(xids).tolist() == [True, False, False, False]
+
+
 def test_a_snapshot_is_read_as_it_is_written() -> None:
     for text in ("726:726:", "10:20:10,14,15"):
         assert str(Snapshot.parse(text)) == text
