@@ -7,7 +7,8 @@ for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -128,8 +129,39 @@ def incomplete_keys(log: LogReader, oid: int, since: Cursor, until: Cursor) -> l
     The log must reach beyond ``until``. Raises OperatorError if it has not all of it any more: what
     changes left out there is known to nobody.
     """
-    try:
+    with _whole_log():
         return [orjson.loads(key) for key in sorted(_all_incomplete(log, oid, since, until))]
+
+
+def moved_keys(
+    log: LogReader, oid: int, since: Cursor, until: Cursor, keys: Collection[Sequence[str]]
+) -> list[list[str]]:
+    """The keys that rows with these keys got between two places by updates that left out values.
+
+    The log must reach beyond ``until``. Raises OperatorError if it has not all of it any more.
+    """
+    followed = {orjson.dumps(key).decode() for key in keys}
+    found = []
+    with _whole_log():
+        for raw, schemas in _of_table(log, oid, since, until, _UPDATES):
+            changed = row_keys(raw, schemas)
+            moved = pc.and_(changed.old_record_pks.is_valid(), changed.unchanged.is_valid())
+            for before, after in zip(
+                changed.old_record_pks.filter(moved).to_pylist(),
+                changed.record_pks.filter(moved).to_pylist(),
+                strict=True,
+            ):
+                if before in followed:
+                    followed.add(after)
+                    found.append(orjson.loads(after))
+    return found
+
+
+@contextmanager
+def _whole_log() -> Iterator[None]:
+    """OperatorError where the log has not all that is searched: what it had is known to nobody."""
+    try:
+        yield
     except (GapError, TooFarError) as error:
         raise OperatorError(
             f"the log was to be searched for changes that left out values: {error.what}",

@@ -34,20 +34,25 @@ def copy_rows(
     key: Sequence[str],
     row_filter: str | None,
     choice: RowChoice,
+    *,
+    with_partitions: bool = False,
 ) -> sql.Composed:
     """COPY of the chosen rows as text."""
     ordered: sql.Composable = sql.SQL("")
     if choice.sort_column is not None:
         ordered = sql.SQL(" ORDER BY {}").format(sql.Identifier(choice.sort_column))
-    # Rows with a key are looked for in all partitions of a table.
-    only = sql.SQL("" if choice.range is None else "ONLY ")
-    return sql.SQL("COPY (SELECT {} FROM {}{} WHERE {}{}) TO STDOUT").format(
+    return sql.SQL("COPY (SELECT {} FROM {} WHERE {}{}) TO STDOUT").format(
         sql.SQL(", ").join(map(sql.Identifier, columns)),
-        only,
-        sql.Identifier(leaf.schema, leaf.table),
+        rows_of(leaf, with_partitions=with_partitions),
         row_conditions(choice, key, row_filter),
         ordered,
     )
+
+
+def rows_of(name: TableName, *, with_partitions: bool) -> sql.Composed:
+    """A table as FROM names it: with its partitions, or without the tables that inherit from it."""
+    only = sql.SQL("" if with_partitions else "ONLY ")
+    return sql.SQL("{}{}").format(only, sql.Identifier(name.schema, name.table))
 
 
 def row_conditions(choice: RowChoice, key: Sequence[str], row_filter: str | None) -> sql.Composable:

@@ -212,6 +212,12 @@ def _read(connection: psycopg.Connection[Any], task: ChunkTask) -> ChunkRead:
     begin_reading(connection, task.leaf, task.statement_s)
     snapshot, read_us, filenode = take_snapshot(connection, task.leaf_oid)
     table = describe_table(connection, task.publication, task.table)
+    if task.choice.range is not None and task.leaf_oid not in {leaf.oid for leaf in table.leaves}:
+        raise MovedTableError(
+            f"{task.leaf} is no longer a partition of {task.table}",
+            fix="the rest of its chunks is left out",
+            kind="moved",
+        )
     if isinstance(task.choice.range, BlockRange) and filenode != task.filenode:
         raise MovedTableError(
             f"the rows of {task.leaf} were moved to another file, as VACUUM FULL, CLUSTER and "
@@ -228,7 +234,10 @@ def _read(connection: psycopg.Connection[Any], task: ChunkTask) -> ChunkRead:
 def _copy(
     connection: psycopg.Connection[Any], task: ChunkTask, table: PublishedTable, read_us: int
 ) -> tuple[int, int]:
-    query = copy_rows(task.leaf, table.columns, table.key, table.row_filter, task.choice)
+    query = copy_rows(
+        task.leaf, table.columns, table.key, table.row_filter, task.choice,
+        with_partitions=table.is_partitioned,
+    )  # fmt: skip
     rows = size = 0
     with chunk_file(task.path, table, task.wanted, read_us) as write:
         for text in copy_texts(connection, query):

@@ -108,6 +108,11 @@ class PublishedTable:
         return tuple(relation.columns[at].name for at in relation.key)
 
     @property
+    def is_partitioned(self) -> bool:
+        """Whether its rows lie in partitions, which tables that inherit from it are not."""
+        return [leaf.oid for leaf in self.leaves] != [self.relation.oid]
+
+    @property
     def has_key(self) -> bool:
         """Whether a key tells rows apart; all columns do not: two rows may have the same values."""
         relation = self.relation

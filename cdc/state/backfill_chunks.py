@@ -11,21 +11,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import orjson
-
 from cdc.backfill.ranges import BlockRange, GoneRows, Range, ReloadStep, ValueRange
 from cdc.backfill.snapshot import Snapshot
 from cdc.config.table import TableName
 from cdc.connection import Connection
-from cdc.cursor import Cursor, cursor_of, format_lsn, idle_place, parse_lsn
+from cdc.cursor import Cursor, cursor_of, format_lsn, parse_lsn
 from cdc.generation import Generation
+from cdc.state.backfill_keys import searched
 from cdc.state.backfills import Backfill, as_int, as_text, open_backfills, require_latest
 
 ATTEMPTS_MAX = 10
 """Most times that one chunk is read, whatever it has to be read again for."""
-
-KEYS_MAX = 1_000_000
-"""Most rows of one table that are read once more by their key."""
 
 _CHUNKS = """
 SELECT number, leaf_schema, leaf_name, leaf_oid::int8, filenode, kind, first_block, end_block,
@@ -96,22 +92,6 @@ SELECT k.backfill, k.number FROM walbrook.backfill_chunks k
    AND (b.state IN ('waiting', 'running', 'paused', 'failed') OR k.kind = 'drop')
 """
 _LOCK = "SELECT FROM walbrook.backfills WHERE id = %s FOR NO KEY UPDATE"
-_LOOKED = "UPDATE walbrook.backfills SET looked_lsn = %s::pg_lsn WHERE id = %s"
-# Rows that are read by their keys are found wherever they lie.
-_SEARCHED = """
-SELECT b.looked_lsn::text,
-       (SELECT max(k.read_lsn)::text FROM walbrook.backfill_chunks k
-         WHERE k.backfill = b.id AND k.kind <> 'keys')
-  FROM walbrook.backfills b WHERE b.id = %s
-"""
-_ADD_KEYS = """
-INSERT INTO walbrook.backfill_keys (backfill, key)
-SELECT %s, k::jsonb FROM unnest(%s::text[]) AS k ON CONFLICT DO NOTHING
-"""
-_COUNT_KEYS = "SELECT count(*) FROM walbrook.backfill_keys WHERE backfill = %s"
-_TAKE_KEYS = """
-SELECT key::text FROM walbrook.backfill_keys WHERE backfill = %s ORDER BY key LIMIT %s
-"""
 PIECE_DONE = """
 UPDATE walbrook.backfill_chunks
    SET delivered = delivered + piece_rows, dropped = dropped + %(dropped)s,
@@ -144,6 +124,13 @@ UPDATE walbrook.backfill_chunks SET end_block = %s
 _REPLACE = """
 UPDATE walbrook.backfill_chunks SET state = 'replaced', file = NULL
  WHERE backfill = %s AND leaf_oid = %s AND state IN ('planned', 'read') AND kind <> 'deletes'
+"""
+_LEAVES = """
+SELECT leaf_oid::int8
+  FROM (SELECT DISTINCT ON (leaf_oid) leaf_oid, state FROM walbrook.backfill_chunks
+         WHERE backfill = %s AND kind IN ('blocks', 'values')
+         ORDER BY leaf_oid, number DESC) latest
+ WHERE state <> 'replaced'
 """
 _LEFT = """
 SELECT EXISTS (SELECT FROM walbrook.backfill_chunks
@@ -353,48 +340,7 @@ def place_piece(
             connection.execute(_BEGUN, (format_lsn(lsn), chunk.backfill))
         if looked_lsn is None:
             return 0
-        return _searched(connection, chunk.backfill, looked_lsn, incomplete)
-
-
-def searched_to(connection: Connection, backfill: int) -> int | None:
-    """Up to where the log was searched for changes that left out values; None: nowhere yet."""
-    row = connection.execute(_SEARCHED, (backfill,)).fetchone()
-    return None if row is None or row[0] is None else parse_lsn(str(row[0]))
-
-
-def search_left(connection: Connection, backfill: int) -> tuple[int, int] | None:
-    """From where to where the log is still to be searched when all chunks are done, if anywhere."""
-    row = connection.execute(_SEARCHED, (backfill,)).fetchone()
-    if row is None or row[0] is None or row[1] is None:
-        return None
-    looked, read = (parse_lsn(str(lsn)) for lsn in row)
-    return (looked, read) if looked < idle_place(read).lsn else None
-
-
-def record_search(
-    connection: Connection,
-    source: str,
-    term: int,
-    backfill: int,
-    looked_lsn: int,
-    incomplete: Sequence[Sequence[str]],
-) -> int:
-    """Record what was found in the log up to ``looked_lsn``; returns how many keys there are."""
-    with connection.transaction():
-        require_latest(connection, source, term)
-        return _searched(connection, backfill, looked_lsn, incomplete)
-
-
-def _searched(
-    connection: Connection, backfill: int, looked_lsn: int, incomplete: Sequence[Sequence[str]]
-) -> int:
-    connection.execute(_LOOKED, (format_lsn(looked_lsn), backfill))
-    if not incomplete:
-        return 0
-    keys = [orjson.dumps(key).decode() for key in incomplete]
-    connection.execute(_ADD_KEYS, (backfill, keys))
-    row = connection.execute(_COUNT_KEYS, (backfill,)).fetchone()
-    return 0 if row is None else int(str(row[0]))
+        return searched(connection, chunk.backfill, looked_lsn, incomplete)
 
 
 def read_again(
@@ -419,18 +365,9 @@ def forget_place(connection: Connection, chunk: Chunk) -> None:
         connection.execute(_BEGUN, (None, chunk.backfill))
 
 
-def incomplete_keys(connection: Connection, backfill: int, most: int) -> list[list[str]]:
-    rows = connection.execute(_TAKE_KEYS, (backfill, most)).fetchall()
-    return [orjson.loads(str(row[0])) for row in rows]
-
-
-def drop_keys(connection: Connection, backfill: int, keys: Sequence[Sequence[str]]) -> None:
-    """These rows were read: their chunk is recorded in the same transaction of the caller."""
-    connection.execute(
-        "DELETE FROM walbrook.backfill_keys k USING unnest(%s::text[]) AS g (key) "
-        "WHERE k.backfill = %s AND k.key = g.key::jsonb",
-        ([orjson.dumps(key).decode() for key in keys], backfill),
-    )
+def planned_leaves(connection: Connection, backfill: int) -> set[int]:
+    """The leaves, by oid, that have chunks; one that left the table may come back."""
+    return {as_int(row[0]) for row in connection.execute(_LEAVES, (backfill,)).fetchall()}
 
 
 def what_is_left(connection: Connection, backfill: int) -> tuple[bool, bool, bool]:

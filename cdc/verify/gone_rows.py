@@ -28,7 +28,7 @@ from psycopg import sql
 from cdc.backfill.chunk_file import chunk_file
 from cdc.backfill.copy_rows import columns_of, raw_rows
 from cdc.backfill.overtaken import row_keys
-from cdc.backfill.query import RowChoice, copy_rows, row_conditions
+from cdc.backfill.query import RowChoice, copy_rows, row_conditions, rows_of
 from cdc.backfill.ranges import ValueRange, block_ranges
 from cdc.backfill.reading import (
     ChunkRead,
@@ -169,7 +169,7 @@ def _gone(
     connection: psycopg.Connection[Any], table: PublishedTable, keys: Sequence[Key]
 ) -> list[Key]:
     """Those of these keys that no row of the table has, as the server compares them."""
-    name = sql.Identifier(table.name.schema, table.name.table)
+    name = rows_of(table.name, with_partitions=table.is_partitioned)
     looks = [
         sql.SQL("EXISTS (SELECT FROM {} WHERE {})").format(
             name, row_conditions(RowChoice(None, [key]), table.key, table.row_filter)

@@ -14,7 +14,7 @@ import psycopg
 from psycopg import sql
 
 from cdc.backfill.copy_rows import columns_of, raw_rows
-from cdc.backfill.query import with_keys
+from cdc.backfill.query import rows_of, with_keys
 from cdc.backfill.reading import begin_reading, copy_texts, wal_end
 from cdc.backfill.table import PublishedTable, describe_table
 from cdc.config.table import TableName
@@ -70,7 +70,7 @@ class SourceReader:
         query = sql.SQL("COPY (SELECT {}, {} FROM {} WHERE {}) TO STDOUT").format(
             sql.SQL(", ").join(map(sql.Identifier, table.columns)),
             sql.SQL(_VERSION),
-            sql.Identifier(table.name.schema, table.name.table),
+            rows_of(table.name, with_partitions=table.is_partitioned),
             sql.SQL(" AND ").join(conditions),
         )
         schemas = {table.schema_id: table.message}

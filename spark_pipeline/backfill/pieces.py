@@ -33,16 +33,14 @@ from cdc.errors import GapError, OperatorError, WalbrookError
 from cdc.log.view import LogReader
 from cdc.state.backfill_chunks import (
     ATTEMPTS_MAX,
-    KEYS_MAX,
     Chunk,
     all_read_again,
-    drop_keys,
     forget_place,
     place_piece,
     placed_chunk,
     read_again,
-    searched_to,
 )
+from cdc.state.backfill_keys import KEYS_MAX, drop_keys, searched_to
 from cdc.state.backfills import Backfill, Wait, fail, placed_end, waits
 from spark_pipeline.backfill.mark import MarkPiece
 from spark_pipeline.backfill.piece import Piece

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +27,7 @@ import structlog
 
 from cdc.backfill.open_transactions import OpenTransactions, who_is_waited_for
 from cdc.backfill.query import RowChoice
-from cdc.backfill.ranges import BlockRange, GoneRows, Range, ReloadStep, ValueRange
+from cdc.backfill.ranges import GoneRows, ReloadStep, ValueRange
 from cdc.backfill.reading import (
     ChunkRead,
     ChunkTask,
@@ -38,21 +37,19 @@ from cdc.backfill.reading import (
     read_chunk,
     read_chunk_apart,
 )
-from cdc.backfill.table import describe_table, published_tables, sent_as
+from cdc.backfill.table import describe_table
 from cdc.config import SinkConfig
-from cdc.config.table import TableName
 from cdc.connection import Connection
 from cdc.errors import OperatorError, TransientError, WalbrookError
-from cdc.state import backfill_chunks
+from cdc.state import backfill_chunks, backfill_keys
 from cdc.state import backfills as rows
-from cdc.state.active_consumers import read_active_consumers
 from cdc.state.backfill_chunks import Chunk
 from cdc.state.backfills import Backfill, Wait
-from cdc.verify.gone_rows import GoneTask, read_gone
-from spark_pipeline.backfill.held_rows import rows_held_by
+from spark_pipeline.backfill.chunk_plans import ChunkPlans
+from spark_pipeline.backfill.held_rows import gone_reader
 from spark_pipeline.backfill.pieces import Pieces, ReadyChunk
-from spark_pipeline.backfill.planning import block_bytes, column_of, plan_leaf, refuse_shared_target
-from spark_pipeline.backfill.search import is_searched
+from spark_pipeline.backfill.planning import column_of
+from spark_pipeline.backfill.search import is_followed, is_searched
 from spark_pipeline.delivery.isolate import as_walbrook_error
 from spark_pipeline.delivery.value_formats import wanted_of_reads
 from spark_pipeline.feed.plan import job_group
@@ -90,6 +87,7 @@ class BackfillRunner:
         self._consumer, self._context, self._pieces = consumer, context, pieces
         self._settings = context.settings
         self._source, self._term = self._settings.source, self._settings.term
+        self._plans = ChunkPlans(consumer, self._settings, self._connected)
         self._wanted = wanted_of_reads(consumer)
         self._directory = self._settings.log_directory / "backfill" / consumer.name
         self._thread: threading.Thread | None = None
@@ -133,7 +131,7 @@ class BackfillRunner:
         """One round over all backfills; returns whether there are any."""
         generation = self._pieces.generation
         with self._context.connections.connection() as state:
-            self._expand(state)
+            self._plans.expand(state)
             found = rows.open_backfills(state, self._source, self._consumer.name)
             for backfill in found:
                 try:
@@ -147,21 +145,11 @@ class BackfillRunner:
                 self._sweep(state)
         return bool(found or self._readings)
 
-    def _expand(self, state: Connection) -> None:
-        """A new consumer's tables, as its configuration names them, become backfills."""
-        wanted = rows.initial_tables(state, self._source, self._consumer.name)
-        if wanted is None:
-            return
-        there = published_tables(self._connected(), self._settings.publication)
-        mine = [name for name in there if self._consumer.source.takes(name.schema, name.table)]
-        if wanted != ["*"]:
-            mine = [TableName.parse(name) for name in wanted]
-        rows.add_initial(state, self._source, self._term, self._consumer.name, mine)
-
     def _advance(self, state: Connection, backfill: Backfill, generation: int) -> None:
         if time.monotonic() < self._not_before.get(backfill.id, 0.0):
             return
-        if not backfill.has_ended and not backfill.planned and not self._plan(state, backfill):
+        if not (backfill.has_ended or backfill.planned or self._plans.plan(state, backfill)):
+            self._pieces.changed.set()
             return
         held = {*self._pieces.held(), *self._readings}
         mine = sum(name[0] == backfill.id for name in held)
@@ -181,43 +169,6 @@ class BackfillRunner:
                 mine += 1
         if not chunks and not backfill.has_ended:
             self._finish(state, backfill)
-
-    def _plan(self, state: Connection, backfill: Backfill) -> bool:
-        """Plan all chunks; returns whether there are any for this backfill itself."""
-        connection = self._connected()
-        names = sent_as(connection, self._settings.publication, backfill.table)
-        if names != [backfill.table]:
-            rows.split_by_parts(state, self._source, self._term, backfill, names)
-            self._pieces.changed.set()
-            return False
-        if not self._consumer.source.takes(backfill.table.schema, backfill.table.table):
-            raise OperatorError(
-                f"consumer {self._consumer.name} takes no changes of {backfill.table}",
-                fix="add the table to its source in the configuration, or cancel the backfill",
-                kind="not_taken",
-            )
-        table = describe_table(connection, self._settings.publication, backfill.table)
-        planned: list[tuple[TableName, int, int, Range]] = []
-        if backfill.reload:
-            publication = self._settings.publication
-            refuse_shared_target(connection, publication, self._consumer, backfill.table)
-            planned.append((backfill.table, 0, 0, ReloadStep.BEGIN))
-        if backfill.find_deletes:
-            # First, so that a value that went to another row is free at the destination.
-            planned.append((backfill.table, table.relation.oid, 0, GoneRows()))
-        for leaf in table.leaves:
-            planned += plan_leaf(connection, backfill, table, leaf)
-        size = sum(leaf.bytes for leaf in table.leaves)
-        estimate = sum(leaf.rows for leaf in table.leaves)
-        backfill_chunks.add_chunks(
-            state, self._source, self._term, backfill.id, planned, planned=True,
-            rows=estimate, size=size,
-        )  # fmt: skip
-        _logger.info(
-            "backfill.planned", consumer=self._consumer.name, table=str(backfill.table),
-            chunks=len(planned), bytes=size,
-        )  # fmt: skip
-        return True
 
     def _offer(self, state: Connection, backfill: Backfill, chunk: Chunk, generation: int) -> None:
         """A chunk that an earlier process read, or that was put down when it was paused."""
@@ -256,16 +207,15 @@ class BackfillRunner:
             rows.begin_search(state, self._source, self._term, backfill.id, at)
         if isinstance(chunk.range, GoneRows):
             path = self._path(chunk)
-            self._begun(_Reading(
-                backfill, chunk, None, self._find_gone(state, backfill, path), path, self._open,
-                table.may_omit,
-            ))  # fmt: skip
+            find = gone_reader(state, self._settings, self._consumer, backfill.table, path)
+            future = _in_thread(f"backfill-{self._consumer.name}", find)
+            self._begun(_Reading(backfill, chunk, None, future, path, self._open, table.may_omit))
             return True
         leaf = next((each for each in table.leaves if each.oid == chunk.leaf_oid), None)
         keys = None
         column = backfill.sort_column
         if chunk.range is None:
-            keys = backfill_chunks.incomplete_keys(state, backfill.id, _KEYS_AT_ONCE)
+            keys = backfill_keys.incomplete_keys(state, backfill.id, _KEYS_AT_ONCE)
             column = None
             if not keys:  # an earlier chunk had them all
                 backfill_chunks.nothing_left(state, chunk)
@@ -299,16 +249,6 @@ class BackfillRunner:
         self._readings[reading.chunk.backfill, reading.chunk.number] = reading
         reading.future.add_done_callback(lambda _done: self._pieces.changed.set())
 
-    def _find_gone(self, state: Connection, backfill: Backfill, path: Path) -> Future[ChunkRead]:
-        """Begin to compare the keys of the destination with those of the table."""
-        settings, consumer = self._settings, self._consumer
-        task = GoneTask(
-            settings.source_dsn, self._source, settings.publication, backfill.table, path
-        )
-        generation = read_active_consumers(state, self._source).generations[consumer.name]
-        held = partial(rows_held_by, consumer, self._source, generation, settings.state_dsn)
-        return _in_thread(f"backfill-{consumer.name}", lambda: read_gone(task, held))
-
     def _reader(self, task: ChunkTask, size: int) -> Callable[[], ChunkRead]:
         """What reads a chunk of about ``size`` bytes; its file is one of this machine."""
         spark, run_name = self._context.session, self._context.run
@@ -334,14 +274,21 @@ class BackfillRunner:
         for name, reading in [*self._readings.items()]:
             if not reading.future.done():
                 continue
-            del self._readings[name]
             try:
                 done = reading.future.result()
+                if reading.keys and not self._is_followed(state, reading, done):
+                    continue  # the log is not there yet
             except Exception as error:
+                del self._readings[name]
                 reading.path.unlink(missing_ok=True)
                 self._failed(state, reading, error)
                 continue
+            del self._readings[name]
             self._hand_over(state, reading, done, generation)
+
+    def _is_followed(self, state: Connection, reading: _Reading, done: ChunkRead) -> bool:
+        oid, keys = reading.chunk.leaf_oid, reading.keys or ()
+        return is_followed(state, self._settings, reading.backfill, oid, keys, done.lsn)
 
     def _hand_over(
         self, state: Connection, reading: _Reading, done: ChunkRead, generation: int
@@ -360,7 +307,7 @@ class BackfillRunner:
         if not done.rows:
             reading.path.unlink(missing_ok=True)
             if reading.keys:
-                backfill_chunks.drop_keys(state, backfill.id, reading.keys)
+                backfill_keys.drop_keys(state, backfill.id, reading.keys)
             return
         found = next(
             each
@@ -375,12 +322,14 @@ class BackfillRunner:
         backfill, chunk, what = reading.backfill, reading.chunk, as_walbrook_error(error)
         # Keys of rows that are gone are not looked for by leaf: their chunk counts an attempt.
         if isinstance(error, MovedTableError) and not isinstance(chunk.range, GoneRows):
-            self._plan_again(state, backfill, chunk)
+            self._plans.plan_again(state, backfill, chunk)
+            self._pieces.changed.set()
             return
         if isinstance(error, OperatorError):
             self._fail(state, backfill, error)
             return
-        if error is what and what.kind == "chunk_timeout" and self._split(state, chunk):
+        if error is what and what.kind == "chunk_timeout" and self._plans.split(state, chunk):
+            self._pieces.changed.set()
             return
         backfill_chunks.read_again(state, chunk, error=str(what), failed=True)
         if chunk.attempts + 1 >= backfill_chunks.ATTEMPTS_MAX:
@@ -391,43 +340,12 @@ class BackfillRunner:
         why = f"it is tried again in {pause_s:.0f} s: {what}"
         rows.waits(state, backfill.id, Wait.RETRY, why)
 
-    def _plan_again(self, state: Connection, backfill: Backfill, chunk: Chunk) -> None:
-        """The leaf's rows lie elsewhere: all of it is read again, if it is still there."""
-        connection = self._connected()
-        table = describe_table(connection, self._settings.publication, backfill.table)
-        again = [
-            each
-            for leaf in table.leaves
-            if leaf.oid == chunk.leaf_oid or leaf.name == chunk.leaf
-            for each in plan_leaf(connection, backfill, table, leaf)
-        ]
-        backfill_chunks.replace_leaf(
-            state, self._source, self._term, backfill.id, chunk.leaf_oid, again
-        )
-        _logger.info("backfill.planned_again", consumer=self._consumer.name, table=str(chunk.leaf))
-        self._pieces.changed.set()
-
-    def _split(self, state: Connection, chunk: Chunk) -> bool:
-        """Halve a range of blocks; returns whether it could be."""
-        if not isinstance(chunk.range, BlockRange):
-            return False
-        first, end = chunk.range.first, chunk.range.end
-        if end is None:
-            connection = self._connected()
-            row = connection.execute(
-                "SELECT pg_relation_size(%s::oid)", (chunk.leaf_oid,)
-            ).fetchone()
-            end = 0 if row is None else int(row[0]) // block_bytes(connection)
-        if end - first < 2:
-            return False
-        backfill_chunks.split_chunk(
-            state, self._source, self._term, chunk, first + (end - first) // 2
-        )
-        self._pieces.changed.set()
-        return True
-
     def _finish(self, state: Connection, backfill: Backfill) -> None:
         """No chunk is left: rows whose values were left out are read by key, then it ends."""
+        chunks, keys, swapped = backfill_chunks.what_is_left(state, backfill.id)
+        if not swapped and self._plans.plan_attached(state, backfill):
+            self._pieces.changed.set()
+            return
         if not is_searched(state, self._connected, self._settings, backfill):
             return
         chunks, keys, swapped = backfill_chunks.what_is_left(state, backfill.id)

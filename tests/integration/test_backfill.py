@@ -16,6 +16,7 @@ import pytest
 
 from cdc.backfill.open_transactions import Listing
 from cdc.backfill.reading import ChunkRead, list_open
+from cdc.state import backfill_keys
 from spark_pipeline.backfill import runner
 from tests.backfill_rig import Rig, stale
 from tests.fix_postgres import DEFAULT_VERSION, Database
@@ -240,6 +241,40 @@ def test_a_row_that_moves_while_an_empty_chunk_is_read_is_read_again_by_its_key(
         rig.backfilled("item", chunk_bytes=8192)
     assert (read[0].rows, read[13].rows == 0) == (0, chunks_read == 13)
     assert database.execute("SELECT count(*) > 0 FROM item WHERE ctid < '(1,0)'") == [(True,)]
+    _check_large(database, rig)
+
+
+def test_a_row_that_is_to_be_read_by_its_key_and_gets_another_one_is_followed(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its key changes twice: before its chunk is read, and again before the next one is."""
+    database.execute(_LARGE)
+    database.execute("DELETE FROM item WHERE id <= 50")
+    database.execute("VACUUM item")
+    moves = iter(
+        [
+            "UPDATE item SET id = id + 1000 WHERE id > 190",
+            "UPDATE item SET id = id + 1000 WHERE id > 1195",
+        ]
+    )
+    taken = backfill_keys.incomplete_keys
+
+    def move_then_read(*given: Any) -> list[list[str]]:
+        keys = taken(*given)
+        if (move := next(moves, None)) is not None:
+            database.execute(move)
+        return keys
+
+    monkeypatch.setattr(backfill_keys, "incomplete_keys", move_then_read)
+    rig = Rig(database, tmp_path)
+    with rig.running():
+        backfill = rig.start("item", chunk_bytes=8192, rows_per_second=20, connections=1)
+        _until_some(rig)
+        database.execute("UPDATE item SET version = 2 WHERE id > 150")
+        rig.hurry()
+        rig.until_state(backfill)
+        rig.until_delivered()
+    assert next(moves, None) is None
     _check_large(database, rig)
 
 

@@ -93,25 +93,45 @@ def test_a_table_that_is_dropped_fails_alone_and_can_be_skipped(
     assert rig.table()['other ["1"]'] == {"id": 1, "version": 1}
 
 
-def test_a_partition_that_comes_while_its_table_is_read_comes_by_its_changes(
+_PARTED = """
+CREATE TABLE item (id int PRIMARY KEY, version int) PARTITION BY RANGE (id);
+CREATE TABLE low PARTITION OF item FOR VALUES FROM (0) TO (500);
+CREATE TABLE high (id int PRIMARY KEY, version int);
+INSERT INTO high SELECT i, 1 FROM generate_series(500, 899) AS i;
+INSERT INTO item SELECT i, 1 FROM generate_series(0, 499) AS i
+"""
+_VIA_ROOT = "FOR TABLE item WITH (publish_via_partition_root = true)"
+_ATTACH = "ALTER TABLE item ATTACH PARTITION high FOR VALUES FROM (500) TO (1000)"
+
+
+def test_the_rows_of_a_partition_that_is_attached_meanwhile_arrive(
     database: Database, tmp_path: Path
 ) -> None:
-    database.execute(
-        "CREATE TABLE item (id int PRIMARY KEY, version int) PARTITION BY RANGE (id);"
-        "CREATE TABLE low PARTITION OF item FOR VALUES FROM (0) TO (500);"
-        "INSERT INTO item SELECT i, 1 FROM generate_series(0, 499) AS i"
-    )
-    rig = Rig(
-        database, tmp_path, publication="FOR TABLE item WITH (publish_via_partition_root = true)"
-    )
+    """They were never changes of the table; those that are written from then on are."""
+    database.execute(_PARTED)
+    rig = Rig(database, tmp_path, publication=_VIA_ROOT)
     with rig.running():
         backfill = _begun(rig)
-        database.execute("CREATE TABLE high PARTITION OF item FOR VALUES FROM (500) TO (1000)")
-        database.execute("INSERT INTO item VALUES (500, 1)")
+        database.execute(_ATTACH)
+        database.execute("INSERT INTO item VALUES (900, 1); DELETE FROM item WHERE id = 501")
         rig.hurry()
         rig.until_state(backfill)
         rig.until_delivered()
-    assert len(rig.table()) == 501
+    assert set(rig.table()) == {f'item ["{i}"]' for i in range(901) if i != 501}
+
+
+def test_the_rows_of_a_partition_that_is_detached_meanwhile_are_left_out(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute(_PARTED + ";" + _ATTACH)
+    rig = Rig(database, tmp_path, publication=_VIA_ROOT)
+    with rig.running():
+        backfill = _begun(rig)
+        database.execute("ALTER TABLE item DETACH PARTITION high")
+        rig.hurry()
+        rig.until_state(backfill)
+        rig.until_delivered()
+    assert set(rig.table()) == {f'item ["{i}"]' for i in range(500)}
 
 
 def test_row_level_security_is_refused_and_a_retry_goes_on(

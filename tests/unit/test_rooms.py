@@ -36,7 +36,6 @@ MORE_IMPORTS = {
     "cdc.service.cli.entry": 25,
     "sinks.lakehouse.sink": 21,
     "sinks.postgres.sink": 21,
-    "spark_pipeline.backfill.runner": 21,
     "spark_pipeline.delivery.deliver": 24,
     "spark_pipeline.eventtime.ordering": 30,
     "spark_pipeline.feed.cluster": 21,
