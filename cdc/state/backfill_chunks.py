@@ -126,11 +126,9 @@ UPDATE walbrook.backfill_chunks SET state = 'replaced', file = NULL
  WHERE backfill = %s AND leaf_oid = %s AND state IN ('planned', 'read') AND kind <> 'deletes'
 """
 _LEAVES = """
-SELECT leaf_oid::int8
-  FROM (SELECT DISTINCT ON (leaf_oid) leaf_oid, state FROM walbrook.backfill_chunks
-         WHERE backfill = %s AND kind IN ('blocks', 'values')
-         ORDER BY leaf_oid, number DESC) latest
- WHERE state <> 'replaced'
+SELECT DISTINCT ON (leaf_oid) leaf_oid::int8, state = 'replaced' FROM walbrook.backfill_chunks
+ WHERE backfill = %s AND kind IN ('blocks', 'values')
+ ORDER BY leaf_oid, number DESC
 """
 _LEFT = """
 SELECT EXISTS (SELECT FROM walbrook.backfill_chunks
@@ -365,9 +363,13 @@ def forget_place(connection: Connection, chunk: Chunk) -> None:
         connection.execute(_BEGUN, (None, chunk.backfill))
 
 
-def planned_leaves(connection: Connection, backfill: int) -> set[int]:
-    """The leaves, by oid, that have chunks; one that left the table may come back."""
-    return {as_int(row[0]) for row in connection.execute(_LEAVES, (backfill,)).fetchall()}
+def planned_leaves(connection: Connection, backfill: int) -> set[int] | None:
+    """The leaves, by oid, that have chunks; None: only rows with some keys are read.
+
+    A leaf that left the table, and whose rest was left out, may come back.
+    """
+    found = connection.execute(_LEAVES, (backfill,)).fetchall()
+    return {as_int(oid) for oid, replaced in found if not replaced} if found else None
 
 
 def what_is_left(connection: Connection, backfill: int) -> tuple[bool, bool, bool]:

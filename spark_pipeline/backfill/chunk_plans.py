@@ -101,8 +101,10 @@ class ChunkPlans:
 
     def plan_attached(self, state: Connection, backfill: Backfill) -> bool:
         """Plan the leaves that came since the plan was made; returns whether there are any."""
-        table = describe_table(self._connected(), self._settings.publication, backfill.table)
         known = backfill_chunks.planned_leaves(state, backfill.id)
+        if known is None:
+            return False
+        table = describe_table(self._connected(), self._settings.publication, backfill.table)
         came = [leaf for leaf in table.leaves if leaf.oid not in known]
         planned = self._of_leaves(backfill, table, came)
         if planned:
