@@ -1,5 +1,8 @@
 """The pieces that a worker delivers: from chunks that were read, each at a place of its own.
 
+Backfills take turns, piece by piece: neither a large chunk nor a limit on rows per second of one
+holds up another.
+
 A worker asks with its cursor. Where the next piece has to stand further on, the worker serves
 changes up to there first (``cut``). The place is behind every change that the chunk's snapshot
 contains; changes that it does not contain and that come before the place have overtaken rows.
@@ -16,6 +19,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -54,7 +58,7 @@ _LIVE_FOR_S = 1.0  # how long a change is followed by another one, as far as is 
 _DROP_AGAIN_S = 10.0  # until a shadow is dropped again whose sink refused that
 
 
-@dataclass
+@dataclass(eq=False)
 class ReadyChunk:
     """A chunk whose rows are in its file."""
 
@@ -76,6 +80,15 @@ class ReadyChunk:
         return self.file, self.scan
 
 
+@dataclass
+class _Pace:
+    """How large the next piece of a backfill may be, and when it may be placed."""
+
+    rows: int = _ROWS_FIRST  # at most
+    rows_per_s: float = _ROWS_FIRST / _LIVE_S  # as the last piece was delivered
+    not_before: float = 0.0  # monotonic: what a limit on rows per second allows
+
+
 class Pieces:
     """Those of one consumer."""
 
@@ -90,10 +103,8 @@ class Pieces:
         self._current: ReadyChunk | None = None
         self._generation = 0
         self._floor = ORIGIN  # nothing new stands below
-        self._rows = _ROWS_FIRST  # most of the next piece
-        self._rows_per_s = _ROWS_FIRST / _LIVE_S  # as the last piece was delivered
+        self._paces: dict[int, _Pace] = {}  # by backfill
         self._live_until = 0.0  # monotonic
-        self._not_before = 0.0  # monotonic: what a limit on rows per second allows
         self._refused: int | None = None  # the backfill whose rows are to be read again
         self.changed = threading.Event()
         """Set when a chunk is done, or has to be read again."""
@@ -118,6 +129,11 @@ class Pieces:
                 return False
             self._ready.append(ready)
             return True
+
+    def forget_others(self, backfills: Collection[int]) -> None:
+        """Of all backfills but these nothing comes any more."""
+        with self._lock:
+            self._paces = {each: pace for each, pace in self._paces.items() if each in backfills}
 
     def held(self) -> list[tuple[int, int]]:
         """The chunks that wait for the worker: backfill and number."""
@@ -156,7 +172,7 @@ class Pieces:
         if not self.has_any:
             return None
         current = self._take()
-        if current is None or (current.chunk.place is None and not self._may_place()):
+        if current is None:
             return None
         place = self._place(current.chunk, cursor)
         return place if place > cursor else None
@@ -174,7 +190,7 @@ class Pieces:
                 forget_place(state, current.chunk)
             current.chunk = replace(current.chunk, place=None, piece_rows=None)
         chunk = current.chunk
-        if chunk.place is None and (behind or not self._may_place()):
+        if chunk.place is None and behind:
             return None
         place = self._place(chunk, cursor)
         if place > cursor and not (place.lsn == cursor.lsn and is_free(place.lsn)):
@@ -219,7 +235,8 @@ class Pieces:
             fail(state, mark.chunk.backfill, f"its {mark.step} failed: {error}")
             forget_place(state, mark.chunk)
         if mark.step is ReloadStep.DROP:  # what was cancelled cannot fail, and is tried again
-            self._not_before = time.monotonic() + _DROP_AGAIN_S
+            pace = self._pace(mark.chunk.backfill)
+            pace.not_before = time.monotonic() + _DROP_AGAIN_S
         self._put_down()
 
     def changes_came(self) -> None:
@@ -234,31 +251,52 @@ class Pieces:
         delivered = chunk.delivered + piece.count
         current.chunk = replace(chunk, delivered=delivered, place=None, piece_rows=None)
         # The rest of a chunk says nothing of larger pieces, unless it was slow.
-        if piece.count >= self._allowed() or took_s > self._allowed_s():
-            self._rows_per_s = piece.count / max(took_s, 0.001)
-            self._rows = max(_ROWS_MIN, min(piece.count * 2, _ROWS_MAX))
+        pace = self._pace(chunk.backfill)
+        if piece.count >= self._allowed(pace) or took_s > self._allowed_s():
+            pace.rows_per_s = piece.count / max(took_s, 0.001)
+            pace.rows = max(_ROWS_MIN, min(piece.count * 2, _ROWS_MAX))
         limit = current.backfill.rows_per_second
         if limit is not None:
-            self._not_before = time.monotonic() + piece.count / limit
+            pace.not_before = time.monotonic() + piece.count / limit
         if delivered >= chunk.rows:
             if current.keys:
                 with self._connections.connection() as state:
                     drop_keys(state, chunk.backfill, current.keys)
             self._drop(current)
+        else:
+            self._let_others_go_first(current)
 
-    def _allowed(self) -> int:
+    def _pace(self, backfill: int) -> _Pace:
+        return self._paces.setdefault(backfill, _Pace())
+
+    def _allowed(self, pace: _Pace) -> int:
         """How many rows the next piece may have."""
-        in_time = int(self._rows_per_s * self._allowed_s())
-        return max(_ROWS_MIN, min(in_time, self._rows))
+        in_time = int(pace.rows_per_s * self._allowed_s())
+        return max(_ROWS_MIN, min(in_time, pace.rows))
 
     def _allowed_s(self) -> float:
         return _LIVE_S if time.monotonic() < self._live_until else _ALONE_S
 
     def _take(self) -> ReadyChunk | None:
+        """The chunk whose turn it is, if its backfill may go on now."""
         with self._lock:
-            if self._current is None and self._ready:
-                self._current = self._ready.popleft()
+            if self._current is None:
+                now = time.monotonic()
+                for ready in self._ready:
+                    if self._pace(ready.chunk.backfill).not_before <= now:
+                        self._ready.remove(ready)
+                        self._current = ready
+                        break
             return self._current
+
+    def _let_others_go_first(self, current: ReadyChunk) -> None:
+        """The chunk waits for its next turn: behind other backfills, before the rest of its own."""
+        mine = current.chunk.backfill
+        with self._lock:
+            others = [each for each in self._ready if each.chunk.backfill != mine]
+            rest = [each for each in self._ready if each.chunk.backfill == mine]
+            self._ready = deque([*others, current, *rest])
+            self._current = None
 
     def _drop(self, current: ReadyChunk) -> None:
         """The chunk is done, or has to be read again."""
@@ -272,9 +310,6 @@ class Pieces:
             self._current = None
         self.changed.set()
 
-    def _may_place(self) -> bool:
-        return time.monotonic() >= self._not_before
-
     def _place(self, chunk: Chunk, cursor: Cursor) -> Cursor:
         if chunk.place is not None:
             return chunk.place
@@ -286,7 +321,7 @@ class Pieces:
         newer = scan.up_to(log, place)
         limit = current.backfill.rows_per_second or _ROWS_MAX
         within = file.within(chunk.delivered, _BYTES_MAX)
-        count = chunk.piece_rows or min(self._allowed(), limit, within)
+        count = chunk.piece_rows or min(self._allowed(self._pace(chunk.backfill)), limit, within)
         stored = file.stored(chunk.delivered, count)
         left = remaining(stored, file.schemas, newer, stored.keys)
         if chunk.place is None:

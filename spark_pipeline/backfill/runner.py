@@ -4,9 +4,10 @@ A thread looks at the consumer's rows in ``walbrook.backfills``, plans their chu
 read, each over a connection of its own: as a Spark task when it is large, in this process when it
 is small. The thread runs while there is something to do, and is started when the stage sees that.
 
-Invariants: no more chunks are read or wait than the backfills have connections, and one more. What
-fails of one table concerns no other. A chunk is read only when every transaction is known that may
-have committed without being visible; while one is not, the backfill waits and says for whom.
+Invariants: of a backfill no more chunks are read or wait than it has connections, and one more; of
+all of them ``_CHUNKS_MAX``, for which they take turns. What fails of one table concerns no other. A
+chunk is read only when every transaction is known that may have committed without being visible;
+while one is not, the backfill waits and says for whom.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ _PAUSE_MAX_S: Final = 30.0
 _JOB_BYTES: Final = 4 << 20  # smaller chunks are read before a Spark task would have begun
 _KEYS_AT_ONCE: Final = 2_000
 _CONNECTIONS_MAX: Final = 16  # of one consumer
+_CHUNKS_MAX: Final = _CONNECTIONS_MAX + 1  # that are read or wait, each a file
 
 
 @dataclass
@@ -93,6 +95,7 @@ class BackfillRunner:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._readings: dict[tuple[int, int], _Reading] = {}
+        self._read_last = 0  # the backfill of which a chunk was begun last
         self._open = OpenTransactions()
         self._connection: psycopg.Connection[Any] | None = None
         self._not_before: dict[int, float] = {}  # by backfill, monotonic
@@ -133,9 +136,12 @@ class BackfillRunner:
         with self._context.connections.connection() as state:
             self._plans.expand(state)
             found = rows.open_backfills(state, self._source, self._consumer.name)
-            for backfill in found:
+            self._pieces.forget_others({backfill.id for backfill in found})
+            share = max(1, _CHUNKS_MAX // max(1, len(found)))
+            # The one that had the last turn comes last.
+            for backfill in sorted(found, key=lambda each: (each.id <= self._read_last, each.id)):
                 try:
-                    self._advance(state, backfill, generation)
+                    self._advance(state, backfill, generation, share)
                 except OperatorError as error:
                     self._fail(state, backfill, error)
                 except TransientError as error:
@@ -145,14 +151,15 @@ class BackfillRunner:
                 self._sweep(state)
         return bool(found or self._readings)
 
-    def _advance(self, state: Connection, backfill: Backfill, generation: int) -> None:
+    def _advance(self, state: Connection, backfill: Backfill, generation: int, share: int) -> None:
         if time.monotonic() < self._not_before.get(backfill.id, 0.0):
             return
         if not (backfill.has_ended or backfill.planned or self._plans.plan(state, backfill)):
             self._pieces.changed.set()
             return
         held = {*self._pieces.held(), *self._readings}
-        mine = sum(name[0] == backfill.id for name in held)
+        mine, all_held = sum(name[0] == backfill.id for name in held), len(held)
+        ahead = min(backfill.connections, share)
         most = backfill.connections + len(held) + 2
         chunks = backfill_chunks.chunks_of(state, backfill.id, most, ended=backfill.has_ended)
         begins = [each for each in chunks if each.range is ReloadStep.BEGIN]
@@ -165,8 +172,8 @@ class BackfillRunner:
                 continue
             if chunk.state != "planned":
                 self._offer(state, backfill, chunk, generation)
-            elif mine <= backfill.connections and self._read(state, backfill, chunk):
-                mine += 1
+            elif mine <= ahead and all_held < _CHUNKS_MAX and self._read(state, backfill, chunk):
+                mine, all_held = mine + 1, all_held + 1
         if not chunks and not backfill.has_ended:
             self._finish(state, backfill)
 
@@ -247,6 +254,7 @@ class BackfillRunner:
 
     def _begun(self, reading: _Reading) -> None:
         self._readings[reading.chunk.backfill, reading.chunk.number] = reading
+        self._read_last = reading.chunk.backfill
         reading.future.add_done_callback(lambda _done: self._pieces.changed.set())
 
     def _reader(self, task: ChunkTask, size: int) -> Callable[[], ChunkRead]:
