@@ -701,7 +701,7 @@ CREATE TABLE walbrook.backfills (
     state           text NOT NULL DEFAULT 'waiting'
                     CHECK (state IN ('waiting', 'running', 'paused', 'failed', 'done', 'cancelled', 'skipped')),
     reason          text,
-    waits_for       text CHECK (waits_for IN ('open_transactions', 'source', 'retry', 'swap')),
+    waits_for       text CHECK (waits_for IN ('open_transactions', 'source', 'retry', 'swap', 'changes', 'sink')),
     waits_since     timestamptz,
     -- What was asked for.
     reload          boolean NOT NULL DEFAULT false,
@@ -719,6 +719,7 @@ CREATE TABLE walbrook.backfills (
     begun_lsn       pg_lsn,
     attempts        integer NOT NULL DEFAULT 0,
     error           text,
+    request         bigint,
     requested_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     started_at      timestamptz,
     finished_at     timestamptz,
@@ -737,7 +738,7 @@ CREATE UNIQUE INDEX backfills_open
 COMMENT ON TABLE walbrook.backfills IS 'One row per table that a consumer gets the existing rows of.';
 COMMENT ON COLUMN walbrook.backfills.state IS 'waiting: nothing is read yet, see reason; running; paused: by an operator; failed: see error, walbrook.retry_backfill or walbrook.skip_backfill; done; cancelled: what was delivered stays; skipped.';
 COMMENT ON COLUMN walbrook.backfills.reason IS 'What it waits for; null if for nothing.';
-COMMENT ON COLUMN walbrook.backfills.waits_for IS 'open_transactions: transactions that were open before its first chunk have to end, for at most an hour; source: the source does not answer; retry: a chunk could not be read and is read again; swap: all rows of a reload are in its shadow, and its sink has yet to swap it in; null if for nothing.';
+COMMENT ON COLUMN walbrook.backfills.waits_for IS 'open_transactions: transactions that were open before its first chunk have to end, for at most an hour; source: the source does not answer; retry: a chunk could not be read and is read again; swap: all rows of a reload are in its shadow, and its sink has yet to swap it in; changes: its sink is behind with changes, which go first; sink: its sink takes nothing, because it fails or is paused; null if for nothing.';
 COMMENT ON COLUMN walbrook.backfills.reload IS 'Whether its rows go into a shadow of the table at the destination, which takes its place when all are there.';
 COMMENT ON COLUMN walbrook.backfills.where_sql IS 'Only rows for which this SQL expression is true.';
 COMMENT ON COLUMN walbrook.backfills.sort_column IS 'Rows are read in the order of this column, from start_position on; null: in the order in which they lie.';
@@ -747,6 +748,7 @@ COMMENT ON COLUMN walbrook.backfills.connections IS 'Most chunks that are read a
 COMMENT ON COLUMN walbrook.backfills.planned IS 'Whether all of its chunks are in walbrook.backfill_chunks.';
 COMMENT ON COLUMN walbrook.backfills.looked_lsn IS 'Up to where the log was searched for changes that left out values of rows.';
 COMMENT ON COLUMN walbrook.backfills.begun_lsn IS 'Of a reload: from where on changes go into the shadow, too.';
+COMMENT ON COLUMN walbrook.backfills.request IS 'Of a partition: the backfill of the whole table that was asked for; null: this one was.';
 COMMENT ON COLUMN walbrook.backfills.repair IS 'The repair that asked for it; null: an operator or the configuration did.';
 COMMENT ON COLUMN walbrook.backfills.since_xid IS 'Of a repair: only rows that transactions from this one on wrote (xmin); null: the whole table.';
 COMMENT ON COLUMN walbrook.backfills.whole_reason IS 'Of a repair: why the whole table is read.';

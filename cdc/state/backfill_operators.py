@@ -33,14 +33,15 @@ SELECT id, source, consumer, table_schema, table_name, reload, state, reason, wa
        error, chunks, chunks_done,
        rows, dropped, merged, bytes, estimated_rows, estimated_bytes, fraction::float8 AS fraction,
        rows_per_second::float8 AS rows_per_second, seconds_left::float8 AS seconds_left,
-       oldest_snapshot, requested_at, started_at, finished_at
+       oldest_snapshot, requested_at, started_at, finished_at, request
   FROM walbrook.backfill_progress
- WHERE %(named)s::text IS NULL OR consumer = %(named)s OR source || '/' || consumer = %(named)s
+ WHERE (%(named)s::text IS NULL OR consumer = %(named)s OR source || '/' || consumer = %(named)s)
+   AND (%(request)s::bigint IS NULL OR request = %(request)s)
  ORDER BY id DESC LIMIT %(most)s
 """
 
 LISTED_MAX: Final = 1_000
-"""Most backfills that are listed at once, the latest first."""
+"""Most backfills that are listed at once, the latest first; of one request all are."""
 
 
 def start_backfill(
@@ -84,12 +85,13 @@ def change_backfill(connection: Connection, act: Act, backfill: int) -> State:
 
 
 def backfills(
-    connection: Connection, consumer: str | None = None, most: int = LISTED_MAX
+    connection: Connection, consumer: str | None = None, request: int | None = None
 ) -> list[State]:
-    """How far backfills are, of one consumer or of all, the latest first."""
+    """How far backfills are, of one consumer, of one request, or all, the latest first."""
     with refusals():
-        named = {"named": consumer, "most": most}
-        return connection.cursor(row_factory=dict_row).execute(_PROGRESS, named).fetchall()
+        most = LISTED_MAX if request is None else None
+        given = {"named": consumer, "request": request, "most": most}
+        return connection.cursor(row_factory=dict_row).execute(_PROGRESS, given).fetchall()
 
 
 def known_act(act: str) -> Act:

@@ -47,10 +47,10 @@ _ADD_PART = """
 INSERT INTO walbrook.backfills
        (source, consumer, table_schema, table_name, where_sql, sort_column, start_position,
         chunk_bytes, rows_per_second, connections, repair, since_xid, whole_reason, find_deletes,
-        kept_reason, reload)
+        kept_reason, reload, request)
 SELECT source, consumer, %(schema)s, %(table)s, where_sql, sort_column, start_position, chunk_bytes,
        rows_per_second, connections, repair, since_xid, whole_reason, find_deletes, kept_reason,
-       reload
+       reload, coalesce(request, id)
   FROM walbrook.backfills WHERE id = %(id)s ON CONFLICT DO NOTHING
 """
 _REMOVE = "DELETE FROM walbrook.backfills WHERE id = %s"
@@ -74,6 +74,15 @@ UPDATE walbrook.backfills
  WHERE id = %(id)s AND (reason, waits_for) IS DISTINCT FROM (%(reason)s, %(kind)s)
    AND state IN ('waiting', 'running')
 """
+# What else a backfill waits for is more to the point.
+_HELD_UP = """
+UPDATE walbrook.backfills
+   SET waits_for = %(kind)s, reason = %(reason)s,
+       waits_since = CASE WHEN %(kind)s::text IS NOT NULL THEN clock_timestamp() END
+ WHERE source = %(source)s AND consumer = %(consumer)s AND state = 'running'
+   AND (waits_for IS NULL OR waits_for IN ('changes', 'sink'))
+   AND waits_for IS DISTINCT FROM %(kind)s
+"""
 _BEGIN_SEARCH = """
 UPDATE walbrook.backfills SET looked_lsn = %s::pg_lsn WHERE id = %s AND looked_lsn IS NULL
 """
@@ -96,8 +105,8 @@ SELECT id, place, failed, why, of_kind
           FROM walbrook.backfills
          WHERE source = %(source)s
            AND (state = 'failed' OR state IN ('waiting', 'running') AND reason IS NOT NULL
-                AND CASE WHEN waits_for = 'swap' THEN waits_since ELSE requested_at END
-                    < clock_timestamp() - interval '1 minute')) troubled
+                AND CASE WHEN waits_for IN ('swap', 'changes', 'sink') THEN waits_since
+                         ELSE requested_at END < clock_timestamp() - interval '1 minute')) troubled
  WHERE nth <= %(most)s ORDER BY id
 """
 _NAMED_MAX = 10  # of the failed ones, and of those that wait
@@ -225,6 +234,8 @@ class Wait(StrEnum):
     SOURCE = "source"  # it does not answer
     RETRY = "retry"  # a chunk could not be read
     SWAP = "swap"  # a reload has all rows in its shadow
+    CHANGES = "changes"  # its sink is behind with changes, which go first
+    SINK = "sink"  # its sink takes nothing
 
 
 def waits(connection: Connection, backfill: int, kind: Wait, reason: str) -> float:
@@ -236,6 +247,19 @@ def waits(connection: Connection, backfill: int, kind: Wait, reason: str) -> flo
 
 def waits_no_more(connection: Connection, backfill: int) -> None:
     connection.execute(_WAIT, {"id": backfill, "kind": None, "reason": None})
+
+
+_HELD_UP_REASONS = {
+    Wait.CHANGES: "its sink is behind with changes, which go before existing rows",
+    Wait.SINK: "its sink takes nothing: walbrook.consumers says why",
+}
+
+
+def held_up(connection: Connection, source: str, consumer: str, kind: Wait | None) -> None:
+    """Say why nothing of a consumer's backfills is delivered; None: it is."""
+    reason = None if kind is None else _HELD_UP_REASONS[kind]
+    given = {"source": source, "consumer": consumer, "kind": kind, "reason": reason}
+    connection.execute(_HELD_UP, given)
 
 
 def report_backfills(connection: Connection, source: str, term: int) -> None:

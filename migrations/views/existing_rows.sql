@@ -10,7 +10,7 @@ SELECT b.id, b.source, b.consumer, b.table_schema, b.table_name, b.reload, b.sta
        r.rate AS rows_per_second,
        CASE WHEN b.state = 'running' AND r.rate > 0
             THEN greatest(b.estimated_rows - coalesce(c.delivered, 0), 0) / r.rate END AS seconds_left,
-       c.oldest_snapshot, b.requested_at, b.started_at, b.finished_at
+       c.oldest_snapshot, b.requested_at, b.started_at, b.finished_at, coalesce(b.request, b.id) AS request
   FROM walbrook.backfills b
   LEFT JOIN LATERAL (
        SELECT count(*) AS chunks, count(*) FILTER (WHERE k.state = 'done') AS chunks_done,
@@ -23,7 +23,7 @@ SELECT b.id, b.source, b.consumer, b.table_schema, b.table_name, b.reload, b.sta
        SELECT coalesce(c.delivered, 0) / nullif(extract(epoch FROM
               coalesce(b.finished_at, clock_timestamp()) - b.started_at), 0) AS rate) r ON true;
 
-COMMENT ON VIEW walbrook.backfill_progress IS 'How far each backfill is, how fast, and what it waits for. reload: its rows go into a shadow of the table, which is swapped in at the end. oldest_snapshot: when the oldest chunk was read that is not delivered; no transaction is held open for it.';
+COMMENT ON VIEW walbrook.backfill_progress IS 'How far each backfill is, how fast, and what it waits for. reload: its rows go into a shadow of the table, which is swapped in at the end. oldest_snapshot: when the oldest chunk was read that is not delivered; no transaction is held open for it. request: the backfill that was asked for; those of the partitions of a table have its number.';
 
 CREATE OR REPLACE VIEW walbrook.verified AS
 SELECT DISTINCT ON (v.source, v.consumer, v.table_schema, v.table_name)

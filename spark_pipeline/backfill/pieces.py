@@ -11,7 +11,7 @@ Invariants: a place is recorded before its piece is handed out, and is taken by 
 above all that the destination can have: what a worker delivered and did not settle before it began
 again is in the log by then, or is a piece with a place. A piece that was placed and not settled is
 handed out again before the worker passes its place, unless an operator has ended its backfill.
-``offer`` and ``held`` may be called from any thread; all else is the worker's.
+``offer``, ``held`` and ``held_up`` may be called from any thread; all else is the worker's.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ _ROWS_FIRST, _ROWS_MIN, _ROWS_MAX = 20_000, 5_000, 100_000
 _BYTES_MAX = 32 << 20  # of a piece, if it has more than one batch of the chunk's file
 _LIVE_S, _ALONE_S = 0.05, 0.5  # how long a piece may take beside changes, and without any
 _LIVE_FOR_S = 1.0  # how long a change is followed by another one, as far as is known
+_HELD_UP_S = 5.0  # how long a sink may be behind with changes before that is said
+_SILENT_S = 30.0  # how long a worker may not ask for rows
 _DROP_AGAIN_S = 10.0  # until a shadow is dropped again whose sink refused that
 
 
@@ -105,6 +107,7 @@ class Pieces:
         self._floor = ORIGIN  # nothing new stands below
         self._paces: dict[int, _Pace] = {}  # by backfill
         self._live_until = 0.0  # monotonic
+        self._asked = self._fresh = time.monotonic()  # when the worker asked, and was not behind
         self._refused: int | None = None  # the backfill whose rows are to be read again
         self.changed = threading.Event()
         """Set when a chunk is done, or has to be read again."""
@@ -127,6 +130,8 @@ class Pieces:
             named = (ready.chunk.backfill, ready.chunk.number)
             if generation != self._generation or named in map(_name, known):
                 return False
+            if not known:
+                self._asked = self._fresh = time.monotonic()
             self._ready.append(ready)
             return True
 
@@ -140,6 +145,15 @@ class Pieces:
         with self._lock:
             known = [*self._ready, *([self._current] if self._current else [])]
             return [_name(each) for each in known]
+
+    def held_up(self) -> Wait | None:
+        """Why rows that were read are not delivered; None: they are, or there are none."""
+        now = time.monotonic()
+        if not self.has_any:
+            return None
+        if now - self._asked > _SILENT_S:
+            return Wait.SINK
+        return Wait.CHANGES if now - self._fresh > _HELD_UP_S else None
 
     def begin(self, state: Connection, cursor: Cursor, log_end: Cursor) -> None:
         """The worker begins at a cursor that was read from its row.
@@ -182,6 +196,9 @@ class Pieces:
 
         While the worker is ``behind`` with changes, nothing new is placed.
         """
+        self._asked = time.monotonic()
+        if not behind:
+            self._fresh = self._asked
         current = self._take()
         if current is None:
             return None

@@ -95,6 +95,7 @@ class BackfillRunner:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._readings: dict[tuple[int, int], _Reading] = {}
+        self._held_up: Wait | None = None
         self._read_last = 0  # the backfill of which a chunk was begun last
         self._open = OpenTransactions()
         self._connection: psycopg.Connection[Any] | None = None
@@ -147,9 +148,16 @@ class BackfillRunner:
                 except TransientError as error:
                     rows.waits(state, backfill.id, Wait.SOURCE, str(error))
             self._collect(state)
+            self._say_held_up(state)
             if not found and not self._readings:
                 self._sweep(state)
         return bool(found or self._readings)
+
+    def _say_held_up(self, state: Connection) -> None:
+        kind = self._pieces.held_up()
+        if kind is not None or self._held_up is not None:
+            rows.held_up(state, self._source, self._consumer.name, kind)
+        self._held_up = kind
 
     def _advance(self, state: Connection, backfill: Backfill, generation: int, share: int) -> None:
         if time.monotonic() < self._not_before.get(backfill.id, 0.0):

@@ -16,7 +16,10 @@ import pytest
 
 from cdc.backfill.open_transactions import Listing
 from cdc.backfill.reading import ChunkRead, list_open
+from cdc.connection import connect
+from cdc.service.cli.backfills import watch
 from cdc.state import backfill_keys
+from cdc.state.backfill_operators import backfills
 from spark_pipeline.backfill import runner
 from tests.backfill_rig import Rig, stale
 from tests.fix_postgres import DEFAULT_VERSION, Database
@@ -98,15 +101,15 @@ def test_the_partitions_of_a_table_arrive_under_the_names_that_changes_have(
     published = f"FOR TABLE item WITH (publish_via_partition_root = {via_root})"
     rig = Rig(database, tmp_path, publication=published)
     with rig.running():
-        backfill = rig.start("item")
-        if via_root:
-            rig.until_state(backfill)
-        else:
-            both = "SELECT count(*) = 2 AND bool_and(state = 'done') FROM walbrook.backfills"
-            until("both partitions", lambda: rig.rows(both)[0][0])
+        backfill = rig.start("item", chunk_bytes=8192)
+        with connect(rig.state_dsn, name="test") as state:
+            watch(state, backfill)  # until all of them have ended
         before = rig.messages()
         database.execute("UPDATE item SET note = note || '!'")
         rig.until_delivered()
+    with connect(rig.state_dsn, name="test") as state:
+        asked_for = [row["rows"] for row in backfills(state, request=backfill)]
+    assert asked_for == ([1000] if via_root else [500, 500])
     after = rig.messages()[len(before) :]
     assert len(before) == 1000
     names = {each["metadata"]["table_name"] for each in before}

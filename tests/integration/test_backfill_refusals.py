@@ -14,7 +14,7 @@ from cdc.config.table import TableName
 from cdc.errors import OperatorError
 from cdc.service.backfill_check import require_table
 from cdc.state.backfill_operators import change_backfill, start_backfill
-from cdc.state.backfills import report_backfills
+from cdc.state.backfills import Wait, held_up, report_backfills, waits
 from cdc.state.positions import register_source
 from tests.fix_postgres import Database
 from tests.service import _url
@@ -59,6 +59,40 @@ def test_all_failed_backfills_are_named_with_their_commands(database: Database) 
         ((_, what, fix),) = database.execute(_EVENTS)
         assert what == f"backfill {started[0]} of public.t0 into files failed: it may not be read"
         assert fix.startswith(f"walbrook backfill retry {started[0]} (")
+
+
+@pytest.mark.migrated
+def test_a_backfill_that_waits_for_a_minute_is_named_with_what_it_waits_for(
+    database: Database,
+) -> None:
+    with database.connect() as state:
+        term = register_source(
+            state, name="shop", slot="s", publication="p", system_identifier="1", slot_lsn=100,
+            consumers=["files"],
+        )  # fmt: skip
+        number = int(str(start_backfill(state, "files", "public.item")["id"]))
+        state.execute("UPDATE walbrook.backfills SET state = 'running'")
+        ago = "UPDATE walbrook.backfills SET {} = clock_timestamp() - interval '2 minutes'"
+
+        def told() -> list[tuple[object, ...]]:
+            report_backfills(state, "shop", term)
+            return database.execute(_EVENTS)
+
+        state.execute(ago.format("requested_at").encode())
+        held_up(state, "shop", "files", Wait.CHANGES)
+        assert told() == []  # the sink fell behind just now
+        state.execute(ago.format("waits_since").encode())
+        ((kind, what, _),) = told()
+        assert (kind, f"backfill {number} of public.item into files waits: " in what) == (
+            "backfill_waits", True,
+        )  # fmt: skip
+        assert "its sink is behind with changes" in what
+        held_up(state, "shop", "files", None)
+        assert told() == []
+        waits(state, number, Wait.OPEN_TRANSACTIONS, "742 has to end")
+        held_up(state, "shop", "files", Wait.SINK)  # says less
+        ((_, what, _),) = told()
+        assert what.endswith("742 has to end")
 
 
 @pytest.mark.migrated

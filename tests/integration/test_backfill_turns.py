@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_pipeline.backfill import runner
+from spark_pipeline.backfill import pieces, runner
 from spark_pipeline.stage import worker
 from tests.backfill_rig import Rig
 from tests.fix_postgres import Database
@@ -76,6 +76,7 @@ def test_the_chunks_that_wait_are_bounded_over_all_backfills(
             f"INSERT INTO {table} SELECT i, repeat('x', 300) FROM generate_series(1, 200) AS i"
         )
     monkeypatch.setattr(runner, "_CHUNKS_MAX", 4)
+    monkeypatch.setattr(pieces, "_SILENT_S", 1.0)
     rig = Rig(database, tmp_path)
     held = "SELECT count(*) FROM walbrook.backfill_chunks WHERE state IN ('read', 'delivering')"
     with rig.running():
@@ -84,6 +85,8 @@ def test_the_chunks_that_wait_are_bounded_over_all_backfills(
         until("as many chunks as may wait", lambda: rig.rows(held) == [(4,)])
         each = "SELECT count(DISTINCT backfill) FROM walbrook.backfill_chunks WHERE state = 'read'"
         assert rig.rows(each)[0][0] > 1
+        paused = "SELECT DISTINCT waits_for FROM walbrook.backfills WHERE state = 'running'"
+        until("the reason", lambda: rig.rows(paused) == [("sink",)])
         rig.rows("SELECT walbrook.resume('files')")
         for backfill in started:
             rig.until_state(backfill)
@@ -94,6 +97,7 @@ def test_no_row_is_delivered_while_the_sink_is_behind_with_changes(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database.execute(_TABLES.format(rows=1000))
+    monkeypatch.setattr(pieces, "_HELD_UP_S", 0.5)
     rig = Rig(database, tmp_path)
     with rig.running():
         with monkeypatch.context() as lagging:
@@ -105,5 +109,8 @@ def test_no_row_is_delivered_while_the_sink_is_behind_with_changes(
                 database.execute(f"UPDATE other SET version = {version} WHERE id = 1")
                 rig.until_delivered()
             assert _tables_in_order(rig) == []
+            waits = f"SELECT waits_for FROM walbrook.backfill_progress WHERE id = {backfill}"
+            until("the reason", lambda: rig.rows(waits) == [("changes",)])
         rig.until_state(backfill)
+        assert rig.rows(waits) == [(None,)]
     assert _tables_in_order(rig) == ["item"] * 1000

@@ -80,7 +80,7 @@ def start(
         )
         _tell(begun)
         if wait:
-            _watch(state, int(str(begun["id"])))
+            watch(state, int(str(begun["id"])))
 
 
 def _command(act: Act, help_text: str) -> None:
@@ -131,34 +131,41 @@ def _note(row: State) -> str:
     return str(row["error"] or row["reason"] or "")
 
 
-def _watch(state: Connection, backfill: int) -> None:
-    """A progress bar over chunks, until the backfill has ended or needs an operator."""
+def watch(state: Connection, request: int) -> None:
+    """A progress bar over chunks, until the backfill has ended or needs an operator.
+
+    One of a table whose partitions are published is as many backfills as there are partitions.
+    """
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("chunks,"),
         TextColumn("{task.fields[rows]:,} rows"), TimeElapsedColumn(),
         TextColumn("{task.fields[note]}"),
     )  # fmt: skip
     with Progress(*columns) as bar:
-        task = bar.add_task(f"backfill {backfill}", total=None, rows=0, note="")
+        task = bar.add_task(f"backfill {request}", total=None, rows=0, note="")
         while True:
-            found = [row for row in backfills(state) if row["id"] == backfill]
-            row = found[0] if found else None
-            if row is None:  # one per partition has taken its place
-                return
+            found = backfills(state, request=request)[::-1]
             bar.update(
                 task,
-                total=float(str(row["chunks"])) or None,
-                completed=float(str(row["chunks_done"])),
-                rows=row["rows"],
-                note=_note(row),
+                total=_sum(found, "chunks") or None,
+                completed=_sum(found, "chunks_done"),
+                rows=_sum(found, "rows"),
+                note=next(filter(None, map(_note, found)), ""),
             )
-            if row["state"] not in _OPEN:
+            if all(row["state"] not in _OPEN for row in found):
                 break
             time.sleep(_LOOK_S)
-    typer.echo(f"backfill {backfill} is {row['state']}")
-    if row["state"] == "failed":
+    for row in found:
+        typer.echo(f"backfill {row['id']} is {row['state']}")
+    failed = [row for row in found if row["state"] == "failed"]
+    for row in failed:
         typer.echo(f"error: {_note(row)}", err=True)
+    if failed:
         raise typer.Exit(1)
+
+
+def _sum(found: list[State], name: str) -> int:
+    return sum(int(str(row[name])) for row in found)
 
 
 def _tell(row: State) -> None:
