@@ -13,9 +13,11 @@ import orjson
 from psycopg.rows import namedtuple_row
 
 from cdc.config import FileDestination, SinkConfig
+from cdc.config.secrets import SecretText
 from cdc.connection import connect
 from cdc.connection_pool import ConnectionPool
 from cdc.cursor import ORIGIN, parse_lsn
+from cdc.queue.ledger.open import LedgerAddress
 from cdc.state.active_consumers import read_active_consumers
 from cdc.state.backfills import consumers_with_backfills
 from cdc.state.feeds import FeedFigures, open_feed
@@ -101,6 +103,7 @@ class Rig:
             checkpoint_directory=self.directory, micro_batch_rows=10_000,
             micro_batch_bytes=16 << 20, publication="pub",
             source_dsn=self.read_as or self.database.dsn,
+            ledger=LedgerAddress("postgres", SecretText(self.state_dsn)),
         )  # fmt: skip
         scratch = self.directory / "scratch"
         scratch.mkdir(exist_ok=True)

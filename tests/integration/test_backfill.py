@@ -135,6 +135,48 @@ def test_only_what_the_publication_sends_arrives(database: Database, tmp_path: P
     ]
 
 
+@pytest.mark.parametrize(
+    ("wanted", "tables"), [("*", {"item", "other"}), ("public.item", {"item"})]
+)
+def test_a_new_consumer_gets_the_rows_of_all_its_tables_or_of_those_it_lists(
+    database: Database, tmp_path: Path, wanted: str, tables: set[str]
+) -> None:
+    database.execute(
+        "CREATE TABLE item (id int PRIMARY KEY); INSERT INTO item VALUES (1);"
+        "CREATE TABLE other (id int PRIMARY KEY); INSERT INTO other VALUES (1)"
+    )
+    rig = Rig(database, tmp_path)
+    database.execute(
+        f"UPDATE walbrook.consumers SET initial_backfill = ARRAY['{wanted}'] WHERE name = 'files'"
+    )
+    ended = "SELECT count(*) FROM walbrook.backfills WHERE state = 'done'"
+    with rig.running():
+        until("the backfills", lambda: rig.rows(ended) == [(len(tables),)])
+    assert {each["metadata"]["table_name"] for each in rig.messages()} == tables
+    left = "SELECT count(*) FROM walbrook.consumers WHERE initial_backfill IS NOT NULL"
+    assert rig.rows(left) == [(0,)]
+
+
+def test_a_table_that_is_added_to_the_publication_is_backfilled_by_itself(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute(
+        "CREATE TABLE item (id int PRIMARY KEY); INSERT INTO item VALUES (1);"
+        "CREATE TABLE other (id int PRIMARY KEY); INSERT INTO other SELECT generate_series(1, 9)"
+    )
+    rig = Rig(database, tmp_path, publication="FOR TABLE item")
+    with rig.running():
+        backfill = rig.start("other")
+        rig.until_state(backfill, "failed")
+        assert "ALTER PUBLICATION" in str(rig.progress(backfill)[2])
+        database.execute("ALTER PUBLICATION pub ADD TABLE other; DELETE FROM other WHERE id = 9")
+        rig.rows(f"SELECT walbrook.retry_backfill({backfill})")
+        rig.until_state(backfill)
+        database.execute("INSERT INTO other VALUES (10)")
+        rig.until_delivered()
+    assert set(rig.table()) == {f'other ["{i}"]' for i in (*range(1, 9), 10)}
+
+
 def test_rows_are_read_in_the_order_of_a_column_from_a_position_on(
     database: Database, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from cdc.config import SinkConfig
 from cdc.queue.pull_consumers import register_pulls
+from spark_pipeline.workers.settler import Settler
 from tests.backfill_rig import SOURCE, Rig
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
@@ -68,6 +69,27 @@ def test_a_row_that_is_refused_too_often_is_a_dead_letter(
         rig.backfilled("item")
     assert rig.rows("SELECT action, table_name FROM walbrook.dead_letters") == [("read", "item")]
     assert len(set(_ids(endpoint))) == 29
+
+
+def test_rows_that_a_destination_without_a_position_has_accepted_are_left_out_of_a_repeat(
+    database: Database, tmp_path: Path, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process ends before they are settled; the ledger has the cursors that they get again."""
+    database.execute(_ITEMS)
+    hook = {"type": "webhook", "url": endpoint.url, "batch": False}
+    rig = Rig(database, tmp_path, sink={"destination": hook})
+    with rig.source.reading():
+        with monkeypatch.context() as unsettled, rig.serving():
+            unsettled.setattr(Settler, "report", lambda *_given: None)
+            backfill = rig.start("item")
+            until("all rows", lambda: set(_ids(endpoint)) == set(range(1, 31)))
+            noted = "SELECT count(*) FROM walbrook.ledger"
+            until("the ledger", lambda: rig.rows(noted)[0][0] > 0)
+        with rig.serving():
+            rig.until_state(backfill)
+    assert sorted(_ids(endpoint)) == list(range(1, 31))
+    keys = [message["metadata"]["idempotency_key"] for message in endpoint.written]  # type: ignore[index]
+    assert len(set(keys)) == 30
 
 
 def test_a_pull_consumer_receives_existing_rows(database: Database, tmp_path: Path) -> None:

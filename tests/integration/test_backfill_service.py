@@ -182,7 +182,13 @@ def test_a_backfill_is_started_watched_and_changed_from_outside(
         "shape": "debezium",
         "destination": {"type": "file", "path": str(tmp_path / "files")},
     }
-    service = Service(database, tmp_path / "service", [sink])
+    shaped: dict[str, object] = {
+        "name": "shaped",
+        "database": "shop",
+        "transform": "struct(record.id AS number, action AS act)",
+        "destination": {"type": "file", "path": str(tmp_path / "shaped")},
+    }
+    service = Service(database, tmp_path / "service", [sink, shaped])
     with started(service):
         refused = service.run("backfill", "start", "files", "public.itme")
         assert refused.returncode != 0
@@ -207,16 +213,21 @@ def test_a_backfill_is_started_watched_and_changed_from_outside(
         paused = _asked(f"{api}/api/backfills/{begun['id']}/pause", b"")
         assert paused["state"] == "paused"
         assert "paused" in service.run("backfill", "status").stdout
+        resumed = _asked(f"{api}/api/backfills/{begun['id']}/resume", b"")
+        assert resumed["state"] == "waiting"
         cancelled = service.run("backfill", "cancel", str(begun["id"]))
         assert "is cancelled" in cancelled.stdout
         (latest, *_) = _asked(f"{api}/api/consumers/files/backfills")["data"]
         assert (latest["id"], latest["state"]) == (begun["id"], "cancelled")
+        done = service.run("backfill", "start", "shaped", "item", "--where", "id < 4", "--wait")
+        assert done.returncode == 0, done.stderr
         with urllib.request.urlopen(f"{api}/metrics") as answer:
             metrics = answer.read().decode()
         assert 'walbrook_backfill_rows{consumer="files",state="done"} 1000.0' in metrics
     first = [each for each in arrived(tmp_path / "files") if each["op"] == "r"][:100]
     assert [each["after"]["id"] for each in first] == list(range(901, 1001))
     assert {each["source"]["snapshot"] for each in first} == {"incremental"}
+    assert arrived(tmp_path / "shaped") == [{"number": i, "act": "read"} for i in (1, 2, 3)]
 
 
 def _asked(url: str, body: bytes | None = None) -> dict[str, Any]:

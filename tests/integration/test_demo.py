@@ -62,6 +62,7 @@ def test_everything_the_shop_wrote_arrived_at_every_sink(directory: Path) -> Non
     with _demo("--seconds", "3", "--seed", "7", "--directory", str(directory / "run")) as demo:
         said, _ = demo.communicate(timeout=RUN_TIMEOUT_S)
     assert demo.returncode == 0, said
+    assert "customers already" in said
     verdict = said[said.index("Written against arrived") :]
     sinks = ["file", "parquet"] + ([] if find_redis_server() is None else ["redis"])
     assert all(sink in verdict for sink in sinks)
