@@ -13,6 +13,10 @@ import psycopg
 import pytest
 
 from cdc.backfill import log_scan
+from cdc.backfill.ranges import BlockRange
+from cdc.backfill.reading import ChunkRead, ChunkTask, read_chunk
+from cdc.errors import TransientError
+from spark_pipeline.backfill import runner
 from spark_pipeline.stage.worker import Worker
 from spark_pipeline.workers.settler import Settler
 from tests.backfill_rig import Rig, stale
@@ -206,6 +210,29 @@ def test_a_chunk_whose_file_is_damaged_is_read_again(database: Database, tmp_pat
         database.execute("UPDATE other SET version = 2")
         rig.until_delivered()
     assert len(rig.table()) == 401
+
+
+def test_a_chunk_that_takes_too_long_is_read_in_halves(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.execute(_ITEMS)
+    read: list[BlockRange] = []
+
+    def read_two_blocks_at_most(task: ChunkTask) -> ChunkRead:
+        blocks = task.choice.range
+        assert isinstance(blocks, BlockRange)
+        if (blocks.end is None and blocks.first == 0) or (blocks.end or 0) - blocks.first > 2:
+            raise TransientError("it took too long", fix="smaller parts", kind="chunk_timeout")
+        read.append(blocks)
+        return read_chunk(task)
+
+    monkeypatch.setattr(runner, "read_chunk", read_two_blocks_at_most)
+    rig = Rig(database, tmp_path)
+    with rig.running():
+        rig.backfilled("item")
+    assert len(read) > 2
+    assert len(rig.messages()) == len(rig.table()) == 400
+    assert rig.rows("SELECT sum(attempts) FROM walbrook.backfill_chunks") == [(0,)]
 
 
 def test_an_operator_pauses_resumes_and_cancels(database: Database, tmp_path: Path) -> None:
