@@ -42,6 +42,7 @@ class Piece:
     wanted: Wanted
     history: int
     reload: int | None = None  # whose shadow its rows are for
+    repeated: bool = False  # whether some of it may have been sent before
 
     @cached_property
     def raw(self) -> pa.RecordBatch:
@@ -88,10 +89,16 @@ class Piece:
             )
         ]  # fmt: skip
 
-    @property
-    def done(self) -> PieceDone:
-        chunk, left = self.chunk, self.remains
-        return PieceDone(chunk.backfill, chunk.number, left.dropped, len(left.merged))
+    def done_at(self, cursor: Cursor) -> PieceDone:
+        """What is done of its chunk if the piece ends at a cursor within it, or at its end."""
+        chunk, left, rows = self.chunk, self.remains, cursor.idx - self.place.idx
+        return PieceDone(
+            chunk.backfill,
+            chunk.number,
+            rows=rows,
+            dropped=rows - int(np.searchsorted(left.ordinals, rows)),
+            merged=sum(at < rows for at in left.merged),
+        )
 
     @property
     def plan(self) -> PiecePlan:

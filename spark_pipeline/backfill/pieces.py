@@ -8,6 +8,10 @@ Invariants: a place is recorded before its piece is handed out, and is taken by 
 above all that the destination can have: what a worker delivered and did not settle before it began
 again is in the log by then, or is a piece with a place. A piece that was placed and not settled is
 handed out again before the worker passes its place, unless an operator has ended its backfill.
+
+A piece is delivered in steps, which take a bounded time beside changes. Behind each step a piece
+may end, so that changes which came meanwhile go first; the rest of its rows gets another place. A
+piece that is handed out again never ends early: the destination may have any of its rows.
 ``offer`` and ``held`` may be called from any thread; all else is the worker's.
 """
 
@@ -35,6 +39,7 @@ from cdc.state.backfill_chunks import (
     ATTEMPTS_MAX,
     KEYS_MAX,
     Chunk,
+    PieceDone,
     all_read_again,
     drop_keys,
     forget_place,
@@ -51,7 +56,7 @@ _logger = structlog.get_logger("walbrook.backfill")
 
 _ROWS_FIRST, _ROWS_MIN, _ROWS_MAX = 20_000, 5_000, 100_000
 _BYTES_MAX = 32 << 20  # of a piece, if it has more than one batch of the chunk's file
-_LIVE_S, _ALONE_S = 0.05, 0.5  # how long a piece may take beside changes, and without any
+_LIVE_S, _ALONE_S = 0.05, 0.5  # how long a step may take beside changes, and a piece
 _LIVE_FOR_S = 1.0  # how long a change is followed by another one, as far as is known
 _DROP_AGAIN_S = 10.0  # until a shadow is dropped again whose sink refused that
 
@@ -82,9 +87,18 @@ class Pieces:
     """Those of one consumer."""
 
     def __init__(
-        self, source: str, term: int, consumer: str, wanted: Wanted, connections: ConnectionPool
+        self,
+        source: str,
+        term: int,
+        consumer: str,
+        wanted: Wanted,
+        connections: ConnectionPool,
+        *,
+        in_steps: bool = True,
     ) -> None:
+        """Without ``in_steps`` a piece is delivered at once, and is short beside changes."""
         self._source, self._term, self._consumer = source, term, consumer
+        self._in_steps = in_steps
         self._wanted = wanted
         self._connections = connections
         self._lock = threading.Lock()
@@ -93,7 +107,7 @@ class Pieces:
         self._generation = 0
         self._floor = ORIGIN  # nothing new stands below
         self._rows = _ROWS_FIRST  # most of the next piece
-        self._rows_per_s = _ROWS_FIRST / _LIVE_S  # as the last piece was delivered
+        self._rows_per_s = _ROWS_FIRST / _LIVE_S  # as the last step was delivered
         self._live_until = 0.0  # monotonic
         self._not_before = 0.0  # monotonic: what a limit on rows per second allows
         self._refused: int | None = None  # the backfill whose rows are to be read again
@@ -225,36 +239,47 @@ class Pieces:
         self._put_down()
 
     def changes_came(self) -> None:
-        """The worker served changes: pieces are short while others may follow."""
+        """The worker served changes: steps are short while others may follow."""
         self._live_until = time.monotonic() + _LIVE_FOR_S
 
-    def settled(self, piece: Piece, took_s: float) -> None:
-        """A piece was delivered and settled."""
+    def step_end(self, piece: Piece, cursor: Cursor) -> Cursor:
+        """Where the next step of a piece ends."""
+        if piece.repeated or not self._in_steps:
+            return piece.high
+        return min(piece.high, Cursor(cursor.lsn, cursor.idx + self._in_time(self._step_s())))
+
+    def delivered(self, rows: int, took_s: float) -> None:
+        """So many rows of a piece were delivered in one step."""
+        # The rest of a piece says nothing of larger steps, unless it was slow.
+        if rows >= self._in_time(self._step_s()) or took_s > self._step_s():
+            self._rows_per_s = rows / max(took_s, 0.001)
+            self._rows = max(self._rows, min(rows * 4, _ROWS_MAX))
+
+    def settled(self, done: PieceDone) -> None:
+        """A piece has ended and is settled."""
         current = self._current
         assert current is not None
         chunk = current.chunk
-        delivered = chunk.delivered + piece.count
+        delivered = chunk.delivered + done.rows
         current.chunk = replace(chunk, delivered=delivered, place=None, piece_rows=None)
-        # The rest of a chunk says nothing of larger pieces, unless it was slow.
-        if piece.count >= self._allowed() or took_s > self._allowed_s():
-            self._rows_per_s = piece.count / max(took_s, 0.001)
-            self._rows = max(_ROWS_MIN, min(piece.count * 2, _ROWS_MAX))
         limit = current.backfill.rows_per_second
         if limit is not None:
-            self._not_before = time.monotonic() + piece.count / limit
+            self._not_before = time.monotonic() + done.rows / limit
         if delivered >= chunk.rows:
             if current.keys:
                 with self._connections.connection() as state:
                     drop_keys(state, chunk.backfill, current.keys)
             self._drop(current)
 
-    def _allowed(self) -> int:
-        """How many rows the next piece may have."""
-        in_time = int(self._rows_per_s * self._allowed_s())
-        return max(_ROWS_MIN, min(in_time, self._rows))
+    def _in_time(self, seconds: float) -> int:
+        """How many rows may be delivered at once, so that it takes no longer."""
+        return max(_ROWS_MIN, min(int(self._rows_per_s * seconds), self._rows))
 
-    def _allowed_s(self) -> float:
+    def _step_s(self) -> float:
         return _LIVE_S if time.monotonic() < self._live_until else _ALONE_S
+
+    def _piece_s(self) -> float:
+        return _ALONE_S if self._in_steps else self._step_s()
 
     def _take(self) -> ReadyChunk | None:
         with self._lock:
@@ -288,10 +313,11 @@ class Pieces:
         newer = scan.up_to(log, place)
         limit = current.backfill.rows_per_second or _ROWS_MAX
         within = file.within(chunk.delivered, _BYTES_MAX)
-        count = chunk.piece_rows or min(self._allowed(), limit, within)
+        count = chunk.piece_rows or min(self._in_time(self._piece_s()), limit, within)
         stored = file.stored(chunk.delivered, count)
         left = remaining(stored, file.schemas, newer, stored.keys)
-        if chunk.place is None:
+        repeated = chunk.place is not None
+        if not repeated:
             if not self._record(current, place, count, log, file.oid):
                 self._put_down()
                 return None
@@ -307,6 +333,7 @@ class Pieces:
             self._wanted,
             log.history(),
             current.backfill.id if current.backfill.reload else None,
+            repeated,
         )
 
     def _mark(self, current: ReadyChunk, step: ReloadStep, place: Cursor) -> MarkPiece | None:

@@ -82,6 +82,12 @@ class Input:
         assert self._planner is not None
         return self._planner
 
+    @property
+    def has_next(self) -> bool:
+        """Whether the next range is there to be taken at once."""
+        end = self.context.feed.position if self.is_live else self.log.next_batch()
+        return end > self.batch
+
     def open(self) -> LogReader:
         """Open the log, in the history that it is in now."""
         self.close()
