@@ -2,8 +2,9 @@
 
 The process that reads a chunk decodes it too, column by column, from the text of COPY. So the
 delivery of the rows cuts slices out of a mapped file. The lines of COPY stand beside the decoded
-columns; where messages are needed (a merged row, an expression, a dead letter), which is rare, they
-are made of the lines. Rows that are decoded for nobody stand in the file as messages.
+columns, or are one of them (``row_text``); where messages are needed (a merged row, an expression,
+a dead letter), which is rare, they are made of the lines. Rows that are decoded for nobody stand in
+the file as messages.
 
 Invariants: the file is whole and on disk when ``chunk_file`` ends. Its decoded columns are those
 that decoding its messages gives. Rows with a value that cannot be decoded are decoded again from
@@ -22,13 +23,13 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from cdc.backfill.copy_rows import columns_of, copied_lines, lines_of, raw_rows
+from cdc.backfill.copy_rows import CopiedRows, columns_of, raw_rows
 from cdc.backfill.table import PublishedTable
 from cdc.change import READ
 from cdc.decoding.columns import TextColumn, bytes_of
 from cdc.decoding.format import OLD_ROW_TEXT, ROW_TEXT, TABLE_VERSION, Wanted
-from cdc.decoding.joins import repeated
-from cdc.decoding.plan import plan_for
+from cdc.decoding.joins import joined, repeated
+from cdc.decoding.plan import TablePlan, plan_for
 from cdc.decoding.raw import RAW_SCHEMA, SCHEMAS_KEY, decode_schemas, encode_schemas
 from cdc.decoding.rows import decode_columns
 
@@ -40,7 +41,7 @@ _TOLD: Final = {
     "changes", "old_record_pks", "unchanged", "annotations", OLD_ROW_TEXT, TABLE_VERSION,
 }  # fmt: skip
 _FAULTY: Final = "error"
-_LINE: Final = pa.field("line", pa.binary(), nullable=False)
+_LINE: Final = pa.field("line", pa.binary())  # null where the text of the row is the line
 
 Write = Callable[[pa.RecordBatch], None]
 
@@ -71,27 +72,41 @@ def rows_of(
     text: bytes, table: PublishedTable, read_us: int, wanted: Wanted | None
 ) -> pa.RecordBatch:
     """Whole lines of COPY text as rows of the file."""
-    columns = columns_of(text, len(table.columns))
     if wanted is None:
+        columns = columns_of(text, len(table.columns))
         oid = table.relation.oid
         return raw_rows(columns, oid=oid, schema_id=table.schema_id, read_us=read_us)
-    plan, copied = plan_for(table.message), copied_lines(text)
+    plan, copied = plan_for(table.message), CopiedRows(text, len(table.columns))
     count = len(copied)
     # The text of a row is what COPY wrote, unless the database keeps another encoding.
-    lines = lines_of(text) if wanted.texts and not plan.relation.codec else None
+    texts = copied.texts() if wanted.texts and not plan.relation.codec else None
     decoded = decode_columns(
-        plan, [TextColumn(column) for column in columns], count,
-        wanted if lines is None else wanted.without_texts(),
+        plan, [TextColumn(column) for column in _needed(copied, plan, wanted, texts)], count,
+        wanted if texts is None else wanted.without_texts(),
     )  # fmt: skip
-    found = {**decoded.columns, _LINE.name: copied}
-    if lines is not None:
-        found[ROW_TEXT] = lines
+    found = dict(decoded.columns)
+    if texts is None:
+        found[_LINE.name] = copied.lines()
+    else:
+        found[ROW_TEXT] = texts
     if decoded.faults.by_row:
         faulty = ["" if at in decoded.faults.by_row else None for at in range(count)]
         found[_FAULTY] = pa.array(faulty, pa.string())
     schema = _schema(wanted)
-    arrays = [_or_nulls(found.get(name), count) for name in schema.names]
+    arrays = [_or_nulls(found.get(field.name), count, field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _needed(
+    copied: CopiedRows, plan: TablePlan, wanted: Wanted, texts: pa.StringArray | None
+) -> list[pa.BinaryArray]:
+    """The columns that are decoded; nulls in place of those that nothing is made of."""
+    every = texts is None or bool(wanted.formats)
+    named = {plan.names[at] for at in plan.relation.key} | {*wanted.times}
+    none = pa.nulls(len(copied), pa.binary())
+    return [
+        copied.column(at) if every or name in named else none for at, name in enumerate(plan.names)
+    ]
 
 
 class ChunkFile:
@@ -167,9 +182,13 @@ class StoredRows:
             return self._rows.replace_schema_metadata(None)
         ((schema_id, message),) = self._schemas.items()
         relation = plan_for(message).relation
-        text = pa.py_buffer(bytes_of(self._rows.column(_LINE.name)))
-        columns = columns_of(text, len(relation.columns))
+        columns = columns_of(pa.py_buffer(bytes_of(self._lines)), len(relation.columns))
         return raw_rows(columns, oid=relation.oid, schema_id=schema_id, read_us=self._read_us)
+
+    @property
+    def _lines(self) -> pa.BinaryArray | pa.StringArray:
+        lines = self._rows.column(_LINE.name)
+        return joined(self._rows.column(ROW_TEXT), "\n") if lines.null_count else lines
 
     @property
     def keys(self) -> pa.StringArray | None:
@@ -198,7 +217,7 @@ class StoredRows:
             TABLE_VERSION: repeated(plan.version, count),
         }
         arrays = [
-            _or_nulls(told.get(field.name), count)
+            _or_nulls(told.get(field.name), count, field.type)
             if field.name in _TOLD
             else rows.column(field.name)
             for field in wanted.schema
@@ -211,5 +230,5 @@ def _schema(wanted: Wanted) -> pa.Schema:
     return pa.schema([_LINE, *(each for each in wanted.schema if each.name not in _TOLD)])
 
 
-def _or_nulls(column: pa.Array | None, count: int) -> pa.Array:
-    return pa.nulls(count, pa.string()) if column is None else column
+def _or_nulls(column: pa.Array | None, count: int, kind: pa.DataType) -> pa.Array:
+    return pa.nulls(count, kind) if column is None else column

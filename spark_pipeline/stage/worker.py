@@ -318,7 +318,7 @@ class Worker(BaseWorker):
             with self.current.doing(Work.SETTLEMENT):
                 if report.is_plain and not isinstance(self._consumer.destination, PullDestination):
                     # Changes that wait for rows of a backfill do not wait for the pace as well.
-                    at_once = self._pieces.has_any and not isinstance(decoded, Piece)
+                    at_once = rows > 0 and self._pieces.has_any and not isinstance(decoded, Piece)
                     settler.report(self.name, report, at_once=at_once)
                 elif not settler.settle(self.name, report):
                     raise RestartError("its cursor was moved")

@@ -84,9 +84,11 @@ class Input:
 
     @property
     def has_next(self) -> bool:
-        """Whether the next range is there to be taken at once."""
-        end = self.context.feed.position if self.is_live else self.log.next_batch()
-        return end > self.batch
+        """Whether a range with changes is there to be taken at once."""
+        if self.is_live:
+            return self.context.feed.has_rows(self._consumer.name)
+        end = self.log.next_batch()
+        return end > self.batch and bool(self.log.entries(self.batch, end)["rows"].any())
 
     def open(self) -> LogReader:
         """Open the log, in the history that it is in now."""
