@@ -209,6 +209,8 @@ def take_snapshot(connection: psycopg.Connection[Any], oid: int) -> tuple[Snapsh
 def _read(connection: psycopg.Connection[Any], task: ChunkTask) -> ChunkRead:
     begin_reading(connection, task.leaf, task.statement_s)
     snapshot, read_us, filenode = take_snapshot(connection, task.leaf_oid)
+    # As low as it may be: by the time that the rows are read, the log has most often got there.
+    end = wal_end(connection)
     table = describe_table(connection, task.publication, task.table)
     if isinstance(task.choice.range, BlockRange) and filenode != task.filenode:
         raise MovedTableError(
@@ -218,7 +220,6 @@ def _read(connection: psycopg.Connection[Any], task: ChunkTask) -> ChunkRead:
             kind="moved",
         )
     rows, size = _copy(connection, task, table, read_us)
-    end = wal_end(connection)
     connection.execute("COMMIT")
     return ChunkRead(snapshot, end, rows, size)
 
@@ -252,13 +253,13 @@ def copy_texts(
     next_line, size = copying.get_copy_data, 1
     try:
         while size > 0:
-            piece = io.BytesIO()
-            while piece.tell() < _PIECE_BYTES:
+            piece, taken = io.BytesIO(), 0
+            while taken < _PIECE_BYTES:
                 size, line = next_line(0)
                 if size <= 0:
                     break
-                piece.write(line)
-            if piece.tell():
+                taken += piece.write(line)
+            if taken:
                 yield piece.getvalue()
     finally:
         if size > 0:  # nobody wants the rest
