@@ -14,7 +14,7 @@ their messages, once their cursors are known.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -138,7 +138,7 @@ class ChunkFile:
         return int(self._ends[max(at, end - 1)]) - start
 
     def stored(self, start: int, count: int) -> StoredRows:
-        """The rows ``[start, start + count)``; without a copy if they were read together."""
+        """The rows ``[start, start + count)``, without a copy."""
         parts = []
         at = int(np.searchsorted(self._ends, start, side="right"))
         while count > 0 and at < len(self._ends):
@@ -147,8 +147,7 @@ class ChunkFile:
             part = batch.slice(within, count)
             parts.append(part)
             start, count, at = start + part.num_rows, count - part.num_rows, at + 1
-        whole = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
-        return StoredRows(whole, self.schemas, self._wanted, self._read_us)
+        return StoredRows(parts, self.schemas, self._wanted, self._read_us)
 
     def rows(self, start: int, count: int) -> pa.RecordBatch:
         """The messages alone of rows (RAW_SCHEMA)."""
@@ -156,57 +155,74 @@ class ChunkFile:
 
 
 class StoredRows:
-    """Some rows of a chunk's file."""
+    """Some rows of a chunk's file, in parts: those that were read together."""
 
     def __init__(
         self,
-        rows: pa.RecordBatch,
+        parts: Sequence[pa.RecordBatch],
         schemas: Mapping[int, bytes],
         wanted: Wanted | None,
         read_us: int,
     ) -> None:
-        self._rows, self._schemas = rows, schemas
+        self._parts, self._schemas = parts, schemas
         self._wanted, self._read_us = wanted, read_us
 
     def __len__(self) -> int:
-        return int(self._rows.num_rows)
+        return sum(int(part.num_rows) for part in self._parts)
 
     @property
     def nbytes(self) -> int:
-        return int(self._rows.nbytes)
+        return sum(int(part.nbytes) for part in self._parts)
 
     @cached_property
     def raw(self) -> pa.RecordBatch:
         """The rows as messages (RAW_SCHEMA), made when somebody needs them."""
+        parts = self._parts
         if self._wanted is None:
-            return self._rows.replace_schema_metadata(None)
+            return pa.concat_batches(part.replace_schema_metadata(None) for part in parts)
         ((schema_id, message),) = self._schemas.items()
         relation = plan_for(message).relation
-        columns = columns_of(pa.py_buffer(bytes_of(self._lines)), len(relation.columns))
+        text = b"".join(bytes_of(_lines(part)).data for part in parts)
+        columns = columns_of(text, len(relation.columns))
         return raw_rows(columns, oid=relation.oid, schema_id=schema_id, read_us=self._read_us)
-
-    @property
-    def _lines(self) -> pa.BinaryArray | pa.StringArray:
-        lines = self._rows.column(_LINE.name)
-        return joined(self._rows.column(ROW_TEXT), "\n") if lines.null_count else lines
 
     @property
     def keys(self) -> pa.StringArray | None:
         """The key of each row as changes write it; None if it has to be decoded."""
-        return None if self._wanted is None else self._rows.column("record_pks")
+        if self._wanted is None:
+            return None
+        return pa.concat_arrays([part.column("record_pks") for part in self._parts])
 
-    def decoded(self, wanted: Wanted) -> pa.RecordBatch | None:
-        """The rows as decode gives them, at no cursor yet; None if they have to be decoded.
+    def decoded(self, wanted: Wanted) -> list[pa.RecordBatch] | None:
+        """The rows as decode gives them, at no cursor yet, in parts; None: they are not decoded.
 
         So it is if they were decoded for something else, or if a value cannot be.
         """
-        rows, count = self._rows, len(self)
-        if wanted != self._wanted or rows.column(_FAULTY).null_count < count:
+        faulty = (part.column(_FAULTY).null_count < part.num_rows for part in self._parts)
+        if wanted != self._wanted or any(faulty):
             return None
+        most = max((int(part.num_rows) for part in self._parts), default=0)
+        told = self._told(most)
+        return [
+            pa.RecordBatch.from_arrays(
+                [
+                    told[field.name].slice(0, part.num_rows)
+                    if field.name in _TOLD
+                    else part.column(field.name)
+                    for field in wanted.schema
+                ],
+                schema=wanted.schema,
+            )
+            for part in self._parts
+        ]
+
+    def _told(self, count: int) -> dict[str, pa.Array]:
+        """What a read says beside its values, which all parts share."""
         (message,) = self._schemas.values()
         plan, zeros = plan_for(message), pa.array(np.zeros(count, np.int64))
         read_at = pa.array(np.full(count, self._read_us, np.int64))
-        told = {
+        return {
+            **dict.fromkeys(_TOLD, pa.nulls(count, pa.string())),
             "commit_lsn": zeros,
             "commit_idx": zeros,
             "commit_timestamp": read_at.view(pa.timestamp("us", tz="UTC")),
@@ -216,13 +232,12 @@ class StoredRows:
             "action": repeated(READ, count),
             TABLE_VERSION: repeated(plan.version, count),
         }
-        arrays = [
-            _or_nulls(told.get(field.name), count, field.type)
-            if field.name in _TOLD
-            else rows.column(field.name)
-            for field in wanted.schema
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=wanted.schema)
+
+
+def _lines(rows: pa.RecordBatch) -> pa.BinaryArray | pa.StringArray:
+    """The lines of COPY, which may stand there as the texts of the rows."""
+    lines = rows.column(_LINE.name)
+    return joined(rows.column(ROW_TEXT), "\n") if lines.null_count else lines
 
 
 def _schema(wanted: Wanted) -> pa.Schema:

@@ -315,7 +315,8 @@ class Pieces:
         within = file.within(chunk.delivered, _BYTES_MAX)
         count = chunk.piece_rows or min(self._in_time(self._piece_s()), limit, within)
         stored = file.stored(chunk.delivered, count)
-        left = remaining(stored, file.schemas, newer, stored.keys)
+        keys = stored.keys if newer.raw.num_rows else None
+        left = remaining(stored, file.schemas, newer, keys)
         repeated = chunk.place is not None
         if not repeated:
             if not self._record(current, place, count, log, file.oid):
