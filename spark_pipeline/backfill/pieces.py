@@ -243,7 +243,7 @@ class Pieces:
         self._live_until = time.monotonic() + _LIVE_FOR_S
 
     def step_end(self, piece: Piece, cursor: Cursor) -> Cursor:
-        """Where the next step of a piece ends."""
+        """Where the step of a piece ends that begins at a cursor within it."""
         if piece.repeated or not self._in_steps:
             return piece.high
         return min(piece.high, Cursor(cursor.lsn, cursor.idx + self._in_time(self._step_s())))

@@ -18,7 +18,6 @@ from cdc.errors import TransientError
 from cdc.generation import FIRST
 from cdc.log.view import LogReader
 from cdc.state.active_consumers import ActiveConsumers, read_active_consumers
-from cdc.state.backfill_chunks import PieceDone
 from cdc.state.dead_letters import report_dead_letters
 from cdc.state.health import Condition
 from cdc.state.positions import left_behind
@@ -215,17 +214,17 @@ class Worker(BaseWorker):
         if isinstance(piece, MarkPiece):
             self._serve_mark(piece)
             return True
-        done = None
+        ended = False
         try:
-            while done is None:
-                began, first = time.monotonic(), self._cursor
-                done = self._serve_to(piece, self._pieces.step_end(piece, first))
+            while not ended:
+                began, first = time.monotonic(), max(self._cursor, piece.place)
+                ended = self._serve_to(piece, self._pieces.step_end(piece, first))
                 self._pieces.delivered(self._cursor.idx - first.idx, time.monotonic() - began)
         except UndeliveredError as error:
             if error.kind == UNFIT_TABLE and self._cursor <= piece.place:
                 self._pieces.refused(piece, error.reason)
             raise
-        self._pieces.settled(done)
+        self._pieces.settled(piece.done_at(self._cursor))
         return True
 
     def _serve_mark(self, mark: MarkPiece) -> None:
@@ -257,10 +256,10 @@ class Worker(BaseWorker):
         self._pieces.mark_settled()
         self._succeeded()
 
-    def _serve_to(self, decoded: DecodedRange | Piece, end: Cursor) -> PieceDone | None:
+    def _serve_to(self, decoded: DecodedRange | Piece, end: Cursor) -> bool:
         """Deliver and report once, up to ``end`` if nothing stops it before.
 
-        Returns what is done of a piece, if it has ended.
+        Returns whether it was the last time for a range or a piece.
         """
         share = self._share(decoded, end)
         if not share.slices:
@@ -297,17 +296,20 @@ class Worker(BaseWorker):
 
     def _report(
         self, decoded: DecodedRange | Piece, share: Share | None, outcome: Outcome, took_s: float
-    ) -> PieceDone | None:
-        whole, done, rows = outcome.cursor >= decoded.high, None, decoded.rows
+    ) -> bool:
         if isinstance(decoded, Piece):
-            rows = outcome.cursor.idx - self._cursor.idx
-            done = decoded.done_at(outcome.cursor) if self._ends(decoded, outcome) else None
+            ended, committed_at = self._ends(decoded, outcome), None
+            rows = outcome.cursor.idx - max(self._cursor, decoded.place).idx
+            piece = decoded.done_at(outcome.cursor) if ended else None
+        else:
+            ended, rows, piece = outcome.cursor >= decoded.high, decoded.rows, None
+            committed_at = decoded.committed_at if ended else None
         report = Report(
             start=self._cursor,
             outcome=outcome,
             rows=rows,
-            committed_at=None if isinstance(decoded, Piece) or not whole else decoded.committed_at,
-            piece=done,
+            committed_at=committed_at,
+            piece=piece,
             ledger=ledger_name(share.ledger) if share is not None else None,
             dead=() if share is None else self._dead(decoded, share, outcome),
             deliver_ms=took_s * 1000,
@@ -334,7 +336,7 @@ class Worker(BaseWorker):
             raise UndeliveredError(outcome.error)
         if outcome.error is None:
             self._succeeded()
-        return done
+        return ended
 
     def _ends(self, piece: Piece, outcome: Outcome) -> bool:
         """Whether a piece ends where a step has got to: at its end, or before waiting changes.
@@ -343,7 +345,7 @@ class Worker(BaseWorker):
         """
         if outcome.cursor >= piece.high:
             return True
-        may_end = not piece.repeated and outcome.error is None and outcome.cursor > self._cursor
+        may_end = not piece.repeated and outcome.error is None and outcome.cursor > piece.place
         return may_end and self._input.has_next
 
     def _settled(self, outcome: Outcome, *, has_dead: bool) -> None:
