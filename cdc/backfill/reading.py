@@ -2,7 +2,7 @@
 
 The transaction is REPEATABLE READ and READ ONLY, holds no lock but ACCESS SHARE on one leaf, writes
 nothing, and needs no slot; a standby and a pooler in transaction mode will do. First the lock, then
-the snapshot, then the rows, then the position of the WAL: whatever the snapshot sees was committed
+the snapshot, then the position of the WAL, then the rows: whatever the snapshot sees was committed
 below that position.
 
 Invariants: the file is whole and on disk when ``read_chunk`` returns; memory is bounded by
