@@ -2,8 +2,9 @@
 
 The process that reads a chunk decodes it too, column by column, from the text of COPY. So the
 delivery of the rows cuts slices out of a mapped file. The lines of COPY stand beside the decoded
-columns; where messages are needed (a merged row, an expression, a dead letter), which is rare, they
-are made of the lines. Rows that are decoded for nobody stand in the file as messages.
+columns, or are one of them (``row_text``); where messages are needed (a merged row, an expression,
+a dead letter), which is rare, they are made of the lines. Rows that are decoded for nobody stand in
+the file as messages.
 
 Invariants: the file is whole and on disk when ``chunk_file`` ends. Its decoded columns are those
 that decoding its messages gives. Rows with a value that cannot be decoded are decoded again from
@@ -13,7 +14,7 @@ their messages, once their cursors are known.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -22,13 +23,13 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from cdc.backfill.copy_rows import columns_of, copied_lines, lines_of, raw_rows
+from cdc.backfill.copy_rows import CopiedRows, columns_of, raw_rows
 from cdc.backfill.table import PublishedTable
 from cdc.change import READ
 from cdc.decoding.columns import TextColumn, bytes_of
 from cdc.decoding.format import OLD_ROW_TEXT, ROW_TEXT, TABLE_VERSION, Wanted
-from cdc.decoding.joins import repeated
-from cdc.decoding.plan import plan_for
+from cdc.decoding.joins import joined, repeated
+from cdc.decoding.plan import TablePlan, plan_for
 from cdc.decoding.raw import RAW_SCHEMA, SCHEMAS_KEY, decode_schemas, encode_schemas
 from cdc.decoding.rows import decode_columns
 
@@ -40,7 +41,7 @@ _TOLD: Final = {
     "changes", "old_record_pks", "unchanged", "annotations", OLD_ROW_TEXT, TABLE_VERSION,
 }  # fmt: skip
 _FAULTY: Final = "error"
-_LINE: Final = pa.field("line", pa.binary(), nullable=False)
+_LINE: Final = pa.field("line", pa.binary())  # null where the text of the row is the line
 
 Write = Callable[[pa.RecordBatch], None]
 
@@ -71,27 +72,41 @@ def rows_of(
     text: bytes, table: PublishedTable, read_us: int, wanted: Wanted | None
 ) -> pa.RecordBatch:
     """Whole lines of COPY text as rows of the file."""
-    columns = columns_of(text, len(table.columns))
     if wanted is None:
+        columns = columns_of(text, len(table.columns))
         oid = table.relation.oid
         return raw_rows(columns, oid=oid, schema_id=table.schema_id, read_us=read_us)
-    plan, copied = plan_for(table.message), copied_lines(text)
+    plan, copied = plan_for(table.message), CopiedRows(text, len(table.columns))
     count = len(copied)
     # The text of a row is what COPY wrote, unless the database keeps another encoding.
-    lines = lines_of(text) if wanted.texts and not plan.relation.codec else None
+    texts = copied.texts() if wanted.texts and not plan.relation.codec else None
     decoded = decode_columns(
-        plan, [TextColumn(column) for column in columns], count,
-        wanted if lines is None else wanted.without_texts(),
+        plan, [TextColumn(column) for column in _needed(copied, plan, wanted, texts)], count,
+        wanted if texts is None else wanted.without_texts(),
     )  # fmt: skip
-    found = {**decoded.columns, _LINE.name: copied}
-    if lines is not None:
-        found[ROW_TEXT] = lines
+    found = dict(decoded.columns)
+    if texts is None:
+        found[_LINE.name] = copied.lines()
+    else:
+        found[ROW_TEXT] = texts
     if decoded.faults.by_row:
         faulty = ["" if at in decoded.faults.by_row else None for at in range(count)]
         found[_FAULTY] = pa.array(faulty, pa.string())
     schema = _schema(wanted)
-    arrays = [_or_nulls(found.get(name), count) for name in schema.names]
+    arrays = [_or_nulls(found.get(field.name), count, field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _needed(
+    copied: CopiedRows, plan: TablePlan, wanted: Wanted, texts: pa.StringArray | None
+) -> list[pa.BinaryArray]:
+    """The columns that are decoded; nulls in place of those that nothing is made of."""
+    every = texts is None or bool(wanted.formats)
+    named = {plan.names[at] for at in plan.relation.key} | {*wanted.times}
+    none = pa.nulls(len(copied), pa.binary())
+    return [
+        copied.column(at) if every or name in named else none for at, name in enumerate(plan.names)
+    ]
 
 
 class ChunkFile:
@@ -123,7 +138,7 @@ class ChunkFile:
         return int(self._ends[max(at, end - 1)]) - start
 
     def stored(self, start: int, count: int) -> StoredRows:
-        """The rows ``[start, start + count)``; without a copy if they were read together."""
+        """The rows ``[start, start + count)``, without a copy."""
         parts = []
         at = int(np.searchsorted(self._ends, start, side="right"))
         while count > 0 and at < len(self._ends):
@@ -132,8 +147,7 @@ class ChunkFile:
             part = batch.slice(within, count)
             parts.append(part)
             start, count, at = start + part.num_rows, count - part.num_rows, at + 1
-        whole = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
-        return StoredRows(whole, self.schemas, self._wanted, self._read_us)
+        return StoredRows(parts, self.schemas, self._wanted, self._read_us)
 
     def rows(self, start: int, count: int) -> pa.RecordBatch:
         """The messages alone of rows (RAW_SCHEMA)."""
@@ -141,53 +155,74 @@ class ChunkFile:
 
 
 class StoredRows:
-    """Some rows of a chunk's file."""
+    """Some rows of a chunk's file, in parts: those that were read together."""
 
     def __init__(
         self,
-        rows: pa.RecordBatch,
+        parts: Sequence[pa.RecordBatch],
         schemas: Mapping[int, bytes],
         wanted: Wanted | None,
         read_us: int,
     ) -> None:
-        self._rows, self._schemas = rows, schemas
+        self._parts, self._schemas = parts, schemas
         self._wanted, self._read_us = wanted, read_us
 
     def __len__(self) -> int:
-        return int(self._rows.num_rows)
+        return sum(int(part.num_rows) for part in self._parts)
 
     @property
     def nbytes(self) -> int:
-        return int(self._rows.nbytes)
+        return sum(int(part.nbytes) for part in self._parts)
 
     @cached_property
     def raw(self) -> pa.RecordBatch:
         """The rows as messages (RAW_SCHEMA), made when somebody needs them."""
+        parts = self._parts
         if self._wanted is None:
-            return self._rows.replace_schema_metadata(None)
+            return pa.concat_batches(part.replace_schema_metadata(None) for part in parts)
         ((schema_id, message),) = self._schemas.items()
         relation = plan_for(message).relation
-        text = pa.py_buffer(bytes_of(self._rows.column(_LINE.name)))
+        text = b"".join(bytes_of(_lines(part)).data for part in parts)
         columns = columns_of(text, len(relation.columns))
         return raw_rows(columns, oid=relation.oid, schema_id=schema_id, read_us=self._read_us)
 
     @property
     def keys(self) -> pa.StringArray | None:
         """The key of each row as changes write it; None if it has to be decoded."""
-        return None if self._wanted is None else self._rows.column("record_pks")
+        if self._wanted is None:
+            return None
+        return pa.concat_arrays([part.column("record_pks") for part in self._parts])
 
-    def decoded(self, wanted: Wanted) -> pa.RecordBatch | None:
-        """The rows as decode gives them, at no cursor yet; None if they have to be decoded.
+    def decoded(self, wanted: Wanted) -> list[pa.RecordBatch] | None:
+        """The rows as decode gives them, at no cursor yet, in parts; None: they are not decoded.
 
         So it is if they were decoded for something else, or if a value cannot be.
         """
-        rows, count = self._rows, len(self)
-        if wanted != self._wanted or rows.column(_FAULTY).null_count < count:
+        faulty = (part.column(_FAULTY).null_count < part.num_rows for part in self._parts)
+        if wanted != self._wanted or any(faulty):
             return None
+        most = max((int(part.num_rows) for part in self._parts), default=0)
+        told = self._told(most)
+        return [
+            pa.RecordBatch.from_arrays(
+                [
+                    told[field.name].slice(0, part.num_rows)
+                    if field.name in _TOLD
+                    else part.column(field.name)
+                    for field in wanted.schema
+                ],
+                schema=wanted.schema,
+            )
+            for part in self._parts
+        ]
+
+    def _told(self, count: int) -> dict[str, pa.Array]:
+        """What a read says beside its values, which all parts share."""
         (message,) = self._schemas.values()
         plan, zeros = plan_for(message), pa.array(np.zeros(count, np.int64))
         read_at = pa.array(np.full(count, self._read_us, np.int64))
-        told = {
+        return {
+            **dict.fromkeys(_TOLD, pa.nulls(count, pa.string())),
             "commit_lsn": zeros,
             "commit_idx": zeros,
             "commit_timestamp": read_at.view(pa.timestamp("us", tz="UTC")),
@@ -197,13 +232,12 @@ class StoredRows:
             "action": repeated(READ, count),
             TABLE_VERSION: repeated(plan.version, count),
         }
-        arrays = [
-            _or_nulls(told.get(field.name), count)
-            if field.name in _TOLD
-            else rows.column(field.name)
-            for field in wanted.schema
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=wanted.schema)
+
+
+def _lines(rows: pa.RecordBatch) -> pa.BinaryArray | pa.StringArray:
+    """The lines of COPY, which may stand there as the texts of the rows."""
+    lines = rows.column(_LINE.name)
+    return joined(rows.column(ROW_TEXT), "\n") if lines.null_count else lines
 
 
 def _schema(wanted: Wanted) -> pa.Schema:
@@ -211,5 +245,5 @@ def _schema(wanted: Wanted) -> pa.Schema:
     return pa.schema([_LINE, *(each for each in wanted.schema if each.name not in _TOLD)])
 
 
-def _or_nulls(column: pa.Array | None, count: int) -> pa.Array:
-    return pa.nulls(count, pa.string()) if column is None else column
+def _or_nulls(column: pa.Array | None, count: int, kind: pa.DataType) -> pa.Array:
+    return pa.nulls(count, kind) if column is None else column

@@ -31,26 +31,67 @@ _ESCAPES = (
 
 def columns_of(text: bytes | pa.Buffer, count: int) -> list[pa.BinaryArray]:
     """The columns of whole lines of COPY text, null where the row has null."""
-    if not len(text) or not count:
-        return [pa.array([], pa.binary()) for _ in range(count)]
-    buffer, data = pa.py_buffer(text), np.frombuffer(text, np.uint8)
-    stops = np.flatnonzero((data == _TAB) | (data == _LINE_END))
-    starts = np.concatenate([np.zeros(1, np.int64), stops[:-1] + 1])
-    backslashes = np.flatnonzero(data == _BACKSLASH)
-    if not len(backslashes):  # as most texts have it: no null, and nothing to undo
-        return [gather(buffer, starts[at::count], stops[at::count]) for at in range(count)]
-    cells = np.searchsorted(stops, backslashes)
-    null = np.zeros(len(stops), bool)
-    null[cells] = (stops[cells] - starts[cells] == 2) & (data[starts[cells] + 1] == _N)
-    escaped = {int(at) for at in np.unique(cells[~null[cells]] % count)}
-    stops = np.where(null, starts, stops)
-    columns = []
-    for at in range(count):
-        column = gather(buffer, starts[at::count], stops[at::count])
-        if null[at::count].any():
-            column = only_where(column, ~null[at::count])
-        columns.append(_plain(column) if at in escaped else column)
-    return columns
+    rows = CopiedRows(text, count)
+    return [rows.column(at) for at in range(count)]
+
+
+class CopiedRows:
+    """Whole lines of COPY text, cut into ``count`` columns; a column is copied when asked for."""
+
+    def __init__(self, text: bytes | pa.Buffer, count: int) -> None:
+        self._buffer, self._count = pa.py_buffer(text), count
+        data = np.frombuffer(text, np.uint8)
+        self._stops = np.flatnonzero((data == _LINE_END) | (data == _TAB))
+        self._starts = np.empty_like(self._stops)
+        self._starts[:1], self._starts[1:] = 0, self._stops[:-1] + 1
+        self._null: npt.NDArray[np.bool_] | None = None  # of each cell
+        self._escaped: frozenset[int] = frozenset()  # the columns that have backslashes
+        # Most texts have none: no null, and nothing to undo. To search them is the fastest way.
+        if b"\\" in text if isinstance(text, bytes) else bool((data == _BACKSLASH).any()):
+            self._undo(data)
+
+    def __len__(self) -> int:
+        # A row without columns is an empty line.
+        return len(self._stops) // max(1, self._count)
+
+    def column(self, at: int) -> pa.BinaryArray:
+        """The values of a column, null where the row has null."""
+        of_column = slice(at, None, self._count)
+        starts, stops = self._starts[of_column], self._stops[of_column]
+        if self._null is None:
+            return gather(self._buffer, starts, stops)
+        null = self._null[of_column]
+        column = gather(self._buffer, starts, np.where(null, starts, stops))
+        if null.any():
+            column = only_where(column, ~null)
+        return _plain(column) if at in self._escaped else column
+
+    def lines(self) -> pa.BinaryArray:
+        """The lines, each with its end, over the text itself."""
+        return _over(self._buffer, np.concatenate([np.zeros(1, np.int64), self._line_stops + 1]))
+
+    def texts(self) -> pa.StringArray | None:
+        """The lines without their ends; None if they are not UTF-8."""
+        stops = self._line_stops
+        starts = np.concatenate([np.zeros(1, np.int64), stops[:-1] + 1])[: len(stops)]
+        try:
+            return gather(self._buffer, starts, stops).cast(pa.string())
+        except pa.ArrowInvalid:
+            return None
+
+    @property
+    def _line_stops(self) -> npt.NDArray[np.int64]:
+        columns = max(1, self._count)
+        return self._stops[columns - 1 :: columns]
+
+    def _undo(self, data: npt.NDArray[np.uint8]) -> None:
+        """Find the nulls, and the columns whose values were written with backslashes."""
+        backslashes = np.flatnonzero(data == _BACKSLASH)
+        cells, starts = np.searchsorted(self._stops, backslashes), self._starts
+        null = np.zeros(len(self._stops), bool)
+        null[cells] = (self._stops[cells] - starts[cells] == 2) & (data[starts[cells] + 1] == _N)
+        escaped = np.unique(cells[~null[cells]] % max(1, self._count))
+        self._null, self._escaped = null, frozenset(map(int, escaped))
 
 
 def _plain(values: pa.BinaryArray) -> pa.BinaryArray:
@@ -58,22 +99,6 @@ def _plain(values: pa.BinaryArray) -> pa.BinaryArray:
     for written, meant in _ESCAPES:
         values = pc.replace_substring(values, written, meant)
     return values
-
-
-def copied_lines(text: bytes) -> pa.BinaryArray:
-    """Whole lines of COPY text, each with its end, over the text itself."""
-    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == _LINE_END) + 1
-    return _over(text, np.concatenate([np.zeros(1, np.int64), ends]))
-
-
-def lines_of(text: bytes) -> pa.StringArray | None:
-    """The lines of whole lines of COPY text; None if they are not UTF-8."""
-    stops = np.flatnonzero(np.frombuffer(text, np.uint8) == _LINE_END)
-    starts = np.concatenate([np.zeros(1, np.int64), stops[:-1] + 1])
-    try:
-        return gather(pa.py_buffer(text), starts, stops).cast(pa.string())
-    except pa.ArrowInvalid:
-        return None
 
 
 def raw_rows(
@@ -130,6 +155,8 @@ def _prefixes(column: pa.BinaryArray) -> pa.BinaryArray:
     return _over(cells[keep], np.concatenate(([0], ends)))
 
 
-def _over(data: bytes | npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> pa.BinaryArray:
+def _over(
+    data: pa.Buffer | npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]
+) -> pa.BinaryArray:
     buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)

@@ -2,7 +2,7 @@
 
 The transaction is REPEATABLE READ and READ ONLY, holds no lock but ACCESS SHARE on one leaf, writes
 nothing, and needs no slot; a standby and a pooler in transaction mode will do. First the lock, then
-the snapshot, then the rows, then the position of the WAL: whatever the snapshot sees was committed
+the snapshot, then the position of the WAL, then the rows: whatever the snapshot sees was committed
 below that position.
 
 Invariants: the file is whole and on disk when ``read_chunk`` returns; memory is bounded by
@@ -211,6 +211,8 @@ def take_snapshot(connection: psycopg.Connection[Any], oid: int) -> tuple[Snapsh
 def _read(connection: psycopg.Connection[Any], task: ChunkTask) -> ChunkRead:
     begin_reading(connection, task.leaf, task.statement_s)
     snapshot, read_us, filenode = take_snapshot(connection, task.leaf_oid)
+    # As low as it may be: by the time that the rows are read, the log has most often got there.
+    end = wal_end(connection)
     table = describe_table(connection, task.publication, task.table)
     if task.choice.range is not None and task.leaf_oid not in {leaf.oid for leaf in table.leaves}:
         raise MovedTableError(
@@ -226,7 +228,6 @@ def _read(connection: psycopg.Connection[Any], task: ChunkTask) -> ChunkRead:
             kind="moved",
         )
     rows, size = _copy(connection, task, table, read_us)
-    end = wal_end(connection)
     connection.execute("COMMIT")
     return ChunkRead(snapshot, end, rows, size)
 
@@ -263,13 +264,13 @@ def copy_texts(
     next_line, size = copying.get_copy_data, 1
     try:
         while size > 0:
-            piece = io.BytesIO()
-            while piece.tell() < _PIECE_BYTES:
+            piece, taken = io.BytesIO(), 0
+            while taken < _PIECE_BYTES:
                 size, line = next_line(0)
                 if size <= 0:
                     break
-                piece.write(line)
-            if piece.tell():
+                taken += piece.write(line)
+            if taken:
                 yield piece.getvalue()
     finally:
         if size > 0:  # nobody wants the rest

@@ -94,10 +94,10 @@ SELECT k.backfill, k.number FROM walbrook.backfill_chunks k
 _LOCK = "SELECT FROM walbrook.backfills WHERE id = %s FOR NO KEY UPDATE"
 PIECE_DONE = """
 UPDATE walbrook.backfill_chunks
-   SET delivered = delivered + piece_rows, dropped = dropped + %(dropped)s,
+   SET delivered = delivered + %(rows)s, dropped = dropped + %(dropped)s,
        merged = merged + %(merged)s, piece_rows = NULL, place_lsn = NULL, place_idx = NULL,
-       state = CASE WHEN delivered + piece_rows >= rows THEN 'done' ELSE state END,
-       done_at = CASE WHEN delivered + piece_rows >= rows THEN clock_timestamp() END
+       state = CASE WHEN delivered + %(rows)s >= rows THEN 'done' ELSE state END,
+       done_at = CASE WHEN delivered + %(rows)s >= rows THEN clock_timestamp() END
  WHERE backfill = %(backfill)s AND number = %(number)s AND piece_rows IS NOT NULL
 """
 _EMPTY_DONE = """
@@ -168,10 +168,11 @@ class Chunk:
 
 @dataclass(frozen=True)
 class PieceDone:
-    """A piece of a chunk whose last row is settled."""
+    """A piece of a chunk that ends: so many rows of it are settled."""
 
     backfill: int
     number: int
+    rows: int
     dropped: int
     merged: int
 

@@ -35,7 +35,7 @@ class MarkPiece:
 
     @property
     def done(self) -> PieceDone:
-        return PieceDone(self.chunk.backfill, self.chunk.number, 0, 0)
+        return PieceDone(self.chunk.backfill, self.chunk.number, rows=1, dropped=0, merged=0)
 
     def tell(self, share: Share) -> WalbrookError | None:
         """Send the mark to its sink. Returns why that did not succeed.

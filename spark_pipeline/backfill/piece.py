@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
@@ -37,32 +38,51 @@ class Piece:
     place: Cursor
     count: int  # of numbers that it takes, dropped rows included
     remains: Remains
-    decoded: pa.RecordBatch | None  # all its rows, dropped ones included; None: not yet
+    decoded: Sequence[pa.RecordBatch] | None  # all its rows, dropped ones included; None: not yet
     schemas: Mapping[int, bytes]
     wanted: Wanted
     history: int
     reload: int | None = None  # whose shadow its rows are for
+    repeated: bool = False  # whether some of it may have been sent before
 
     @cached_property
     def raw(self) -> pa.RecordBatch:
         """What goes out, with its cursors."""
-        return self._placed(self.remains.rows)
+        return self._placed(self.remains.rows, self.remains.ordinals)
 
     @cached_property
-    def changes(self) -> pa.RecordBatch:
-        left = self.remains
-        # A merged row is not what was read.
-        if self.decoded is None or left.merged:
-            return decode_carefully(self.raw, self.schemas, wanted=self.wanted)
-        rows = self.decoded.take(pa.array(left.ordinals)) if left.dropped else self.decoded
-        return self._placed(rows)
+    def _decoded_here(self) -> pa.RecordBatch | None:
+        """What goes out, if it was not decoded: also a merged row is not what was read."""
+        if self.decoded is not None and not self.remains.merged:
+            return None
+        return decode_carefully(self.raw, self.schemas, wanted=self.wanted)
 
-    def _placed(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def changes(self, start: Cursor, end: Cursor) -> Iterator[pa.RecordBatch]:
+        """What goes out between two cursors, and maybe more, in parts."""
+        if (rows := self._decoded_here) is not None:
+            yield rows
+            return
+        assert self.decoded is not None
+        first = 0
+        for part in self.decoded:
+            last = first + part.num_rows
+            if start < self._at(last) and self._at(first) < end:
+                bounds = np.searchsorted(self.remains.ordinals, (first, last))
+                ordinals = self.remains.ordinals[slice(*bounds)]
+                left = part
+                if len(ordinals) < part.num_rows:
+                    left = part.take(pa.array(ordinals - first))
+                yield self._placed(left, ordinals)
+            first = last
+
+    def _at(self, ordinal: int) -> Cursor:
+        return Cursor(self.place.lsn, self.place.idx + ordinal)
+
+    def _placed(self, rows: pa.RecordBatch, ordinals: npt.NDArray[np.int64]) -> pa.RecordBatch:
         """Rows with their cursors."""
-        numbers = self.place.idx + self.remains.ordinals
         cursors = {
             "commit_lsn": pa.array(np.full(rows.num_rows, self.place.lsn, np.int64)),
-            "commit_idx": pa.array(numbers),
+            "commit_idx": pa.array(self.place.idx + ordinals),
         }
         for name, column in cursors.items():
             at = rows.schema.get_field_index(name)
@@ -71,7 +91,7 @@ class Piece:
 
     @property
     def high(self) -> Cursor:
-        return Cursor(self.place.lsn, self.place.idx + self.count)
+        return self._at(self.count)
 
     @property
     def rows(self) -> int:
@@ -79,19 +99,25 @@ class Piece:
 
     @cached_property
     def slices(self) -> Sequence[SliceMarker]:
-        errors = self.changes.column("error")
+        rows = self._decoded_here
         return [
             SliceMarker(
                 range_start=0, range_end=1, batch_idx=0, part=0, parts=1, rows=self.rows,
                 high=self.high, commit_us=0, path="", position=0, offset=0,
-                errors=len(errors) - errors.null_count,
+                errors=0 if rows is None else rows.num_rows - rows.column("error").null_count,
             )
         ]  # fmt: skip
 
-    @property
-    def done(self) -> PieceDone:
-        chunk, left = self.chunk, self.remains
-        return PieceDone(chunk.backfill, chunk.number, left.dropped, len(left.merged))
+    def done_at(self, cursor: Cursor) -> PieceDone:
+        """What is done of its chunk if the piece ends at a cursor within it, or at its end."""
+        chunk, left, rows = self.chunk, self.remains, cursor.idx - self.place.idx
+        return PieceDone(
+            chunk.backfill,
+            chunk.number,
+            rows=rows,
+            dropped=rows - int(np.searchsorted(left.ordinals, rows)),
+            merged=sum(at < rows for at in left.merged),
+        )
 
     @property
     def plan(self) -> PiecePlan:
@@ -121,13 +147,13 @@ class PiecePlan:
 
     @property
     def decoded_bytes(self) -> int:
-        return int(self._piece.changes.nbytes)
+        return self._piece.remains.read.nbytes
 
     def deliver(self, share: Share) -> Outcome:
-        return deliver_changes(share, self.changes(share.slices))
+        return deliver_changes(share, self._piece.changes(share.start, share.end))
 
     def changes(self, _slices: Sequence[SliceMarker]) -> Iterator[pa.RecordBatch]:
-        yield self._piece.changes
+        yield from self._piece.changes(self._piece.place, self._piece.high)
 
 
 class PieceLog:

@@ -11,6 +11,10 @@ Invariants: a place is recorded before its piece is handed out, and is taken by 
 above all that the destination can have: what a worker delivered and did not settle before it began
 again is in the log by then, or is a piece with a place. A piece that was placed and not settled is
 handed out again before the worker passes its place, unless an operator has ended its backfill.
+
+A piece is delivered in steps, which take a bounded time beside changes. Behind each step a piece
+may end, so that changes which came meanwhile go first; the rest of its rows gets another place. A
+piece that is handed out again never ends early: the destination may have any of its rows.
 ``offer``, ``held`` and ``held_up`` may be called from any thread; all else is the worker's.
 """
 
@@ -38,6 +42,7 @@ from cdc.log.view import LogReader
 from cdc.state.backfill_chunks import (
     ATTEMPTS_MAX,
     Chunk,
+    PieceDone,
     all_read_again,
     forget_place,
     place_piece,
@@ -53,7 +58,7 @@ _logger = structlog.get_logger("walbrook.backfill")
 
 _ROWS_FIRST, _ROWS_MIN, _ROWS_MAX = 20_000, 5_000, 100_000
 _BYTES_MAX = 32 << 20  # of a piece, if it has more than one batch of the chunk's file
-_LIVE_S, _ALONE_S = 0.05, 0.5  # how long a piece may take beside changes, and without any
+_LIVE_S, _ALONE_S = 0.05, 0.5  # how long a step may take beside changes, and a piece
 _LIVE_FOR_S = 1.0  # how long a change is followed by another one, as far as is known
 _HELD_UP_S = 5.0  # how long a sink may be behind with changes before that is said
 _SILENT_S = 30.0  # how long a worker may not ask for rows
@@ -87,17 +92,30 @@ class _Pace:
     """How large the next piece of a backfill may be, and when it may be placed."""
 
     rows: int = _ROWS_FIRST  # at most
-    rows_per_s: float = _ROWS_FIRST / _LIVE_S  # as the last piece was delivered
+    rows_per_s: float = _ROWS_FIRST / _LIVE_S  # as the last step was delivered
     not_before: float = 0.0  # monotonic: what a limit on rows per second allows
+
+    def in_time(self, seconds: float) -> int:
+        """How many rows may be delivered at once, so that it takes no longer."""
+        return max(_ROWS_MIN, min(int(self.rows_per_s * seconds), self.rows))
 
 
 class Pieces:
     """Those of one consumer."""
 
     def __init__(
-        self, source: str, term: int, consumer: str, wanted: Wanted, connections: ConnectionPool
+        self,
+        source: str,
+        term: int,
+        consumer: str,
+        wanted: Wanted,
+        connections: ConnectionPool,
+        *,
+        in_steps: bool = True,
     ) -> None:
+        """Without ``in_steps`` a piece is delivered at once, and is short beside changes."""
         self._source, self._term, self._consumer = source, term, consumer
+        self._in_steps = in_steps
         self._wanted = wanted
         self._connections = connections
         self._lock = threading.Lock()
@@ -257,24 +275,34 @@ class Pieces:
         self._put_down()
 
     def changes_came(self) -> None:
-        """The worker served changes: pieces are short while others may follow."""
+        """The worker served changes: steps are short while others may follow."""
         self._live_until = time.monotonic() + _LIVE_FOR_S
 
-    def settled(self, piece: Piece, took_s: float) -> None:
-        """A piece was delivered and settled."""
+    def step_end(self, piece: Piece, cursor: Cursor) -> Cursor:
+        """Where the step of a piece ends that begins at a cursor within it."""
+        if piece.repeated or not self._in_steps:
+            return piece.high
+        rows = self._pace(piece.chunk.backfill).in_time(self._step_s())
+        return min(piece.high, Cursor(cursor.lsn, cursor.idx + rows))
+
+    def delivered(self, piece: Piece, rows: int, took_s: float) -> None:
+        """So many rows of a piece were delivered in one step."""
+        pace = self._pace(piece.chunk.backfill)
+        # The rest of a piece says nothing of larger steps, unless it was slow.
+        if rows >= pace.in_time(self._step_s()) or took_s > self._step_s():
+            pace.rows_per_s = rows / max(took_s, 0.001)
+            pace.rows = max(pace.rows, min(rows * 4, _ROWS_MAX))
+
+    def settled(self, done: PieceDone) -> None:
+        """A piece has ended and is settled."""
         current = self._current
         assert current is not None
         chunk = current.chunk
-        delivered = chunk.delivered + piece.count
+        delivered = chunk.delivered + done.rows
         current.chunk = replace(chunk, delivered=delivered, place=None, piece_rows=None)
-        # The rest of a chunk says nothing of larger pieces, unless it was slow.
-        pace = self._pace(chunk.backfill)
-        if piece.count >= self._allowed(pace) or took_s > self._allowed_s():
-            pace.rows_per_s = piece.count / max(took_s, 0.001)
-            pace.rows = max(_ROWS_MIN, min(piece.count * 2, _ROWS_MAX))
         limit = current.backfill.rows_per_second
         if limit is not None:
-            pace.not_before = time.monotonic() + piece.count / limit
+            self._pace(chunk.backfill).not_before = time.monotonic() + done.rows / limit
         if delivered >= chunk.rows:
             if current.keys:
                 with self._connections.connection() as state:
@@ -286,13 +314,11 @@ class Pieces:
     def _pace(self, backfill: int) -> _Pace:
         return self._paces.setdefault(backfill, _Pace())
 
-    def _allowed(self, pace: _Pace) -> int:
-        """How many rows the next piece may have."""
-        in_time = int(pace.rows_per_s * self._allowed_s())
-        return max(_ROWS_MIN, min(in_time, pace.rows))
-
-    def _allowed_s(self) -> float:
+    def _step_s(self) -> float:
         return _LIVE_S if time.monotonic() < self._live_until else _ALONE_S
+
+    def _piece_s(self) -> float:
+        return _ALONE_S if self._in_steps else self._step_s()
 
     def _take(self) -> ReadyChunk | None:
         """The chunk whose turn it is, if its backfill may go on now."""
@@ -338,10 +364,13 @@ class Pieces:
         newer = scan.up_to(log, place)
         limit = current.backfill.rows_per_second or _ROWS_MAX
         within = file.within(chunk.delivered, _BYTES_MAX)
-        count = chunk.piece_rows or min(self._allowed(self._pace(chunk.backfill)), limit, within)
+        pace = self._pace(chunk.backfill)
+        count = chunk.piece_rows or min(pace.in_time(self._piece_s()), limit, within)
         stored = file.stored(chunk.delivered, count)
-        left = remaining(stored, file.schemas, newer, stored.keys)
-        if chunk.place is None:
+        keys = stored.keys if newer.raw.num_rows else None
+        left = remaining(stored, file.schemas, newer, keys)
+        repeated = chunk.place is not None
+        if not repeated:
             if not self._record(current, place, count, log, file.oid):
                 self._put_down()
                 return None
@@ -357,6 +386,7 @@ class Pieces:
             self._wanted,
             log.history(),
             current.backfill.id if current.backfill.reload else None,
+            repeated,
         )
 
     def _mark(self, current: ReadyChunk, step: ReloadStep, place: Cursor) -> MarkPiece | None:

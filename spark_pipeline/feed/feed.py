@@ -145,6 +145,14 @@ class Feed:
         with self._lock:
             return FeedDepth(len(self._ring), self._bytes())
 
+    def has_rows(self, worker: str) -> bool:
+        """Whether a range with changes waits for a worker in the feed."""
+        with self._lock:
+            reader = self._readers.get(worker)
+            return reader is not None and any(
+                kept.decoded.rows and kept.decoded.end > reader.batch for kept in self._ring
+            )
+
     def put(self, decoded: DecodedRange, given_up: threading.Event) -> None:
         """Append a range; waits for room. ``given_up`` ends the wait, and the range is dropped."""
         starved_since: float | None = None

@@ -78,6 +78,7 @@ class Worker(BaseWorker):
             self.name,
             wanted_of_reads(consumer),
             context.connections,
+            in_steps=not consumer.expressions,  # which judge all rows of a piece together
         )
         self._gathering = Gathering.of(consumer, settings.much.bytes)
         self._backfills = BackfillRunner(consumer, context, self._pieces)
@@ -213,15 +214,18 @@ class Worker(BaseWorker):
         if isinstance(piece, MarkPiece):
             self._serve_mark(piece)
             return True
-        began = time.monotonic()
+        ended = False
         try:
-            while self._cursor < piece.high:
-                self._serve_to(piece, piece.high)
+            while not ended:
+                began, first = time.monotonic(), max(self._cursor, piece.place)
+                ended = self._serve_to(piece, self._pieces.step_end(piece, first))
+                rows = self._cursor.idx - first.idx
+                self._pieces.delivered(piece, rows, time.monotonic() - began)
         except UndeliveredError as error:
             if error.kind == UNFIT_TABLE and self._cursor <= piece.place:
                 self._pieces.refused(piece, error.reason)
             raise
-        self._pieces.settled(piece, time.monotonic() - began)
+        self._pieces.settled(piece.done_at(self._cursor))
         return True
 
     def _serve_mark(self, mark: MarkPiece) -> None:
@@ -253,18 +257,20 @@ class Worker(BaseWorker):
         self._pieces.mark_settled()
         self._succeeded()
 
-    def _serve_to(self, decoded: DecodedRange | Piece, end: Cursor) -> None:
-        """Deliver and report once, up to ``end`` if nothing stops it before."""
+    def _serve_to(self, decoded: DecodedRange | Piece, end: Cursor) -> bool:
+        """Deliver and report once, up to ``end`` if nothing stops it before.
+
+        Returns whether it was the last time for a range or a piece.
+        """
         share = self._share(decoded, end)
         if not share.slices:
-            self._report(decoded, None, Outcome(self.name, end), 0.0)
-            return
+            return self._report(decoded, None, Outcome(self.name, end), 0.0)
         if self._consumer.destination.defers:
             with self._context.connections.connection() as state:
                 share = self.retries.before(state, share)
         began = time.monotonic()
         share, outcome = self._deliver(decoded, share)
-        self._report(decoded, share, outcome, time.monotonic() - began)
+        return self._report(decoded, share, outcome, time.monotonic() - began)
 
     def _deliver(self, decoded: DecodedRange | Piece, share: Share) -> tuple[Share, Outcome]:
         settings, plan = self._settings, decoded.plan
@@ -291,14 +297,20 @@ class Worker(BaseWorker):
 
     def _report(
         self, decoded: DecodedRange | Piece, share: Share | None, outcome: Outcome, took_s: float
-    ) -> None:
-        whole = outcome.cursor >= decoded.high
+    ) -> bool:
+        if isinstance(decoded, Piece):
+            ended, committed_at = self._ends(decoded, outcome), None
+            rows = outcome.cursor.idx - max(self._cursor, decoded.place).idx
+            piece = decoded.done_at(outcome.cursor) if ended else None
+        else:
+            ended, rows, piece = outcome.cursor >= decoded.high, decoded.rows, None
+            committed_at = decoded.committed_at if ended else None
         report = Report(
             start=self._cursor,
             outcome=outcome,
-            rows=decoded.rows,
-            committed_at=None if isinstance(decoded, Piece) or not whole else decoded.committed_at,
-            piece=decoded.done if isinstance(decoded, Piece) and whole else None,
+            rows=rows,
+            committed_at=committed_at,
+            piece=piece,
             ledger=ledger_name(share.ledger) if share is not None else None,
             dead=() if share is None else self._dead(decoded, share, outcome),
             deliver_ms=took_s * 1000,
@@ -308,7 +320,9 @@ class Worker(BaseWorker):
         try:
             with self.current.doing(Work.SETTLEMENT):
                 if report.is_plain and not isinstance(self._consumer.destination, PullDestination):
-                    settler.report(self.name, report)
+                    # Changes that wait for rows of a backfill do not wait for the pace as well.
+                    at_once = rows > 0 and self._pieces.has_any and not isinstance(decoded, Piece)
+                    settler.report(self.name, report, at_once=at_once)
                 elif not settler.settle(self.name, report):
                     raise RestartError("its cursor was moved")
         finally:
@@ -323,6 +337,17 @@ class Worker(BaseWorker):
             raise UndeliveredError(outcome.error)
         if outcome.error is None:
             self._succeeded()
+        return ended
+
+    def _ends(self, piece: Piece, outcome: Outcome) -> bool:
+        """Whether a piece ends where a step has got to: at its end, or before waiting changes.
+
+        Invariant: nothing of a piece that ends early was ever sent from there on.
+        """
+        if outcome.cursor >= piece.high:
+            return True
+        may_end = not piece.repeated and outcome.error is None and outcome.cursor > piece.place
+        return may_end and self._input.has_next
 
     def _settled(self, outcome: Outcome, *, has_dead: bool) -> None:
         self.retries.settled(outcome)

@@ -82,6 +82,14 @@ class Input:
         assert self._planner is not None
         return self._planner
 
+    @property
+    def has_next(self) -> bool:
+        """Whether a range with changes is there to be taken at once."""
+        if self.is_live:
+            return self.context.feed.has_rows(self._consumer.name)
+        end = self.log.next_batch()
+        return end > self.batch and bool(self.log.entries(self.batch, end)["rows"].any())
+
     def open(self) -> LogReader:
         """Open the log, in the history that it is in now."""
         self.close()

@@ -124,6 +124,7 @@ class Settler:
         self._read_to: Cursor | None = None
         self._closing = False
         self._flushing = 0  # how many wait for what was reported
+        self._hurries = False  # whether something reported is to be settled at once
         self._runs = False
         self._state: Connection | None = None
         self._took_ms: float | None = None
@@ -148,8 +149,8 @@ class Settler:
         with self._lock:
             return consumer in self._moved
 
-    def report(self, consumer: str, report: Report) -> None:
-        """Have a report settled soon; waits while too much is unsettled."""
+    def report(self, consumer: str, report: Report, *, at_once: bool = False) -> None:
+        """Have a report settled soon, or at once; waits while too much is unsettled."""
         with self._lock:
             while not self._has_room(consumer) and self.failure is None and not self._closing:
                 self._done.wait(_WAIT_S)
@@ -160,8 +161,9 @@ class Settler:
                 self._waiting[consumer] = _Unsettled(report, time.monotonic())
             else:
                 before.report = report.after(before.report)
+            self._hurries |= at_once
             # At its pace it looks by itself: it is woken only from rest, or when there is much.
-            if len(self._waiting) == 1 or self._is_full():
+            if len(self._waiting) == 1 or self._must_write():
                 self._work.notify_all()
 
     def settle(self, consumer: str, report: Report) -> bool:
@@ -232,6 +234,7 @@ class Settler:
         """Write all that was reported; returns whether the state database answered."""
         with self._lock:
             self._writing, self._waiting = self._waiting, {}
+            self._hurries = False
             reports = {name: each.report for name, each in self._writing.items()}
             read_to, self._read_to = self._read_to, None
         if not reports and read_to is None:
@@ -327,7 +330,7 @@ class Settler:
 
     def _must_write(self) -> bool:
         """Whether the settler may not wait for its pace."""
-        return self._closing or self._flushing > 0 or self._is_full()
+        return self._closing or self._flushing > 0 or self._hurries or self._is_full()
 
     def _is_full(self) -> bool:
         return sum(each.report.rows for each in self._waiting.values()) >= ROWS_MAX

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,11 @@ def test_a_piece_that_was_not_delivered_when_its_backfill_failed_comes_when_that
     tries: list[Any] = []
     serves = Worker._serve_to
 
-    def refused(worker: Worker, decoded: Any, end: Any) -> None:
+    def refused(worker: Worker, decoded: Any, end: Any) -> Any:
         if isinstance(decoded, Piece):
             tries.append(decoded.place)
             raise TransientError("the destination is away", fix="it is tried again")
-        serves(worker, decoded, end)
+        return serves(worker, decoded, end)
 
     with rig.running():
         with monkeypatch.context() as away:
@@ -103,26 +104,98 @@ def test_what_was_read_for_a_place_that_is_left_is_read_again(
     assert len(reads) == 400
 
 
-def test_pieces_are_short_while_changes_come(
+def test_steps_are_short_while_changes_come(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database.execute(_ITEMS.replace("400", "60000"))
     rig = Rig(database, tmp_path)
     monkeypatch.setattr(pieces_of, "_LIVE_FOR_S", 600.0)
     counts: list[int] = []
-    settled = Pieces.settled
+    delivered = Pieces.delivered
 
-    def slow(pieces: Pieces, piece: Piece, _took_s: float) -> None:
-        counts.append(piece.count)
-        settled(pieces, piece, 1.0)
+    def slow(pieces: Pieces, piece: Piece, rows: int, _took_s: float) -> None:
+        counts.append(rows)
+        delivered(pieces, piece, rows, 1.0)
 
-    monkeypatch.setattr(Pieces, "settled", slow)
+    monkeypatch.setattr(Pieces, "delivered", slow)
     with rig.running():
         database.execute("UPDATE item SET version = 2 WHERE id = 1")
         rig.until_delivered()
         rig.backfilled("item")
     assert sum(counts) == 60_000
     assert set(counts[1:]) == {5_000}
+
+
+def test_a_piece_ends_before_a_change_that_waits_and_the_rest_of_its_rows_comes_behind_it(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, steps = _stepping(database, tmp_path, monkeypatch)
+
+    def change(worker: Worker, piece: Piece) -> None:
+        if len(steps) == 1:
+            assert worker._cursor < piece.high
+            database.execute("UPDATE item SET version = 2 WHERE id IN (1, 20000)")
+            until("the change to wait", lambda: worker._input.has_next)
+
+    with rig.running():
+        _call_behind_steps(monkeypatch, steps, change)
+        rig.backfilled("item")
+        rig.until_delivered()
+    assert steps[1][0] != steps[0][0], "the rest has another place"
+    found = [(each["action"], each["record"]["id"]) for each in rig.messages()]
+    assert found.index(("read", 1)) < found.index(("update", 1)) < found.index(("read", 19_999))
+    assert ("read", 20_000) not in found, "the change has overtaken the row"
+    assert len(found) == 20_000 - 1 + 2
+
+
+def test_a_piece_of_which_something_may_have_been_sent_does_not_end_early(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, steps = _stepping(database, tmp_path, monkeypatch)
+
+    def break_down(worker: Worker, _piece: Piece) -> None:
+        if len(steps) == 1:
+            database.execute("UPDATE item SET version = 2 WHERE id = 1")
+            until("the change to wait", lambda: worker._input.has_next)
+            raise TransientError("the destination is away", fix="it is tried again")
+
+    with rig.running():
+        _call_behind_steps(monkeypatch, steps, break_down)
+        rig.backfilled("item")
+        rig.until_delivered()
+    assert [place for place, _ in steps[:2]] == [steps[0][0]] * 2
+    assert steps[1][1] == 20_000, "all of it comes at its place"
+    found = [(each["action"], each["record"]["id"]) for each in rig.messages()]
+    assert found[-1] == ("update", 1)
+    assert len(found) == 20_000 + 1
+
+
+Steps = list[tuple[Cursor, int]]
+"""Of each step the place of its piece, and where it ends in it."""
+
+
+def _stepping(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Rig, Steps]:
+    """A table whose backfill is delivered in pieces of 20,000 rows, in steps of 5,000."""
+    database.execute(_ITEMS.replace("400", "20000"))
+    monkeypatch.setattr(Pieces, "_step_s", lambda _pieces: 0.0)
+    return Rig(database, tmp_path), []
+
+
+def _call_behind_steps(
+    monkeypatch: pytest.MonkeyPatch, steps: Steps, call: Callable[[Worker, Piece], None]
+) -> None:
+    """Before a step is reported."""
+    reports = Worker._report
+
+    def report(worker: Worker, decoded: Any, share: Any, outcome: Any, took_s: float) -> Any:
+        if isinstance(decoded, Piece):
+            steps.append((decoded.place, outcome.cursor.idx - decoded.place.idx))
+            call(worker, decoded)
+        return reports(worker, decoded, share, outcome, took_s)
+
+    monkeypatch.setattr(Worker, "_report", report)
 
 
 def _marks(rig: Rig, connection: Connection) -> tuple[Backfill, Chunk]:

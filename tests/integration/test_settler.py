@@ -315,6 +315,19 @@ def test_what_somebody_waits_for_is_settled_at_once(
         assert delivered(state)["a"] == 1
 
 
+def test_a_report_that_hurries_is_settled_at_once_with_those_before_it(
+    state: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settler_module, "PACE_S", 600.0)
+    with Settling(state, database.dsn) as settling:
+        settling.report("a")
+        settling.report("b")
+        settling.settler.report("b", settling.report_of("b"), at_once=True)
+        until("both to be settled", lambda: delivered(state) == {"a": 1, "b": 2, "c": 0})
+        settling.report("a")
+        assert settling.settler.has_unsettled, "the next one takes its time"
+
+
 @pytest.mark.parametrize("heavy", [False, True])
 @pytest.mark.parametrize("replaced_by", ["another process", "another start"])
 def test_a_process_that_was_replaced_settles_nothing_and_says_why(

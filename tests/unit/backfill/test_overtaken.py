@@ -36,6 +36,10 @@ class Chunk:
     def __len__(self) -> int:
         return int(self.raw.num_rows)
 
+    @property
+    def nbytes(self) -> int:
+        return int(self.raw.nbytes)
+
 
 def chunk(rows: dict[int, Row]) -> Chunk:
     text = "".join(f"{key}\t{note}\t{body}\n" for key, (note, body) in rows.items())

@@ -67,6 +67,18 @@ def test_small_ranges_come_as_one_and_each_is_closed_when_all_have_passed_it() -
     assert feed.high == high_before(3)
 
 
+def test_a_range_with_changes_waits_for_a_worker_until_it_has_passed_it() -> None:
+    feed = feed_at()
+    assert not feed.has_rows("a"), "it is not in the feed"
+    feed.join("a", HISTORY, 0)
+    feed.put(DecodedRange(HISTORY, 0, 1, [], CountedPlan()), NEVER)
+    assert not feed.has_rows("a"), "nothing but a position has come"
+    put(feed, 2)
+    assert feed.has_rows("a")
+    passed(feed, "a")
+    assert not feed.has_rows("a")
+
+
 def test_a_range_that_is_delivered_from_stays_open_whatever_becomes_of_the_ring() -> None:
     feed = feed_at()
     feed.join("a", HISTORY, 0)
