@@ -81,7 +81,12 @@ def test_the_chunks_that_wait_are_bounded_over_all_backfills(
     held = "SELECT count(*) FROM walbrook.backfill_chunks WHERE state IN ('read', 'delivering')"
     with rig.running():
         rig.pause()
-        started = [rig.start(table, chunk_bytes=8192, connections=8) for table in tables]
+        together = " UNION ALL ".join(
+            f"SELECT id FROM walbrook.start_backfill('files', '{table}', chunk_bytes => 8192, "
+            "connections => 8)"
+            for table in tables
+        )
+        started = [backfill for (backfill,) in rig.rows(together)]
         until("as many chunks as may wait", lambda: rig.rows(held) == [(4,)])
         each = "SELECT count(DISTINCT backfill) FROM walbrook.backfill_chunks WHERE state = 'read'"
         assert rig.rows(each)[0][0] > 1
