@@ -22,6 +22,7 @@ from sinks.lakehouse.table import ConflictError
 from tests.conformance.test_delta_sink import _EVOLUTION, delivered, stopped_by
 from tests.fix_postgres import Database
 from tests.fix_s3 import S3
+from tests.fix_stores import s3_store
 from tests.parquet_lake import ParquetLake
 from tests.reload_deliverer import deliver_all
 from tests.reload_history import recorded
@@ -42,13 +43,13 @@ def source(database: Database) -> Iterator[SlotBatches]:
 @pytest.fixture(params=["disk", "s3"])
 def lake(request: pytest.FixtureRequest, tmp_path: Path) -> ParquetLake:
     if request.param == "disk":
-        return ParquetLake.on_disk(tmp_path / "lake")
-    return ParquetLake.in_store(request.getfixturevalue("s3"), tmp_path / "copies")
+        return ParquetLake(tmp_path / "lake")
+    return ParquetLake(tmp_path / "copies", s3_store(request.getfixturevalue("s3")))
 
 
 @pytest.fixture
 def on_disk(tmp_path: Path) -> ParquetLake:
-    return ParquetLake.on_disk(tmp_path / "lake")
+    return ParquetLake(tmp_path / "lake")
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000], ids="batches_of_{}".format)
@@ -364,7 +365,7 @@ def test_a_value_that_no_arrow_type_holds_is_refused_alone(
 def test_a_store_that_refuses_the_account_is_an_operator_error_without_secrets(
     source: SlotBatches, s3: S3, tmp_path: Path
 ) -> None:
-    lake = ParquetLake.in_store(s3, tmp_path)
+    lake = ParquetLake(tmp_path, s3_store(s3))
     lake.options.update(AWS_ACCESS_KEY_ID=s3.stranger.key, AWS_SECRET_ACCESS_KEY=s3.stranger.secret)
     source.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     error = lake.sink().deliver(source.taken()).error
@@ -377,7 +378,7 @@ def test_a_bucket_that_is_not_there_and_an_unknown_option_are_operator_errors(
     source: SlotBatches, s3: S3, tmp_path: Path
 ) -> None:
     source.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
-    batch, lake = source.taken(), ParquetLake.in_store(s3, tmp_path)
+    batch, lake = source.taken(), ParquetLake(tmp_path, s3_store(s3))
     lake.root = "s3://nobodys-bucket/lake"
     assert isinstance(lake.sink().deliver(batch).error, OperatorError)
     lake.options["AWS_NO_SUCH"] = "1"
@@ -387,7 +388,7 @@ def test_a_bucket_that_is_not_there_and_an_unknown_option_are_operator_errors(
 def test_a_store_without_conditions_is_refused_and_keeps_no_manifest(
     source: SlotBatches, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lake = ParquetLake.in_store(s3, tmp_path)
+    lake = ParquetLake(tmp_path, s3_store(s3))
     put = StorePlace.put
 
     def unconditional(self: StorePlace, path: str, content: bytes, known: Stored | None) -> Stored:

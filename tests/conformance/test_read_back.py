@@ -32,6 +32,7 @@ from sinks.webhook import WebhookSink
 from tests.fix_kafka import Kafka
 from tests.fix_postgres import Database, PostgresServer, fresh_database
 from tests.fix_s3 import S3
+from tests.fix_stores import s3_store
 from tests.lakes import LAKES, Lake
 from tests.parquet_lake import ParquetLake
 from tests.slot_batches import SlotBatches, slot_batches
@@ -71,9 +72,9 @@ def sink(
                 tmp_path / "parquet", consumer="orders", partition_by=("table", "date", "action")
             )
         elif request.param == "parquet typed":
-            made = ParquetLake.on_disk(tmp_path / "typed").sink()
+            made = ParquetLake(tmp_path / "typed").sink()
         elif request.param == "parquet in a store":
-            made = ParquetLake.in_store(request.getfixturevalue("s3"), tmp_path).sink()
+            made = ParquetLake(tmp_path, s3_store(request.getfixturevalue("s3"))).sink()
         elif request.param in LAKES:
             made = Lake.of(tmp_path / "lake", request.param).sink()
         elif request.param.startswith("kafka"):

@@ -49,7 +49,7 @@ def _deliver(lane: LogLane, *numbers: int) -> None:
 
 @pytest.mark.parametrize("way", ["new_generation", "truncate"])
 def test_a_rewind_fills_the_tables_anew(way: str, state: Connection, tmp_path: Path) -> None:
-    lane, lake = _lane(state, tmp_path), ParquetLake.on_disk(tmp_path / "lake")
+    lane, lake = _lane(state, tmp_path), ParquetLake(tmp_path / "lake")
     _deliver(lane, 1, 2, 3)
     state.execute("SELECT walbrook.rewind('out', to_earliest => true, destination => %s)", (way,))
     lane.start()
@@ -100,7 +100,7 @@ def test_rows_that_were_there_and_changes_beside_them_end_in_one_table(
         rig.until_state(number)
         database.execute("UPDATE item SET version = 4 WHERE id = 7")
         rig.until_delivered()
-    lake = ParquetLake.on_disk(tmp_path / "lake")
+    lake = ParquetLake(tmp_path / "lake")
     last = (
         "SELECT id, version FROM t QUALIFY row_number() OVER (PARTITION BY id "
         "ORDER BY walbrook_lsn DESC, walbrook_idx DESC) = 1 ORDER BY id"

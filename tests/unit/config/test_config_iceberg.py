@@ -50,6 +50,7 @@ def test_properties_of_a_catalog_are_secrets() -> None:
     ("body", "says"),
     [
         ("destination: {type: iceberg}", "needs path or url"),
+        ("destination: {type: iceberg, url: 'az://lake/x'}", "url: should be abfss://container@"),
         (f"destination: {{{TO}, merge: copy_on_write}}", "merge: has a meaning with mode: upsert"),
         (f"destination: {{{TO}, catalog: {{type: rest}}}}", "catalog.uri: is needed with type: re"),
         (
