@@ -17,6 +17,7 @@ from pyiceberg.exceptions import CommitFailedException
 from sqlalchemy.exc import DBAPIError
 
 from cdc.errors import WalbrookError
+from cdc.generation import Generation
 from sinks.lakehouse import LakehouseSink, LakeNames, MaintenancePlan
 from sinks.lakehouse.delta import delta_tables
 from sinks.lakehouse.names import LakeTarget
@@ -101,18 +102,31 @@ class Lake:
         mode: Literal["append", "upsert"] = "upsert" if self.is_merged else "append"
         return LakehouseSink(self.tables(), LakeNames(), mode=mode, maintenance=plan)
 
-    def rows(self, sql: str, *names: str) -> list[tuple[object, ...]]:
-        """The rows of a query over tables that are there; over one, if they are Parquet files."""
-        names = names or ("t",)
+    def settings(self, **more: object) -> dict[str, object]:
+        """The destination of a sink that writes this lake, which is on a disk."""
+        found: dict[str, object] = {"type": self.kind, "path": str(self.root), "max_delay_ms": 0}
+        if self.is_merged:
+            found["mode"] = "upsert"
         if self.kind == "iceberg":
-            return self.iceberg.rows(sql, *names)
+            found["catalog"] = {"uri": f"sqlite:///{self.root}.catalog.db", "name": "lake"}
+        if self.way == "copy_on_write" and self.kind == "iceberg":
+            found["merge"] = self.way
+        return {**found, **more}
+
+    def rows(self, sql: str, *names: str, generation: int = 1) -> list[tuple[object, ...]]:
+        """The rows of a query over tables that are there; over one, if they are Parquet files."""
+        names, of = names or ("t",), Generation(generation)
+        if self.kind == "iceberg":
+            namespace = "public" if generation == 1 else f"public_generation_{generation}"
+            return self.iceberg.rows(sql, *names, namespace=namespace)
         if self.kind == "parquet":
             (name,) = names
-            return self._parquet.query(sql, f"public/{name}", view=name)
+            return self._parquet.query(sql, f"public/{name}", of, view=name)
         if self.store is not None:
             for name in names:
                 (self.store / f"public/{name}").copied(self.root / "public" / name)
-        return query(sql, **{name: self.root / "public" / name for name in names})
+        root = Path(of.named(str(self.root)))
+        return query(sql, **{name: root / "public" / name for name in names})
 
     def columns(self, name: str = "t") -> list[tuple[object, ...]]:
         """Names and types, as a reader sees them."""

@@ -35,7 +35,7 @@ from tests.fix_s3 import S3
 from tests.fix_stores import s3_store
 from tests.lakes import LAKES, Lake
 from tests.parquet_lake import ParquetLake
-from tests.slot_batches import SlotBatches, slot_batches
+from tests.slot_batches import SlotBatches
 
 KINDS = (
     "postgres",
@@ -51,12 +51,6 @@ KINDS = (
     "iceberg merge_on_read",
     pytest.param("iceberg copy_on_write", marks=pytest.mark.sinks),
 )
-
-
-@pytest.fixture
-def source(database: Database) -> Iterator[SlotBatches]:
-    with slot_batches(database) as batches:
-        yield batches
 
 
 @pytest.fixture
