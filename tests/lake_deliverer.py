@@ -55,7 +55,10 @@ def deliver_all(sink: LakehouseSink, file: Path, seed: int) -> None:
 
 def main(lake: str, file: str, seed: str) -> None:
     plan = MaintenancePlan(interval_s=0.2, target_file_bytes=1 << 20, retain_hours=1)
-    deliver_all(Lake.read(lake).sink(plan), Path(file), int(seed))
+    found = Lake.read(lake)
+    # Two compactions of a Delta history at once are what its page warns of.
+    alone = found.kind == "delta" and not found.is_merged
+    deliver_all(found.sink(None if alone else plan), Path(file), int(seed))
 
 
 if __name__ == "__main__":

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 
-from tests.lake_checks import delivered, stopped_by
+from sinks.lakehouse.maintenance import merge_small_files
+from sinks.lakehouse.table import ConflictError
+from tests.lake_checks import T, deliver_in_pieces, delivered, stopped_by
 from tests.lakes import Lake
 from tests.slot_batches import SlotBatches
 
@@ -59,6 +63,33 @@ def test_merged_rows_of_a_table_that_was_renamed_are_not_split_between_two(
     source.run("ALTER TABLE u RENAME TO w", "ALTER TABLE v RENAME TO u", "INSERT INTO u VALUES (4)")
     swapped = source.taken()
     assert stopped_by(sink.deliver(swapped), len(swapped)).kind == "table_renamed"
+
+
+def test_of_two_compactions_of_current_rows_at_once_one_is_refused(
+    merged: Lake, source: SlotBatches
+) -> None:
+    deliver_in_pieces(source, merged.sink(), 6)
+    late = DeltaTable(merged.root / "public" / "t")
+    assert merge_small_files(merged.tables()(T), 1 << 20)
+    with pytest.raises(CommitFailedError):
+        late.optimize.compact()
+    assert merged.rows("SELECT count(*), count(DISTINCT id) FROM t") == [(60, 60)]
+
+
+@pytest.mark.parametrize("way", ["append", "copy_on_write"])
+def test_a_merge_of_files_that_somebody_has_compacted_is_refused(
+    way: str, source: SlotBatches, tmp_path: Path
+) -> None:
+    lake = Lake.of(tmp_path / "lake", f"delta {way}")
+    deliver_in_pieces(source, lake.sink(), 6)
+    late = lake.tables()(T)
+    late.load()
+    files = late.files()
+    added = late.write(pa.concat_tables([late.read(file) for file in files]))
+    assert DeltaTable(lake.root / "public" / "t").optimize.compact()["numFilesRemoved"] == 6
+    with pytest.raises(ConflictError):
+        late.commit(added, files, None)
+    assert lake.rows("SELECT count(*), count(DISTINCT id) FROM t") == [(60, 60)]
 
 
 def test_a_position_outlives_checkpoints_and_the_log_before_them(

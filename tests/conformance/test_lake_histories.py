@@ -254,7 +254,8 @@ def test_every_change_is_there_once_after_a_death_on_either_side_of_a_commit(
 def test_every_change_is_there_once_after_ten_deaths_beside_compactions_of_others(
     lake: Lake, writer: Writer, database: Database, source: SlotBatches, tmp_path: Path
 ) -> None:
-    batch = _altered_history(database, source, writer, 400)
+    # The server of the tests that speaks S3 takes a second for a commit.
+    batch = _altered_history(database, source, writer, 400 if lake.store is None else 150)
     batch = _keyed(batch) if lake.is_merged else batch
     write_batch(batch, tmp_path / "changes.arrow")
     deliverers = _Deliverers(lake, tmp_path / "changes.arrow", writer.rng)

@@ -140,9 +140,7 @@ def test_files_that_no_snapshot_has_go_after_their_time_and_those_of_a_crash_too
     assert len(table.scan(snapshot_id=first.snapshot_id).to_arrow()) > 0
 
 
-def test_a_file_with_many_deletes_is_rewritten(
-    deletes_by_key: Lake, source: SlotBatches
-) -> None:
+def test_a_file_with_many_deletes_is_rewritten(deletes_by_key: Lake, source: SlotBatches) -> None:
     lake = deletes_by_key
     sink = lake.sink()
     deliver_in_pieces(source, sink, 2)

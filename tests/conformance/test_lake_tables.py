@@ -318,8 +318,8 @@ def test_a_history_is_partitioned_by_the_date_of_the_commit(
     delivered(lake.sink(), MessageBatch(rows, batch.shape))
     table = lake.tables()(T)
     table.load()
-    found = sorted(str(file.partition["walbrook_date"]) for file in table.files())
-    assert found == ["2026-09-21", "2026-09-22"]
+    assert len({file.partition["walbrook_date"] for file in table.files()}) == 2
+    assert lake.rows("SELECT id FROM t WHERE walbrook_date = '2026-09-22'") == [(2,)]
     dates = lake.rows("SELECT id, CAST(walbrook_date AS VARCHAR) FROM t ORDER BY 1")
     assert dates == [(1, "2026-09-21"), (2, "2026-09-22")]
 
