@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from cdc.connection import Connection
-from spark_pipeline.delivery.deliver import _open_sinks
 from tests.fix_postgres import Database
 
 
 @pytest.fixture
 def closed_sinks() -> Iterator[None]:
     """A process keeps its sinks; a test must leave neither a thread nor a connection behind."""
+    from spark_pipeline.delivery.deliver import _open_sinks  # not for tests without a lane
+
     yield
     while _open_sinks:
         _open_sinks.popitem()[1][2].close()
