@@ -1,54 +1,40 @@
-"""Typed Parquet tables as somebody reads them who has none of our code: DuckDB, by the manifest.
-
-``python -m tests.parquet_lake ROOT OPTIONS FILE SEED`` delivers recorded changes from the first on;
-it ends with 0 when all of it is settled.
-"""
+"""Typed Parquet tables as somebody reads them who has none of our code: DuckDB, by the manifest."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import duckdb
-import orjson
 
 from cdc.generation import FIRST, Generation
 from sinks.lakehouse import LakeNames, MaintenancePlan
 from sinks.lakehouse.names import LakeTarget
 from sinks.lakehouse.parquet import TypedParquetSink, parquet_tables
 from sinks.lakehouse.parquet.table import ParquetTable
-from tests.fix_s3 import S3
-from tests.lake_deliverer import deliver_all
+from tests.stores import Store
 
 DATE = ("walbrook_date",)
 
 
+@dataclass(frozen=True)
 class ParquetLake:
-    """The tables below a folder, or below a URL of an S3 server."""
+    """The tables below a folder, or in a store, of which the folder then has copies."""
 
-    def __init__(self, root: str, options: dict[str, str], copies: Path, s3: S3 | None) -> None:
-        self.root, self.options = root, options
-        self._copies, self._s3 = copies, s3
+    folder: Path
+    store: Store | None = None
 
-    @classmethod
-    def on_disk(cls, folder: Path) -> ParquetLake:
-        return cls(str(folder), {}, folder, None)
-
-    @classmethod
-    def in_store(cls, s3: S3, copies: Path) -> ParquetLake:
-        options = {
-            "AWS_ENDPOINT_URL": f"http://{s3.endpoint}",
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_REGION": "eu-central-1",
-        }
-        return cls(f"s3://{s3.bucket}/lake", options, copies, s3)
+    @property
+    def root(self) -> str:
+        return str(self.folder) if self.store is None else self.store.url
 
     def tables(
         self, generation: Generation = FIRST, owner: str = "shop/orders"
     ) -> Callable[[LakeTarget], ParquetTable]:
+        options = {} if self.store is None else dict(self.store.options)
         root = generation.named(self.root)
-        return parquet_tables(root, owner, self.options, generation=generation)
+        return parquet_tables(root, owner, options, generation=generation)
 
     def sink(
         self,
@@ -67,33 +53,22 @@ class ParquetLake:
 
     def objects(self, table: str = "public/t", generation: Generation = FIRST) -> list[str]:
         """The names of all that is in the folder of a table."""
-        if self._s3 is None:
-            folder = Path(generation.named(self.root)) / table
-            return sorted(
-                str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()
-            )
-        prefix = f"{generation.named('lake')}/{table}/"
-        return sorted(
-            name.removeprefix(prefix) for name in self._s3.objects() if name.startswith(prefix)
-        )
+        if self.store is not None:
+            return self._stored(self.store, table, generation).names()
+        folder = Path(generation.named(self.root)) / table
+        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
     def manifest(self, table: str = "public/t", generation: Generation = FIRST) -> Path | None:
         """The manifest of a table, beside which are the files that it names."""
-        folder = Path(generation.named(self.root)) / table
-        if self._s3 is not None:
-            url, folder = f"{generation.named(self.root)}/{table}", self._copies / table
-            if "_manifest.json" not in self.objects(table, generation):
-                return None
-            content = self._s3.read(f"{url}/_manifest.json")
-            for file in orjson.loads(content)["files"]:
-                copy = folder / file["path"]
-                if not copy.exists():
-                    copy.parent.mkdir(parents=True, exist_ok=True)
-                    copy.write_bytes(self._s3.read(f"{url}/{file['path']}"))
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "_manifest.json").write_bytes(content)
+        folder = Path(generation.named(str(self.folder))) / table
+        if self.store is not None:
+            self._stored(self.store, table, generation).copied(folder)
         found = folder / "_manifest.json"
         return found if found.exists() else None
+
+    @staticmethod
+    def _stored(store: Store, table: str, generation: Generation) -> Store:
+        return replace(store, url=generation.named(store.url)) / table
 
     def query(
         self,
@@ -101,8 +76,9 @@ class ParquetLake:
         table: str = "public/t",
         generation: Generation = FIRST,
         where: str = "true",
+        view: str = "t",
     ) -> list[tuple[object, ...]]:
-        """The rows of a query over the table ``t``, whose files the manifest names."""
+        """The rows of a query over a view of the table, whose files the manifest names."""
         manifest = self.manifest(table, generation)
         assert manifest is not None, f"{table} has no manifest"
         with duckdb.connect() as connection:
@@ -116,18 +92,8 @@ class ParquetLake:
             if not some:
                 return []
             connection.execute(
-                "CREATE VIEW t AS SELECT * FROM read_parquet(getvariable('files'), "
+                f"CREATE VIEW {view} AS SELECT * FROM read_parquet(getvariable('files'), "
                 "union_by_name = true, hive_partitioning = true)"
             )
             found = connection.execute(sql).to_arrow_table().to_pylist()
             return [tuple(row.values()) for row in found]
-
-
-def main(root: str, options: str, file: str, seed: str) -> None:
-    lake = ParquetLake(root, orjson.loads(options), Path(), None)
-    plan = MaintenancePlan(interval_s=0.2, target_file_bytes=1 << 20, retain_hours=1)
-    deliver_all(lake.sink(maintenance=plan), Path(file), int(seed))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

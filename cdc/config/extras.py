@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Final
 
+from cdc.config.lakehouse import IcebergDestination
 from cdc.config.parquet import ParquetDestination
 from cdc.config.sink import SinkConfig
 from cdc.errors import ConfigError
@@ -20,6 +21,9 @@ _MODULES: Final = {
 
 _EXTRAS: Final = {"delta": "lakehouse", "iceberg": "lakehouse", "parquet": "lakehouse"}
 """By the type of the destination, where the extra has another name."""
+
+_OF_CATALOGS: Final = {"glue": ("boto3", "boto3"), "hive": ("thrift", "'pyiceberg[hive]'")}
+"""By the type of an Iceberg catalog: the module, and what installs it."""
 
 
 def missing_extra(kind: str) -> ConfigError:
@@ -38,3 +42,14 @@ def check_extras(sinks: Iterable[SinkConfig]) -> None:
             continue
         if kind in _MODULES and find_spec(_MODULES[kind]) is None:
             raise missing_extra(kind)
+        if isinstance(sink.destination, IcebergDestination):
+            _check_catalog(sink.destination.catalog.type)
+
+
+def _check_catalog(kind: str) -> None:
+    module, installed_by = _OF_CATALOGS.get(kind, ("", ""))
+    if module and find_spec(module) is None:
+        raise ConfigError(
+            f"catalog.type {kind} needs the package {module}, which is not installed",
+            fix=f"pip install {installed_by}",
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -18,8 +19,13 @@ TYPED_BYTES: Final = 256 * 2**20
 _SCHEMES = ("s3://", "s3a://", "gs://", "az://", "abfs://", "abfss://", "adl://")
 
 
+_AZURE_ACCOUNT = re.compile(r"abfss?://[^/:@]+@[^/:@]+(/|$)")
+"""A container and its account, as in abfss://container@account.dfs.core.windows.net/folder."""
+
+
 def _store_url(url: str) -> str:
-    if not url.startswith(_SCHEMES) or "?" in url or "@" in url.partition("://")[2].split("/")[0]:
+    has_login = "@" in url.partition("://")[2].split("/")[0] and not _AZURE_ACCOUNT.match(url)
+    if not url.startswith(_SCHEMES) or "?" in url or has_login:
         raise wrong(
             "should be a URL such as s3://bucket/folder; credentials and other options belong in "
             "storage_options or the environment"
@@ -228,6 +234,16 @@ class IcebergDestination(LakeDestination):
     catalog: IcebergCatalog = Field(
         default_factory=IcebergCatalog, description="Where readers find the tables by name."
     )
+
+    @model_validator(mode="after")
+    def _has_a_url_of_its_library(self) -> Self:
+        if self.url is not None and self.url.startswith(("az://", "adl://")):
+            raise wrong(
+                "should be abfss://container@account.dfs.core.windows.net/folder: readers of "
+                "Iceberg know no other URLs of Azure",
+                within=("url",),
+            )
+        return self
 
     @model_validator(mode="after")
     def _merges_rows(self) -> Self:

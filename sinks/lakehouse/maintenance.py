@@ -2,7 +2,8 @@
 
 Invariants: it runs in a thread of its own and holds no lock that a delivery takes; a merge that a
 delivery was faster than is dropped; what fails here fails nobody, is logged, and is tried again the
-next time. One merge reads files of at most ``target_file_bytes`` together.
+next time. Files of old versions go once a day, also those of a table to which nothing is written
+any more. One merge reads files of at most ``target_file_bytes`` together.
 """
 
 from __future__ import annotations
@@ -68,34 +69,45 @@ class Maintainer:
             thread.join(_STOP_S)
 
     def run_once(self) -> None:
-        """Look after all tables that were written to since the last time."""
+        """Merge files of the tables written to since the last time, and vacuum all that are due."""
         with self._lock:
-            targets, self._written = self._written, set()
-        for target in sorted(targets):
+            written, self._written = self._written, set()
+        for target in sorted(written.union(self._until_vacuum)):
             if self._stop.is_set():
                 return
+            has_more = target in written
             try:
-                self._look_after(target)
+                has_more = has_more and self._merge(target)
+                self._vacuum_if_due(target)
             except (WalbrookError, pa.ArrowException, OSError) as error:
                 _logger.warning("lakehouse.maintenance_failed", table=str(target), error=error)
+            if has_more:
+                with self._lock:
+                    self._written.add(target)
 
     def _run(self) -> None:
         while not self._stop.wait(self._plan.interval_s):
             self.run_once()
 
-    def _look_after(self, target: LakeTarget) -> None:
+    def _merge(self, target: LakeTarget) -> bool:
+        """Returns whether there may be more to merge than is merged at a time."""
         table = self._open_table(target)
-        merged = 0
-        while merged < _MERGES_MAX and not self._stop.is_set():
-            if not merge_small_files(table, self._plan.target_file_bytes):
-                break
-            merged += 1
+        for _ in range(_MERGES_MAX):
+            if self._stop.is_set() or not merge_small_files(table, self._plan.target_file_bytes):
+                return False
+        return True
+
+    def _vacuum_if_due(self, target: LakeTarget) -> None:
         left_s = self._until_vacuum.get(target, 0.0) - self._plan.interval_s
-        if left_s <= 0 and table.load() is not None:
-            left_s = _VACUUM_EVERY
+        if left_s <= 0:
+            table = self._open_table(target)
+            if table.load() is None:
+                self._until_vacuum.pop(target, None)
+                return
             gone = table.vacuum(self._plan.retain_hours)
             if gone:
                 _logger.info("lakehouse.vacuumed", table=str(target), files=gone)
+            left_s = _VACUUM_EVERY
         self._until_vacuum[target] = left_s
 
 

@@ -11,11 +11,21 @@ from cdc.errors import OperatorError, TransientError
 
 _REFUSALS: Final = (
     "AccessDenied",
+    "ACCESS_DENIED",
     "InvalidAccessKeyId",
     "SignatureDoesNotMatch",
     "NoSuchBucket",
+    "NO_SUCH_BUCKET",
+    "AuthenticationFailed",
+    "AuthorizationFailure",
+    "AuthorizationPermissionMismatch",
+    "ContainerNotFound",
     "403 Forbidden",
     "401 Unauthorized",
+    "HTTP response code 403",
+    "HTTP response code 401",
+    "http_status_code=403",
+    "http_status_code=401",
     "Missing region",
 )
 _TRACE: Final = "\n\nDebug source"

@@ -189,7 +189,7 @@ class TypedParquetHarness(DeltaHarness):
 
     @property
     def _lake(self) -> ParquetLake:
-        return ParquetLake.on_disk(self.directory / "tables")
+        return ParquetLake(self.directory / "tables")
 
 
 _HISTORY = "SELECT walbrook_lsn, walbrook_idx, walbrook_action, record, changes FROM t"

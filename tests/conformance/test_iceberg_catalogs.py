@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cdc.errors import OperatorError, TransientError
+from demo.loopback import LOOPBACK, free_port
 from sinks.lakehouse import LakehouseSink, LakeNames
 from sinks.lakehouse.iceberg import Catalogs, MergesOnRead, iceberg_tables
-from sinks.lakehouse.names import LakeTarget
 from sinks.lakehouse.sink import Mode
 from sinks.lakehouse.table import ConflictError
-from tests.fix_postgres import Database
 from tests.fix_s3 import S3
 from tests.iceberg_rest import rest_catalog
 from tests.lake import query_iceberg
-from tests.slot_batches import SlotBatches, slot_batches
+from tests.lake_checks import T
+from tests.slot_batches import SlotBatches
 
 KINDS = ("rest", "glue")
-TARGET = LakeTarget("public", "t")
-
-
-@pytest.fixture
-def source(database: Database) -> Iterator[SlotBatches]:
-    with slot_batches(database) as batches:
-        yield batches
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +87,7 @@ def test_a_process_that_has_an_old_position_commits_nothing(
     tables = iceberg_tables(catalogs.open, catalogs.root, "shop/orders")
     sink = LakehouseSink(tables, LakeNames(), mode="upsert")
     assert sink.deliver(source.taken()).error is None
-    first, second = tables(TARGET), tables(TARGET)
+    first, second = tables(T), tables(T)
     states = first.load(), second.load()
     assert states[0] is not None
     assert states[0] == states[1]
@@ -101,3 +96,34 @@ def test_a_process_that_has_an_old_position_commits_nothing(
     with pytest.raises(ConflictError):
         second.commit(second.write(rows), [], states[0].moved(states[0].cursor))
     assert len(_rows(catalogs, "SELECT id FROM t", "public")) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "uri", "package", "extra"),
+    [("hive", "thrift://127.0.0.1:1", "thrift", "[hive]"), ("glue", "", "boto3", "[glue]")],
+)
+def test_a_catalog_whose_package_is_missing_is_an_operator_error_that_names_it(
+    kind: str,
+    uri: str,
+    package: str,
+    extra: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, f"pyiceberg.catalog.{kind}", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    properties = {"type": kind, **({"uri": uri} if uri else {})}
+    catalogs = Catalogs("lake", properties, str(tmp_path), {})
+    with pytest.raises(OperatorError) as refused:
+        iceberg_tables(catalogs.open, catalogs.root, "shop/orders")(T).load()
+    assert refused.value.kind == "missing_package"
+    assert extra in refused.value.full_text
+
+
+def test_a_catalog_that_does_not_answer_is_tried_again(tmp_path: Path) -> None:
+    nobody = {"type": "rest", "uri": f"http://{LOOPBACK}:{free_port()}"}
+    catalogs = Catalogs("lake", nobody, str(tmp_path), {})
+    with pytest.raises(TransientError, match="its catalog and its store can be reached"):
+        iceberg_tables(catalogs.open, catalogs.root, "shop/orders")(T).load()

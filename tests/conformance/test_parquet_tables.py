@@ -5,57 +5,49 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
 import duckdb
 import pytest
 
-from cdc.errors import OperatorError, PoisonError
+from cdc.errors import OperatorError
 from cdc.generation import Generation
-from sinks.lakehouse import LakehouseSink, MaintenancePlan
+from sinks.lakehouse import MaintenancePlan
 from sinks.lakehouse.maintenance import Maintainer, merge_small_files
-from sinks.lakehouse.names import LakeTarget
 from sinks.lakehouse.parquet.places import Stored, StorePlace
 from sinks.lakehouse.table import ConflictError
-from tests.conformance.test_delta_sink import _EVOLUTION, delivered, stopped_by
 from tests.fix_postgres import Database
 from tests.fix_s3 import S3
+from tests.fix_stores import s3_store
+from tests.lake_checks import EVOLUTION, T, deliver_in_pieces, delivered, stopped_by
 from tests.parquet_lake import ParquetLake
 from tests.reload_deliverer import deliver_all
 from tests.reload_history import recorded
-from tests.slot_batches import SlotBatches, slot_batches
-from tests.waiting import until
+from tests.slot_batches import SlotBatches
 
 PAGE = Path(__file__).parents[2] / "docs" / "sinks" / "parquet.md"
-TARGET = LakeTarget("public", "t")
 PLAN = MaintenancePlan(interval_s=0.05, target_file_bytes=1 << 20, retain_hours=1)
-
-
-@pytest.fixture
-def source(database: Database) -> Iterator[SlotBatches]:
-    with slot_batches(database) as batches:
-        yield batches
 
 
 @pytest.fixture(params=["disk", "s3"])
 def lake(request: pytest.FixtureRequest, tmp_path: Path) -> ParquetLake:
     if request.param == "disk":
-        return ParquetLake.on_disk(tmp_path / "lake")
-    return ParquetLake.in_store(request.getfixturevalue("s3"), tmp_path / "copies")
+        return ParquetLake(tmp_path / "lake")
+    return ParquetLake(tmp_path / "copies", s3_store(request.getfixturevalue("s3")))
 
 
 @pytest.fixture
 def on_disk(tmp_path: Path) -> ParquetLake:
-    return ParquetLake.on_disk(tmp_path / "lake")
+    return ParquetLake(tmp_path / "lake")
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000], ids="batches_of_{}".format)
 def test_each_file_has_the_columns_that_the_table_had_when_its_rows_changed(
     size: int, source: SlotBatches, lake: ParquetLake
 ) -> None:
-    source.run(*_EVOLUTION)
+    source.run(*EVOLUTION)
     batch, sink = source.taken(), lake.sink()
     for piece in batch.slices(size):
         delivered(sink, piece)
@@ -70,6 +62,7 @@ def test_each_file_has_the_columns_that_the_table_had_when_its_rows_changed(
         ("update", 1, 10, None, "uno", None, None, True),
         ("insert", 3, 3_000_000_000, None, "three", None, None, True),
         ("delete", 2, None, None, None, None, None, True),
+        ("update", 1, 10, None, "uno", None, None, True),
     ]
 
 
@@ -125,13 +118,13 @@ def test_a_file_that_no_manifest_names_is_not_seen_and_goes_after_its_time(
     somebody_elses = folder / "archive.parquet"
     somebody_elses.write_bytes(b"PAR1")
     assert on_disk.query("SELECT count(*) FROM t") == [(1,)]
-    table = on_disk.tables()(TARGET)
+    table = on_disk.tables()(T)
     table.load()
     assert table.vacuum(1) == 0, "it may be of a commit that is under way"
     an_age_ago = time.time() - 7200
     for each in (orphan, somebody_elses, folder / path):
         os.utime(each, (an_age_ago, an_age_ago))
-    late = on_disk.tables()(TARGET)
+    late = on_disk.tables()(T)
     state = late.load()
     assert state is not None
     assert table.vacuum(1) == 1
@@ -142,22 +135,14 @@ def test_a_file_that_no_manifest_names_is_not_seen_and_goes_after_its_time(
     assert on_disk.query("SELECT count(*) FROM t") == [(1,)]
 
 
-def _deliver_in_pieces(source: SlotBatches, sink: LakehouseSink, count: int) -> None:
-    source.run("CREATE TABLE t (id int PRIMARY KEY, n int)")
-    for number in range(count):
-        source.run(f"INSERT INTO t SELECT {number} * 10 + g, 0 FROM generate_series(0, 9) g")
-    for piece in source.taken().slices(10):
-        delivered(sink, piece)
-
-
 def test_small_files_become_one_and_stay_for_readers_of_the_old_manifest(
     source: SlotBatches, lake: ParquetLake
 ) -> None:
     sink = lake.sink()
-    _deliver_in_pieces(source, sink, 6)
+    deliver_in_pieces(source, sink, 6)
     before = [name for name in lake.objects() if name.endswith(".parquet")]
     assert len(before) == 6
-    table = lake.tables()(TARGET)
+    table = lake.tables()(T)
     assert merge_small_files(table, 1 << 20)
     assert not merge_small_files(table, 1 << 20)
     after = [name for name in lake.objects() if name.endswith(".parquet")]
@@ -177,13 +162,13 @@ def test_files_of_different_columns_are_not_merged_into_one(
     source: SlotBatches, on_disk: ParquetLake
 ) -> None:
     sink = on_disk.sink()
-    _deliver_in_pieces(source, sink, 4)
+    deliver_in_pieces(source, sink, 4)
     source.run("ALTER TABLE t RENAME COLUMN n TO m")
     for number in range(4):
         source.run(f"INSERT INTO t VALUES ({1000 + number}, 7)")
     for piece in source.taken().slices(1):
         delivered(sink, piece)
-    table = on_disk.tables()(TARGET)
+    table = on_disk.tables()(T)
     while merge_small_files(table, 1 << 20):
         pass
     table.load()
@@ -195,12 +180,12 @@ def test_files_that_somebody_moves_away_fail_no_delivery_and_no_merge(
     source: SlotBatches, on_disk: ParquetLake
 ) -> None:
     sink = on_disk.sink()
-    _deliver_in_pieces(source, sink, 6)
+    deliver_in_pieces(source, sink, 6)
     folder = Path(on_disk.root) / "public" / "t"
     moved = sorted(folder.rglob("*.parquet"))[:2]
     for path in moved:
         path.rename(path.with_suffix(".archived"))
-    table = on_disk.tables()(TARGET)
+    table = on_disk.tables()(T)
     while not merge_small_files(table, 1 << 20):
         pass
     table.load()
@@ -210,68 +195,21 @@ def test_files_that_somebody_moves_away_fail_no_delivery_and_no_merge(
     assert on_disk.query("SELECT count(*) FROM t") == [(41,)]
 
 
-def test_deliveries_and_maintenance_go_on_side_by_side(
-    source: SlotBatches, lake: ParquetLake
-) -> None:
-    sink = lake.sink(maintenance=PLAN)
-    _deliver_in_pieces(source, sink, 20)
-    for number in range(30):
-        source.run(f"INSERT INTO t VALUES ({1000 + number}, 1)")
-    for piece in source.taken().slices(2):
-        delivered(sink, piece)
-    table = lake.tables()(TARGET)
-
-    def few() -> bool:
-        table.load()
-        return len(table.files()) < 10
-
-    until("a merge of files", few, 30)
-    sink.close()
-    assert lake.query("SELECT count(*), count(DISTINCT id) FROM t") == [(230, 230)]
-
-
 def test_a_maintainer_removes_what_was_merged_once_its_time_is_over(
     source: SlotBatches, on_disk: ParquetLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _deliver_in_pieces(source, on_disk.sink(), 6)
-    merge_small_files(on_disk.tables()(TARGET), 1 << 20)
+    deliver_in_pieces(source, on_disk.sink(), 6)
+    merge_small_files(on_disk.tables()(T), 1 << 20)
     now = time.time()
     monkeypatch.setattr("sinks.lakehouse.parquet.table.time.time", lambda: now + 2 * 3600)
     maintainer = Maintainer(on_disk.tables(), PLAN)
-    maintainer.wrote(TARGET)
+    maintainer.wrote(T)
     maintainer.run_once()
     maintainer.close()
     assert len([name for name in on_disk.objects() if name.endswith(".parquet")]) == 1
 
 
-def test_of_two_processes_with_the_same_changes_one_is_refused_and_absorbs_them(
-    source: SlotBatches, lake: ParquetLake
-) -> None:
-    source.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
-    batch = source.taken()
-    delivered(lake.sink(), batch)
-    stale, fresh = lake.tables()(TARGET), lake.tables()(TARGET)
-    state = stale.load()
-    fresh.load()
-    assert state is not None
-    rows = fresh.read(fresh.files()[0])
-    fresh.commit(fresh.write(rows), [], state.moved(state.cursor))
-    with pytest.raises(ConflictError):
-        stale.commit(stale.write(rows), [], state.moved(state.cursor))
-    assert lake.query("SELECT count(*) FROM t") == [(2,)]
-    delivered(lake.sink(), batch, absorbed=len(batch))
-
-
-def test_a_table_of_another_consumer_is_refused(source: SlotBatches, lake: ParquetLake) -> None:
-    source.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
-    batch = source.taken()
-    delivered(lake.sink(), batch)
-    delivery = lake.sink(owner="shop/other").deliver(batch)
-    assert isinstance(delivery.error, OperatorError)
-    assert "shop/orders" in delivery.error.what
-
-
-def test_a_table_that_is_gone_is_not_begun_anew_in_silence(
+def test_a_table_that_is_gone_is_not_silently_made_again(
     source: SlotBatches, on_disk: ParquetLake
 ) -> None:
     source.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
@@ -348,46 +286,10 @@ def test_a_probe_makes_nothing(lake: ParquetLake) -> None:
     assert lake.objects("") == []
 
 
-def test_a_value_that_no_arrow_type_holds_is_refused_alone(
-    source: SlotBatches, on_disk: ParquetLake
-) -> None:
-    source.run(
-        "CREATE TABLE t (id int PRIMARY KEY, n numeric(12,2))",
-        "INSERT INTO t VALUES (1, 1.5), (2, 'NaN'), (3, 2.5)",
-    )
-    delivery = on_disk.sink().deliver(source.taken())
-    assert isinstance(delivery.error, PoisonError)
-    assert delivery.settled == 1, "the message before it"
-    assert on_disk.query("SELECT id, CAST(n AS VARCHAR) FROM t") == [(1, "1.50")]
-
-
-def test_a_store_that_refuses_the_account_is_an_operator_error_without_secrets(
-    source: SlotBatches, s3: S3, tmp_path: Path
-) -> None:
-    lake = ParquetLake.in_store(s3, tmp_path)
-    lake.options.update(AWS_ACCESS_KEY_ID=s3.stranger.key, AWS_SECRET_ACCESS_KEY=s3.stranger.secret)
-    source.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
-    error = lake.sink().deliver(source.taken()).error
-    assert isinstance(error, OperatorError), error
-    assert "storage_options" in error.fix
-    assert s3.stranger.secret not in error.full_text
-
-
-def test_a_bucket_that_is_not_there_and_an_unknown_option_are_operator_errors(
-    source: SlotBatches, s3: S3, tmp_path: Path
-) -> None:
-    source.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
-    batch, lake = source.taken(), ParquetLake.in_store(s3, tmp_path)
-    lake.root = "s3://nobodys-bucket/lake"
-    assert isinstance(lake.sink().deliver(batch).error, OperatorError)
-    lake.options["AWS_NO_SUCH"] = "1"
-    assert isinstance(lake.sink().deliver(batch).error, OperatorError)
-
-
 def test_a_store_without_conditions_is_refused_and_keeps_no_manifest(
     source: SlotBatches, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lake = ParquetLake.in_store(s3, tmp_path)
+    lake = ParquetLake(tmp_path, s3_store(s3))
     put = StorePlace.put
 
     def unconditional(self: StorePlace, path: str, content: bytes, known: Stored | None) -> Stored:
@@ -404,3 +306,14 @@ def test_a_store_without_conditions_is_refused_and_keeps_no_manifest(
         assert isinstance(error, OperatorError)
         assert error.kind == "no_conditional_put"
     assert lake.objects() == []
+
+
+def test_an_option_that_the_store_does_not_know_is_an_operator_error(
+    source: SlotBatches, s3: S3, tmp_path: Path
+) -> None:
+    source.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    store = s3_store(s3)
+    lake = ParquetLake(tmp_path, replace(store, options={**store.options, "AWS_NO_SUCH": "1"}))
+    error = lake.sink().deliver(source.taken()).error
+    assert isinstance(error, OperatorError)
+    assert "storage_options" in error.what

@@ -18,16 +18,10 @@ from sinks.postgres import PostgresSink
 from tests.conformance.messages import batch as plain_batch
 from tests.fix_postgres import Database, PostgresServer, fresh_database
 from tests.fix_tls import TlsServer
-from tests.slot_batches import SlotBatches, slot_batches
+from tests.slot_batches import SlotBatches
 from tests.waiting import until
 
 Open = Callable[..., PostgresSink]
-
-
-@pytest.fixture
-def source(database: Database) -> Iterator[SlotBatches]:
-    with slot_batches(database) as batches:
-        yield batches
 
 
 @pytest.fixture

@@ -32,9 +32,10 @@ from sinks.webhook import WebhookSink
 from tests.fix_kafka import Kafka
 from tests.fix_postgres import Database, PostgresServer, fresh_database
 from tests.fix_s3 import S3
+from tests.fix_stores import s3_store
 from tests.lakes import LAKES, Lake
 from tests.parquet_lake import ParquetLake
-from tests.slot_batches import SlotBatches, slot_batches
+from tests.slot_batches import SlotBatches
 
 KINDS = (
     "postgres",
@@ -53,12 +54,6 @@ KINDS = (
 
 
 @pytest.fixture
-def source(database: Database) -> Iterator[SlotBatches]:
-    with slot_batches(database) as batches:
-        yield batches
-
-
-@pytest.fixture
 def sink(
     request: pytest.FixtureRequest, tmp_path: Path, postgres_server: PostgresServer
 ) -> Iterator[Sink]:
@@ -71,9 +66,9 @@ def sink(
                 tmp_path / "parquet", consumer="orders", partition_by=("table", "date", "action")
             )
         elif request.param == "parquet typed":
-            made = ParquetLake.on_disk(tmp_path / "typed").sink()
+            made = ParquetLake(tmp_path / "typed").sink()
         elif request.param == "parquet in a store":
-            made = ParquetLake.in_store(request.getfixturevalue("s3"), tmp_path).sink()
+            made = ParquetLake(tmp_path, s3_store(request.getfixturevalue("s3"))).sink()
         elif request.param in LAKES:
             made = Lake.of(tmp_path / "lake", request.param).sink()
         elif request.param.startswith("kafka"):

@@ -25,12 +25,12 @@ _IDS = "SELECT DISTINCT id FROM t WHERE id < 60 ORDER BY id"
 
 
 def _sink(way: str, root: Path) -> Reloads:
-    return ParquetLake.on_disk(root).sink() if way == "parquet" else sink_of(way, str(root))
+    return ParquetLake(root).sink() if way == "parquet" else sink_of(way, str(root))
 
 
 def _ids(way: str, root: Path) -> list[tuple[object, ...]]:
     if way == "parquet":
-        return ParquetLake.on_disk(root).query(_IDS)
+        return ParquetLake(root).query(_IDS)
     if way.startswith("delta"):
         return query(_IDS, t=root / "public" / "t")
     return IcebergLake(root).rows(_IDS, "t")

@@ -1,111 +1,52 @@
-"""Typed Parquet tables behind a worker: what waits, what a backfill brings, and rewinds."""
+"""What only Parquet files have behind a worker: a rewind that empties them, and JSON columns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cdc.connection import Connection
-from cdc.generation import Generation
-from spark_pipeline.delivery.deliver import _open_sinks
-from tests.backfill_rig import Rig
-from tests.fix_postgres import Database
 from tests.integration.test_queue import insert
-from tests.lane_on_log import LogLane
-from tests.parquet_lake import ParquetLake
+from tests.lakes import Lake
+from tests.sink_lane import deliver, lane_to
 
-ITEM = "public/item"
-ROWS = 3_000
-
-
-@pytest.fixture
-def state(database: Database) -> Iterator[Connection]:
-    with database.connect() as connection:
-        yield connection
+pytestmark = pytest.mark.migrated
 
 
-@pytest.fixture(autouse=True)
-def _no_open_sinks() -> Iterator[None]:
-    yield
-    while _open_sinks:
-        _open_sinks.popitem()[1][2].close()
-
-
-def _lane(state: Connection, directory: Path, **destination: Any) -> LogLane:
-    to = {"type": "parquet", "path": str(directory / "lake"), "max_delay_ms": 0, **destination}
-    lane = LogLane(state, directory, out={"destination": to})
-    state.execute("UPDATE walbrook.consumers SET destination = 'parquet'")
-    return lane
-
-
-def _deliver(lane: LogLane, *numbers: int) -> None:
-    for number in numbers:
-        lane.write(*insert(number, (number, f"row {number}")))
-        lane.take()
-
-
-@pytest.mark.parametrize("way", ["new_generation", "truncate"])
-def test_a_rewind_fills_the_tables_anew(way: str, state: Connection, tmp_path: Path) -> None:
-    lane, lake = _lane(state, tmp_path), ParquetLake.on_disk(tmp_path / "lake")
-    _deliver(lane, 1, 2, 3)
-    state.execute("SELECT walbrook.rewind('out', to_earliest => true, destination => %s)", (way,))
+def test_a_rewind_that_truncates_fills_the_tables_again(
+    lane_state: Connection, tmp_path: Path
+) -> None:
+    lake = Lake.of(tmp_path / "lake", "parquet append")
+    lane = lane_to(lane_state, tmp_path, lake.settings())
+    deliver(lane, 1, 2, 3)
+    lane_state.execute(
+        "SELECT walbrook.rewind('out', to_earliest => true, destination => 'truncate')"
+    )
     lane.start()
     lane.take()
-    _deliver(lane, 4)
-    place = Generation(2 if way == "new_generation" else 1)
-    ids = "SELECT id FROM t ORDER BY walbrook_lsn"
-    assert lake.query(ids, ITEM, place) == [(1,), (2,), (3,), (4,)]
-    if way == "new_generation":
-        assert lake.query(ids, ITEM) == [(1,), (2,), (3,)]
+    deliver(lane, 4)
+    ids = "SELECT id FROM item ORDER BY walbrook_lsn"
+    assert lake.rows(ids, "item") == [(1,), (2,), (3,), (4,)]
     lane.start()  # as after a crash
-    _deliver(lane, 5)
-    assert lake.query(ids, ITEM, place)[-1] == (5,)
+    deliver(lane, 5)
+    assert lake.rows(ids, "item")[-1] == (5,)
     lane.close()
 
 
-@pytest.mark.parametrize("columns", ["typed", "json"])
-def test_a_worker_waits_for_more_and_writes_one_file_when_it_drains(
-    columns: str, state: Connection, tmp_path: Path
+def test_a_worker_waits_for_more_and_writes_one_file_with_json_when_it_drains(
+    lane_state: Connection, tmp_path: Path
 ) -> None:
-    lane = _lane(state, tmp_path, columns=columns, max_delay_ms=3_600_000)
+    lake = tmp_path / "lake"
+    to = {"type": "parquet", "path": str(lake), "columns": "json", "max_delay_ms": 3_600_000}
+    lane = lane_to(lane_state, tmp_path, to)
     worker = lane.workers["out"]
     for number in (1, 2, 3):
         lane.write(*insert(number, (number, "row")))
         assert not worker.serve_next(0.0)
-    assert list((tmp_path / "lake").rglob("*.parquet")) == []
+    assert list(lake.rglob("*.parquet")) == []
     worker.drain(by_operator=True)
     lane.take()
-    tables = (tmp_path / "lake").glob("public/item" if columns == "typed" else "table=public.item")
-    (place,) = tables
+    (place,) = lake.glob("table=public.item")
     assert len(list(place.rglob("*.parquet"))) == 1
     lane.close()
-
-
-def test_rows_that_were_there_and_changes_beside_them_end_in_one_table(
-    database: Database, tmp_path: Path
-) -> None:
-    database.execute(
-        "CREATE TABLE item (id int PRIMARY KEY, version int NOT NULL, body text);"
-        f"INSERT INTO item SELECT i, 1, repeat('b' || i, 700) FROM generate_series(1, {ROWS}) AS i"
-    )
-    destination = {"type": "parquet", "path": str(tmp_path / "lake"), "max_delay_ms": 200}
-    rig = Rig(database, tmp_path, sink={"destination": destination})
-    with rig.running():
-        database.execute("UPDATE item SET version = 2 WHERE id % 10 = 0")
-        number = rig.start("item", chunk_bytes=1 << 20)
-        database.execute("UPDATE item SET version = 3 WHERE id % 20 = 0")
-        rig.until_state(number)
-        database.execute("UPDATE item SET version = 4 WHERE id = 7")
-        rig.until_delivered()
-    lake = ParquetLake.on_disk(tmp_path / "lake")
-    last = (
-        "SELECT id, version FROM t QUALIFY row_number() OVER (PARTITION BY id "
-        "ORDER BY walbrook_lsn DESC, walbrook_idx DESC) = 1 ORDER BY id"
-    )
-    here = database.execute("SELECT id, version FROM item ORDER BY id")
-    assert lake.query(last, ITEM) == here
-    twice = "SELECT id FROM t WHERE walbrook_action = 'read' GROUP BY id HAVING count(*) > 1"
-    assert lake.query(twice, ITEM) == []

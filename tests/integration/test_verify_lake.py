@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,12 @@ import pyarrow.compute as pc
 import pytest
 
 from sinks.lakehouse.names import LakeTarget
-from spark_pipeline.delivery.deliver import _open_sinks
 from tests.backfill_rig import SOURCE, Rig
 from tests.fix_postgres import Database
 from tests.lakes import LAKES, Lake
 from tests.repairing import drop_slot, note_horizon, repaired, until_repaired
+
+pytestmark = pytest.mark.usefixtures("closed_sinks")
 
 COLUMNS = "id, version, note"
 SETUP = (
@@ -33,14 +33,6 @@ ranked AS (
   SELECT *, row_number() OVER (PARTITION BY id ORDER BY lsn DESC, idx DESC) AS place FROM changes)
 SELECT id, version, note FROM ranked WHERE place = 1 AND NOT gone
 """
-
-
-def _settings(lake: Lake) -> dict[str, Any]:
-    mode = "upsert" if lake.is_merged else "append"
-    found = {"type": lake.kind, "path": str(lake.root), "mode": mode, "max_delay_ms": 0}
-    if lake.kind == "iceberg":
-        found["catalog"] = {"uri": f"sqlite:///{lake.root}.catalog.db", "name": "lake"}
-    return found
 
 
 def _there(lake: Lake) -> list[tuple[object, ...]]:
@@ -67,13 +59,6 @@ def _spoil(lake: Lake) -> None:
     table.replace(written, table.schema, state.moved(state.cursor))
 
 
-@pytest.fixture(autouse=True)
-def _no_open_sinks() -> Iterator[None]:
-    yield
-    while _open_sinks:
-        _open_sinks.popitem()[1][2].close()
-
-
 @pytest.fixture(params=[name for name in LAKES if name != "iceberg copy_on_write"])
 def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
     return Lake.of(tmp_path / "lake", request.param, f"{SOURCE}/files")
@@ -82,7 +67,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 @pytest.fixture
 def rig(database: Database, tmp_path: Path, lake: Lake) -> Rig:
     database.execute(SETUP)
-    return Rig(database, tmp_path, sink={"destination": _settings(lake)})
+    return Rig(database, tmp_path, sink={"destination": lake.settings()})
 
 
 def _here(database: Database) -> list[tuple[Any, ...]]:

@@ -15,6 +15,7 @@ from tests.backfill_rig import Rig
 from tests.fix_kafka import Kafka
 from tests.fix_postgres import Database
 from tests.fix_s3 import S3
+from tests.fix_stores import s3_store
 from tests.integration.test_verify import _keys, _writing
 from tests.parquet_lake import ParquetLake
 
@@ -40,7 +41,7 @@ def destination(request: pytest.FixtureRequest, tmp_path: Path) -> object:
     if request.param == "parquet typed":
         return ParquetDestination(max_delay_ms=100, path=tmp_path / "parquet")
     if request.param == "parquet in a store":
-        lake = ParquetLake.in_store(request.getfixturevalue("s3"), tmp_path)
+        lake = ParquetLake(tmp_path, s3_store(request.getfixturevalue("s3")))
         return _in_store(lake)
     if request.param == "redis_stream":
         request.getfixturevalue("redis_client")
@@ -57,9 +58,9 @@ def destination(request: pytest.FixtureRequest, tmp_path: Path) -> object:
 
 
 def _in_store(lake: ParquetLake) -> ParquetDestination:
-    return ParquetDestination.model_validate(
-        {"type": "parquet", "max_delay_ms": 100, "url": lake.root, "storage_options": lake.options}
-    )
+    assert lake.store is not None
+    to = {"url": lake.store.url, "storage_options": lake.store.options}
+    return ParquetDestination.model_validate({"type": "parquet", "max_delay_ms": 100, **to})
 
 
 def test_messages_equal_their_source_while_writers_go_on(
@@ -106,7 +107,7 @@ def test_rows_of_a_typed_table_that_are_gone_are_found_and_delivered_again(
     database: Database, s3: S3, tmp_path: Path
 ) -> None:
     database.execute(_ITEMS)
-    lake = ParquetLake.in_store(s3, tmp_path / "copies")
+    lake = ParquetLake(tmp_path / "copies", s3_store(s3))
     rig = Rig(database, tmp_path, sink={"destination": _in_store(lake)})
     with rig.running():
         rig.backfilled("item")

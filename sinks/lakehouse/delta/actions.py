@@ -6,7 +6,7 @@ texts. They say which files a query, or a merge, need not open.
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import date, timedelta
 from typing import Final
 from urllib.parse import unquote
 
@@ -18,7 +18,8 @@ from sinks.lakehouse.table import DataFile
 
 _COLUMNS_MAX: Final = 32
 _TEXT_CHARS_MAX: Final = 32  # as other writers of Delta have it
-_YEARS: Final = (date(1, 1, 1), date(9999, 12, 31))
+_EPOCH: Final = date(1970, 1, 1)
+_DAYS: Final = ((date.min - _EPOCH).days, (date.max - _EPOCH).days)
 
 LISTED: Final = ("path", "num_records", "size_bytes")
 
@@ -35,8 +36,13 @@ def stats_of(rows: pa.Table) -> str:
         nulls[name] = column.null_count
         if column.null_count == len(column) or not _is_bounded(column.type):
             continue
-        found = pc.min_max(column)
+        is_date = pa.types.is_date(column.type)
+        found = pc.min_max(column.cast(pa.int32()) if is_date else column)
         low, high = found["min"].as_py(), found["max"].as_py()
+        if is_date and not _DAYS[0] <= low <= high <= _DAYS[1]:
+            continue  # such as infinity, which JSON has no date for
+        if is_date:
+            low, high = _EPOCH + timedelta(low), _EPOCH + timedelta(high)
         if _is_exact(low) and _is_exact(high):
             lowest[name], highest[name] = low, high
     found = {
@@ -53,9 +59,7 @@ def _is_bounded(kind: pa.DataType) -> bool:
 
 
 def _is_exact(value: object) -> bool:
-    if isinstance(value, str):
-        return len(value) <= _TEXT_CHARS_MAX
-    return not isinstance(value, date) or _YEARS[0] <= value <= _YEARS[1]
+    return not isinstance(value, str) or len(value) <= _TEXT_CHARS_MAX
 
 
 def listed_files(actions: pa.Table, partitioned_by: list[str]) -> list[DataFile]:

@@ -24,7 +24,7 @@ import pyarrow.fs as pafs
 from cdc.cursor import Cursor
 from cdc.errors import OperatorError
 from sinks.directory import make_directories, probe_directory, sync_directory
-from sinks.lakehouse.columns import DROPPED, Evolution, plain_schema
+from sinks.lakehouse.columns import DROPPED, OWN, Evolution, plain_schema
 from sinks.lakehouse.delta import library as delta
 from sinks.lakehouse.delta.actions import listed_files, stats_of
 from sinks.lakehouse.delta.errors import from_delta
@@ -130,8 +130,12 @@ class DeltaLakeTable:
         state: TableState | None,
     ) -> None:
         moves_rows = state is not None
+        # delta-rs does not notice that files which it compacts are gone if their removal says that
+        # no rows moved, and adds these rows again. In a history it has to say so all the same:
+        # streaming readers end where rows are removed.
+        removes_rows = moves_rows or not self._is_history
         actions: list[delta.AddAction | delta.RemoveAction] = [
-            *(_removal(file, moves_rows=moves_rows) for file in removed),
+            *(_removal(file, moves_rows=removes_rows) for file in removed),
             *(_addition(file, moves_rows=moves_rows) for file in added),
         ]
         with self._telling():
@@ -181,6 +185,10 @@ class DeltaLakeTable:
     @property
     def _partitioned_by(self) -> list[str]:
         return list(self._loaded.metadata().partition_columns)
+
+    @property
+    def _is_history(self) -> bool:
+        return set(OWN.names).issubset(self._schema.names)
 
     @property
     def _files(self) -> LakeFiles:

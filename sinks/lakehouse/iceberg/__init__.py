@@ -3,8 +3,8 @@
 ``table`` is the one that ``sinks.lakehouse`` writes: ``manifests`` writes the metadata of a commit,
 ``encoding`` its files, ``schema`` says which column has which number, ``position`` how far a table
 has come. ``merging`` is the mode that deletes by key, ``reading`` applies such deletes, ``upkeep``
-ends old versions. ``catalogs`` and ``disk`` are where tables are named and where they lie.
-``library`` is the package, which is an extra.
+ends old versions. ``catalogs`` is where tables are named, ``disk`` and ``stores`` are where they
+lie. ``library`` is the package, which is an extra.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 from sinks.lakehouse.iceberg import library as iceberg
 from sinks.lakehouse.iceberg.disk import SyncedFiles
 from sinks.lakehouse.iceberg.errors import telling
+from sinks.lakehouse.iceberg.stores import StoreFiles, account_in
 
 _OF_STORES: Final = {
     "AWS_ENDPOINT_URL": "s3.endpoint",
@@ -24,6 +25,8 @@ _OF_STORES: Final = {
     "AWS_ACCESS_KEY_ID": "s3.access-key-id",
     "AWS_SECRET_ACCESS_KEY": "s3.secret-access-key",
     "AWS_SESSION_TOKEN": "s3.session-token",
+    "AZURE_STORAGE_ACCOUNT_NAME": "adls.account-name",
+    "AZURE_STORAGE_ACCOUNT_KEY": "adls.account-key",
 }
 """Names that other tools have for options of stores, and those that the library has."""
 
@@ -45,8 +48,10 @@ class Catalogs:
     def open(self) -> iceberg.Catalog:
         """Connect to it."""
         given = {_OF_STORES.get(key, key): value for key, value in self.storage_options.items()}
-        if "://" not in self.root:
-            given["py-io-impl"] = f"{SyncedFiles.__module__}.{SyncedFiles.__qualname__}"
+        files = StoreFiles if "://" in self.root else SyncedFiles
+        given["py-io-impl"] = f"{files.__module__}.{files.__qualname__}"
+        if (account := account_in(self.root)) is not None:
+            given.setdefault("adls.account-name", account)
         given |= self.properties
         if given["type"] == "sql":
             given["uri"] = _sql_url(given["uri"]) if "uri" in given else _state_url(self.state_dsn)

@@ -13,20 +13,11 @@ from cdc.errors import OperatorError, TransientError, WalbrookError
 from sinks.directory import disk_error
 from sinks.lakehouse.iceberg import library as iceberg
 from sinks.lakehouse.iceberg.disk import path_of
+from sinks.lakehouse.store_errors import refused_by_store
 from sinks.lakehouse.table import ConflictError
 
 _CONFLICTS: Final = (iceberg.CommitFailedException, iceberg.TableAlreadyExistsError)
-_REFUSED: Final = (iceberg.UnauthorizedError, iceberg.ForbiddenError)
-_STORE_REFUSALS: Final = (
-    "ACCESS_DENIED",
-    "AccessDenied",
-    "InvalidAccessKeyId",
-    "SignatureDoesNotMatch",
-    "NO_SUCH_BUCKET",
-    "NoSuchBucket",
-    "HTTP response code 403",
-    "HTTP response code 401",
-)
+_REFUSED: Final = (iceberg.UnauthorizedError, iceberg.ForbiddenError, iceberg.OAuthError)
 
 
 def from_iceberg(error: Exception, place: str) -> WalbrookError:
@@ -42,14 +33,16 @@ def from_iceberg(error: Exception, place: str) -> WalbrookError:
             fix="correct catalog of the destination, and let that account create and commit tables",
             detail=said,
         )
-    refused = next((word for word in _STORE_REFUSALS if word in said), None)
-    if refused is not None:
+    if isinstance(error, (ImportError, iceberg.NotInstalledError)):
         return OperatorError(
-            f"the store of the table at {place} refuses the sink: {refused}",
-            fix="correct url and storage_options of the destination, and let that account read, "
-            "write, list and delete below the url",
+            f"the catalog or the store of the table at {place} needs a package that is not "
+            "installed",
+            fix="install it: boto3 for catalog.type glue, pyiceberg[hive] for hive",
             detail=said,
+            kind="missing_package",
         )
+    if (refused := refused_by_store(said, place)) is not None:
+        return refused
     if isinstance(error, OSError) and error.errno is not None and "://" not in _remote(place):
         return disk_error(path_of(place), error)
     return TransientError(

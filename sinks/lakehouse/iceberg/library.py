@@ -17,6 +17,8 @@ try:
         ForbiddenError,
         NoSuchNamespaceError,
         NoSuchTableError,
+        NotInstalledError,
+        OAuthError,
         TableAlreadyExistsError,
         UnauthorizedError,
     )
@@ -126,7 +128,9 @@ __all__ = [
     "NestedField",
     "NoSuchNamespaceError",
     "NoSuchTableError",
+    "NotInstalledError",
     "NullPool",
+    "OAuthError",
     "Operation",
     "OutputFile",
     "PartitionField",

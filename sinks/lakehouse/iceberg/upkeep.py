@@ -19,6 +19,7 @@ import pyarrow.fs as pafs
 
 from sinks.lakehouse.iceberg import library as iceberg
 from sinks.lakehouse.iceberg.disk import SyncedFiles, path_of
+from sinks.lakehouse.iceberg.stores import StoreFiles
 
 SNAPSHOTS_MAX: Final = 500
 """Each commit writes the names of all snapshots, so there are never more."""
@@ -48,10 +49,10 @@ def forgotten(before: iceberg.TableMetadata, after: iceberg.TableMetadata) -> se
 def remove_unnamed_files(table: iceberg.Table, retain_hours: int) -> int:
     """Remove files that no snapshot of the table names. Returns how many."""
     since_s = time.time() - retain_hours * 3600
-    named = {_bare(location) for location in _named(table)}
+    named = {_path_in(table.io, location) for location in _named(table)}
     removed = 0
     for location, changed_s in _listed(table):
-        if changed_s < since_s and _bare(location) not in named:
+        if changed_s < since_s and _path_in(table.io, location) not in named:
             table.io.delete(location)
             removed += 1
             if removed == _REMOVED_MAX:
@@ -64,7 +65,7 @@ def remove_all_files(io: iceberg.FileIO, location: str) -> None:
     if isinstance(io, SyncedFiles):
         shutil.rmtree(path_of(location), ignore_errors=not path_of(location).exists())
         return
-    assert isinstance(io, iceberg.PyArrowFileIO)
+    assert isinstance(io, StoreFiles)
     scheme, netloc, folder = io.parse_location(location)
     with suppress(FileNotFoundError):
         io.fs_by_scheme(scheme, netloc).delete_dir(folder)
@@ -109,7 +110,7 @@ def _listed(table: iceberg.Table) -> Iterator[tuple[str, float]]:
         for path in _files_below(path_of(location)):
             yield str(path), path.stat().st_mtime
         return
-    assert isinstance(table.io, iceberg.PyArrowFileIO)
+    assert isinstance(table.io, StoreFiles)
     scheme, netloc, folder = table.io.parse_location(location)
     store = table.io.fs_by_scheme(scheme, netloc)
     for info in store.get_file_info(pafs.FileSelector(folder, recursive=True)):
@@ -121,6 +122,8 @@ def _files_below(folder: Path) -> Iterator[Path]:
     yield from (path for path in folder.rglob("*") if path.is_file())
 
 
-def _bare(location: str) -> str:
-    """A location without its scheme: s3 and s3a name the same."""
-    return location.partition("://")[2] or location
+def _path_in(io: iceberg.FileIO, location: str) -> str:
+    """A location without its scheme and its account: s3 and s3a name the same."""
+    if isinstance(io, StoreFiles):
+        return io.parse_location(location)[2]
+    return str(path_of(location))

@@ -38,6 +38,8 @@ def test_a_history_is_the_default_and_takes_every_change_of_tables() -> None:
 def test_its_place_is_a_folder_or_a_url() -> None:
     assert destination(TO).root == "s3://lake/shop"
     assert Path(destination("type: delta, path: /data/lake").root) == Path("/data/lake")
+    for url in ("gs://lake/shop", "abfs://lake/shop", "abfss://lake@acc.dfs.core.windows.net/shop"):
+        assert destination(f"type: delta, url: '{url}'").root == url
 
 
 def test_options_of_the_store_are_secrets() -> None:
@@ -61,6 +63,8 @@ def test_two_sinks_never_share_a_place() -> None:
         (f"destination: {{{TO}, path: here}}", "cannot both be given"),
         ("destination: {type: delta, url: 'https://lake'}", "should be a URL such as s3://"),
         ("destination: {type: delta, url: 's3://lake?x=1'}", "should be a URL such as s3://"),
+        ("destination: {type: delta, url: 's3://key:s@lake/x'}", "credentials and other options"),
+        ("destination: {type: delta, url: 'abfss://a:s@lake/x'}", "credentials and other options"),
         ("destination: {type: delta, path: a, storage_options: {A: b}}", "has no use with path"),
         (f"destination: {{{TO}, table: all}}", "should hold {table}"),
         (f"destination: {{{TO}, mode: upsert, partition_by: date}}", "mode: append alone"),

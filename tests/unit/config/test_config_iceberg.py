@@ -50,6 +50,7 @@ def test_properties_of_a_catalog_are_secrets() -> None:
     ("body", "says"),
     [
         ("destination: {type: iceberg}", "needs path or url"),
+        ("destination: {type: iceberg, url: 'az://lake/x'}", "url: should be abfss://container@"),
         (f"destination: {{{TO}, merge: copy_on_write}}", "merge: has a meaning with mode: upsert"),
         (f"destination: {{{TO}, catalog: {{type: rest}}}}", "catalog.uri: is needed with type: re"),
         (
@@ -62,6 +63,22 @@ def test_properties_of_a_catalog_are_secrets() -> None:
 )
 def test_settings_that_do_not_go_together_are_refused_by_name(body: str, says: str) -> None:
     assert says in refusal(sink(body))
+
+
+@pytest.mark.parametrize(
+    ("kind", "module", "fix"),
+    [("glue", "boto3", "pip install boto3"), ("hive", "thrift", "pip install 'pyiceberg[hive]'")],
+)
+def test_a_missing_package_of_a_catalog_is_named(
+    kind: str, module: str, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        cdc.config.extras, "find_spec", lambda name: None if name == module else find_spec("json")
+    )
+    catalog = f"{{type: {kind}, uri: 'thrift://h'}}"
+    with pytest.raises(ConfigError) as refused:
+        check_extras(read(sink(f"destination: {{{TO}, catalog: {catalog}}}")).sinks)
+    assert refused.value.fix == fix
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
