@@ -23,6 +23,7 @@ from cdc.config import SinkConfig
 from cdc.connection import Connection
 from cdc.connection_pool import ConnectionPool
 from cdc.cursor import Cursor, format_lsn, parse_lsn
+from cdc.cursor_columns import prefix_at_or_below
 from cdc.decoding.copy_text import copied_text, lsn_texts
 from cdc.decoding.joins import joined
 from cdc.error_text import public_text
@@ -30,7 +31,7 @@ from cdc.errors import OperatorError, PoisonError, TransientError, WalbrookError
 from cdc.queue.groups import Grouping, groups_of
 from cdc.queue.retry import TOO_LARGE
 from sinks.base import Delivery
-from sinks.columns import prefix_at_or_below, text_bytes
+from sinks.columns import text_bytes
 
 _MESSAGE_BYTES_MAX = 64 << 20
 _CHANNEL = "walbrook_pull"

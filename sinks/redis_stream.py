@@ -35,13 +35,14 @@ from redis.retry import Retry
 from cdc.backfill.table import PublishedTable
 from cdc.change import MessageBatch
 from cdc.cursor import ORIGIN, Cursor
+from cdc.cursor_columns import prefix_at_or_below
 from cdc.errors import PoisonError, ProtocolError, TransientError, WalbrookError
 from cdc.failpoints import reached
 from cdc.generation import FIRST, Generation
 from cdc.queue.retry import TOO_LARGE
 from cdc.verify.held import Form, Key
 from sinks.base import Delivery
-from sinks.columns import pieces, prefix_at_or_below
+from sinks.columns import pieces
 from sinks.held_messages import refuse_short_lived
 from sinks.redis_errors import from_exception, from_reply
 from sinks.redis_read_back import read_stream

@@ -22,6 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from cdc.cursor import Cursor
+from cdc.cursor_columns import cursor_at, prefix_below
 from cdc.errors import ProtocolError
 from cdc.eventtime.buffer import EventTimeBuffer
 from cdc.eventtime.released import Released, RowSelection, gathered, taken
@@ -142,7 +143,7 @@ class Sequencer:
             return
         self._tracker.update(codes, times)
         due, follows = self._dues(source, times, codes)
-        again = np.arange(len(due)) < _rows_below(rows, self._standings[source].read)
+        again = np.arange(len(due)) < prefix_below(rows, self._standings[source].read)
         settled = again & (due <= self._standings[source].floor)
         if self._standings[source].cut:
             settled &= ~(follows & (due == NO_TIME))
@@ -226,8 +227,8 @@ class Sequencer:
         return all(self._caught_up(source) for source in self._standings)
 
     def _check_order(self, source: str, rows: pa.RecordBatch, read: Cursor) -> None:
-        first = _cursor_at(rows, 0) if rows.num_rows else read
-        last = _cursor_at(rows, rows.num_rows - 1) if rows.num_rows else None
+        first = cursor_at(rows, 0) if rows.num_rows else read
+        last = cursor_at(rows, rows.num_rows - 1) if rows.num_rows else None
         if first < self._reads[source] or (last is not None and last >= read):
             raise ProtocolError(
                 f"rows of {source} from {first} to {last} do not lie between {self._reads[source]},"
@@ -243,14 +244,3 @@ class Sequencer:
         return RowSelection(
             taken(rows, at), times[at], due[at], codes[at], self._codes[source], all_of_it
         )
-
-
-def _cursor_at(rows: pa.RecordBatch, at: int) -> Cursor:
-    return Cursor(rows.column("commit_lsn")[at].as_py(), rows.column("commit_idx")[at].as_py())
-
-
-def _rows_below(rows: pa.RecordBatch, cursor: Cursor) -> int:
-    """How many rows, which are in cursor order, lie below a cursor."""
-    lsn, idx = (np.asarray(rows.column(name)) for name in ("commit_lsn", "commit_idx"))
-    first, last = (int(np.searchsorted(lsn, cursor.lsn, side)) for side in ("left", "right"))
-    return first + int(np.searchsorted(idx[first:last], cursor.idx, "left"))

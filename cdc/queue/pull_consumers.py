@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 import orjson
-import pyarrow as pa
 
-from cdc.change import CHANGE_SCHEMA
+from cdc.change import synthetic_rows
 from cdc.config import PullDestination, SinkConfig
 from cdc.connection import Connection
+from cdc.cursor import Cursor
 from cdc.decoding.format import ValueFormat
 from cdc.decoding.shapes import Context, shape_for
 
@@ -95,18 +95,8 @@ def register_pulls(
 def gap_template(consumer: SinkConfig, source: str, hostname: str, database: str) -> str:
     """A gap in the consumer's shape, with marks for what ``walbrook.gap_message`` fills in."""
     record = {"from": "walbrook:from", "to": "walbrook:to", "reason": "walbrook:reason"}
-    row = {
-        "commit_lsn": _LSN,
-        "commit_idx": _IDX,
-        "commit_timestamp": _NOON,
-        "xid": 0,
-        "table_schema": "",
-        "table_name": "",
-        "action": "gap",
-        "record": orjson.dumps(record).decode(),
-        "record_pks": "[]",
-    }
-    changes = pa.RecordBatch.from_pylist([row], schema=CHANGE_SCHEMA)
+    text = orjson.dumps(record).decode()
+    changes = synthetic_rows("gap", [text], _NOON, cursor=Cursor(_LSN, _IDX))
     context = Context(
         consumer=consumer.name,
         database_name=source,

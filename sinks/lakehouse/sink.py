@@ -4,8 +4,8 @@ Every table has a position of its own, which moves in the commit of its rows. In
 at or below its table's position is in the table and is skipped when it is repeated; a delivery
 counts only what is committed.
 
-A message that has no place in its table is found by halving the batch: each half is a delivery of
-its own, and the first message that is refused alone ends it.
+A message that has no place in its table is found by bisection of the batch: each half is a delivery
+of its own, and the first message that is refused alone ends it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 
 from cdc.backfill.reload import mark_in
 from cdc.backfill.table import PublishedTable
-from cdc.change import READ, MessageBatch, cursor_at
+from cdc.change import READ, MessageBatch
+from cdc.cursor_columns import cursor_at, prefix_at_or_below
 from cdc.errors import OperatorError, PoisonError, WalbrookError
 from cdc.failpoints import reached
 from cdc.verify.held import Form, Key
 from sinks.base import Delivery
-from sinks.columns import prefix_at_or_below
 from sinks.lakehouse.columns import DATE
 from sinks.lakehouse.evolving import follow
 from sinks.lakehouse.maintenance import Maintainer, MaintenancePlan
@@ -84,21 +84,14 @@ class LakehouseSink:
     def deliver(self, batch: MessageBatch) -> Delivery:
         """Commit the messages that their tables do not hold yet, in order."""
         settled = absorbed = 0
-        waiting = [batch]
+
         try:
             self._stopped.retry(self._write_part)
-            while waiting:
-                piece = waiting.pop()
-                try:
-                    absorbed += self._apply(piece.rows)
-                except PoisonError as error:
-                    if len(piece) == 1:
-                        refused = _refused(piece, error)
-                        return Delivery(settled, absorbed, refused, stopped=self._stopped.told())
-                    middle = len(piece) // 2
-                    waiting += [piece.slice(middle), piece.slice(0, middle)]
-                    continue
-                settled += len(piece)
+            for part, known in batch.bisect(lambda part: self._apply(part.rows), PoisonError):
+                if isinstance(known, PoisonError):
+                    refused = _refused(part, known)
+                    return Delivery(settled, absorbed, refused, stopped=self._stopped.told())
+                settled, absorbed = settled + len(part), absorbed + known
         except WalbrookError as error:
             self._forget()
             return Delivery(settled, absorbed, error)

@@ -18,8 +18,8 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
-from cdc.change import cursor_at
 from cdc.cursor import ORIGIN, Cursor
+from cdc.cursor_columns import cursor_at
 from cdc.decoding.format import TABLE_VERSION
 from cdc.errors import OperatorError, PoisonError, WalbrookError
 from sinks.base import StoppedTable

@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 import structlog
 from psycopg import sql
 
-from cdc.change import READ, cursor_at
+from cdc.change import READ
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn
+from cdc.cursor_columns import cursor_at
 from cdc.decoding.copy_text import copied_text, lsn_texts
 from cdc.decoding.joins import joined
 from cdc.decoding.row_texts import NULL

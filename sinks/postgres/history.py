@@ -6,9 +6,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
-from cdc.change import READ, cursor_at
+from cdc.change import READ
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn
+from cdc.cursor_columns import cursor_at
 from cdc.decoding.copy_text import copied_text, lsn_texts
 from cdc.decoding.format import ROW_TEXT
 from cdc.decoding.joins import joined

@@ -23,10 +23,10 @@ from cdc.backfill.reload import ReloadMark
 from cdc.change import READ
 from cdc.connection import Connection
 from cdc.cursor import Cursor
+from cdc.cursor_columns import prefix_at_or_below
 from cdc.decoding.relation import Relation
 from cdc.decoding.row_texts import relation_of
 from cdc.errors import OperatorError
-from sinks.columns import prefix_at_or_below
 from sinks.postgres.errors import from_postgres, is_of_a_row
 from sinks.postgres.position import Owner, Position, Positions, Shadow
 from sinks.postgres.tables import Tables

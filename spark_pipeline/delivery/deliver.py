@@ -17,9 +17,10 @@ from typing import cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import ROUTE, MessageBatch, cursor_at
+from cdc.change import ROUTE, MessageBatch
 from cdc.config import SinkConfig
 from cdc.cursor import Cursor
+from cdc.cursor_columns import cursor_at, prefix_below
 from cdc.decoding.format import PLAIN, TEXTS, Wanted
 from cdc.decoding.shapes import Context, RecordShape, RowTextShape, Shape, shape_for
 from cdc.errors import ProtocolError, TransientError, WalbrookError
@@ -30,7 +31,6 @@ from cdc.queue.ledger.open import LedgerAddress, open_ledger
 from cdc.state.blocked_groups import NOTHING, BlockedGroups
 from sinks import ClaimPlace, FollowsRewinds, Queue, Sink, open_sink
 from sinks.base import Delivery, Reloads, RequestSink
-from sinks.columns import prefix_below
 from sinks.ledgered import LedgeredSink, LedgerPlace
 from sinks.pull import PullSink
 from spark_pipeline.delivery.matching import Match
@@ -45,7 +45,7 @@ from spark_pipeline.delivery.value_formats import (
     takes_texts,
     view_of,
 )
-from spark_pipeline.delivery.verdicts import in_cursor_order, judged
+from spark_pipeline.delivery.verdicts import judged, sorted_verdicts
 from spark_pipeline.slices.exchange import SliceMarker, pick_up, whole
 
 _DELIVERY_ROWS = 10_000
@@ -191,7 +191,7 @@ def verdicts_of(share: Share) -> pa.RecordBatch | None:
             "expressions",
             fix="it is tried again; if it stays, report it with this text",
         )
-    return in_cursor_order(whole(share.verdicts))
+    return sorted_verdicts(whole(share.verdicts))
 
 
 def mine(share: Share, changes: pa.RecordBatch) -> pa.RecordBatch:

@@ -12,7 +12,7 @@ import orjson
 import pyarrow as pa
 import structlog
 
-from cdc.change import CHANGE_SCHEMA
+from cdc.change import synthetic_rows
 from cdc.connection import Connection
 from cdc.cursor import Cursor
 from cdc.error_text import public_text
@@ -89,19 +89,5 @@ def gap_change(gap: Gap) -> pa.RecordBatch:
     record: dict[str, object] = {"from": str(gap.start), "to": str(gap.end), "reason": gap.reason}
     if gap.bridged is not None:
         record["bridged"] = gap.bridged
-    return pa.RecordBatch.from_pylist(
-        [
-            {
-                "commit_lsn": gap.cursor.lsn,
-                "commit_idx": gap.cursor.idx,
-                "commit_timestamp": gap.noted_at,
-                "xid": 0,
-                "table_schema": "",
-                "table_name": "",
-                "action": "gap",
-                "record": orjson.dumps(record).decode(),
-                "record_pks": "[]",
-            }
-        ],
-        schema=CHANGE_SCHEMA,
-    )
+    text = orjson.dumps(record).decode()
+    return synthetic_rows("gap", [text], gap.noted_at, cursor=gap.cursor)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.cursor import Cursor
+from cdc.cursor_columns import in_cursor_order
 from cdc.errors import WalbrookError
 from cdc.queue.ledger.base import LedgerUse
 from cdc.queue.ledger.base import together as all_uses
@@ -117,10 +118,7 @@ def together(pieces: Sequence[pa.RecordBatch | None]) -> pa.RecordBatch | None:
 
 
 def _in_cursor_order(rows: pa.RecordBatch | None) -> pa.RecordBatch | None:
-    if rows is None:
-        return None
-    lsn, idx = (rows.column(name).to_numpy() for name in ("commit_lsn", "commit_idx"))
-    return rows.take(pa.array(np.lexsort((idx, lsn))))
+    return None if rows is None else in_cursor_order(rows)
 
 
 def below(rows: pa.RecordBatch, cursor: Cursor) -> pa.RecordBatch:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from cdc.change import MessageBatch
 from cdc.cursor import Cursor
+from cdc.cursor_columns import cursor_at
 from cdc.errors import TransientError
 from cdc.queue.groups import Grouping
 from sinks.base import Delivery, SideBySideSink
@@ -151,7 +152,5 @@ def _is_full(aside: pa.RecordBatch | None) -> bool:
 
 
 def _behind_last(rows: pa.RecordBatch) -> Cursor:
-    last = rows.num_rows - 1
-    return Cursor(
-        rows.column("commit_lsn")[last].as_py(), rows.column("commit_idx")[last].as_py() + 1
-    )
+    last = cursor_at(rows, -1)
+    return Cursor(last.lsn, last.idx + 1)

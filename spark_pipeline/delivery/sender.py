@@ -17,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import MessageBatch, cursor_at
+from cdc.change import MessageBatch
 from cdc.config import SinkConfig
 from cdc.cursor import Cursor
+from cdc.cursor_columns import cursor_at
 from cdc.errors import PoisonError, TransientError, WalbrookError
 from cdc.queue.groups import Grouping, groups_of
 from cdc.queue.ledger.base import together as all_uses

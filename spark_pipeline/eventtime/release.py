@@ -18,7 +18,7 @@ import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
-from cdc.change import CHANGE_SCHEMA, PLACED_SCHEMA
+from cdc.change import PLACED_SCHEMA, synthetic_rows
 from cdc.cursor import Cursor
 from cdc.decoding.format import ValueFormat
 from cdc.decoding.shapes.metadata import iso8601
@@ -148,28 +148,7 @@ def iso(us: int) -> str:
 
 def watermark_row(watermark: int, now: datetime) -> pa.RecordBatch:
     """The message that says how far event time has come."""
-    return our_row(WATERMARK, orjson.dumps({"watermark": iso(watermark)}).decode(), now)
-
-
-def our_row(action: str, record: str, now: datetime) -> pa.RecordBatch:
-    """A message that is no change of the source."""
-    return our_rows(action, pa.array([record]), now)
-
-
-def our_rows(action: str, records: pa.StringArray, now: datetime) -> pa.RecordBatch:
-    """The same for several."""
-    count = len(records)
-    said: dict[str, object] = {
-        "commit_lsn": 0, "commit_idx": 0, "commit_timestamp": now, "xid": 0, "table_schema": "",
-        "table_name": "", "action": action, "record_pks": "[]",
-    }  # fmt: skip
-    columns = [
-        records
-        if field.name == "record"
-        else pa.repeat(pa.scalar(said.get(field.name), field.type), count)
-        for field in CHANGE_SCHEMA
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=CHANGE_SCHEMA)
+    return synthetic_rows(WATERMARK, [orjson.dumps({"watermark": iso(watermark)}).decode()], now)
 
 
 def late_letters(late: Released, source: int, watermark: int) -> pa.RecordBatch | None:

@@ -20,13 +20,14 @@ from pyspark.sql import SparkSession
 
 from cdc.config import SinkConfig
 from cdc.cursor import ORIGIN, Cursor
-from spark_pipeline.delivery.verdicts import VERDICT_SCHEMA, empty, in_cursor_order
+from spark_pipeline.delivery.verdicts import VERDICT_SCHEMA, empty, sorted_verdicts
 from spark_pipeline.expressions.compiled import Expressions, program_for
 from spark_pipeline.expressions.engine import Engine
 from spark_pipeline.expressions.failures import BadRowSearch, EvaluationError, answers
 from spark_pipeline.expressions.functions import Function
 from spark_pipeline.expressions.routes import bad_routes
-from spark_pipeline.expressions.visible_rows import RawRows, VisibleRows, place_of, seen_rows
+from spark_pipeline.expressions.visible_rows import VisibleRows, place_of, seen_rows
+from spark_pipeline.slices.raw_rows import RawRows
 
 if TYPE_CHECKING:
     from spark_pipeline.delivery.deliver import Origin
@@ -55,7 +56,7 @@ def verdicts(
         _judge(spark, consumer, expressions, table, hunt)
         for table in seen_rows(consumer, origin, rows, since=since, until=until)
     ]
-    return in_cursor_order(pa.Table.from_batches(judged, VERDICT_SCHEMA)) if judged else empty()
+    return sorted_verdicts(pa.Table.from_batches(judged, VERDICT_SCHEMA)) if judged else empty()
 
 
 def _judge(

@@ -18,8 +18,9 @@ from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import ExpressionError
 from spark_pipeline.expressions.compiled import Expressions, looked_at
 from spark_pipeline.expressions.engine import Engine
-from spark_pipeline.expressions.log_rows import LogSlice, unjoined_rows
+from spark_pipeline.expressions.log_rows import unjoined_rows
 from spark_pipeline.expressions.visible_rows import met_versions
+from spark_pipeline.slices.raw_rows import LogSlice
 
 if TYPE_CHECKING:
     from spark_pipeline.delivery.deliver import Origin

@@ -20,16 +20,17 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from spark_pipeline.delivery.verdicts import VERDICT_SCHEMA, empty, in_cursor_order
+from spark_pipeline.delivery.verdicts import VERDICT_SCHEMA, empty, sorted_verdicts
 from spark_pipeline.expressions.compiled import Expressions, bare_values, looked_at
 from spark_pipeline.expressions.engine import Engine
 from spark_pipeline.expressions.evaluate import Judging, checked, verdicts
 from spark_pipeline.expressions.failures import BadRowSearch
 from spark_pipeline.expressions.log_range import LogRange
-from spark_pipeline.expressions.log_rows import LogSlice, raw_rows
+from spark_pipeline.expressions.log_rows import raw_rows
 from spark_pipeline.expressions.pruning import pruned
 from spark_pipeline.expressions.visible_rows import VisibleRows, seen_rows
 from spark_pipeline.jvm.arrow_map import map_in_arrow
+from spark_pipeline.slices.raw_rows import LogSlice
 
 # What workers say of a row beside what expressions see; no expression can name these.
 _LSN, _IDX, _KEEP, _ERROR = "~lsn", "~idx", "~keep", "~error"
@@ -61,7 +62,7 @@ def verdicts_on_driver(spark: SparkSession | None, stretch: LogRange) -> pa.Reco
         )
         for rows in raw_rows(stretch.log, stretch.history, stretch.pieces)
     ]
-    return in_cursor_order(pa.Table.from_batches(parts, VERDICT_SCHEMA))
+    return sorted_verdicts(pa.Table.from_batches(parts, VERDICT_SCHEMA))
 
 
 def verdicts_on_executors(spark: SparkSession, stretch: LogRange) -> pa.RecordBatch:
@@ -81,7 +82,7 @@ def verdicts_on_executors(spark: SparkSession, stretch: LogRange) -> pa.RecordBa
         answered = reduce(DataFrame.union, frames).toArrow()
     except (PySparkException, Py4JJavaError):
         return verdicts_on_driver(spark, stretch)
-    return checked(stretch.consumer, in_cursor_order(_as_verdicts(answered, expressions)))
+    return checked(stretch.consumer, sorted_verdicts(_as_verdicts(answered, expressions)))
 
 
 def _frame(slices: DataFrame, stretch: LogRange, schema_id: int, used: pa.Schema) -> DataFrame:

@@ -7,10 +7,11 @@ import time
 from datetime import datetime
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
+from cdc.change import synthetic_rows
 from cdc.cursor import Cursor
+from cdc.cursor_columns import cursor_at
 from cdc.errors import CorruptionError
 from cdc.eventtime.buffer import EventTimeBuffer
 from cdc.eventtime.released import Released
@@ -22,8 +23,8 @@ from cdc.state.event_numbers import Numbering
 from cdc.state.gaps import skip_evicted
 from spark_pipeline.delivery.outcome import Poison
 from spark_pipeline.eventtime.partitions import UnknownTableError
-from spark_pipeline.eventtime.release import WINDOW, OwnRows, our_rows
-from spark_pipeline.eventtime.windows.due import WindowResults, _cursor
+from spark_pipeline.eventtime.release import WINDOW, OwnRows
+from spark_pipeline.eventtime.windows.due import WindowResults
 from tests import pgoutput
 from tests.event_lane import ITEM, NAME, OTHER, EventLane, S
 from tests.fix_event_lane import Fate, MakeLane
@@ -45,10 +46,10 @@ class Counts:
             return WindowResults([], {})
         bad = [at for at, text in enumerate(done.rows["record"].to_pylist()) if '"id":2,' in text]
         good = len(done) - len(bad)
-        told = [OwnRows(our_rows(WINDOW, pa.array([f'{{"n":{good}}}']), now))] if good else []
+        told = [OwnRows(synthetic_rows(WINDOW, [f'{{"n":{good}}}'], now))] if good else []
         poisons: dict[int, list[Poison]] = {}
         for at in bad:
-            poison = Poison(_cursor(done.rows, at), "it cannot be counted")
+            poison = Poison(cursor_at(done.rows, at), "it cannot be counted")
             poisons.setdefault(int(done.sources[at]), []).append(poison)
         return WindowResults(told, poisons)
 

@@ -10,13 +10,13 @@ from datetime import datetime
 from typing import Any, cast
 
 import orjson
-import pyarrow as pa
 import pytest
 
+from cdc.change import synthetic_rows
 from cdc.eventtime.buffer import EventTimeBuffer
 from cdc.eventtime.released import Released
 from cdc.eventtime.sequencer import WatermarkStep
-from spark_pipeline.eventtime.release import WINDOW, OwnRows, our_rows
+from spark_pipeline.eventtime.release import WINDOW, OwnRows
 from spark_pipeline.eventtime.windows.due import WindowResults
 from tests.event_lane import EventLane, S
 from tests.fix_event_lane import MakeLane
@@ -43,7 +43,7 @@ class Windows:
         if released is None:
             return WindowResults([], {})
         record = orjson.dumps({"count": released.rows.num_rows, "note": self.note}).decode()
-        return WindowResults([OwnRows(our_rows(WINDOW, pa.array([record]), now))], {})
+        return WindowResults([OwnRows(synthetic_rows(WINDOW, [record], now))], {})
 
 
 def advance(lane: EventLane, first: int, last: int) -> None:

@@ -15,7 +15,7 @@ from cdc.config import SinkConfig
 from cdc.decoding.relation import parse_relation
 from spark_pipeline.delivery.deliver import Origin
 from spark_pipeline.expressions.evaluate import verdicts
-from spark_pipeline.expressions.visible_rows import RawRows
+from spark_pipeline.slices.raw_rows import RawRows
 from tests.fix_postgres import Database
 from tests.unit.decoding.frames import Frame
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import orjson
-import pyarrow as pa
 import pytest
 
+from cdc.change import synthetic_rows
 from cdc.eventtime.buffer import EventTimeBuffer
 from cdc.eventtime.released import Released
 from cdc.eventtime.sequencer import WatermarkStep
 from spark_pipeline.eventtime import ordering as ordering_module
 from spark_pipeline.eventtime import timing
-from spark_pipeline.eventtime.release import WINDOW, OwnRows, our_rows
+from spark_pipeline.eventtime.release import WINDOW, OwnRows
 from spark_pipeline.eventtime.windows.aggregate import last_window_end
 from spark_pipeline.eventtime.windows.due import WindowResults
 from tests import pgoutput
@@ -73,7 +73,7 @@ class Listed:
                 if of == end
             ]
             texts.append(orjson.dumps({"end": end // S, "rows": rows}).decode())
-        return WindowResults([OwnRows(our_rows(WINDOW, pa.array(texts), now))], {})
+        return WindowResults([OwnRows(synthetic_rows(WINDOW, texts, now))], {})
 
 
 def messages(lane: EventLane) -> list[tuple[Any, ...]]:

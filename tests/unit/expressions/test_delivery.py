@@ -23,8 +23,8 @@ from spark_pipeline.delivery.deliver import Share, deliver
 from spark_pipeline.delivery.verdicts import leave_verdicts
 from spark_pipeline.expressions.evaluate import verdicts
 from spark_pipeline.expressions.for_share import judge
-from spark_pipeline.expressions.visible_rows import RawRows
 from spark_pipeline.slices.exchange import Exchange, markers_from_arrow, pick_up
+from spark_pipeline.slices.raw_rows import RawRows
 from spark_pipeline.source.stream import LogStreamReader
 from tests import pgoutput
 from tests.unit.decoding.frames import COMMIT_LSN, OID, Frame

@@ -6,8 +6,9 @@ import pyarrow.compute as pc
 import pytest
 
 from cdc.cursor import ORIGIN, Cursor
+from cdc.cursor_columns import prefix_at_or_below
 from cdc.decoding.shapes import SHAPES, ShapeName
-from sinks.columns import bytes_bound, message_bytes, pieces, prefix_at_or_below
+from sinks.columns import bytes_bound, message_bytes, pieces
 from sinks.position import cursor_name
 from tests.conformance.messages import Sample, batch, batch_of, cursor_of, numbered
 
