@@ -58,7 +58,7 @@ from sinks.redis_record import (
 from sinks.redis_tops import ASKED_AT_ONCE, StreamTops, keys_of, last_of_each, streams_of
 from sinks.redis_trim import AgeTrim, Entry
 from sinks.redis_wire import (
-    Outcome,
+    TransactionReply,
     encode,
     encode_question,
     is_answer,
@@ -408,7 +408,7 @@ class RedisStreamSink:
         return found[0] if found else None
 
     def _refuse_moved(
-        self, streams: str | pa.StringArray, piece: MessageBatch, outcome: Outcome
+        self, streams: str | pa.StringArray, piece: MessageBatch, outcome: TransactionReply
     ) -> None:
         """Refuse a stream that took messages of ours for repeats which it did not have.
 
@@ -430,7 +430,7 @@ class RedisStreamSink:
             for key in asked:
                 self._tops.seen(key, self._connection.read_response())
 
-    def _outcome(self, messages: int) -> Outcome:
+    def _outcome(self, messages: int) -> TransactionReply:
         return read_outcome(self._receiver(), messages, self._others)
 
     def _receiver(self) -> Callable[[], bytes]:
@@ -480,7 +480,7 @@ def _sound(answer: Any) -> Any:
     return answer
 
 
-def _refusal(outcome: Outcome) -> WalbrookError:
+def _refusal(outcome: TransactionReply) -> WalbrookError:
     if outcome.touched:
         return TransientError(
             "another process adds to the stream at the same time", fix="it is retried"

@@ -35,7 +35,7 @@ _SEND_BYTES = 4 << 20  # each such piece has the whole timeout to go out
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TransactionReply:
     """What a transaction did: of its first ``settled`` messages, ``absorbed`` were there before."""
 
     settled: int
@@ -157,7 +157,7 @@ def _text(rows: pa.RecordBatch, name: str) -> pa.StringArray:
     return rows.column(name).cast(pa.string())
 
 
-def read_outcome(receive: Callable[[], bytes], messages: int, others: int = 0) -> Outcome:
+def read_outcome(receive: Callable[[], bytes], messages: int, others: int = 0) -> TransactionReply:
     """Read the whole answer to a transaction of that many messages.
 
     ``others`` are further commands at its end, each of which is answered with one line.
@@ -184,23 +184,23 @@ def read_outcome(receive: Callable[[], bytes], messages: int, others: int = 0) -
                 return _discarded(texts[: before_exec + 1])
             raise ConnectionError("the server ran a transaction that it had refused a part of")
         if answer.endswith(_TOUCHED) and len(answer) == len(usual_start) + len(_TOUCHED):
-            return Outcome(0, 0, touched=True)
+            return TransactionReply(0, 0, touched=True)
         # Every id is digits and a dash between them, so a dash that begins a line is an error.
         errors = answer.count(_ERROR_LINE)
         if lines - before_exec - 1 == 2 * messages - errors + others:
             return _executed(bytes(answer[len(usual_start) :]), messages, errors)
 
 
-def _discarded(texts: list[bytes]) -> Outcome:
+def _discarded(texts: list[bytes]) -> TransactionReply:
     # The first refusal names the cause; the last line only says that the whole was dropped.
     reasons = [text for text in texts if text.startswith(b"-")]
     reason = reasons[0] if reasons else texts[-1]
-    return Outcome(0, 0, reason[1:].decode(errors="replace"))
+    return TransactionReply(0, 0, reason[1:].decode(errors="replace"))
 
 
-def _executed(body: bytes, messages: int, errors: int) -> Outcome:
+def _executed(body: bytes, messages: int, errors: int) -> TransactionReply:
     if body.count(_ALREADY_THERE) == errors:
-        return Outcome(messages, errors)
+        return TransactionReply(messages, errors)
     settled = absorbed = 0
     refusal = ""
     for line in body.split(b"\r\n")[1:-1]:
@@ -208,7 +208,7 @@ def _executed(body: bytes, messages: int, errors: int) -> Outcome:
             refusal = refusal or line[1:].decode(errors="replace")
         elif line.startswith((b"-", b"$")):
             if refusal:
-                return Outcome(settled, absorbed, refusal, torn=True)
+                return TransactionReply(settled, absorbed, refusal, torn=True)
             settled += 1
             absorbed += line.startswith(b"-")
-    return Outcome(settled, absorbed, refusal)
+    return TransactionReply(settled, absorbed, refusal)

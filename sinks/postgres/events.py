@@ -27,7 +27,7 @@ from cdc.decoding.row_texts import NULL
 from cdc.errors import OperatorError
 from sinks.postgres.copying import copy_lines, pieces, shared_texts
 from sinks.postgres.history import commit_times
-from sinks.postgres.position import Owner, Position, Positions
+from sinks.postgres.position import Owner, PositionRow, Positions
 from sinks.postgres.target import NAME_BYTES_MAX, Target
 
 _logger = structlog.get_logger("walbrook.sink.postgres")
@@ -120,7 +120,7 @@ class Events:
             statement = sql.SQL(_CUT).format(self._target.identifier)
             connection.execute(statement, (format_lsn(first.lsn), first.idx))
 
-    def apply(self, connection: Connection, rows: pa.RecordBatch, position: Position) -> None:
+    def apply(self, connection: Connection, rows: pa.RecordBatch, position: PositionRow) -> None:
         """Add changes, of tables or not."""
         self._make_partitions(connection, _days(rows))
         first, last = cursor_at(rows, 0), cursor_at(rows, -1)

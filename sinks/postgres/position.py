@@ -134,7 +134,7 @@ def _shadows_in(saved: object) -> dict[Target, Shadow]:
 
 
 @dataclass(frozen=True)
-class Position:
+class PositionRow:
     """The row, locked; ``rewound``: this epoch is new, and messages from before come again.
 
     What comes again is at or below ``repeats``.
@@ -174,7 +174,7 @@ class Positions:
             if not self.exists(connection):
                 connection.execute(self.statement(_MAKE))
 
-    def lock(self, connection: Connection) -> Position:
+    def lock(self, connection: Connection) -> PositionRow:
         """Returns the position; nobody else moves it until the transaction ends."""
         owner = (self._owner.source, self._owner.consumer)
         row = connection.execute(self.statement(_LOCK), (self.epoch, *owner)).fetchone()
@@ -187,7 +187,7 @@ class Positions:
         repeats = Cursor(parse_lsn(str(repeats_lsn)), int(str(repeats_idx)))
         cursor = Cursor(parse_lsn(str(lsn)), int(str(idx)))
         shadows = _shadows_in(saved)
-        position = Position(cursor, int(str(generation)), repeats, shadows=shadows)
+        position = PositionRow(cursor, int(str(generation)), repeats, shadows=shadows)
         if not self.epoch or epoch == self.epoch:
             return position
         if is_over:
@@ -201,7 +201,7 @@ class Positions:
             (_EPOCHS_MAX, self.epoch, format_lsn(repeats.lsn), repeats.idx, *owner),
         )
         rewound = cursor != ORIGIN
-        return Position(cursor, position.generation + 1, repeats, rewound, shadows)
+        return PositionRow(cursor, position.generation + 1, repeats, rewound, shadows)
 
     def hold(self, connection: Connection) -> None:
         """Keep others from delivering until the transaction ends."""

@@ -30,7 +30,7 @@ from sinks.postgres.errors import from_postgres, is_of_a_row
 from sinks.postgres.events import Events, Span, table_of_events
 from sinks.postgres.history import History
 from sinks.postgres.mirror import SETTINGS, Mirror
-from sinks.postgres.position import Owner, Position, Positions
+from sinks.postgres.position import Owner, PositionRow, Positions
 from sinks.postgres.read_back import held_rows
 from sinks.postgres.reloading import Shadows
 from sinks.postgres.rights import rights_found
@@ -56,7 +56,9 @@ class _Applies(Protocol):
     """What a mode does with rows."""
 
     def begin_again(self, connection: Connection, first: Cursor) -> None: ...
-    def apply(self, connection: Connection, rows: pa.RecordBatch, position: Position) -> None: ...
+    def apply(
+        self, connection: Connection, rows: pa.RecordBatch, position: PositionRow
+    ) -> None: ...
     def forget(self) -> None: ...
 
 
@@ -132,7 +134,7 @@ class PostgresSink:
         try:
             connection = self._connected()
 
-            def attempt(part: MessageBatch) -> tuple[Position, int]:
+            def attempt(part: MessageBatch) -> tuple[PositionRow, int]:
                 return self._apply_or_refuse(connection, part)
 
             for part, result in batch.bisect(attempt, PoisonError):
@@ -214,7 +216,9 @@ class PostgresSink:
             },
         )
 
-    def _apply_or_refuse(self, connection: Connection, batch: MessageBatch) -> tuple[Position, int]:
+    def _apply_or_refuse(
+        self, connection: Connection, batch: MessageBatch
+    ) -> tuple[PositionRow, int]:
         """``_apply``, with a PoisonError for what is a row's own fault."""
         try:
             return self._apply(connection, batch)
@@ -227,7 +231,7 @@ class PostgresSink:
             self._forget(connection)
             raise
 
-    def _apply(self, connection: Connection, batch: MessageBatch) -> tuple[Position, int]:
+    def _apply(self, connection: Connection, batch: MessageBatch) -> tuple[PositionRow, int]:
         """One transaction; returns the position before it and how many messages were there."""
         with connection.transaction():
             position = self._positions.lock(connection)
@@ -242,7 +246,9 @@ class PostgresSink:
         reached("moved")
         return position, known
 
-    def _apply_rows(self, connection: Connection, rows: pa.RecordBatch, position: Position) -> None:
+    def _apply_rows(
+        self, connection: Connection, rows: pa.RecordBatch, position: PositionRow
+    ) -> None:
         if self._shadows is not None and (mark := mark_in(rows)) is not None:
             self._shadows.take(connection, mark, cursor_at(rows, 0), position)
             return

@@ -89,7 +89,7 @@ SELECT EXISTS (
 
 
 @dataclass(frozen=True)
-class Layout:
+class TargetLayout:
     """Where the values of a version's rows go."""
 
     target: Target
@@ -127,7 +127,7 @@ class Tables:
         self._owner = owner
         self._names = names
         self._history = history
-        self._layouts: dict[tuple[Target, str], Layout] = {}
+        self._layouts: dict[tuple[Target, str], TargetLayout] = {}
         self._followed: dict[Target, _Followed] = {}
         self._made = 0
 
@@ -136,7 +136,7 @@ class Tables:
         self._layouts.clear()
         self._followed.clear()
 
-    def layout(self, connection: Connection, part: Part[Target]) -> Layout:
+    def layout(self, connection: Connection, part: Part[Target]) -> TargetLayout:
         """The layout for these rows; the target is made or altered if it must be."""
         relation = relation_of(part.version)
         known = self._layouts.get((part.target, part.version))
@@ -166,7 +166,7 @@ class Tables:
             names = names_in(current, relation)
         key = () if self._history else key_names(current)
         self._made += 1
-        layout = Layout(part.target, relation, names, key, self._made)
+        layout = TargetLayout(part.target, relation, names, key, self._made)
         self._layouts[part.target, part.version] = layout
         return layout
 

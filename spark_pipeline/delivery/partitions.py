@@ -69,7 +69,7 @@ def _deliver_run(share: Share, run: GroupRun, open_sender: OpenSender) -> Outcom
         return _in_order(share, run.rows, open_sender)
     strikes = ConsecutiveRefusals(share.strikes)
     end = _behind_last(run.rows)
-    parts = [_Part(open_sender(share, strikes=strikes), each, end) for each in rows]
+    parts = [_PartDelivery(open_sender(share, strikes=strikes), each, end) for each in rows]
     _deliver_side_by_side(parts)
     done = replace(combined([part.outcome for part in parts]), strikes=strikes.count)
     if not _is_unfair(done):
@@ -91,7 +91,7 @@ def _is_unfair(done: Outcome) -> bool:
     return refused and bool(done.delivered or done.absorbed)
 
 
-class _Part:
+class _PartDelivery:
     """One part of a run: what is to be delivered of it next, and what it came to."""
 
     def __init__(self, sender: Sender, rows: pa.RecordBatch, end: Cursor) -> None:
@@ -125,7 +125,7 @@ class _Part:
                 self._sender.finish(self._end)
 
 
-def _deliver_side_by_side(parts: Sequence[_Part]) -> None:
+def _deliver_side_by_side(parts: Sequence[_PartDelivery]) -> None:
     """Round after round, until all parts have come to their end or one of them stops all.
 
     A part ends a round early where a message is refused.

@@ -25,7 +25,7 @@ _EVERY_S: Final = 10.0
 
 
 @dataclass
-class _Line:
+class _NextReport:
     """What is to be said next of one consumer, and when that may be."""
 
     count: int = 0
@@ -38,7 +38,7 @@ class RefusalLog:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._lock = threading.Lock()
-        self._lines: dict[tuple[str, str], _Line] = {}
+        self._lines: dict[tuple[str, str], _NextReport] = {}
 
     def note(self, outcome: Outcome) -> None:
         """Say what an outcome, which is settled, put aside or gave up."""
@@ -61,7 +61,7 @@ class RefusalLog:
     def _say(self, event: str, consumer: str, count: int, first: dict[str, object]) -> None:
         now = self._now()
         with self._lock:
-            line = self._lines.setdefault((event, consumer), _Line())
+            line = self._lines.setdefault((event, consumer), _NextReport())
             line.count += count
             if now < line.not_before:
                 return

@@ -42,7 +42,7 @@ class BehindError(TransientError):
 
 
 @dataclass
-class _Reader:
+class _FeedReader:
     """A worker in the feed."""
 
     batch: int  # the next it needs
@@ -82,7 +82,7 @@ class Feed:
     is_filled: bool = False
     """Whether a query is running that brings ranges: until then workers read the log."""
     _ring: deque[_Kept] = field(default_factory=deque)
-    _readers: dict[str, _Reader] = field(default_factory=dict)
+    _readers: dict[str, _FeedReader] = field(default_factory=dict)
     _failed: tuple[int, WalbrookError] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
@@ -193,7 +193,7 @@ class Feed:
             if history != self.history or batch < first or failed or self._closed:
                 return False
             if worker not in self._readers:
-                self._readers[worker] = _Reader(batch, signal)
+                self._readers[worker] = _FeedReader(batch, signal)
                 self._passed.notify_all()
             return True
 
@@ -268,7 +268,7 @@ class Feed:
         finally:
             self._close_unused()
 
-    def _find(self, worker: str, reader: _Reader) -> list[_Kept]:
+    def _find(self, worker: str, reader: _FeedReader) -> list[_Kept]:
         """The range with the worker's next batch and those that come with it; none if it waits."""
         if self._closed or worker not in self._readers:
             raise BehindError

@@ -173,3 +173,14 @@ def test_no_module_knows_more_than_twenty_others() -> None:
 def test_no_module_is_past_five_hundred_lines() -> None:
     for module, path in modules().items():
         assert len(path.read_text().splitlines()) <= LINES_MAX, module
+
+
+def test_a_class_name_means_one_class() -> None:
+    places: dict[str, list[str]] = {}
+    for room in (*ALLOWED, "benchmarks"):
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    twice = {name: paths for name, paths in places.items() if len(paths) > 1}
+    assert not twice

@@ -78,7 +78,7 @@ class Claims:
     def __init__(self, dsn: str, connections: StateConnections) -> None:
         self._dsn = dsn
         self._connections = connections
-        self._lines: dict[str, _Line] = {}
+        self._claim_queues: dict[str, _ClaimQueue] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -120,7 +120,7 @@ class Claims:
     def stop_waiting(self) -> None:
         """Everybody is answered with what there is, and nobody waits any more."""
         self._closed = True
-        for line in self._lines.values():
+        for line in self._claim_queues.values():
             line.stop_waiting()
 
     async def close(self) -> None:
@@ -129,12 +129,12 @@ class Claims:
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
 
-    def _line(self, consumer: str, number: int) -> _Line:
-        if not self._lines:
+    def _line(self, consumer: str, number: int) -> _ClaimQueue:
+        if not self._claim_queues:
             self._keep(self._listen())
-        line = self._lines.get(consumer)
+        line = self._claim_queues.get(consumer)
         if line is None or line.number != number:
-            line = self._lines[consumer] = _Line(consumer, number, self._connections)
+            line = self._claim_queues[consumer] = _ClaimQueue(consumer, number, self._connections)
             self._keep(line.serve())
         return line
 
@@ -149,10 +149,10 @@ class Claims:
             try:
                 async with await connect_async(self._dsn, name="api:listen") as connection:
                     await connection.execute(f"LISTEN {CHANNEL}".encode())
-                    for line in self._lines.values():
+                    for line in self._claim_queues.values():
                         line.wake.set()
                     async for note in connection.notifies():
-                        for line in self._lines.values():
+                        for line in self._claim_queues.values():
                             if str(line.number) == note.payload:
                                 line.wake.set()
             except psycopg.Error as error:
@@ -160,7 +160,7 @@ class Claims:
             await asyncio.sleep(_RECONNECT_S)
 
 
-class _Line:
+class _ClaimQueue:
     """The claimers of one consumer, first come first."""
 
     def __init__(self, consumer: str, number: int, connections: StateConnections) -> None:
