@@ -290,7 +290,7 @@ CREATE TABLE walbrook.gaps (
     to_idx   bigint NOT NULL,
     reason   text NOT NULL,
     noted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    told_at  timestamptz,
+    reported_at  timestamptz,
     repair   bigint REFERENCES walbrook.repairs (id) ON DELETE SET NULL,
     bridged  jsonb,
     UNIQUE (source, consumer, from_lsn, from_idx),
@@ -298,13 +298,13 @@ CREATE TABLE walbrook.gaps (
 );
 
 -- Gaps that a sink has still to be told of are looked for each second.
-CREATE INDEX gaps_untold ON walbrook.gaps (source, consumer) WHERE told_at IS NULL;
+CREATE INDEX gaps_unreported ON walbrook.gaps (source, consumer) WHERE reported_at IS NULL;
 
 COMMENT ON TABLE walbrook.gaps IS 'What a consumer will never get: every change from the first cursor up to, not including, the second.';
 COMMENT ON COLUMN walbrook.gaps.from_lsn IS 'With from_idx: the first cursor that is lost.';
 COMMENT ON COLUMN walbrook.gaps.to_lsn IS 'With to_idx: the first cursor that is not.';
 COMMENT ON COLUMN walbrook.gaps.reason IS 'Why: what was evicted, or which gap an operator accepted.';
-COMMENT ON COLUMN walbrook.gaps.told_at IS 'When the consumer''s sink was sent the gap message; null until then.';
+COMMENT ON COLUMN walbrook.gaps.reported_at IS 'When the consumer''s sink was sent the gap message; null until then.';
 COMMENT ON COLUMN walbrook.gaps.repair IS 'The repair that bridges it; null: nothing does.';
 COMMENT ON COLUMN walbrook.gaps.bridged IS 'How a repair bridges it, as the gap message says it; walbrook.repaired_tables has every table.';
 

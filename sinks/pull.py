@@ -44,7 +44,7 @@ SELECT s.consumer, s.commit_lsn::text, s.commit_idx, clock_timestamp()::text,
   LEFT JOIN walbrook.pulls p ON p.consumer = s.consumer
  WHERE c.source = %s AND c.name = %s FOR UPDATE OF s
 """
-_STANDING = """
+_SETTLED = """
 SELECT cursor_lsn::text, cursor_idx FROM walbrook.consumers WHERE source = %s AND name = %s
 """
 _COPY = """
@@ -95,15 +95,15 @@ class PullSink:
         self._queue = queue
         self._consumer = consumer
         self._connections = _pool(queue.dsn)
-        self._standing: Cursor | None = None
+        self._settled_cursor: Cursor | None = None
 
-    def standing_at(self, cursor: Cursor | None) -> Self:
+    def settled_at(self, cursor: Cursor | None) -> Self:
         """The same for the messages of a consumer that stood there when they were taken.
 
         If somebody has moved it since, nothing is stored: behind a rewind it would make everything
         before it look stored.
         """
-        self._standing = cursor
+        self._settled_cursor = cursor
         return self
 
     def probe(self) -> str:
@@ -172,10 +172,12 @@ class PullSink:
 
     def _was_moved(self, connection: Connection) -> bool:
         """Called with the lock held that a move of the cursor takes first."""
-        if self._standing is None:
+        if self._settled_cursor is None:
             return False
-        row = connection.execute(_STANDING, (self._queue.source, self._consumer)).fetchone()
-        return row is None or Cursor(parse_lsn(str(row[0])), int(str(row[1]))) != self._standing
+        row = connection.execute(_SETTLED, (self._queue.source, self._consumer)).fetchone()
+        return (
+            row is None or Cursor(parse_lsn(str(row[0])), int(str(row[1]))) != self._settled_cursor
+        )
 
     def _copy(self, connection: Connection, number: int, lines: pa.StringArray) -> None:
         into = sql.SQL(_COPY).format(sql.Identifier(f"records_{number}"))

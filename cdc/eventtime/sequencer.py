@@ -63,7 +63,7 @@ class Sequencer:
 
     def __init__(
         self,
-        standings: Mapping[str, SavedPosition],
+        saved: Mapping[str, SavedPosition],
         tracker: WatermarkTracker,
         *,
         max_bytes: int,
@@ -71,13 +71,13 @@ class Sequencer:
         due: Callable[[Times], Times] = as_it_is,
         followers: bool = True,
     ) -> None:
-        self._standings = dict(standings)
-        self._codes = {source: code for code, source in enumerate(standings)}
-        self._reads = {source: standing.cursor for source, standing in standings.items()}
-        self._followed = {source: HighestDue() for source in standings} if followers else None
-        self._late: dict[str, list[RowSelection]] = {source: [] for source in standings}
+        self._saved = dict(saved)
+        self._codes = {source: code for code, source in enumerate(saved)}
+        self._reads = {source: position.cursor for source, position in saved.items()}
+        self._followed = {source: HighestDue() for source in saved} if followers else None
+        self._late: dict[str, list[RowSelection]] = {source: [] for source in saved}
         self._tracker = tracker
-        self._buffer = EventTimeBuffer([*standings], max_bytes=max_bytes)
+        self._buffer = EventTimeBuffer([*saved], max_bytes=max_bytes)
         self._watermark = watermark
         self._due = due
 
@@ -143,9 +143,9 @@ class Sequencer:
             return
         self._tracker.update(codes, times)
         due, follows = self._dues(source, times, codes)
-        again = np.arange(len(due)) < prefix_below(rows, self._standings[source].read)
-        settled = again & (due <= self._standings[source].floor)
-        if self._standings[source].cut:
+        again = np.arange(len(due)) < prefix_below(rows, self._saved[source].read)
+        settled = again & (due <= self._saved[source].floor)
+        if self._saved[source].cut:
             settled &= ~(follows & (due == NO_TIME))
         if follows.any():
             # Only now: one that followed what is settled is settled, whatever the watermark is.
@@ -210,7 +210,7 @@ class Sequencer:
         Where nobody else is waited for, such a source is met where it stands: it was there before.
         """
         found = self._tracker.look()
-        ahead = {s: each.floor for s, each in self._standings.items() if self._is_ahead(s)}
+        ahead = {s: each.floor for s, each in self._saved.items() if self._is_ahead(s)}
         if not ahead:
             return found
         lowest = min(ahead.values())
@@ -218,13 +218,13 @@ class Sequencer:
 
     def _is_ahead(self, source: str) -> bool:
         """Whether more of it was released than the watermark says: another was moved back."""
-        return self._standings[source].floor > self._watermark
+        return self._saved[source].floor > self._watermark
 
     def _caught_up(self, source: str) -> bool:
-        return self._reads[source] >= self._standings[source].read
+        return self._reads[source] >= self._saved[source].read
 
     def _all_caught_up(self) -> bool:
-        return all(self._caught_up(source) for source in self._standings)
+        return all(self._caught_up(source) for source in self._saved)
 
     def _check_order(self, source: str, rows: pa.RecordBatch, read: Cursor) -> None:
         first = cursor_at(rows, 0) if rows.num_rows else read

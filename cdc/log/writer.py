@@ -88,7 +88,7 @@ class LogWriter:
             with self._writing():
                 found = recover(directory, term, place, to_heal=to_heal)
                 self._own = OwnedManifest(directory, found.manifest)
-                self._lost, self._aside = found.lost, found.aside
+                self._lost, self._kept = found.lost, found.kept
                 self._damaged: dict[str, CheckedSegment] = {}
                 self._active = ActiveSegment(directory, found.manifest, found.active)
                 self.end = self._active.high
@@ -135,9 +135,9 @@ class LogWriter:
         return tuple(self._damaged.values())
 
     @property
-    def aside(self) -> str | None:
-        """What was kept aside when the log was opened, and why."""
-        return self._aside
+    def kept(self) -> str | None:
+        """Which damaged file was kept when the log was opened, and why."""
+        return self._kept
 
     @property
     def tier_problem(self) -> str | None:

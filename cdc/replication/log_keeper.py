@@ -231,12 +231,12 @@ class LogKeeper:
                     fix,
                 )
             )
-        if self.log.aside is not None:
+        if self.log.kept is not None:
             found.append(
                 Condition(
                     "log_damaged_past",
                     "warning",
-                    f"something in the log did not read back: {self.log.aside}",
+                    f"something in the log did not read back: {self.log.kept}",
                     "nothing that anyone waits for is missing; walbrook log verify lists it all",
                 )
             )

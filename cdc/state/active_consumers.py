@@ -18,7 +18,7 @@ _READ = """
 SELECT c.name, c.cursor_lsn::text, c.cursor_idx, c.ledger::text, c.generation, c.truncation,
        c.paused_at IS NOT NULL,
        EXISTS (SELECT FROM walbrook.gaps g
-                WHERE g.source = c.source AND g.consumer = c.name AND g.told_at IS NULL)
+                WHERE g.source = c.source AND g.consumer = c.name AND g.reported_at IS NULL)
   FROM walbrook.consumers c WHERE c.source = %s AND c.active
 """
 
@@ -34,21 +34,21 @@ class ActiveConsumers:
     generations: dict[str, Generation] = field(default_factory=dict)
 
     @property
-    def standing(self) -> dict[str, Cursor]:
+    def cursors(self) -> dict[str, Cursor]:
         """Where all of them stand."""
         return self.served | self.paused
 
 
 def read_active_consumers(connection: Connection, source: str) -> ActiveConsumers:
     """Who is to be served, in one look."""
-    roll = ActiveConsumers({}, {})
+    found = ActiveConsumers({}, {})
     unreported: set[str] = set()
     rows = connection.execute(_READ, (source,)).fetchall()
     for name, lsn, idx, ledger, generation, truncation, paused, owes in rows:
-        kept = roll.paused if paused else roll.served
+        kept = found.paused if paused else found.served
         kept[str(name)] = cursor_of(lsn, idx)
-        roll.ledgers[str(name)] = str(ledger)
-        roll.generations[str(name)] = Generation(int(str(generation)), int(str(truncation)))
+        found.ledgers[str(name)] = str(ledger)
+        found.generations[str(name)] = Generation(int(str(generation)), int(str(truncation)))
         if owes:
             unreported.add(str(name))
-    return replace(roll, unreported=frozenset(unreported))
+    return replace(found, unreported=frozenset(unreported))

@@ -186,7 +186,7 @@ class Settlement:
     last_commit: datetime | None = None
     error: str | None = None
     dead: Iterable[DeadLetter] = ()
-    aside: pa.RecordBatch | None = None  # EVENT_SCHEMA, between the two: they wait in its queue
+    queued: pa.RecordBatch | None = None  # EVENT_SCHEMA, between the two: they wait in its queue
     ledger: str | None = None
     top_before: Cursor | None = None
     top: Cursor | None = None
@@ -354,9 +354,9 @@ def settle(
             for consumer, settlement in consumers.items()
         }
         stored = {
-            consumer: store(connection, source, consumer, settlement.aside)
+            consumer: store(connection, source, consumer, settlement.queued)
             for consumer, settlement in consumers.items()
-            if settlement.aside is not None
+            if settlement.queued is not None
         }
         if stored:
             # Sources before consumers, as everyone locks them.

@@ -39,7 +39,7 @@ EVENT_SCHEMA: Final = pa.schema(
         pa.field("dead", pa.bool_(), nullable=False),
     ]
 )
-"""Messages put aside: what is kept of each, and what becomes of it."""
+"""Messages queued: what is kept of each, and what becomes of it."""
 
 _COPIED: Final = tuple(name for name in EVENT_SCHEMA.names if name not in ("pause_s", "dead"))
 

@@ -236,7 +236,7 @@ BEGIN
     END IF;
     PERFORM walbrook.note_discarded(c, place, ROW(place.lsn, place.idx + 1)::walbrook.place);
     IF c.destination = 'pull' THEN  -- where the message was, it says so
-        UPDATE walbrook.gaps g SET told_at = clock_timestamp()
+        UPDATE walbrook.gaps g SET reported_at = clock_timestamp()
          WHERE g.source = c.source AND g.consumer = c.name
            AND g.from_lsn = place.lsn AND g.from_idx = place.idx;
     ELSE

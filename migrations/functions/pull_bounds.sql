@@ -78,13 +78,13 @@ BEGIN
              WHERE a.nth = 1 AND a.has_changes),
         noted AS (
             INSERT INTO walbrook.gaps AS g
-                   (source, consumer, from_lsn, from_idx, to_lsn, to_idx, reason, told_at)
+                   (source, consumer, from_lsn, from_idx, to_lsn, to_idx, reason, reported_at)
             SELECT source, name, from_lsn, from_idx, commit_lsn, commit_idx + 1, $6, clock_timestamp()
               FROM gaps
                 ON CONFLICT ON CONSTRAINT gaps_source_consumer_from_lsn_from_idx_key
                 DO UPDATE SET to_lsn = excluded.to_lsn, to_idx = excluded.to_idx,
                               reason = excluded.reason, noted_at = excluded.noted_at,
-                              told_at = excluded.told_at),
+                              reported_at = excluded.reported_at),
         erased AS (
             DELETE FROM walbrook.records_%1$s r USING doomed d
              WHERE r.consumer = %1$s AND r.commit_lsn = d.commit_lsn AND r.commit_idx = d.commit_idx

@@ -190,7 +190,7 @@ BEGIN
     VALUES (c.source, c.name, c.cursor_lsn, c.cursor_idx, target.lsn, target.idx, 'skipped')
         ON CONFLICT ON CONSTRAINT gaps_source_consumer_from_lsn_from_idx_key
         DO UPDATE SET to_lsn = excluded.to_lsn, to_idx = excluded.to_idx, reason = excluded.reason,
-                      noted_at = excluded.noted_at, told_at = NULL;
+                      noted_at = excluded.noted_at, reported_at = NULL;
     UPDATE walbrook.consumers k
        SET cursor_lsn = target.lsn, cursor_idx = target.idx, moved_at = clock_timestamp()
      WHERE k.id = c.id;
@@ -209,7 +209,7 @@ LANGUAGE sql AS $$
             'discarded')
         ON CONFLICT (source, consumer, from_lsn, from_idx)
         DO UPDATE SET to_lsn = excluded.to_lsn, to_idx = excluded.to_idx, reason = excluded.reason,
-                      noted_at = excluded.noted_at, told_at = NULL
+                      noted_at = excluded.noted_at, reported_at = NULL
 $$;
 
 CREATE OR REPLACE FUNCTION walbrook.discard_all(consumer text) RETURNS walbrook.consumer_state

@@ -36,7 +36,7 @@ from sinks.lakehouse.stopped import StoppedTables
 from sinks.lakehouse.table import ConflictError, LakeTable, TableState
 from sinks.lakehouse.writing import Appends, Merges, Writes, gap_rows
 from sinks.tables.fold import moves_in_parts
-from sinks.tables.stretches import Part, stretches
+from sinks.tables.parts import Part, parts_by_version
 from sinks.tables.typed import plan_of
 
 Mode = Literal["append", "upsert"]
@@ -142,7 +142,7 @@ class LakehouseSink:
         if not rows.num_rows:
             return absorbed
         cuts = moves_in_parts(rows) if self._mode == "upsert" else None
-        for parts in stretches(rows, self._names, cuts):
+        for parts in parts_by_version(rows, self._names, cuts):
             absorbed += sum(map(self._apply_part, parts))
         return absorbed
 

@@ -26,7 +26,7 @@ from sinks.base import StoppedTable
 from sinks.lakehouse.names import GAPS, LakeTarget
 from sinks.lakehouse.registry import Registry
 from sinks.lakehouse.table import LakeTable, TableState
-from sinks.tables.stretches import Part
+from sinks.tables.parts import Part
 
 RETRY_S: Final = 10.0
 WAITING_BYTES_MAX: Final = 1 << 30

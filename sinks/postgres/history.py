@@ -20,7 +20,7 @@ from sinks.postgres.reloading import Shadows
 from sinks.postgres.tables import Tables, TargetLayout
 from sinks.postgres.target import Target, TargetNames
 from sinks.tables.fold import join_columns, split_columns
-from sinks.tables.stretches import Part, stretches
+from sinks.tables.parts import Part, parts_by_version
 
 # First what all rows of a transaction share.
 _OWN = (
@@ -78,7 +78,7 @@ class History:
 
     def apply(self, connection: Connection, rows: pa.RecordBatch, position: PositionRow) -> None:
         """Add changes of tables."""
-        for parts in stretches(rows, self._names):
+        for parts in parts_by_version(rows, self._names):
             for part in self._shadows.with_shadows(connection, parts, position):
                 self._add(connection, part, position)
 

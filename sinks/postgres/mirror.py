@@ -26,7 +26,7 @@ from sinks.postgres.stage import KEPT, NUMBER, OP, Stage, Stages, names
 from sinks.postgres.tables import Tables, TargetLayout
 from sinks.postgres.target import Target, TargetNames
 from sinks.tables.fold import Counted, Folded, count_rows, fold, is_move, moves_in_parts
-from sinks.tables.stretches import Part, stretches
+from sinks.tables.parts import Part, parts_by_version
 from sinks.tables.versions import is_row_identity
 
 _DELETE = "DELETE FROM {target} t USING {stage} s WHERE s.{op} = 'd' AND {by_key}"
@@ -140,7 +140,7 @@ class Mirror:
     def apply(self, connection: Connection, rows: pa.RecordBatch, position: PositionRow) -> None:
         """Apply changes of tables in their order."""
         self._stages.begin(connection)
-        for given in stretches(rows, self._names, moves_in_parts(rows)):
+        for given in parts_by_version(rows, self._names, moves_in_parts(rows)):
             parts = self._shadows.with_shadows(connection, given, position)
             alone = len(parts) == 1  # the order of tables that refer to each other is kept
             prepared = [self._prepare(connection, part, position, alone=alone) for part in parts]

@@ -31,7 +31,7 @@ from sinks.postgres.errors import from_postgres, is_of_a_row
 from sinks.postgres.position import Owner, PositionRow, Positions, Shadow
 from sinks.postgres.tables import Tables
 from sinks.postgres.target import NAME_BYTES_MAX, Target, TargetNames
-from sinks.tables.stretches import Part
+from sinks.tables.parts import Part
 from sinks.tables.versions import is_row_identity, key_names
 
 _logger = structlog.get_logger("walbrook.sink.postgres")

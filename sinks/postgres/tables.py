@@ -25,7 +25,7 @@ from sinks.postgres.columns import column_type
 from sinks.postgres.errors import is_of_a_row
 from sinks.postgres.position import Owner, Positions
 from sinks.postgres.target import NAME_BYTES_MAX, Target, TargetNames
-from sinks.tables.stretches import Part
+from sinks.tables.parts import Part
 from sinks.tables.versions import differences, is_row_identity, key_names, names_in
 
 _logger = structlog.get_logger("walbrook.sink.postgres")
@@ -244,7 +244,7 @@ class Tables:
             return None
         new = part.target
         if there is not None:
-            self._move(connection, new, _aside(new, there.relation.oid))
+            self._move(connection, new, _displaced(new, there.relation.oid))
         self._move(connection, Target(str(schema), str(name)), new)
         return _Followed(relation_of(str(version)), since)
 
@@ -468,7 +468,7 @@ def _names(target: Target) -> tuple[str, str]:
     return target.schema, target.name
 
 
-def _aside(target: Target, oid: int) -> Target:
+def _displaced(target: Target, oid: int) -> Target:
     """Where a target is kept whose name another table of the source has taken."""
     ending = f"_walbrook_{oid}"
     kept = target.name.encode()[: NAME_BYTES_MAX - len(ending)].decode(errors="ignore")

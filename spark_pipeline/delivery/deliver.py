@@ -1,7 +1,7 @@
 """Delivering one consumer's share of a micro-batch, in the process that runs the task.
 
 Sinks stay open between micro-batches: Spark reuses its Python workers, and each keeps the sinks it
-has opened. A consumer's messages go out in cursor order, one batch after another; what the desk
+has opened. A consumer's messages go out in cursor order, one batch after another; what the sender
 does with those that are refused is its own affair. What was settled before a failure stays settled.
 """
 
@@ -37,7 +37,7 @@ from spark_pipeline.delivery.matching import Match
 from spark_pipeline.delivery.merged_shape import MergedShape
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.delivery.partitions import deliver_in_parts
-from spark_pipeline.delivery.sender import STRIKES, ConsecutiveRefusals, Sender
+from spark_pipeline.delivery.sender import REFUSALS_MAX, ConsecutiveRefusals, Sender
 from spark_pipeline.delivery.value_formats import (
     form_of,
     holds_tables,
@@ -77,22 +77,22 @@ class Share:
     failed: int = 0  # how many of them say that an expression failed
     held: WalbrookError | None = None  # why it ends where it does, if its consumer cannot go on
     waiting: BlockedGroups = NOTHING  # what its consumer's queue held when the micro-batch began
-    strikes: int = 0  # refusals in a row before it
-    strikes_max: int = STRIKES  # how many its destination is allowed
+    refusals: int = 0  # refusals in a row before it
+    refusals_max: int = REFUSALS_MAX  # how many its destination is allowed
     ledger: LedgerPlace | None = None  # where what was delivered is noted, if its sink needs it
     state_dsn: str = field(default="", repr=False)  # where pull consumers' messages are stored
-    standing: Cursor | None = None  # the consumer's cursor in Postgres when it was begun
+    settled_cursor: Cursor | None = None  # the consumer's cursor in Postgres when it was begun
     origins: tuple[Origin, ...] = ()  # of messages of several sources: by the number of the source
     generation: Generation = FIRST  # of the consumer's destination
     epoch: str = ""  # another one whenever the consumer's cursor was moved back
     reload: int | None = None  # the reload that its rows were read for, if they were for any
 
     def behind(self, done: Outcome) -> Share:
-        """The same where something was delivered before it: what that put aside waits already."""
-        if done.aside is None:
-            return self if not done.delivered else replace(self, strikes=0)
-        aside = done.aside.filter(pc.invert(done.aside.column("dead")))
-        return replace(self, waiting=self.waiting.with_these(aside), strikes=done.strikes)
+        """The share behind an earlier delivery, whose queued messages wait already."""
+        if done.queued is None:
+            return self if not done.delivered else replace(self, refusals=0)
+        queued = done.queued.filter(pc.invert(done.queued.column("dead")))
+        return replace(self, waiting=self.waiting.with_these(queued), refusals=done.refusals)
 
 
 _open_sinks: dict[tuple[str, str, str], tuple[str, Generation, Sink]] = {}
@@ -112,18 +112,18 @@ def deliver_changes(share: Share, changes: Iterable[pa.RecordBatch]) -> Outcome:
     """The same of changes from anywhere: as decode wrote them, in cursor order."""
     if share.consumer.effective_partition_count > 1:
         return deliver_in_parts(share, _batches(share, changes), sender_for)
-    desk = sender_for(share)
+    sender = sender_for(share)
     for rows in _batches(share, changes):
-        if not desk.take(rows):
-            return desk.outcome
-    return desk.finish(share.end)
+        if not sender.take(rows):
+            return sender.outcome
+    return sender.finish(share.end)
 
 
 def sender_for(
     share: Share,
     purpose: str = "",
     around: Callable[[Sink], Sink] | None = None,
-    strikes: ConsecutiveRefusals | None = None,
+    refusals: ConsecutiveRefusals | None = None,
 ) -> Sender:
     """Where a share is delivered; each purpose has a sink of its own."""
     sink = sink_of(share, purpose)
@@ -133,8 +133,8 @@ def sender_for(
         partial(_shaped, share),
         share.start,
         share.waiting,
-        strikes=share.strikes if strikes is None else strikes,
-        strikes_max=share.strikes_max,
+        refusals=share.refusals if refusals is None else refusals,
+        refusals_max=share.refusals_max,
     )
 
 
@@ -303,7 +303,7 @@ def _opened_sink(share: Share, purpose: str) -> Sink:
     if _reloads(type(sink)):
         cast("Reloads", sink).loading(share.reload)
     if isinstance(sink, PullSink):
-        return sink.standing_at(share.standing)
+        return sink.settled_at(share.settled_cursor)
     if place is None:
         return sink
     return LedgeredSink(cast("RequestSink", sink), _ledger(share.run, place.address), place)

@@ -20,7 +20,7 @@ from cdc.errors import TransientError, WalbrookError
 from cdc.queue.retry import kind_of
 from cdc.state.active_consumers import read_active_consumers
 from cdc.state.blocked_groups import GROUP, WHOLE_TABLE
-from cdc.state.gaps import Gap, gap_told, skip_evicted, untold_gaps
+from cdc.state.gaps import Gap, gap_reported, skip_evicted, unreported_gaps
 from cdc.state.queued_messages import enqueue
 from spark_pipeline.delivery.deliver import Share, send
 from spark_pipeline.delivery.sender import refused
@@ -39,12 +39,12 @@ def pass_gaps(
     failed: dict[str, WalbrookError] = {}
     skip_evicted(state, source=source, term=term, evicted=evicted)
     # Asked before the gaps: who is moved since then is not told of one that may be none any more.
-    standing = read_active_consumers(state, source).served
-    for gap in untold_gaps(state, source):
+    served = read_active_consumers(state, source).served
+    for gap in unreported_gaps(state, source):
         share = shares.get(gap.consumer)
-        if share is None or gap.consumer in failed or gap.consumer not in standing:
+        if share is None or gap.consumer in failed or gap.consumer not in served:
             continue
-        share = replace(share, standing=standing[gap.consumer])
+        share = replace(share, settled_cursor=served[gap.consumer])
         _logger.warning(
             "worker.gap",
             consumer=gap.consumer,
@@ -54,12 +54,12 @@ def pass_gaps(
         )
         error = _tell(share, gap)
         if error is None:
-            gap_told(state, gap, term)
+            gap_reported(state, gap, term)
         elif isinstance(error, WalbrookError) and _is_refusal(share, error):
             # The destination is there and does not want this message: it waits like any other.
             with state.transaction():
                 enqueue(state, source, gap.consumer, refused(share.consumer, _alone(gap), error))
-                gap_told(state, gap, term)
+                gap_reported(state, gap, term)
         else:
             failed[gap.consumer] = TransientError(
                 f"it cannot be told of its gap from {gap.start} to {gap.end}: {public_text(error)}"

@@ -56,12 +56,12 @@ class Ledgers:
         self._told: dict[str, _Reported] = {}
         self._without: set[str] = set()
 
-    def join(self, roll: ActiveConsumers, joining: Collection[str]) -> None:
-        """Those that join are served under the names that they have in the roll.
+    def join(self, active: ActiveConsumers, joining: Collection[str]) -> None:
+        """Those that join are served under the names that ``active`` has for them.
 
         Those who are served already keep theirs: it goes with the cursor they were admitted at.
         """
-        self._names |= {name: roll.ledgers[name] for name in joining if name in roll.ledgers}
+        self._names |= {name: active.ledgers[name] for name in joining if name in active.ledgers}
 
     def place(self, consumer: SinkConfig, settled: Cursor | None) -> LedgerPlace | None:
         """The ledger of a consumer, if it needs one; ``settled`` is where it stands."""

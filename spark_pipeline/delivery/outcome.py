@@ -43,8 +43,8 @@ class Outcome:
     last_commit: datetime | None = None
     error: WalbrookError | None = None
     dead: tuple[Poison, ...] = ()  # below ``cursor``; the consumer goes on without them
-    aside: pa.RecordBatch | None = None  # EVENT_SCHEMA, below ``cursor``: for its queue
-    strikes: int = 0  # refusals in a row at its end
+    queued: pa.RecordBatch | None = None  # EVENT_SCHEMA, below ``cursor``: for its queue
+    refusals: int = 0  # refusals in a row at its end
     ledger: LedgerUse | None = None  # how its ledger did, if it was asked
     top_before: Cursor | None = None  # the destination's last message before it (Delivery.top)
     top: Cursor | None = None  # the last message that the destination has of it
@@ -57,7 +57,7 @@ class Outcome:
     @property
     def has_dead(self) -> bool:
         """Whether settling it makes dead letters."""
-        buried = self.aside is not None and bool(self.aside.column("dead").true_count)
+        buried = self.queued is not None and bool(self.queued.column("dead").true_count)
         return bool(self.dead) or buried
 
     def after(self, done: Outcome) -> Outcome:
@@ -68,7 +68,7 @@ class Outcome:
             absorbed=done.absorbed + self.absorbed,
             last_commit=self.last_commit or done.last_commit,
             dead=done.dead + self.dead,
-            aside=together([done.aside, self.aside]),
+            queued=together([done.queued, self.queued]),
             ledger=all_uses((done.ledger, self.ledger)),
             top_before=done.top_before or self.top_before,
             top=self.top or done.top,
@@ -76,10 +76,10 @@ class Outcome:
         )
 
     def cut(self, at: Cursor) -> Outcome:
-        """As if it had stopped at a cursor: what was put aside from there on comes again."""
-        if self.aside is None:
+        """As if it had stopped at a cursor: what was queued from there on comes again."""
+        if self.queued is None:
             return replace(self, cursor=at)
-        return replace(self, cursor=at, aside=below(self.aside, at))
+        return replace(self, cursor=at, queued=below(self.queued, at))
 
 
 def combined(outcomes: Sequence[Outcome]) -> Outcome:
@@ -104,15 +104,15 @@ def combined(outcomes: Sequence[Outcome]) -> Outcome:
         sum(outcome.absorbed for outcome in outcomes),
         (lowest.last_commit if failed else max(commits, default=None)),
         failed,
-        aside=_in_cursor_order(
-            together([outcome.cut(lowest.cursor).aside for outcome in outcomes])
+        queued=_in_cursor_order(
+            together([outcome.cut(lowest.cursor).queued for outcome in outcomes])
         ),
         ledger=all_uses(outcome.ledger for outcome in outcomes),
     )
 
 
 def together(pieces: Sequence[pa.RecordBatch | None]) -> pa.RecordBatch | None:
-    """Rows put aside at different times as one batch; None without any."""
+    """Rows queued at different times as one batch; None without any."""
     some = [piece for piece in pieces if piece is not None and piece.num_rows]
     return pa.concat_batches(some) if len(some) > 1 else next(iter(some), None)
 

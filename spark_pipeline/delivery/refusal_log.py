@@ -41,18 +41,18 @@ class RefusalLog:
         self._lines: dict[tuple[str, str], _NextReport] = {}
 
     def note(self, outcome: Outcome) -> None:
-        """Say what an outcome, which is settled, put aside or gave up."""
+        """Log what a settled outcome put into the retry queue or gave up."""
         dead = len(outcome.dead)
         first_dead: dict[str, object] = {}
         if outcome.dead:
             first_dead = {"cursor": str(outcome.dead[0].cursor)}
-        if outcome.aside is not None:
-            is_dead = outcome.aside.column("dead").fill_null(False)
-            tried = outcome.aside.column("error").is_valid()
-            refused = outcome.aside.filter(pc.and_not(tried, is_dead))
+        if outcome.queued is not None:
+            is_dead = outcome.queued.column("dead").fill_null(False)
+            tried = outcome.queued.column("error").is_valid()
+            refused = outcome.queued.filter(pc.and_not(tried, is_dead))
             if refused.num_rows:
                 self._say("queue.refused", outcome.consumer, refused.num_rows, _first(refused))
-            buried = outcome.aside.filter(is_dead)
+            buried = outcome.queued.filter(is_dead)
             dead += buried.num_rows
             first_dead = first_dead or (_first(buried) if buried.num_rows else {})
         if dead:

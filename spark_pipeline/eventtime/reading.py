@@ -49,14 +49,14 @@ class Reading:
         self,
         consumer: SinkConfig,
         inputs: Mapping[str, Input],
-        standings: Mapping[str, SavedPosition],
+        saved: Mapping[str, SavedPosition],
         clocks: Mapping[str, SourceClock],
         partitions: Partitions,
         timings: Mapping[str, RowTiming],
     ) -> None:
         self._consumer = consumer
         self._inputs = inputs
-        self._standings = standings
+        self._saved = saved
         self._clocks = clocks
         self._partitions = partitions
         self._timings = timings
@@ -65,7 +65,7 @@ class Reading:
         self.dead: dict[str, list[DeadLetter]] = {name: [] for name in inputs}
         self.held: WalbrookError | None = None
         """Why nothing more can be read, if that is so."""
-        self.reads = {name: standings[name].cursor for name in inputs}
+        self.reads = {name: saved[name].cursor for name in inputs}
         """Up to where each source was read."""
         self._ends = dict.fromkeys(inputs, 0)  # the batch behind what was read, passed or not
         for name, each in inputs.items():
@@ -200,7 +200,7 @@ class Reading:
 
     def _unsettled(self, source: str, letters: Iterable[DeadLetter]) -> list[DeadLetter]:
         """Those of what was once read are settled; somebody may have dealt with them since."""
-        read = self._standings[source].read
+        read = self._saved[source].read
         return [letter for letter in letters if letter.cursor >= read]
 
 

@@ -41,19 +41,19 @@ def verdicts(
     *,
     since: Cursor = ORIGIN,
     until: Cursor | None = None,
-    hunt: BadRowSearch | None = None,
+    search: BadRowSearch | None = None,
 ) -> pa.RecordBatch:
     """VERDICT_SCHEMA for the raw rows from ``since`` up to ``until``, evaluated here.
 
-    Without SQL expressions Spark is not needed. ``hunt`` counts the bad rows of a batch that is
+    Without SQL expressions Spark is not needed. ``search`` counts the bad rows of a batch that is
     handed over in parts.
     """
     expressions = Expressions.of(consumer)
     if expressions is None:
         raise ValueError(f"consumer {consumer.name} has no expressions")
-    hunt = hunt or BadRowSearch(consumer.name)
+    search = search or BadRowSearch(consumer.name)
     judged = [
-        _judge(spark, consumer, expressions, table, hunt)
+        _judge(spark, consumer, expressions, table, search)
         for table in seen_rows(consumer, origin, rows, since=since, until=until)
     ]
     return sorted_verdicts(pa.Table.from_batches(judged, VERDICT_SCHEMA)) if judged else empty()
@@ -64,10 +64,10 @@ def _judge(
     consumer: SinkConfig,
     expressions: Expressions,
     table: VisibleRows,
-    hunt: BadRowSearch,
+    search: BadRowSearch,
 ) -> pa.RecordBatch:
     judging = Judging.begin(table)
-    judging.ask_functions(expressions, hunt, ("filter",))
+    judging.ask_functions(expressions, search, ("filter",))
     if expressions.sql:
         assert spark is not None, "SQL expressions need Spark"
         program = program_for(Engine.of(spark), expressions, table.schema)
@@ -79,11 +79,11 @@ def _judge(
                 if rows.num_rows > 1:
                     raise
                 key = program.failing_key(rows)
-                what = f"the {key} of {hunt.consumer} failed: {error.what}"
+                what = f"the {key} of {search.consumer} failed: {error.what}"
                 raise EvaluationError(what, detail=error.detail) from None
 
-        judging.ask(run, hunt)
-    judging.ask_functions(expressions, hunt, ("transform", "routing"))
+        judging.ask(run, search)
+    judging.ask_functions(expressions, search, ("transform", "routing"))
     return checked(consumer, judging.verdicts(table.cursors))
 
 
@@ -120,17 +120,19 @@ class Judging:
         return cls(table.rows, np.setdiff1d(np.arange(count), bad), {}, errors)
 
     def ask_functions(
-        self, expressions: Expressions, hunt: BadRowSearch, keys: tuple[str, ...]
+        self, expressions: Expressions, search: BadRowSearch, keys: tuple[str, ...]
     ) -> None:
         for key in keys:
             if key in expressions.functions:
-                self.ask(_as_columns(expressions.functions[key]), hunt)
+                self.ask(_as_columns(expressions.functions[key]), search)
 
-    def ask(self, evaluate: Callable[[pa.RecordBatch], pa.RecordBatch], hunt: BadRowSearch) -> None:
+    def ask(
+        self, evaluate: Callable[[pa.RecordBatch], pa.RecordBatch], search: BadRowSearch
+    ) -> None:
         """Have the open rows answered; those that fail, and those kept back, are open no more."""
         every = len(self.open) == self.rows.num_rows
         rows = self.rows if every else self.rows.take(pa.array(self.open))
-        said, good, bad = answers(rows, evaluate, hunt)
+        said, good, bad = answers(rows, evaluate, search)
         for at, text in bad.items():
             row = int(self.open[at])
             self.errors[row] = f"cannot judge {place_of(self.rows, row)}: {text}"

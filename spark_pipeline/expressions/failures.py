@@ -1,8 +1,8 @@
 """Finding the rows that an expression fails on, by halving.
 
-Whoever evaluates gives an answer for all rows or for none. Invariant: a row is called
-bad only if it fails alone; how many are hunted is bounded, and beyond the bound nothing is said of
-any row: the consumer waits.
+An evaluation gives an answer for all rows or for none. Invariant: a row is called bad only if it
+fails alone; the search is bounded, and beyond the bound nothing is said of any row: the consumer
+waits.
 """
 
 from __future__ import annotations

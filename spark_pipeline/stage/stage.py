@@ -275,11 +275,11 @@ class SourceStage:
         """For cursors that somebody else moved, consumers that come and go, and due retries."""
         # Asked first: what is settled by then is in the rows that are read next.
         settled = {name: worker.settled(self._source) for name, worker in self.workers.items()}
-        roll = read_active_consumers(state, self._source)
+        active = read_active_consumers(state, self._source)
         for name, worker in self.workers.items():
-            if self._must_look(worker, roll, settled[name]):
+            if self._must_look(worker, active, settled[name]):
                 worker.nudge()
-        self._seen = dict(roll.served)
+        self._seen = dict(active.served)
         retries = {name: each.inputs[self._source].retries for name, each in self.workers.items()}
         versions = {name: each.version for name, each in retries.items()}
         waiting = {each.consumer: each for each in due(state, self._source)}
@@ -291,7 +291,7 @@ class SourceStage:
             self.workers[name].verify()
         with closing(open_log(self._settings.log_directory)) as log:
             now = time.monotonic()
-            self._ahead = {name: self._ahead.get(name, now) for name in beyond(log, roll.standing)}
+            self._ahead = {name: self._ahead.get(name, now) for name in beyond(log, active.cursors)}
         self._report(state)
 
     def _try_at_once(self, resumed: Set[str]) -> None:
@@ -300,18 +300,20 @@ class SourceStage:
             if self.workers[name].current.is_held:
                 self.workers[name].nudge()
 
-    def _must_look(self, worker: BaseWorker, roll: ActiveConsumers, settled: Cursor | None) -> bool:
+    def _must_look(
+        self, worker: BaseWorker, active: ActiveConsumers, settled: Cursor | None
+    ) -> bool:
         """Whether a worker has to read its row again."""
         name, current = worker.name, worker.current
         if current.reason in (Reason.PAUSED, Reason.INACTIVE):
-            return name in roll.served
+            return name in active.served
         if current.is_served:
-            return worker.must_look(roll, settled)
-        if name not in roll.served:
+            return worker.must_look(active, settled)
+        if name not in active.served:
             return True
-        was = self._seen.get(name, roll.served[name])
+        was = self._seen.get(name, active.served[name])
         # What it settled itself before it failed is nobody's act.
-        moved = roll.served[name] not in (was, settled)
+        moved = active.served[name] not in (was, settled)
         return moved and not worker.is_deferred
 
     def _report(self, state: Connection) -> None:

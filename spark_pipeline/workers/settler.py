@@ -60,7 +60,7 @@ class Report:
     def is_plain(self) -> bool:
         """Whether it only moves a cursor and counts."""
         outcome = self.outcome
-        sound = outcome.aside is None and outcome.error is None
+        sound = outcome.queued is None and outcome.error is None
         return sound and not self.dead and self.piece is None
 
     def after(self, before: Report) -> Report:
@@ -82,7 +82,7 @@ class Report:
             last_commit=outcome.last_commit if outcome.error is not None else self.committed_at,
             error=str(outcome.error) if outcome.failed else None,
             dead=self.dead,
-            aside=outcome.aside,
+            queued=outcome.queued,
             ledger=self.ledger,
             top_before=outcome.top_before,
             top=outcome.top,

@@ -388,13 +388,11 @@ def test_a_lost_executor_costs_a_second_read_and_a_failing_sink_is_told_as_what_
     assert (stream.cursor, stream.error) == (END, None)
     assert redis_client.xlen("lost") == TRANSACTIONS * ROWS
     assert (hook.cursor, hook.error) == (END, None)
-    assert hook.aside is not None
-    assert "422" in str(hook.aside.column("error")[0])
+    assert hook.queued is not None
+    assert "422" in str(hook.queued.column("error")[0])
     sent = [message for request in endpoint.accepted for message in request.messages]
-    aside = map(Cursor, *(hook.aside.column(n).to_pylist() for n in ("commit_lsn", "commit_idx")))
-    assert {*cursors_of(sent), *aside} == set(everything(log)), (
-        "delivered or put aside, nothing else"
-    )
+    queued = map(Cursor, *(hook.queued.column(n).to_pylist() for n in ("commit_lsn", "commit_idx")))
+    assert {*cursors_of(sent), *queued} == set(everything(log)), "delivered or queued, nothing else"
 
 
 def test_the_token_is_seen_by_nobody(spark: SparkSession) -> None:

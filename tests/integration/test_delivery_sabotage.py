@@ -129,7 +129,7 @@ def test_messages_put_aside_and_never_stored_are_caught(
 ) -> None:
     def settle(connection: Connection, **given: Any) -> None:
         given["consumers"] = {
-            name: replace(each, aside=None) for name, each in given["consumers"].items()
+            name: replace(each, queued=None) for name, each in given["consumers"].items()
         }
         positions.settle(connection, **given)
 

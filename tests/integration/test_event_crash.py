@@ -316,7 +316,7 @@ def test_a_gap_is_told_once_and_in_front_whatever_dies(
     assert rows == [
         ("a", "gap", None), ("b", "gap", None), ("a", "insert", 3), ("b", "insert", 3)
     ]  # fmt: skip
-    assert lane.rows("SELECT count(*) FROM walbrook.gaps WHERE told_at IS NULL") == [(0,)]
+    assert lane.rows("SELECT count(*) FROM walbrook.gaps WHERE reported_at IS NULL") == [(0,)]
 
 
 def test_a_gap_that_came_while_others_were_told_does_not_take_their_number(

@@ -19,7 +19,7 @@ from cdc.errors import OperatorError
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter, Retention, SegmentLimits
 from cdc.state.feeds import FeedFigures, open_feed
-from cdc.state.gaps import skip_evicted, untold_gaps
+from cdc.state.gaps import skip_evicted, unreported_gaps
 from cdc.state.migrate import migrate
 from cdc.state.positions import (
     consumer_cursors,
@@ -111,7 +111,9 @@ def test_a_consumer_behind_the_evicted_floor_passes_it_and_its_sink_is_told(
     (message,) = told(tmp_path / "lines")
     assert message["action"] == "gap"
     assert message["record"] == {"from": "0/10:0", "to": str(evicted), "reason": "evicted"}
-    rows = state.execute("SELECT consumer, to_lsn::text, told_at IS NOT NULL FROM walbrook.gaps")
+    rows = state.execute(
+        "SELECT consumer, to_lsn::text, reported_at IS NOT NULL FROM walbrook.gaps"
+    )
     assert rows.fetchall() == [("lines", "0/50", True)]
     assert left_behind(state, "shop", view.floors()[0]) == {}
 
@@ -121,9 +123,9 @@ def test_a_gap_that_was_noted_but_not_told_is_told_at_the_next_start(
 ) -> None:
     view = evicted_log(tmp_path / "log")
     skip_evicted(state, source="shop", term=1, evicted=view.floors()[1])
-    assert len(untold_gaps(state, "shop")) == 1
+    assert len(unreported_gaps(state, "shop")) == 1
     pass_gaps(state, view.floors()[1], source="shop", term=1, shares=shares(tmp_path / "lines"))
-    assert untold_gaps(state, "shop") == []
+    assert unreported_gaps(state, "shop") == []
     assert len(told(tmp_path / "lines")) == 1
 
 
@@ -143,7 +145,7 @@ def test_a_gap_whose_sink_fails_stays_untold(state: Connection, tmp_path: Path) 
         state, view.floors()[1], source="shop", term=1, shares=shares(tmp_path / "lines")
     )
     assert "cannot be told of its gap from 0/10:0" in str(unreported["lines"])
-    assert len(untold_gaps(state, "shop")) == 1
+    assert len(unreported_gaps(state, "shop")) == 1
 
 
 def test_an_earlier_start_of_the_service_moves_nobody(state: Connection, tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ class Operator:
     def gaps(self) -> list[tuple[str, str, str]]:
         return self.rows(
             "SELECT consumer, from_lsn || ':' || from_idx, to_lsn || ':' || to_idx"
-            "  FROM walbrook.gaps WHERE reason = 'discarded' AND told_at IS NULL ORDER BY id"
+            "  FROM walbrook.gaps WHERE reason = 'discarded' AND reported_at IS NULL ORDER BY id"
         )
 
 

@@ -104,7 +104,7 @@ def test_the_gap_of_a_pull_consumer_that_had_everything_stored_arrives(
     worker.ack([told])
     assert operators.discard_all(state, "jobs")["affected"] == 0
     ((gaps, unreported),) = state.execute(
-        "SELECT count(*), count(*) FILTER (WHERE told_at IS NULL) FROM walbrook.gaps"
+        "SELECT count(*), count(*) FILTER (WHERE reported_at IS NULL) FROM walbrook.gaps"
     ).fetchall()
     assert (gaps, unreported) == (2, 0), "nothing was left to give up"
     # What comes behind the gap is stored as ever.

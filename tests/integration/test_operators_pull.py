@@ -81,7 +81,7 @@ def test_one_message_is_given_up_and_in_its_place_it_is_said_so(puller: Puller) 
     received = puller.receive()
     assert [at for at, _, _ in received] == ["0/200", "0/300", "0/400"], "its group goes on"
     assert received[0][1] == '{"from": "0/200:0", "to": "0/200:1", "reason": "discarded"}'
-    assert puller.rows("SELECT reason, told_at IS NOT NULL FROM walbrook.gaps") == [
+    assert puller.rows("SELECT reason, reported_at IS NOT NULL FROM walbrook.gaps") == [
         ("discarded", True)
     ]
     assert "no message of hook waits at 0/200:0" in puller.refused("discard('hook', '0/200:0')")[0]

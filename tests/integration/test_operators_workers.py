@@ -73,7 +73,7 @@ def test_one_that_owes_its_sink_a_gap_gets_nothing_before_it_was_told(
     state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0")
     state.execute("SELECT walbrook.pause('other')")
     state.execute("SELECT walbrook.discard_all('other')")
-    told = "SELECT told_at IS NOT NULL FROM walbrook.gaps"
+    told = "SELECT reported_at IS NOT NULL FROM walbrook.gaps"
     lane.start()
     assert state.execute(told).fetchall() == [(False,)], "it is paused"
     state.execute("SELECT walbrook.resume('other')")

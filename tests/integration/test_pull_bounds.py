@@ -47,7 +47,7 @@ class Bounded:
     def gaps(self) -> list[tuple[Any, ...]]:
         return self.puller.rows(
             "SELECT from_lsn || ':' || from_idx, to_lsn || ':' || to_idx, reason, "
-            "told_at IS NOT NULL "
+            "reported_at IS NOT NULL "
             f"FROM walbrook.gaps WHERE consumer = '{self.name}' ORDER BY from_lsn, from_idx"
         )
 

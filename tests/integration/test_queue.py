@@ -17,7 +17,7 @@ from cdc.queue.claims import claim
 from cdc.state import positions
 from sinks.base import Delivery
 from sinks.webhook import WebhookSink
-from spark_pipeline.delivery.sender import STRIKES
+from spark_pipeline.delivery.sender import REFUSALS_MAX
 from tests import pgoutput
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
@@ -191,7 +191,7 @@ def test_a_destination_that_refuses_everything_is_at_fault_as_a_whole(
     lane = lane_of()
     refusing(endpoint, lambda record: record["name"] != "good")
     lane.write(*insert(1, (100, "good"), *((n, f"x{n}") for n in range(20))))
-    with pytest.raises(TransientError, match=f"refused {STRIKES + 1} messages in a row"):
+    with pytest.raises(TransientError, match=f"refused {REFUSALS_MAX + 1} messages in a row"):
         lane.take()
     assert queue(lane) == []
     assert names(endpoint) == ["good"]
@@ -478,7 +478,7 @@ def test_a_gap_message_that_is_refused_waits_and_holds_nobody_back(
     lane.take()
     assert names(endpoint) == ["a1", "a2"]
     assert lane.rows("SELECT action, deliveries FROM walbrook.events") == [("gap", 1)]
-    assert lane.rows("SELECT count(*) FROM walbrook.gaps WHERE told_at IS NULL") == [(0,)]
+    assert lane.rows("SELECT count(*) FROM walbrook.gaps WHERE reported_at IS NULL") == [(0,)]
     endpoint.refuses = None
     redeliver(lane)
     gap = endpoint.accepted[-1].messages[0]

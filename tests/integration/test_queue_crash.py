@@ -65,7 +65,7 @@ def lane_of(
         lane.close()
 
 
-def put_aside(lane: LogLane, endpoint: Endpoint, *refused: str) -> None:
+def queue_refused(lane: LogLane, endpoint: Endpoint, *refused: str) -> None:
     """One message for each of these names, each of a group of its own, refused and due."""
     refusing(endpoint, lambda record: record["name"] != "good")
     rows = [(n, name) for n, name in enumerate(refused, 1)]
@@ -94,7 +94,7 @@ def test_a_queued_request_that_was_noted_is_not_repeated_in_whatever_order_it_is
     address: LedgerAddress, lane_of: LaneOf, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lane = lane_of(address)
-    put_aside(lane, endpoint, "a", "b", "c", "d", "e")
+    queue_refused(lane, endpoint, "a", "b", "c", "d", "e")
 
     def died(*_given: object, **_named: object) -> None:
         raise Killed
@@ -134,7 +134,7 @@ def test_a_message_that_kills_the_process_is_found_and_given_up_after_bounded_tr
     lane_of: LaneOf, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lane = lane_of(max_deliveries=1_000)
-    put_aside(lane, endpoint, "a", "killer", "c")
+    queue_refused(lane, endpoint, "a", "killer", "c")
     send = WebhookSink.deliver_parts
 
     def dies(sink: WebhookSink, parts: list[MessageBatch], *given: Any) -> list[Delivery]:
@@ -165,7 +165,7 @@ def test_a_killed_process_does_not_wear_out_the_messages_it_had_claimed_together
     lane_of: LaneOf, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lane = lane_of(max_deliveries=2)
-    put_aside(lane, endpoint, "a", "b", "c")
+    queue_refused(lane, endpoint, "a", "b", "c")
 
     def dies(_sink: WebhookSink, _parts: list[MessageBatch], *_given: Any) -> list[Delivery]:
         raise Killed
@@ -183,7 +183,7 @@ def test_the_last_of_several_messages_claimed_together_is_not_blamed_for_the_end
     lane_of: LaneOf, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lane = lane_of(retry=SLOW)
-    put_aside(lane, endpoint, "a", "b", "c")
+    queue_refused(lane, endpoint, "a", "b", "c")
     refusing(endpoint, lambda _record: True)
 
     def dies(_sink: WebhookSink, _parts: list[MessageBatch], *_given: Any) -> list[Delivery]:
@@ -204,7 +204,7 @@ def test_a_message_is_abandoned_by_a_process_that_ended_not_by_an_earlier_stage_
     address: LedgerAddress, lane_of: LaneOf, endpoint: Endpoint
 ) -> None:
     lane = lane_of(address)
-    put_aside(lane, endpoint, "a")
+    queue_refused(lane, endpoint, "a")
     ((number,),) = lane.rows("SELECT id FROM walbrook.consumers")
     counted = []
     for holder in ("shop:p:1", "shop:p:2", "shop:q:1"):

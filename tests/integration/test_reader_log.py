@@ -207,7 +207,7 @@ def test_damage_that_the_slot_cannot_mend_concerns_the_consumers_before_it_alone
         assert behind in ends[1:-3], "the batch that is damaged, no more"
         shop.database.execute(f"SELECT walbrook.skip_to('all', '{behind}')")
         until("nobody to stand before it", lambda: health(shop) == ["log_damaged_past"])
-        assert shop.database.execute("SELECT reason, told_at FROM walbrook.gaps") == [
+        assert shop.database.execute("SELECT reason, reported_at FROM walbrook.gaps") == [
             ("skipped", None)
         ]
         assert shop.view.history() == history, "nothing was cut"

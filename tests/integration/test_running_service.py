@@ -216,7 +216,7 @@ def test_what_is_rewound_comes_again_and_what_is_discarded_leaves_a_gap_message(
     assert after[-5:] == list(range(last - 4, last + 1))
     assert not set(after) & set(range(lost_from + 1, last - 4)), "it was given up"
     ((unreported,),) = shop.database.execute(
-        "SELECT count(*) FROM walbrook.gaps WHERE told_at IS NULL"
+        "SELECT count(*) FROM walbrook.gaps WHERE reported_at IS NULL"
     )
     assert unreported == 0
 

@@ -194,7 +194,7 @@ def test_many_messages_for_the_queue_of_one_hold_nobody_else(
     with Settling(state, database.dsn) as settling:
         first = settling.report_of("a")
         rows = waiting_rows(START)
-        heavy = replace(first, outcome=replace(first.outcome, delivered=0, aside=rows))
+        heavy = replace(first, outcome=replace(first.outcome, delivered=0, queued=rows))
         worker = threading.Thread(target=settling.settler.settle, args=("a", heavy))
         worker.start()
         assert under_way.wait(30)
@@ -221,7 +221,7 @@ def test_messages_for_the_queue_of_one_that_was_moved_meanwhile_are_not_kept(
     monkeypatch.setattr(queued_messages, "copy_rows", moved)
     with Settling(state, database.dsn) as settling:
         first = settling.report_of("a")
-        outcome = replace(first.outcome, delivered=0, aside=waiting_rows(START))
+        outcome = replace(first.outcome, delivered=0, queued=waiting_rows(START))
         assert not settling.settler.settle("a", replace(first, outcome=outcome))
     assert consumer_cursors(state, SOURCE)["a"] == Cursor(5, 0)
     assert state.execute("SELECT count(*) FROM walbrook.events").fetchall() == [(0,)]

@@ -21,7 +21,7 @@ from pyspark.sql import functions as sf
 from cdc.config import SinkConfig
 from cdc.decoding.plan import plan_for
 from spark_pipeline.delivery.matching import Match
-from spark_pipeline.eventtime.windows.query import ASIDE, Aggregation, WindowQuery
+from spark_pipeline.eventtime.windows.query import EXTRA_FIELDS, Aggregation, WindowQuery
 from spark_pipeline.eventtime.windows.tables import Tables, WindowTables
 from spark_pipeline.expressions.compiled import Problem
 from spark_pipeline.expressions.engine import Engine, spark_says
@@ -171,7 +171,7 @@ class _Checked:
                         )
 
     def _query(self, spec: Aggregation) -> DataFrame:
-        frame = self.engine.frame(pa.schema([*self.tables.schema, *ASIDE]))
+        frame = self.engine.frame(pa.schema([*self.tables.schema, *EXTRA_FIELDS]))
         return WindowQuery(frame, spec).over(frame)
 
     def _problem(

@@ -207,8 +207,8 @@ def test_what_is_due_may_be_later_than_the_time() -> None:
 
 
 def test_rows_that_a_settled_step_has_read_are_neither_repeated_nor_late() -> None:
-    standing = SavedPosition(Cursor(2, 0), Cursor(6, 0), floor=50)
-    shop = Shop(shop=standing, watermark=50)
+    saved = SavedPosition(Cursor(2, 0), Cursor(6, 0), floor=50)
+    shop = Shop(shop=saved, watermark=50)
     shop.sequencer.complete("warehouse")
     assert shop.sequencer.cursor("shop") == Cursor(2, 0)
     rows = shop.push("shop", 2, (ORDERS, 70), (ORDERS, 20), (ITEMS, NO_TIME))

@@ -56,15 +56,15 @@ def test_whole_batches_behind_a_damage_are_kept_aside_when_it_is_cut(tmp_path: P
     left = data.read_bytes()
     log = LogWriter(tmp_path)
     assert (log.end, log.manifest.history) == (Cursor(10, 3), history + 1)
-    assert ".seg.damaged" in (log.aside or "")
-    (aside,) = tmp_path.glob("*.damaged")
-    assert aside.read_bytes() == left
+    assert ".seg.damaged" in (log.kept or "")
+    (kept,) = tmp_path.glob("*.damaged")
+    assert kept.read_bytes() == left
     append(log, 20)
     log.close()
     log = LogWriter(tmp_path)
-    assert log.aside is None
+    assert log.kept is None
     log.close()
-    assert aside.exists(), "it stays for a person to look at"
+    assert kept.exists(), "it stays for a person to look at"
     assert lsns(tmp_path) == [10, 20]
 
 

@@ -1,4 +1,4 @@
-"""The desk against an obvious model: random messages, refusals, groups, cuts and crashes."""
+"""The sender against an obvious model: random messages, refusals, groups, cuts and crashes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cdc.queue.retry import ANSWERED
 from cdc.state.blocked_groups import NOTHING, BlockedGroups
 from sinks.base import Delivery
 from spark_pipeline.delivery.outcome import Outcome
-from spark_pipeline.delivery.sender import STRIKES, Sender
+from spark_pipeline.delivery.sender import REFUSALS_MAX, Sender
 
 CONTEXT = Context("hook", "shop", "h", "d", 0)
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -105,18 +105,18 @@ def sender_for(
     )
 
 
-def deliver(desk: Sender, messages: list[Message], cuts: list[int]) -> Outcome:
+def deliver(sender: Sender, messages: list[Message], cuts: list[int]) -> Outcome:
     bounds = sorted({0, *(cut for cut in cuts if cut < len(messages)), len(messages)})
     for start, stop in pairwise(bounds):
-        if not desk.take(rows(messages[start:stop])):
-            return desk.outcome
-    return desk.finish(Cursor(1 << 40, 0))
+        if not sender.take(rows(messages[start:stop])):
+            return sender.outcome
+    return sender.finish(Cursor(1 << 40, 0))
 
 
-def aside(outcome: Outcome) -> list[Cursor]:
-    if outcome.aside is None:
+def queued(outcome: Outcome) -> list[Cursor]:
+    if outcome.queued is None:
         return []
-    columns = (outcome.aside.column(name).to_pylist() for name in ("commit_lsn", "commit_idx"))
+    columns = (outcome.queued.column(name).to_pylist() for name in ("commit_lsn", "commit_idx"))
     return sorted(map(Cursor, *columns))
 
 
@@ -134,16 +134,16 @@ def test_every_message_below_the_cursor_is_delivered_or_aside_and_order_is_kept(
 ) -> None:
     destination = Destination({m.cursor: m.fate for m in messages}, down_after)
     outcome = deliver(sender_for(destination), messages, cuts)
-    put_aside = aside(outcome)
+    queued_before = queued(outcome)
     taken = [cursor for cursor in destination.taken if cursor < outcome.cursor]
     below = [m.cursor for m in messages if m.cursor < outcome.cursor]
-    assert sorted(taken + put_aside) == below
+    assert sorted(taken + queued_before) == below
     assert outcome.delivered == len(destination.taken)
     if outcome.error is None:
         assert outcome.cursor == Cursor(1 << 40, 0)
 
     # Nothing that went out stands behind something of its group, or of its table, that waits.
-    waits = set(put_aside)
+    waits = set(queued_before)
     for at, message in enumerate(messages):
         if message.cursor not in destination.taken or message.cursor >= outcome.cursor:
             continue
@@ -162,9 +162,9 @@ def test_a_destination_is_at_fault_only_after_that_many_refusals_in_a_row(
     destination = Destination({m.cursor: m.fate for m in messages})
     outcome = deliver(sender_for(destination), messages, cuts)
     if outcome.error is not None:
-        assert f"refused {STRIKES + 1} messages in a row" in outcome.error.what
-        # Everything from the first of them on comes again: nothing of it is put aside.
-        assert all(cursor < outcome.cursor for cursor in aside(outcome))
+        assert f"refused {REFUSALS_MAX + 1} messages in a row" in outcome.error.what
+        # Everything from the first of them on comes again: nothing of it is queued.
+        assert all(cursor < outcome.cursor for cursor in queued(outcome))
         assert destination.taken == [c for c in destination.taken if c < outcome.cursor]
 
 
@@ -172,13 +172,13 @@ def test_what_waits_from_before_holds_its_group_back() -> None:
     first = [Message(1, 0, "poison"), Message(2, 1, "taken")]
     destination = Destination({m.cursor: m.fate for m in first})
     outcome = deliver(sender_for(destination), first, [])
-    assert outcome.aside is not None
-    waiting = NOTHING.with_these(outcome.aside)
+    assert outcome.queued is not None
+    waiting = NOTHING.with_these(outcome.queued)
     more = [Message(1, 2, "taken"), Message(2, 3, "taken")]
     destination = Destination({m.cursor: m.fate for m in more})
     outcome = deliver(sender_for(destination, waiting), more, [])
     assert destination.taken == [more[1].cursor]
-    assert aside(outcome) == [more[0].cursor]
+    assert queued(outcome) == [more[0].cursor]
 
 
 def test_what_a_destination_that_needs_one_order_refuses_is_dead_and_settled_before_the_rest() -> (
@@ -192,7 +192,7 @@ def test_what_a_destination_that_needs_one_order_refuses_is_dead_and_settled_bef
     assert [poison.cursor for poison in outcome.dead] == [messages[1].cursor]
     assert outcome.cursor == Cursor(messages[1].cursor.lsn, messages[1].cursor.idx + 1)
     assert isinstance(outcome.error, TransientError), "what follows comes next"
-    assert outcome.aside is None
+    assert outcome.queued is None
 
 
 def test_on_such_a_destination_nothing_is_sent_past_a_message_that_is_too_large() -> None:
@@ -203,9 +203,11 @@ def test_on_such_a_destination_nothing_is_sent_past_a_message_that_is_too_large(
         CHANGE_SCHEMA.field("record"),
         pa.array(['{"id": "' + "x" * 2000 + '"}', '{"id": 1}']),
     )
-    desk = sender_for(destination, settings=consumer(destination=ONE_ORDER, max_message_bytes=1000))
-    assert not desk.take(large)
-    outcome = desk.outcome
+    sender = sender_for(
+        destination, settings=consumer(destination=ONE_ORDER, max_message_bytes=1000)
+    )
+    assert not sender.take(large)
+    outcome = sender.outcome
     assert destination.taken == []
     assert [poison.cursor for poison in outcome.dead] == [messages[0].cursor]
     assert outcome.cursor == Cursor(messages[0].cursor.lsn, messages[0].cursor.idx + 1)
@@ -222,6 +224,6 @@ def test_the_top_is_that_of_the_messages_whose_destination_keeps_a_position() ->
 
     own, routed = ([Message(0, n, "taken") for n in few] for few in ((0, 1), (2, 3)))
     messages = own + routed
-    desk = sender_for(Streams({m.cursor: m.fate for m in messages}))
-    outcome = deliver(desk, messages, [len(own)])
+    sender = sender_for(Streams({m.cursor: m.fate for m in messages}))
+    outcome = deliver(sender, messages, [len(own)])
     assert (outcome.top_before, outcome.top) == (ORIGIN, own[-1].cursor)

@@ -81,7 +81,7 @@ class Rows:
                 raise MovedError(name, each.since)
         self.cursors |= {name: each.cursor for name, each in consumers.items()}
 
-    def roll(self, _state: object, _source: str) -> ActiveConsumers:
+    def active(self, _state: object, _source: str) -> ActiveConsumers:
         if self.away:
             raise psycopg.OperationalError("the state database does not answer")
         served = {name: at for name, at in self.cursors.items() if name not in self.paused}
@@ -133,7 +133,7 @@ class Stage:
     def _replace_postgres(self, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(settler, "settle", self.rows.settle)
         patch.setattr(Settler, "_connected", lambda _self: None)
-        patch.setattr(worker, "read_active_consumers", self.rows.roll)
+        patch.setattr(worker, "read_active_consumers", self.rows.active)
         for module, name, gives in (
             (worker, "pass_gaps", {}), (worker, "left_behind", {}), (retries, "due", []),
             (base, "report_consumer", None), (Ledgers, "report", None), (Pieces, "begin", None),

@@ -50,7 +50,7 @@ class Part(Generic[TargetT]):
         return Cursor(lsn, idx)
 
 
-def stretches(
+def parts_by_version(
     rows: pa.RecordBatch, names: Names[TargetT], cuts: NDArray[np.int64] | None = None
 ) -> Iterator[list[Part[TargetT]]]:
     """The stretches of rows that all belong to tables, in order, each with its parts.
