@@ -2,7 +2,7 @@
 
 The row carries a key and a version that grows by one with each change of it, so that what is lost,
 repeated or out of order shows. The commit's time comes with the change, from the same machine's
-clock. Invariant: a change counts as arrived when anybody who looks could see it, never
+clock. Invariant: a change counts as arrived when a reader could see it, never
 before.
 """
 

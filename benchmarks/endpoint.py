@@ -121,7 +121,7 @@ class _Server:
                 self.end_headers()
 
             def log_message(self, format: str, *args: object) -> None:
-                """Nobody reads it."""
+                """No log of requests."""
 
         self._listening = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
         self._listening.daemon_threads = True

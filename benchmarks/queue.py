@@ -152,7 +152,7 @@ def _drained(dsn: str, claimers: int, *, seconds: float, messages: int) -> Drain
 
 
 def _claim(dsn: str, board: _Board) -> None:
-    """Receive and acknowledge until told that it is enough; say what it cost."""
+    """Receive and acknowledge until stopped; returns what it cost."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("SELECT 1")
         backend = psutil.Process(connection.info.backend_pid)

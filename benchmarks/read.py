@@ -1,6 +1,6 @@
 """How close the reader comes to what the slot can give.
 
-The same rows are read again and again, each time through a fresh copy of one slot that nobody
+The same rows are read again and again, each time through a fresh copy of one slot that no reader
 moves: by ``pg_recvlogical``, by a bare psycopg loop that keeps nothing, and by the reader's own
 process into the log, with both durabilities. So are rows of ten tables.
 All are measured from the start of streaming: one to its end position, the other to the last row

@@ -130,7 +130,7 @@ class RunningService:
                 yield role, process
 
     def until(self, what: str, condition: Callable[[], bool], timeout_s: float) -> float:
-        """Wait for ``condition``; the answer is when it held, by ``perf_counter``."""
+        """Wait for ``condition``; returns when it held, by ``perf_counter``."""
         deadline = time.perf_counter() + timeout_s
         while not condition():
             self._require_running()

@@ -2,7 +2,7 @@
 
 Both send the same messages to the same local server, in pieces of the same size. The sink is handed
 decoded changes and makes everything else itself; the bare loop is handed its arguments ready made.
-``CASES`` has one entry per sink: whoever adds one gives it a context that opens both.
+``CASES`` has one entry per sink: a new one needs a context that opens both.
 
 The service then delivers the same changes at a steady rate to Redis and to Kafka in both modes.
 """

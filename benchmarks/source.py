@@ -159,7 +159,7 @@ class BenchmarkSource:
 
 @contextmanager
 def open_source(directory: Path) -> Iterator[BenchmarkSource]:
-    """A new server with its table, as safe against a crash as anybody's."""
+    """A new server with its table, with the default safety against a crash."""
     with EmbeddedPostgres(directory, settings=_SETTINGS) as postgres:
         source = BenchmarkSource(postgres)
         try:

@@ -258,7 +258,7 @@ def _wait(
 
 
 def _limit(source: BenchmarkSource, sizes: Sizes) -> float:
-    """Rows a second that a bare loop drains from a slot: more than these nobody can send."""
+    """Rows per second that a bare loop drains from a slot: the upper bound of any sink."""
     source.create_slot(_BARE_LOOP)
     load = source.load(_LARGE_WARM_UP_ROWS, sizes.transaction_rows)
     limit = drain(source.postgres, _BARE_LOOP, load)

@@ -262,7 +262,7 @@ CREATE INDEX health_events_resolved
 COMMENT ON TABLE walbrook.health_events IS 'What was or is wrong with a source or one of its consumers, and what to do about it.';
 COMMENT ON COLUMN walbrook.health_events.consumer IS 'Null when it concerns the source as a whole.';
 COMMENT ON COLUMN walbrook.health_events.kind IS 'A short name; at most one event of a kind is open for a source and consumer.';
-COMMENT ON COLUMN walbrook.health_events.severity IS 'An error needs a person now; a warning will become one if nobody acts.';
+COMMENT ON COLUMN walbrook.health_events.severity IS 'An error needs a person now; a warning will become one unless a person acts.';
 COMMENT ON COLUMN walbrook.health_events.seen_at IS 'When it was last found still true (written about every ten seconds).';
 COMMENT ON COLUMN walbrook.health_events.resolved_at IS 'When it was found no longer true; null while it is open.';
 
@@ -297,7 +297,7 @@ CREATE TABLE walbrook.gaps (
     CHECK ((from_lsn, from_idx) < (to_lsn, to_idx))
 );
 
--- Gaps that a sink has still to be told of are looked for each second.
+-- Gaps that were not sent to their sink yet are looked for each second.
 CREATE INDEX gaps_unreported ON walbrook.gaps (source, consumer) WHERE reported_at IS NULL;
 
 COMMENT ON TABLE walbrook.gaps IS 'What a consumer will never get: every change from the first cursor up to, not including, the second.';
@@ -399,7 +399,7 @@ COMMENT ON COLUMN walbrook.events.deliveries IS 'How often its sink has refused 
 COMMENT ON COLUMN walbrook.events.abandoned IS 'How often the process that was delivering it alone ended before it said what became of it.';
 COMMENT ON COLUMN walbrook.events.error IS 'Why it was refused last, in full: it may quote the message, as the row does. Null if it has only waited.';
 COMMENT ON COLUMN walbrook.events.error_kind IS 'poison: for its content; transient: for a reason that may pass.';
-COMMENT ON COLUMN walbrook.events.lease_id IS 'With holder and lease_until: who is delivering it, and until when nobody else does.';
+COMMENT ON COLUMN walbrook.events.lease_id IS 'With holder and lease_until: who is delivering it, and until when it is alone in that.';
 COMMENT ON COLUMN walbrook.events.message IS 'What the consumer''s transform made of it; null without one.';
 COMMENT ON COLUMN walbrook.events.route IS 'Where the consumer''s routing sends it; null for the sink''s own place.';
 
@@ -478,14 +478,14 @@ COMMENT ON COLUMN walbrook.pressure.waiting IS 'Deliveries of this source that w
 -- walbrook.in_flight. So a claim costs the same whatever waits behind it or was there before it.
 --
 -- Invariants:
--- * Claims of one consumer come one after another (each locks its row of walbrook.pulls), so nobody
---   is handed what somebody else holds.
+-- * Claims of one consumer come one after another (each locks its row of walbrook.pulls), so no claimer
+--   is handed what another holds.
 -- * A message goes out only if no earlier one of its group, or of its whole table where one of the
---   two has its place there, is held by somebody else or waits.
--- * Whoever acknowledges never waits for a lock of walbrook.pulls (it may wait for a claim that is at
+--   two has its place there, is held by another or waits.
+-- * An acknowledgement never waits for a lock of walbrook.pulls (it may wait for a claim that is at
 --   what it has to wake), and a claim never waits for an acknowledgement: it passes over the rows that
 --   others are at. Locks are taken in the order stored, pulls, in_flight by cursor, records.
--- * What one statement locks the next one changes, never the same: whoever had to wait for the lock
+-- * What one statement locks the next one changes, never the same: a statement that had to wait for the lock
 --   has the row's newest version, which that statement's snapshot does not see.
 -- * One that waits for an earlier one (lease_until and due_at null) is looked at again when that one
 --   goes: a claim holds a lock on it that lets an acknowledgement through only after the claim.
@@ -546,7 +546,7 @@ CREATE INDEX in_flight_whole_table ON walbrook.in_flight (consumer, table_schema
 
 COMMENT ON TABLE walbrook.in_flight IS 'Messages of pull consumers that were handed out, came back, or wait for an earlier one of their group. One partition a consumer.';
 COMMENT ON COLUMN walbrook.in_flight.lease_id IS 'The claim that handed it out last; only who has it may acknowledge it. Null once it was given back.';
-COMMENT ON COLUMN walbrook.in_flight.lease_until IS 'Until when its holder keeps it; null while nobody does. After that the next claim takes it, and until then its holder may still acknowledge it.';
+COMMENT ON COLUMN walbrook.in_flight.lease_until IS 'Until when its holder keeps it; null without a holder. After that the next claim takes it, and until then its holder may still acknowledge it.';
 COMMENT ON COLUMN walbrook.in_flight.due_at IS 'From when it can be handed out again. With lease_until null too: it waits for an earlier one.';
 COMMENT ON COLUMN walbrook.in_flight.deliveries IS 'How often it was handed out.';
 COMMENT ON COLUMN walbrook.in_flight.error IS 'What its last holder said when it gave it back.';
@@ -576,7 +576,7 @@ CREATE TABLE walbrook.stored (
     bytes_most    bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 20);
 
-COMMENT ON TABLE walbrook.stored IS 'How far each pull consumer''s messages are stored. Whoever stores locks its row.';
+COMMENT ON TABLE walbrook.stored IS 'How far each pull consumer''s messages are stored. Storing locks its row.';
 COMMENT ON COLUMN walbrook.stored.commit_lsn IS 'With commit_idx: the cursor of the last message that was stored; what comes again is known by it.';
 COMMENT ON COLUMN walbrook.stored.messages_most IS 'At most so many messages wait: those counted last and all that came since.';
 
@@ -604,7 +604,7 @@ COMMENT ON COLUMN walbrook.claims.rows_most IS 'At most so many rows are in flig
 COMMENT ON COLUMN walbrook.claims.passed IS 'How many it passed over because an earlier one of their group is not done.';
 COMMENT ON COLUMN walbrook.claims.looked_at IS 'How many it looked at, in its last step.';
 
--- Whoever adds to it puts a row in place of those that nobody is at, so that nobody waits.
+-- Adding to it puts a row in place of those that are not locked, so that no transaction waits.
 CREATE TABLE walbrook.buried (
     id       bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
     consumer integer NOT NULL REFERENCES walbrook.consumers (id) ON DELETE CASCADE,
@@ -639,9 +639,9 @@ COMMENT ON COLUMN walbrook.event_time.base_lsn IS 'With sequence: what its next 
 COMMENT ON COLUMN walbrook.event_time.sequence IS 'How many messages it has released.';
 COMMENT ON COLUMN walbrook.event_time.watermark IS 'Microseconds since 1970: everything at or below it was released. Null before the first.';
 COMMENT ON COLUMN walbrook.event_time.ordering IS 'As the sink''s configuration says: by the time in its rows, or by the time of their arrival.';
-COMMENT ON COLUMN walbrook.event_time.pushed_to IS 'Microseconds since 1970: the watermark is at least that (walbrook.advance_watermark). Null if nobody said so since it began.';
+COMMENT ON COLUMN walbrook.event_time.pushed_to IS 'Microseconds since 1970: the watermark is at least that (walbrook.advance_watermark). Null if that was not called since it began.';
 COMMENT ON COLUMN walbrook.event_time.planned IS 'Whether a release is under way: from planned_from, exclusive, to planned_to. After a crash it is made again, the same to the last message.';
-COMMENT ON COLUMN walbrook.event_time.order_mark IS 'Stands for what its configuration says of event times. With another one the same changes have other times, so it begins anew at its cursors.';
+COMMENT ON COLUMN walbrook.event_time.order_mark IS 'Stands for what its configuration says of event times. With another one the same changes have other times, so it starts over at its cursors.';
 COMMENT ON COLUMN walbrook.event_time.sent_mark IS 'Stands for what the messages on their way are made of; null if none are. If that has changed after a crash, numbers begin that no destination has seen.';
 
 CREATE TABLE walbrook.event_sources (
@@ -663,7 +663,7 @@ COMMENT ON TABLE walbrook.event_sources IS 'How far such a consumer has read eac
 COMMENT ON COLUMN walbrook.event_sources.ledger IS 'walbrook.consumers.ledger when it was written: another one says that the cursor was moved back, and that all from there on comes again.';
 COMMENT ON COLUMN walbrook.event_sources.cursor_lsn IS 'With cursor_idx: where its cursor was when it was written. Above it, it was moved forward.';
 COMMENT ON COLUMN walbrook.event_sources.planned_lsn IS 'With planned_idx: how far the release under way has read.';
-COMMENT ON COLUMN walbrook.event_sources.finished_at IS 'Since when this database is said to have ended (walbrook.finish_source): nobody waits for its time.';
+COMMENT ON COLUMN walbrook.event_sources.finished_at IS 'Since when this database is said to have ended (walbrook.finish_source): its time is not waited for.';
 COMMENT ON COLUMN walbrook.event_sources.pushed_to IS 'The same as walbrook.event_time.pushed_to for the tables of this database.';
 COMMENT ON COLUMN walbrook.event_sources.arrived IS 'In processing-time order: from which cursor on (LSN as a number, index) changes have arrived at which time at the earliest, where their commits alone do not say so.';
 

@@ -52,7 +52,7 @@ OWN_FOLDER = "_walbrook"
 
 _COMMIT_BYTES_MAX = 128 << 20
 _PARTS = Parts(("record", "changes", "record_pks", "unchanged", "annotations"), 64)
-# Almost every value of these is another one, and nobody looks for one by its order.
+# Almost every value of these is another one, and none is looked for by its order.
 _DISTINCT = ("record", "changes")
 _REPEATED = (
     "commit_lsn", "commit_timestamp", "xid", "table_schema", "table_name", "action", "unchanged",

@@ -100,7 +100,7 @@ class PullSink:
     def settled_at(self, cursor: Cursor | None) -> Self:
         """The same for the messages of a consumer that stood there when they were taken.
 
-        If somebody has moved it since, nothing is stored: behind a rewind it would make everything
+        If it was moved since, nothing is stored: behind a rewind it would make everything
         before it look stored.
         """
         self._settled_cursor = cursor

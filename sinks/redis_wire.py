@@ -42,7 +42,7 @@ class TransactionReply:
     absorbed: int
     refusal: str = ""  # why the message after the settled ones was not taken
     torn: bool = False  # whether later ones were taken all the same
-    touched: bool = False  # nothing was done: a watched stream was touched by somebody else
+    touched: bool = False  # nothing was done: a watched stream was touched by another writer
 
 
 def encode(
@@ -114,7 +114,7 @@ def encode_question(
 
 
 def usual_answer(truncation: int, top: str) -> bytes:
-    """What the server says to a question with ``above`` if nobody else was there.
+    """What the server says to a question with ``above`` if no other writer was there.
 
     The record has this truncation and this top, and no other field; the stream is there, and
     nothing stands above.

@@ -43,7 +43,7 @@ from sinks.http_wire import BadAnswerError
 _REQUEST_BYTES_MAX = 8 << 20
 _LEARNED_S = 600.0  # how long an endpoint's refusal of a large request is remembered
 _NAMED_BYTES = 24  # of each message in the digest of a request: its cursor, and whether it is a gap
-_GONE = "gone"  # the kind of the error that says that nobody answers
+_GONE = "gone"  # the kind of the error when no server answers
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 10.0
 
@@ -324,7 +324,7 @@ def below(url: httpx.URL, route: str) -> httpx.URL:
 
 
 def _secrets(url: httpx.URL, headers: Mapping[str, str]) -> tuple[str, ...]:
-    """What a receiver could repeat in its answer and nobody may read in an error."""
+    """What a receiver could repeat in its answer and that no error may show."""
     parts = [url.password, *url.params.values()]
     for value in headers.values():
         parts += [value, *value.split()]

@@ -3,7 +3,7 @@
 The process that reads a chunk decodes it too, column by column, from the text of COPY. So the
 delivery of the rows cuts slices out of a mapped file. The lines of COPY stand beside the decoded
 columns; where messages are needed (a merged row, an expression, a dead letter), which is rare, they
-are made of the lines. Rows that are decoded for nobody stand in the file as messages.
+are made of the lines. Rows that no consumer wants decoded stand in the file as messages.
 
 Invariants: the file is whole and on disk when ``chunk_file`` ends. Its decoded columns are those
 that decoding its messages gives. Rows with a value that cannot be decoded are decoded again from
@@ -35,7 +35,7 @@ from cdc.decoding.rows import decode_columns
 _WANTED_KEY: Final = b"walbrook.wanted"
 _READ_KEY: Final = b"walbrook.read_us"
 # What a read says beside its values: the same of all rows, or where they stand.
-_TOLD: Final = {
+_SAID_ONCE: Final = {
     "commit_lsn", "commit_idx", "commit_timestamp", "xid", "table_schema", "table_name", "action",
     "changes", "old_record_pks", "unchanged", "annotations", OLD_ROW_TEXT, TABLE_VERSION,
 }  # fmt: skip
@@ -162,7 +162,7 @@ class StoredRows:
 
     @cached_property
     def raw(self) -> pa.RecordBatch:
-        """The rows as messages (RAW_SCHEMA), made when somebody needs them."""
+        """The rows as messages (RAW_SCHEMA), made when they are needed."""
         if self._wanted is None:
             return self._rows.replace_schema_metadata(None)
         ((schema_id, message),) = self._schemas.items()
@@ -187,7 +187,7 @@ class StoredRows:
         (message,) = self._schemas.values()
         plan, zeros = plan_for(message), pa.array(np.zeros(count, np.int64))
         read_at = pa.array(np.full(count, self._read_us, np.int64))
-        told = {
+        given = {
             "commit_lsn": zeros,
             "commit_idx": zeros,
             "commit_timestamp": read_at.view(pa.timestamp("us", tz="UTC")),
@@ -198,8 +198,8 @@ class StoredRows:
             TABLE_VERSION: repeated(plan.version, count),
         }
         arrays = [
-            _or_nulls(told.get(field.name), count)
-            if field.name in _TOLD
+            _or_nulls(given.get(field.name), count)
+            if field.name in _SAID_ONCE
             else rows.column(field.name)
             for field in wanted.schema
         ]
@@ -208,7 +208,7 @@ class StoredRows:
 
 def _schema(wanted: Wanted) -> pa.Schema:
     """The lines, and the decoded columns that the file has."""
-    return pa.schema([_LINE, *(each for each in wanted.schema if each.name not in _TOLD)])
+    return pa.schema([_LINE, *(each for each in wanted.schema if each.name not in _SAID_ONCE)])
 
 
 def _or_nulls(column: pa.Array | None, count: int) -> pa.Array:

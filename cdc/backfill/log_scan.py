@@ -126,7 +126,7 @@ def incomplete_keys(log: LogReader, oid: int, since: Cursor, until: Cursor) -> l
     """The keys of rows of which an update between two places left out values, however far apart.
 
     The log must reach beyond ``until``. Raises OperatorError if it has not all of it any more: what
-    changes left out there is known to nobody.
+    changes left out there is not known.
     """
     try:
         return [orjson.loads(key) for key in sorted(_all_incomplete(log, oid, since, until))]

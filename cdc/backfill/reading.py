@@ -261,7 +261,7 @@ def copy_texts(
             if piece.tell():
                 yield piece.getvalue()
     finally:
-        if size > 0:  # nobody wants the rest
+        if size > 0:  # the rest is not wanted
             connection.cancel()
             while next_line(0)[0] > 0:
                 pass

@@ -69,7 +69,7 @@ def _refused(
     """The one row of ``raw`` as a change of which only its place and its fault are known."""
     (row,) = raw.to_pylist()
     schema, table = _table(schemas.get(row["schema_id"]))
-    # A kind that nobody knows has no action; ``message`` belongs to no table either.
+    # An unknown kind has no action; ``message`` belongs to no table either.
     known = {
         "commit_lsn": row["commit_lsn"],
         "commit_idx": row["commit_idx"],

@@ -197,7 +197,7 @@ class _MessageReader:
                 f"its {field} {raw!r} is not {self._codec.upper()}",
                 fix="rename it; then, the service being stopped, move the slot past what was "
                 "written under the old name with pg_replication_slot_advance, start, and accept "
-                "the gap as it is told then",
+                "the gap as it is reported then",
             ) from None
 
     def end(self) -> None:

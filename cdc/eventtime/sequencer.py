@@ -121,7 +121,7 @@ class Sequencer:
         """Whether nothing that may be read can make room; to ask after a step of None.
 
         ``behind`` are the sources of which there is more to read. One of them is at its bound, and
-        the partition that holds the watermark is its own, or nobody holds it: it is not read until
+        the partition that holds the watermark is its own, or none holds it: it is not read until
         rows are released, and they are not until it is read.
         """
         if not self._all_caught_up():
@@ -193,7 +193,7 @@ class Sequencer:
         self._buffer.keep_left()
 
     def _dues(self, source: str, times: Times, codes: Codes) -> tuple[Times, Mask]:
-        """When each row is due, and which ones follow others: NO_TIME if there is nobody."""
+        """When each row is due, and which ones follow others: NO_TIME if there is none."""
         follows = times == NO_TIME
         if not follows.any():
             due = self._due(times)
@@ -207,7 +207,8 @@ class Sequencer:
     def _reachable(self) -> int:
         """How far the tracker lets the watermark go; not past a source that is ahead.
 
-        Where nobody else is waited for, such a source is met where it stands: it was there before.
+        Where no other source is waited for, such a source is met where it stands: it was there
+        before.
         """
         found = self._tracker.look()
         ahead = {s: each.floor for s, each in self._saved.items() if self._is_ahead(s)}

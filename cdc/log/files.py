@@ -39,7 +39,7 @@ def write_synced(path: Path, data: bytes | pa.Buffer) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError:
-        # What is there of it takes room that somebody may be waiting for.
+        # What is there of it takes room that a writer may be waiting for.
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise

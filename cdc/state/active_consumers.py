@@ -1,9 +1,9 @@
 """Who may be served now: the active consumers of a source that no operator holds back.
 
-Invariant: a paused consumer is served by no worker, and counts in everything else: it
-holds the restart cursor and keeps its place. A consumer's cursor, the name of its ledger and its
-generation are read together: a rewind changes them together, so that nobody delivers from the new
-place under the old name or to the old generation, and leaves out what is to be sent again.
+Invariant: a paused consumer is served by no worker, and counts in everything else: it holds the
+restart cursor and keeps its place. A consumer's cursor, the name of its ledger and its generation
+are read together: a rewind changes them together, so that no worker delivers from the new place
+under the old name or to the old generation, and leaves out what is to be sent again.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """How far consumers in event-time order have come, as rows: what was released, read and planned.
 
-Such a consumer delivers out of its log's order, so its cursor alone does not say what it has. What
-must always hold: of the changes from its cursor up to ``read``, exactly those due at or below
-``floor`` are settled; and before a release is sent its bounds are stored (``plan_release``), so
-that after a crash the same messages go out once more, in the same order and under the same numbers,
-so a destination recognises repeats. Where they would not be the same, because cursors or
-the configuration were changed since, numbers begin that nobody has seen.
+Such a consumer delivers out of its log's order, so its cursor alone does not say what it has.
+Invariant: of the changes from its cursor up to ``read``, exactly those due at or below ``floor``
+are settled; and before a release is sent its bounds are stored (``plan_release``), so that after a
+crash the same messages go out once more, in the same order and under the same numbers, so a
+destination recognises repeats. Where they would not be the same, because cursors or the
+configuration were changed since, numbers begin that were never sent.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ def plan_release(
     reads: Mapping[str, Cursor],
     arrived: Mapping[str, Iterable[Bound]],
 ) -> None:
-    """Store what is about to be sent; MovedError if somebody has moved a cursor back.
+    """Store what is about to be sent; MovedError if a cursor was moved back.
 
     ``runs`` are the processes that serve the sources, as ``walbrook.feeds`` counts them; one that
     another has replaced plans nothing. ``arrived`` is what the times of the rows up to there hang

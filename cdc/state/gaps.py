@@ -135,7 +135,7 @@ def pass_over(connection: Connection, source: str, losses: Sequence[Loss]) -> in
 
 
 def unreported_gaps(connection: Connection, source: str) -> list[Gap]:
-    """The gaps that the consumers' sinks have not heard of, in order; who is paused is not told."""
+    """Gaps of which the sinks were sent no message yet, in order; paused consumers are left out."""
     rows = connection.execute(_UNREPORTED, (source,)).fetchall()
     return [
         Gap(

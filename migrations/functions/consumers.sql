@@ -92,7 +92,7 @@ BEGIN
 END
 $$;
 
--- Not more than these are counted: whoever counts holds locks that settling waits for.
+-- Not more than these are counted: counting holds locks that settling waits for.
 CREATE OR REPLACE FUNCTION walbrook.counted_max() RETURNS integer
 LANGUAGE sql IMMUTABLE AS $$ SELECT 10000 $$;
 
@@ -160,7 +160,7 @@ BEGIN
     UPDATE walbrook.consumers k
        SET paused_at = NULL, disabled_at = NULL, disabled_reason = NULL,
            backlog_excused = k.backlog_excused OR k.disabled_at IS NOT NULL,
-           -- That it was paused is no reason any more; whoever serves it says the next one.
+           -- That it was paused is no reason any more; its worker says the next one.
            state_reason = CASE WHEN k.paused_at IS NULL THEN k.state_reason END,
            state = CASE WHEN k.paused_at IS NULL THEN k.state END
      WHERE k.id = c.id;

@@ -250,7 +250,7 @@ COMMENT ON FUNCTION walbrook.discard(bigint, text) IS 'Acknowledge a dead letter
 
 COMMENT ON FUNCTION walbrook.discard(text) IS 'Acknowledge all dead letters of a consumer.';
 
-COMMENT ON FUNCTION walbrook.discard(text, text) IS 'Give up one message that waits in a consumer''s queue: a row of walbrook.gaps says so, its sink is told, and its group goes on.';
+COMMENT ON FUNCTION walbrook.discard(text, text) IS 'Give up one message that waits in a consumer''s queue: a row of walbrook.gaps says so, its sink is sent a message, and its group goes on.';
 
 -- Of a pull consumer: the gap message takes the message's place, at once due and of no group.
 CREATE OR REPLACE FUNCTION walbrook.discard_record(c walbrook.consumers, place walbrook.place)

@@ -15,8 +15,8 @@ BEGIN
         RETURN false;
     END IF;
     -- A claim that has one locked now has not seen what is gone: it is waited for. Locked in cursor
-    -- order, so that two who do this do not lock each other out. A claim itself (whoever has the lock
-    -- of walbrook.pulls) waits for nobody: who has one locked wakes it.
+    -- order, so that two who do this do not lock each other out. A claim itself (the transaction that has the lock
+    -- of walbrook.pulls) waits for none of them: the transaction that has one locked wakes it.
     EXECUTE format($query$
         WITH chosen AS MATERIALIZED (
             SELECT w.commit_lsn, w.commit_idx
@@ -224,7 +224,7 @@ $$;
 
 COMMENT ON FUNCTION walbrook.extend IS 'Keep messages for longer: their deadline moves by this much, at most to twelve hours from now.';
 
--- For whoever claimed for a claimer that was gone before it could be told: as if it had not been.
+-- For a claim on behalf of a request that had gone before it got the answer: undoes the claim.
 CREATE OR REPLACE FUNCTION walbrook.give_back(consumer text, ack_ids text[]) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE

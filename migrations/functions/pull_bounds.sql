@@ -16,7 +16,7 @@ LANGUAGE sql STABLE AS $$
            'walbrook:from', first), 'walbrook:to', past), 'walbrook:reason', reason)::json
 $$;
 
--- Drops from the oldest that nobody holds: so many, or so many bytes, or all that were stored before.
+-- Drops from the oldest that no worker holds: so many, or so many bytes, or all that were stored before.
 -- The caller holds the lock of walbrook.pulls; one call looks at no more than 20000 of either kind.
 CREATE OR REPLACE FUNCTION walbrook.drop_records(settings walbrook.pulls, last walbrook.claims, messages bigint,
                                                  bytes bigint, before timestamptz, reason text,
@@ -89,7 +89,7 @@ BEGIN
             DELETE FROM walbrook.records_%1$s r USING doomed d
              WHERE r.consumer = %1$s AND r.commit_lsn = d.commit_lsn AND r.commit_idx = d.commit_idx
                AND d.has_changes AND d.nth_last > 1),
-        told AS (
+        reported AS (
             UPDATE walbrook.records_%1$s r
                SET action = 'gap', group_id = NULL, whole_table = false, table_schema = '',
                    table_name = '', commit_timestamp = clock_timestamp(), stored_at = clock_timestamp(),
@@ -155,7 +155,7 @@ LANGUAGE sql AS $$
        AND e.seen_at < clock_timestamp() - interval '1 minute'
 $$;
 
--- The same for what is older than ttl_s; what somebody holds is left to him.
+-- The same for what is older than ttl_s; what a worker holds is left to it.
 CREATE OR REPLACE FUNCTION walbrook.drop_aged(settings walbrook.pulls, last walbrook.claims) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

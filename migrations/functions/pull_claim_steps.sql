@@ -1,7 +1,7 @@
 -- Pull consumers: the steps of a claim; pull_claims.sql has their invariants.
 
 -- Those that this claim found behind an earlier one (due_at is its moment) wait for it. One whose
--- earlier ones are all being acknowledged right now is looked at again soon instead: whoever does
+-- earlier ones are all being acknowledged right now is looked at again soon instead: the transaction that does
 -- that has not seen that it waits.
 CREATE OR REPLACE FUNCTION walbrook.hold_back(consumer integer, lease bigint, moment timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -11,7 +11,7 @@ DECLARE
     found boolean[];
 BEGIN
     -- In two steps: what a statement itself has changed it can no longer lock. Of each group, and of
-    -- each table, the first that nobody is at is looked for once: who acknowledges may be at thousands.
+    -- each table, the first that is not locked is looked for once: an acknowledgement may lock thousands.
     EXECUTE format($query$
         WITH waiters AS MATERIALIZED (
             SELECT w.commit_lsn, w.commit_idx, w.group_id, w.whole_table, w.table_schema, w.table_name,
@@ -198,7 +198,7 @@ BEGIN
 END
 $$;
 
--- What nobody was handed yet, from where the last claim got to.
+-- What was not handed out yet, from where the last claim got to.
 CREATE OR REPLACE FUNCTION walbrook.claim_fresh(settings walbrook.pulls, last walbrook.claims, wanted integer,
                                                 most integer, lease bigint, moment timestamptz,
                                                 until timestamptz, holder text)

@@ -6,14 +6,14 @@
 -- walbrook.in_flight. So a claim costs the same whatever waits behind it or was there before it.
 --
 -- Invariant:
--- * Claims of one consumer come one after another (each locks its row of walbrook.pulls), so nobody
---   is handed what somebody else holds.
+-- * Claims of one consumer come one after another (each locks its row of walbrook.pulls), so no claimer
+--   is handed what another holds.
 -- * A message goes out only if no earlier one of its group, or of its whole table where one of the
---   two has its place there, is held by somebody else or waits.
--- * Whoever acknowledges never waits for a lock of walbrook.pulls (it may wait for a claim that is at
+--   two has its place there, is held by another or waits.
+-- * An acknowledgement never waits for a lock of walbrook.pulls (it may wait for a claim that is at
 --   what it has to wake), and a claim never waits for an acknowledgement: it passes over the rows that
 --   others are at. Locks are taken in the order stored, pulls, in_flight by cursor, records.
--- * What one statement locks the next one changes, never the same: whoever had to wait for the lock
+-- * What one statement locks the next one changes, never the same: a statement that had to wait for the lock
 --   has the row's newest version, which that statement's snapshot does not see.
 -- * One that waits for an earlier one (lease_until and due_at null) is looked at again when that one
 --   goes: a claim holds a lock on it that lets an acknowledgement through only after the claim.
@@ -105,7 +105,7 @@ BEGIN
 END
 $$;
 
--- One pass for one claimer: what came back first, then what nobody had yet. It goes through at most
+-- One pass for one claimer: what came back first, then what was not handed out yet. It goes through at most
 -- twenty steps of messages that it must pass over, and comes back with less then.
 CREATE OR REPLACE FUNCTION walbrook.claim(consumer integer, batch_size integer, visibility interval, holder text)
 RETURNS SETOF walbrook.received
@@ -130,7 +130,7 @@ DECLARE
     is_swept boolean := false;
 BEGIN
     SELECT p.* INTO settings FROM walbrook.pulls p WHERE p.consumer = id FOR NO KEY UPDATE;
-    -- Whoever pauses it holds that lock.
+    -- A pause holds that lock.
     IF EXISTS (SELECT FROM walbrook.consumers c WHERE c.id = claim.consumer AND c.paused_at IS NOT NULL) THEN
         RETURN;
     END IF;
@@ -156,7 +156,7 @@ BEGIN
         last.swept_at := moment;
         is_swept := true;
         PERFORM walbrook.say_held_up(settings, last.rows_most + batch_size > settings.max_in_flight + spare);
-        -- With them the first of what waits, should nobody have woken it.
+        -- With them the first of what waits, should nothing have woken it.
         EXECUTE format($query$
             UPDATE walbrook.in_flight_%1$s f SET due_at = $1
               FROM (SELECT f.commit_lsn, f.commit_idx FROM walbrook.in_flight_%1$s f

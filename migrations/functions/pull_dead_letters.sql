@@ -101,7 +101,7 @@ BEGIN
     END IF;
     SELECT c.* INTO last FROM walbrook.claims c
      WHERE c.consumer = record.consumer ORDER BY c.lease_id DESC LIMIT 1;
-    -- Ahead of the last claim it is as one that nobody was handed yet: the next comes by it.
+    -- Ahead of the last claim it is as one that was not handed out yet: the next comes by it.
     is_next := ((record.commit_lsn, record.commit_idx) > (last.commit_lsn, last.commit_idx)) IS NOT FALSE;
     EXECUTE format($query$
         WITH put AS (
@@ -125,7 +125,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.requeue_record IS 'Put the event of a pull consumer''s dead letter back into its queue, with its deliveries counted anew. False: it is there, or comes again by itself because the consumer was moved back.';
+COMMENT ON FUNCTION walbrook.requeue_record IS 'Put the event of a pull consumer''s dead letter back into its queue, with its deliveries counted from zero. False: it is there, or comes again by itself because the consumer was moved back.';
 
 CREATE OR REPLACE FUNCTION walbrook.forget_records(id integer, lsn pg_lsn, idx bigint, for_good boolean DEFAULT false)
 RETURNS bigint

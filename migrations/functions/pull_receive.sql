@@ -17,7 +17,7 @@ BEGIN
     PERFORM walbrook.check_interval('wait', coalesce(wait, '0'), 0, 60);
     ends := clock_timestamp() + coalesce(wait, '0');
     LOOP
-        -- Each time: somebody may pause it meanwhile.
+        -- Each time: it may be paused meanwhile.
         settings := walbrook.pull_consumer(receive.consumer, to_receive => true);
         is_last := clock_timestamp() >= ends;
         IF walbrook.claimable(settings.consumer) THEN

@@ -37,7 +37,7 @@ CREATE OR REPLACE TRIGGER drop_queue AFTER DELETE ON walbrook.consumers
     FOR EACH ROW EXECUTE FUNCTION walbrook.drop_queue();
 
 -- The first row of each group is due. Called with the consumer's row in walbrook.consumers locked, by
--- whoever added or took rows of these groups; without groups, for all of them.
+-- the transaction that added or took rows of these groups; without groups, for all of them.
 CREATE OR REPLACE FUNCTION walbrook.promote(consumer integer, groups bigint[] DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN

@@ -1,6 +1,6 @@
 -- Moving a consumer: back, forward, or past everything that waits.
 
--- The end of the log as its reader last told, or the consumer itself if that is further.
+-- The end of the log as its reader last reported, or the consumer itself if that is further.
 CREATE OR REPLACE FUNCTION walbrook.end_for(c walbrook.consumers) RETURNS walbrook.place
 LANGUAGE sql STABLE AS $$
     SELECT greatest(ROW(coalesce(s.log_lsn, '0/0'), coalesce(s.log_idx, 0))::walbrook.place,
@@ -155,7 +155,7 @@ BEGIN
            top_lsn = CASE WHEN rewind.destination IS NULL THEN k.top_lsn END,
            top_idx = CASE WHEN rewind.destination IS NULL THEN k.top_idx END,
            lost_at = CASE WHEN rewind.destination IS NULL THEN k.lost_at END,
-           -- By it one that stands where it is to begin anew sees that it is to.
+           -- By it one that stands where it is to start over sees that it is to.
            ledger = CASE WHEN walbrook.is_numbered(c) THEN gen_random_uuid() ELSE k.ledger END
      WHERE k.id = c.id;
     IF rewind.destination IS NOT NULL THEN
@@ -198,7 +198,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.skip_to IS 'Move one consumer forward to a cursor and go on without what it lacks before it; a row of walbrook.gaps says from where to where, and its sink is told.';
+COMMENT ON FUNCTION walbrook.skip_to IS 'Move one consumer forward to a cursor and go on without what it lacks before it; a row of walbrook.gaps says from where to where, and its sink is sent a message.';
 
 CREATE OR REPLACE FUNCTION walbrook.note_discarded(
     c walbrook.consumers, from_place walbrook.place, to_place walbrook.place
@@ -250,4 +250,4 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.discard_all IS 'Give up all that a consumer has not had: its queue, and the log up to its end; a row of walbrook.gaps says from where to where, and its sink is told.';
+COMMENT ON FUNCTION walbrook.discard_all IS 'Give up all that a consumer has not had: its queue, and the log up to its end; a row of walbrook.gaps says from where to where, and its sink is sent a message.';

@@ -30,4 +30,4 @@ SELECT c.source, c.name AS consumer, h.commit_lsn || ':' || h.commit_idx AS curs
           FROM walbrook.events e WHERE e.lease_until IS NOT NULL) h
   JOIN walbrook.consumers c ON c.id = h.consumer;
 
-COMMENT ON VIEW walbrook.leases IS 'Who holds which message, until when; expired: nobody has taken it since.';
+COMMENT ON VIEW walbrook.leases IS 'Who holds which message, until when; expired: no worker has taken it since.';

@@ -90,12 +90,14 @@ class LakehouseSink:
             for part, known in batch.bisect(lambda part: self._apply(part.rows), PoisonError):
                 if isinstance(known, PoisonError):
                     refused = _refused(part, known)
-                    return Delivery(settled, absorbed, refused, stopped=self._stopped.told())
+                    return Delivery(
+                        settled, absorbed, refused, stopped=self._stopped.stopped_tables()
+                    )
                 settled, absorbed = settled + len(part), absorbed + known
         except WalbrookError as error:
             self._forget()
             return Delivery(settled, absorbed, error)
-        return Delivery(settled, absorbed, stopped=self._stopped.told())
+        return Delivery(settled, absorbed, stopped=self._stopped.stopped_tables())
 
     def probe(self) -> str:
         """Whether the place of the tables can be reached; nothing is written."""
@@ -121,7 +123,7 @@ class LakehouseSink:
         self._forget()
 
     def _forget(self) -> None:
-        """Read the tables again: somebody may have moved or mended them."""
+        """Read the tables again: they may have been moved or repaired."""
         self._tables.clear()
         self._registry = Registry(self._open_table)
         self._stopped = StoppedTables(self._open_table, self._registry, self._commit)

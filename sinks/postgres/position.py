@@ -175,7 +175,7 @@ class Positions:
                 connection.execute(self.statement(_MAKE))
 
     def lock(self, connection: Connection) -> PositionRow:
-        """Returns the position; nobody else moves it until the transaction ends."""
+        """Returns the position; no other process moves it until the transaction ends."""
         owner = (self._owner.source, self._owner.consumer)
         row = connection.execute(self.statement(_LOCK), (self.epoch, *owner)).fetchone()
         if row is None:

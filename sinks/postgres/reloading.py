@@ -123,7 +123,7 @@ class Shadows:
         # After a rewind older changes come again.
         rows = part.rows.slice(prefix_at_or_below(part.rows, shadow.begun))
         if rows.num_rows:
-            # As routed, so that nobody takes it for the table under an older name.
+            # As routed, so that it is not taken for the table under an older name.
             yield Part(shadow.place, part.version, True, rows)
 
     def _drop_missed(

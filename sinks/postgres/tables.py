@@ -295,7 +295,7 @@ class Tables:
     def _adopt(
         self, connection: Connection, target: Target, relation: Relation, present: Sequence[str]
     ) -> None:
-        """Write into a table that somebody made, if a key identifies its rows."""
+        """Write into a table that exists already, if a key identifies its rows."""
         lacking = [name for name, _ in self._own_columns if name not in present]
         if lacking:
             raise OperatorError(

@@ -2,10 +2,10 @@
 
 First micro-batches are widened, step by step: fewer and larger ones cost less. If that is not
 enough, the consumer of the lowest priority is deferred, one after another. When it is over the same
-is undone in the other order. Invariant: without pressure nobody is deferred; nobody is
-deferred for longer than ``DEFERRED_MAX_S`` at a stretch; whoever has the highest priority of those
-served is not deferred, so somebody always is served, and among consumers of one priority nobody is;
-nothing is ever dropped; the level changes at most every ``STEP_MIN_S``.
+is undone in the other order. Invariant: without pressure no consumer is deferred; none is deferred
+for longer than ``DEFERRED_MAX_S`` at a time; the consumer with the highest priority of those served
+is not deferred, so one always is served, and among consumers of one priority none is; nothing is
+ever dropped; the level changes at most every ``STEP_MIN_S``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BUSY_HIGH, BUSY_LOW = 0.8, 0.5
 """A feed that has time to spare is not under pressure, whatever waits for other reasons."""
 
 WIDEN_AFTER_S = 2.0
-"""Of strain: widening harms nobody, so it comes soon."""
+"""Of strain: widening is harmless, so it comes soon."""
 
 WIDENED_MAX = 4.0
 """Micro-batches are not widened beyond this: with the default target, to twenty seconds."""
@@ -42,7 +42,7 @@ DEFERRED_MAX_S = 60.0
 """Then it has its turn all the same."""
 
 TURN_MIN_S = 30.0
-"""Whoever was deferred is not deferred again before this has passed."""
+"""A consumer that was deferred is not deferred again before this has passed."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Pressure:
 
     @property
     def level(self) -> int:
-        """0: none; 1: micro-batches are widened; 2: somebody is deferred."""
+        """0: none; 1: micro-batches are widened; 2: a consumer is deferred."""
         return 2 if self._deferred else int(self._widened_by > 1)
 
     def tick(self, load: Load, served: Mapping[str, Served], now: float) -> Decision:
@@ -122,7 +122,7 @@ class Pressure:
         return Decision(self.level, self._widened_by, tuple(defer), tuple(resume))
 
     def _defer(self, served: Mapping[str, Served], now: float) -> list[str]:
-        """The lowest, of those the one that costs most; nobody if all left have one priority."""
+        """The lowest, of those the one that costs most; none if all left have one priority."""
         here = {name: who for name, who in served.items() if name not in self._deferred}
         highest = max((who.priority for who in here.values()), default=0)
         may = [

@@ -72,7 +72,7 @@ class Share:
     end: Cursor  # where the share ends, exclusive: most often the micro-batch's high watermark
     slices: list[SliceMarker]
     wanted: Wanted = PLAIN  # what decode was asked for when it made the slices
-    match: Match | None = None  # of the consumer, if somebody has made it already
+    match: Match | None = None  # of the consumer, if it was made already
     verdicts: str | None = None  # where those of the consumer's expressions lie, VERDICT_SCHEMA
     failed: int = 0  # how many of them say that an expression failed
     held: WalbrookError | None = None  # why it ends where it does, if its consumer cannot go on
@@ -259,7 +259,7 @@ def sink_of(share: Share, purpose: str = "") -> Sink:
     """The consumer's sink in this process, opened when it is first needed.
 
     TransientError for a share of a stage that has ended: its successor delivers. What stands in its
-    place is closed before, and nobody else waits for that: a sink of files may take long.
+    place is closed before, and no other consumer waits for that: a sink of files may take long.
     """
     while True:
         with _opening:
@@ -361,13 +361,13 @@ def _refuse_ended(share: Share, opened_by: str) -> None:
 
 
 def _take_sinks(is_stale: Callable[[tuple[str, str, str], str], bool]) -> list[Sink]:
-    """Take out sinks, for the caller to close once nobody waits for it."""
+    """Take out sinks, for the caller to close outside the lock."""
     stale = [key for key, (run, _, _) in _open_sinks.items() if is_stale(key, run)]
     return [_open_sinks.pop(key)[2] for key in stale]
 
 
 def _ledger(run: str, address: LedgerAddress) -> Ledger:
-    """One for all consumers: it is asked and told in a fraction of a millisecond."""
+    """One for all consumers: a read or a write takes a fraction of a millisecond."""
     process = process_of(run)
     if (process, address) not in _open_ledgers:
         for old in [known for known in _open_ledgers if known[0] != process]:

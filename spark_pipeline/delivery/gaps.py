@@ -33,12 +33,12 @@ def pass_gaps(
 ) -> dict[str, WalbrookError]:
     """Let everyone pass what the log dropped on purpose below ``evicted``, and tell their sinks.
 
-    ``shares`` says of each consumer what a delivery needs to know; others are told by the stage
-    that serves them. The answer are those whose sink could not be told, and why.
+    ``shares`` has what a delivery to each consumer needs; the gaps of others are sent by the stage
+    that serves them. Returns the consumers whose sink did not take its message, and why.
     """
     failed: dict[str, WalbrookError] = {}
     skip_evicted(state, source=source, term=term, evicted=evicted)
-    # Asked before the gaps: who is moved since then is not told of one that may be none any more.
+    # Read before the gaps: a consumer that is moved since then may have no gap any more.
     served = read_active_consumers(state, source).served
     for gap in unreported_gaps(state, source):
         share = shares.get(gap.consumer)

@@ -1,7 +1,7 @@
 """Finding the message on which delivery breaks, so that the others can go on.
 
 A sink says what its destination refused; that is an outcome like any other. This is about the
-rest: an exception nobody foresaw, a Python worker that a message kills. The share is tried once
+rest: an unforeseen exception, a Python worker that a message kills. The share is tried once
 more, then bisected until one message is left, which is tried again and then counted as dead.
 Invariants: messages stay in order; nothing is dead that was not tried alone, and nothing at all
 while a share without the message fails too; nothing is sent past a dead message before it is

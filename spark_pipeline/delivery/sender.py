@@ -105,7 +105,7 @@ class Sender:
         return replace(self._done, queued=queued, refusals=refusals)
 
     def take(self, rows: pa.RecordBatch) -> bool:
-        """Deliver these rows, in order; says whether more may follow."""
+        """Deliver these rows, in order; returns True if more may follow."""
         steps = self.steps(rows)
         result = None
         while True:
@@ -202,7 +202,7 @@ class Sender:
         return rows.filter(pa.array(~held))
 
     def _refused(self, row: pa.RecordBatch, error: WalbrookError) -> bool:
-        """The destination refused one message; says whether the others may go on."""
+        """The destination refused one message; returns True if the others may go on."""
         cursor = cursor_at(row, 0)
         count, series = self._refusals.refused()
         if self._first_refusal is None or self._first_refusal[0] != series:

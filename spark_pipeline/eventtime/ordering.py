@@ -65,7 +65,7 @@ _DEAD_MAX: Final = 5_000
 class Ordering:
     """From the rows in Postgres on; ``inputs``, whose logs are open, and ``roots`` by source.
 
-    It is used by the worker's thread alone, and ``state`` by nobody else.
+    It is used by the worker's thread alone, and so is ``state``.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Ordering:
         return bool(self._gaps)
 
     def finished(self, source: str, is_finished: bool) -> None:
-        """Whether a source has ended: then nobody waits for its time."""
+        """Whether a source has ended: then its time is not waited for."""
         if is_finished:
             self._quiet_until = 0.0
             self._sequencer.complete(source)
@@ -254,7 +254,7 @@ class Ordering:
         """Send what a step gives, or only settle it; returns whether it did either."""
         late = step.late
         if late is None and step.released is None:
-            # The watermark goes on with the clock: nobody needs to hear of each microsecond.
+            # The watermark goes on with the clock: not every microsecond needs a step.
             self._quiet_until = time.monotonic() + _QUIET_S
         delivered = late if self._config.late_policy == "deliver" else None
         released, own = step.released, list[OwnRows]()
@@ -350,7 +350,7 @@ class Ordering:
         return there and not any((self._sending, self._redo, self._delivered))
 
     def settle_delivered(self, plan: Plan | None = None) -> bool:
-        """Settle what was sent, and store with it what is sent next; says whether there was any."""
+        """Settle what was sent, and store what is sent next; returns True if there was any."""
         done, self._delivered = self._delivered, None
         if done is not None:
             self._write(done, plan)

@@ -199,7 +199,7 @@ class Reading:
             return list(poisoned(sorted(poisons, key=_place), log, kind))
 
     def _unsettled(self, source: str, letters: Iterable[DeadLetter]) -> list[DeadLetter]:
-        """Those of what was once read are settled; somebody may have dealt with them since."""
+        """Those of what was once read are settled; an operator may have dealt with them since."""
         read = self._saved[source].read
         return [letter for letter in letters if letter.cursor >= read]
 

@@ -58,7 +58,7 @@ class Sending:
 
     @property
     def queued(self) -> list[pa.RecordBatch]:
-        """What was queued of it and is to be tried again; nobody else knows of it yet."""
+        """What was queued of it and is to be tried again; it is not in the database yet."""
         all_queued = (sent.outcome.queued for sent in self.sent)
         return [
             rows.filter(pc.invert(rows.column("dead"))) for rows in all_queued if rows is not None

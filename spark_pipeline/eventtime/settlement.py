@@ -1,7 +1,7 @@
 """Settling for consumers in event-time order: one transaction for all their sources.
 
 Invariants: the cursor of each source, what was released, what waits and what is dead
-become true together; a cursor that somebody else moved is never moved back by it.
+become true together; a cursor that was moved by another is never moved back by it.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class EventSettler:
         ``then`` is part of it, unless a cursor was moved: what comes next is planned by where the
         cursors stand.
 
-        A cursor that somebody has moved meanwhile stays where it is, or goes on from there. What
+        A cursor that was moved meanwhile stays where it is, or goes on from there. What
         was released of the others is settled all the same: it was delivered. Returns the source of
         which that is so, empty if there is none: the worker begins again then.
         """

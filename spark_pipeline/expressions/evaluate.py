@@ -109,7 +109,7 @@ class Judging:
 
     rows: pa.RecordBatch
     open: NDArray[np.int64]
-    said: dict[str, pa.Array]  # by key, of all rows; null where nobody answered
+    said: dict[str, pa.Array]  # by key, of all rows; null where there was no answer
     errors: dict[int, str]
 
     @classmethod

@@ -150,7 +150,7 @@ def _decoded(
     """Typed rows of one table version with their places; most often all of them at once.
 
     A message that breaks the protocol is found by bisection and left out: it is an error of
-    decode wherever it comes, so nobody asks what an expression says of it.
+    decode wherever it comes, so no expression is asked about it.
     """
     bad = 0
 

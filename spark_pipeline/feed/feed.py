@@ -6,7 +6,7 @@ fastest delivers more at a time, and keeps up. A worker that needs an older batc
 holds is behind, and reads the log itself.
 
 Invariants: ranges follow each other without a gap and end at batch boundaries. A range leaves the
-ring when every worker in the feed has passed it, and is closed when nobody delivers from it. The
+ring when every worker in the feed has passed it, and is closed when no worker delivers from it. The
 ring is bounded in bytes and in ranges that executors decoded. While it is full the body waits, as
 long as no worker is starved; once one has been starved for ``patience_s``, the oldest range is
 dropped, and the workers that still need it are behind.
@@ -105,7 +105,7 @@ class Feed:
         self._close_unused()
 
     def demand(self) -> int | None:
-        """The lowest batch from the end of the feed on that a worker in it needs; None: nobody."""
+        """The lowest batch from the feed's end on that a worker needs; None without workers."""
         with self._lock:
             needed = [max(reader.batch, self.position) for reader in self._readers.values()]
             return min(needed, default=None)
@@ -130,7 +130,7 @@ class Feed:
             return any(each.delivering or each.batch < self.position for each in readers)
 
     def wait_for_idle(self, wait_s: float) -> bool:
-        """Until a worker has passed all that the feed has, or nobody is in it, or for a while.
+        """Until a worker has passed all that the feed has, or none is in it, or for a while.
 
         Returns whether there was anything to wait for.
         """
@@ -167,7 +167,7 @@ class Feed:
         self._close_unused()
 
     def skip(self, position: int, high: Cursor) -> None:
-        """Nobody in the feed needs the batches below ``position``."""
+        """No worker in the feed needs the batches below ``position``."""
         with self._lock:
             self._drop_all()
             self.position, self.high = position, max(self.high, high)
@@ -226,7 +226,7 @@ class Feed:
 
     @property
     def files(self) -> set[str]:
-        """The files in which decoded rows lie that somebody may still deliver."""
+        """The files in which decoded rows lie that a worker may still deliver."""
         with self._lock:
             return {piece.path for decoded in self._open for piece in decoded.slices}
 
@@ -319,7 +319,7 @@ class Feed:
         self._close_unused()
 
     def _trim(self) -> None:
-        """Drop what everybody in the feed has passed."""
+        """Drop what every worker in the feed has passed."""
         lowest = min((r.batch for r in self._readers.values()), default=self.position)
         while self._ring and self._ring[0].decoded.end <= lowest:
             self._drop_oldest()

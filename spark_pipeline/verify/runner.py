@@ -170,7 +170,7 @@ class VerifyRunner:
         """An empty directory, removed at the end; what a process that died left is removed too."""
         shutil.rmtree(self._directory, ignore_errors=True)
         for folder in (self._directory.parent, self._directory):
-            folder.mkdir(exist_ok=True, mode=0o700)  # keys are nobody else's business
+            folder.mkdir(exist_ok=True, mode=0o700)  # keys are private
         try:
             yield self._directory
         finally:

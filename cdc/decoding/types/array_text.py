@@ -13,7 +13,7 @@ DIMENSIONS_MAX = 6
 
 DELIMITERS = frozenset("!#$%&'()*+,-./:;<=>?@[]^_`|~")
 """What may stand between elements: a comma, for boxes a semicolon, and whatever else ASCII has for
-a type of somebody's own that has no meaning in an array already."""
+a user's own type that has no meaning in an array already."""
 
 _BOUNDS = re.compile(r"((?:\[[+-]?\d+:[+-]?\d+\])+)=")
 _BOUND = re.compile(r"\[([+-]?\d+):([+-]?\d+)\]")

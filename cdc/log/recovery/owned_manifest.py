@@ -33,7 +33,7 @@ class OwnedManifest:
 
     @property
     def is_own(self) -> bool:
-        """Whether nobody else has written it."""
+        """Whether no other process has written it."""
         return stamp_of(self._path) == self._stamp
 
     def require(self) -> None:

@@ -194,7 +194,7 @@ def _write(directory: Path, name: str, data: pa.Buffer, index: bytes) -> None:
 def _history(manifest: Manifest, made_anew: bool, *, cut: bool) -> int:
     if made_anew:
         return max(manifest.history + 1, new_history())
-    # After a crash of the machine nobody knows what readers had seen beyond the last sync.
+    # After a crash of the machine it is unknown what readers had seen beyond the last sync.
     crashed = manifest.boot not in ("", _boot())
     return manifest.history + (cut or crashed)
 

@@ -116,12 +116,12 @@ class HealthSnapshot:
 
     def of_severity(self, severity: str) -> list[str]:
         """The open events of a severity, a sentence each; one of several sources is listed once."""
-        told = (
+        listed = (
             f"{row['consumer'] or row['source']}: {row['what']}"
             for row in self.events
             if row["severity"] == severity
         )
-        return list(dict.fromkeys(told))
+        return list(dict.fromkeys(listed))
 
 
 class HealthReader:

@@ -39,7 +39,7 @@ _SUPERSEDED = "_superseded/"
 """Notes of files that a merge replaced: readers of the manifest before it may have them open."""
 
 _WRITTEN = re.compile(r"v\d+/(?:[^/]+=[^/]+/)*\.?part-[0-9a-f-]{36}\.parquet(?:\.new)?")
-"""Files of the table, those too that a crash left half: all others are somebody else's."""
+"""Files of the table, those too that a crash left half: all others are not ours."""
 
 _logger = structlog.get_logger("walbrook.sink.lakehouse")
 
@@ -164,7 +164,7 @@ class ParquetTable:
         self._replace_by(manifest.changed(added, gone, state))
 
     def vacuum(self, retain_hours: int) -> int:
-        """Remove what nobody reads any more, and forget files that somebody has moved away."""
+        """Remove files that are no longer read, and forget files that were moved away."""
         manifest, oldest_s = self._loaded, time.time() - retain_hours * 3600
         named = {file.path for file in manifest.files}
         with self._telling():

@@ -1,7 +1,7 @@
 """Claimers that wait: of each consumer one line, served by one claim pass after another.
 
 However many wait, one statement serves them, each with its share (``walbrook.receive_shared``). A
-pass is made when somebody joins the line, when messages were stored or given back (NOTIFY), and
+pass is made when a claimer joins the line, when messages were stored or given back (NOTIFY), and
 when a lease ends or a delay is over. Invariants: every claimer gets its messages, or none when its
 time is up; a claimer that hung up is handed nothing, and what was claimed for it is given back at
 once; a line has a bound.
@@ -63,7 +63,7 @@ class Claimed:
 
 @dataclass(eq=False)
 class Claimer:
-    """Somebody who wants up to ``batch_size`` messages before ``until`` (the loop's clock)."""
+    """A request for up to ``batch_size`` messages before ``until`` (the loop's clock)."""
 
     batch_size: int
     until: float
@@ -112,13 +112,13 @@ class Claims:
             raise
 
     async def give_back(self, consumer: str, messages: Sequence[Claimed]) -> None:
-        """What was claimed for somebody who is gone."""
+        """What was claimed for a request that is gone."""
         if messages:
             ack_ids = [message.ack_id for message in messages]
             await self._connections.fetch(_GIVE_BACK, (consumer, ack_ids))
 
     def stop_waiting(self) -> None:
-        """Everybody is answered with what there is, and nobody waits any more."""
+        """Every request is answered with what there is, and none waits any more."""
         self._closed = True
         for line in self._claim_queues.values():
             line.stop_waiting()
@@ -231,7 +231,7 @@ class _ClaimQueue:
         self.claimers = [each for each in self.claimers if not each.answer.done()]
 
     async def _pause(self) -> None:
-        """Until there is something to do, or somebody's time is up."""
+        """Until there is something to do, or a request's time is up."""
         if self.wake.is_set():
             return
         if not self.claimers:
