@@ -24,8 +24,8 @@ BEGIN
     END IF;
     SELECT * INTO c FROM walbrook.consumers k WHERE k.id = found_id;
     IF c.destination = 'pull' THEN
-        PERFORM FROM walbrook.stored s WHERE s.consumer = c.id FOR UPDATE;
-        PERFORM FROM walbrook.pulls p WHERE p.consumer = c.id FOR UPDATE;
+        PERFORM FROM walbrook.pull_positions s WHERE s.consumer = c.id FOR UPDATE;
+        PERFORM FROM walbrook.pull_settings p WHERE p.consumer = c.id FOR UPDATE;
     END IF;
     -- Not FOR UPDATE: rows that refer to it may be added meanwhile.
     SELECT * INTO c FROM walbrook.consumers k
@@ -100,7 +100,7 @@ CREATE OR REPLACE FUNCTION walbrook.waiting(c walbrook.consumers) RETURNS bigint
 LANGUAGE plpgsql AS $$
 BEGIN
     IF c.destination = 'pull' THEN
-        RETURN (SELECT count(*) FROM (SELECT FROM walbrook.records r WHERE r.consumer = c.id
+        RETURN (SELECT count(*) FROM (SELECT FROM walbrook.pull_messages r WHERE r.consumer = c.id
                                        LIMIT walbrook.counted_max()) few);
     END IF;
     RETURN (SELECT count(*) FROM (SELECT FROM walbrook.events e WHERE e.consumer = c.id

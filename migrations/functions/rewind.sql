@@ -223,10 +223,10 @@ DECLARE
     cut bigint;
 BEGIN
     IF c.destination = 'pull' THEN
-        SELECT r.commit_lsn, r.commit_idx INTO waits FROM walbrook.records r
+        SELECT r.commit_lsn, r.commit_idx INTO waits FROM walbrook.pull_messages r
          WHERE r.consumer = c.id ORDER BY 1, 2 LIMIT 1;
         -- What is stored and not settled goes too: the cursor goes past it, not the settlement.
-        SELECT s.commit_lsn, s.commit_idx + 1 INTO stored FROM walbrook.stored s WHERE s.consumer = c.id;
+        SELECT s.commit_lsn, s.commit_idx + 1 INTO stored FROM walbrook.pull_positions s WHERE s.consumer = c.id;
         ends := greatest(ends, stored);
     ELSE
         -- Windows and watermarks have numbers, which are no places in the log.

@@ -19,7 +19,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from cdc.connection import Connection
-from cdc.cursor import ORIGIN, Cursor, format_lsn, parse_lsn
+from cdc.cursor import ORIGIN, Cursor, cursor_of, format_lsn
 from cdc.errors import OperatorError, TransientError
 from sinks.postgres.target import Target
 
@@ -184,8 +184,8 @@ class Positions:
         assert row is not None
         mode, lsn, idx, repeats_lsn, repeats_idx, generation, epoch, is_over, saved = row
         self._refuse_other_mode(str(mode))
-        repeats = Cursor(parse_lsn(str(repeats_lsn)), int(str(repeats_idx)))
-        cursor = Cursor(parse_lsn(str(lsn)), int(str(idx)))
+        repeats = cursor_of(repeats_lsn, repeats_idx)
+        cursor = cursor_of(lsn, idx)
         shadows = _shadows_in(saved)
         position = PositionRow(cursor, int(str(generation)), repeats, shadows=shadows)
         if not self.epoch or epoch == self.epoch:

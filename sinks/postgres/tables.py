@@ -15,7 +15,7 @@ import structlog
 from psycopg import sql
 
 from cdc.connection import Connection
-from cdc.cursor import Cursor, format_lsn, parse_lsn
+from cdc.cursor import Cursor, cursor_of, format_lsn
 from cdc.decoding.relation import Column, Relation
 from cdc.decoding.row_texts import relation_of
 from cdc.decoding.schema_change import same_table
@@ -216,7 +216,7 @@ class Tables:
                 fix="give the sink another target (table, target_schema or routing); if the other "
                 "one has gone for good, delete the table's row in the table tables of own_schema",
             )
-        return _Followed(relation_of(str(version)), Cursor(parse_lsn(str(lsn)), int(str(idx))))
+        return _Followed(relation_of(str(version)), cursor_of(lsn, idx))
 
     def _renamed(
         self,
@@ -239,7 +239,7 @@ class Tables:
         if len(rows) != 1:
             return None
         schema, name, version, lsn, idx = rows[0]
-        since = Cursor(parse_lsn(str(lsn)), int(str(idx)))
+        since = cursor_of(lsn, idx)
         if part.first <= max(since, since if there is None else there.since):
             return None
         new = part.target

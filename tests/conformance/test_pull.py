@@ -26,7 +26,7 @@ def test_nothing_is_stored_for_a_consumer_whose_cursor_was_moved_meanwhile(
     refused = sink.deliver(messages)
     assert isinstance(refused.error, TransientError)
     assert "was moved" in refused.error.what
-    assert database.execute("SELECT count(*) FROM walbrook.records") == [(0,)]
+    assert database.execute("SELECT count(*) FROM walbrook.pull_messages") == [(0,)]
     assert sink.settled_at(Cursor(8, 0)).deliver(messages).settled == 10
-    assert database.execute("SELECT count(*) FROM walbrook.records") == [(10,)]
+    assert database.execute("SELECT count(*) FROM walbrook.pull_messages") == [(10,)]
     sink.close()

@@ -64,7 +64,7 @@ class Pulled:
             ("insert", 2), ("insert", 2), ("update", 1), ("insert", 2), ("truncate", 1),
         ]  # fmt: skip
         assert puller.ack(rest) == (5, [])
-        assert puller.rows("SELECT FROM walbrook.records") == []
+        assert puller.rows("SELECT FROM walbrook.pull_messages") == []
         _run_the_page(service)
         puller.close()
 

@@ -73,7 +73,7 @@ VALUES = (
     "SELECT error FROM walbrook.dead_letters",
     "SELECT event FROM walbrook.dead_letters",
     "SELECT record FROM walbrook.events",
-    "SELECT message FROM walbrook.records",
+    "SELECT message FROM walbrook.pull_messages",
     "SELECT * FROM walbrook.receive('jobs')",
 )
 CHANGES = (
@@ -104,7 +104,7 @@ def test_an_operator_acts_and_sees_row_values_only_if_that_is_granted(login: Log
     refused(operator, *VALUES, *CHANGES)
     trusted = login("grant_operator('{role}', with_values => true)")
     trusted.execute("SELECT error, event FROM walbrook.dead_letters")
-    assert len(trusted.execute("SELECT message FROM walbrook.records").fetchall()) == 2
+    assert len(trusted.execute("SELECT message FROM walbrook.pull_messages").fetchall()) == 2
     refused(trusted, *CHANGES)
 
 
@@ -156,7 +156,7 @@ def test_a_pull_worker_fetches_from_its_own_consumers_alone(login: Login) -> Non
         "SELECT * FROM walbrook.receive('others')",
         "SELECT * FROM walbrook.ack('others', '{}')",
         "SELECT * FROM walbrook.nack('others', '{}')",
-        "SELECT message FROM walbrook.records",
+        "SELECT message FROM walbrook.pull_messages",
         "SELECT * FROM walbrook.cursors",
         *VALUES[:3], *CHANGES, *ACTS,
     )  # fmt: skip

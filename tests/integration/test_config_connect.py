@@ -137,7 +137,7 @@ def test_what_is_wrong_is_said_of_each_place_with_the_fix(
         )
     assert code == 1
     assert said["state database"] == "connected; the schema walbrook is there"
-    assert "may write to walbrook.records" in said["sink queue (pull)"]
+    assert "may write to walbrook.pull_messages" in said["sink queue (pull)"]
     for place, fix in {
         "sink taken (redis_stream)": "choose another stream_key",
         "sink denied (redis_stream)": "correct the username and password",

@@ -25,7 +25,7 @@ from tests.pull_queue import SOURCE, Puller, make_pull_consumer
 
 BACKLOG = 40_000
 FILL = f"""
-INSERT INTO walbrook.records (consumer, commit_lsn, commit_idx, bytes, commit_timestamp,
+INSERT INTO walbrook.pull_messages (consumer, commit_lsn, commit_idx, bytes, commit_timestamp,
        table_schema, table_name, action, message)
 SELECT c.id, '0/1000'::pg_lsn + n, 0, 9, now(), 'public', 'item', 'insert', '{{}}'
   FROM walbrook.consumers c, generate_series(1, {BACKLOG}) n

@@ -20,14 +20,16 @@ pytestmark = pytest.mark.migrated
 
 _PULL = """
 UPDATE walbrook.consumers SET destination = 'pull' WHERE name = 'hook';
-INSERT INTO walbrook.pulls (consumer, visibility_s, max_in_flight, max_deliveries, retry_first_ms,
+INSERT INTO walbrook.pull_settings (consumer, visibility_s, max_in_flight, max_deliveries,
+       retry_first_ms,
        retry_max_ms, max_waiting, gap_message)
 SELECT id, 30, 1000, 1, 0, 0, 10,
        '{"from": "walbrook:from", "to": "walbrook:to", "reason": "walbrook:reason"}'
   FROM walbrook.consumers WHERE name = 'hook';
-INSERT INTO walbrook.stored (consumer, commit_lsn, commit_idx)
+INSERT INTO walbrook.pull_positions (consumer, commit_lsn, commit_idx)
 SELECT id, '0/4F0', 0 FROM walbrook.consumers WHERE name = 'hook';
-INSERT INTO walbrook.records (consumer, commit_lsn, commit_idx, group_id, bytes, commit_timestamp,
+INSERT INTO walbrook.pull_messages (consumer, commit_lsn, commit_idx, group_id, bytes,
+       commit_timestamp,
        table_schema, table_name, action, message)
 SELECT c.id, r.lsn::pg_lsn, 0, r.number, 9, now(), 'public', 'item', 'insert',
        format('{"id": "%s", "price": 1.50}', r.lsn)::json
@@ -59,10 +61,10 @@ def test_a_rewind_cuts_the_queue(puller: Puller) -> None:
     assert [at for at, _, _ in puller.receive()] == ["0/200", "0/300", "0/400"]
     state = puller.act("rewind('hook', '0/300:0')")
     assert (state["cursor"], state["affected"], state["waiting"]) == ("0/300:0", 2, 1)
-    assert puller.rows("SELECT commit_lsn::text FROM walbrook.in_flight") == [("0/200",)]
-    assert puller.rows("SELECT (commit_lsn, commit_idx) < ('0/300', 0) FROM walbrook.stored") == [
-        (True,)
-    ]
+    assert puller.rows("SELECT commit_lsn::text FROM walbrook.pull_in_flight") == [("0/200",)]
+    assert puller.rows(
+        "SELECT (commit_lsn, commit_idx) < ('0/300', 0) FROM walbrook.pull_positions"
+    ) == [(True,)]
 
 
 def test_all_is_given_up(puller: Puller) -> None:
@@ -73,9 +75,9 @@ def test_all_is_given_up(puller: Puller) -> None:
 
 
 def test_one_message_is_given_up_and_in_its_place_it_is_said_so(puller: Puller) -> None:
-    puller.connection.execute("UPDATE walbrook.pulls SET max_in_flight = 1")
+    puller.connection.execute("UPDATE walbrook.pull_settings SET max_in_flight = 1")
     assert [at for at, _, _ in puller.receive()] == ["0/200"]
-    puller.connection.execute("UPDATE walbrook.pulls SET max_in_flight = 1000")
+    puller.connection.execute("UPDATE walbrook.pull_settings SET max_in_flight = 1000")
     state = puller.act("discard('hook', '0/200:0')")
     assert (state["affected"], state["waiting"]) == (1, 3)
     received = puller.receive()
@@ -117,7 +119,7 @@ def test_of_all_dead_letters_those_of_an_earlier_consumer_stay(puller: Puller) -
     assert puller.act("redeliver('hook')")["affected"] == 1
     assert puller.rows("SELECT id FROM walbrook.dead_letters") == [(earlier,)]
     assert said == ["1 dead letters are of an earlier consumer hook than there is now and stay"]
-    assert puller.rows("SELECT count(*) FROM walbrook.records") == [(3,)]
+    assert puller.rows("SELECT count(*) FROM walbrook.pull_messages") == [(3,)]
 
 
 def test_a_dead_letter_is_handed_out_again_after_all_was_given_up(puller: Puller) -> None:
@@ -134,11 +136,13 @@ def test_a_dead_letter_that_comes_again_by_itself_is_not_put_back_as_well(puller
     puller.connection.execute("SELECT * FROM walbrook.nack('hook', %s)", (given[1:2],))
     puller.act("rewind('hook', '0/300:0')")
     assert puller.act("redeliver('hook')")["affected"] == 0
-    assert puller.rows("SELECT commit_lsn::text FROM walbrook.records") == [("0/200",)]
+    assert puller.rows("SELECT commit_lsn::text FROM walbrook.pull_messages") == [("0/200",)]
     puller.connection.execute(
-        "INSERT INTO walbrook.records SELECT consumer, '0/300', commit_idx, group_id, whole_table, "
+        "INSERT INTO walbrook.pull_messages SELECT consumer, '0/300', commit_idx, "
+        "group_id, whole_table, "
         "bytes, commit_timestamp, stored_at, table_schema, table_name, action, message "
-        "FROM walbrook.records; UPDATE walbrook.stored SET commit_lsn = '0/300', commit_idx = 0"
+        "FROM walbrook.pull_messages; UPDATE walbrook.pull_positions SET commit_lsn = "
+        "'0/300', commit_idx = 0"
     )
     puller.connection.execute("SELECT * FROM walbrook.ack('hook', %s)", (given[:1],))
     assert [at for at, _, _ in puller.receive()] == ["0/300"]
@@ -148,7 +152,9 @@ def test_a_dead_letter_ahead_of_the_claims_is_handed_out_once(puller: Puller) ->
     given = [ack_id for _, _, ack_id in puller.receive()]
     puller.connection.execute("SELECT * FROM walbrook.nack('hook', %s)", (given,))
     puller.act("rewind('hook', '0/200:0')")
-    puller.connection.execute("UPDATE walbrook.stored SET commit_lsn = '0/4F0', commit_idx = 0")
+    puller.connection.execute(
+        "UPDATE walbrook.pull_positions SET commit_lsn = '0/4F0', commit_idx = 0"
+    )
     assert puller.act("redeliver('hook')")["affected"] == 3
     assert [at for at, _, _ in puller.receive()] == ["0/200", "0/300", "0/400"]
     assert puller.receive() == []
@@ -156,7 +162,7 @@ def test_a_dead_letter_ahead_of_the_claims_is_handed_out_once(puller: Puller) ->
 
 def test_a_message_that_no_text_can_hold_is_handed_out_again_as_it_was(puller: Puller) -> None:
     text = '{"a": "x\\u0000y", "n": 12345678901234567890.10}'
-    puller.connection.execute("UPDATE walbrook.records SET message = %s", (text,))
+    puller.connection.execute("UPDATE walbrook.pull_messages SET message = %s", (text,))
     given = [ack_id for _, _, ack_id in puller.receive()]
     puller.connection.execute("SELECT * FROM walbrook.nack('hook', %s)", (given[:1],))
     assert puller.act("redeliver('hook')")["affected"] == 1
@@ -164,11 +170,12 @@ def test_a_message_that_no_text_can_hold_is_handed_out_again_as_it_was(puller: P
 
 
 _STORED = """
-INSERT INTO walbrook.records (consumer, commit_lsn, commit_idx, group_id, bytes, commit_timestamp,
+INSERT INTO walbrook.pull_messages (consumer, commit_lsn, commit_idx, group_id, bytes,
+       commit_timestamp,
        table_schema, table_name, action, message)
 SELECT c.id, '0/950', 0, 1, 9, now(), 'public', 'item', 'insert', '{}'
   FROM walbrook.consumers c WHERE c.name = 'hook';
-UPDATE walbrook.stored SET commit_lsn = '0/950', commit_idx = 0;
+UPDATE walbrook.pull_positions SET commit_lsn = '0/950', commit_idx = 0;
 """
 
 
@@ -224,12 +231,13 @@ def test_a_worker_that_buries_and_does_not_commit_holds_up_no_settlement(puller:
 _ACTS = ("pause('hook')", "resume('hook')", "redeliver('hook')", "resume('hook')",
          "redeliver('hook')")  # fmt: skip
 _AGAIN = """
-INSERT INTO walbrook.records (consumer, commit_lsn, commit_idx, group_id, bytes, commit_timestamp,
+INSERT INTO walbrook.pull_messages (consumer, commit_lsn, commit_idx, group_id, bytes,
+       commit_timestamp,
        table_schema, table_name, action, message)
 SELECT c.id, '0/1000'::pg_lsn + n, 0, n % 7, 9, now(), 'public', 'item', 'insert', '{}'
   FROM walbrook.consumers c, generate_series(1, 300) n WHERE c.name = 'hook'
     ON CONFLICT DO NOTHING;
-UPDATE walbrook.stored SET commit_lsn = '0/1200'
+UPDATE walbrook.pull_positions SET commit_lsn = '0/1200'
 """
 
 
@@ -242,7 +250,7 @@ def test_operators_and_claims_never_wait_for_each_other_in_a_circle(puller: Pull
         with puller.database.connect() as connection:
             while time.monotonic() < ends_at:
                 with connection.transaction():  # as whoever stores does it
-                    connection.execute("SELECT FROM walbrook.stored FOR UPDATE")
+                    connection.execute("SELECT FROM walbrook.pull_positions FOR UPDATE")
                     connection.execute(_AGAIN)
                 for _ in range(5):
                     connection.execute(f"SELECT walbrook.{chosen.choice(_ACTS)}".encode())
@@ -272,4 +280,4 @@ def test_operators_and_claims_never_wait_for_each_other_in_a_circle(puller: Pull
     for thread in operators + fetchers:
         thread.join()
     assert failures == []
-    assert puller.rows("SELECT sum(messages) > 0 FROM walbrook.buried") == [(True,)]
+    assert puller.rows("SELECT sum(messages) > 0 FROM walbrook.pull_dead_counts") == [(True,)]

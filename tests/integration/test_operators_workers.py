@@ -101,7 +101,7 @@ def test_a_pull_consumer_that_is_served_is_told_of_its_gap(
     lane.begin(lane.workers["jobs"])
     write(lane, 3)
     lane.take()
-    stored = "SELECT commit_lsn::text, action FROM walbrook.records ORDER BY commit_lsn"
+    stored = "SELECT commit_lsn::text, action FROM walbrook.pull_messages ORDER BY commit_lsn"
     assert state.execute(stored).fetchall() == [("0/200", "gap"), ("0/300", "insert")]
     lane.close()
 

@@ -91,7 +91,7 @@ def test_messages_are_received_acknowledged_given_back_and_extended(
 def test_numbers_keep_every_digit(client: httpx.Client, jobs: Puller) -> None:
     jobs.put(1, [1])
     exact = '{"n": 123456789012345678901234567890.10, "big": 9223372036854775807, "n": 1e400}'
-    jobs.rows(f"UPDATE walbrook.records SET message = '{exact}' RETURNING 1")
+    jobs.rows(f"UPDATE walbrook.pull_messages SET message = '{exact}' RETURNING 1")
     assert exact in post(client, jobs, "receive").text
 
 

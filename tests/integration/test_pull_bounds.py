@@ -137,7 +137,7 @@ def test_beyond_max_bytes_as_much_goes(bounded: Callable[..., Bounded]) -> None:
     queue = bounded(max_bytes=10_000)
     queue.store(0, 100)
     ((size, count),) = queue.puller.rows(
-        "SELECT sum(r.bytes), count(*) FROM walbrook.records r "
+        "SELECT sum(r.bytes), count(*) FROM walbrook.pull_messages r "
         f"JOIN walbrook.consumers c ON c.id = r.consumer AND c.name = '{queue.name}'"
     )
     assert 5_000 < size <= 10_000
@@ -168,7 +168,8 @@ def test_messages_older_than_the_ttl_go_when_somebody_claims_or_stores(
     queue.store(0, 6)
     held = queue.receive(1)
     queue.puller.rows(
-        "UPDATE walbrook.records SET stored_at = clock_timestamp() - interval '2 h' RETURNING 1"
+        "UPDATE walbrook.pull_messages SET stored_at = clock_timestamp() - interval "
+        "'2 h' RETURNING 1"
     )
     queue.store(6, 8)
     assert queue.puller.ack(held) == (1, [])
@@ -182,7 +183,8 @@ def test_messages_older_than_the_ttl_go_when_somebody_claims_or_stores(
     queue.store(8, 9)
     assert queue.events() == []
     queue.puller.rows(
-        "UPDATE walbrook.records SET stored_at = clock_timestamp() - interval '2 h' RETURNING 1"
+        "UPDATE walbrook.pull_messages SET stored_at = clock_timestamp() - interval "
+        "'2 h' RETURNING 1"
     )
     assert records(queue.receive()) == [-1]
 

@@ -106,8 +106,8 @@ def test_eight_claimers_never_hold_one_message_twice_and_keep_the_order_of_group
         raise failures[0]
     assert history.acked == _MESSAGES
     history.check()
-    assert storing.rows("SELECT FROM walbrook.in_flight") == []
-    assert storing.rows("SELECT FROM walbrook.records") == []
+    assert storing.rows("SELECT FROM walbrook.pull_in_flight") == []
+    assert storing.rows("SELECT FROM walbrook.pull_messages") == []
     storing.close()
 
 

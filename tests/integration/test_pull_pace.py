@@ -44,10 +44,10 @@ def jobs(database: Database) -> Iterator[Jobs]:
 
 def expire(puller: Puller) -> None:
     puller.rows(
-        "UPDATE walbrook.in_flight SET lease_until = clock_timestamp() - interval '1 s' "
+        "UPDATE walbrook.pull_in_flight SET lease_until = clock_timestamp() - interval '1 s' "
         "WHERE lease_until IS NOT NULL RETURNING 1"
     )
-    puller.rows("UPDATE walbrook.claims SET swept_at = '-infinity' RETURNING 1")
+    puller.rows("UPDATE walbrook.pull_claims SET swept_at = '-infinity' RETURNING 1")
 
 
 def test_claims_that_wait_get_past_a_blocked_group_however_long_it_is(jobs: Jobs) -> None:
@@ -69,7 +69,9 @@ def test_a_claim_beside_many_aged_messages_is_quick(jobs: Jobs) -> None:
     mine.receive(1)
     for _ in range(2):
         mine.receive(10)
-    mine.rows("UPDATE walbrook.records SET stored_at = now() - interval '2 hours' RETURNING 1")
+    mine.rows(
+        "UPDATE walbrook.pull_messages SET stored_at = now() - interval '2 hours' RETURNING 1"
+    )
     mine.put(20_000, [8])
     mine.connection.execute("SET statement_timeout = '3s'")
     assert 20_000 in numbers(mine.receive(10))
@@ -92,7 +94,7 @@ def test_no_more_are_handed_out_than_asked_for_when_many_die_before(jobs: Jobs) 
     mine.put(1, list(range(8)))
     mine.receive(8)
     expire(mine)
-    mine.rows("UPDATE walbrook.pulls SET max_deliveries = 2 RETURNING 1")
+    mine.rows("UPDATE walbrook.pull_settings SET max_deliveries = 2 RETURNING 1")
     assert len(mine.receive(8)) == 8
     mine.put(9, [100])
     mine.receive(1)
@@ -114,7 +116,7 @@ def test_a_pause_ends_a_wait(jobs: Jobs) -> None:
         with pytest.raises(psycopg.Error) as refused:
             waiting.result(10)
     assert refused.value.sqlstate == "WB003"
-    assert mine.rows("SELECT count(*) FROM walbrook.in_flight") == [(0,)]
+    assert mine.rows("SELECT count(*) FROM walbrook.pull_in_flight") == [(0,)]
 
 
 def test_an_extension_of_what_was_held_back_is_refused(jobs: Jobs) -> None:
@@ -132,7 +134,7 @@ def test_many_claimers_at_once_are_handed_no_more_bytes_than_one_answer_has(jobs
     mine = jobs()
     mine.put(1, [1, 2, 3, 4])
     mine.rows(
-        "UPDATE walbrook.records SET bytes = 40000000, "
+        "UPDATE walbrook.pull_messages SET bytes = 40000000, "
         "message = json_build_object('x', repeat('x', 40000000)) RETURNING 1"
     )
     claim = (
@@ -146,12 +148,13 @@ def test_leases_are_all_looked_at_only_now_and_then_though_nothing_is_due(jobs: 
     mine = jobs()
     mine.put(1, [7])
     mine.receive(1)
-    mine.rows("UPDATE walbrook.claims SET swept_at = '-infinity' RETURNING 1")
+    mine.rows("UPDATE walbrook.pull_claims SET swept_at = '-infinity' RETURNING 1")
     assert (
-        mine.rows("SELECT c FROM walbrook.pulls p, walbrook.claim(consumer, 1, NULL, '') c") == []
+        mine.rows("SELECT c FROM walbrook.pull_settings p, walbrook.claim(consumer, 1, NULL, '') c")
+        == []
     )
     assert mine.rows(
-        "SELECT swept_at > clock_timestamp() - interval '1 minute' FROM walbrook.claims"
+        "SELECT swept_at > clock_timestamp() - interval '1 minute' FROM walbrook.pull_claims"
     ) == [(True,)]
 
 
@@ -160,13 +163,13 @@ def test_claims_that_look_no_further_are_reported_until_they_do(jobs: Jobs) -> N
     mine.put(1, [7] * 6_000 + [8])
     held = mine.receive(1)
     reported = "SELECT kind, severity FROM walbrook.health WHERE consumer = 'jobs'"
-    while mine.rows("SELECT count(*) < 5000 FROM walbrook.in_flight") == [(True,)]:
+    while mine.rows("SELECT count(*) < 5000 FROM walbrook.pull_in_flight") == [(True,)]:
         assert mine.receive(10) == []
-    mine.rows("UPDATE walbrook.claims SET swept_at = '-infinity' RETURNING 1")
+    mine.rows("UPDATE walbrook.pull_claims SET swept_at = '-infinity' RETURNING 1")
     assert mine.receive(10) == []
     assert mine.rows(reported) == [("claims_held_up", "warning")]
     mine.ack(held)
-    mine.rows("DELETE FROM walbrook.in_flight RETURNING 1")
-    mine.rows("UPDATE walbrook.claims SET swept_at = '-infinity' RETURNING 1")
+    mine.rows("DELETE FROM walbrook.pull_in_flight RETURNING 1")
+    mine.rows("UPDATE walbrook.pull_claims SET swept_at = '-infinity' RETURNING 1")
     mine.receive(10)
     assert mine.rows(reported) == []

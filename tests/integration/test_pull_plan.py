@@ -49,7 +49,7 @@ def _check_plans(puller: Puller) -> None:
 
     look = statement_of(connection, "claim", number, "are_free")
     plan = explain(connection, look, [*PLACE, "7::bigint", "100", *TIMES])
-    assert f"using records_{number}_pkey" in plan
+    assert f"using pull_messages_{number}_pkey" in plan
     assert any("ROW(commit_lsn, commit_idx) >" in each for each in index_conditions(plan))
     assert any("group_id = n.group_id" in each for each in index_conditions(plan))
     assert any("due_at <=" in each for each in index_conditions(plan))
@@ -78,7 +78,7 @@ def _check_plans(puller: Puller) -> None:
     values += ["'-infinity'::timestamptz", "clock_timestamp()", "0", "0"]
     plan = explain(connection, passing, values)
     assert any("group_id = f.group_id" in each for each in index_conditions(plan))
-    assert f"using records_{number}_pkey" in plan
+    assert f"using pull_messages_{number}_pkey" in plan
 
     again = statement_of(connection, "claim_again", number, "followers AS")
     plan = explain(connection, again, [*TIMES, "100", "100", "20"])
@@ -104,8 +104,10 @@ def _no_scan_of_everything(plan: str) -> None:
 def test_a_claim_reads_as_little_before_a_long_backlog_as_behind_many_that_are_gone(
     puller: Puller,
 ) -> None:
-    puller.connection.execute("ALTER TABLE walbrook.in_flight_1 SET (autovacuum_enabled = off)")
-    puller.connection.execute("ALTER TABLE walbrook.records_1 SET (autovacuum_enabled = off)")
+    puller.connection.execute(
+        "ALTER TABLE walbrook.pull_in_flight_1 SET (autovacuum_enabled = off)"
+    )
+    puller.connection.execute("ALTER TABLE walbrook.pull_messages_1 SET (autovacuum_enabled = off)")
 
     def read() -> int:
         rows = puller.connection.execute(

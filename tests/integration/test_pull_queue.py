@@ -45,11 +45,11 @@ def pull(state: Database, request: pytest.FixtureRequest) -> Iterator[Pull]:
 def expire(puller: Puller) -> None:
     """End all leases, as if their time had passed."""
     puller.rows(
-        "UPDATE walbrook.in_flight f SET lease_until = clock_timestamp() - interval '1 s' "
+        "UPDATE walbrook.pull_in_flight f SET lease_until = clock_timestamp() - interval '1 s' "
         f"FROM walbrook.consumers c WHERE c.id = f.consumer AND c.name = '{puller.consumer}' "
         "AND f.lease_until IS NOT NULL RETURNING 1"
     )
-    puller.rows("UPDATE walbrook.claims SET swept_at = '-infinity' RETURNING 1")
+    puller.rows("UPDATE walbrook.pull_claims SET swept_at = '-infinity' RETURNING 1")
 
 
 def test_what_is_received_is_held_and_what_is_acknowledged_is_gone(pull: Pull) -> None:
@@ -64,7 +64,7 @@ def test_what_is_received_is_held_and_what_is_acknowledged_is_gone(pull: Pull) -
     assert mine.ack(first) == (0, [])
     assert [
         n
-        for (n,) in mine.rows(f"""SELECT (r.commit_lsn - '0/0')::int FROM walbrook.records r
+        for (n,) in mine.rows(f"""SELECT (r.commit_lsn - '0/0')::int FROM walbrook.pull_messages r
         JOIN walbrook.consumers c ON c.id = r.consumer AND c.name = '{mine.consumer}'
         ORDER BY 1""")
     ] == [3, 4]
@@ -127,12 +127,12 @@ def test_without_a_delay_the_pause_doubles_to_its_bound(pull: Pull) -> None:
         mine.nack(held)
         ((pause,),) = mine.rows(
             "SELECT extract(epoch FROM f.due_at - clock_timestamp())::float8 "
-            "FROM walbrook.in_flight f JOIN walbrook.consumers c ON c.id = f.consumer "
+            "FROM walbrook.pull_in_flight f JOIN walbrook.consumers c ON c.id = f.consumer "
             f"WHERE c.name = '{mine.consumer}'"
         )
         pauses.append(pause)
         mine.rows(
-            "UPDATE walbrook.in_flight SET due_at = clock_timestamp() "
+            "UPDATE walbrook.pull_in_flight SET due_at = clock_timestamp() "
             "WHERE due_at IS NOT NULL RETURNING 1"
         )
     for pause, expected in zip(pauses, (1, 2, 3), strict=True):
@@ -212,7 +212,7 @@ def test_a_truncate_waits_for_all_of_its_table_and_all_of_its_table_for_it(pull:
     mine.ack(first)
     assert other.receive(10) == []
     ((held,),) = other.rows(
-        "SELECT array_agg(f.commit_lsn || '' ORDER BY f.commit_lsn) FROM walbrook.in_flight f "
+        "SELECT array_agg(f.commit_lsn || '' ORDER BY f.commit_lsn) FROM walbrook.pull_in_flight f "
         f"JOIN walbrook.consumers c ON c.id = f.consumer AND c.name = '{mine.consumer}' "
         "WHERE f.lease_until IS NULL"
     )
@@ -362,7 +362,7 @@ def test_one_answer_is_bounded_in_bytes(pull: Pull) -> None:
     mine = pull()
     mine.put(1, range(4))
     mine.rows(
-        "UPDATE walbrook.records r SET bytes = 30000000 FROM walbrook.consumers c "
+        "UPDATE walbrook.pull_messages r SET bytes = 30000000 FROM walbrook.consumers c "
         f"WHERE c.id = r.consumer AND c.name = '{mine.consumer}' RETURNING 1"
     )
     assert numbers(mine.receive(5)) == [1, 2, 3]
@@ -395,7 +395,7 @@ def test_a_queue_that_is_moved_back_takes_the_same_messages_again(pull: Pull) ->
     assert mine.rows(f"SELECT walbrook.forget_records({number}, '0/3', 0)") == [(4,)]
     assert mine.rows(
         "SELECT (commit_lsn, commit_idx) < ('0/3', 0) "
-        f"FROM walbrook.stored WHERE consumer = {number}"
+        f"FROM walbrook.pull_positions WHERE consumer = {number}"
     ) == [(True,)]
     mine.put(3, range(10, 14))
     assert numbers(mine.receive()) == [3, 4, 5, 6]
@@ -407,6 +407,6 @@ def test_with_a_consumer_goes_its_queue(state: Database) -> None:
     make_pull_consumer(state, "leaving")
     ((number,),) = state.execute("SELECT id FROM walbrook.consumers WHERE name = 'leaving'")
     state.execute("DELETE FROM walbrook.consumers WHERE name = 'leaving'")
-    for table in ("events", "records", "in_flight"):
+    for table in ("events", "pull_messages", "pull_in_flight"):
         assert state.execute(f"SELECT to_regclass('walbrook.{table}_{number}')") == [(None,)]
-    assert state.execute(f"SELECT FROM walbrook.pulls WHERE consumer = {number}") == []
+    assert state.execute(f"SELECT FROM walbrook.pull_settings WHERE consumer = {number}") == []

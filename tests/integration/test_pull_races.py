@@ -15,8 +15,8 @@ from tests.waiting import until
 pytestmark = pytest.mark.migrated
 
 _ORPHANS = """
-SELECT count(*) FROM walbrook.in_flight f
- WHERE NOT EXISTS (SELECT FROM walbrook.records r
+SELECT count(*) FROM walbrook.pull_in_flight f
+ WHERE NOT EXISTS (SELECT FROM walbrook.pull_messages r
                     WHERE r.consumer = f.consumer AND r.commit_lsn = f.commit_lsn
                       AND r.commit_idx = f.commit_idx)
 """
@@ -57,7 +57,7 @@ def test_an_acknowledgement_that_waited_for_an_extension_leaves_nothing(
     mine, other, _ = pullers
     mine.put(1, [7, 7])
     assert while_extended(pullers, other.ack, mine.receive(1)) == (1, [])
-    assert mine.rows("SELECT count(*) FROM walbrook.in_flight") == [(0,)]
+    assert mine.rows("SELECT count(*) FROM walbrook.pull_in_flight") == [(0,)]
     assert numbers(mine.receive()) == [2]
 
 
@@ -77,7 +77,7 @@ def test_two_extensions_at_once_both_count(pullers: list[Puller]) -> None:
     extend: Say = lambda messages: other.extend(messages, "60 s")  # noqa: E731
     assert while_extended(pullers, extend, held) == (1, [])
     assert mine.rows(
-        "SELECT lease_until > clock_timestamp() + interval '140 s' FROM walbrook.in_flight"
+        "SELECT lease_until > clock_timestamp() + interval '140 s' FROM walbrook.pull_in_flight"
     ) == [(True,)]
 
 
@@ -88,10 +88,10 @@ def test_an_acknowledgement_of_what_a_claim_holds_back_leaves_nothing(
     mine.put(1, [7, 7])
     held = mine.receive(2)
     mine.rows(
-        "UPDATE walbrook.in_flight SET lease_until = clock_timestamp() - interval '1 s' "
+        "UPDATE walbrook.pull_in_flight SET lease_until = clock_timestamp() - interval '1 s' "
         "WHERE commit_lsn = '0/2' RETURNING 1"
     )
-    mine.rows("UPDATE walbrook.claims SET swept_at = '-infinity' RETURNING 1")
+    mine.rows("UPDATE walbrook.pull_claims SET swept_at = '-infinity' RETURNING 1")
     with ThreadPoolExecutor(1) as pool:
         with mine.connection.transaction():
             assert mine.receive() == []
@@ -100,7 +100,7 @@ def test_an_acknowledgement_of_what_a_claim_holds_back_leaves_nothing(
         assert answer.result(10) == (1, [])
     assert mine.rows(_ORPHANS) == [(0,)]
     assert mine.ack(held[:1]) == (1, [])
-    assert mine.rows("SELECT count(*) FROM walbrook.in_flight") == [(0,)]
+    assert mine.rows("SELECT count(*) FROM walbrook.pull_in_flight") == [(0,)]
 
 
 def test_a_heartbeat_beside_acknowledgements_leaves_no_row_behind(pullers: list[Puller]) -> None:

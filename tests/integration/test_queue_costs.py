@@ -129,7 +129,9 @@ def test_pull_consumers_of_a_process_share_a_few_connections(
         thread.start()
     for thread in threads:
         thread.join()
-    ((stored,),) = state.execute("SELECT count(DISTINCT consumer) FROM walbrook.records").fetchall()
+    ((stored,),) = state.execute(
+        "SELECT count(DISTINCT consumer) FROM walbrook.pull_messages"
+    ).fetchall()
     assert stored == len(names)
 
     def held() -> int:

@@ -172,7 +172,7 @@ class States:
     def until_drained(self, service: Service) -> None:
         """Until all is delivered that is not held back in event-time order."""
         service.until_settled(180, besides="timed")
-        for table in ("events", "records"):
+        for table in ("events", "pull_messages"):
             service.until(f"no {table}", f"SELECT count(*) = 0 FROM walbrook.{table}")
         assert service.database.execute("SELECT * FROM walbrook.dead_letters") == []
         assert service.database.execute("SELECT * FROM walbrook.gaps") == []
