@@ -88,7 +88,7 @@ SPARK_READY := $(SPARK)/.ready
 SPARK_EXTRAS := 'grpcio>=1.76' 'grpcio-status>=1.76' 'googleapis-common-protos>=1.71' \
 	'zstandard>=0.25' 'pandas>=2.2,<3'
 SPARK_TESTS := tests/unit/spark tests/unit/expressions $(wildcard $(foreach part,spark_source* \
-	feed_body lane_on_spark cluster_plan catch_up_job stage_recovery event_worker service \
+	feed_body pipeline_on_spark cluster_plan catch_up_job stage_recovery event_worker service \
 	expressions_page backfill_reading,tests/integration/test_$(part).py))
 
 $(SPARK_READY): requirements.lock pyproject.toml | $(READY)

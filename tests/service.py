@@ -176,7 +176,7 @@ class Service:
             raise AssertionError(f"{error}\n{self.log_tail()}") from None
 
     def until_serving(self) -> None:
-        """Until the reader streams and a lane has settled something."""
+        """Until the reader streams and a pipeline has settled something."""
         self.until("the state schema", "SELECT to_regclass('walbrook.consumers') IS NOT NULL")
         self.until("the reader", "SELECT state = 'streaming' FROM walbrook.sources")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from cdc.cursor import Cursor
 from tests.fix_http import Endpoint
-from tests.lane_on_log import arrived
+from tests.log_pipeline import arrived
 from tests.service import Service
 from tests.waiting import until
 

@@ -12,7 +12,7 @@ import redis
 from cdc.log.view import LogView
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
-from tests.lane_on_log import arrived
+from tests.log_pipeline import arrived
 from tests.service import Service
 from tests.waiting import until
 

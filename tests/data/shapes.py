@@ -8,7 +8,7 @@ import orjson
 import redis
 
 from tests.fix_postgres import Database
-from tests.lane_on_log import arrived
+from tests.log_pipeline import arrived
 from tests.service import Service
 
 SCHEMA = """

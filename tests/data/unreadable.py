@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.fix_postgres import Database
-from tests.lane_on_log import arrived
+from tests.log_pipeline import arrived
 from tests.service import Service
 
 

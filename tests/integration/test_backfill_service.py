@@ -23,7 +23,7 @@ import redis
 
 from tests.backfill_rig import applied, stale
 from tests.fix_postgres import Database
-from tests.lane_on_log import arrived
+from tests.log_pipeline import arrived
 from tests.service import Service, started
 from tests.waiting import until
 

@@ -17,7 +17,7 @@ import redis
 
 from tests.fix_postgres import Database
 from tests.kill.states import States
-from tests.lane_on_log import arrived
+from tests.log_pipeline import arrived
 from tests.service import Service, running
 from tests.waiting import until
 

@@ -50,7 +50,7 @@ from tests import pgoutput
 from tests.certificates import Authority
 from tests.fix_http import Endpoint
 from tests.fix_spark import LocalSpark
-from tests.lane_on_log import arrived, cursors_of
+from tests.log_pipeline import arrived, cursors_of
 from tests.standalone import QUICK_START, ROOT, StandaloneCluster, free_port
 from tests.unit.replication.test_seal import transaction, wire
 from tests.waiting import until

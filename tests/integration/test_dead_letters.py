@@ -19,7 +19,7 @@ from cdc.state.dead_letters import DeadLetter, bury, report_dead_letters
 from cdc.state.positions import consumer_cursors
 from tests import pgoutput
 from tests.fix_postgres import Database
-from tests.lane_on_log import LogLane, arrived, cursors_of
+from tests.log_pipeline import LogPipeline, arrived, cursors_of
 from tests.unit.replication.test_seal import transaction
 
 pytestmark = pytest.mark.migrated
@@ -55,55 +55,55 @@ def state(database: Database) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def lane_of(
+def pipeline_of(
     state: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., LogLane]]:
+) -> Iterator[Callable[..., LogPipeline]]:
     monkeypatch.setattr("spark_pipeline.source.range_reader.decode_carefully", decode_with_errors)
-    made: list[LogLane] = []
+    made: list[LogPipeline] = []
 
-    def make(**sinks: dict[str, object]) -> LogLane:
-        made.append(LogLane(state, tmp_path, **sinks))
+    def make(**sinks: dict[str, object]) -> LogPipeline:
+        made.append(LogPipeline(state, tmp_path, **sinks))
         return made[0]
 
     yield make
-    for lane in made:
-        lane.close()
+    for pipeline in made:
+        pipeline.close()
 
 
 def test_it_becomes_a_row_for_each_consumer_that_takes_it_and_the_rest_arrives(
-    lane_of: Callable[..., LogLane],
+    pipeline_of: Callable[..., LogPipeline],
 ) -> None:
-    lane = lane_of(
+    pipeline = pipeline_of(
         all={},
         items={"source": {"include_tables": ["public.item"]}},
         deletes={"actions": ["delete"]},
     )
-    lane.write(
+    pipeline.write(
         ITEM, PART, *transaction(0x100, row(1, 1), row(2, 2, "bad"), row(1, 3)), *transaction(0x200)
     )
-    lane.write(*transaction(0x300, row(1, 4, "bad")), *transaction(0x400, row(2, 5)))
-    lane.take()
-    assert [m["record"]["id"] for m in arrived(lane.directory / "all")] == [1, 3, 5]
-    assert [m["record"]["id"] for m in arrived(lane.directory / "items")] == [1, 3]
+    pipeline.write(*transaction(0x300, row(1, 4, "bad")), *transaction(0x400, row(2, 5)))
+    pipeline.take()
+    assert [m["record"]["id"] for m in arrived(pipeline.directory / "all")] == [1, 3, 5]
+    assert [m["record"]["id"] for m in arrived(pipeline.directory / "items")] == [1, 3]
     what = "column 'name' cannot\\0 be read"
-    assert lane.rows(LETTERS) == [
+    assert pipeline.rows(LETTERS) == [
         ("all", "0/100", 2, "part", "insert", "decode", what),
         ("all", "0/300", 0, "item", "insert", "decode", what),
         ("items", "0/300", 0, "item", "insert", "decode", what),
     ]
-    counts = lane.rows("SELECT name, delivered, dead FROM walbrook.consumers ORDER BY 1")
+    counts = pipeline.rows("SELECT name, delivered, dead FROM walbrook.consumers ORDER BY 1")
     assert counts == [("all", 3, 2), ("deletes", 0, 0), ("items", 2, 1)]
-    assert set(consumer_cursors(lane.state, "shop").values()) == {Cursor(0x401, 0)}
+    assert set(consumer_cursors(pipeline.state, "shop").values()) == {Cursor(0x401, 0)}
 
 
 def test_the_row_has_the_message_and_the_schema_it_came_with(
-    lane_of: Callable[..., LogLane],
+    pipeline_of: Callable[..., LogPipeline],
 ) -> None:
-    lane = lane_of(all={})
-    lane.write(ITEM, PART, *transaction(0x100, row(1, 1), row(2, 2, "bad")))
-    lane.write(*transaction(0x200, row(2, 3), row(1, 4, "bad")))
-    lane.take()
-    rows = lane.rows("SELECT payload, schema, commit_timestamp FROM walbrook.dead_letters")
+    pipeline = pipeline_of(all={})
+    pipeline.write(ITEM, PART, *transaction(0x100, row(1, 1), row(2, 2, "bad")))
+    pipeline.write(*transaction(0x200, row(2, 3), row(1, 4, "bad")))
+    pipeline.take()
+    rows = pipeline.rows("SELECT payload, schema, commit_timestamp FROM walbrook.dead_letters")
     assert [(payload, schema) for payload, schema, _ in rows] == [
         (row(2, 2, "bad"), PART),
         (row(1, 4, "bad"), ITEM),
@@ -112,93 +112,93 @@ def test_the_row_has_the_message_and_the_schema_it_came_with(
 
 
 def test_what_a_failing_sink_keeps_the_consumer_from_reaching_is_not_dead_yet(
-    lane_of: Callable[..., LogLane],
+    pipeline_of: Callable[..., LogPipeline],
 ) -> None:
-    lane = lane_of(stuck={}, free={})
-    blocked = lane.directory / "stuck"
+    pipeline = pipeline_of(stuck={}, free={})
+    blocked = pipeline.directory / "stuck"
     blocked.write_text("a file where the sink wants a folder")
-    lane.write(ITEM, *transaction(0x100, row(1, 1), row(1, 2, "bad"), row(1, 3)))
+    pipeline.write(ITEM, *transaction(0x100, row(1, 1), row(1, 2, "bad"), row(1, 3)))
     with pytest.raises(TransientError, match="consumer stuck failed"):
-        lane.take()
-    assert [letter[0] for letter in lane.rows(LETTERS)] == ["free"]
+        pipeline.take()
+    assert [letter[0] for letter in pipeline.rows(LETTERS)] == ["free"]
     blocked.unlink()
-    lane.start()
-    lane.take()
-    assert [letter[0] for letter in lane.rows(LETTERS)] == ["free", "stuck"]
+    pipeline.start()
+    pipeline.take()
+    assert [letter[0] for letter in pipeline.rows(LETTERS)] == ["free", "stuck"]
     assert cursors_of(arrived(blocked)) == [Cursor(0x100, 0), Cursor(0x100, 2)]
-    assert lane.rows("SELECT dead FROM walbrook.consumers") == [(1,), (1,)]
+    assert pipeline.rows("SELECT dead FROM walbrook.consumers") == [(1,), (1,)]
 
 
 def test_a_repeat_finds_its_row_there_and_is_counted_once(
-    lane_of: Callable[..., LogLane],
+    pipeline_of: Callable[..., LogPipeline],
 ) -> None:
-    lane = lane_of(all={})
-    lane.write(ITEM, *transaction(0x100, row(1, 1, "bad"), row(1, 2)))
-    lane.take()
-    lane.state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0")
-    lane.start()
-    lane.take()
-    assert len(lane.rows(LETTERS)) == 1
-    assert lane.rows("SELECT delivered, absorbed, dead FROM walbrook.consumers") == [(1, 1, 1)]
+    pipeline = pipeline_of(all={})
+    pipeline.write(ITEM, *transaction(0x100, row(1, 1, "bad"), row(1, 2)))
+    pipeline.take()
+    pipeline.state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0")
+    pipeline.start()
+    pipeline.take()
+    assert len(pipeline.rows(LETTERS)) == 1
+    assert pipeline.rows("SELECT delivered, absorbed, dead FROM walbrook.consumers") == [(1, 1, 1)]
 
 
-def test_a_start_that_was_replaced_writes_none(lane_of: Callable[..., LogLane]) -> None:
-    lane = lane_of(all={})
-    lane.write(ITEM, *transaction(0x100, row(1, 1, "bad")))
-    lane.state.execute("UPDATE walbrook.sources SET term = term + 1")
+def test_a_start_that_was_replaced_writes_none(pipeline_of: Callable[..., LogPipeline]) -> None:
+    pipeline = pipeline_of(all={})
+    pipeline.write(ITEM, *transaction(0x100, row(1, 1, "bad")))
+    pipeline.state.execute("UPDATE walbrook.sources SET term = term + 1")
     with pytest.raises(Exception, match="taken over"):
-        lane.take()
-    assert lane.rows(LETTERS) == []
+        pipeline.take()
+    assert pipeline.rows(LETTERS) == []
 
 
 def test_health_says_so_until_an_operator_deletes_the_rows(
-    lane_of: Callable[..., LogLane],
+    pipeline_of: Callable[..., LogPipeline],
 ) -> None:
-    lane = lane_of(all={}, other={"actions": ["delete"]})
-    lane.write(ITEM, *transaction(0x100, row(1, 1, "bad")))
-    lane.take()
-    ((consumer, severity, what),) = lane.rows(HEALTH)
+    pipeline = pipeline_of(all={}, other={"actions": ["delete"]})
+    pipeline.write(ITEM, *transaction(0x100, row(1, 1, "bad")))
+    pipeline.take()
+    ((consumer, severity, what),) = pipeline.rows(HEALTH)
     assert (consumer, severity) == ("all", "warning")
     assert what.startswith("all went on without 1 change that could not be delivered; the first:")
-    lane.write(*transaction(0x200, row(1, 1, "bad")))
-    lane.take()
-    assert "without 2 changes" in lane.rows(HEALTH)[0][2]
-    lane.state.execute("DELETE FROM walbrook.dead_letters")
-    report_dead_letters(lane.state, "shop", lane.settings.term)
-    assert lane.rows(HEALTH) == []
-    assert lane.rows("SELECT dead FROM walbrook.consumers WHERE name = 'all'") == [(2,)]
+    pipeline.write(*transaction(0x200, row(1, 1, "bad")))
+    pipeline.take()
+    assert "without 2 changes" in pipeline.rows(HEALTH)[0][2]
+    pipeline.state.execute("DELETE FROM walbrook.dead_letters")
+    report_dead_letters(pipeline.state, "shop", pipeline.settings.term)
+    assert pipeline.rows(HEALTH) == []
+    assert pipeline.rows("SELECT dead FROM walbrook.consumers WHERE name = 'all'") == [(2,)]
 
 
 def test_a_table_full_of_them_takes_seconds_and_little_memory(
-    lane_of: Callable[..., LogLane],
+    pipeline_of: Callable[..., LogPipeline],
 ) -> None:
-    lane = lane_of(all={})
+    pipeline = pipeline_of(all={})
     for batch in range(1, 5):
         rows = [row(1, n, "bad " * 10) for n in range(5_000)]
-        lane.write(ITEM, *transaction(0x1000 * batch, *rows))
+        pipeline.write(ITEM, *transaction(0x1000 * batch, *rows))
     started, held = time.monotonic(), pa.total_allocated_bytes()
-    lane.take()
+    pipeline.take()
     assert time.monotonic() - started < 30
     assert pa.total_allocated_bytes() - held < 64 << 20
-    assert lane.rows("SELECT dead FROM walbrook.consumers") == [(20_000,)]
-    assert lane.rows("SELECT count(*) FROM walbrook.dead_letters") == [(20_000,)]
+    assert pipeline.rows("SELECT dead FROM walbrook.consumers") == [(20_000,)]
+    assert pipeline.rows("SELECT count(*) FROM walbrook.dead_letters") == [(20_000,)]
 
 
 def test_statements_are_bounded_in_bytes(
-    lane_of: Callable[..., LogLane], monkeypatch: pytest.MonkeyPatch
+    pipeline_of: Callable[..., LogPipeline], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lane = lane_of(all={})
+    pipeline = pipeline_of(all={})
     monkeypatch.setattr("cdc.state.dead_letters._INSERT_BYTES_MAX", 100)
     letters = [
         DeadLetter(
-            Cursor(n, 0), lane.rows("SELECT now()")[0][0], "s", "t", "insert", "decode", "e",
+            Cursor(n, 0), pipeline.rows("SELECT now()")[0][0], "s", "t", "insert", "decode", "e",
             bytes([n]) * 60, None,
         )
         for n in range(1, 6)
     ]  # fmt: skip
-    assert bury(lane.state, "shop", "all", letters) == 5
-    assert bury(lane.state, "shop", "all", iter(letters)) == 0
-    found = lane.rows("SELECT payload, schema FROM walbrook.dead_letters ORDER BY commit_lsn")
+    assert bury(pipeline.state, "shop", "all", letters) == 5
+    assert bury(pipeline.state, "shop", "all", iter(letters)) == 0
+    found = pipeline.rows("SELECT payload, schema FROM walbrook.dead_letters ORDER BY commit_lsn")
     assert found == [(bytes([n]) * 60, None) for n in range(1, 6)]
-    (made,) = lane.rows("SELECT count(DISTINCT xmin::text) FROM walbrook.dead_letters")
+    (made,) = pipeline.rows("SELECT count(DISTINCT xmin::text) FROM walbrook.dead_letters")
     assert made[0] == 5  # autocommit here: a statement each

@@ -20,7 +20,7 @@ from tests import pgoutput
 from tests.checker import Arrival, Findings, compare, digest
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
-from tests.lane_on_log import LogLane
+from tests.log_pipeline import LogPipeline
 from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
 
@@ -41,14 +41,14 @@ def findings(
 ) -> Callable[[], Findings]:
     """A run over an endpoint that refuses some messages for a while, with restarts."""
 
-    class Lane(LogLane):
+    class Pipeline(LogPipeline):
         state_dsn = database.dsn
 
     def run() -> Findings:
         rng = random.Random(7)
         hook = {"type": "webhook", "url": endpoint.url, "max_retries": 0}
         quick = {"first_ms": 1, "max_ms": 5}
-        lane = Lane(state, tmp_path, hook={"destination": hook, "retry": quick})
+        pipeline = Pipeline(state, tmp_path, hook={"destination": hook, "retry": quick})
         counts = dict.fromkeys(range(5), 0)
         ledger: dict[tuple[int, int], str] = {}
         refused: dict[tuple[int, int], int] = {}
@@ -74,13 +74,13 @@ def findings(
             whole = transaction(0x100 * number, *inserts)
             cut = rng.randrange(1, len(whole))
             for piece in ([COUNTER, *whole[:cut]], whole[cut:]):
-                if lane.write_if_any(*piece):
-                    lane.take()
-            _redeliver(lane)
+                if pipeline.write_if_any(*piece):
+                    pipeline.take()
+            _redeliver(pipeline)
             if not number % 4:
-                lane.start()
-        until("an empty queue", lambda: _redeliver(lane))
-        lane.close()
+                pipeline.start()
+        until("an empty queue", lambda: _redeliver(pipeline))
+        pipeline.close()
         arrivals = [
             Arrival(m["record"]["key"], m["record"]["n"], "p", m["record"]["d"])  # type: ignore[index]
             for m in endpoint.written
@@ -90,9 +90,9 @@ def findings(
     return run
 
 
-def _redeliver(lane: LogLane) -> bool:
-    lane.deliver_due(claims=1)
-    return not lane.rows("SELECT 1 FROM walbrook.events")
+def _redeliver(pipeline: LogPipeline) -> bool:
+    pipeline.deliver_due(claims=1)
+    return not pipeline.rows("SELECT 1 FROM walbrook.events")
 
 
 def test_as_it_is_built_the_checker_finds_nothing(findings: Callable[[], Findings]) -> None:

@@ -27,18 +27,18 @@ from cdc.state.feeds import open_feed
 from cdc.state.gaps import skip_evicted
 from sinks import ledgered
 from tests import pgoutput
-from tests.event_lane import ITEM, NAME, EventLane, S
-from tests.fix_event_lane import STEPS, Fate, MakeLane
+from tests.event_pipeline import ITEM, NAME, EventPipeline, S
+from tests.fix_event_pipeline import STEPS, Fate, MakePipeline
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
-from tests.lane_on_log import arrived
+from tests.log_pipeline import arrived
 
-Arrived = Callable[[EventLane], list[Any]]
+Arrived = Callable[[EventPipeline], list[Any]]
 STREAM = "crashes"
 
 
-def in_files(lane: EventLane) -> list[Any]:
-    return [_told(m) for m in arrived(lane.directory / NAME)]
+def in_files(pipeline: EventPipeline) -> list[Any]:
+    return [_told(m) for m in arrived(pipeline.directory / NAME)]
 
 
 def _told(message: dict[str, Any]) -> tuple[Any, ...]:
@@ -77,23 +77,23 @@ class Times:
 
 
 Phase = list[tuple[str, list[bytes]]]
-Write = Callable[[EventLane, Phase], None]
+Write = Callable[[EventPipeline, Phase], None]
 
 
-def write(lane: EventLane, transactions: Phase) -> None:
+def write(pipeline: EventPipeline, transactions: Phase) -> None:
     for source, changes in transactions:
-        lane.write_messages(source, ITEM, *changes)
+        pipeline.write_messages(source, ITEM, *changes)
 
 
-def without_crashes(lane: EventLane, phases: list[Phase], write: Write = write) -> None:
+def without_crashes(pipeline: EventPipeline, phases: list[Phase], write: Write = write) -> None:
     for phase in phases:
-        write(lane, phase)
-        lane.turns()
-        lane.ordering.settle()
+        write(pipeline, phase)
+        pipeline.turns()
+        pipeline.ordering.settle()
 
 
 def with_crashes(
-    lane: EventLane,
+    pipeline: EventPipeline,
     phases: list[Phase],
     fate: Fate,
     next_death: Callable[[], tuple[str, int]],
@@ -102,36 +102,36 @@ def with_crashes(
     """The same, and after a death the next phase comes before the start; gives how many died."""
     deaths, is_dead = 0, False
     for phase in [*phases, []]:
-        write(lane, phase)
+        write(pipeline, phase)
         while is_dead:
             # What was under way is made again, alone, and may be what it dies of once more.
-            lane.start()
+            pipeline.start()
             fate.let_die(*next_death())
-            is_dead = lane.ordering._redo is not None and fate.turns(lane, again=True)
+            is_dead = pipeline.ordering._redo is not None and fate.turns(pipeline, again=True)
             deaths += is_dead
         fate.let_die(*next_death())
-        is_dead = fate.turns(lane)
+        is_dead = fate.turns(pipeline)
         deaths += is_dead
         if not is_dead:
-            lane.ordering.settle()
+            pipeline.ordering.settle()
     if is_dead:
-        lane.start()
-        lane.turns()
-        lane.ordering.settle()
+        pipeline.start()
+        pipeline.turns()
+        pipeline.ordering.settle()
     return deaths
 
 
-def stored(lane: EventLane) -> list[tuple[Any, ...]]:
+def stored(pipeline: EventPipeline) -> list[tuple[Any, ...]]:
     """What must be the same in the state database."""
     return [
-        *lane.rows("SELECT watermark, sequence, planned, sent_mark FROM walbrook.event_time"),
-        *lane.rows(
+        *pipeline.rows("SELECT watermark, sequence, planned, sent_mark FROM walbrook.event_time"),
+        *pipeline.rows(
             "SELECT c.source, c.cursor_lsn, c.cursor_idx, c.delivered + c.absorbed, c.dead,"
             " e.read_lsn, e.read_idx, e.settled_to, p.last_event, p.late"
             " FROM walbrook.consumers c JOIN walbrook.event_sources e ON e.consumer = c.id"
             " LEFT JOIN walbrook.event_partitions p ON p.consumer = c.id ORDER BY 1"
         ),
-        *lane.rows(
+        *pipeline.rows(
             "SELECT source, commit_lsn, commit_idx, kind FROM walbrook.dead_letters"
             " ORDER BY 1, 2, 3"
         ),
@@ -140,7 +140,7 @@ def stored(lane: EventLane) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("policy", ["deliver", "drop", "dead_letter"])
 def test_random_crashes_change_nothing_of_what_arrives(
-    event_lane: MakeLane, fate: Fate, policy: str
+    event_pipeline: MakePipeline, fate: Fate, policy: str
 ) -> None:
     seed = {"deliver": 1, "drop": 2, "dead_letter": 3}[policy]
     print("seed", seed)
@@ -152,54 +152,56 @@ def test_random_crashes_change_nothing_of_what_arrives(
             "late_tolerance": "2s", "late_policy": policy, "emit_watermarks": policy == "drop"
         },
     }  # fmt: skip
-    quiet = event_lane(**given)
+    quiet = event_pipeline(**given)
     without_crashes(quiet, phases)
     expected, state = in_files(quiet), stored(quiet)
-    lane = event_lane(**given)
-    deaths = with_crashes(lane, phases, fate, lambda: (rng.choice(STEPS), rng.choice([1, 1, 2])))
+    pipeline = event_pipeline(**given)
+    deaths = with_crashes(
+        pipeline, phases, fate, lambda: (rng.choice(STEPS), rng.choice([1, 1, 2]))
+    )
     assert deaths >= 4
-    assert in_files(lane) == expected
-    assert stored(lane) == state
+    assert in_files(pipeline) == expected
+    assert stored(pipeline) == state
     late = {row[4] for row in expected}
     assert late == ({None, True} if policy == "deliver" else {None})
 
 
-def in_parquet(lane: EventLane) -> list[Any]:
-    files = sorted((lane.directory / "rows").rglob("*.parquet"), key=lambda file: file.name)
+def in_parquet(pipeline: EventPipeline) -> list[Any]:
+    files = sorted((pipeline.directory / "rows").rglob("*.parquet"), key=lambda file: file.name)
     rows = [row for file in files for row in pq.read_table(file, partitioning=None).to_pylist()]
     return [(row["action"], orjson.loads(row["record"])["id"], row["commit_lsn"]) for row in rows]
 
 
-def test_parquet_has_each_row_once_and_in_order(event_lane: MakeLane, fate: Fate) -> None:
+def test_parquet_has_each_row_once_and_in_order(event_pipeline: MakePipeline, fate: Fate) -> None:
     times = Times(4)
     phases = [times.phase() for _ in range(len(STEPS) * 2)]
 
-    def lane_of() -> EventLane:
-        lane = event_lane(sources=("a", "b"), event_time={"late_tolerance": "2s"})
+    def pipeline_of() -> EventPipeline:
+        pipeline = event_pipeline(sources=("a", "b"), event_time={"late_tolerance": "2s"})
         place = {
             "type": "parquet",
             "columns": "json",
             "max_delay_ms": 0,
-            "path": lane.directory / "rows",
+            "path": pipeline.directory / "rows",
             "partition_by": [],
         }
-        lane.sink = lane.sink.model_validate(
-            {**lane.sink.model_dump(exclude={"database"}), "destination": place}
+        pipeline.sink = pipeline.sink.model_validate(
+            {**pipeline.sink.model_dump(exclude={"database"}), "destination": place}
         )
-        lane.read_resume_state()
-        return lane
+        pipeline.read_resume_state()
+        return pipeline
 
-    quiet = lane_of()
+    quiet = pipeline_of()
     without_crashes(quiet, phases)
     expected = in_parquet(quiet)
-    lane = lane_of()
+    pipeline = pipeline_of()
     steps = cycle(STEPS)
-    assert with_crashes(lane, phases, fate, lambda: (next(steps), 1)) >= len(STEPS)
-    assert in_parquet(lane) == expected
+    assert with_crashes(pipeline, phases, fate, lambda: (next(steps), 1)) >= len(STEPS)
+    assert in_parquet(pipeline) == expected
 
 
 def test_redis_has_each_entry_once_and_in_order(
-    event_lane: MakeLane, fate: Fate, redis_client: redis.Redis, redis_url: str
+    event_pipeline: MakePipeline, fate: Fate, redis_client: redis.Redis, redis_url: str
 ) -> None:
     rng, times = random.Random(5), Times(5)
     phases = [times.phase() for _ in range(15)]
@@ -207,14 +209,16 @@ def test_redis_has_each_entry_once_and_in_order(
     for crashes in (False, True):
         redis_client.delete(STREAM)
         place = {"type": "redis_stream", "url": redis_url, "stream_key": STREAM}
-        lane = event_lane(
+        pipeline = event_pipeline(
             sources=("a", "b"), event_time={"late_tolerance": "2s"}, destination=place
         )
         if not crashes:
-            without_crashes(lane, phases)
+            without_crashes(pipeline, phases)
             expected = in_redis(redis_client)
             continue
-        deaths = with_crashes(lane, phases, fate, lambda: (rng.choice(STEPS), rng.choice([1, 2])))
+        deaths = with_crashes(
+            pipeline, phases, fate, lambda: (rng.choice(STEPS), rng.choice([1, 2]))
+        )
         assert deaths >= 5
         assert in_redis(redis_client) == expected
 
@@ -235,7 +239,7 @@ def in_redis(client: redis.Redis) -> list[Any]:
 
 @pytest.mark.parametrize("noted", [True, False])
 def test_a_webhook_gets_only_the_request_again_that_was_not_noted(
-    event_lane: MakeLane,
+    event_pipeline: MakePipeline,
     fate: Fate,
     event_database: Database,
     endpoint: Endpoint,
@@ -253,179 +257,183 @@ def test_a_webhook_gets_only_the_request_again_that_was_not_noted(
 
     monkeypatch.setattr(PostgresLedger, "note", note_or_die)
     monkeypatch.setattr(ledgered, "NOTED_MESSAGES", 1)
-    lane = event_lane(
+    pipeline = event_pipeline(
         sources=("a", "b"),
         destination={"type": "webhook", "url": endpoint.url, "max_retries": 0},
         batch_size=2,
         ledger=LedgerAddress("postgres", SecretText(event_database.dsn)),
     )
-    lane.write("a", *((n, n * S) for n in range(1, 12)))
-    lane.write("b", *((n, n * S) for n in range(21, 30)))
+    pipeline.write("a", *((n, n * S) for n in range(1, 12)))
+    pipeline.write("b", *((n, n * S) for n in range(21, 30)))
     deaths = 0
     for _ in range(20):
         fate.let_die("accepted", 2 if noted else 3)
-        if not fate.turns(lane):
+        if not fate.turns(pipeline):
             break
         deaths += 1
         if deaths <= 3:
-            lane.write("a", (100 + deaths, 12 * S + deaths))
-        lane.start()
+            pipeline.write("a", (100 + deaths, 12 * S + deaths))
+        pipeline.start()
     assert deaths >= 3
     ids = [m["record"]["id"] for m in cast("list[dict[str, Any]]", endpoint.written)]
     once = list(dict.fromkeys(ids))
     assert once == [*range(1, 12), 101, 102, 103], "order, or some lost"
     assert len(ids) - len(once) <= (0 if noted else 2 * deaths)
     counts = "SELECT delivered + absorbed FROM walbrook.consumers WHERE source = 'a'"
-    assert lane.rows(counts) == [(len(once),)]
+    assert pipeline.rows(counts) == [(len(once),)]
 
 
 def test_what_comes_after_a_crash_does_not_shift_the_numbers_of_what_was_sent(
-    event_lane: MakeLane, fate: Fate
+    event_pipeline: MakePipeline, fate: Fate
 ) -> None:
-    lane = event_lane(event_time={"late_tolerance": "2s"})
-    lane.write("a", (1, 10 * S), (2, 11 * S), (3, 12 * S), (4, 20 * S))
+    pipeline = event_pipeline(event_time={"late_tolerance": "2s"})
+    pipeline.write("a", (1, 10 * S), (2, 11 * S), (3, 12 * S), (4, 20 * S))
     fate.let_die("sending", 1)
-    assert fate.turns(lane)
-    assert [row[2] for row in in_files(lane)] == [1, 2]
+    assert fate.turns(pipeline)
+    assert [row[2] for row in in_files(pipeline)] == [1, 2]
     # By its time this one belongs between those; the release that is under way goes without it.
-    lane.write("a", (5, 11 * S), (6, 30 * S))
-    lane.start()
-    lane.turns()
-    assert [(row[2], row[4]) for row in in_files(lane)] == [
+    pipeline.write("a", (5, 11 * S), (6, 30 * S))
+    pipeline.start()
+    pipeline.turns()
+    assert [(row[2], row[4]) for row in in_files(pipeline)] == [
         (1, None), (2, None), (3, None), (5, True), (4, None)
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("step", ["sending", "over"])
 def test_a_gap_is_told_once_and_in_front_whatever_dies(
-    event_lane: MakeLane, fate: Fate, step: str
+    event_pipeline: MakePipeline, fate: Fate, step: str
 ) -> None:
-    lane = event_lane(sources=("a", "b"))
+    pipeline = event_pipeline(sources=("a", "b"))
     for source in ("a", "b"):
-        lane.write(source, (1, 1 * S), (2, 2 * S))
-        lane.write(source, (3, 3 * S))
-        term = lane.settings[source].term
-        skip_evicted(lane.state, source=source, term=term, evicted=Cursor(0x100, 2))
-    lane.start()
+        pipeline.write(source, (1, 1 * S), (2, 2 * S))
+        pipeline.write(source, (3, 3 * S))
+        term = pipeline.settings[source].term
+        skip_evicted(pipeline.state, source=source, term=term, evicted=Cursor(0x100, 2))
+    pipeline.start()
     fate.let_die(step, 1)
-    assert fate.turns(lane)
-    lane.write("b", (4, 4 * S))
-    lane.start()
-    lane.turns()
-    rows = [(row[0], row[1], row[2]) for row in in_files(lane)]
+    assert fate.turns(pipeline)
+    pipeline.write("b", (4, 4 * S))
+    pipeline.start()
+    pipeline.turns()
+    rows = [(row[0], row[1], row[2]) for row in in_files(pipeline)]
     assert rows == [
         ("a", "gap", None), ("b", "gap", None), ("a", "insert", 3), ("b", "insert", 3)
     ]  # fmt: skip
-    assert lane.rows("SELECT count(*) FROM walbrook.gaps WHERE reported_at IS NULL") == [(0,)]
+    assert pipeline.rows("SELECT count(*) FROM walbrook.gaps WHERE reported_at IS NULL") == [(0,)]
 
 
 def test_a_gap_that_came_while_others_were_told_does_not_take_their_number(
-    event_lane: MakeLane, fate: Fate
+    event_pipeline: MakePipeline, fate: Fate
 ) -> None:
-    lane = event_lane(sources=("a", "b"))
+    pipeline = event_pipeline(sources=("a", "b"))
     for source in ("a", "b"):
-        lane.write(source, (1, 1 * S))
-        lane.write(source, (2, 2 * S))
-    skip_evicted(lane.state, source="b", term=lane.settings["b"].term, evicted=Cursor(0x100, 1))
-    lane.start()
+        pipeline.write(source, (1, 1 * S))
+        pipeline.write(source, (2, 2 * S))
+    skip_evicted(
+        pipeline.state, source="b", term=pipeline.settings["b"].term, evicted=Cursor(0x100, 1)
+    )
+    pipeline.start()
     fate.let_die("released", 1)
-    assert fate.turns(lane)
-    assert [row[:2] for row in in_files(lane)] == [("b", "gap")]
-    skip_evicted(lane.state, source="a", term=lane.settings["a"].term, evicted=Cursor(0x100, 1))
-    lane.start()
-    lane.turns()
-    assert {row[:2] for row in in_files(lane)} == {
+    assert fate.turns(pipeline)
+    assert [row[:2] for row in in_files(pipeline)] == [("b", "gap")]
+    skip_evicted(
+        pipeline.state, source="a", term=pipeline.settings["a"].term, evicted=Cursor(0x100, 1)
+    )
+    pipeline.start()
+    pipeline.turns()
+    assert {row[:2] for row in in_files(pipeline)} == {
         ("a", "gap"), ("b", "gap"), ("a", "insert"), ("b", "insert")
     }  # fmt: skip
-    sequence = [row[5] for row in in_files(lane)]
+    sequence = [row[5] for row in in_files(pipeline)]
     assert len(set(sequence)) == len(sequence)
 
 
 def test_a_release_whose_rows_were_given_up_since_keeps_nobody_elses_number(
-    event_lane: MakeLane, fate: Fate
+    event_pipeline: MakePipeline, fate: Fate
 ) -> None:
     """What is left of it must not be taken for what was sent under those numbers."""
-    lane = event_lane()
-    lane.write("a", *((n, n * S) for n in range(1, 9)))
+    pipeline = event_pipeline()
+    pipeline.write("a", *((n, n * S) for n in range(1, 9)))
     fate.let_die("sending", 1)
-    assert fate.turns(lane)
-    lane.state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/100', cursor_idx = 6")
-    lane.start()
-    lane.turns()
-    assert [row[2] for row in in_files(lane)] == [1, 2, 7, 8]
+    assert fate.turns(pipeline)
+    pipeline.state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/100', cursor_idx = 6")
+    pipeline.start()
+    pipeline.turns()
+    assert [row[2] for row in in_files(pipeline)] == [1, 2, 7, 8]
 
 
 def test_a_release_that_another_configuration_would_cut_differently_is_numbered_anew(
-    event_lane: MakeLane, fate: Fate
+    event_pipeline: MakePipeline, fate: Fate
 ) -> None:
-    lane = event_lane()
-    lane.write("a", (1, 50 * S))
-    lane.turns()
-    lane.write("a", *((n, n * S) for n in range(2, 6)), (6, 60 * S))
+    pipeline = event_pipeline()
+    pipeline.write("a", (1, 50 * S))
+    pipeline.turns()
+    pipeline.write("a", *((n, n * S) for n in range(2, 6)), (6, 60 * S))
     fate.let_die("sending", 1)
-    assert fate.turns(lane)
-    assert [row[2] for row in in_files(lane)] == [1, 2, 3]
-    assert lane.sink.event_time is not None
-    dropping = lane.sink.event_time.model_copy(update={"late_policy": "drop"})
-    lane.sink = lane.sink.model_copy(update={"event_time": dropping})
-    lane.start()
-    lane.turns()
-    assert [row[2] for row in in_files(lane)] == [1, 2, 3, 6], "taken for what was sent before"
+    assert fate.turns(pipeline)
+    assert [row[2] for row in in_files(pipeline)] == [1, 2, 3]
+    assert pipeline.sink.event_time is not None
+    dropping = pipeline.sink.event_time.model_copy(update={"late_policy": "drop"})
+    pipeline.sink = pipeline.sink.model_copy(update={"event_time": dropping})
+    pipeline.start()
+    pipeline.turns()
+    assert [row[2] for row in in_files(pipeline)] == [1, 2, 3, 6], "taken for what was sent before"
 
 
 def test_another_event_time_begins_anew_and_loses_nothing_that_was_held_back(
-    event_lane: MakeLane, tmp_path: Path
+    event_pipeline: MakePipeline, tmp_path: Path
 ) -> None:
     two = pgoutput.relation(1, "public", "item", [("id", 23, True), ("at", 20), ("made", 20)])
-    lane = event_lane(event_time={"late_tolerance": "5s"})
+    pipeline = event_pipeline(event_time={"late_tolerance": "5s"})
     rows = [(1, 10, 1), (2, 20, 2), (3, 18, 3)]
-    lane.write_messages(
+    pipeline.write_messages(
         "a", two, *(pgoutput.insert(1, [str(n), str(at * S), str(m * S)]) for n, at, m in rows)
     )
-    lane.turns()
-    lane.ordering.settle()
-    assert [row[2] for row in in_files(lane)] == [1]
+    pipeline.turns()
+    pipeline.ordering.settle()
+    assert [row[2] for row in in_files(pipeline)] == [1]
     # By the other column all of them are long due: that must not pass for delivered.
-    lane.change_event_time(column="made", late_tolerance="0")
-    lane.turns()
-    assert [row[2] for row in in_files(lane)] == [1, 2, 3]
+    pipeline.change_event_time(column="made", late_tolerance="0")
+    pipeline.turns()
+    assert [row[2] for row in in_files(pipeline)] == [1, 2, 3]
 
 
 def test_a_plan_is_not_made_for_a_cursor_that_was_moved_back_meanwhile(
-    event_lane: MakeLane,
+    event_pipeline: MakePipeline,
 ) -> None:
-    lane = event_lane()
-    lane.write("a", (1, 1 * S))
-    lane.turns()
-    lane.write("a", (2, 2 * S))
-    lane.state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0")
+    pipeline = event_pipeline()
+    pipeline.write("a", (1, 1 * S))
+    pipeline.turns()
+    pipeline.write("a", (2, 2 * S))
+    pipeline.state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0")
     with pytest.raises(Exception, match="somebody moved it"):
-        lane.turns()
-    lane.read_resume_state()
-    lane.turns()
-    assert [row[2] for row in in_files(lane)] == [1, 1, 2]
-    assert [row[4] for row in in_files(lane)] == [None] * 3
+        pipeline.turns()
+    pipeline.read_resume_state()
+    pipeline.turns()
+    assert [row[2] for row in in_files(pipeline)] == [1, 1, 2]
+    assert [row[4] for row in in_files(pipeline)] == [None] * 3
 
 
 @pytest.mark.parametrize("when", ["before it plans", "after it planned"])
 def test_a_process_that_another_one_has_replaced_plans_and_settles_nothing(
-    event_lane: MakeLane, fate: Fate, when: str
+    event_pipeline: MakePipeline, fate: Fate, when: str
 ) -> None:
     """Within one start of the service: a driver that hung wakes up after a new one has begun."""
-    lane = event_lane(sources=("a", "b"))
-    lane.write("a", (1, 1 * S))
-    lane.write("b", (2, 1 * S))
-    lane.turns()
-    before, arrived_before = lane.cursors(), in_files(lane)
-    lane.write("a", *((n, n * S) for n in range(3, 8)))
-    lane.write("b", (9, 9 * S))
+    pipeline = event_pipeline(sources=("a", "b"))
+    pipeline.write("a", (1, 1 * S))
+    pipeline.write("b", (2, 1 * S))
+    pipeline.turns()
+    before, arrived_before = pipeline.cursors(), in_files(pipeline)
+    pipeline.write("a", *((n, n * S) for n in range(3, 8)))
+    pipeline.write("b", (9, 9 * S))
     if when == "after it planned":
-        assert lane.ordering.turn()  # a piece of two messages
-        arrived_before = in_files(lane)
-    open_feed(lane.state, "b", lane.settings["b"].term, [NAME])
+        assert pipeline.ordering.turn()  # a piece of two messages
+        arrived_before = in_files(pipeline)
+    open_feed(pipeline.state, "b", pipeline.settings["b"].term, [NAME])
     with pytest.raises(TransientError, match="not the latest"):
-        lane.turns()
-    assert lane.cursors() == before
+        pipeline.turns()
+    assert pipeline.cursors() == before
     planned = [(when == "after it planned",)]
-    assert lane.rows("SELECT planned FROM walbrook.event_time") == planned
-    assert (in_files(lane) == arrived_before) == (when == "before it plans")
+    assert pipeline.rows("SELECT planned FROM walbrook.event_time") == planned
+    assert (in_files(pipeline) == arrived_before) == (when == "before it plans")

@@ -16,10 +16,10 @@ from cdc.decoding import decode_changes
 from spark_pipeline.eventtime.partitions import UnknownTableError
 from spark_pipeline.workers.base import UndeliveredError
 from tests import pgoutput
-from tests.event_lane import ITEM, NAME, EventLane, S
-from tests.fix_event_lane import Fate, MakeLane
+from tests.event_pipeline import ITEM, NAME, EventPipeline, S
+from tests.fix_event_pipeline import Fate, MakePipeline
 from tests.fix_http import Endpoint, Scripted
-from tests.lane_on_log import arrived
+from tests.log_pipeline import arrived
 from tests.waiting import until
 
 NOTE = pgoutput.relation(1, "public", "item", [("id", 23, True), ("at", 20), ("note", 25)])
@@ -44,8 +44,8 @@ def taken(endpoint: Endpoint) -> list[Any]:
     return [m["record"].get("id", m["action"]) for m in messages]
 
 
-def ids(lane: EventLane) -> list[Any]:
-    return [m["record"].get("id", m["action"]) for m in arrived(lane.directory / NAME)]
+def ids(pipeline: EventPipeline) -> list[Any]:
+    return [m["record"].get("id", m["action"]) for m in arrived(pipeline.directory / NAME)]
 
 
 def refusing(endpoint: Endpoint, *numbers: int) -> None:
@@ -54,92 +54,92 @@ def refusing(endpoint: Endpoint, *numbers: int) -> None:
     )
 
 
-def redeliver(lane: EventLane) -> None:
+def redeliver(pipeline: EventPipeline) -> None:
     """Deliver what waits, until nothing does."""
 
     def empty() -> bool:
-        for queue in lane.queues.values():
-            queue.look(lane.state)
-            queue.deliver_due(lane.state, threading.Event())
-        return not lane.rows("SELECT 1 FROM walbrook.events")
+        for queue in pipeline.queues.values():
+            queue.look(pipeline.state)
+            queue.deliver_due(pipeline.state, threading.Event())
+        return not pipeline.rows("SELECT 1 FROM walbrook.events")
 
     until("an empty queue", empty, 30)
 
 
 def test_a_destination_that_was_down_gets_the_same_release_from_where_it_was(
-    event_lane: MakeLane, endpoint: Endpoint
+    event_pipeline: MakePipeline, endpoint: Endpoint
 ) -> None:
-    lane = event_lane(**hook(endpoint, batch_size=2))
-    lane.write("a", *((n, n * S) for n in range(1, 7)))
+    pipeline = event_pipeline(**hook(endpoint, batch_size=2))
+    pipeline.write("a", *((n, n * S) for n in range(1, 7)))
     endpoint.script.extend([Scripted(), Scripted(503), Scripted(503)])
     for _ in range(2):
         with pytest.raises(UndeliveredError, match="503"):
-            lane.turns()
+            pipeline.turns()
         # In front of what goes out by its time, and behind it in the log: not part of it.
-        lane.write("a", (10, 3 * S))
+        pipeline.write("a", (10, 3 * S))
     assert taken(endpoint) == [1, 2]
-    assert lane.ordering._reading.reads == {"a": Cursor(0x101, 0)}, "it read on meanwhile"
-    lane.turns()
+    assert pipeline.ordering._reading.reads == {"a": Cursor(0x101, 0)}, "it read on meanwhile"
+    pipeline.turns()
     assert taken(endpoint) == [1, 2, 3, 4, 5, 6, 10, 10]
-    assert lane.rows("SELECT delivered, absorbed FROM walbrook.consumers") == [(8, 0)]
+    assert pipeline.rows("SELECT delivered, absorbed FROM walbrook.consumers") == [(8, 0)]
 
 
 def test_what_was_refused_before_a_failure_holds_back_its_group_after_it(
-    event_lane: MakeLane, endpoint: Endpoint
+    event_pipeline: MakePipeline, endpoint: Endpoint
 ) -> None:
-    lane = event_lane(**hook(endpoint, batch_size=1))
+    pipeline = event_pipeline(**hook(endpoint, batch_size=1))
     refusing(endpoint, 1)
-    lane.write("a", (1, 1 * S), (2, 2 * S), (1, 3 * S), (3, 4 * S))
+    pipeline.write("a", (1, 1 * S), (2, 2 * S), (1, 3 * S), (3, 4 * S))
     endpoint.script.extend([Scripted(), Scripted(503)])
     with pytest.raises(UndeliveredError):
-        lane.turns()
+        pipeline.turns()
     endpoint.refuses = None
-    lane.turns()
+    pipeline.turns()
     assert taken(endpoint) == [2, 3], "the second change of a row went out before its first"
-    assert lane.rows(WAITING) == [("a", 1, 0x100, 0, 1), ("a", 1, 0x100, 2, 0)]
-    redeliver(lane)
+    assert pipeline.rows(WAITING) == [("a", 1, 0x100, 0, 1), ("a", 1, 0x100, 2, 0)]
+    redeliver(pipeline)
     assert taken(endpoint) == [2, 3, 1, 1]
 
 
 def test_single_messages_that_are_refused_wait_in_the_queue_of_their_database(
-    event_lane: MakeLane, endpoint: Endpoint
+    event_pipeline: MakePipeline, endpoint: Endpoint
 ) -> None:
-    lane = event_lane(sources=("a", "b"), **hook(endpoint))
+    pipeline = event_pipeline(sources=("a", "b"), **hook(endpoint))
     refusing(endpoint, 1, 12)
-    lane.write("a", (1, 1 * S), (2, 3 * S), (1, 5 * S), (3, 9 * S))
-    lane.write("b", (11, 2 * S), (12, 4 * S), (13, 6 * S), (14, 8 * S))
-    lane.turns()
+    pipeline.write("a", (1, 1 * S), (2, 3 * S), (1, 5 * S), (3, 9 * S))
+    pipeline.write("b", (11, 2 * S), (12, 4 * S), (13, 6 * S), (14, 8 * S))
+    pipeline.turns()
     assert taken(endpoint) == [11, 2, 13, 14]
-    assert lane.rows(WAITING) == [
+    assert pipeline.rows(WAITING) == [
         ("a", 1, 0x100, 0, 1), ("a", 1, 0x100, 2, 0), ("b", 12, 0x100, 1, 1)
     ]  # fmt: skip
-    lane.start()
-    lane.write("a", (1, 20 * S))
-    lane.write("b", (15, 21 * S))
-    lane.turns()
+    pipeline.start()
+    pipeline.write("a", (1, 20 * S))
+    pipeline.write("b", (15, 21 * S))
+    pipeline.turns()
     assert taken(endpoint) == [11, 2, 13, 14, 3], "a later change of a row that waits went out"
     endpoint.refuses = None
-    redeliver(lane)
+    redeliver(pipeline)
     assert taken(endpoint)[5:] in ([1, 1, 1, 12], [12, 1, 1, 1])
     keys = [m["metadata"]["idempotency_key"] for m in cast("list[Any]", endpoint.written)]
     assert all(key.startswith(("a:", "b:")) for key in keys), "redelivered under another key"
-    assert lane.rows("SELECT delivered, dead FROM walbrook.consumers ORDER BY source") == [
+    assert pipeline.rows("SELECT delivered, dead FROM walbrook.consumers ORDER BY source") == [
         (5, 0), (4, 0)
     ]  # fmt: skip
 
 
 def test_a_watermark_that_is_refused_holds_back_no_other_message(
-    event_lane: MakeLane, endpoint: Endpoint
+    event_pipeline: MakePipeline, endpoint: Endpoint
 ) -> None:
-    lane = event_lane(event_time={"emit_watermarks": True}, **hook(endpoint, batch_size=1))
+    pipeline = event_pipeline(event_time={"emit_watermarks": True}, **hook(endpoint, batch_size=1))
     endpoint.refuses = lambda messages: str(messages[0]["record"]).endswith("01.000000Z'}")
     for number in (1, 2, 3):
-        lane.write("a", (number, number * S))
-        lane.turns()
+        pipeline.write("a", (number, number * S))
+        pipeline.turns()
     assert taken(endpoint) == [1, 2, "watermark", 3, "watermark"]
-    assert lane.rows("SELECT action, group_id FROM walbrook.events") == [("watermark", None)]
+    assert pipeline.rows("SELECT action, group_id FROM walbrook.events") == [("watermark", None)]
     endpoint.refuses = None
-    redeliver(lane)
+    redeliver(pipeline)
     assert taken(endpoint)[5:] == ["watermark"]
 
 
@@ -149,34 +149,34 @@ def big(number: int, at: int, note: str = "x") -> bytes:
 
 @pytest.mark.parametrize("kind", ["file", "redis_stream"])
 def test_a_message_that_is_too_large_is_dead_before_what_follows_is_sent(
-    event_lane: MakeLane, fate: Fate, redis_client: redis.Redis, redis_url: str, kind: str
+    event_pipeline: MakePipeline, fate: Fate, redis_client: redis.Redis, redis_url: str, kind: str
 ) -> None:
     given: dict[str, Any] = {}
     if kind == "redis_stream":
         given["destination"] = {"type": kind, "url": redis_url, "stream_key": "large"}
-    lane = event_lane(sources=("a", "b"), max_message_bytes=1_000, **given)
-    lane.write_messages("a", NOTE, big(1, 1), big(2, 3, "x" * 2_000), big(3, 5))
-    lane.write_messages("b", NOTE, big(4, 2), big(5, 4), big(6, 6, "y" * 2_000))
+    pipeline = event_pipeline(sources=("a", "b"), max_message_bytes=1_000, **given)
+    pipeline.write_messages("a", NOTE, big(1, 1), big(2, 3, "x" * 2_000), big(3, 5))
+    pipeline.write_messages("b", NOTE, big(4, 2), big(5, 4), big(6, 6, "y" * 2_000))
     # The first send ends with the dead one, the second dies after the next message.
     fate.let_die("sending", 3)
-    assert fate.turns(lane)
-    assert lane.rows(LETTERS) == [("a", 0x100, 1, "delivery")]
-    lane.start()
-    lane.write_messages("a", NOTE, big(7, 9))
-    lane.turns()
+    assert fate.turns(pipeline)
+    assert pipeline.rows(LETTERS) == [("a", 0x100, 1, "delivery")]
+    pipeline.start()
+    pipeline.write_messages("a", NOTE, big(7, 9))
+    pipeline.turns()
     if kind == "file":
-        found = ids(lane)
+        found = ids(pipeline)
     else:
         entries = cast("list[Any]", redis_client.xrange("large"))
         found = [int(fields[b"record"].split(b":")[1].split(b",")[0]) for _, fields in entries]
     assert found == [1, 4, 5, 3]
-    lane.write_messages("b", NOTE, big(8, 9))
-    lane.turns()
-    assert lane.rows(LETTERS) == [("a", 0x100, 1, "delivery"), ("b", 0x100, 2, "delivery")]
+    pipeline.write_messages("b", NOTE, big(8, 9))
+    pipeline.turns()
+    assert pipeline.rows(LETTERS) == [("a", 0x100, 1, "delivery"), ("b", 0x100, 2, "delivery")]
     counts = "SELECT source, delivered + absorbed, dead FROM walbrook.consumers ORDER BY 1"
-    assert lane.rows(counts) == [("a", 3, 1), ("b", 3, 1)]
+    assert pipeline.rows(counts) == [("a", 3, 1), ("b", 3, 1)]
     told = "SELECT source FROM walbrook.health WHERE kind = 'dead_letters' ORDER BY 1"
-    assert lane.rows(told) == [("a",), ("b",)]
+    assert pipeline.rows(told) == [("a",), ("b",)]
 
 
 def passes(rows: pa.RecordBatch) -> pa.Array:
@@ -199,111 +199,111 @@ def unreadable(*arguments: Any, **named: Any) -> pa.RecordBatch:
 
 
 def test_rows_that_fail_are_dead_letters_of_their_database_once_and_for_all(
-    event_lane: MakeLane, monkeypatch: pytest.MonkeyPatch
+    event_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spark_pipeline.source.range_reader.decode_carefully", unreadable)
-    lane = event_lane(
+    pipeline = event_pipeline(
         sources=("a", "b"),
         event_time={"late_tolerance": "20s"},
         filter=f"python:{__name__}:passes",
     )
-    lane.write("a", (1, 50 * S), (2, 1 * S), (3, 1 * S), (4, 1 * S))
-    lane.write("b", (11, 51 * S), (3, 2 * S), (12, 1 * S))
-    lane.write_messages("b", ITEM, pgoutput.insert(1, ["13", str(10**18)]))
-    lane.turns()
-    lane.ordering.settle()
+    pipeline.write("a", (1, 50 * S), (2, 1 * S), (3, 1 * S), (4, 1 * S))
+    pipeline.write("b", (11, 51 * S), (3, 2 * S), (12, 1 * S))
+    pipeline.write_messages("b", ITEM, pgoutput.insert(1, ["13", str(10**18)]))
+    pipeline.turns()
+    pipeline.ordering.settle()
     letters = [
         ("a", 0x100, 1, "decode"), ("a", 0x100, 2, "expression"), ("b", 0x100, 1, "expression"),
         ("b", 0x200, 0, "event_time"),
     ]  # fmt: skip
-    assert lane.rows(LETTERS) == letters
-    assert ids(lane) == [12]
-    assert lane.cursors() == {"a": Cursor(0x100, 0), "b": Cursor(0x100, 0)}, "held back"
+    assert pipeline.rows(LETTERS) == letters
+    assert ids(pipeline) == [12]
+    assert pipeline.cursors() == {"a": Cursor(0x100, 0), "b": Cursor(0x100, 0)}, "held back"
     # They lie behind the cursors and are read again; who has dealt with them is not asked twice.
-    lane.state.execute("DELETE FROM walbrook.dead_letters WHERE source = 'a'")
-    lane.start()
-    lane.write("a", (14, 90 * S))
-    lane.write("b", (15, 90 * S))
-    lane.turns()
-    lane.ordering.settle()
-    assert ids(lane) == [12, 1, 11]
-    assert lane.rows(LETTERS) == letters[2:]
-    assert lane.rows("SELECT dead FROM walbrook.consumers ORDER BY source") == [(2,), (2,)]
+    pipeline.state.execute("DELETE FROM walbrook.dead_letters WHERE source = 'a'")
+    pipeline.start()
+    pipeline.write("a", (14, 90 * S))
+    pipeline.write("b", (15, 90 * S))
+    pipeline.turns()
+    pipeline.ordering.settle()
+    assert ids(pipeline) == [12, 1, 11]
+    assert pipeline.rows(LETTERS) == letters[2:]
+    assert pipeline.rows("SELECT dead FROM walbrook.consumers ORDER BY source") == [(2,), (2,)]
 
 
-def wide(lane: EventLane, source: str, first: int, rows: int) -> None:
+def wide(pipeline: EventPipeline, source: str, first: int, rows: int) -> None:
     """A transaction of rows of about 4 KiB each, a second apart."""
     changes = [big(n, n, "x" * 4_000) for n in range(first, first + rows)]
-    lane.write_messages(source, NOTE, *changes)
+    pipeline.write_messages(source, NOTE, *changes)
 
 
 def test_a_full_buffer_stops_reading_and_goes_on_when_the_other_database_catches_up(
-    event_lane: MakeLane,
+    event_pipeline: MakePipeline,
 ) -> None:
-    lane = event_lane(sources=("a", "b"), event_time={"max_buffer_bytes": "1MiB"})
+    pipeline = event_pipeline(sources=("a", "b"), event_time={"max_buffer_bytes": "1MiB"})
     for first in range(1, 401, 40):
-        wide(lane, "a", first, 40)  # 1.6 MB; half of the buffer is for each database
-    lane.turns()
-    lane.ordering.settle()
-    read = lane.ordering._reading.reads["a"]
+        wide(pipeline, "a", first, 40)  # 1.6 MB; half of the buffer is for each database
+    pipeline.turns()
+    pipeline.ordering.settle()
+    read = pipeline.ordering._reading.reads["a"]
     assert Cursor(0x300, 0) < read < Cursor(0x800, 0), "it did not stop, or read too little"
-    assert lane.cursors()["a"] == Cursor(0x100, 0), "its cursor passed what is held back"
-    assert not lane.ordering.is_stuck, "the other database can make room"
+    assert pipeline.cursors()["a"] == Cursor(0x100, 0), "its cursor passed what is held back"
+    assert not pipeline.ordering.is_stuck, "the other database can make room"
     before, spins = time.monotonic(), 0
     while time.monotonic() - before < 0.3:
-        assert not lane.step()
+        assert not pipeline.step()
         spins += 1
     assert spins < 10, "it does not wait, though it may not read"
-    lane.write("b", (1001, 350 * S))
-    lane.turns()
-    assert ids(lane) == [*range(1, 351), 1001]
-    lane.write("b", (1002, 500 * S))
-    lane.turns()
-    assert ids(lane) == [*range(1, 351), 1001, *range(351, 401)], "some were dropped"
-    assert lane.ordering._sequencer.buffer.bytes < 2**20
+    pipeline.write("b", (1001, 350 * S))
+    pipeline.turns()
+    assert ids(pipeline) == [*range(1, 351), 1001]
+    pipeline.write("b", (1002, 500 * S))
+    pipeline.turns()
+    assert ids(pipeline) == [*range(1, 351), 1001, *range(351, 401)], "some were dropped"
+    assert pipeline.ordering._sequencer.buffer.bytes < 2**20
 
 
 def test_a_table_that_holds_back_others_of_its_full_database_is_told_of(
-    event_lane: MakeLane,
+    event_pipeline: MakePipeline,
 ) -> None:
-    lane = event_lane(tables=("item", "other"), event_time={"max_buffer_bytes": "1MiB"})
+    pipeline = event_pipeline(tables=("item", "other"), event_time={"max_buffer_bytes": "1MiB"})
     for first in range(1, 801, 40):
-        wide(lane, "a", first, 40)
-    lane.write("a", (1001, 900 * S), table=2)
-    lane.turns()
-    assert lane.ordering.is_stuck
-    assert ids(lane) == []
-    lane.change_event_time(max_buffer_bytes=16 * 2**20)
-    lane.turns()
-    assert not lane.ordering.is_stuck
-    assert ids(lane) == [*range(1, 801)]
+        wide(pipeline, "a", first, 40)
+    pipeline.write("a", (1001, 900 * S), table=2)
+    pipeline.turns()
+    assert pipeline.ordering.is_stuck
+    assert ids(pipeline) == []
+    pipeline.change_event_time(max_buffer_bytes=16 * 2**20)
+    pipeline.turns()
+    assert not pipeline.ordering.is_stuck
+    assert ids(pipeline) == [*range(1, 801)]
 
 
-def test_unequal_rates_come_in_one_order_within_the_bound(event_lane: MakeLane) -> None:
-    lane = event_lane(sources=("a", "b"), event_time={"max_buffer_bytes": "1MiB"})
+def test_unequal_rates_come_in_one_order_within_the_bound(event_pipeline: MakePipeline) -> None:
+    pipeline = event_pipeline(sources=("a", "b"), event_time={"max_buffer_bytes": "1MiB"})
     for round_ in range(8):
         for first in range(100 * round_, 100 * round_ + 100, 25):
-            wide(lane, "a", first + 1, 25)
-        lane.write("b", (10_000 + round_, (100 * round_ + 100) * S))
-        lane.turns()
-        assert lane.ordering._sequencer.buffer.bytes < 2 * 2**20
-    times = [m["metadata"]["event_time"] for m in arrived(lane.directory / NAME)]
+            wide(pipeline, "a", first + 1, 25)
+        pipeline.write("b", (10_000 + round_, (100 * round_ + 100) * S))
+        pipeline.turns()
+        assert pipeline.ordering._sequencer.buffer.bytes < 2 * 2**20
+    times = [m["metadata"]["event_time"] for m in arrived(pipeline.directory / NAME)]
     assert times == sorted(times)
-    assert [n for n in ids(lane) if n < 10_000] == [*range(1, 801)]
+    assert [n for n in ids(pipeline) if n < 10_000] == [*range(1, 801)]
 
 
 def test_rows_of_a_table_that_is_not_known_wait_until_it_was_looked_up(
-    event_lane: MakeLane,
+    event_pipeline: MakePipeline,
 ) -> None:
-    lane = event_lane()
-    lane.write("a", (1, 1 * S))
-    lane.turns()
-    lane.write("a", (2, 2 * S))
-    lane.write("a", (3, 3 * S), table=2)
+    pipeline = event_pipeline()
+    pipeline.write("a", (1, 1 * S))
+    pipeline.turns()
+    pipeline.write("a", (2, 2 * S))
+    pipeline.write("a", (3, 3 * S), table=2)
     with pytest.raises(UnknownTableError) as caught:
-        lane.turns()
+        pipeline.turns()
     assert (caught.value.source, caught.value.table) == ("a", "public.other")
-    lane.tables["public.other"] = "public.other"
-    lane.read_resume_state()
-    lane.turns()
-    assert ids(lane) == [1, 2]
+    pipeline.tables["public.other"] = "public.other"
+    pipeline.read_resume_state()
+    pipeline.turns()
+    assert ids(pipeline) == [1, 2]

@@ -26,9 +26,9 @@ from spark_pipeline.eventtime.partitions import UnknownTableError
 from spark_pipeline.eventtime.release import WINDOW, OwnRows
 from spark_pipeline.eventtime.windows.due import WindowResults
 from tests import pgoutput
-from tests.event_lane import ITEM, NAME, OTHER, EventLane, S
-from tests.fix_event_lane import Fate, MakeLane
-from tests.lane_on_log import arrived
+from tests.event_pipeline import ITEM, NAME, OTHER, EventPipeline, S
+from tests.fix_event_pipeline import Fate, MakePipeline
+from tests.log_pipeline import arrived
 
 SIZE = 10 * S
 
@@ -54,157 +54,159 @@ class Counts:
         return WindowResults(told, poisons)
 
 
-def seen(lane: EventLane) -> list[tuple[Any, ...]]:
+def seen(pipeline: EventPipeline) -> list[tuple[Any, ...]]:
     return [
         (m["action"], m["record"].get("id", m["record"].get("n")), m["metadata"]["sequence"],
          m["metadata"].get("late"))
-        for m in arrived(lane.directory / NAME)
+        for m in arrived(pipeline.directory / NAME)
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("step", ["planned", "sending"])
 def test_a_delete_that_was_settled_behind_the_cursor_stays_settled_whatever_the_watermark_is(
-    event_lane: MakeLane, fate: Fate, step: str
+    event_pipeline: MakePipeline, fate: Fate, step: str
 ) -> None:
     def run(die: str) -> list[tuple[Any, ...]]:
-        lane = event_lane(tables=("item", "other"), event_time={"late_tolerance": "2s"})
-        lane.write_messages("a", OTHER, pgoutput.insert(2, ["100", str(50 * S)]))
+        pipeline = event_pipeline(tables=("item", "other"), event_time={"late_tolerance": "2s"})
+        pipeline.write_messages("a", OTHER, pgoutput.insert(2, ["100", str(50 * S)]))
         gone = pgoutput.delete(1, key=["1", None])
         first, second = (pgoutput.insert(1, [n, str(at * S)]) for n, at in (("1", 10), ("2", 12)))
-        lane.write_messages("a", ITEM, first, gone, second)
-        lane.turns()
-        lane.ordering.settle()
-        lane.write("a", (3, 13 * S + S // 2))
-        lane.turns()  # the watermark moves, nothing goes out, and nothing is written
-        lane.write("a", (4, 20 * S))
+        pipeline.write_messages("a", ITEM, first, gone, second)
+        pipeline.turns()
+        pipeline.ordering.settle()
+        pipeline.write("a", (3, 13 * S + S // 2))
+        pipeline.turns()  # the watermark moves, nothing goes out, and nothing is written
+        pipeline.write("a", (4, 20 * S))
         if die:
             fate.let_die(die)
-            assert fate.turns(lane)
-            lane.start()
-        lane.turns()
-        return seen(lane)
+            assert fate.turns(pipeline)
+            pipeline.start()
+        pipeline.turns()
+        return seen(pipeline)
 
     assert run(step) == run("")
 
 
 def test_what_a_window_cannot_count_is_a_dead_letter_after_a_restart_too(
-    event_lane: MakeLane,
+    event_pipeline: MakePipeline,
 ) -> None:
-    lane = event_lane(windows=Counts())
-    lane.write("a", (1, 1 * S), (2, 2 * S))
-    lane.turns()
-    lane.ordering.settle()
-    lane.start()
-    lane.write("a", (3, 30 * S))
-    lane.turns()
-    lane.ordering.settle()
-    assert [each[:2] for each in seen(lane)] == [("window", 1)]
-    assert lane.rows("SELECT kind, commit_idx FROM walbrook.dead_letters") == [("expression", 1)]
-    assert lane.rows("SELECT dead FROM walbrook.consumers") == [(1,)]
+    pipeline = event_pipeline(windows=Counts())
+    pipeline.write("a", (1, 1 * S), (2, 2 * S))
+    pipeline.turns()
+    pipeline.ordering.settle()
+    pipeline.start()
+    pipeline.write("a", (3, 30 * S))
+    pipeline.turns()
+    pipeline.ordering.settle()
+    assert [each[:2] for each in seen(pipeline)] == [("window", 1)]
+    assert pipeline.rows("SELECT kind, commit_idx FROM walbrook.dead_letters") == [
+        ("expression", 1)
+    ]
+    assert pipeline.rows("SELECT dead FROM walbrook.consumers") == [(1,)]
 
 
 @pytest.mark.parametrize("step", ["planned", "sending"])
 def test_a_window_of_which_nothing_could_be_counted_changes_nothing_of_what_follows(
-    event_lane: MakeLane, fate: Fate, step: str
+    event_pipeline: MakePipeline, fate: Fate, step: str
 ) -> None:
-    lane = event_lane(windows=Counts())
-    lane.write("a", (2, 2 * S))
-    lane.turns()
-    lane.write("a", (5, 12 * S))
-    lane.turns()
-    lane.write("a", (6, 25 * S))
+    pipeline = event_pipeline(windows=Counts())
+    pipeline.write("a", (2, 2 * S))
+    pipeline.turns()
+    pipeline.write("a", (5, 12 * S))
+    pipeline.turns()
+    pipeline.write("a", (6, 25 * S))
     fate.let_die(step)
-    assert fate.turns(lane)
-    lane.start()
-    lane.turns()
-    assert [each[:2] for each in seen(lane)] == [("window", 1)]
-    assert lane.rows("SELECT kind FROM walbrook.dead_letters") == [("expression",)]
+    assert fate.turns(pipeline)
+    pipeline.start()
+    pipeline.turns()
+    assert [each[:2] for each in seen(pipeline)] == [("window", 1)]
+    assert pipeline.rows("SELECT kind FROM walbrook.dead_letters") == [("expression",)]
 
 
-def test_the_last_window_closes_when_nothing_more_comes(event_lane: MakeLane) -> None:
+def test_the_last_window_closes_when_nothing_more_comes(event_pipeline: MakePipeline) -> None:
     idle = {"idle_timeout": "100ms", "late_tolerance": "0"}
-    lane = event_lane(windows=Counts(), event_time=idle)
-    lane.write("a", (1, 1 * S), (3, 9 * S + S // 2))
+    pipeline = event_pipeline(windows=Counts(), event_time=idle)
+    pipeline.write("a", (1, 1 * S), (3, 9 * S + S // 2))
     deadline = time.monotonic() + 20
-    while not seen(lane) and time.monotonic() < deadline:
-        lane.step()
-    assert [each[:2] for each in seen(lane)] == [("window", 2)]
+    while not seen(pipeline) and time.monotonic() < deadline:
+        pipeline.step()
+    assert [each[:2] for each in seen(pipeline)] == [("window", 2)]
 
 
 @pytest.mark.parametrize("place", ["0/200:0", "0/100:1", "0/100:0"])
 def test_after_a_time_in_the_future_a_rewind_begins_anew_wherever_the_consumer_stands(
-    event_lane: MakeLane, place: str
+    event_pipeline: MakePipeline, place: str
 ) -> None:
-    lane = event_lane(event_time={"late_tolerance": "2s"})
-    lane.write("a", (1, 5 * S), (2, 10**9 * S))
-    lane.write("a", (3, 7 * S))
-    lane.turns()
-    lane.write("a", (5, 8 * S))
-    lane.turns()
-    lane.ordering.settle()
-    assert lane.cursors() == {"a": Cursor(0x100, 1)}, "the row in the future is held back"
-    assert seen(lane)[-1][3] is True
-    lane.state.execute(
+    pipeline = event_pipeline(event_time={"late_tolerance": "2s"})
+    pipeline.write("a", (1, 5 * S), (2, 10**9 * S))
+    pipeline.write("a", (3, 7 * S))
+    pipeline.turns()
+    pipeline.write("a", (5, 8 * S))
+    pipeline.turns()
+    pipeline.ordering.settle()
+    assert pipeline.cursors() == {"a": Cursor(0x100, 1)}, "the row in the future is held back"
+    assert seen(pipeline)[-1][3] is True
+    pipeline.state.execute(
         "UPDATE walbrook.sources SET log_lsn = '0/900', log_idx = 0, earliest_lsn = '0/8',"
         " earliest_idx = 0"
     )
-    lane.rows(f"SELECT walbrook.rewind('{NAME}', '{place}')")
-    before = len(seen(lane))
+    pipeline.rows(f"SELECT walbrook.rewind('{NAME}', '{place}')")
+    before = len(seen(pipeline))
     # As a filter would do that keeps such rows out.
-    lane.sink = lane.sink.model_copy(update={"actions": ("insert", "delete")})
-    lane.read_resume_state()
-    lane.turns()
-    again = seen(lane)[before:]
+    pipeline.sink = pipeline.sink.model_copy(update={"actions": ("insert", "delete")})
+    pipeline.read_resume_state()
+    pipeline.turns()
+    again = seen(pipeline)[before:]
     assert not any(late for *_, late in again)
     assert {number for _, number, *_ in again} >= {3, 5}
-    numbers = [tuple(map(int, each[2].split("-"))) for each in seen(lane)]
+    numbers = [tuple(map(int, each[2].split("-"))) for each in seen(pipeline)]
     assert numbers == sorted(set(numbers))
 
 
 def test_a_log_that_lost_what_a_release_had_read_is_told_of(
-    event_lane: MakeLane, fate: Fate
+    event_pipeline: MakePipeline, fate: Fate
 ) -> None:
-    lane = event_lane(sources=("a", "b"))
+    pipeline = event_pipeline(sources=("a", "b"))
     for n in (1, 2, 3):
-        lane.write("a", (n, n * S))
-        lane.write("b", (10 + n, n * S))
+        pipeline.write("a", (n, n * S))
+        pipeline.write("b", (10 + n, n * S))
     fate.let_die("planned")
-    assert fate.turns(lane)
-    lane.stop_serving()
-    lane.logs["b"].close()
-    shutil.rmtree(lane.directory / "b" / "log")
-    lane.logs["b"] = LogWriter(lane.directory / "b" / "log")
-    lane._sealers["b"], lane._lsn["b"] = Sealer(), 0
-    lane.write("b", (11, 1 * S))
-    lane.write("a", (9, 9 * S))
-    lane.start()
+    assert fate.turns(pipeline)
+    pipeline.stop_serving()
+    pipeline.logs["b"].close()
+    shutil.rmtree(pipeline.directory / "b" / "log")
+    pipeline.logs["b"] = LogWriter(pipeline.directory / "b" / "log")
+    pipeline._sealers["b"], pipeline._lsn["b"] = Sealer(), 0
+    pipeline.write("b", (11, 1 * S))
+    pipeline.write("a", (9, 9 * S))
+    pipeline.start()
     with pytest.raises(CorruptionError, match="the change log of b ends at"):
-        lane.turns()
+        pipeline.turns()
 
 
-def test_a_delete_behind_a_row_that_was_evicted_comes(event_lane: MakeLane) -> None:
-    lane = event_lane(event_time={"late_tolerance": "5s"})
-    lane.write("a", (1, 10 * S))
-    lane.write("a", (2, 100 * S))
-    lane.write_messages("a", ITEM, pgoutput.delete(1, key=["7", None]))
-    lane.turns()
-    lane.ordering.settle()
-    assert lane.cursors() == {"a": Cursor(0x200, 0)}
-    evicted, term = Cursor(0x300, 0), lane.settings["a"].term
-    skip_evicted(lane.state, source="a", term=term, evicted=evicted)
-    lane.read_resume_state()
-    lane.write("a", (3, 200 * S))
-    lane.turns()
-    assert [each[0] for each in seen(lane)] == ["insert", "gap", "delete"]
+def test_a_delete_behind_a_row_that_was_evicted_comes(event_pipeline: MakePipeline) -> None:
+    pipeline = event_pipeline(event_time={"late_tolerance": "5s"})
+    pipeline.write("a", (1, 10 * S))
+    pipeline.write("a", (2, 100 * S))
+    pipeline.write_messages("a", ITEM, pgoutput.delete(1, key=["7", None]))
+    pipeline.turns()
+    pipeline.ordering.settle()
+    assert pipeline.cursors() == {"a": Cursor(0x200, 0)}
+    evicted, term = Cursor(0x300, 0), pipeline.settings["a"].term
+    skip_evicted(pipeline.state, source="a", term=term, evicted=evicted)
+    pipeline.read_resume_state()
+    pipeline.write("a", (3, 200 * S))
+    pipeline.turns()
+    assert [each[0] for each in seen(pipeline)] == ["insert", "gap", "delete"]
 
 
 def test_a_table_that_is_not_known_is_named(
-    event_lane: MakeLane,
+    event_pipeline: MakePipeline,
 ) -> None:
-    lane = event_lane(tables=())
-    lane.write("a", (1, S))
+    pipeline = event_pipeline(tables=())
+    pipeline.write("a", (1, S))
     with pytest.raises(UnknownTableError, match=r"public\.item"):
-        lane.turns()
+        pipeline.turns()
 
 
 def test_numbers_that_begin_anew_are_above_those_of_a_release_that_began_a_range() -> None:
@@ -212,31 +214,31 @@ def test_numbers_that_begin_anew_are_above_those_of_a_release_that_began_a_range
     assert near.beyond_used().place(0) > near.after(1 << 30).place(0)
 
 
-def test_a_large_release_goes_out_piece_by_piece(event_lane: MakeLane, fate: Fate) -> None:
+def test_a_large_release_goes_out_piece_by_piece(event_pipeline: MakePipeline, fate: Fate) -> None:
     """So that a pause or a stop is heard in between; ``fate`` makes pieces of two messages."""
-    lane = event_lane()
-    lane.write("a", *((n, n * S) for n in range(1, 8)))
-    assert lane.ordering.turn()
-    sizes = [len(seen(lane))]
-    while lane.ordering.turn():
-        sizes.append(len(seen(lane)))
+    pipeline = event_pipeline()
+    pipeline.write("a", *((n, n * S) for n in range(1, 8)))
+    assert pipeline.ordering.turn()
+    sizes = [len(seen(pipeline))]
+    while pipeline.ordering.turn():
+        sizes.append(len(seen(pipeline)))
     assert sizes[:4] == [2, 4, 6, 7]
 
 
 def test_while_only_the_watermark_moves_nothing_turns_and_a_stop_flushes(
-    event_lane: MakeLane,
+    event_pipeline: MakePipeline,
 ) -> None:
     idle = {"idle_timeout": "50ms", "late_tolerance": "1h", "emit_watermarks": True}
-    lane = event_lane(event_time=idle)
-    lane.write("a", (1, 10_000 * S), (2, 10_001 * S))
-    lane.turns()
+    pipeline = event_pipeline(event_time=idle)
+    pipeline.write("a", (1, 10_000 * S), (2, 10_001 * S))
+    pipeline.turns()
     deadline, idle_turns = time.monotonic() + 2.5, 0
     while time.monotonic() < deadline:
-        idle_turns += not lane.step()
+        idle_turns += not pipeline.step()
     assert idle_turns >= 5, "it turned without a pause"
-    told = [m for m in arrived(lane.directory / NAME) if m["action"] == "watermark"]
+    told = [m for m in arrived(pipeline.directory / NAME) if m["action"] == "watermark"]
     assert 1 <= len(told) <= 4, "a watermark a second is enough"
-    while lane.ordering.turn(flush=True):
+    while pipeline.ordering.turn(flush=True):
         pass
-    ids = [m["record"]["id"] for m in arrived(lane.directory / NAME) if m["action"] == "insert"]
+    ids = [m["record"]["id"] for m in arrived(pipeline.directory / NAME) if m["action"] == "insert"]
     assert ids == [1, 2]

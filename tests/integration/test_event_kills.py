@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.fix_postgres import Database
-from tests.lane_on_log import arrived
+from tests.log_pipeline import arrived
 from tests.service import Service, running
 from tests.waiting import until
 

@@ -18,8 +18,8 @@ from cdc.eventtime.released import Released
 from cdc.eventtime.sequencer import WatermarkStep
 from spark_pipeline.eventtime.release import WINDOW, OwnRows
 from spark_pipeline.eventtime.windows.due import WindowResults
-from tests.event_lane import EventLane, S
-from tests.fix_event_lane import MakeLane
+from tests.event_pipeline import EventPipeline, S
+from tests.fix_event_pipeline import MakePipeline
 from tests.fix_http import Endpoint
 from tests.integration.test_event_delivery import hook, ids, redeliver, taken
 
@@ -46,11 +46,11 @@ class Windows:
         return WindowResults([OwnRows(synthetic_rows(WINDOW, [record], now))], {})
 
 
-def advance(lane: EventLane, first: int, last: int) -> None:
+def advance(pipeline: EventPipeline, first: int, last: int) -> None:
     """One row per transaction and release."""
     for number in range(first, last + 1):
-        lane.write("a", (number, number * S))
-        lane.turns()
+        pipeline.write("a", (number, number * S))
+        pipeline.turns()
 
 
 def refuse(endpoint: Endpoint, action: str) -> None:
@@ -59,20 +59,20 @@ def refuse(endpoint: Endpoint, action: str) -> None:
 
 @pytest.mark.parametrize("action", ["watermark", "window"])
 def test_a_refused_message_of_our_own_waits_and_arrives_later(
-    event_lane: MakeLane, endpoint: Endpoint, action: str
+    event_pipeline: MakePipeline, endpoint: Endpoint, action: str
 ) -> None:
     windows = Windows() if action == "window" else None
     timed = {"emit_watermarks": action == "watermark"}
-    lane = event_lane(event_time=timed, windows=windows, **hook(endpoint, batch_size=1))
-    advance(lane, 1, FAR)
+    pipeline = event_pipeline(event_time=timed, windows=windows, **hook(endpoint, batch_size=1))
+    advance(pipeline, 1, FAR)
     before = taken(endpoint).count(action)
     refuse(endpoint, action)
-    advance(lane, FAR + 1, FAR + 2)
-    waiting = lane.rows("SELECT action, group_id FROM walbrook.events")
+    advance(pipeline, FAR + 1, FAR + 2)
+    waiting = pipeline.rows("SELECT action, group_id FROM walbrook.events")
     assert waiting == [(action, None), (action, None)]
     assert taken(endpoint).count(action) == before
     endpoint.refuses = None
-    redeliver(lane)
+    redeliver(pipeline)
     assert taken(endpoint)[-2:] == [action, action]
     keys = [m["metadata"]["idempotency_key"] for m in cast("list[Any]", endpoint.written)]
     assert len(keys) == len(set(keys)), "two messages have one key"
@@ -80,19 +80,19 @@ def test_a_refused_message_of_our_own_waits_and_arrives_later(
 
 @pytest.mark.parametrize("kind", ["file", "webhook"])
 def test_a_window_message_that_is_too_large_is_a_dead_letter(
-    event_lane: MakeLane, endpoint: Endpoint, kind: str
+    event_pipeline: MakePipeline, endpoint: Endpoint, kind: str
 ) -> None:
     windows = Windows()
     given = hook(endpoint, batch_size=1) if kind == "webhook" else {}
-    lane = event_lane(windows=windows, max_message_bytes=1_000, **given)
-    advance(lane, 1, FAR)
+    pipeline = event_pipeline(windows=windows, max_message_bytes=1_000, **given)
+    advance(pipeline, 1, FAR)
     windows.note = "x" * 2_000
-    advance(lane, FAR + 1, FAR + 1)
+    advance(pipeline, FAR + 1, FAR + 1)
     windows.note = ""
-    advance(lane, FAR + 2, FAR + 2)
-    found = taken(endpoint) if kind == "webhook" else ids(lane)
+    advance(pipeline, FAR + 2, FAR + 2)
+    found = taken(endpoint) if kind == "webhook" else ids(pipeline)
     assert found == ["window"] * (FAR + 1)
-    ((action, record),) = lane.rows(LETTERS)
+    ((action, record),) = pipeline.rows(LETTERS)
     assert action == "window"
     assert orjson.loads(record) == {"count": 1, "note": "x" * 2_000}
-    assert lane.rows("SELECT delivered, dead FROM walbrook.consumers") == [(FAR + 1, 1)]
+    assert pipeline.rows("SELECT delivered, dead FROM walbrook.consumers") == [(FAR + 1, 1)]

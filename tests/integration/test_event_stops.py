@@ -12,11 +12,11 @@ import pytest
 
 from cdc.stop import StopReason, StopSignal
 from spark_pipeline.eventtime import ordering as ordering_module
-from tests.event_lane import NAME, EventLane, S
+from tests.event_pipeline import NAME, EventPipeline, S
 from tests.event_stages import Stages
-from tests.fix_event_lane import MakeLane
+from tests.fix_event_pipeline import MakePipeline
 from tests.fix_postgres import Database
-from tests.lane_on_log import arrived
+from tests.log_pipeline import arrived
 from tests.waiting import until
 
 End = Callable[[Stages, StopSignal], None]
@@ -38,39 +38,39 @@ def supervisor_dies(stages: Stages, stop: StopSignal) -> None:
 
 
 def serve(
-    lane: EventLane, database: Database, monkeypatch: pytest.MonkeyPatch, end: End
+    pipeline: EventPipeline, database: Database, monkeypatch: pytest.MonkeyPatch, end: End
 ) -> list[int]:
     """Serve until something is held back, then until ``end``; returns the ids that arrived."""
     monkeypatch.setattr(ordering_module, "_SHOW_S", 0.05)
     stop = StopSignal()
-    stages = Stages(lane, database, stop, drain_timeout_s=5.0)
+    stages = Stages(pipeline, database, stop, drain_timeout_s=5.0)
     try:
         held = "SELECT buffered = 1 FROM walbrook.watermarks"
-        until("a change to be held back", lambda: lane.rows(held) == [(True,)])
+        until("a change to be held back", lambda: pipeline.rows(held) == [(True,)])
         end(stages, stop)
     finally:
         until("a stop", lambda: stop.wait(1))
         stages.join()
-    return [message["record"]["id"] for message in arrived(lane.directory / NAME)]
+    return [message["record"]["id"] for message in arrived(pipeline.directory / NAME)]
 
 
 @pytest.mark.parametrize(
     ("end", "flushed"), [(operator_stops, True), (feed_fails, False), (supervisor_dies, False)]
 )
 def test_changes_held_back_are_released_by_an_operators_stop_alone(
-    event_lane: MakeLane,
+    event_pipeline: MakePipeline,
     event_database: Database,
     monkeypatch: pytest.MonkeyPatch,
     end: End,
     flushed: bool,
 ) -> None:
-    lane = event_lane(event_time={"late_tolerance": "5s", "late_policy": "drop"})
-    lane.write("a", (1, 20 * S), (2, 10 * S))
-    before = serve(lane, event_database, monkeypatch, end)
+    pipeline = event_pipeline(event_time={"late_tolerance": "5s", "late_policy": "drop"})
+    pipeline.write("a", (1, 20 * S), (2, 10 * S))
+    before = serve(pipeline, event_database, monkeypatch, end)
     assert before == ([2, 1] if flushed else [2])
-    lane.write("a", (3, 17 * S))
-    lane.start()
-    lane.write("a", (4, 30 * S))
-    lane.turns()
-    after = [message["record"]["id"] for message in arrived(lane.directory / NAME)]
+    pipeline.write("a", (3, 17 * S))
+    pipeline.start()
+    pipeline.write("a", (4, 30 * S))
+    pipeline.turns()
+    after = [message["record"]["id"] for message in arrived(pipeline.directory / NAME)]
     assert after == ([2, 1] if flushed else [2, 3, 1]), "a change on time was taken for late"

@@ -17,7 +17,7 @@ import redis
 from cdc.failpoints import VARIABLE
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database, PostgresServer, fresh_database
-from tests.lane_on_log import arrived
+from tests.log_pipeline import arrived
 from tests.merged_service import EVENTS, MergedService
 from tests.service import started
 from tests.waiting import until

@@ -16,12 +16,12 @@ from cdc.state.workers import WorkerState
 from spark_pipeline.feed.decoded_range import DecodedRange
 from spark_pipeline.feed.plan import DecodingPlan, DriverPlan
 from spark_pipeline.slices.exchange import SliceMarker
-from tests.event_lane import NAME, EventLane, S
+from tests.event_pipeline import NAME, EventPipeline, S
 from tests.event_stages import served
-from tests.fix_event_lane import MakeLane
+from tests.fix_event_pipeline import MakePipeline
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
-from tests.lane_on_log import arrived
+from tests.log_pipeline import arrived
 from tests.waiting import until
 
 pytestmark = pytest.mark.migrated
@@ -40,27 +40,27 @@ def source(event_database: Database) -> Iterator[Connection]:
         connection.execute("DROP TABLE item")
 
 
-def plain_sink(lane: EventLane) -> SinkConfig:
+def plain_sink(pipeline: EventPipeline) -> SinkConfig:
     return SinkConfig.model_validate(
         {
             "name": PLAIN,
             "database": "a",
-            "destination": FileDestination(path=lane.directory / PLAIN),
+            "destination": FileDestination(path=pipeline.directory / PLAIN),
         }
     )
 
 
-def ids(lane: EventLane, name: str = NAME) -> list[Any]:
-    return [m["record"].get("id", m["action"]) for m in arrived(lane.directory / name)]
+def ids(pipeline: EventPipeline, name: str = NAME) -> list[Any]:
+    return [m["record"].get("id", m["action"]) for m in arrived(pipeline.directory / name)]
 
 
-def state_of(lane: EventLane, name: str = NAME) -> list[Any]:
+def state_of(pipeline: EventPipeline, name: str = NAME) -> list[Any]:
     query = f"SELECT state FROM walbrook.consumers WHERE name = '{name}' ORDER BY source"
-    return [state for (state,) in lane.rows(query)]
+    return [state for (state,) in pipeline.rows(query)]
 
 
 def test_a_consumer_in_event_time_and_one_in_commit_order_share_one_decode(
-    event_lane: MakeLane, event_database: Database, monkeypatch: pytest.MonkeyPatch
+    event_pipeline: MakePipeline, event_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[int] = []
     decode = DriverPlan.decode
@@ -70,94 +70,94 @@ def test_a_consumer_in_event_time_and_one_in_commit_order_share_one_decode(
         decoded.append(sum(marker.rows for marker in markers))
         return markers
 
-    lane = event_lane(beside=[PLAIN])
-    with served(lane, event_database, plain={"a": [plain_sink(lane)]}) as (stages, _):
+    pipeline = event_pipeline(beside=[PLAIN])
+    with served(pipeline, event_database, plain={"a": [plain_sink(pipeline)]}) as (stages, _):
         feed = stages.by_source["a"].feed
-        lane.write("a", (1, 1 * S))
-        until("the first", lambda: ids(lane) == ids(lane, PLAIN) == [1])
+        pipeline.write("a", (1, 1 * S))
+        until("the first", lambda: ids(pipeline) == ids(pipeline, PLAIN) == [1])
         until("both in the feed", lambda: sorted(feed.readers) == [PLAIN, NAME])
         monkeypatch.setattr(DriverPlan, "decode", counted)
         for number in range(2, 40, 2):
-            lane.write("a", (number + 1, (number + 1) * S), (number, number * S))
-        until("all of it", lambda: len(ids(lane)) == len(ids(lane, PLAIN)) == 39)
-        assert state_of(lane) == state_of(lane, PLAIN) == ["live"]
+            pipeline.write("a", (number + 1, (number + 1) * S), (number, number * S))
+        until("all of it", lambda: len(ids(pipeline)) == len(ids(pipeline, PLAIN)) == 39)
+        assert state_of(pipeline) == state_of(pipeline, PLAIN) == ["live"]
     assert sum(decoded) == 38, "some were decoded twice"
-    assert ids(lane) == list(range(1, 40))
-    assert ids(lane, PLAIN)[:3] == [1, 3, 2]
+    assert ids(pipeline) == list(range(1, 40))
+    assert ids(pipeline, PLAIN)[:3] == [1, 3, 2]
 
 
 def test_a_destination_that_is_away_does_not_hold_the_feed(
-    event_lane: MakeLane, event_database: Database, endpoint: Endpoint
+    event_pipeline: MakePipeline, event_database: Database, endpoint: Endpoint
 ) -> None:
     hook = {"type": "webhook", "url": endpoint.url, "max_retries": 0, "ledger": False}
-    lane = event_lane(destination=hook, beside=[PLAIN])
+    pipeline = event_pipeline(destination=hook, beside=[PLAIN])
     endpoint.refuses, endpoint.refusal = lambda _: True, 503
-    with served(lane, event_database, plain={"a": [plain_sink(lane)]}) as (stages, _):
-        lane.write("a", (1, 1 * S))
-        until("a failure", lambda: state_of(lane) == ["waiting"])
+    with served(pipeline, event_database, plain={"a": [plain_sink(pipeline)]}) as (stages, _):
+        pipeline.write("a", (1, 1 * S))
+        until("a failure", lambda: state_of(pipeline) == ["waiting"])
         assert stages.by_source["a"].feed.readers == [PLAIN]
         for number in range(2, 11):
-            lane.write("a", (number, number * S))
-        until("the other", lambda: ids(lane, PLAIN) == list(range(1, 11)))
+            pipeline.write("a", (number, number * S))
+        until("the other", lambda: ids(pipeline, PLAIN) == list(range(1, 11)))
         failing = "SELECT consumer FROM walbrook.health WHERE kind = 'worker_failing'"
-        until("health to say so", lambda: lane.rows(failing) == [(NAME,)])
+        until("health to say so", lambda: pipeline.rows(failing) == [(NAME,)])
         endpoint.refuses = None
         until("all of it", lambda: len(endpoint.written) == 10, 60)
-        until("it to be live", lambda: state_of(lane) == ["live"])
-        until("health to be well", lambda: lane.rows(failing) == [])
+        until("it to be live", lambda: state_of(pipeline) == ["live"])
+        until("health to be well", lambda: pipeline.rows(failing) == [])
     assert [m["record"]["id"] for m in endpoint.written] == list(range(1, 11))  # type: ignore[index]
 
 
 def test_a_merged_consumer_is_moved_back_and_forward_in_one_source(
-    event_lane: MakeLane, event_database: Database
+    event_pipeline: MakePipeline, event_database: Database
 ) -> None:
-    lane = event_lane(sources=("a", "b"), event_time={"on_stop": "keep"})
-    lane.state.execute("UPDATE walbrook.consumers SET destination = 'file'")
-    with served(lane, event_database):
+    pipeline = event_pipeline(sources=("a", "b"), event_time={"on_stop": "keep"})
+    pipeline.state.execute("UPDATE walbrook.consumers SET destination = 'file'")
+    with served(pipeline, event_database):
         for number in (1, 3):
-            lane.write("a", (number, number * S))
-            lane.write("b", (number + 1, (number + 1) * S))
-        until("the first three", lambda: ids(lane) == [1, 2, 3])
-        until("both live", lambda: state_of(lane) == ["live", "live"])
+            pipeline.write("a", (number, number * S))
+            pipeline.write("b", (number + 1, (number + 1) * S))
+        until("the first three", lambda: ids(pipeline) == [1, 2, 3])
+        until("both live", lambda: state_of(pipeline) == ["live", "live"])
         settled = "SELECT NOT planned FROM walbrook.event_time"
-        until("it to be settled", lambda: lane.rows(settled) == [(True,)])
-        lane.state.execute("UPDATE walbrook.sources SET log_lsn = '0/300', log_idx = 0")
-        operators.rewind(lane.state, f"a/{NAME}", to_cursor="0/100:0")
-        until("all of it again", lambda: ids(lane) == [1, 2, 3, 1, 3])
+        until("it to be settled", lambda: pipeline.rows(settled) == [(True,)])
+        pipeline.state.execute("UPDATE walbrook.sources SET log_lsn = '0/300', log_idx = 0")
+        operators.rewind(pipeline.state, f"a/{NAME}", to_cursor="0/100:0")
+        until("all of it again", lambda: ids(pipeline) == [1, 2, 3, 1, 3])
         # Of the other source what is held back is passed over, and its sink hears of it.
-        operators.skip_to(lane.state, f"b/{NAME}", "0/300:0")
-        until("the gap", lambda: ids(lane)[5:] == ["gap"])
-        lane.write("b", (6, 6 * S))
-        lane.write("a", (7, 7 * S))
-        until("the rest", lambda: ids(lane)[6:] == [6])
-    numbers = [m["metadata"]["sequence"] for m in arrived(lane.directory / NAME)]
+        operators.skip_to(pipeline.state, f"b/{NAME}", "0/300:0")
+        until("the gap", lambda: ids(pipeline)[5:] == ["gap"])
+        pipeline.write("b", (6, 6 * S))
+        pipeline.write("a", (7, 7 * S))
+        until("the rest", lambda: ids(pipeline)[6:] == [6])
+    numbers = [m["metadata"]["sequence"] for m in arrived(pipeline.directory / NAME)]
     places = [tuple(map(int, each.split("-"))) for each in numbers]
     assert places == sorted(set(places)), "a number was used twice"
 
 
 @pytest.mark.parametrize("again", ["a", "b"])
 def test_a_merged_consumer_goes_on_when_the_stage_of_one_source_begins_again(
-    event_lane: MakeLane, event_database: Database, again: str
+    event_pipeline: MakePipeline, event_database: Database, again: str
 ) -> None:
-    lane = event_lane(sources=("a", "b"))
-    with served(lane, event_database) as (stages, _):
-        lane.write("a", (1, 1 * S), (3, 3 * S))
-        lane.write("b", (2, 2 * S))
-        until("what is due", lambda: ids(lane) == [1, 2])
+    pipeline = event_pipeline(sources=("a", "b"))
+    with served(pipeline, event_database) as (stages, _):
+        pipeline.write("a", (1, 1 * S), (3, 3 * S))
+        pipeline.write("b", (2, 2 * S))
+        until("what is due", lambda: ids(pipeline) == [1, 2])
         before = stages.by_source[again].workers[NAME]
         stages.begin_again(again)
         for stage in stages.by_source.values():
             until("a new worker", lambda: stage.workers.get(NAME) not in (None, before))  # noqa: B023
         one, other = (stage.workers[NAME] for stage in stages.by_source.values())
         assert one is other, "it has two workers"
-        lane.write("b", (4, 4 * S))
-        until("the rest", lambda: ids(lane) == [1, 2, 3])
-        until("both live", lambda: state_of(lane) == ["live", "live"])
-    assert ids(lane) == [1, 2, 3, 4], "an operator's stop releases what is held back, and once"
+        pipeline.write("b", (4, 4 * S))
+        until("the rest", lambda: ids(pipeline) == [1, 2, 3])
+        until("both live", lambda: state_of(pipeline) == ["live", "live"])
+    assert ids(pipeline) == [1, 2, 3, 4], "an operator's stop releases what is held back, and once"
 
 
 def test_one_that_is_far_behind_is_decoded_by_executors(
-    event_lane: MakeLane, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    event_pipeline: MakePipeline, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans: list[str] = []
     decode = DecodedRange.decode
@@ -167,19 +167,19 @@ def test_one_that_is_far_behind_is_decoded_by_executors(
         return decode(history, start, end, plan)
 
     monkeypatch.setattr(DecodedRange, "decode", noted)
-    lane = event_lane(spark=spark, driver_rows=50)
+    pipeline = event_pipeline(spark=spark, driver_rows=50)
     count = 1_500
     for first in range(0, count, 100):
-        lane.write("a", *((n, (n ^ 1) * S) for n in range(first, first + 100)))
-    while lane.step():
-        assert lane.worker is not None
-        assert lane.worker.current.state is WorkerState.CATCHING_UP
+        pipeline.write("a", *((n, (n ^ 1) * S) for n in range(first, first + 100)))
+    while pipeline.step():
+        assert pipeline.worker is not None
+        assert pipeline.worker.current.state is WorkerState.CATCHING_UP
     assert plans
     assert set(plans) == {"executors"}
-    assert ids(lane) == [n ^ 1 for n in range(count)]
-    assert not [*Path(lane.directory).glob("*.arrow")], "what was decoded is left"
+    assert ids(pipeline) == [n ^ 1 for n in range(count)]
+    assert not [*Path(pipeline.directory).glob("*.arrow")], "what was decoded is left"
     plans.clear()
-    lane.write("a", (count, count * S))
-    while lane.step():
+    pipeline.write("a", (count, count * S))
+    while pipeline.step():
         pass
     assert plans == ["driver"], "a little is not worth a job"

@@ -13,7 +13,7 @@ import pytest
 from cdc.connection import Connection
 from tests import pgoutput
 from tests.fix_postgres import Database
-from tests.lane_on_log import LogLane, arrived
+from tests.log_pipeline import LogPipeline, arrived
 from tests.unit.replication.test_seal import transaction
 
 pytestmark = pytest.mark.migrated
@@ -55,16 +55,16 @@ class Peak:
 def test_a_large_row_takes_a_few_times_its_size_for_all_sinks_together(
     state: Connection, tmp_path: Path
 ) -> None:
-    lane = LogLane(state, tmp_path, **{f"sink_{n}": {} for n in range(SINKS)})
-    lane.write(ITEM, *transaction(0x100, pgoutput.insert(1, ["1", "small"])))
-    lane.take()
+    pipeline = LogPipeline(state, tmp_path, **{f"sink_{n}": {} for n in range(SINKS)})
+    pipeline.write(ITEM, *transaction(0x100, pgoutput.insert(1, ["1", "small"])))
+    pipeline.take()
     text = "0123456789abcdef" * (SIZE // 16)
-    lane.write(*transaction(0x200, pgoutput.insert(1, ["2", text])))
+    pipeline.write(*transaction(0x200, pgoutput.insert(1, ["2", text])))
     peak = Peak()
     with peak.watching():
-        lane.take()
+        pipeline.take()
     for n in range(SINKS):
         assert [len(m["record"]["name"]) for m in arrived(tmp_path / f"sink_{n}")] == [5, SIZE]
     times = (peak.bytes - peak.before) / SIZE
     assert times < 6, f"{times:.1f} times its size"  # each by itself takes 2.5 times
-    lane.close()
+    pipeline.close()

@@ -15,7 +15,7 @@ from cdc.state.lost_destinations import report_lost_destinations
 from cdc.state.positions import Described, register_source
 from tests.fix_postgres import Database
 from tests.integration.test_queue import insert
-from tests.lane_on_log import SOURCE, LogLane, arrived
+from tests.log_pipeline import SOURCE, LogPipeline, arrived
 
 pytestmark = pytest.mark.migrated
 
@@ -29,47 +29,49 @@ def state(database: Database) -> Iterator[Connection]:
         yield connection
 
 
-def told(lane: LogLane) -> list[tuple[object, ...]]:
-    report_lost_destinations(lane.state, SOURCE, lane.settings.term)
-    return lane.rows(HEALTH)
+def told(pipeline: LogPipeline) -> list[tuple[object, ...]]:
+    report_lost_destinations(pipeline.state, SOURCE, pipeline.settings.term)
+    return pipeline.rows(HEALTH)
 
 
-def deliver(lane: LogLane, *numbers: int) -> None:
+def deliver(pipeline: LogPipeline, *numbers: int) -> None:
     """One transaction and one micro-batch each."""
     for number in numbers:
-        lane.write(*insert(number, (number, f"row {number}")))
-        lane.take()
+        pipeline.write(*insert(number, (number, f"row {number}")))
+        pipeline.take()
 
 
 def test_files_that_were_removed_are_told_of_until_an_operator_has_seen_it(
     state: Connection, tmp_path: Path
 ) -> None:
-    lane = LogLane(state, tmp_path, out={})
-    deliver(lane, 1, 2)
-    assert told(lane) == []
+    pipeline = LogPipeline(state, tmp_path, out={})
+    deliver(pipeline, 1, 2)
+    assert told(pipeline) == []
     shutil.rmtree(tmp_path / "out")
-    deliver(lane, 3, 4)
+    deliver(pipeline, 3, 4)
     assert [m["record"]["id"] for m in arrived(tmp_path / "out")] == [3, 4]
-    assert told(lane) == LOST
-    ((what, fix),) = lane.rows("SELECT what, fix FROM walbrook.health")
+    assert told(pipeline) == LOST
+    ((what, fix),) = pipeline.rows("SELECT what, fix FROM walbrook.health")
     assert "Delivery went on" in what
     assert "walbrook.rewind" in fix
     state.execute("SELECT walbrook.accept_loss('out')")
-    assert told(lane) == []
-    deliver(lane, 5)
-    assert told(lane) == []
-    lane.close()
+    assert told(pipeline) == []
+    deliver(pipeline, 5)
+    assert told(pipeline) == []
+    pipeline.close()
 
 
 def test_a_redis_that_was_emptied_is_told_of_and_a_start_elsewhere_ends_it(
     state: Connection, tmp_path: Path, redis_client: redis.Redis, redis_url: str
 ) -> None:
-    lane = LogLane(state, tmp_path, out={"destination": {"type": "redis_stream", "url": redis_url}})
-    deliver(lane, 1, 2)
-    assert told(lane) == []
+    pipeline = LogPipeline(
+        state, tmp_path, out={"destination": {"type": "redis_stream", "url": redis_url}}
+    )
+    deliver(pipeline, 1, 2)
+    assert told(pipeline) == []
     redis_client.flushdb()
-    deliver(lane, 3)
-    assert told(lane) == LOST
+    deliver(pipeline, 3)
+    assert told(pipeline) == LOST
     register_source(
         state,
         name=SOURCE,
@@ -83,50 +85,52 @@ def test_a_redis_that_was_emptied_is_told_of_and_a_start_elsewhere_ends_it(
     assert state.execute("SELECT lost_at, top_lsn FROM walbrook.consumers").fetchall() == [
         (None, None)
     ]
-    lane.close()
+    pipeline.close()
 
 
 def test_a_consumer_that_is_moved_back_to_an_empty_destination_has_lost_nothing(
     state: Connection, tmp_path: Path
 ) -> None:
-    lane = LogLane(state, tmp_path, out={})
-    deliver(lane, 1, 2)
+    pipeline = LogPipeline(state, tmp_path, out={})
+    deliver(pipeline, 1, 2)
     shutil.rmtree(tmp_path / "out")
     state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0")
-    lane.start()
-    lane.take()
+    pipeline.start()
+    pipeline.take()
     assert [m["record"]["id"] for m in arrived(tmp_path / "out")] == [1, 2]
-    assert told(lane) == []
-    lane.close()
+    assert told(pipeline) == []
+    pipeline.close()
 
 
 def test_a_sink_that_was_renamed_and_renamed_back_loses_nothing(
     state: Connection, tmp_path: Path
 ) -> None:
-    lane = LogLane(state, tmp_path, out={})
-    deliver(lane, 1)
-    (sink,) = lane.sinks
-    lane.sinks = [sink.model_copy(update={"name": "renamed", "start_at": "latest"})]
-    lane.start()
-    lane.write(*insert(2, (2, "row 2")))
+    pipeline = LogPipeline(state, tmp_path, out={})
+    deliver(pipeline, 1)
+    (sink,) = pipeline.sinks
+    pipeline.sinks = [sink.model_copy(update={"name": "renamed", "start_at": "latest"})]
+    pipeline.start()
+    pipeline.write(*insert(2, (2, "row 2")))
     with pytest.raises(Exception, match="of the consumer out, not of renamed"):
-        lane.take()
-    lane.sinks = [sink]
-    lane.start()
-    lane.take()
+        pipeline.take()
+    pipeline.sinks = [sink]
+    pipeline.start()
+    pipeline.take()
     assert [m["record"]["id"] for m in arrived(tmp_path / "out")] == [1, 2]
-    assert lane.rows("SELECT absorbed FROM walbrook.consumers WHERE name = 'out'") == [(0,)]
-    lane.close()
+    assert pipeline.rows("SELECT absorbed FROM walbrook.consumers WHERE name = 'out'") == [(0,)]
+    pipeline.close()
 
 
 def test_entries_that_readers_delete_from_a_stream_are_no_loss(
     state: Connection, tmp_path: Path, redis_client: redis.Redis, redis_url: str
 ) -> None:
-    lane = LogLane(state, tmp_path, out={"destination": {"type": "redis_stream", "url": redis_url}})
-    deliver(lane, 1, 2)
+    pipeline = LogPipeline(
+        state, tmp_path, out={"destination": {"type": "redis_stream", "url": redis_url}}
+    )
+    deliver(pipeline, 1, 2)
     last: Any = redis_client.xrevrange("walbrook.out", count=1)
     redis_client.xdel("walbrook.out", last[0][0])
-    lane.start()  # another connection, which does not know what was added
-    deliver(lane, 3)
-    assert told(lane) == []
-    lane.close()
+    pipeline.start()  # another connection, which does not know what was added
+    deliver(pipeline, 3)
+    assert told(pipeline) == []
+    pipeline.close()

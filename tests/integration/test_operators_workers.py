@@ -24,7 +24,7 @@ from spark_pipeline.workers.state import Reason
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
 from tests.integration.test_workers import ids, write
-from tests.lane_on_log import SOURCE, LogLane
+from tests.log_pipeline import SOURCE, LogPipeline
 from tests.stage_threads import running
 from tests.waiting import until
 
@@ -40,70 +40,70 @@ def state(database: Database) -> Iterator[Connection]:
 def test_one_that_is_paused_is_not_served_and_holds_only_the_restart_cursor(
     state: Connection, tmp_path: Path
 ) -> None:
-    lane = LogLane(state, tmp_path, first={}, held={})
+    pipeline = LogPipeline(state, tmp_path, first={}, held={})
     state.execute("SELECT walbrook.pause('held')")
-    lane.start()
-    assert lane.workers["held"].current.reason is Reason.PAUSED
+    pipeline.start()
+    assert pipeline.workers["held"].current.reason is Reason.PAUSED
     for number in (1, 2):
-        write(lane, number)
-        lane.take()
+        write(pipeline, number)
+        pipeline.take()
     assert ids(tmp_path / "first") == [1, 2]
     assert ids(tmp_path / "held") == []
     assert restart_cursor(state, SOURCE) == Cursor(8, 0), "what it lacks could be forgotten"
-    lane.begin_again()
-    write(lane, 3)
-    lane.take()
+    pipeline.begin_again()
+    write(pipeline, 3)
+    pipeline.take()
     assert ids(tmp_path / "held") == [], "it is served though it is paused"
     state.execute("SELECT walbrook.resume('held')")
-    lane.begin_again()
-    write(lane, 4)
-    lane.take()
+    pipeline.begin_again()
+    write(pipeline, 4)
+    pipeline.take()
     assert ids(tmp_path / "first") == ids(tmp_path / "held") == [1, 2, 3, 4]
     assert restart_cursor(state, SOURCE) == consumer_cursors(state, SOURCE)["held"]
-    lane.close()
+    pipeline.close()
 
 
 def test_one_that_owes_its_sink_a_gap_gets_nothing_before_it_was_told(
     state: Connection, tmp_path: Path
 ) -> None:
-    lane = LogLane(state, tmp_path, first={}, other={})
-    write(lane, 1)
-    lane.take()
+    pipeline = LogPipeline(state, tmp_path, first={}, other={})
+    write(pipeline, 1)
+    pipeline.take()
     state.execute("UPDATE walbrook.sources SET log_lsn = '0/100', log_idx = 1")
     state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0")
     state.execute("SELECT walbrook.pause('other')")
     state.execute("SELECT walbrook.discard_all('other')")
     told = "SELECT reported_at IS NOT NULL FROM walbrook.gaps"
-    lane.start()
+    pipeline.start()
     assert state.execute(told).fetchall() == [(False,)], "it is paused"
     state.execute("SELECT walbrook.resume('other')")
-    lane.begin_again()
+    pipeline.begin_again()
     assert state.execute(told).fetchall() == [(True,)], "before it gets anything else"
-    write(lane, 2)
-    lane.take()
-    write(lane, 3)
-    lane.take()
+    write(pipeline, 2)
+    pipeline.take()
+    write(pipeline, 3)
+    pipeline.take()
     assert ids(tmp_path / "other")[1:] == [2, 3], "behind the gap all goes on"
-    lane.close()
+    pipeline.close()
 
 
 def test_a_pull_consumer_that_is_served_is_told_of_its_gap(
     state: Connection, tmp_path: Path
 ) -> None:
     """It takes nothing for a cursor that was moved; the gap is behind such a move."""
-    lane = LogLane(state, tmp_path, jobs={"destination": {"type": "pull"}})
+    pipeline = LogPipeline(state, tmp_path, jobs={"destination": {"type": "pull"}})
     state.execute("UPDATE walbrook.consumers SET destination = 'pull'")
-    register_pulls(state, SOURCE, lane.sinks, hostname="h", database="d")
-    write(lane, 1)
-    lane.take()
+    register_pulls(state, SOURCE, pipeline.sinks, hostname="h", database="d")
+    write(pipeline, 1)
+    pipeline.take()
     state.execute("UPDATE walbrook.sources SET log_lsn = '0/200', log_idx = 1")
     state.execute("SELECT walbrook.discard_all('jobs')")
-    lane.begin(lane.workers["jobs"])
-    write(lane, 3)
-    lane.take()
+    pipeline.begin(pipeline.workers["jobs"])
+    write(pipeline, 3)
+    pipeline.take()
     stored = "SELECT commit_lsn::text, action FROM walbrook.pull_messages ORDER BY commit_lsn"
     assert state.execute(stored).fetchall() == [("0/200", "gap"), ("0/300", "insert")]
-    lane.close()
+    pipeline.close()
 
 
 @pytest.mark.parametrize("act", ["rewind('hook', to_earliest => true)", "discard_all('hook')"])
@@ -111,37 +111,37 @@ def test_what_a_slow_delivery_did_is_not_settled_over_what_an_operator_did(
     state: Connection, endpoint: Endpoint, tmp_path: Path, act: str
 ) -> None:
     hook = {"destination": {"type": "webhook", "url": endpoint.url, "timeout_ms": 60000}}
-    lane = LogLane(state, tmp_path, hook=hook, files={})
+    pipeline = LogPipeline(state, tmp_path, hook=hook, files={})
     go_on = threading.Event()
-    with running(lane):
-        write(lane, 1)
+    with running(pipeline):
+        write(pipeline, 1)
         until("the first", lambda: len(endpoint.accepted) == 1)
         until("its settling", lambda: consumer_cursors(state, SOURCE)["hook"] == Cursor(0x101, 0))
         endpoint.script.append(Scripted(after=go_on))
-        write(lane, 2)
+        write(pipeline, 2)
         until("the slow one to begin", lambda: len(endpoint.requests) == 2)
         state.execute("UPDATE walbrook.sources SET log_lsn = '0/300', log_idx = 1")
         state.execute(f"SELECT walbrook.{act}".encode())
         moved = consumer_cursors(state, SOURCE)["hook"]
-        worker = lane.workers["hook"]
+        worker = pipeline.workers["hook"]
         go_on.set()
 
         def has_heard() -> bool:
             worker.nudge()
-            return lane.settler.settled("hook") == moved
+            return pipeline.settler.settled("hook") == moved
 
         until("it to hear of it", has_heard)
     cursor = consumer_cursors(state, SOURCE)["hook"]
     assert cursor >= moved
     sent = [m["record"]["id"] for r in endpoint.accepted for m in r.messages if "id" in m["record"]]  # type: ignore[index, operator]
     assert sent[:2] == [1, 2]
-    lane.close()
+    pipeline.close()
 
 
 def test_what_an_operator_does_is_heard_and_nothing_else(
     state: Connection, database: Database, tmp_path: Path
 ) -> None:
-    LogLane(state, tmp_path, files={}).close()
+    LogPipeline(state, tmp_path, files={}).close()
     with database.connect() as listener:
         listen(listener)
         assert heard(listener, SOURCE) is None
@@ -168,7 +168,7 @@ _ACTS = ("pause('a')", "resume('a')", "discard_all('a')", "redeliver('a')", "dis
 def test_operators_and_settling_never_wait_for_each_other_in_a_circle(
     state: Connection, database: Database, tmp_path: Path
 ) -> None:
-    lane = LogLane(state, tmp_path, a={}, b={})
+    pipeline = LogPipeline(state, tmp_path, a={}, b={})
     state.execute("UPDATE walbrook.sources SET log_lsn = '0/900', log_idx = 0")
     failures: list[Exception] = []
 
@@ -192,7 +192,7 @@ def test_operators_and_settling_never_wait_for_each_other_in_a_circle(
             settle(
                 state,
                 source=SOURCE,
-                term=lane.settings.term,
+                term=pipeline.settings.term,
                 read_to=Cursor(0x1000, 0),
                 consumers=moves,
             )
@@ -204,4 +204,4 @@ def test_operators_and_settling_never_wait_for_each_other_in_a_circle(
     assert failures == []
     assert settled
     assert refused, "they never met"
-    lane.close()
+    pipeline.close()

@@ -13,7 +13,7 @@ from cdc.connection import Connection
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
 from tests.integration.test_queue import insert
-from tests.lane_on_log import LogLane
+from tests.log_pipeline import LogPipeline
 
 pytestmark = pytest.mark.migrated
 
@@ -33,15 +33,15 @@ def test_an_oversize_message_is_what_its_sink_says(
         "max_message_bytes": 2_000,
         "oversize": oversize,
     }
-    lane = LogLane(state, tmp_path, hook=hook)
+    pipeline = LogPipeline(state, tmp_path, hook=hook)
     for number in (1, 2, 3):
         name = "x" * 5_000 if number == 2 else "small"
-        lane.write(*insert(number, (number, name)))
-    lane.take()
+        pipeline.write(*insert(number, (number, name)))
+    pipeline.take()
     messages = cast(
         "list[dict[str, Any]]", [each for r in endpoint.accepted for each in r.messages]
     )
-    letters = lane.rows("SELECT commit_lsn::text, kind FROM walbrook.dead_letters")
+    letters = pipeline.rows("SELECT commit_lsn::text, kind FROM walbrook.dead_letters")
     if oversize == "dead_letter":
         assert [each["record"]["id"] for each in messages] == [1, 3]
         assert letters == [("0/200", "delivery")]
@@ -50,8 +50,8 @@ def test_an_oversize_message_is_what_its_sink_says(
         assert [each["metadata"]["commit_lsn"] for each in messages] == [0x100, 0x200, 0x300]
         assert messages[1]["record"] is None
         location = messages[1]["metadata"]["claim_check"]["location"]
-        ((payload,),) = lane.rows(
+        ((payload,),) = pipeline.rows(
             f"SELECT payload FROM walbrook.claim_checks WHERE location = '{location}'"
         )
         assert orjson.loads(bytes(payload))["record"]["name"] == "x" * 5_000
-    lane.close()
+    pipeline.close()

@@ -20,8 +20,8 @@ from tests import pgoutput
 from tests.conformance.crash import Killed
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
-from tests.integration.test_ledger_lane import ITEM
-from tests.lane_on_log import LogLane
+from tests.integration.test_ledger_pipeline import ITEM
+from tests.log_pipeline import LogPipeline
 from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
 
@@ -36,7 +36,7 @@ def state(database: Database) -> Iterator[Connection]:
         yield connection
 
 
-class Spread(LogLane):
+class Spread(LogPipeline):
     """One webhook behind a ledger, sent several requests at once."""
 
     def __init__(
@@ -49,22 +49,22 @@ class Spread(LogLane):
 
 
 @pytest.fixture
-def lane(
+def pipeline(
     state: Connection, database: Database, endpoint: Endpoint, tmp_path: Path
-) -> Iterator[LogLane]:
+) -> Iterator[LogPipeline]:
     made = Spread(state, tmp_path, endpoint, database)
     yield made
     made.close()
 
 
-def write(lane: LogLane, keys: int, versions: int) -> None:
+def write(pipeline: LogPipeline, keys: int, versions: int) -> None:
     """One transaction: every key in its first version, then every key in its second, and so on."""
     inserts = [
         pgoutput.insert(1, [str(key), str(version)])
         for version in range(versions)
         for key in range(keys)
     ]
-    lane.write(ITEM, *transaction(0x1000, *inserts))
+    pipeline.write(ITEM, *transaction(0x1000, *inserts))
 
 
 def versions_by_key(endpoint: Endpoint) -> dict[int, list[int]]:
@@ -78,13 +78,13 @@ def versions_by_key(endpoint: Endpoint) -> dict[int, list[int]]:
 
 
 def test_a_slow_endpoint_gets_requests_at_once_and_each_key_in_order(
-    lane: LogLane, endpoint: Endpoint
+    pipeline: LogPipeline, endpoint: Endpoint
 ) -> None:
     keys, versions = 20, 6
-    write(lane, keys, versions)
+    write(pipeline, keys, versions)
     answer = threading.Event()
     endpoint.script.extend([Scripted(after=answer)] * PARTS)
-    taking = threading.Thread(target=lane.take)
+    taking = threading.Thread(target=pipeline.take)
     taking.start()
     try:
         until("requests at once", lambda: len(endpoint.requests) == PARTS)
@@ -93,14 +93,14 @@ def test_a_slow_endpoint_gets_requests_at_once_and_each_key_in_order(
         taking.join()
     assert versions_by_key(endpoint) == {key: list(range(versions)) for key in range(keys)}
     assert endpoint.connections == PARTS
-    assert lane.rows("SELECT delivered FROM walbrook.consumers") == [(keys * versions,)]
+    assert pipeline.rows("SELECT delivered FROM walbrook.consumers") == [(keys * versions,)]
 
 
 def test_a_crash_repeats_what_was_under_way_or_not_noted_yet_and_no_more(
-    lane: LogLane, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+    pipeline: LogPipeline, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys, notes_before = 600, 3
-    write(lane, keys, 1)
+    write(pipeline, keys, 1)
     noted, notes = PostgresLedger.note, list[int]()
 
     def dies(
@@ -114,10 +114,10 @@ def test_a_crash_repeats_what_was_under_way_or_not_noted_yet_and_no_more(
     with monkeypatch.context() as patch:
         patch.setattr(PostgresLedger, "note", dies)
         with pytest.raises(Killed):
-            lane.take()
+            pipeline.take()
     before = sum(len(request.messages) for request in endpoint.accepted)
-    lane.start()
-    lane.take()
+    pipeline.start()
+    pipeline.take()
     arrivals = versions_by_key(endpoint)
     assert set(arrivals) == set(range(keys))
     repeated = sum(len(versions) - 1 for versions in arrivals.values())

@@ -24,7 +24,7 @@ from tests import pgoutput
 from tests.checker import SCHEMA, Arrival, Writers, compare
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
-from tests.lane_on_log import LogLane
+from tests.log_pipeline import LogPipeline
 from tests.service import Service
 from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
@@ -61,8 +61,8 @@ def hooks(endpoints: dict[str, Endpoint], **more: object) -> dict[str, dict[str,
     }
 
 
-def write(lane: LogLane, number: int) -> None:
-    lane.write(ITEM, *transaction(0x100 * number, pgoutput.insert(1, [str(number), "n"])))
+def write(pipeline: LogPipeline, number: int) -> None:
+    pipeline.write(ITEM, *transaction(0x100 * number, pgoutput.insert(1, [str(number), "n"])))
 
 
 def test_workers_that_contend_for_one_slot_get_shares_by_priority_and_none_starves(
@@ -72,16 +72,16 @@ def test_workers_that_contend_for_one_slot_get_shares_by_priority_and_none_starv
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(feed, "_JOINED_ROWS_MAX", 1)  # each delivery is of one range
-    lane = LogLane(state, tmp_path, **hooks(endpoints))
-    lane.settings = replace(lane.settings, slots=Slots(1))
-    lane.start_lane_again()
+    pipeline = LogPipeline(state, tmp_path, **hooks(endpoints))
+    pipeline.settings = replace(pipeline.settings, slots=Slots(1))
+    pipeline.start_pipeline_again()
     batches, enough = 100, 100
     for number in range(1, batches + 1):
-        write(lane, number)
-    for name, worker in lane.workers.items():
-        assert lane.feed.join(name, lane.feed.history, worker.batch)
+        write(pipeline, number)
+    for name, worker in pipeline.workers.items():
+        assert pipeline.feed.join(name, pipeline.feed.history, worker.batch)
     for at in range(batches):
-        lane.body.take_range(PlannedRange(at, at + 1, 1))
+        pipeline.body.take_range(PlannedRange(at, at + 1, 1))
     over = threading.Event()
 
     def served() -> dict[str, int]:
@@ -94,19 +94,19 @@ def test_workers_that_contend_for_one_slot_get_shares_by_priority_and_none_starv
 
     for endpoint in endpoints.values():
         endpoint.takes_s = 0.03  # longer than what lies between two deliveries of a worker
-    threads = [threading.Thread(target=serve, args=(each,)) for each in lane.workers.values()]
-    settler = threading.Thread(target=lane.settler.run)
+    threads = [threading.Thread(target=serve, args=(each,)) for each in pipeline.workers.values()]
+    settler = threading.Thread(target=pipeline.settler.run)
     for thread in (settler, *threads):
         thread.start()
     for thread in threads:
         thread.join(60)
-    lane.settler.close()
+    pipeline.settler.close()
     settler.join(10)
     got = served()
     assert got["high"] >= 0.4 * enough, got
     assert got["middle"] >= 2.5 * got["low"], got
     assert got["low"] >= 0.04 * enough, got
-    lane.close()
+    pipeline.close()
 
 
 def test_pressure_is_acted_upon_and_seen_in_sql_and_an_idle_source_is_not_written_of(
@@ -115,23 +115,23 @@ def test_pressure_is_acted_upon_and_seen_in_sql_and_an_idle_source_is_not_writte
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lane = LogLane(state, tmp_path, **hooks(endpoints))
+    pipeline = LogPipeline(state, tmp_path, **hooks(endpoints))
     now = time.monotonic()
     progress = StageProgress()
-    settings = replace(lane.settings, micro_batch_rows=10)
-    acts = Throttle(settings, lane.feed, lane.workers)
+    settings = replace(pipeline.settings, micro_batch_rows=10)
+    acts = Throttle(settings, pipeline.feed, pipeline.workers)
     monkeypatch.setattr(throttle, "_now_s", lambda: now)
-    lane.take()
+    pipeline.take()
 
     def seconds(count: int) -> None:
         """Let time pass; a worker that has to look at its row does so."""
         nonlocal now
         for _ in range(count):
             now += 1.0
-            acts.tick(progress, lane.exchange, lambda: state)
-            for worker in lane.workers.values():
+            acts.tick(progress, pipeline.exchange, lambda: state)
+            for worker in pipeline.workers.values():
                 if worker._nudged.is_set():
-                    lane.begin(worker)
+                    pipeline.begin(worker)
 
     def row(columns: str) -> tuple[object, ...]:
         ((*found,),) = state.execute(f"SELECT {columns} FROM walbrook.pressure".encode()).fetchall()
@@ -146,34 +146,34 @@ def test_pressure_is_acted_upon_and_seen_in_sql_and_an_idle_source_is_not_writte
     assert row("xmin::text") == written, "an idle source was written of"
 
     for number in range(1, 41):
-        write(lane, number)
+        write(pipeline, number)
     progress.begin("decode", 1)
     seconds(9)
     assert row("level, backlog_rows, widened_by") == (1, 40, 4.0)
-    assert widened_by(str(lane.exchange.directory)) == 4.0
+    assert widened_by(str(pipeline.exchange.directory)) == 4.0
     seconds(6)
     assert row("level, deferred") == (2, ["low"])
-    assert set(lane.feed.readers) == {"high", "middle"}
-    assert lane.workers["low"].current.status().reason == "deferred: pressure"
+    assert set(pipeline.feed.readers) == {"high", "middle"}
+    assert pipeline.workers["low"].current.status().reason == "deferred: pressure"
     (told,) = acts.conditions()
     assert told.kind == "worker_pressure"
     assert "low waits: its priority is 1" in told.what
     seconds(5)
     assert row("level, deferred") == (2, ["low", "middle"])
     seconds(60)
-    assert lane.served == set(PRIORITIES), "deferred for more than a minute"
+    assert pipeline.served == set(PRIORITIES), "deferred for more than a minute"
 
     progress.end()
-    lane.take()
+    pipeline.take()
     seconds(20)
     assert row("level, widened_by, deferred, backlog_rows") == (0, 1.0, [], 0)
     assert acts.conditions() == []
-    assert widened_by(str(lane.exchange.directory)) == 1.0
+    assert widened_by(str(pipeline.exchange.directory)) == 1.0
     seconds(10)
     written = row("xmin::text")
     seconds(30)
     assert row("xmin::text") == written, "an idle source was written of"
-    lane.close()
+    pipeline.close()
 
 
 def arrivals(endpoint: Endpoint) -> list[Arrival]:

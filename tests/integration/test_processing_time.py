@@ -21,13 +21,13 @@ from spark_pipeline.eventtime.release import WINDOW, OwnRows
 from spark_pipeline.eventtime.windows.aggregate import last_window_end
 from spark_pipeline.eventtime.windows.due import WindowResults
 from tests import pgoutput
-from tests.event_lane import ITEM, NAME, EventLane, S
+from tests.event_pipeline import ITEM, NAME, EventPipeline, S
 from tests.event_stages import served
-from tests.fix_event_lane import STEPS, Fate, MakeLane
+from tests.fix_event_pipeline import STEPS, Fate, MakePipeline
 from tests.fix_postgres import Database
 from tests.integration.test_event_crash import Phase, in_files, with_crashes, without_crashes
 from tests.integration.test_event_operators import source
-from tests.lane_on_log import arrived
+from tests.log_pipeline import arrived
 from tests.waiting import until
 
 __all__ = ["source"]
@@ -76,16 +76,16 @@ class Listed:
         return WindowResults([OwnRows(synthetic_rows(WINDOW, texts, now))], {})
 
 
-def messages(lane: EventLane) -> list[tuple[Any, ...]]:
+def messages(pipeline: EventPipeline) -> list[tuple[Any, ...]]:
     """Of each message its id or action, and its time of arrival."""
     return [
         (m["record"].get("id", m["action"]), m["metadata"].get("event_time"))
-        for m in arrived(lane.directory / NAME)
+        for m in arrived(pipeline.directory / NAME)
     ]
 
 
-def results(lane: EventLane) -> list[tuple[int, list[list[float]]]]:
-    return [(m["record"]["end"], m["record"]["rows"]) for m in arrived(lane.directory / NAME)]
+def results(pipeline: EventPipeline) -> list[tuple[int, list[list[float]]]]:
+    return [(m["record"]["end"], m["record"]["rows"]) for m in arrived(pipeline.directory / NAME)]
 
 
 def at(second: float) -> str:
@@ -93,17 +93,17 @@ def at(second: float) -> str:
 
 
 def test_changes_come_at_once_and_in_the_order_of_their_log(
-    event_lane: MakeLane, clock: Clock
+    event_pipeline: MakePipeline, clock: Clock
 ) -> None:
     actions = ["insert", "delete", "truncate"]
-    lane = event_lane(ordering="processing_time", actions=actions)
+    pipeline = event_pipeline(ordering="processing_time", actions=actions)
     clock.now = 95 * S  # behind the clock of the database
-    lane.write("a", (1, 7), (2, None), at_us=98 * S)
+    pipeline.write("a", (1, 7), (2, None), at_us=98 * S)
     delete = pgoutput.delete(1, key=["1", None])
-    lane.write_messages("a", ITEM, delete, pgoutput.truncate([1]), at_us=97 * S)
-    lane.write("a", (3, 5), at_us=99 * S)
-    lane.turns()
-    found = [(m["action"], m["metadata"]["event_time"]) for m in arrived(lane.directory / NAME)]
+    pipeline.write_messages("a", ITEM, delete, pgoutput.truncate([1]), at_us=97 * S)
+    pipeline.write("a", (3, 5), at_us=99 * S)
+    pipeline.turns()
+    found = [(m["action"], m["metadata"]["event_time"]) for m in arrived(pipeline.directory / NAME)]
     assert found == [
         ("insert", at(98)),
         ("insert", at(98)),
@@ -111,39 +111,41 @@ def test_changes_come_at_once_and_in_the_order_of_their_log(
         ("truncate", at(98)),
         ("insert", at(99)),
     ], "a time never goes back along a log"
-    lane.write("a", (4, 1), at_us=60 * S)
-    lane.turns()
-    assert messages(lane)[-1] == (4, at(99.000001)), "it is not late, but arrives later"
-    assert "late" not in arrived(lane.directory / NAME)[-1]["metadata"]
-    assert lane.rows("SELECT late_count, buffered FROM walbrook.watermarks") in ([], [(0, 0)])
+    pipeline.write("a", (4, 1), at_us=60 * S)
+    pipeline.turns()
+    assert messages(pipeline)[-1] == (4, at(99.000001)), "it is not late, but arrives later"
+    assert "late" not in arrived(pipeline.directory / NAME)[-1]["metadata"]
+    assert pipeline.rows("SELECT late_count, buffered FROM walbrook.watermarks") in ([], [(0, 0)])
 
 
 def test_nobody_waits_for_a_database_or_a_table_that_is_silent(
-    event_lane: MakeLane, clock: Clock
+    event_pipeline: MakePipeline, clock: Clock
 ) -> None:
-    lane = event_lane(ordering="processing_time", sources=("a", "b"), tables=("item", "other"))
-    lane.write("a", (1, 0), at_us=90 * S)
-    lane.turns()
-    assert [each[0] for each in messages(lane)] == [1]
-    lane.write("b", (2, 0), at_us=80 * S)
-    lane.write("b", (3, 0), at_us=92 * S)
-    lane.turns()
-    assert [each[0] for each in messages(lane)] == [1, 2, 3]
+    pipeline = event_pipeline(
+        ordering="processing_time", sources=("a", "b"), tables=("item", "other")
+    )
+    pipeline.write("a", (1, 0), at_us=90 * S)
+    pipeline.turns()
+    assert [each[0] for each in messages(pipeline)] == [1]
+    pipeline.write("b", (2, 0), at_us=80 * S)
+    pipeline.write("b", (3, 0), at_us=92 * S)
+    pipeline.turns()
+    assert [each[0] for each in messages(pipeline)] == [1, 2, 3]
 
 
 def test_the_watermark_follows_the_clock_while_nothing_comes(
-    event_lane: MakeLane, clock: Clock
+    event_pipeline: MakePipeline, clock: Clock
 ) -> None:
-    lane = event_lane(ordering="processing_time", event_time={"emit_watermarks": True})
-    lane.write("a", (1, 0), at_us=98 * S)
-    lane.turns()
+    pipeline = event_pipeline(ordering="processing_time", event_time={"emit_watermarks": True})
+    pipeline.write("a", (1, 0), at_us=98 * S)
+    pipeline.turns()
     clock.now = 104 * S + 7
-    lane.turns()
-    lane.ordering.settle()
-    lane.ordering.show(at_once=True)
-    found = [m["record"].get("watermark", 1) for m in arrived(lane.directory / NAME)]
+    pipeline.turns()
+    pipeline.ordering.settle()
+    pipeline.ordering.show(at_once=True)
+    found = [m["record"].get("watermark", 1) for m in arrived(pipeline.directory / NAME)]
     assert found == [1, at(99.999999), at(103.999999)]
-    ((watermark, idle, released),) = lane.rows(
+    ((watermark, idle, released),) = pipeline.rows(
         "SELECT extract(epoch FROM watermark), idle_since, extract(epoch FROM released_to)"
         " FROM walbrook.watermarks"
     )
@@ -151,37 +153,39 @@ def test_the_watermark_follows_the_clock_while_nothing_comes(
 
 
 def test_windows_close_by_the_clock_and_what_comes_then_is_in_the_next(
-    event_lane: MakeLane, clock: Clock
+    event_pipeline: MakePipeline, clock: Clock
 ) -> None:
-    lane = event_lane(ordering="processing_time", window=WINDOW_OF, windows=Listed())
-    lane.write("a", (1, 0), at_us=100 * S + 1)
-    lane.write("a", (2, 0), at_us=101 * S)
+    pipeline = event_pipeline(ordering="processing_time", window=WINDOW_OF, windows=Listed())
+    pipeline.write("a", (1, 0), at_us=100 * S + 1)
+    pipeline.write("a", (2, 0), at_us=101 * S)
     clock.now = 103 * S
-    lane.turns()
-    assert results(lane) == [], "the window is open"
+    pipeline.turns()
+    assert results(pipeline) == [], "the window is open"
     clock.now = 104 * S
-    lane.turns()
-    assert results(lane) == [(104, [[1, 100.000001], [2, 101]])]
-    lane.write("a", (3, 0), at_us=102 * S)  # committed before it closed, arrived after
-    lane.turns()
-    lane.ordering.settle()
-    lane.start()
+    pipeline.turns()
+    assert results(pipeline) == [(104, [[1, 100.000001], [2, 101]])]
+    pipeline.write("a", (3, 0), at_us=102 * S)  # committed before it closed, arrived after
+    pipeline.turns()
+    pipeline.ordering.settle()
+    pipeline.start()
     clock.now = 108 * S
-    lane.turns()
-    assert results(lane)[1:] == [(108, [[3, 104]])]
-    assert lane.rows("SELECT arrived FROM walbrook.event_sources") == [([],)]
+    pipeline.turns()
+    assert results(pipeline)[1:] == [(108, [[3, 104]])]
+    assert pipeline.rows("SELECT arrived FROM walbrook.event_sources") == [([],)]
 
 
-def test_a_backlog_is_in_the_windows_of_its_commits(event_lane: MakeLane, clock: Clock) -> None:
-    lane = event_lane(
+def test_a_backlog_is_in_the_windows_of_its_commits(
+    event_pipeline: MakePipeline, clock: Clock
+) -> None:
+    pipeline = event_pipeline(
         ordering="processing_time", sources=("a", "b"), window=WINDOW_OF, windows=Listed()
     )
     clock.now = 1_000 * S
     for number in range(4):
-        lane.write("a", (number, 0), at_us=(10 + 3 * number) * S)
-        lane.write("b", (10 + number, 0), at_us=(11 + 3 * number) * S)
-    lane.turns()
-    assert [(end, [row[0] for row in rows]) for end, rows in results(lane)] == [
+        pipeline.write("a", (number, 0), at_us=(10 + 3 * number) * S)
+        pipeline.write("b", (10 + number, 0), at_us=(11 + 3 * number) * S)
+    pipeline.turns()
+    assert [(end, [row[0] for row in rows]) for end, rows in results(pipeline)] == [
         (12, [0, 10]),
         (16, [1, 11]),
         (20, [2, 3, 12]),
@@ -190,48 +194,48 @@ def test_a_backlog_is_in_the_windows_of_its_commits(event_lane: MakeLane, clock:
 
 
 def test_a_rewind_gives_the_windows_of_the_commits_again(
-    event_lane: MakeLane, clock: Clock
+    event_pipeline: MakePipeline, clock: Clock
 ) -> None:
-    lane = event_lane(ordering="processing_time", window=WINDOW_OF, windows=Listed())
-    lane.write("a", (1, 0), at_us=97 * S)
-    lane.turns()
-    lane.write("a", (2, 0), at_us=98 * S)  # its window has closed
-    lane.turns()
+    pipeline = event_pipeline(ordering="processing_time", window=WINDOW_OF, windows=Listed())
+    pipeline.write("a", (1, 0), at_us=97 * S)
+    pipeline.turns()
+    pipeline.write("a", (2, 0), at_us=98 * S)  # its window has closed
+    pipeline.turns()
     clock.now = 104 * S
-    lane.turns()
-    assert results(lane) == [(100, [[1, 97]]), (104, [[2, 100]])]
-    lane.rows(f"SELECT walbrook.rewind('{NAME}', to_earliest => true)")
-    lane.read_resume_state()
-    lane.turns()
-    assert results(lane)[2:] == [(100, [[1, 97], [2, 98]])]
+    pipeline.turns()
+    assert results(pipeline) == [(100, [[1, 97]]), (104, [[2, 100]])]
+    pipeline.rows(f"SELECT walbrook.rewind('{NAME}', to_earliest => true)")
+    pipeline.read_resume_state()
+    pipeline.turns()
+    assert results(pipeline)[2:] == [(100, [[1, 97], [2, 98]])]
 
 
-def test_another_order_begins_anew(event_lane: MakeLane, clock: Clock) -> None:
-    lane = event_lane()
-    lane.write("a", (1, 5 * S))
-    lane.turns()
-    known = lane.sink.model_dump(exclude={"event_time", "databases"})
-    lane.sink = type(lane.sink).model_validate({**known, "ordering": "processing_time"})
-    lane.start()
-    assert lane.rows("SELECT ordering FROM walbrook.event_time") == [("processing_time",)]
-    lane.write("a", (2, 1 * S), at_us=90 * S)
-    lane.turns()
-    assert [each[0] for each in messages(lane)] == [1, 2]
+def test_another_order_begins_anew(event_pipeline: MakePipeline, clock: Clock) -> None:
+    pipeline = event_pipeline()
+    pipeline.write("a", (1, 5 * S))
+    pipeline.turns()
+    known = pipeline.sink.model_dump(exclude={"event_time", "databases"})
+    pipeline.sink = type(pipeline.sink).model_validate({**known, "ordering": "processing_time"})
+    pipeline.start()
+    assert pipeline.rows("SELECT ordering FROM walbrook.event_time") == [("processing_time",)]
+    pipeline.write("a", (2, 1 * S), at_us=90 * S)
+    pipeline.turns()
+    assert [each[0] for each in messages(pipeline)] == [1, 2]
 
 
 @pytest.mark.usefixtures("source")
 def test_the_stage_serves_a_consumer_by_the_clock(
-    event_lane: MakeLane, event_database: Database, monkeypatch: pytest.MonkeyPatch
+    event_pipeline: MakePipeline, event_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lane = event_lane(ordering="processing_time", sources=("a", "b"))
-    with served(lane, event_database):
-        lane.write("a", (1, 9), at_us=1_000 * S)
-        until("the first", lambda: [each[0] for each in messages(lane)] == [1])
-        lane.write("a", (2, 5), at_us=1_001 * S)
-        until("the second", lambda: [each[0] for each in messages(lane)] == [1, 2])
+    pipeline = event_pipeline(ordering="processing_time", sources=("a", "b"))
+    with served(pipeline, event_database):
+        pipeline.write("a", (1, 9), at_us=1_000 * S)
+        until("the first", lambda: [each[0] for each in messages(pipeline)] == [1])
+        pipeline.write("a", (2, 5), at_us=1_001 * S)
+        until("the second", lambda: [each[0] for each in messages(pipeline)] == [1, 2])
         now = "SELECT now() - released_to < interval '1 minute' FROM walbrook.watermarks LIMIT 1"
-        until("the clock to move the watermark", lambda: lane.rows(now) == [(True,)])
-    assert lane.rows("SELECT count(*) FROM walbrook.dead_letters") == [(0,)]
+        until("the clock to move the watermark", lambda: pipeline.rows(now) == [(True,)])
+    assert pipeline.rows("SELECT count(*) FROM walbrook.dead_letters") == [(0,)]
 
 
 class Arrivals:
@@ -257,7 +261,7 @@ class Arrivals:
 @pytest.mark.parametrize("seeds", [3, pytest.param(8, marks=pytest.mark.chaos)])
 @pytest.mark.parametrize("windows", [False, True], ids=["plain", "windows"])
 def test_random_crashes_change_no_time_no_window_and_no_order(
-    event_lane: MakeLane, clock: Clock, fate: Fate, windows: bool, seeds: int
+    event_pipeline: MakePipeline, clock: Clock, fate: Fate, windows: bool, seeds: int
 ) -> None:
     deaths = 0
     for seed in range(seeds):
@@ -265,26 +269,26 @@ def test_random_crashes_change_no_time_no_window_and_no_order(
         for crashes in (False, True):
             clock.now, rng = 100 * S, random.Random(seed)
 
-            def write(lane: EventLane, phase: Phase, rng: random.Random = rng) -> None:
+            def write(pipeline: EventPipeline, phase: Phase, rng: random.Random = rng) -> None:
                 clock.now += rng.choice([0, S // 2, S, 3 * S])
                 for name, changes in phase:
                     skew = rng.choice([0, 0, -S, -5 * S, 2 * S])
-                    lane.write_messages(name, ITEM, *changes, at_us=clock.now + skew)
+                    pipeline.write_messages(name, ITEM, *changes, at_us=clock.now + skew)
 
-            lane = event_lane(
+            pipeline = event_pipeline(
                 ordering="processing_time",
                 sources=("a", "b"),
                 **({"window": WINDOW_OF, "windows": Listed()} if windows else {}),
             )
             if crashes:
-                deaths += with_crashes(lane, phases, fate, steps_of(seed).__next__, write)
+                deaths += with_crashes(pipeline, phases, fate, steps_of(seed).__next__, write)
             else:
-                without_crashes(lane, phases, write)
-                write(lane, [])
+                without_crashes(pipeline, phases, write)
+                write(pipeline, [])
             clock.now += 60 * S
-            lane.turns()
-            lane.ordering.settle()
-            found = results(lane) if windows else in_files(lane)
+            pipeline.turns()
+            pipeline.ordering.settle()
+            found = results(pipeline) if windows else in_files(pipeline)
             assert expected is None or found == expected, f"seed {seed}"
             expected = found
         assert expected

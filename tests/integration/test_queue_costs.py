@@ -20,7 +20,7 @@ from tests import pgoutput
 from tests.conformance.messages import batch
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
-from tests.lane_on_log import LogLane
+from tests.log_pipeline import LogPipeline
 from tests.pull_queue import SOURCE, Puller, make_pull_consumer
 from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
@@ -169,21 +169,23 @@ def test_a_queue_is_served_over_one_connection_claim_after_claim(
 
     with database.connect() as state:
         hook = {"type": "webhook", "url": endpoint.url, "max_retries": 0, "batch": False}
-        lane = LogLane(state, tmp_path, hook={"destination": hook, "retry": {"first_ms": 1}})
+        pipeline = LogPipeline(
+            state, tmp_path, hook={"destination": hook, "retry": {"first_ms": 1}}
+        )
         endpoint.refuses = lambda _messages: True
         rows = [pgoutput.insert(1, ["1"])] * 25  # one group: the rest waits for the first
-        lane.write(ITEM, *transaction(0x100, *rows))
-        lane.take()
+        pipeline.write(ITEM, *transaction(0x100, *rows))
+        pipeline.take()
         endpoint.refuses = None
-        lane.connections.close()
+        pipeline.connections.close()
         monkeypatch.setattr("cdc.connection_pool.connect", counted)
 
         def empty() -> bool:
-            lane.workers["hook"].step(0.0)
+            pipeline.workers["hook"].step(0.0)
             return not state.execute("SELECT FROM walbrook.events").fetchall()
 
         until("an empty queue", empty)
-        lane.close()
+        pipeline.close()
     assert len(endpoint.accepted) == 25
     assert len(opened) == 1
 

@@ -11,7 +11,7 @@ from tests import pgoutput
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
 from tests.integration.test_queue import names, queue, redeliver, refusing, serve_once
-from tests.lane_on_log import LogLane
+from tests.log_pipeline import LogPipeline
 from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
 
@@ -25,55 +25,55 @@ ONE, TWO, THREE = (f"2024-01-0{day} 00:00:00+00" for day in (1, 2, 3))
 
 
 @pytest.fixture
-def lane(database: Database, endpoint: Endpoint, tmp_path: Path) -> Iterator[LogLane]:
+def pipeline(database: Database, endpoint: Endpoint, tmp_path: Path) -> Iterator[LogPipeline]:
     hook = {"type": "webhook", "url": endpoint.url, "max_retries": 0}
     retry = {"first_ms": 1, "max_ms": 10}
 
-    class Lane(LogLane):
+    class Pipeline(LogPipeline):
         state_dsn = database.dsn
 
     with database.connect() as state:
-        made = Lane(state, tmp_path, hook={"destination": hook, "retry": retry})
+        made = Pipeline(state, tmp_path, hook={"destination": hook, "retry": retry})
         yield made
         made.close()
 
 
 def test_updates_of_other_rows_pass_a_refused_message_under_replica_identity_full(
-    lane: LogLane, endpoint: Endpoint
+    pipeline: LogPipeline, endpoint: Endpoint
 ) -> None:
     refusing(endpoint, lambda record: record["name"] == "bad")
     bad = pgoutput.insert(1, [ONE, "bad", "1"])
     # A key that stands in the record in another form, and a value that reads as the key does.
     other = pgoutput.update(1, [TWO, "b2", "8"], old=[TWO, "b1", "7"])
     alike = pgoutput.update(1, [THREE, THREE, "9"], old=[THREE, "c1", "9"])
-    lane.write(FULL, *transaction(0x100, bad, other, alike))
-    lane.take()
+    pipeline.write(FULL, *transaction(0x100, bad, other, alike))
+    pipeline.take()
     assert names(endpoint) == ["b2", THREE]
-    assert [name for name, *_ in queue(lane)] == ["bad"]
+    assert [name for name, *_ in queue(pipeline)] == ["bad"]
 
 
 def test_an_update_that_changes_its_key_keeps_its_place_among_its_table_from_queue_to_sink(
-    lane: LogLane, endpoint: Endpoint
+    pipeline: LogPipeline, endpoint: Endpoint
 ) -> None:
     refusing(endpoint, lambda record: record["name"] in ("bad", "moved"))
     bad = pgoutput.insert(1, [ONE, "bad", "1"])
     moved = pgoutput.update(1, [TWO, "moved", "1"], old=[ONE, "bad", "1"])
     other = pgoutput.insert(1, [THREE, "c1", "9"])
-    lane.write(FULL, *transaction(0x100, bad, moved, other))
-    lane.take()
+    pipeline.write(FULL, *transaction(0x100, bad, moved, other))
+    pipeline.take()
     assert names(endpoint) == []
-    assert [name for name, *_ in queue(lane)] == ["bad", "moved", "c1"]
+    assert [name for name, *_ in queue(pipeline)] == ["bad", "moved", "c1"]
 
     # The update is refused once more, now as the first of the queue.
     refusing(endpoint, lambda record: record["name"] == "moved")
-    lane.state.execute("UPDATE walbrook.events SET due_at = now() WHERE due_at IS NOT NULL")
+    pipeline.state.execute("UPDATE walbrook.events SET due_at = now() WHERE due_at IS NOT NULL")
 
     def refused_again() -> bool:
-        serve_once(lane)
-        return queue(lane) == [("moved", 1, True), ("c1", 0, False)]
+        serve_once(pipeline)
+        return queue(pipeline) == [("moved", 1, True), ("c1", 0, False)]
 
     until("a second refusal", refused_again, 30)
     assert names(endpoint) == ["bad"]
     endpoint.refuses = None
-    redeliver(lane)
+    redeliver(pipeline)
     assert names(endpoint) == ["bad", "moved", "c1"]

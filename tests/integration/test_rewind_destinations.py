@@ -28,7 +28,7 @@ from tests.conformance.harness import RedisHarness
 from tests.conformance.messages import CONSUMER, batch, expected, numbered
 from tests.fix_postgres import Database
 from tests.integration.test_queue import insert
-from tests.lane_on_log import SOURCE, LogLane, arrived
+from tests.log_pipeline import SOURCE, LogPipeline, arrived
 
 pytestmark = pytest.mark.migrated
 
@@ -48,21 +48,23 @@ def state(database: Database) -> Iterator[Connection]:
 
 
 class Rewound:
-    """A lane with one consumer, and what its destination holds, by generation."""
+    """A pipeline with one consumer, and what its destination holds, by generation."""
 
-    def __init__(self, lane: LogLane, ids: Callable[[str], list[int]]) -> None:
-        self.lane, self._ids = lane, ids
+    def __init__(self, pipeline: LogPipeline, ids: Callable[[str], list[int]]) -> None:
+        self.pipeline, self._ids = pipeline, ids
 
     def deliver(self, *numbers: int) -> None:
         for number in numbers:
-            self.lane.write(*insert(number, (number, f"row {number}")))
-            self.lane.take()
+            self.pipeline.write(*insert(number, (number, f"row {number}")))
+            self.pipeline.take()
 
     def rewind(self, to: str, way: str) -> None:
         # The reader tells how far the log goes.
-        end = str(self.lane.log.end).split(":")
-        self.lane.state.execute("UPDATE walbrook.sources SET log_lsn = %s, log_idx = %s", end)
-        self.lane.state.execute("SELECT walbrook.rewind('out', %s, destination => %s)", (to, way))
+        end = str(self.pipeline.log.end).split(":")
+        self.pipeline.state.execute("UPDATE walbrook.sources SET log_lsn = %s, log_idx = %s", end)
+        self.pipeline.state.execute(
+            "SELECT walbrook.rewind('out', %s, destination => %s)", (to, way)
+        )
 
     def ids(self, generation: int = 1) -> list[int]:
         return self._ids("" if generation == 1 else f".generation-{generation}")
@@ -93,9 +95,9 @@ def rewound(request: pytest.FixtureRequest, state: Connection, tmp_path: Path) -
         def ids(suffix: str) -> list[int]:
             return [each["record"]["id"] for each in arrived(tmp_path / f"out{suffix}")]
 
-    lane = LogLane(state, tmp_path, out={"destination": sink})
-    yield Rewound(lane, ids)
-    lane.close()
+    pipeline = LogPipeline(state, tmp_path, out={"destination": sink})
+    yield Rewound(pipeline, ids)
+    pipeline.close()
 
 
 def _cursor(number: int) -> str:
@@ -122,25 +124,25 @@ def death_at(step: str) -> Iterator[None]:
 def test_a_death_at_any_point_of_a_rewind_delivers_everything_exactly_once(
     rewound: Rewound, way: str, point: str
 ) -> None:
-    lane = rewound.lane
+    pipeline = rewound.pipeline
     rewound.deliver(1, 2, 3, 4)
     assert rewound.ids() == [1, 2, 3, 4]
     rewound.rewind(_cursor(2), way)
     if point in failpoints.STEPS:
         with suppress(Killed), death_at(point):
-            lane.start_lane_again()
-            lane.take()
+            pipeline.start_pipeline_again()
+            pipeline.take()
     elif point == "delivered":
-        lane.start_lane_again()
-        lane.serve(lane.log.next_batch)  # and nothing is settled
-    lane.start()
-    lane.take()
+        pipeline.start_pipeline_again()
+        pipeline.serve(pipeline.log.next_batch)  # and nothing is settled
+    pipeline.start()
+    pipeline.take()
     rewound.deliver(5)
     assert rewound.ids(2 if way == "new_generation" else 1) == [2, 3, 4, 5]
     if way == "new_generation":
         assert rewound.ids(1) == [1, 2, 3, 4], "the old generation stays as it was"
-    report_lost_destinations(lane.state, SOURCE, lane.settings.term)
-    assert lane.rows("SELECT kind FROM walbrook.health") == []
+    report_lost_destinations(pipeline.state, SOURCE, pipeline.settings.term)
+    assert pipeline.rows("SELECT kind FROM walbrook.health") == []
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -148,18 +150,18 @@ def test_a_death_at_any_point_of_a_rewind_delivers_everything_exactly_once(
 def test_a_worker_that_is_rewound_while_it_serves_begins_again_in_the_right_place(
     rewound: Rewound, way: str, to: str
 ) -> None:
-    lane = rewound.lane
+    pipeline = rewound.pipeline
     rewound.deliver(1, 2, 3)
-    ((stands,),) = lane.rows("SELECT cursor_lsn || ':' || cursor_idx FROM walbrook.consumers")
+    ((stands,),) = pipeline.rows("SELECT cursor_lsn || ':' || cursor_idx FROM walbrook.consumers")
     rewound.rewind(stands if to == "where it stands" else to, way)
-    lane.write(*insert(4, (4, "row 4")))
-    lane.take()  # the worker has not heard of it: what it delivers is refused when it is settled
-    lane.begin_again()
-    lane.serve(lane.log.next_batch)
-    lane.settler.write()
+    pipeline.write(*insert(4, (4, "row 4")))
+    pipeline.take()  # the worker does not know: its settlement is refused
+    pipeline.begin_again()
+    pipeline.serve(pipeline.log.next_batch)
+    pipeline.settler.write()
     expected = [4] if to == "where it stands" else [2, 3, 4]
     assert rewound.ids(2 if way == "new_generation" else 1) == expected
-    ((cursor,),) = lane.rows("SELECT cursor_lsn::text FROM walbrook.consumers")
+    ((cursor,),) = pipeline.rows("SELECT cursor_lsn::text FROM walbrook.consumers")
     assert cursor == "0/401"
 
 

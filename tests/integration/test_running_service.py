@@ -266,7 +266,7 @@ def restarted(now: Running) -> Before:
     assert service.stop() == 0, service.log_tail()
 
     added = shop_sinks(new.endpoint, "new")[0] | {"start_at": "earliest"}
-    # From here on nobody leaves the shared lane for being slow: a stop drains that lane.
+    # From here on nobody leaves the shared pipeline for being slow: a stop drains that pipeline.
     spark = {"micro_batch_rows": 1000, "patience_ms": 60_000}
     service.configure({"spark": spark}, sinks=[*service.sinks(), added])
     service.start()

@@ -16,7 +16,7 @@ from cdc.state.positions import consumer_cursors, settle
 from cdc.state.schema_versions import record_versions
 from tests import pgoutput
 from tests.fix_postgres import Database
-from tests.lane_on_log import LogLane, arrived, cursors_of
+from tests.log_pipeline import LogPipeline, arrived, cursors_of
 from tests.unit.replication.test_seal import transaction
 
 pytestmark = pytest.mark.migrated
@@ -58,31 +58,31 @@ ROWS = [1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.fixture
-def lane_of(database: Database, tmp_path: Path) -> Iterator[Callable[..., LogLane]]:
-    """Lanes on one state database, one after another, each with nothing known."""
-    made: list[LogLane] = []
+def pipeline_of(database: Database, tmp_path: Path) -> Iterator[Callable[..., LogPipeline]]:
+    """Pipelines on one state database, one after another, each with nothing known."""
+    made: list[LogPipeline] = []
     with database.connect() as state:
 
-        def make(**sinks: dict[str, object]) -> LogLane:
+        def make(**sinks: dict[str, object]) -> LogPipeline:
             if made:
                 made[-1].close()
                 state.execute("DELETE FROM walbrook.sources")
-            made.append(LogLane(state, tmp_path / str(len(made)), **sinks))
+            made.append(LogPipeline(state, tmp_path / str(len(made)), **sinks))
             return made[-1]
 
         yield make
-    for lane in made[-1:]:
-        lane.close()
+    for pipeline in made[-1:]:
+        pipeline.close()
 
 
-def in_batches(lane: LogLane, messages: list[bytes], *cuts: int) -> None:
+def in_batches(pipeline: LogPipeline, messages: list[bytes], *cuts: int) -> None:
     for start, end in pairwise([0, *cuts, len(messages)]):
-        lane.write_if_any(*messages[start:end])
+        pipeline.write_if_any(*messages[start:end])
 
 
-def run(lane: LogLane, size: int) -> None:
-    while lane.next_batch < lane.log.next_batch:
-        lane.take(size)
+def run(pipeline: LogPipeline, size: int) -> None:
+    while pipeline.next_batch < pipeline.log.next_batch:
+        pipeline.take(size)
 
 
 def check(messages: list[dict[str, Any]]) -> None:
@@ -99,15 +99,15 @@ def check(messages: list[dict[str, Any]]) -> None:
 
 
 def test_each_schema_change_stands_directly_before_the_first_row_of_its_version(
-    lane_of: Callable[..., LogLane],
+    pipeline_of: Callable[..., LogPipeline],
 ) -> None:
-    lane = lane_of(all=ASKS, rows={"actions": ["insert"]}, parts={
+    pipeline = pipeline_of(all=ASKS, rows={"actions": ["insert"]}, parts={
         **ASKS, "source": {"include_tables": ["public.part"]},
     })  # fmt: skip
-    in_batches(lane, STREAM)
-    lane.idle(0x600)
-    lane.take()
-    messages = arrived(lane.directory / "all")
+    in_batches(pipeline, STREAM)
+    pipeline.idle(0x600)
+    pipeline.take()
+    messages = arrived(pipeline.directory / "all")
     check(messages)
     changes = [m for m in messages if m["action"] == "schema_change"]
     assert cursors_of(changes) == [Cursor(0x1FF, 1), Cursor(0x300, 2), Cursor(0x400, 1)]
@@ -119,21 +119,21 @@ def test_each_schema_change_stands_directly_before_the_first_row_of_its_version(
     assert [m["changes"] for m in changes] == [None] * 3
     assert [m["metadata"]["record_pks"] for m in changes] == [[]] * 3
     for other in ("rows", "parts"):
-        actions = {m["action"] for m in arrived(lane.directory / other)}
+        actions = {m["action"] for m in arrived(pipeline.directory / other)}
         assert actions == {"insert"}
 
 
-def test_every_version_is_a_row(lane_of: Callable[..., LogLane]) -> None:
-    lane = lane_of(all={})
-    in_batches(lane, STREAM)
-    lane.take()
-    assert lane.rows(VERSIONS) == [
+def test_every_version_is_a_row(pipeline_of: Callable[..., LogPipeline]) -> None:
+    pipeline = pipeline_of(all={})
+    in_batches(pipeline, STREAM)
+    pipeline.take()
+    assert pipeline.rows(VERSIONS) == [
         (1, "0/100", 2, None, None),
         (2, "0/200", 0, "0/1FF", 1),
         (3, "0/300", 3, "0/300", 2),
         (4, "0/400", 2, "0/400", 1),
     ]
-    ((name, columns, key, identity, change, schema),) = lane.rows(
+    ((name, columns, key, identity, change, schema),) = pipeline.rows(
         "SELECT table_name, columns, key, replica_identity, change, schema "
         "FROM walbrook.schema_versions WHERE relation = 1 AND version = 3"
     )
@@ -143,29 +143,31 @@ def test_every_version_is_a_row(lane_of: Callable[..., LogLane]) -> None:
         {"name": "b", "type": "text", "key": False},
     ]
     assert change["version"] == 3
-    assert lane.rows("SELECT count(*) FROM walbrook.schema_versions WHERE relation = 2") == [(1,)]
+    assert pipeline.rows("SELECT count(*) FROM walbrook.schema_versions WHERE relation = 2") == [
+        (1,)
+    ]
 
 
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.chaos), 100])
-def test_the_log_may_be_cut_anywhere(lane_of: Callable[..., LogLane], size: int) -> None:
+def test_the_log_may_be_cut_anywhere(pipeline_of: Callable[..., LogPipeline], size: int) -> None:
     for cut in range(1, len(STREAM)):
-        lane = lane_of(all=ASKS)
-        in_batches(lane, STREAM, cut)
-        lane.idle(0x600)
-        run(lane, size)
-        check(arrived(lane.directory / "all"))
+        pipeline = pipeline_of(all=ASKS)
+        in_batches(pipeline, STREAM, cut)
+        pipeline.idle(0x600)
+        run(pipeline, size)
+        check(arrived(pipeline.directory / "all"))
 
 
 @pytest.mark.parametrize(
     "dies_at", [1, *(pytest.param(step, marks=pytest.mark.chaos) for step in (2, 3)), 4]
 )
 def test_a_process_that_dies_before_settling_delivers_nothing_twice(
-    lane_of: Callable[..., LogLane], monkeypatch: pytest.MonkeyPatch, dies_at: int
+    pipeline_of: Callable[..., LogPipeline], monkeypatch: pytest.MonkeyPatch, dies_at: int
 ) -> None:
     for cut in range(1, len(STREAM) - 4, 2):
-        lane = lane_of(all=ASKS, other=ASKS)
-        in_batches(lane, STREAM, cut, cut + 4)
-        lane.idle(0x600)
+        pipeline = pipeline_of(all=ASKS, other=ASKS)
+        in_batches(pipeline, STREAM, cut, cut + 4)
+        pipeline.idle(0x600)
         calls = iter(range(1, 100))
 
         def dying(*arguments: Any, calls: Iterator[int] = calls, **named: Any) -> None:
@@ -177,40 +179,40 @@ def test_a_process_that_dies_before_settling_delivers_nothing_twice(
         # Whatever micro-batches the dead one took, the next one takes others.
         sizes = (1, 2) if cut % 4 == 1 else (2, 1)
         with suppress(TransientError):
-            run(lane, sizes[0])
-        lane.start()
-        run(lane, sizes[1])
+            run(pipeline, sizes[0])
+        pipeline.start()
+        run(pipeline, sizes[1])
         for name in ("all", "other"):
-            check(arrived(lane.directory / name))
+            check(arrived(pipeline.directory / name))
 
 
 def test_a_consumer_that_is_behind_gets_them_when_it_is_there(
-    lane_of: Callable[..., LogLane],
+    pipeline_of: Callable[..., LogPipeline],
 ) -> None:
-    lane = lane_of(stuck=ASKS, free=ASKS)
-    blocked = lane.directory / "stuck"
+    pipeline = pipeline_of(stuck=ASKS, free=ASKS)
+    blocked = pipeline.directory / "stuck"
     blocked.write_text("a file where the sink wants a folder")
-    in_batches(lane, STREAM, 10, 16)
-    lane.idle(0x600)
+    in_batches(pipeline, STREAM, 10, 16)
+    pipeline.idle(0x600)
     for _ in range(2):
         with pytest.raises(TransientError, match="consumer stuck"):
-            lane.take()
-        lane.start()
-    check(arrived(lane.directory / "free"))
+            pipeline.take()
+        pipeline.start()
+    check(arrived(pipeline.directory / "free"))
     blocked.unlink()
-    run(lane, 1)
+    run(pipeline, 1)
     check(arrived(blocked))
-    assert len(lane.rows(VERSIONS)) == 4
+    assert len(pipeline.rows(VERSIONS)) == 4
 
 
 def test_a_consumer_moved_back_gets_again_what_its_sink_absorbs(
-    lane_of: Callable[..., LogLane],
+    pipeline_of: Callable[..., LogPipeline],
 ) -> None:
-    lane = lane_of(all=ASKS)
-    in_batches(lane, STREAM, 9)
-    lane.idle(0x600)
-    run(lane, 1)
-    before = arrived(lane.directory / "all")
+    pipeline = pipeline_of(all=ASKS)
+    in_batches(pipeline, STREAM, 9)
+    pipeline.idle(0x600)
+    run(pipeline, 1)
+    before = arrived(pipeline.directory / "all")
     for lsn, idx in [
         ("0/1FF", 2),
         ("0/200", 0),
@@ -219,102 +221,109 @@ def test_a_consumer_moved_back_gets_again_what_its_sink_absorbs(
         ("0/400", 1),
         ("0/8", 0),
     ]:
-        lane.state.execute(
+        pipeline.state.execute(
             "UPDATE walbrook.consumers SET cursor_lsn = %s, cursor_idx = %s", (lsn, idx)
         )
-        lane.start()
-        run(lane, 1)
-    assert arrived(lane.directory / "all") == before
+        pipeline.start()
+        run(pipeline, 1)
+    assert arrived(pipeline.directory / "all") == before
     told = [m for m in before if m["action"] == "schema_change"]
     assert len(told) == 3
-    assert len(lane.rows(VERSIONS)) == 4
+    assert len(pipeline.rows(VERSIONS)) == 4
 
 
 def test_an_idle_position_hides_no_schema_change_before_a_transaction(
-    lane_of: Callable[..., LogLane],
+    pipeline_of: Callable[..., LogPipeline],
 ) -> None:
-    lane = lane_of(all=ASKS)
+    pipeline = pipeline_of(all=ASKS)
     cut = STREAM.index(V2) - 1
-    lane.write(*STREAM[:cut])
-    lane.idle(0x200)
-    run(lane, 1)
-    assert consumer_cursors(lane.state, "shop") == {"all": idle_place(0x200)}
-    lane.write(*STREAM[cut:])
-    lane.idle(0x600)
-    run(lane, 1)
-    check(arrived(lane.directory / "all"))
+    pipeline.write(*STREAM[:cut])
+    pipeline.idle(0x200)
+    run(pipeline, 1)
+    assert consumer_cursors(pipeline.state, "shop") == {"all": idle_place(0x200)}
+    pipeline.write(*STREAM[cut:])
+    pipeline.idle(0x600)
+    run(pipeline, 1)
+    check(arrived(pipeline.directory / "all"))
 
 
 def test_a_log_that_was_lost_and_read_again_in_other_batches_is_the_same(
-    lane_of: Callable[..., LogLane],
+    pipeline_of: Callable[..., LogPipeline],
 ) -> None:
-    lane = lane_of(stuck=ASKS, ahead=ASKS)
-    blocked = lane.directory / "stuck"
+    pipeline = pipeline_of(stuck=ASKS, ahead=ASKS)
+    blocked = pipeline.directory / "stuck"
     blocked.write_text("a file where the sink wants a folder")
     cut = STREAM.index(V3)  # within a transaction, before the rows of the new version
-    lane.write(*STREAM[:cut])
+    pipeline.write(*STREAM[:cut])
     with pytest.raises(TransientError, match="consumer stuck"):
-        lane.take()
-    assert consumer_cursors(lane.state, "shop")["ahead"] == Cursor(0x300, 2)
+        pipeline.take()
+    assert consumer_cursors(pipeline.state, "shop")["ahead"] == Cursor(0x300, 2)
     blocked.unlink()
-    lane.begin_log_anew()
-    lane.write(*STREAM)
-    lane.idle(0x600)
-    lane.start()
-    lane.take()
+    pipeline.begin_log_anew()
+    pipeline.write(*STREAM)
+    pipeline.idle(0x600)
+    pipeline.start()
+    pipeline.take()
     for name in ("stuck", "ahead"):
-        check(arrived(lane.directory / name))
-    assert lane.rows(VERSIONS)[2] == (3, "0/300", 3, "0/300", 2)
+        check(arrived(pipeline.directory / name))
+    assert pipeline.rows(VERSIONS)[2] == (3, "0/300", 3, "0/300", 2)
 
 
 def test_schema_changes_of_one_transaction_have_places_of_their_own(
-    lane_of: Callable[..., LogLane],
+    pipeline_of: Callable[..., LogPipeline],
 ) -> None:
-    lane = lane_of(all=ASKS)
+    pipeline = pipeline_of(all=ASKS)
     wide = pgoutput.relation(2, "public", "part", [ID, ("w", 25)])
-    lane.write(V1, PART, *transaction(0x100, part(), old(1)))
-    lane.write(*transaction(0x200, V2, new(2), wide, pgoutput.insert(2, ["1", "w"]), V3, new(3)))
-    lane.idle(0x300)
-    lane.take()
-    changes = [m for m in arrived(lane.directory / "all") if m["action"] == "schema_change"]
+    pipeline.write(V1, PART, *transaction(0x100, part(), old(1)))
+    pipeline.write(
+        *transaction(0x200, V2, new(2), wide, pgoutput.insert(2, ["1", "w"]), V3, new(3))
+    )
+    pipeline.idle(0x300)
+    pipeline.take()
+    changes = [m for m in arrived(pipeline.directory / "all") if m["action"] == "schema_change"]
     assert cursors_of(changes) == [Cursor(0x1FF, 1), Cursor(0x200, 1), Cursor(0x200, 3)]
     tables = [(m["metadata"]["table_name"], m["record"]["version"]) for m in changes]
     assert tables == [("item", 2), ("part", 2), ("item", 3)]
 
 
-def test_a_description_that_says_the_same_is_no_change(lane_of: Callable[..., LogLane]) -> None:
-    lane = lane_of(all=ASKS)
+def test_a_description_that_says_the_same_is_no_change(
+    pipeline_of: Callable[..., LogPipeline],
+) -> None:
+    pipeline = pipeline_of(all=ASKS)
     same = pgoutput.relation(1, "public", "item", [ID]) + b"K" + bytes([0, 1, 0, 0])
-    lane.write(V1, *transaction(0x100, old(1)))
-    lane.write(*transaction(0x200, same, old(2)), *transaction(0x300, V1, old(3)))
-    lane.idle(0x400)
-    lane.take()
-    assert [m["action"] for m in arrived(lane.directory / "all")] == ["insert"] * 3
-    assert len(lane.rows(VERSIONS)) == 1
+    pipeline.write(V1, *transaction(0x100, old(1)))
+    pipeline.write(*transaction(0x200, same, old(2)), *transaction(0x300, V1, old(3)))
+    pipeline.idle(0x400)
+    pipeline.take()
+    assert [m["action"] for m in arrived(pipeline.directory / "all")] == ["insert"] * 3
+    assert len(pipeline.rows(VERSIONS)) == 1
 
 
-def test_a_start_that_was_replaced_records_none(lane_of: Callable[..., LogLane]) -> None:
-    lane = lane_of(all=ASKS)
-    lane.state.execute("UPDATE walbrook.sources SET term = term + 1")
+def test_a_start_that_was_replaced_records_none(pipeline_of: Callable[..., LogPipeline]) -> None:
+    pipeline = pipeline_of(all=ASKS)
+    pipeline.state.execute("UPDATE walbrook.sources SET term = term + 1")
     with pytest.raises(Exception, match="taken over"):
-        lane.write(V1, *transaction(0x100, old(1)))
-    assert lane.rows(VERSIONS) == []
+        pipeline.write(V1, *transaction(0x100, old(1)))
+    assert pipeline.rows(VERSIONS) == []
 
 
 def test_a_version_that_was_recorded_before_a_crash_is_written_from_its_record(
-    lane_of: Callable[..., LogLane],
+    pipeline_of: Callable[..., LogPipeline],
 ) -> None:
-    lane = lane_of(all=ASKS)
+    pipeline = pipeline_of(all=ASKS)
     cut = STREAM.index(V3)
-    lane.write(*STREAM[:cut])
-    versions = lane.rows(VERSIONS)
+    pipeline.write(*STREAM[:cut])
+    versions = pipeline.rows(VERSIONS)
     record_versions(
-        lane.state, "shop", lane.settings.term, lane.seal_and_lose(*STREAM[cut:]).versions
+        pipeline.state,
+        "shop",
+        pipeline.settings.term,
+        pipeline.seal_and_lose(*STREAM[cut:]).versions,
     )
-    assert len(lane.rows(VERSIONS)) == len(versions) + 2
-    lane.connect_again()
-    lane.write(*STREAM)
-    lane.idle(0x600)
-    run(lane, 1)
-    check(arrived(lane.directory / "all"))
-    assert len(lane.rows(VERSIONS)) == len(versions) + 2
+    assert len(pipeline.rows(VERSIONS)) == len(versions) + 2
+    pipeline.connect_again()
+    pipeline.write(*STREAM)
+    pipeline.idle(0x600)
+    run(pipeline, 1)
+    check(arrived(pipeline.directory / "all"))
+    assert len(pipeline.rows(VERSIONS)) == len(versions) + 2

@@ -17,7 +17,7 @@ from sinks.file import FileSink
 from tests import pgoutput
 from tests.fix_postgres import Database
 from tests.integration.test_schema_versions import ASKS, PART, V1, V2, new, old, part
-from tests.lane_on_log import LogLane, arrived, cursors_of
+from tests.log_pipeline import LogPipeline, arrived, cursors_of
 from tests.unit.replication.test_seal import transaction
 
 pytestmark = pytest.mark.migrated
@@ -41,8 +41,8 @@ def failing_after(messages: int) -> Iterator[None]:
         yield
 
 
-def told(lane: LogLane) -> list[tuple[str, str]]:
-    found = arrived(lane.directory / "all")
+def told(pipeline: LogPipeline) -> list[tuple[str, str]]:
+    found = arrived(pipeline.directory / "all")
     cursors = cursors_of(found)
     assert cursors == sorted(set(cursors))
     return [(message["action"], message["metadata"]["table_name"]) for message in found]
@@ -52,42 +52,42 @@ def test_a_sink_that_fails_behind_a_schema_change_gets_it_once(
     database: Database, tmp_path: Path
 ) -> None:
     with database.connect() as state:
-        lane = LogLane(state, tmp_path, all=ASKS)
-        lane.write(V1, *transaction(0x100, old(1)))
+        pipeline = LogPipeline(state, tmp_path, all=ASKS)
+        pipeline.write(V1, *transaction(0x100, old(1)))
         # The commit of an open transaction is the next record: idle progress ends where it stands.
-        lane.idle(0x200)
-        lane.take()
-        lane.begin_log_anew()
-        lane.start()
-        lane.write(V2, *transaction(0x200, new(2)))
+        pipeline.idle(0x200)
+        pipeline.take()
+        pipeline.begin_log_anew()
+        pipeline.start()
+        pipeline.write(V2, *transaction(0x200, new(2)))
         with failing_after(1), pytest.raises(TransientError, match="the sink is down"):
-            lane.take()
+            pipeline.take()
         assert consumer_cursors(state, "shop") == {"all": Cursor(0x200, 0)}
-        lane.start()
-        lane.take()
-        assert told(lane) == [("insert", "item"), ("schema_change", "item"), ("insert", "item")]
-        lane.close()
+        pipeline.start()
+        pipeline.take()
+        assert told(pipeline) == [("insert", "item"), ("schema_change", "item"), ("insert", "item")]
+        pipeline.close()
 
 
 def test_a_place_is_never_given_twice_when_the_log_is_cut_anew(
     database: Database, tmp_path: Path
 ) -> None:
     with database.connect() as state:
-        lane = LogLane(state, tmp_path, all=ASKS)
-        lane.write(V1, PART, *transaction(0x100, old(1), part()))
-        lane.take()
+        pipeline = LogPipeline(state, tmp_path, all=ASKS)
+        pipeline.write(V1, PART, *transaction(0x100, old(1), part()))
+        pipeline.take()
         changing = transaction(0x200, V2, new(2), PART_2, pgoutput.insert(2, ["1", "x"]))
-        lane.write(*changing[:3])
+        pipeline.write(*changing[:3])
         with failing_after(1), pytest.raises(TransientError, match="the sink is down"):
-            lane.take()
-        lane.begin_log_anew()
-        lane.write(V1, PART, *changing)
-        lane.start()
-        lane.take()
-        assert told(lane)[2:] == [
+            pipeline.take()
+        pipeline.begin_log_anew()
+        pipeline.write(V1, PART, *changing)
+        pipeline.start()
+        pipeline.take()
+        assert told(pipeline)[2:] == [
             ("schema_change", "item"),
             ("insert", "item"),
             ("schema_change", "part"),
             ("insert", "part"),
         ]
-        lane.close()
+        pipeline.close()

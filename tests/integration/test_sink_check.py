@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fix_postgres import Database
-from tests.lane_on_log import arrived
+from tests.log_pipeline import arrived
 from tests.service import Service, running
 from tests.waiting import until
 

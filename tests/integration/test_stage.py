@@ -15,7 +15,7 @@ from spark_pipeline.stage.status import StatusWriter
 from tests import pgoutput
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
-from tests.lane_on_log import SOURCE, LogLane, arrived
+from tests.log_pipeline import SOURCE, LogPipeline, arrived
 from tests.service import running
 from tests.shop import Shop, shop_sinks, shop_table
 from tests.unit.replication.test_seal import transaction
@@ -77,15 +77,15 @@ def test_sql_says_when_a_worker_tries_next_after_each_try(
     database: Database, tmp_path: Path
 ) -> None:
     with database.connect() as state:
-        lane = LogLane(state, tmp_path, hook={})
-        statuses = StatusWriter(SOURCE, lane.settings.term)
+        pipeline = LogPipeline(state, tmp_path, hook={})
+        statuses = StatusWriter(SOURCE, pipeline.settings.term)
         due = "SELECT extract(epoch FROM retry_at - clock_timestamp())::float8"
         for retry_s in (10.0, 10.0, 30.0):
             failing = WorkerStatus(WorkerState.WAITING, "its sink failed: 503", retry_s, True)
             statuses.show(state, {"hook": failing}, [], {})
-            ((left_s,),) = lane.rows(f"{due} FROM walbrook.consumers")
+            ((left_s,),) = pipeline.rows(f"{due} FROM walbrook.consumers")
             assert retry_s - 5 < left_s <= retry_s
-        lane.close()
+        pipeline.close()
 
 
 @pytest.mark.migrated
@@ -94,16 +94,16 @@ def test_waiting_for_a_delivery_slot_is_no_slow_delivery(
 ) -> None:
     slots = Slots(1)
     with database.connect() as state:
-        lane = LogLane(state, tmp_path, files={})
-        lane.settings = replace(lane.settings, slots=slots)
-        lane.start_lane_again()
-        lane.write(ITEM, *transaction(0x100, pgoutput.insert(1, ["1", "n"])))
-        current = lane.workers["files"].current
-        thread = threading.Thread(target=lane.take)
+        pipeline = LogPipeline(state, tmp_path, files={})
+        pipeline.settings = replace(pipeline.settings, slots=slots)
+        pipeline.start_pipeline_again()
+        pipeline.write(ITEM, *transaction(0x100, pgoutput.insert(1, ["1", "n"])))
+        current = pipeline.workers["files"].current
+        thread = threading.Thread(target=pipeline.take)
         with slots.hold(SOURCE, "other", 5, threading.Event()):
             thread.start()
             until("the worker to wait for the slot", lambda: slots.in_use(SOURCE) == (1, 1))
             assert current.step is None
         thread.join()
         assert len(arrived(tmp_path / "files")) == 1
-        lane.close()
+        pipeline.close()

@@ -31,7 +31,7 @@ from spark_pipeline.workers import base as base_module
 from tests import pgoutput
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
-from tests.lane_on_log import SOURCE, LogLane, arrived
+from tests.log_pipeline import SOURCE, LogPipeline, arrived
 from tests.proxy import Proxy
 from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
@@ -49,19 +49,19 @@ def state(database: Database) -> Iterator[Connection]:
 
 
 class RunningStage:
-    """The stage of the source of a ``LogLane``, in a thread."""
+    """The stage of the source of a ``LogPipeline``, in a thread."""
 
     def __init__(
         self,
         spark: SparkSession | LateSession,
-        lane: LogLane,
+        pipeline: LogPipeline,
         drain_timeout_s: float = 0.0,
         **settings: Any,
     ) -> None:
         late = spark if isinstance(spark, LateSession) else LateSession.of(spark)
         self._stop = StopSignal()
         self._drain_timeout_s = drain_timeout_s
-        self.stage = SourceStage(late, replace(lane.settings, **settings), self._stop)
+        self.stage = SourceStage(late, replace(pipeline.settings, **settings), self._stop)
         self.failures: list[Exception] = []
         self._thread = threading.Thread(target=self._run)
 
@@ -86,10 +86,10 @@ class RunningStage:
         return not self._thread.is_alive()
 
 
-def write(lane: LogLane, *numbers: int) -> None:
+def write(pipeline: LogPipeline, *numbers: int) -> None:
     """One transaction of these rows."""
     rows = [pgoutput.insert(1, [str(number), "n"]) for number in numbers]
-    lane.write(ITEM, *transaction(0x100 * numbers[0], *rows))
+    pipeline.write(ITEM, *transaction(0x100 * numbers[0], *rows))
 
 
 def hook(endpoint: Endpoint, **given: Any) -> dict[str, Any]:
@@ -116,60 +116,60 @@ def test_delivery_goes_on_at_once_when_the_state_database_is_back(
 ) -> None:
     for name in ("_BACKOFF_FIRST_S", "_BACKOFF_MAX_S"):
         monkeypatch.setattr(f"spark_pipeline.stage.feed_runner.{name}", 240.0)  # it would time out
-    lane = LogLane(state, tmp_path, first={})
-    write(lane, 1)
+    pipeline = LogPipeline(state, tmp_path, first={})
+    write(pipeline, 1)
     logged: list[MutableMapping[str, Any]]
     with Proxy(database.dsn) as proxy, structlog.testing.capture_logs() as logged:
-        running = RunningStage(spark, lane, state_dsn=proxy.dsn(database.dsn))
+        running = RunningStage(spark, pipeline, state_dsn=proxy.dsn(database.dsn))
         with running.running():
             settled = "SELECT delivered + absorbed = {} FROM walbrook.consumers"
             until("the first", lambda: database.execute(settled.format(1)) == [(True,)], 60)
             proxy.retarget(make_conninfo(database.dsn, port="1"))  # nobody listens there
-            write(lane, 2)
+            write(pipeline, 2)
             away = "settler.state_unreachable"
             until("a failure", lambda: any(one["event"] == away for one in logged), 60)
             proxy.retarget(database.dsn)
             until("the second", lambda: database.execute(settled.format(2)) == [(True,)], 60)
     assert ids(tmp_path / "first") == [1, 2]
-    lane.close()
+    pipeline.close()
 
 
 def test_changes_are_delivered_while_spark_starts_and_by_the_feed_once_it_is_up(
     spark: SparkSession, state: Connection, database: Database, tmp_path: Path
 ) -> None:
-    lane = LogLane(state, tmp_path, early={})
+    pipeline = LogPipeline(state, tmp_path, early={})
     late = LateSession()
-    running = RunningStage(late, lane, state_dsn=database.dsn)
+    running = RunningStage(late, pipeline, state_dsn=database.dsn)
     with running.running():
         for number in (1, 2):
-            write(lane, number)
+            write(pipeline, number)
             until("it, without Spark", lambda: number in ids(tmp_path / "early"), 60)  # noqa: B023
         assert running.stage.feed.position == 0, "there is no query yet"
         late.open(lambda: spark)
         until("the feed to follow", lambda: running.stage.feed.position == 2, 60)
-        write(lane, 3)
+        write(pipeline, 3)
         until("it, by the feed", lambda: running.stage.feed.position == 3, 60)
         until("the last", lambda: ids(tmp_path / "early") == [1, 2, 3], 60)
-    lane.close()
+    pipeline.close()
 
 
 def test_a_stage_that_ends_before_spark_is_up_does_not_wait_for_it(
     state: Connection, database: Database, tmp_path: Path
 ) -> None:
-    lane = LogLane(state, tmp_path, brief={})
-    write(lane, 1)
-    running = RunningStage(LateSession(), lane, state_dsn=database.dsn)
+    pipeline = LogPipeline(state, tmp_path, brief={})
+    write(pipeline, 1)
+    running = RunningStage(LateSession(), pipeline, state_dsn=database.dsn)
     with running.running():
         until("the change", lambda: ids(tmp_path / "brief") == [1], 60)
     assert running.failures == []
-    lane.close()
+    pipeline.close()
 
 
 def test_a_query_that_spark_still_holds_does_not_keep_the_feed_from_starting(
     spark: SparkSession, state: Connection, database: Database, tmp_path: Path
 ) -> None:
-    lane = LogLane(state, tmp_path, second={})
-    write(lane, 1)
+    pipeline = LogPipeline(state, tmp_path, second={})
+    write(pipeline, 1)
     left_over = (
         spark.readStream.format("rate")
         .load()
@@ -180,23 +180,23 @@ def test_a_query_that_spark_still_holds_does_not_keep_the_feed_from_starting(
         .start()
     )
     try:
-        running = RunningStage(spark, lane, state_dsn=database.dsn)
+        running = RunningStage(spark, pipeline, state_dsn=database.dsn)
         with running.running():
             until("the change", lambda: ids(tmp_path / "second") == [1], 60)
     finally:
         left_over.stop()
-    lane.close()
+    pipeline.close()
 
 
 def test_a_stage_that_spark_cannot_start_is_a_health_event_and_ends_the_driver(
     spark: SparkSession, state: Connection, database: Database, tmp_path: Path
 ) -> None:
-    lane = LogLane(state, tmp_path, third={})
-    write(lane, 1)
+    pipeline = LogPipeline(state, tmp_path, third={})
+    write(pipeline, 1)
     file = tmp_path / "a file where Spark wants a directory"
     file.touch()
     running = RunningStage(
-        spark, lane, state_dsn=database.dsn, checkpoint_directory=file / "checkpoint"
+        spark, pipeline, state_dsn=database.dsn, checkpoint_directory=file / "checkpoint"
     )
     told = "SELECT severity FROM walbrook.health WHERE kind = 'feed_stopped'"
     with running.running():
@@ -204,13 +204,13 @@ def test_a_stage_that_spark_cannot_start_is_a_health_event_and_ends_the_driver(
         until("the end of the stage", lambda: running.ended, 60)
     (failure,) = running.failures
     assert isinstance(failure, PySparkException | Py4JJavaError)
-    lane.close()
+    pipeline.close()
 
 
-def damage_first_batch(lane: LogLane) -> None:
-    (segment,) = (lane.directory / "log").glob("*.seg")
+def damage_first_batch(pipeline: LogPipeline) -> None:
+    (segment,) = (pipeline.directory / "log").glob("*.seg")
     with segment.open("r+b") as file:
-        file.seek(int(lane.log.active.bytes) // 4)
+        file.seek(int(pipeline.log.active.bytes) // 4)
         byte = file.read(1)
         file.seek(-1, 1)
         file.write(bytes([byte[0] ^ 0xFF]))
@@ -219,36 +219,36 @@ def damage_first_batch(lane: LogLane) -> None:
 def test_damage_in_the_log_stops_the_consumers_before_it_alone(
     spark: SparkSession, state: Connection, database: Database, tmp_path: Path
 ) -> None:
-    lane = LogLane(state, tmp_path, ahead={}, behind={})
-    write(lane, 1)
-    write(lane, 2)
-    lane.take()
+    pipeline = LogPipeline(state, tmp_path, ahead={}, behind={})
+    write(pipeline, 1)
+    write(pipeline, 2)
+    pipeline.take()
     state.execute(
         "UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0 WHERE name = 'behind'"
     )
-    damage_first_batch(lane)
-    running = RunningStage(spark, lane, state_dsn=database.dsn)
+    damage_first_batch(pipeline)
+    running = RunningStage(spark, pipeline, state_dsn=database.dsn)
     with running.running():
-        write(lane, 3)
+        write(pipeline, 3)
         until("the consumer beyond it", lambda: ids(tmp_path / "ahead") == [1, 2, 3], 60)
         told = "SELECT breaker = 'open' FROM walbrook.consumers WHERE name = '{}'"
         until("the other to wait", lambda: database.execute(told.format("behind")) == [(True,)], 60)
     assert ids(tmp_path / "behind") == [1, 2]
-    lane.close()
+    pipeline.close()
 
 
 def test_a_stop_ends_a_stage_that_cannot_drain(
     spark: SparkSession, state: Connection, database: Database, tmp_path: Path
 ) -> None:
-    lane = LogLane(state, tmp_path, only={})
-    write(lane, 1)
-    damage_first_batch(lane)
+    pipeline = LogPipeline(state, tmp_path, only={})
+    write(pipeline, 1)
+    damage_first_batch(pipeline)
     logged: list[MutableMapping[str, Any]]
-    running = RunningStage(spark, lane, drain_timeout_s=600.0, state_dsn=database.dsn)
+    running = RunningStage(spark, pipeline, drain_timeout_s=600.0, state_dsn=database.dsn)
     with structlog.testing.capture_logs() as logged, running.running():
         until("a failure", lambda: any(one["event"] == "worker.failed" for one in logged), 60)
     assert running.ended
-    lane.close()
+    pipeline.close()
 
 
 def test_a_worker_that_hangs_delivers_and_settles_nothing_once_its_stage_was_started_again(
@@ -260,19 +260,19 @@ def test_a_worker_that_hangs_delivers_and_settles_nothing_once_its_stage_was_sta
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stage_module, "_JOIN_S", 0.1)
-    lane = LogLane(state, tmp_path, fourth=hook(endpoint))
+    pipeline = LogPipeline(state, tmp_path, fourth=hook(endpoint))
     go_on = threading.Event()
     endpoint.script.append(Scripted(after=go_on))
     with ExitStack() as at_the_end:
         at_the_end.callback(go_on.set)
-        first, second = (RunningStage(spark, lane, state_dsn=database.dsn) for _ in range(2))
+        first, second = (RunningStage(spark, pipeline, state_dsn=database.dsn) for _ in range(2))
         with first.running():
-            write(lane, 1, 2, 3)
+            write(pipeline, 1, 2, 3)
             until("the request that hangs", lambda: sent(endpoint) == [1], 60)
             (old,) = [each for each in threading.enumerate() if each.name == f"fourth-{SOURCE}"]
         assert old.is_alive()
         with second.running():
-            write(lane, 4)
+            write(pipeline, 4)
             until("all by the new one", lambda: sent(endpoint) == [1, 1, 2, 3, 4], 60)
             settled = "SELECT delivered FROM walbrook.consumers"
             until("them to be settled", lambda: database.execute(settled) == [(4,)])
@@ -282,18 +282,18 @@ def test_a_worker_that_hangs_delivers_and_settles_nothing_once_its_stage_was_sta
     assert sent(endpoint) == [1, 1, 2, 3, 4], "the old one has delivered"
     assert database.execute(settled) == [(4,)], "the old one has settled"
     assert consumer_cursors(state, SOURCE) == at
-    lane.close()
+    pipeline.close()
 
 
 def test_a_read_of_the_log_that_hangs_is_cancelled_and_names_its_consumer(
     spark: SparkSession, state: Connection, database: Database, tmp_path: Path
 ) -> None:
-    lane = LogLane(state, tmp_path, ahead={}, fifth={})
+    pipeline = LogPipeline(state, tmp_path, ahead={}, fifth={})
     for number in range(1, 6):
-        write(lane, number)
-    lane.take()
+        write(pipeline, number)
+    pipeline.take()
     little = {"driver_rows": 1, "micro_batch_rows": 2}
-    running = RunningStage(spark, lane, state_dsn=database.dsn, deadline_s=1.5, **little)
+    running = RunningStage(spark, pipeline, state_dsn=database.dsn, deadline_s=1.5, **little)
     told = "SELECT what FROM walbrook.health WHERE kind = 'worker_slow' AND consumer = 'fifth'"
     logged: list[MutableMapping[str, Any]]
     failed = "worker.failed"
@@ -301,8 +301,10 @@ def test_a_read_of_the_log_that_hangs_is_cancelled_and_names_its_consumer(
         logged = open_now.enter_context(structlog.testing.capture_logs())
         open_now.enter_context(running.running())
         # A query whose start hangs is another matter: its JVM is ended after a minute.
-        write(lane, 6)
-        until("the feed to follow", lambda: running.stage.feed.position == lane.log.next_batch, 60)
+        write(pipeline, 6)
+        until(
+            "the feed to follow", lambda: running.stage.feed.position == pipeline.log.next_batch, 60
+        )
         until("all to be there", lambda: ids(tmp_path / "fifth") == [*range(1, 7)], 60)
         spark.range(4).rdd.map(lambda n: n).count()  # now there are Python workers
         open_now.enter_context(stopped_workers())
@@ -314,7 +316,7 @@ def test_a_read_of_the_log_that_hangs_is_cancelled_and_names_its_consumer(
         assert what.startswith("a read of the change log for fifth has been under way")
         until("its end", lambda: [e for e in logged if e["event"] == failed], 60)
     assert "cancelled" in str(next(e["error"] for e in logged if e["event"] == failed))
-    lane.close()
+    pipeline.close()
 
 
 @contextmanager
@@ -358,17 +360,17 @@ def test_a_thread_of_the_feed_that_dies_ends_the_stage(
         raise LookupError("nobody foresaw this")
 
     monkeypatch.setattr(FeedRunner, "_is_fatal", broken)
-    lane = LogLane(state, tmp_path, seventh={})
+    pipeline = LogPipeline(state, tmp_path, seventh={})
     file = tmp_path / "a file where Spark wants a directory"
     file.touch()
     running = RunningStage(
-        spark, lane, state_dsn=database.dsn, checkpoint_directory=file / "checkpoint"
+        spark, pipeline, state_dsn=database.dsn, checkpoint_directory=file / "checkpoint"
     )
     with running.running():
         until("the end of the stage", lambda: running.ended, 60)
     (failure,) = running.failures
     assert isinstance(failure, LookupError)
-    lane.close()
+    pipeline.close()
 
 
 def test_what_a_worker_settled_before_it_failed_does_not_cut_its_pause_short(
@@ -381,7 +383,7 @@ def test_what_a_worker_settled_before_it_failed_does_not_cut_its_pause_short(
 ) -> None:
     monkeypatch.setattr(base_module, "_BACKOFF_FIRST_S", 300.0)
     monkeypatch.setattr(base_module, "_BACKOFF_MAX_S", 300.0)
-    lane = LogLane(state, tmp_path, eighth=hook(endpoint))
+    pipeline = LogPipeline(state, tmp_path, eighth=hook(endpoint))
     endpoint.script += [Scripted(), Scripted(503), *[Scripted()] * 10]
     looks = 0
     look = SourceStage._look
@@ -392,14 +394,14 @@ def test_what_a_worker_settled_before_it_failed_does_not_cut_its_pause_short(
         looks += 1
 
     monkeypatch.setattr(SourceStage, "_look", counted)
-    running = RunningStage(spark, lane, state_dsn=database.dsn)
+    running = RunningStage(spark, pipeline, state_dsn=database.dsn)
     with running.running():
         until("it to be live", lambda: _state_of(database, "eighth") == "live", 60)
-        write(lane, 1, 2)
+        write(pipeline, 1, 2)
         until("its failure", lambda: sent(endpoint) == [1, 2], 60)
         until("it to wait", lambda: _state_of(database, "eighth") == "waiting", 60)
         seen = looks + 2
         until("two looks at its row", lambda: looks >= seen)
         assert sent(endpoint) == [1, 2], "it was tried again at once"
         assert running.stage.workers["eighth"].current.state is WorkerState.WAITING
-    lane.close()
+    pipeline.close()

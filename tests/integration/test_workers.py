@@ -29,7 +29,7 @@ from spark_pipeline.workers.state import Reason, Step, Work
 from tests import pgoutput
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
-from tests.lane_on_log import SOURCE, LogLane, arrived
+from tests.log_pipeline import SOURCE, LogPipeline, arrived
 from tests.stage_threads import running
 from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
@@ -37,7 +37,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.migrated
 
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
-LaneOf = Callable[..., LogLane]
+PipelineOf = Callable[..., LogPipeline]
 
 
 @pytest.fixture
@@ -47,23 +47,23 @@ def state(database: Database) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def lane_of(state: Connection, tmp_path: Path) -> Iterator[LaneOf]:
-    made: list[LogLane] = []
+def pipeline_of(state: Connection, tmp_path: Path) -> Iterator[PipelineOf]:
+    made: list[LogPipeline] = []
 
-    def make(**sinks: dict[str, Any]) -> LogLane:
-        made.append(LogLane(state, tmp_path, **sinks))
+    def make(**sinks: dict[str, Any]) -> LogPipeline:
+        made.append(LogPipeline(state, tmp_path, **sinks))
         return made[-1]
 
     yield make
-    for lane in made:
-        lane.close()
+    for pipeline in made:
+        pipeline.close()
 
 
-def write(lane: LogLane, *numbers: int, name: str = "n") -> None:
+def write(pipeline: LogPipeline, *numbers: int, name: str = "n") -> None:
     """A row in a transaction and a batch of its own for each number."""
     for number in numbers:
         row = pgoutput.insert(1, [str(number), name])
-        lane.write(ITEM, *transaction(0x100 * number, row))
+        pipeline.write(ITEM, *transaction(0x100 * number, row))
 
 
 def ids(directory: Path) -> list[int]:
@@ -78,8 +78,8 @@ def hook(endpoint: Endpoint) -> dict[str, Any]:
     return {"destination": {"type": "webhook", "url": endpoint.url, "max_retries": 0}}
 
 
-def standing(lane: LogLane, name: str) -> tuple[Any, ...]:
-    (found,) = lane.rows(
+def standing(pipeline: LogPipeline, name: str) -> tuple[Any, ...]:
+    (found,) = pipeline.rows(
         f"SELECT state, state_reason, breaker FROM walbrook.consumers WHERE name = '{name}'"
     )
     return found
@@ -92,114 +92,114 @@ def block(directory: Path) -> Path:
 
 
 def test_a_slow_worker_delivers_at_once_what_the_feed_got_in_the_meantime(
-    lane_of: LaneOf, endpoint: Endpoint
+    pipeline_of: PipelineOf, endpoint: Endpoint
 ) -> None:
-    lane = lane_of(slow=hook(endpoint))
-    worker = lane.workers["slow"]
-    assert lane.feed.join("slow", lane.feed.history, worker.batch)
-    write(lane, *range(1, 8))
+    pipeline = pipeline_of(slow=hook(endpoint))
+    worker = pipeline.workers["slow"]
+    assert pipeline.feed.join("slow", pipeline.feed.history, worker.batch)
+    write(pipeline, *range(1, 8))
     for batch in range(worker.batch, worker.batch + 7):
-        lane.body.take_range(PlannedRange(batch, batch + 1, 1))
-    assert lane.feed.depth.ranges == 7
+        pipeline.body.take_range(PlannedRange(batch, batch + 1, 1))
+    assert pipeline.feed.depth.ranges == 7
     assert worker.serve_next(0.0)
     assert sent(endpoint) == [1, 2, 3, 4, 5, 6, 7], "in order, by one call of its sink"
-    assert worker.cursor == lane.feed.high
-    assert lane.feed.depth.ranges == 0
+    assert worker.cursor == pipeline.feed.high
+    assert pipeline.feed.depth.ranges == 0
     assert not worker.serve_next(0.0)
 
 
 def test_one_that_is_behind_reads_the_log_and_joins_the_feed_without_repeat_or_loss(
-    lane_of: LaneOf, tmp_path: Path
+    pipeline_of: PipelineOf, tmp_path: Path
 ) -> None:
-    lane = lane_of(first={}, later={})
-    later = lane.workers["later"]
-    lane.served.discard("later")
-    lane.feed.leave("later")
+    pipeline = pipeline_of(first={}, later={})
+    later = pipeline.workers["later"]
+    pipeline.served.discard("later")
+    pipeline.feed.leave("later")
     for number in range(1, 6):
-        write(lane, number)
-        lane.take()
+        write(pipeline, number)
+        pipeline.take()
     assert ids(tmp_path / "later") == []
-    lane.served.add("later")
-    lane.serve(3)
+    pipeline.served.add("later")
+    pipeline.serve(3)
     assert ids(tmp_path / "later") == [1, 2, 3, 4, 5], "little is read in one range"
     assert (later.current.state, later.current.reason) == (WorkerState.CATCHING_UP, Reason.BEHIND)
-    write(lane, 6)
-    lane.take()
+    write(pipeline, 6)
+    pipeline.take()
     assert later.current.state == WorkerState.LIVE
-    assert "later" in lane.feed.readers
+    assert "later" in pipeline.feed.readers
     assert ids(tmp_path / "first") == ids(tmp_path / "later") == [1, 2, 3, 4, 5, 6]
-    assert len(set(consumer_cursors(lane.state, SOURCE).values())) == 1
-    assert lane.rows("SELECT DISTINCT delivered, absorbed FROM walbrook.consumers") == [(6, 0)]
+    assert len(set(consumer_cursors(pipeline.state, SOURCE).values())) == 1
+    assert pipeline.rows("SELECT DISTINCT delivered, absorbed FROM walbrook.consumers") == [(6, 0)]
 
 
 def test_one_that_stands_within_a_range_of_the_feed_gets_only_what_it_lacks(
-    lane_of: LaneOf, tmp_path: Path
+    pipeline_of: PipelineOf, tmp_path: Path
 ) -> None:
-    lane = lane_of(whole={}, rest={})
-    lane.state.execute(
+    pipeline = pipeline_of(whole={}, rest={})
+    pipeline.state.execute(
         "UPDATE walbrook.consumers SET cursor_lsn = '0/200', cursor_idx = 1 WHERE name = 'rest'"
     )
-    write(lane, 1, 2, 3, 4)
-    lane.start()
-    lane.take()
+    write(pipeline, 1, 2, 3, 4)
+    pipeline.start()
+    pipeline.take()
     assert ids(tmp_path / "whole") == [1, 2, 3, 4]
     assert ids(tmp_path / "rest") == [3, 4]
 
 
 @pytest.mark.parametrize("to", [8, 0x250])
 def test_one_whose_cursor_was_moved_begins_again_there_and_holds_nobody(
-    lane_of: LaneOf, tmp_path: Path, endpoint: Endpoint, to: int
+    pipeline_of: PipelineOf, tmp_path: Path, endpoint: Endpoint, to: int
 ) -> None:
-    lane = lane_of(files={}, hook=hook(endpoint))
-    write(lane, 1, 2)
-    lane.take()
-    lane.state.execute(
+    pipeline = pipeline_of(files={}, hook=hook(endpoint))
+    write(pipeline, 1, 2)
+    pipeline.take()
+    pipeline.state.execute(
         "UPDATE walbrook.consumers SET cursor_lsn = %s, cursor_idx = 0 WHERE name = 'hook'",
         (f"0/{to:X}",),
     )
-    write(lane, 3)
-    lane.take()  # by a worker that has not heard of it, and cannot settle
-    assert consumer_cursors(lane.state, SOURCE)["hook"] == Cursor(to, 0)
+    write(pipeline, 3)
+    pipeline.take()  # by a worker that has not heard of it, and cannot settle
+    assert consumer_cursors(pipeline.state, SOURCE)["hook"] == Cursor(to, 0)
     before = len(sent(endpoint))
-    write(lane, 4)
-    lane.take()  # now it hears of it, and begins again
-    lane.take()
+    write(pipeline, 4)
+    pipeline.take()  # now it hears of it, and begins again
+    pipeline.take()
     again = [1, 2, 3, 4] if to == 8 else [3, 4]
     assert sent(endpoint)[before:] == again
     assert ids(tmp_path / "files") == [1, 2, 3, 4]
-    cursors = consumer_cursors(lane.state, SOURCE)
+    cursors = consumer_cursors(pipeline.state, SOURCE)
     assert cursors["hook"] == cursors["files"]
 
 
 def test_one_that_is_paused_gets_nothing_and_goes_on_where_it_was_when_it_is_resumed(
-    lane_of: LaneOf, tmp_path: Path
+    pipeline_of: PipelineOf, tmp_path: Path
 ) -> None:
-    lane = lane_of(first={}, held={})
-    with running(lane):
-        write(lane, 1)
+    pipeline = pipeline_of(first={}, held={})
+    with running(pipeline):
+        write(pipeline, 1)
         until("both", lambda: ids(tmp_path / "held") == ids(tmp_path / "first") == [1])
-        lane.state.execute("SELECT walbrook.pause('held')")
-        lane.workers["held"].nudge()
-        until("the pause", lambda: standing(lane, "held")[:2] == ("paused", "it is paused"))
-        settled = consumer_cursors(lane.state, SOURCE)["held"]
-        write(lane, 2, 3)
+        pipeline.state.execute("SELECT walbrook.pause('held')")
+        pipeline.workers["held"].nudge()
+        until("the pause", lambda: standing(pipeline, "held")[:2] == ("paused", "it is paused"))
+        settled = consumer_cursors(pipeline.state, SOURCE)["held"]
+        write(pipeline, 2, 3)
         until("the other", lambda: ids(tmp_path / "first") == [1, 2, 3])
         assert ids(tmp_path / "held") == [1]
-        assert restart_cursor(lane.state, SOURCE) <= settled, "what it lacks could be forgotten"
-        lane.state.execute("SELECT walbrook.resume('held')")
-        lane.workers["held"].nudge()
+        assert restart_cursor(pipeline.state, SOURCE) <= settled, "what it lacks could be forgotten"
+        pipeline.state.execute("SELECT walbrook.resume('held')")
+        pipeline.workers["held"].nudge()
         until("the rest", lambda: ids(tmp_path / "held") == [1, 2, 3])
-        write(lane, 4)
-        until("it to be live", lambda: standing(lane, "held") == ("live", None, "closed"))
+        write(pipeline, 4)
+        until("it to be live", lambda: standing(pipeline, "held") == ("live", None, "closed"))
         until("the last", lambda: ids(tmp_path / "held") == [1, 2, 3, 4])
-    assert len(set(consumer_cursors(lane.state, SOURCE).values())) == 1
+    assert len(set(consumer_cursors(pipeline.state, SOURCE).values())) == 1
 
 
 def test_a_sink_that_fails_is_tried_with_growing_pauses_and_holds_nobody(
-    lane_of: LaneOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pipeline_of: PipelineOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base_module, "_BACKOFF_FIRST_S", 0.02)
-    lane = lane_of(good={}, bad={})
+    pipeline = pipeline_of(good={}, bad={})
     blocked = block(tmp_path / "bad")
     pauses: list[float] = []
     failed = Worker.failed
@@ -210,60 +210,62 @@ def test_a_sink_that_fails_is_tried_with_growing_pauses_and_holds_nobody(
         return until_s
 
     monkeypatch.setattr(Worker, "failed", noted)
-    with running(lane):
-        write(lane, 1)
+    with running(pipeline):
+        write(pipeline, 1)
         until("several tries", lambda: len(pauses) >= 5)
-        write(lane, 2)
+        write(pipeline, 2)
         until("the other", lambda: ids(tmp_path / "good") == [1, 2])
-        until("the breaker to open", lambda: standing(lane, "bad")[2] == "open")
-        held, reason, _ = standing(lane, "bad")
+        until("the breaker to open", lambda: standing(pipeline, "bad")[2] == "open")
+        held, reason, _ = standing(pipeline, "bad")
         assert (held, reason.startswith("its sink failed: ")) == ("waiting", True)
         told = "SELECT consumer FROM walbrook.health WHERE kind = 'worker_failing'"
-        assert lane.rows(told) == [("bad",)]
-        ((error,),) = lane.rows("SELECT last_error FROM walbrook.consumers WHERE name = 'bad'")
+        assert pipeline.rows(told) == [("bad",)]
+        ((error,),) = pipeline.rows("SELECT last_error FROM walbrook.consumers WHERE name = 'bad'")
         assert "File exists" in error
         blocked.unlink()
         until("the rest", lambda: ids(blocked) == [1, 2])
-        until("the breaker to close", lambda: standing(lane, "bad")[2] == "closed")
-        until("health to be good", lambda: lane.rows(told) == [])
+        until("the breaker to close", lambda: standing(pipeline, "bad")[2] == "closed")
+        until("health to be good", lambda: pipeline.rows(told) == [])
     assert pauses[4] > 4 * pauses[0]
-    counts = lane.rows("SELECT DISTINCT delivered, last_error FROM walbrook.consumers")
+    counts = pipeline.rows("SELECT DISTINCT delivered, last_error FROM walbrook.consumers")
     assert counts == [(2, None)]
 
 
 def test_a_breaker_is_half_open_while_one_that_failed_is_tried(
-    lane_of: LaneOf, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+    pipeline_of: PipelineOf, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base_module, "_BACKOFF_FIRST_S", 0.02)
-    lane = lane_of(hook=hook(endpoint))
+    pipeline = pipeline_of(hook=hook(endpoint))
     go_on = threading.Event()
     endpoint.script += [Scripted(503), Scripted(after=go_on)]
-    with running(lane):
-        write(lane, 1)
-        until("the second try", lambda: standing(lane, "hook")[2] == "half_open")
+    with running(pipeline):
+        write(pipeline, 1)
+        until("the second try", lambda: standing(pipeline, "hook")[2] == "half_open")
         go_on.set()
-        until("the breaker to close", lambda: standing(lane, "hook")[2] == "closed")
+        until("the breaker to close", lambda: standing(pipeline, "hook")[2] == "closed")
     assert sent(endpoint) == [1]
 
 
 def test_a_message_that_is_too_large_is_a_dead_letter_and_the_same_range_goes_on(
-    lane_of: LaneOf, tmp_path: Path
+    pipeline_of: PipelineOf, tmp_path: Path
 ) -> None:
-    lane = lane_of(small={"max_message_bytes": 2_000}, all={})
+    pipeline = pipeline_of(small={"max_message_bytes": 2_000}, all={})
     rows = [pgoutput.insert(1, [str(n), "x" * 5_000 if n == 2 else "n"]) for n in (1, 2, 3)]
-    lane.write(ITEM, *transaction(0x100, *rows))
-    write(lane, 4)
-    lane.take()
+    pipeline.write(ITEM, *transaction(0x100, *rows))
+    write(pipeline, 4)
+    pipeline.take()
     assert ids(tmp_path / "small") == [1, 3, 4]
     assert ids(tmp_path / "all") == [1, 2, 3, 4]
-    letters = lane.rows("SELECT consumer, commit_lsn::text, commit_idx FROM walbrook.dead_letters")
+    letters = pipeline.rows(
+        "SELECT consumer, commit_lsn::text, commit_idx FROM walbrook.dead_letters"
+    )
     assert letters == [("small", "0/100", 1)]
-    assert lane.workers["small"].current.state is WorkerState.LIVE
-    assert len(set(consumer_cursors(lane.state, SOURCE).values())) == 1
+    assert pipeline.workers["small"].current.state is WorkerState.LIVE
+    assert len(set(consumer_cursors(pipeline.state, SOURCE).values())) == 1
 
 
 def test_after_several_processes_that_settled_nothing_it_is_served_outside_the_driver(
-    lane_of: LaneOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pipeline_of: PipelineOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs: list[PlannedRange] = []
 
@@ -272,100 +274,112 @@ def test_after_several_processes_that_settled_nothing_it_is_served_outside_the_d
         return planner.in_driver(planned)  # there is no Spark here
 
     monkeypatch.setattr(Planner, "as_job", in_a_job)
-    lane = lane_of(all={})
+    pipeline = pipeline_of(all={})
     for _ in range(3):
-        lane.start_lane_again()
-    context = replace(lane.context, spark=LateSession.of(cast(SparkSession, object())))
-    worker = Worker(lane.sinks[0], context, attempts=lane.feed_run.consumers["all"])
+        pipeline.start_pipeline_again()
+    context = replace(pipeline.context, spark=LateSession.of(cast(SparkSession, object())))
+    worker = Worker(pipeline.sinks[0], context, attempts=pipeline.feed_run.consumers["all"])
     assert worker.begin()
     for number in (1, 2):
-        write(lane, number)
+        write(pipeline, number)
         assert worker.serve_next(0.0) or number == 2
-        lane.settler.write()
+        pipeline.settler.write()
     assert jobs == [PlannedRange(0, 1, 1)], "it settled something: nothing is suspicious any more"
     assert ids(tmp_path / "all") == [1]
-    assert "all" in lane.feed.readers
-    assert lane.rows("SELECT attempts FROM walbrook.consumers") == [(0,)]
+    assert "all" in pipeline.feed.readers
+    assert pipeline.rows("SELECT attempts FROM walbrook.consumers") == [(0,)]
     worker.close()
 
 
 def test_a_slow_sink_holds_nobody_and_gets_all_of_it_in_the_end(
-    lane_of: LaneOf, tmp_path: Path, endpoint: Endpoint
+    pipeline_of: PipelineOf, tmp_path: Path, endpoint: Endpoint
 ) -> None:
-    lane = lane_of(quick={}, slow=hook(endpoint))
-    lane.feed.bytes_max, lane.feed.patience_s = 1, 0.1  # one range at a time
+    pipeline = pipeline_of(quick={}, slow=hook(endpoint))
+    pipeline.feed.bytes_max, pipeline.feed.patience_s = 1, 0.1  # one range at a time
     go_on = threading.Event()
     endpoint.script.append(Scripted(after=go_on))
-    with running(lane):
+    with running(pipeline):
         for number in range(1, 11):
-            write(lane, number)
+            write(pipeline, number)
             until("the quick one", lambda: ids(tmp_path / "quick")[-1:] == [number])  # noqa: B023
-        until("it to be settled", lambda: consumer_cursors(lane.state, SOURCE)["quick"].lsn > 0x900)
+        until(
+            "it to be settled",
+            lambda: consumer_cursors(pipeline.state, SOURCE)["quick"].lsn > 0x900,
+        )
         assert len(endpoint.requests) == 1, "it is at its first request"
-        assert consumer_cursors(lane.state, SOURCE)["slow"] == Cursor(8, 0)
+        assert consumer_cursors(pipeline.state, SOURCE)["slow"] == Cursor(8, 0)
         go_on.set()
         until("the slow one", lambda: sent(endpoint) == list(range(1, 11)))
-        write(lane, 11)
-        until("it to be live", lambda: standing(lane, "slow")[0] == "live")
+        write(pipeline, 11)
+        until("it to be live", lambda: standing(pipeline, "slow")[0] == "live")
         until("the last", lambda: sent(endpoint) == list(range(1, 12)))
     assert ids(tmp_path / "quick") == list(range(1, 12))
-    assert len(set(consumer_cursors(lane.state, SOURCE).values())) == 1
+    assert len(set(consumer_cursors(pipeline.state, SOURCE).values())) == 1
 
 
 def test_one_that_is_deferred_waits_and_goes_on_when_it_is_resumed(
-    lane_of: LaneOf, tmp_path: Path
+    pipeline_of: PipelineOf, tmp_path: Path
 ) -> None:
-    lane = lane_of(first={}, low={})
-    with running(lane):
-        write(lane, 1)
+    pipeline = pipeline_of(first={}, low={})
+    with running(pipeline):
+        write(pipeline, 1)
         until("both", lambda: ids(tmp_path / "low") == ids(tmp_path / "first") == [1])
-        lane.workers["low"].defer(1e12)
-        until("it to wait", lambda: standing(lane, "low")[:2] == ("waiting", "deferred: pressure"))
-        write(lane, 2)
+        pipeline.workers["low"].defer(1e12)
+        until(
+            "it to wait", lambda: standing(pipeline, "low")[:2] == ("waiting", "deferred: pressure")
+        )
+        write(pipeline, 2)
         until("the other", lambda: ids(tmp_path / "first") == [1, 2])
         assert ids(tmp_path / "low") == [1]
-        lane.workers["low"].resume()
+        pipeline.workers["low"].resume()
         until("the rest", lambda: ids(tmp_path / "low") == [1, 2])
 
 
 def test_what_waits_for_a_retry_goes_out_before_fresh_changes_of_its_group(
-    lane_of: LaneOf, endpoint: Endpoint
+    pipeline_of: PipelineOf, endpoint: Endpoint
 ) -> None:
-    lane = lane_of(hook=hook(endpoint) | {"retry": {"first_ms": 50, "max_ms": 100}})
+    pipeline = pipeline_of(hook=hook(endpoint) | {"retry": {"first_ms": 50, "max_ms": 100}})
     endpoint.refuses = lambda messages: any(m["record"]["name"] == "bad" for m in messages)  # type: ignore[index]
-    with running(lane):
-        write(lane, 1, name="bad")
-        lane.write(*transaction(0x200, pgoutput.insert(1, ["2", "good"])))
+    with running(pipeline):
+        write(pipeline, 1, name="bad")
+        pipeline.write(*transaction(0x200, pgoutput.insert(1, ["2", "good"])))
         until("the other group", lambda: sent(endpoint) == [2])
-        lane.write(*transaction(0x300, pgoutput.insert(1, ["1", "later"])))
+        pipeline.write(*transaction(0x300, pgoutput.insert(1, ["1", "later"])))
         waits = "SELECT count(*) = 2 FROM walbrook.events"
-        until("both to wait", lambda: lane.rows(waits) == [(True,)])
+        until("both to wait", lambda: pipeline.rows(waits) == [(True,)])
         endpoint.refuses = None
         until("all of it", lambda: len(sent(endpoint)) == 3)
-        until("an empty queue", lambda: lane.rows("SELECT count(*) FROM walbrook.events") == [(0,)])
+        until(
+            "an empty queue",
+            lambda: pipeline.rows("SELECT count(*) FROM walbrook.events") == [(0,)],
+        )
     names = [m["record"]["name"] for r in endpoint.accepted for m in r.messages]  # type: ignore[index]
     assert names == ["good", "bad", "later"]
 
 
 def test_a_look_that_began_before_messages_were_put_aside_does_not_hide_them(
-    lane_of: LaneOf, endpoint: Endpoint
+    pipeline_of: PipelineOf, endpoint: Endpoint
 ) -> None:
-    lane = lane_of(hook=hook(endpoint) | {"retry": {"first_ms": 600_000, "max_ms": 600_000}})
-    retries = lane.workers["hook"].retries
+    pipeline = pipeline_of(
+        hook=hook(endpoint) | {"retry": {"first_ms": 600_000, "max_ms": 600_000}}
+    )
+    retries = pipeline.workers["hook"].retries
     endpoint.refuses = lambda messages: any(m["record"]["name"] == "bad" for m in messages)  # type: ignore[index]
     version = retries.version  # somebody looks at all queues of the source now, and is slow
-    write(lane, 1, name="bad")
-    lane.write(*transaction(0x200, pgoutput.insert(1, ["2", "good"])))
-    lane.take()
+    write(pipeline, 1, name="bad")
+    pipeline.write(*transaction(0x200, pgoutput.insert(1, ["2", "good"])))
+    pipeline.take()
     retries.note(None, version)
-    lane.write(*transaction(0x300, pgoutput.insert(1, ["1", "later"])))
-    lane.take()
+    pipeline.write(*transaction(0x300, pgoutput.insert(1, ["1", "later"])))
+    pipeline.take()
     assert sent(endpoint) == [2], "it passed what waits before it"
 
 
-def test_a_state_database_that_cannot_be_asked_is_no_failure_of_a_sink(lane_of: LaneOf) -> None:
-    lane = lane_of(all={})
-    worker = lane.workers["all"]
+def test_a_state_database_that_cannot_be_asked_is_no_failure_of_a_sink(
+    pipeline_of: PipelineOf,
+) -> None:
+    pipeline = pipeline_of(all={})
+    worker = pipeline.workers["all"]
     worker.failed(psycopg.OperationalError("gone"))
     assert worker.current.reason is Reason.STATE_UNREACHABLE
     assert worker.current.status().breaker == "closed"
@@ -374,23 +388,23 @@ def test_a_state_database_that_cannot_be_asked_is_no_failure_of_a_sink(lane_of: 
 
 
 def test_a_settlement_that_waits_is_work_that_can_be_overdue(
-    lane_of: LaneOf, database: Database, endpoint: Endpoint
+    pipeline_of: PipelineOf, database: Database, endpoint: Endpoint
 ) -> None:
-    lane = lane_of(hook=hook(endpoint))
+    pipeline = pipeline_of(hook=hook(endpoint))
     endpoint.refuses = lambda _messages: True  # what is refused is settled by the worker itself
-    current = lane.workers["hook"].current
-    with running(lane):
+    current = pipeline.workers["hook"].current
+    with running(pipeline):
         with database.connect() as other, other.transaction():
             other.execute("SELECT FROM walbrook.consumers FOR UPDATE")
-            write(lane, 1)
+            write(pipeline, 1)
             until("it to settle", lambda: current.step and current.step.work is Work.SETTLEMENT)
         until("its end", lambda: current.step is None)
     told = slow_step("hook", Work.SETTLEMENT, 61.0, 60.0)
     assert told.what.startswith("a settlement of hook has been under way for more than 60 s")
 
 
-def test_work_within_other_work_is_a_part_of_it(lane_of: LaneOf) -> None:
-    current = lane_of(all={}).workers["all"].current
+def test_work_within_other_work_is_a_part_of_it(pipeline_of: PipelineOf) -> None:
+    current = pipeline_of(all={}).workers["all"].current
     with current.doing(Work.DELIVERY):
         outer = current.step
         with current.doing(Work.SETTLEMENT):
@@ -401,88 +415,90 @@ def test_work_within_other_work_is_a_part_of_it(lane_of: LaneOf) -> None:
 
 @pytest.mark.parametrize("where", ["failed", "_leave"])
 def test_a_worker_goes_on_after_an_error_that_nobody_foresaw(
-    lane_of: LaneOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    pipeline_of: PipelineOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """Noting a failure, or letting go of what it has, breaks once."""
     monkeypatch.setattr(base_module, "_BACKOFF_FIRST_S", 0.02)
-    lane = lane_of(all={})
+    pipeline = pipeline_of(all={})
     blocked, broken = block(tmp_path / "all"), threading.Event()
     real = getattr(Worker, where)
 
     def breaks_once(worker: Worker, *given: Any) -> Any:
-        if lane.log.next_batch and not broken.is_set():
+        if pipeline.log.next_batch and not broken.is_set():
             broken.set()
             raise LookupError("nobody foresaw this")
         return real(worker, *given)
 
     monkeypatch.setattr(Worker, where, breaks_once)
-    with running(lane):
-        write(lane, 1)
+    with running(pipeline):
+        write(pipeline, 1)
         until("the error", broken.is_set)
         blocked.unlink()
         until("the change", lambda: ids(tmp_path / "all") == [1])
 
 
 def test_fresh_changes_have_a_turn_between_claims_of_due_retries(
-    lane_of: LaneOf, endpoint: Endpoint
+    pipeline_of: PipelineOf, endpoint: Endpoint
 ) -> None:
     quick = {"first_ms": 1, "max_ms": 1}
-    lane = lane_of(hook=hook(endpoint) | {"retry": quick, "batch_size": 1})
+    pipeline = pipeline_of(hook=hook(endpoint) | {"retry": quick, "batch_size": 1})
     endpoint.refuses = lambda messages: any(m["record"]["name"] == "bad" for m in messages)  # type: ignore[index]
     rows = [[str(n), "bad" if n % 2 else "good"] for n in range(60)]
-    lane.write(ITEM, *transaction(0x100, *(pgoutput.insert(1, row) for row in rows)))
-    lane.take()
+    pipeline.write(ITEM, *transaction(0x100, *(pgoutput.insert(1, row) for row in rows)))
+    pipeline.take()
     waits = "SELECT count(*) FROM walbrook.events WHERE due_at <= clock_timestamp()"
-    until("all to be due", lambda: lane.rows(waits) == [(30,)])
+    until("all to be due", lambda: pipeline.rows(waits) == [(30,)])
     endpoint.refuses = None
     before = len(sent(endpoint))
-    write(lane, 100)
-    worker = lane.workers["hook"]
-    assert lane.feed.join("hook", lane.feed.history, worker.batch)
-    lane.body.take_range(PlannedRange(lane.feed.position, lane.log.next_batch, 1))
-    with lane.connections.connection() as state:
+    write(pipeline, 100)
+    worker = pipeline.workers["hook"]
+    assert pipeline.feed.join("hook", pipeline.feed.history, worker.batch)
+    pipeline.body.take_range(PlannedRange(pipeline.feed.position, pipeline.log.next_batch, 1))
+    with pipeline.connections.connection() as state:
         worker.retries.look(state)
     assert worker.step(0.0)
-    assert lane.rows("SELECT count(*) FROM walbrook.events") == [(20,)], "one claim"
+    assert pipeline.rows("SELECT count(*) FROM walbrook.events") == [(20,)], "one claim"
     assert sent(endpoint)[before:][-1] == 100
 
 
 def test_what_an_operator_took_out_of_the_queue_holds_nothing_back_any_more(
-    lane_of: LaneOf, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+    pipeline_of: PipelineOf, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A queue with much in it is not looked at for every range; a new beginning looks again."""
     monkeypatch.setattr("spark_pipeline.workers.retries._MANY", 1)
     monkeypatch.setattr("spark_pipeline.workers.retries._LOOK_S", 1e9)
-    lane = lane_of(hook=hook(endpoint) | {"retry": {"first_ms": 600_000, "max_ms": 600_000}})
+    pipeline = pipeline_of(
+        hook=hook(endpoint) | {"retry": {"first_ms": 600_000, "max_ms": 600_000}}
+    )
     endpoint.refuses = lambda messages: any(m["record"]["name"] == "bad" for m in messages)  # type: ignore[index]
     for number, others in ((1, 11), (2, 12)):
         rows = [[str(number), "bad"], [str(others), "good"]]
-        lane.write(ITEM, *transaction(0x100 * number, *(pgoutput.insert(1, r) for r in rows)))
-        lane.take()
-    write(lane, 3)
-    lane.take()  # now it knows that 1 and 2 wait
+        pipeline.write(ITEM, *transaction(0x100 * number, *(pgoutput.insert(1, r) for r in rows)))
+        pipeline.take()
+    write(pipeline, 3)
+    pipeline.take()  # now it knows that 1 and 2 wait
     endpoint.refuses = None
-    lane.state.execute("SELECT walbrook.rewind('hook', to_cursor => '0/200:0')")
+    pipeline.state.execute("SELECT walbrook.rewind('hook', to_cursor => '0/200:0')")
     before = len(sent(endpoint))
-    lane.begin(lane.workers["hook"])
-    lane.take()
+    pipeline.begin(pipeline.workers["hook"])
+    pipeline.take()
     assert sent(endpoint)[before:] == [2, 12, 3]
-    waits = lane.rows("SELECT commit_lsn::text FROM walbrook.events")
+    waits = pipeline.rows("SELECT commit_lsn::text FROM walbrook.events")
     assert waits == [("0/100",)], "what comes again is held back by what was taken out"
 
 
 def test_a_run_of_the_feed_that_was_replaced_settles_no_retries(
-    lane_of: LaneOf, endpoint: Endpoint
+    pipeline_of: PipelineOf, endpoint: Endpoint
 ) -> None:
-    lane = lane_of(hook=hook(endpoint) | {"retry": {"first_ms": 1, "max_ms": 1}})
+    pipeline = pipeline_of(hook=hook(endpoint) | {"retry": {"first_ms": 1, "max_ms": 1}})
     endpoint.refuses = lambda messages: any(m["record"]["name"] == "bad" for m in messages)  # type: ignore[index]
     rows = [["1", "bad"], ["2", "good"]]
-    lane.write(ITEM, *transaction(0x100, *(pgoutput.insert(1, row) for row in rows)))
-    lane.take()
+    pipeline.write(ITEM, *transaction(0x100, *(pgoutput.insert(1, row) for row in rows)))
+    pipeline.take()
     endpoint.refuses = None
-    old, context = lane.feed_run.run, lane.context
-    lane.start_lane_again()
-    retries = RetryQueue(lane.sinks[0], lane.settings, context.run, context.refusals, old)
+    old, context = pipeline.feed_run.run, pipeline.context
+    pipeline.start_pipeline_again()
+    retries = RetryQueue(pipeline.sinks[0], pipeline.settings, context.run, context.refusals, old)
     with pytest.raises(TransientError, match="is not the latest"):
-        until("a claim", lambda: retries.deliver_due(lane.state, threading.Event()))
-    assert lane.rows("SELECT count(*) FROM walbrook.events") == [(1,)]
+        until("a claim", lambda: retries.deliver_due(pipeline.state, threading.Event()))
+    assert pipeline.rows("SELECT count(*) FROM walbrook.events") == [(1,)]

@@ -23,7 +23,7 @@ import redis
 from tests.checker import Arrival, Writers, compare, schema_of
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
-from tests.lane_on_log import arrived
+from tests.log_pipeline import arrived
 from tests.proxy import Proxy
 from tests.pull_queue import Puller
 from tests.service import Service

@@ -1,4 +1,4 @@
-"""What a lane asks of decode for its consumers, and what each of them then sees."""
+"""What a pipeline asks of decode for its consumers, and what each of them then sees."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_the_source_shows_the_default_form_unless_it_is_told_otherwise() -> None
     assert asked.schema().names == wanted.schema.names
 
 
-def test_the_reader_of_a_lane_asks_for_what_is_wanted_and_leaves_all_of_it(
+def test_the_reader_of_a_pipeline_asks_for_what_is_wanted_and_leaves_all_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, decoded = in_two_forms()

@@ -77,13 +77,13 @@ def test_a_message_is_not_dead_if_its_second_try_fails_for_another_reason() -> N
         if share.start == Cursor(8, 1) and share.end == Cursor(8, 2):
             alone = [one for one in tries if (one.start, one.end) == (share.start, share.end)]
             if len(alone) > 1:
-                raise TransientError("the lane was given up")
+                raise TransientError("the pipeline was given up")
         return sink.deliver(share)
 
     outcome = deliver_carefully(gives_up, sink.share(), sink.within)
     assert outcome.dead == ()
     assert outcome.cursor == Cursor(8, 1)
-    assert str(outcome.error) == "the lane was given up"
+    assert str(outcome.error) == "the pipeline was given up"
 
 
 def test_nothing_is_dead_while_an_empty_share_fails_too() -> None:

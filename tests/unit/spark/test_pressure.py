@@ -120,7 +120,7 @@ def test_it_widens_then_defers_the_lowest_one_by_one_and_comes_back_the_other_wa
     assert pressure.level == 0
 
 
-def test_a_lane_with_time_to_spare_is_not_under_pressure() -> None:
+def test_a_pipeline_with_time_to_spare_is_not_under_pressure() -> None:
     idle = Load(Bounds(10**9, 10**12), 1000.0, 0.3)
     assert not idle.is_high(MOST)
     assert idle.is_low(MOST)
@@ -129,7 +129,7 @@ def test_a_lane_with_time_to_spare_is_not_under_pressure() -> None:
         assert not load.is_low(MOST)
 
 
-def test_the_gauge_says_what_waits_since_when_and_how_busy_the_lane_is(tmp_path: Path) -> None:
+def test_the_gauge_says_what_waits_since_when_and_how_busy_the_pipeline_is(tmp_path: Path) -> None:
     item = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
     log = WrittenLog(tmp_path)
     for number in range(1, 4):

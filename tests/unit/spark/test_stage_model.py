@@ -51,7 +51,7 @@ from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.settler import Settler
 from tests import pgoutput
 from tests.examples import examples
-from tests.lane_on_log import arrived, cursors_of
+from tests.log_pipeline import arrived, cursors_of
 from tests.unit.replication.test_seal import transaction, wire
 
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True)])

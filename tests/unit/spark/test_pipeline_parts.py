@@ -1,4 +1,4 @@
-"""What a lane's tasks and its source's side must not do: share sinks wrongly, wait for ever."""
+"""What a pipeline's tasks and its source's side must not do: share sinks wrongly, wait for ever."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Each source has a table ``item (id, at)``; ``at`` is the event time in microseconds. A test writes
 transactions, lets the ordering take turns, and starts the worker again as after a crash. Nobody
-decodes for the feeds, so the worker reads the logs itself; ``served`` in ``fix_event_lane`` runs
-whole stages.
+decodes for the feeds, so the worker reads the logs itself; ``served`` in ``fix_event_pipeline``
+runs whole stages.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class GivenTables(SourceTables):
         return self.given_windows
 
 
-class EventLane:
+class EventPipeline:
     """One consumer called ``timed`` of one or several sources; ``beside`` are names of others."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A lane over a log in which nothing happens."""
+"""A pipeline over a log in which nothing happens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cdc.connection import Connection
 from spark_pipeline.source.stream import LogStreamReader
 from tests import pgoutput
 from tests.fix_postgres import Database
-from tests.lane_on_log import LogLane, arrived
+from tests.log_pipeline import LogPipeline, arrived
 from tests.unit.replication.test_seal import transaction
 
 pytestmark = pytest.mark.migrated
@@ -29,16 +29,16 @@ def test_a_first_micro_batch_without_changes_is_no_failure(
     state: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spark_pipeline.feed.body._FOLLOWS_S", 0.0)
-    lane = LogLane(state, tmp_path, all={})
-    lane.idle(0x100)
-    lane.take()
+    pipeline = LogPipeline(state, tmp_path, all={})
+    pipeline.idle(0x100)
+    pipeline.take()
     # Spark begins every query with a micro-batch, also where the log has nothing for it.
-    reader = LogStreamReader.in_process(lane.directory / "log", lane.exchange.directory)
-    start = reader.initialOffset() | {"batch": lane.next_batch}
+    reader = LogStreamReader.in_process(pipeline.directory / "log", pipeline.exchange.directory)
+    start = reader.initialOffset() | {"batch": pipeline.next_batch}
     assert reader.partitions(start, start) == []
-    lane.body.take(None, 0)
-    assert lane.body.failure is None
-    lane.write(ITEM, *transaction(0x1000, pgoutput.insert(1, ["7"])))
-    lane.take()
+    pipeline.body.take(None, 0)
+    assert pipeline.body.failure is None
+    pipeline.write(ITEM, *transaction(0x1000, pgoutput.insert(1, ["7"])))
+    pipeline.take()
     assert [message["record"]["id"] for message in arrived(tmp_path / "all")] == [7]
-    lane.close()
+    pipeline.close()

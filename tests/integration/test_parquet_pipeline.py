@@ -14,7 +14,7 @@ from spark_pipeline.delivery.deliver import _open_sinks
 from tests.backfill_rig import Rig
 from tests.fix_postgres import Database
 from tests.integration.test_queue import insert
-from tests.lane_on_log import LogLane
+from tests.log_pipeline import LogPipeline
 from tests.parquet_lake import ParquetLake
 
 ITEM = "public/item"
@@ -34,54 +34,54 @@ def _no_open_sinks() -> Iterator[None]:
         _open_sinks.popitem()[1][2].close()
 
 
-def _lane(state: Connection, directory: Path, **destination: Any) -> LogLane:
+def _pipeline(state: Connection, directory: Path, **destination: Any) -> LogPipeline:
     to = {"type": "parquet", "path": str(directory / "lake"), "max_delay_ms": 0, **destination}
-    lane = LogLane(state, directory, out={"destination": to})
+    pipeline = LogPipeline(state, directory, out={"destination": to})
     state.execute("UPDATE walbrook.consumers SET destination = 'parquet'")
-    return lane
+    return pipeline
 
 
-def _deliver(lane: LogLane, *numbers: int) -> None:
+def _deliver(pipeline: LogPipeline, *numbers: int) -> None:
     for number in numbers:
-        lane.write(*insert(number, (number, f"row {number}")))
-        lane.take()
+        pipeline.write(*insert(number, (number, f"row {number}")))
+        pipeline.take()
 
 
 @pytest.mark.parametrize("way", ["new_generation", "truncate"])
 def test_a_rewind_fills_the_tables_anew(way: str, state: Connection, tmp_path: Path) -> None:
-    lane, lake = _lane(state, tmp_path), ParquetLake.on_disk(tmp_path / "lake")
-    _deliver(lane, 1, 2, 3)
+    pipeline, lake = _pipeline(state, tmp_path), ParquetLake.on_disk(tmp_path / "lake")
+    _deliver(pipeline, 1, 2, 3)
     state.execute("SELECT walbrook.rewind('out', to_earliest => true, destination => %s)", (way,))
-    lane.start()
-    lane.take()
-    _deliver(lane, 4)
+    pipeline.start()
+    pipeline.take()
+    _deliver(pipeline, 4)
     place = Generation(2 if way == "new_generation" else 1)
     ids = "SELECT id FROM t ORDER BY walbrook_lsn"
     assert lake.query(ids, ITEM, place) == [(1,), (2,), (3,), (4,)]
     if way == "new_generation":
         assert lake.query(ids, ITEM) == [(1,), (2,), (3,)]
-    lane.start()  # as after a crash
-    _deliver(lane, 5)
+    pipeline.start()  # as after a crash
+    _deliver(pipeline, 5)
     assert lake.query(ids, ITEM, place)[-1] == (5,)
-    lane.close()
+    pipeline.close()
 
 
 @pytest.mark.parametrize("columns", ["typed", "json"])
 def test_a_worker_waits_for_more_and_writes_one_file_when_it_drains(
     columns: str, state: Connection, tmp_path: Path
 ) -> None:
-    lane = _lane(state, tmp_path, columns=columns, max_delay_ms=3_600_000)
-    worker = lane.workers["out"]
+    pipeline = _pipeline(state, tmp_path, columns=columns, max_delay_ms=3_600_000)
+    worker = pipeline.workers["out"]
     for number in (1, 2, 3):
-        lane.write(*insert(number, (number, "row")))
+        pipeline.write(*insert(number, (number, "row")))
         assert not worker.serve_next(0.0)
     assert list((tmp_path / "lake").rglob("*.parquet")) == []
     worker.drain(by_operator=True)
-    lane.take()
+    pipeline.take()
     tables = (tmp_path / "lake").glob("public/item" if columns == "typed" else "table=public.item")
     (place,) = tables
     assert len(list(place.rglob("*.parquet"))) == 1
-    lane.close()
+    pipeline.close()
 
 
 def test_rows_that_were_there_and_changes_beside_them_end_in_one_table(

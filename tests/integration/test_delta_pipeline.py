@@ -15,7 +15,7 @@ from tests import pgoutput
 from tests.fix_postgres import Database
 from tests.integration.test_queue import insert
 from tests.lake import query
-from tests.lane_on_log import SOURCE, LogLane
+from tests.log_pipeline import SOURCE, LogPipeline
 from tests.unit.replication.test_seal import transaction
 
 pytestmark = pytest.mark.migrated
@@ -35,17 +35,17 @@ def _no_open_sinks() -> Iterator[None]:
         _open_sinks.popitem()[1][2].close()
 
 
-def _lane(state: Connection, directory: Path, **destination: Any) -> LogLane:
+def _pipeline(state: Connection, directory: Path, **destination: Any) -> LogPipeline:
     to = {"type": "delta", "path": str(directory / "lake"), "max_delay_ms": 0, **destination}
-    lane = LogLane(state, directory, out={"destination": to})
+    pipeline = LogPipeline(state, directory, out={"destination": to})
     state.execute("UPDATE walbrook.consumers SET destination = 'delta'")
-    return lane
+    return pipeline
 
 
-def _deliver(lane: LogLane, *numbers: int) -> None:
+def _deliver(pipeline: LogPipeline, *numbers: int) -> None:
     for number in numbers:
-        lane.write(*insert(number, (number, f"row {number}")))
-        lane.take()
+        pipeline.write(*insert(number, (number, f"row {number}")))
+        pipeline.take()
 
 
 def _ids(place: Path) -> list[object]:
@@ -55,112 +55,112 @@ def _ids(place: Path) -> list[object]:
 def test_a_rewind_into_a_new_generation_fills_tables_beside_the_first_ones(
     state: Connection, tmp_path: Path
 ) -> None:
-    lane = _lane(state, tmp_path)
-    _deliver(lane, 1, 2, 3)
+    pipeline = _pipeline(state, tmp_path)
+    _deliver(pipeline, 1, 2, 3)
     state.execute(
         "SELECT walbrook.rewind('out', to_earliest => true, destination => 'new_generation')"
     )
-    lane.start()
-    lane.take()
-    _deliver(lane, 4)
+    pipeline.start()
+    pipeline.take()
+    _deliver(pipeline, 4)
     assert _ids(tmp_path / "lake" / "public" / "item") == [1, 2, 3]
     assert _ids(tmp_path / "lake.generation-2" / "public" / "item") == [1, 2, 3, 4]
-    lane.start()  # as after a crash
-    _deliver(lane, 5)
+    pipeline.start()  # as after a crash
+    _deliver(pipeline, 5)
     assert _ids(tmp_path / "lake.generation-2" / "public" / "item") == [1, 2, 3, 4, 5]
-    lane.close()
+    pipeline.close()
 
 
 def test_a_value_without_a_place_is_a_dead_letter_and_the_others_arrive(
     state: Connection, tmp_path: Path
 ) -> None:
-    lane = _lane(state, tmp_path)
+    pipeline = _pipeline(state, tmp_path)
     numeric_of_4_1 = ((4 << 16) | 1) + 4
     columns = [("id", 1700, True), ("name", 25, False), ("owner", 25, False)]
     table = pgoutput.relation(1, "public", "item", columns, typmod=numeric_of_4_1)
     rows = [pgoutput.insert(1, [number, "n", "o"]) for number in ("1", "NaN", "3")]
-    lane.write(table, *transaction(0x100, *rows))
-    lane.take()
-    lane.take()
+    pipeline.write(table, *transaction(0x100, *rows))
+    pipeline.take()
+    pipeline.take()
     found = query("SELECT CAST(id AS INT) FROM t ORDER BY 1", t=tmp_path / "lake/public/item")
     assert found == [(1,), (3,)]
-    ((kind, error),) = lane.rows("SELECT kind, error FROM walbrook.dead_letters")
+    ((kind, error),) = pipeline.rows("SELECT kind, error FROM walbrook.dead_letters")
     assert kind == "delivery"
     assert "column id of public.item" in error
-    lane.close()
+    pipeline.close()
 
 
 def test_changes_of_several_deliveries_and_versions_are_in_one_table(
     state: Connection, tmp_path: Path
 ) -> None:
-    lane = _lane(state, tmp_path, mode="upsert")
-    _deliver(lane, 1, 2)
+    pipeline = _pipeline(state, tmp_path, mode="upsert")
+    _deliver(pipeline, 1, 2)
     columns = [("id", 23, True), ("name", 25, False), ("owner", 25, False), ("more", 23, False)]
     wider = pgoutput.relation(1, "public", "item", columns)
-    lane.write(wider, *transaction(0x900, pgoutput.insert(1, ["9", "nine", "o", "7"])))
-    lane.take()
+    pipeline.write(wider, *transaction(0x900, pgoutput.insert(1, ["9", "nine", "o", "7"])))
+    pipeline.take()
     found = query("SELECT id, more FROM t ORDER BY id", t=tmp_path / "lake/public/item")
     assert found == [(1, None), (2, None), (9, 7)]
-    lane.close()
+    pipeline.close()
 
 
 def test_changes_of_a_table_that_cannot_be_written_wait_health_says_so_and_the_others_go_on(
     state: Connection, tmp_path: Path
 ) -> None:
-    lane = _lane(state, tmp_path, mode="upsert")
-    _deliver(lane, 1)
-    worker = lane.workers["out"]
+    pipeline = _pipeline(state, tmp_path, mode="upsert")
+    _deliver(pipeline, 1)
+    worker = pipeline.workers["out"]
     assert worker.conditions == []
     keyless = pgoutput.relation(2, "public", "bag", [("x", 23, False)])
-    lane.write(keyless, *transaction(0x900, pgoutput.insert(2, ["7"])))
-    lane.take()
+    pipeline.write(keyless, *transaction(0x900, pgoutput.insert(2, ["7"])))
+    pipeline.take()
     (condition,) = worker.conditions
     assert (condition.kind, condition.severity) == ("worker_tables_stopped", "error")
     assert "changes of public.bag wait at the destination" in condition.what
     assert "mode: append" in condition.fix
-    _deliver(lane, 0x10)
+    _deliver(pipeline, 0x10)
     assert query("SELECT id FROM t ORDER BY 1", t=tmp_path / "lake/public/item") == [(1,), (0x10,)]
-    ((error,),) = lane.rows("SELECT last_error FROM walbrook.consumers")
+    ((error,),) = pipeline.rows("SELECT last_error FROM walbrook.consumers")
     assert error is None
-    lane.close()
+    pipeline.close()
 
 
 def test_tables_whose_changes_wait_are_in_health_after_a_restart_without_changes(
     state: Connection, tmp_path: Path
 ) -> None:
-    lane = _lane(state, tmp_path, mode="upsert")
+    pipeline = _pipeline(state, tmp_path, mode="upsert")
     keyless = pgoutput.relation(2, "public", "bag", [("x", 23, False)])
-    lane.write(keyless, *transaction(0x900, pgoutput.insert(2, ["7"])))
-    lane.take()
+    pipeline.write(keyless, *transaction(0x900, pgoutput.insert(2, ["7"])))
+    pipeline.take()
 
     def reported() -> list[tuple[object, ...]]:
-        worker = lane.workers["out"]
-        shown = StatusWriter(SOURCE, lane.settings.term)
+        worker = pipeline.workers["out"]
+        shown = StatusWriter(SOURCE, pipeline.settings.term)
         shown.show(state, {"out": worker.current.status()}, (), {"out": worker.conditions})
-        return lane.rows(
+        return pipeline.rows(
             "SELECT what FROM walbrook.health_events "
             "WHERE kind = 'worker_tables_stopped' AND resolved_at IS NULL"
         )
 
     ((before,),) = reported()
     assert "public.bag" in str(before)
-    lane.start_lane_again()
+    pipeline.start_pipeline_again()
     assert reported() == [(before,)]
-    lane.close()
+    pipeline.close()
 
 
 def test_a_worker_waits_for_more_and_delivers_all_of_it_in_one_commit_when_it_drains(
     state: Connection, tmp_path: Path
 ) -> None:
-    lane = _lane(state, tmp_path, max_delay_ms=3_600_000)
-    worker = lane.workers["out"]
+    pipeline = _pipeline(state, tmp_path, max_delay_ms=3_600_000)
+    worker = pipeline.workers["out"]
     for number in (1, 2, 3):
-        lane.write(*insert(number, (number, "row")))
+        pipeline.write(*insert(number, (number, "row")))
         assert not worker.serve_next(0.0)
     place = tmp_path / "lake" / "public" / "item"
     assert not place.exists()
     worker.drain(by_operator=True)
-    lane.take()
+    pipeline.take()
     assert _ids(place) == [1, 2, 3]
     assert len(list(place.rglob("*.parquet"))) == 1
-    lane.close()
+    pipeline.close()

@@ -14,7 +14,7 @@ from tests import pgoutput
 from tests.fix_postgres import Database
 from tests.integration.test_queue import insert
 from tests.lake import query_iceberg
-from tests.lane_on_log import LogLane
+from tests.log_pipeline import LogPipeline
 from tests.unit.replication.test_seal import transaction
 
 pytestmark = pytest.mark.migrated
@@ -34,17 +34,17 @@ def _no_open_sinks() -> Iterator[None]:
         _open_sinks.popitem()[1][2].close()
 
 
-def _lane(state: Connection, directory: Path, **destination: Any) -> LogLane:
+def _pipeline(state: Connection, directory: Path, **destination: Any) -> LogPipeline:
     to = {"type": "iceberg", "path": str(directory / "lake"), "max_delay_ms": 0, **destination}
-    lane = LogLane(state, directory, out={"destination": to})
+    pipeline = LogPipeline(state, directory, out={"destination": to})
     state.execute("UPDATE walbrook.consumers SET destination = 'iceberg'")
-    return lane
+    return pipeline
 
 
-def _deliver(lane: LogLane, *numbers: int) -> None:
+def _deliver(pipeline: LogPipeline, *numbers: int) -> None:
     for number in numbers:
-        lane.write(*insert(number, (number, f"row {number}")))
-        lane.take()
+        pipeline.write(*insert(number, (number, f"row {number}")))
+        pipeline.take()
 
 
 def _rows(state: Connection, sql: str, namespace: str = "public") -> list[tuple[object, ...]]:
@@ -59,33 +59,33 @@ def _rows(state: Connection, sql: str, namespace: str = "public") -> list[tuple[
 def test_a_rewind_into_a_new_generation_fills_tables_of_another_namespace(
     state: Connection, tmp_path: Path
 ) -> None:
-    lane = _lane(state, tmp_path)
-    _deliver(lane, 1, 2, 3)
+    pipeline = _pipeline(state, tmp_path)
+    _deliver(pipeline, 1, 2, 3)
     state.execute(
         "SELECT walbrook.rewind('out', to_earliest => true, destination => 'new_generation')"
     )
-    lane.start()
-    lane.take()
-    _deliver(lane, 4)
+    pipeline.start()
+    pipeline.take()
+    _deliver(pipeline, 4)
     ids = "SELECT id FROM t ORDER BY walbrook_lsn"
     assert _rows(state, ids) == [(1,), (2,), (3,)]
     assert _rows(state, ids, "public_generation_2") == [(1,), (2,), (3,), (4,)]
-    lane.start()  # as after a crash
-    _deliver(lane, 5)
+    pipeline.start()  # as after a crash
+    _deliver(pipeline, 5)
     assert _rows(state, ids, "public_generation_2") == [(1,), (2,), (3,), (4,), (5,)]
     assert list((tmp_path / "lake.generation-2").rglob("*.parquet"))
-    lane.close()
+    pipeline.close()
 
 
 def test_changes_of_several_deliveries_and_versions_are_in_one_table(
     state: Connection, tmp_path: Path
 ) -> None:
-    lane = _lane(state, tmp_path, mode="upsert")
-    _deliver(lane, 1, 2)
+    pipeline = _pipeline(state, tmp_path, mode="upsert")
+    _deliver(pipeline, 1, 2)
     columns = [("id", 23, True), ("name", 25, False), ("owner", 25, False), ("more", 23, False)]
     wider = pgoutput.relation(1, "public", "item", columns)
-    lane.write(wider, *transaction(0x900, pgoutput.insert(1, ["9", "nine", "o", "7"])))
-    lane.take()
+    pipeline.write(wider, *transaction(0x900, pgoutput.insert(1, ["9", "nine", "o", "7"])))
+    pipeline.take()
     found = _rows(state, "SELECT id, more FROM t ORDER BY id")
     assert found == [(1, None), (2, None), (9, 7)]
-    lane.close()
+    pipeline.close()

@@ -1,4 +1,4 @@
-"""A lane's micro-batches on real executors: order, workers that die, messages that kill them."""
+"""Micro-batches on real executors: order, workers that die, messages that kill them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from spark_pipeline.source.stream import LogStreamReader
 from tests import pgoutput
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
-from tests.lane_on_log import SOURCE, LogLane, arrived, cursors_of
+from tests.log_pipeline import SOURCE, LogPipeline, arrived, cursors_of
 from tests.unit.replication.test_seal import transaction
 
 pytestmark = pytest.mark.migrated
@@ -45,10 +45,10 @@ def state(database: Database) -> Iterator[Connection]:
 
 @pytest.fixture
 def on_executors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LogLane, "driver_rows", 0)
+    monkeypatch.setattr(LogPipeline, "driver_rows", 0)
 
 
-def filled(lane: LogLane, transactions: int = TRANSACTIONS) -> LogLane:
+def filled(pipeline: LogPipeline, transactions: int = TRANSACTIONS) -> LogPipeline:
     """Updates of a few rows in turns; the n-th change of a row has the name n."""
     number = 0
     for at in range(transactions):
@@ -57,18 +57,18 @@ def filled(lane: LogLane, transactions: int = TRANSACTIONS) -> LogLane:
             changes.append(pgoutput.insert(1, [str(number % KEYS), str(number)]))
             number += 1
         first = [ITEM] if not at else []
-        lane.write(*first, *transaction(0x1000 + 8 * at, *changes))
-    return lane
+        pipeline.write(*first, *transaction(0x1000 + 8 * at, *changes))
+    return pipeline
 
 
-def shuffled(spark: SparkSession, lane: LogLane) -> DataFrame:
+def shuffled(spark: SparkSession, pipeline: LogPipeline) -> DataFrame:
     """The log decoded in many partitions, whose markers come back in no order."""
-    reader = LogStreamReader.in_process(lane.directory / "log", lane.exchange.directory)
-    end = lane.log.next_batch
-    index = LogView(lane.directory / "log").entries(0, end)
+    reader = LogStreamReader.in_process(pipeline.directory / "log", pipeline.exchange.directory)
+    end = pipeline.log.next_batch
+    index = LogView(pipeline.directory / "log").entries(0, end)
     rows, sizes = index["rows"].tolist(), index["bytes"].tolist()
     partitions = [
-        LogPartition(0, end, lane.log.manifest.history, slices)
+        LogPartition(0, end, pipeline.log.manifest.history, slices)
         for slices in cut(0, rows, 11, sizes)
     ]
     assert len(partitions) > 5
@@ -108,15 +108,15 @@ def test_order_is_kept_with_many_partitions_and_only_because_it_is_restored(
     monkeypatch: pytest.MonkeyPatch,
     restored: bool,
 ) -> None:
-    lane = filled(LogLane(state, tmp_path, files={}))
+    pipeline = filled(LogPipeline(state, tmp_path, files={}))
     if not restored:
         monkeypatch.setattr(Reorder, "micro_batch", as_they_came)
-    lane.take_frame(shuffled(spark, lane))
+    pipeline.take_frame(shuffled(spark, pipeline))
     messages = arrived(tmp_path / "files")
     cursors = cursors_of(messages)
     assert (names_by_key(messages) == EXPECTED) is restored
     assert (cursors == sorted(cursors)) is restored
-    lane.close()
+    pipeline.close()
 
 
 def hook(endpoint: Endpoint) -> dict[str, object]:
@@ -133,14 +133,14 @@ def test_a_group_keeps_its_order_where_several_requests_go_out_at_once(
     tmp_path: Path,
     on_executors: None,
 ) -> None:
-    lane = filled(LogLane(state, tmp_path, hook=hook(endpoint) | {"partition_count": 4}))
-    lane.take_frame(shuffled(spark, lane))
+    pipeline = filled(LogPipeline(state, tmp_path, hook=hook(endpoint) | {"partition_count": 4}))
+    pipeline.take_frame(shuffled(spark, pipeline))
     messages = [message for request in endpoint.accepted for message in request.messages]
     assert len(messages) == TRANSACTIONS * ROWS
     assert names_by_key(messages) == EXPECTED
     mixed = [int(m["record"]["name"]) for m in messages]  # type: ignore[index]
     assert mixed != sorted(mixed), "one request after another"
-    lane.close()
+    pipeline.close()
 
 
 def _workers() -> list[psutil.Process]:
@@ -176,67 +176,69 @@ def test_a_worker_that_dies_in_mid_delivery_costs_a_repeat_of_its_last_two_reque
     on_executors: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(LogLane, "ledger", LedgerAddress("postgres", SecretText(database.dsn)))
-    lane = filled(LogLane(state, tmp_path, hook=hook(endpoint)))
+    monkeypatch.setattr(LogPipeline, "ledger", LedgerAddress("postgres", SecretText(database.dsn)))
+    pipeline = filled(LogPipeline(state, tmp_path, hook=hook(endpoint)))
     died: list[int] = []
 
     def once(name: int) -> bool:
         return name == 333 and not died.append(name) and len(died) == 1  # type: ignore[func-returns-value]
 
     endpoint.refuses = kills(once)
-    lane.take_frame(shuffled(spark, lane))
+    pipeline.take_frame(shuffled(spark, pipeline))
     messages = [message for request in endpoint.accepted for message in request.messages]
     assert len(died) > 1
     assert names_by_key(messages) == EXPECTED
-    assert lane.rows("SELECT count(*) FROM walbrook.dead_letters") == [(0,)]
+    assert pipeline.rows("SELECT count(*) FROM walbrook.dead_letters") == [(0,)]
     arrivals = Counter(int(m["record"]["name"]) for m in messages)  # type: ignore[index]
     repeated = [name for name, times in arrivals.items() if times > 1]
     assert repeated in (list(range(330, 340)), list(range(320, 340))), "one may be unnoted"
     absorbed = 340 - len(repeated)
-    assert lane.rows("SELECT delivered, absorbed FROM walbrook.consumers") == [
+    assert pipeline.rows("SELECT delivered, absorbed FROM walbrook.consumers") == [
         (TRANSACTIONS * ROWS - absorbed, absorbed)
     ]
-    assert lane.rows("SELECT count(*) FROM walbrook.ledger") == [(0,)]
-    lane.close()
+    assert pipeline.rows("SELECT count(*) FROM walbrook.ledger") == [(0,)]
+    pipeline.close()
 
 
 def test_a_message_that_kills_whoever_delivers_it_is_found_and_the_others_arrive(
     spark: SparkSession, state: Connection, endpoint: Endpoint, tmp_path: Path, on_executors: None
 ) -> None:
     sink = hook(endpoint)
-    lane = filled(LogLane(state, tmp_path, hook=sink | {"batch_size": 1000}), FEW)
+    pipeline = filled(LogPipeline(state, tmp_path, hook=sink | {"batch_size": 1000}), FEW)
     endpoint.refuses = kills(lambda name: name == 33)
-    lane.take_frame(shuffled(spark, lane))
-    ((kind, table, error, dead),) = lane.rows(
+    pipeline.take_frame(shuffled(spark, pipeline))
+    ((kind, table, error, dead),) = pipeline.rows(
         "SELECT kind, table_name, error, count(*) OVER () FROM walbrook.dead_letters"
     )
     assert (kind, table, dead) == ("delivery", "item", 1)
     assert "worker" in error.lower()
-    assert lane.rows("SELECT dead FROM walbrook.consumers") == [(1,)]
+    assert pipeline.rows("SELECT dead FROM walbrook.consumers") == [(1,)]
     messages = [message for request in endpoint.accepted for message in request.messages]
     expected = expected_of(FEW)
     expected[33 % KEYS].remove(33)
     found = names_by_key(messages)
     found[33 % KEYS] = [name for name in found[33 % KEYS] if name != 33]
     assert {key: sorted(names) for key, names in found.items()} == expected
-    lane.close()
+    pipeline.close()
 
 
 def test_no_job_is_run_for_a_consumer_of_other_tables(
     spark: SparkSession, state: Connection, tmp_path: Path, on_executors: None
 ) -> None:
     others = {"source": {"include_tables": ["public.other"]}}
-    lane = filled(LogLane(state, tmp_path, files={}, others=others), FEW)
-    lane.take_frame(shuffled(spark, lane))
+    pipeline = filled(LogPipeline(state, tmp_path, files={}, others=others), FEW)
+    pipeline.take_frame(shuffled(spark, pipeline))
     tracker = spark.sparkContext.statusTracker()
     jobs = {
-        name: len(tracker.getJobIdsForGroup(job_group(lane.context.run, SOURCE, name)))
+        name: len(tracker.getJobIdsForGroup(job_group(pipeline.context.run, SOURCE, name)))
         for name in ("files", "others")
     }
     assert jobs == {"files": 1, "others": 0}
-    cursors = lane.rows("SELECT DISTINCT cursor FROM walbrook.cursors WHERE consumer IS NOT NULL")
+    cursors = pipeline.rows(
+        "SELECT DISTINCT cursor FROM walbrook.cursors WHERE consumer IS NOT NULL"
+    )
     assert len(cursors) == 1, "the consumer without changes stands elsewhere"
-    lane.close()
+    pipeline.close()
 
 
 def test_a_batch_that_is_cut_between_tables_is_filtered_by_its_own_rows(
@@ -246,14 +248,14 @@ def test_a_batch_that_is_cut_between_tables_is_filtered_by_its_own_rows(
     on_executors: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(LogLane, "spark", spark)
+    monkeypatch.setattr(LogPipeline, "spark", spark)
     even = {"source": {"include_tables": ["public.other"]}, "filter": "record.id % 2 = 0"}
-    lane = LogLane(state, tmp_path, others=even)
+    pipeline = LogPipeline(state, tmp_path, others=even)
     items = [pgoutput.insert(1, [str(number), "n"]) for number in range(300)]
     others = [pgoutput.insert(2, [str(number), "n"]) for number in range(100)]
-    lane.write(ITEM, OTHER, *transaction(0x1000, *items, *others))
-    lane.take_frame(shuffled(spark, lane))
+    pipeline.write(ITEM, OTHER, *transaction(0x1000, *items, *others))
+    pipeline.take_frame(shuffled(spark, pipeline))
     found = [message["record"]["id"] for message in arrived(tmp_path / "others")]
     assert found == list(range(0, 100, 2))
-    assert lane.rows("SELECT count(*) FROM walbrook.dead_letters") == [(0,)]
-    lane.close()
+    assert pipeline.rows("SELECT count(*) FROM walbrook.dead_letters") == [(0,)]
+    pipeline.close()

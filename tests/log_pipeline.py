@@ -54,7 +54,7 @@ SOURCE = "shop"
 FIRST_LSN = 8
 
 
-class LogLane:
+class LogPipeline:
     """One source with consumers whose messages go to files below ``directory``."""
 
     spark: SparkSession | None = None
@@ -150,9 +150,9 @@ class LogLane:
             ledger=self.ledger,
             driver_rows=self.driver_rows,
         )
-        self.start_lane_again()
+        self.start_pipeline_again()
 
-    def start_lane_again(self) -> None:
+    def start_pipeline_again(self) -> None:
         """What a new process does: it begins at the rows in Postgres."""
         self._close_stage()
         self._starts += 1

@@ -18,7 +18,7 @@ from cdc.connection import Connection
 from cdc.state import positions
 from spark_pipeline.delivery.sender import Sender
 from spark_pipeline.eventtime import ordering, sending
-from tests.event_lane import EventLane
+from tests.event_pipeline import EventPipeline
 from tests.fix_postgres import Database, PostgresServer, PostgresServers, fresh_database
 
 STEPS: Final = ("planned", "sending", "released", "settled", "over")
@@ -49,19 +49,19 @@ class Fate:
                 self._step = ""
                 raise Died(step)
 
-    def turns(self, lane: EventLane, *, again: bool = False) -> bool:
-        """Let a lane go on until it has nothing to do or dies; says whether it died.
+    def turns(self, pipeline: EventPipeline, *, again: bool = False) -> bool:
+        """Let a pipeline go on until it has nothing to do or dies; says whether it died.
 
         With ``again`` only until what was under way is settled.
         """
         died = True
         with suppress(Died):
             if not again:
-                lane.turns()
-            while again and lane.ordering._redo is not None:
-                lane.ordering.turn()
+                pipeline.turns()
+            while again and pipeline.ordering._redo is not None:
+                pipeline.ordering.turn()
             if again:
-                lane.ordering.settle_delivered()
+                pipeline.ordering.settle_delivered()
             died = False
         self._step = ""
         return died
@@ -110,25 +110,27 @@ def forget_all(state: Connection) -> None:
     state.execute("DELETE FROM walbrook.sources")
 
 
-MakeLane = Callable[..., EventLane]
+MakePipeline = Callable[..., EventPipeline]
 
 
 @pytest.fixture
-def event_lane(
+def event_pipeline(
     event_state: Connection, event_database: Database, tmp_path: Path
-) -> Iterator[MakeLane]:
-    """Makes lanes, one after the other: each begins with nothing."""
-    lanes: list[EventLane] = []
+) -> Iterator[MakePipeline]:
+    """Makes pipelines, one after the other: each begins with nothing."""
+    pipelines: list[EventPipeline] = []
 
-    def make(**given: Any) -> EventLane:
-        if lanes:
-            lanes[-1].close()
+    def make(**given: Any) -> EventPipeline:
+        if pipelines:
+            pipelines[-1].close()
         forget_all(event_state)
-        directory = tmp_path / str(len(lanes))
+        directory = tmp_path / str(len(pipelines))
         directory.mkdir()
-        lanes.append(EventLane(event_state, directory, state_dsn=event_database.dsn, **given))
-        return lanes[-1]
+        pipelines.append(
+            EventPipeline(event_state, directory, state_dsn=event_database.dsn, **given)
+        )
+        return pipelines[-1]
 
     yield make
-    if lanes:
-        lanes[-1].close()
+    if pipelines:
+        pipelines[-1].close()

@@ -1,4 +1,4 @@
-"""A lane with a webhook behind a ledger: crashes, moves and a lost Redis, on a hand-written log."""
+"""A webhook behind a ledger: crashes, moves and a lost Redis, on a hand-written log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.conformance.crash import Killed
 from tests.fix_http import Endpoint
 from tests.fix_ledger import SOURCE, KnownLedger
 from tests.fix_postgres import Database
-from tests.lane_on_log import LogLane
+from tests.log_pipeline import LogPipeline
 from tests.unit.replication.test_seal import transaction
 
 pytestmark = pytest.mark.migrated
@@ -38,7 +38,7 @@ def state(database: Database) -> Iterator[Connection]:
         yield connection
 
 
-class Hooked(LogLane):
+class Hooked(LogPipeline):
     """One webhook, ten messages a request."""
 
     def __init__(
@@ -78,7 +78,7 @@ def in_redis(redis_client: redis.Redis, redis_url: str) -> LedgerAddress:
     return LedgerAddress("redis", SecretText(redis_url), timeout_s=10)
 
 
-def die_before_settling(lane: LogLane, patch: pytest.MonkeyPatch) -> None:
+def die_before_settling(pipeline: LogPipeline, patch: pytest.MonkeyPatch) -> None:
     """Deliver a micro-batch, and die before its transaction."""
 
     def died(*_given: object, **_named: object) -> None:
@@ -87,7 +87,7 @@ def die_before_settling(lane: LogLane, patch: pytest.MonkeyPatch) -> None:
     with patch.context() as within:
         within.setattr("spark_pipeline.workers.settler.settle", died)
         with pytest.raises(Killed):
-            lane.take()
+            pipeline.take()
 
 
 def test_what_was_delivered_before_a_crash_is_counted_as_absorbed_and_not_sent_again(
@@ -97,36 +97,38 @@ def test_what_was_delivered_before_a_crash_is_counted_as_absorbed_and_not_sent_a
     in_postgres: LedgerAddress,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lane = Hooked(state, tmp_path, endpoint, in_postgres)
-    lane.write_rows(35)
-    die_before_settling(lane, monkeypatch)
+    pipeline = Hooked(state, tmp_path, endpoint, in_postgres)
+    pipeline.write_rows(35)
+    die_before_settling(pipeline, monkeypatch)
     assert ids(endpoint) == list(range(1, 36))
-    assert lane.rows("SELECT sum(length(cursors)) FROM walbrook.ledger") == [(35 * 16,)]
-    lane.write_rows(7)
-    lane.start()
-    lane.take()
+    assert pipeline.rows("SELECT sum(length(cursors)) FROM walbrook.ledger") == [(35 * 16,)]
+    pipeline.write_rows(7)
+    pipeline.start()
+    pipeline.take()
     assert ids(endpoint) == list(range(1, 43))
-    assert lane.rows(COUNTS) == [(7, 35)]
-    assert lane.rows("SELECT count(*) FROM walbrook.ledger") == [(0,)], "all of it is settled"
-    assert lane.rows(HEALTH) == []
-    lane.close()
+    assert pipeline.rows(COUNTS) == [(7, 35)]
+    assert pipeline.rows("SELECT count(*) FROM walbrook.ledger") == [(0,)], "all of it is settled"
+    assert pipeline.rows(HEALTH) == []
+    pipeline.close()
 
 
 def test_a_sink_that_fails_in_mid_batch_is_sent_only_what_it_lacks(
     state: Connection, tmp_path: Path, endpoint: Endpoint, in_postgres: LedgerAddress
 ) -> None:
-    lane = Hooked(state, tmp_path, endpoint, in_postgres)
-    lane.write_rows(35)
+    pipeline = Hooked(state, tmp_path, endpoint, in_postgres)
+    pipeline.write_rows(35)
     endpoint.refuses = lambda messages: any(m["record"]["id"] == 17 for m in messages)  # type: ignore[index]
     endpoint.refusal = 503
     with pytest.raises(Exception, match="503"):
-        lane.take()
+        pipeline.take()
     endpoint.refuses = None
-    assert lane.rows("SELECT count(*) FROM walbrook.ledger") == [(0,)], "what is safe is settled"
-    lane.start_lane_again()
-    lane.take()
+    assert pipeline.rows("SELECT count(*) FROM walbrook.ledger") == [(0,)], (
+        "what is safe is settled"
+    )
+    pipeline.start_pipeline_again()
+    pipeline.take()
     assert ids(endpoint) == list(range(1, 36))
-    lane.close()
+    pipeline.close()
 
 
 @pytest.mark.parametrize("place", ["in_postgres", "in_redis"])
@@ -139,16 +141,16 @@ def test_what_was_delivered_from_the_queue_before_a_crash_is_not_sent_again(
     database: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lane = Hooked(state, tmp_path, endpoint, request.getfixturevalue(place))
-    lane.settings = replace(lane.settings, state_dsn=database.dsn)
-    lane.write_rows(5)
+    pipeline = Hooked(state, tmp_path, endpoint, request.getfixturevalue(place))
+    pipeline.settings = replace(pipeline.settings, state_dsn=database.dsn)
+    pipeline.write_rows(5)
     endpoint.refuses = lambda messages: any(m["record"]["id"] == 2 for m in messages)  # type: ignore[index]
-    lane.take()
+    pipeline.take()
     endpoint.refuses = None
     state.execute("UPDATE walbrook.events SET due_at = clock_timestamp()")
 
     def redeliver() -> None:
-        lane.deliver_due(claims=1)
+        pipeline.deliver_due(claims=1)
 
     def died(*_given: object, **_named: object) -> None:
         raise Killed
@@ -161,10 +163,10 @@ def test_what_was_delivered_from_the_queue_before_a_crash_is_not_sent_again(
     state.execute("UPDATE walbrook.events SET lease_until = clock_timestamp() - interval '1 s'")
     redeliver()
     assert ids(endpoint) == [1, 3, 4, 5, 2]
-    assert lane.rows("SELECT count(*) FROM walbrook.events") == [(0,)]
-    assert lane.rows(COUNTS) == [(4, 1)]
-    assert lane.rows("SELECT count(*) FROM walbrook.ledger") == [(0,)]
-    lane.close()
+    assert pipeline.rows("SELECT count(*) FROM walbrook.events") == [(0,)]
+    assert pipeline.rows(COUNTS) == [(4, 1)]
+    assert pipeline.rows("SELECT count(*) FROM walbrook.ledger") == [(0,)]
+    pipeline.close()
 
 
 @pytest.mark.parametrize("place", ["in_postgres", "in_redis"])
@@ -176,32 +178,32 @@ def test_a_consumer_that_is_moved_back_gets_everything_again(
     endpoint: Endpoint,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lane = Hooked(state, tmp_path, endpoint, request.getfixturevalue(place))
-    lane.write_rows(20)
-    lane.take()
-    lane.write_rows(20)
-    die_before_settling(lane, monkeypatch)
+    pipeline = Hooked(state, tmp_path, endpoint, request.getfixturevalue(place))
+    pipeline.write_rows(20)
+    pipeline.take()
+    pipeline.write_rows(20)
+    die_before_settling(pipeline, monkeypatch)
     state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0")
-    lane.start()
-    lane.take()
+    pipeline.start()
+    pipeline.take()
     assert ids(endpoint) == [*range(1, 41), *range(1, 41)]
-    lane.close()
+    pipeline.close()
 
 
 def test_one_that_is_moved_back_while_it_is_served_gets_everything_again(
     state: Connection, tmp_path: Path, endpoint: Endpoint, in_postgres: LedgerAddress
 ) -> None:
-    lane = Hooked(state, tmp_path, endpoint, in_postgres)
-    lane.write_rows(20)
-    lane.take()
-    lane.write_rows(20)
+    pipeline = Hooked(state, tmp_path, endpoint, in_postgres)
+    pipeline.write_rows(20)
+    pipeline.take()
+    pipeline.write_rows(20)
     state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0")
-    lane.take()  # by a worker that has not heard of it, and cannot settle
-    assert lane.settler.was_moved("hook")
-    lane.start_lane_again()
-    lane.take()
+    pipeline.take()  # by a worker that has not heard of it, and cannot settle
+    assert pipeline.settler.was_moved("hook")
+    pipeline.start_pipeline_again()
+    pipeline.take()
     assert ids(endpoint) == [*range(1, 41), *range(1, 41)]
-    lane.close()
+    pipeline.close()
 
 
 def test_without_a_ledger_a_crash_repeats_the_micro_batch(
@@ -211,16 +213,16 @@ def test_without_a_ledger_a_crash_repeats_the_micro_batch(
     in_postgres: LedgerAddress,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lane = Hooked(state, tmp_path, endpoint, in_postgres)
-    lane.do_without()
-    lane.start()
-    lane.write_rows(5)
-    die_before_settling(lane, monkeypatch)
-    lane.start()
-    lane.take()
+    pipeline = Hooked(state, tmp_path, endpoint, in_postgres)
+    pipeline.do_without()
+    pipeline.start()
+    pipeline.write_rows(5)
+    die_before_settling(pipeline, monkeypatch)
+    pipeline.start()
+    pipeline.take()
     assert ids(endpoint) == [*range(1, 6), *range(1, 6)]
-    assert lane.rows(COUNTS) == [(5, 0)]
-    lane.close()
+    assert pipeline.rows(COUNTS) == [(5, 0)]
+    pipeline.close()
 
 
 def test_a_redis_that_is_lost_in_mid_run_costs_repeats_at_most_and_is_told_of(
@@ -233,40 +235,40 @@ def test_a_redis_that_is_lost_in_mid_run_costs_repeats_at_most_and_is_told_of(
     monkeypatch.setattr("cdc.queue.ledger.redis.PAUSE_S", 0.0)
     monkeypatch.setattr("spark_pipeline.delivery.ledgers._TELL_S", 0.0)
     address = LedgerAddress("redis", SecretText(own_redis.url), timeout_s=5)
-    lane = Hooked(state, tmp_path, endpoint, address)
-    lane.write_rows(25)
-    die_before_settling(lane, monkeypatch)
-    lane.start()
-    lane.take()
+    pipeline = Hooked(state, tmp_path, endpoint, address)
+    pipeline.write_rows(25)
+    die_before_settling(pipeline, monkeypatch)
+    pipeline.start()
+    pipeline.take()
     assert ids(endpoint) == list(range(1, 26)), "a crash repeats nothing while Redis is there"
-    assert lane.rows(HEALTH) == []
+    assert pipeline.rows(HEALTH) == []
 
     own_redis.stop()
-    lane.write_rows(25)
-    lane.take()
+    pipeline.write_rows(25)
+    pipeline.take()
     assert ids(endpoint) == list(range(1, 51)), "delivery goes on"
-    assert lane.rows(HEALTH) == [("hook", "ledger_lost", "warning")]
-    ((what,),) = lane.rows("SELECT what FROM walbrook.health")
+    assert pipeline.rows(HEALTH) == [("hook", "ledger_lost", "warning")]
+    ((what,),) = pipeline.rows("SELECT what FROM walbrook.health")
     assert "25 messages were delivered without being noted" in what
-    lane.write_rows(5)
-    die_before_settling(lane, monkeypatch)
-    lane.start()
-    lane.take()
+    pipeline.write_rows(5)
+    die_before_settling(pipeline, monkeypatch)
+    pipeline.start()
+    pipeline.take()
     assert ids(endpoint) == [*range(1, 56), *range(51, 56)], "repeated, and nothing lost"
 
     own_redis.start()
-    lane.write_rows(5)
-    lane.take()
-    assert lane.rows(HEALTH) == []
-    lane.write_rows(5)
-    die_before_settling(lane, monkeypatch)
-    lane.start()
-    lane.take()
+    pipeline.write_rows(5)
+    pipeline.take()
+    assert pipeline.rows(HEALTH) == []
+    pipeline.write_rows(5)
+    die_before_settling(pipeline, monkeypatch)
+    pipeline.start()
+    pipeline.take()
     assert ids(endpoint)[60:] == list(range(56, 66))
     with redis.Redis.from_url(own_redis.url) as client:
         (key,) = client.keys("walbrook:ledger:*")
         assert int(str(client.zcard(key))) <= 15, "what is settled is trimmed"
-    lane.close()
+    pipeline.close()
 
 
 def test_one_that_does_without_a_ledger_from_now_on_is_not_told_of_as_if_it_had_lost_it(
@@ -276,17 +278,17 @@ def test_one_that_does_without_a_ledger_from_now_on_is_not_told_of_as_if_it_had_
     own_redis: EmbeddedRedis,
 ) -> None:
     address = LedgerAddress("redis", SecretText(own_redis.url), timeout_s=5)
-    lane = Hooked(state, tmp_path, endpoint, address)
+    pipeline = Hooked(state, tmp_path, endpoint, address)
     own_redis.stop()
-    lane.write_rows(5)
-    lane.take()
-    assert lane.rows(HEALTH) == [("hook", "ledger_lost", "warning")]
-    lane.do_without()
-    lane.start()
-    lane.write_rows(5)
-    lane.take()
-    assert lane.rows(HEALTH) == []
-    lane.close()
+    pipeline.write_rows(5)
+    pipeline.take()
+    assert pipeline.rows(HEALTH) == [("hook", "ledger_lost", "warning")]
+    pipeline.do_without()
+    pipeline.start()
+    pipeline.write_rows(5)
+    pipeline.take()
+    assert pipeline.rows(HEALTH) == []
+    pipeline.close()
 
 
 def test_one_that_is_moved_back_keeps_the_name_it_is_served_under_until_it_joins_again(

@@ -14,7 +14,7 @@ from spark_pipeline.delivery.deliver import _open_sinks
 from tests import pgoutput
 from tests.fix_postgres import Database, PostgresServer, fresh_database
 from tests.integration.test_queue import insert
-from tests.lane_on_log import LogLane
+from tests.log_pipeline import LogPipeline
 from tests.service import _url
 from tests.unit.replication.test_seal import transaction
 
@@ -43,38 +43,40 @@ def there(postgres_server: PostgresServer) -> Iterator[Database]:
         yield made
 
 
-def lane_to(there: Database, state: Connection, directory: Path, **given: Any) -> LogLane:
+def pipeline_to(there: Database, state: Connection, directory: Path, **given: Any) -> LogPipeline:
     destination = {"type": "postgres", "url": _url(there.dsn), **given.pop("destination", {})}
-    lane = LogLane(state, directory, out={"destination": destination, **given})
+    pipeline = LogPipeline(state, directory, out={"destination": destination, **given})
     state.execute("UPDATE walbrook.consumers SET destination = 'postgres'")
-    return lane
+    return pipeline
 
 
-def deliver(lane: LogLane, *numbers: int) -> None:
+def deliver(pipeline: LogPipeline, *numbers: int) -> None:
     for number in numbers:
-        lane.write(*insert(number, (number, f"row {number}")))
-        lane.take()
+        pipeline.write(*insert(number, (number, f"row {number}")))
+        pipeline.take()
 
 
 @pytest.mark.parametrize("on_rewind", ["generation", "replace"])
 def test_a_rewind_brings_the_changes_again_as_it_is_configured(
     on_rewind: str, state: Connection, there: Database, tmp_path: Path
 ) -> None:
-    lane = lane_to(there, state, tmp_path, destination={"mode": "append", "on_rewind": on_rewind})
-    deliver(lane, 1, 2, 3)
+    pipeline = pipeline_to(
+        there, state, tmp_path, destination={"mode": "append", "on_rewind": on_rewind}
+    )
+    deliver(pipeline, 1, 2, 3)
     assert there.execute(HISTORY) == [(1, 1), (1, 2), (1, 3)]
     ((second,),) = there.execute("SELECT walbrook_lsn::text FROM item WHERE id = 2")
     state.execute(sql.SQL("SELECT walbrook.rewind('out', {})").format(f"{second}:0"))
-    lane.start()
-    lane.take()
-    deliver(lane, 4)
+    pipeline.start()
+    pipeline.take()
+    deliver(pipeline, 4)
     kept = [(1, 1), (1, 2), (1, 3)] if on_rewind == "generation" else [(1, 1)]
     assert there.execute(HISTORY) == [*kept, (2, 2), (2, 3), (2, 4)]
-    lane.start()  # as after a crash: the same epoch goes on
-    deliver(lane, 5)
+    pipeline.start()  # as after a crash: the same epoch goes on
+    deliver(pipeline, 5)
     assert there.execute(HISTORY)[-1] == (2, 5)
-    assert lane.rows("SELECT absorbed, lost_at FROM walbrook.consumers") == [(0, None)]
-    lane.close()
+    assert pipeline.rows("SELECT absorbed, lost_at FROM walbrook.consumers") == [(0, None)]
+    pipeline.close()
 
 
 def test_a_row_that_is_refused_is_a_dead_letter_and_the_others_arrive(
@@ -83,40 +85,40 @@ def test_a_row_that_is_refused_is_a_dead_letter_and_the_others_arrive(
     there.execute(
         "CREATE TABLE item (id int PRIMARY KEY, name text CHECK (name <> 'row 2'), owner text)"
     )
-    lane = lane_to(there, state, tmp_path)
-    lane.write(*insert(1, *((n, f"row {n}") for n in range(1, 6))))
-    lane.take()
-    lane.take()
+    pipeline = pipeline_to(there, state, tmp_path)
+    pipeline.write(*insert(1, *((n, f"row {n}") for n in range(1, 6))))
+    pipeline.take()
+    pipeline.take()
     assert there.execute("SELECT id FROM item ORDER BY id") == [(1,), (3,), (4,), (5,)]
-    ((kind, error),) = lane.rows("SELECT kind, error FROM walbrook.dead_letters")
+    ((kind, error),) = pipeline.rows("SELECT kind, error FROM walbrook.dead_letters")
     assert kind == "delivery"
     assert "item_name_check" in error
-    lane.close()
+    pipeline.close()
 
 
 def test_a_schema_change_alters_the_table_before_its_first_row(
     state: Connection, there: Database, tmp_path: Path
 ) -> None:
-    lane = lane_to(there, state, tmp_path)
-    deliver(lane, 1)
+    pipeline = pipeline_to(there, state, tmp_path)
+    deliver(pipeline, 1)
     columns = [("id", 23, True), ("name", 25, False), ("owner", 25, False), ("more", 23, False)]
     wider = pgoutput.relation(1, "public", "item", columns)
-    lane.write(wider, *transaction(0x900, pgoutput.insert(1, ["9", "nine", "o", "7"])))
-    lane.take()
+    pipeline.write(wider, *transaction(0x900, pgoutput.insert(1, ["9", "nine", "o", "7"])))
+    pipeline.take()
     assert there.execute("SELECT id, more FROM item ORDER BY id") == [(1, None), (9, 7)]
-    lane.close()
+    pipeline.close()
 
 
 def test_only_what_passes_the_filter_arrives_where_the_routing_says(
     state: Connection, there: Database, tmp_path: Path, spark: Any
 ) -> None:
-    lane = lane_to(
+    pipeline = pipeline_to(
         there, state, tmp_path, filter="record.id <> 2",
         routing="CASE WHEN record.id > 2 THEN 'late.item' END",
     )  # fmt: skip
-    lane.spark = spark
-    lane.start()
-    deliver(lane, 1, 2, 3)
+    pipeline.spark = spark
+    pipeline.start()
+    deliver(pipeline, 1, 2, 3)
     assert there.execute("SELECT id FROM item") == [(1,)]
     assert there.execute("SELECT id FROM late.item") == [(3,)]
-    lane.close()
+    pipeline.close()
