@@ -37,7 +37,7 @@ from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.retries import RetryQueue
 from spark_pipeline.workers.settler import Settler
 from tests import pgoutput
-from tests.unit.replication.test_seal import wire
+from tests.wire_messages import wire
 
 INT4, INT8 = 23, 20
 NAME = "timed"

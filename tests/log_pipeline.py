@@ -48,7 +48,7 @@ from spark_pipeline.workers.base import ATTEMPTS_IN_DRIVER, RestartError
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.retries import RetryQueue
 from spark_pipeline.workers.settler import Settler
-from tests.unit.replication.test_seal import wire
+from tests.wire_messages import wire
 
 SOURCE = "shop"
 FIRST_LSN = 8

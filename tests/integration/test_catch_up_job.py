@@ -14,7 +14,7 @@ from spark_pipeline.feed.planner import Planner
 from spark_pipeline.feed.stage_settings import StageSettings
 from spark_pipeline.slices.exchange import PlannedRange
 from tests import pgoutput
-from tests.unit.replication.test_seal import transaction
+from tests.wire_messages import transaction
 from tests.written_log import write
 
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])

@@ -52,8 +52,8 @@ from tests.fix_http import Endpoint
 from tests.fix_spark import LocalSpark
 from tests.log_pipeline import arrived, cursors_of
 from tests.standalone import QUICK_START, ROOT, StandaloneCluster, free_port
-from tests.unit.replication.test_seal import transaction, wire
 from tests.waiting import until
+from tests.wire_messages import transaction, wire
 
 pytestmark = pytest.mark.sinks
 

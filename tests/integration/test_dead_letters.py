@@ -20,7 +20,7 @@ from cdc.state.positions import consumer_cursors
 from tests import pgoutput
 from tests.fix_postgres import Database
 from tests.log_pipeline import LogPipeline, arrived, cursors_of
-from tests.unit.replication.test_seal import transaction
+from tests.wire_messages import transaction
 
 pytestmark = pytest.mark.migrated
 

@@ -21,8 +21,8 @@ from tests.checker import Arrival, Findings, compare, digest
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
 from tests.log_pipeline import LogPipeline
-from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
+from tests.wire_messages import transaction
 
 pytestmark = pytest.mark.migrated
 

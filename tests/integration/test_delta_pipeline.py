@@ -13,10 +13,10 @@ from spark_pipeline.delivery.deliver import _open_sinks
 from spark_pipeline.stage.status import StatusWriter
 from tests import pgoutput
 from tests.fix_postgres import Database
-from tests.integration.test_queue import insert
 from tests.lake import query
 from tests.log_pipeline import SOURCE, LogPipeline
-from tests.unit.replication.test_seal import transaction
+from tests.queue_pipeline import insert
+from tests.wire_messages import transaction
 
 pytestmark = pytest.mark.migrated
 

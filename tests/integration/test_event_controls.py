@@ -11,12 +11,13 @@ from cdc.service.cli.entry import app
 from cdc.state import operators
 from cdc.state.event_controls import read_controls
 from cdc.state.positions import register_source
+from tests.api_server import served as api_of
 from tests.event_pipeline import NAME, EventPipeline, S
+from tests.event_service import delivered_rows
+from tests.event_service import source as source
 from tests.event_stages import served
 from tests.fix_event_pipeline import Fate, MakePipeline
 from tests.fix_postgres import Database
-from tests.integration.test_event_operators import source, told
-from tests.integration.test_operators_api import served as api_of
 from tests.service import _url
 from tests.waiting import until
 
@@ -50,7 +51,7 @@ def follow(pipeline: EventPipeline) -> None:
 
 
 def ids(pipeline: EventPipeline) -> list[object]:
-    return [each[1] for each in told(pipeline)]
+    return [each[1] for each in delivered_rows(pipeline)]
 
 
 def test_a_pushed_watermark_releases_what_is_held_back_and_makes_older_changes_late(
@@ -66,7 +67,7 @@ def test_a_pushed_watermark_releases_what_is_held_back_and_makes_older_changes_l
     assert pipeline.rows(SHOWN) == [("a", False, False, 20, 20)]
     pipeline.write("a", (4, 20 * S), (5, 21 * S))
     pipeline.turns()
-    assert told(pipeline)[2:] == [("a", 4, True)]
+    assert delivered_rows(pipeline)[2:] == [("a", 4, True)]
 
 
 def test_a_watermark_pushed_for_one_database_waits_for_the_other(
@@ -94,7 +95,7 @@ def test_a_watermark_may_be_pushed_before_any_change_comes(event_pipeline: MakeP
     assert pipeline.rows(SHOWN) == [("a", False, False, 20, 20)]
     pipeline.write("a", (1, 15 * S))
     pipeline.turns()
-    assert told(pipeline) == [("a", 1, True)]
+    assert delivered_rows(pipeline) == [("a", 1, True)]
 
 
 @pytest.mark.parametrize("step", ["planned", "released", "settled"])
@@ -112,7 +113,7 @@ def test_what_operators_said_holds_through_crashes(
     assert fate.turns(pipeline), "it did not die"
     pipeline.start()
     pipeline.turns()
-    assert told(pipeline) == [("a", 1, False), ("a", 2, False)]
+    assert delivered_rows(pipeline) == [("a", 1, False), ("a", 2, False)]
     pipeline.write("a", (4, 50 * S))
     pipeline.turns()
     assert ids(pipeline) == [1, 2, 3], "b is still idle"
@@ -181,7 +182,7 @@ def test_what_was_pushed_is_forgotten_where_everything_comes_again(
     assert push_after["watermark"] == "1970-01-01T00:00:11.000000Z"
     pipeline.read_resume_state()
     pipeline.turns()
-    assert told(pipeline)[2:] == [("a", 1, False)], "it is not late"
+    assert delivered_rows(pipeline)[2:] == [("a", 1, False)], "it is not late"
     assert {row[3] for row in pipeline.rows(SHOWN)} == {None, 11}, "what is said since then holds"
 
 

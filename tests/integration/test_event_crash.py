@@ -27,27 +27,14 @@ from cdc.state.feeds import open_feed
 from cdc.state.gaps import skip_evicted
 from sinks import ledgered
 from tests import pgoutput
-from tests.event_pipeline import ITEM, NAME, EventPipeline, S
+from tests.event_crashes import in_files, shown, with_crashes, without_crashes
+from tests.event_pipeline import NAME, EventPipeline, S
 from tests.fix_event_pipeline import STEPS, Fate, MakePipeline
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
-from tests.log_pipeline import arrived
 
 Arrived = Callable[[EventPipeline], list[Any]]
 STREAM = "crashes"
-
-
-def in_files(pipeline: EventPipeline) -> list[Any]:
-    return [_told(m) for m in arrived(pipeline.directory / NAME)]
-
-
-def _told(message: dict[str, Any]) -> tuple[Any, ...]:
-    """What of a message must be the same in every run."""
-    metadata = message["metadata"]
-    return (
-        metadata["database_name"], message["action"], message["record"].get("id"),
-        metadata.get("event_time"), metadata.get("late"), metadata["sequence"],
-    )  # fmt: skip
 
 
 class Times:
@@ -74,51 +61,6 @@ class Times:
         if kind == 0:
             return pgoutput.delete(1, key=[str(self._next), None])
         return pgoutput.insert(1, [str(self._next), None if kind == 1 else str(at * S)])
-
-
-Phase = list[tuple[str, list[bytes]]]
-Write = Callable[[EventPipeline, Phase], None]
-
-
-def write(pipeline: EventPipeline, transactions: Phase) -> None:
-    for source, changes in transactions:
-        pipeline.write_messages(source, ITEM, *changes)
-
-
-def without_crashes(pipeline: EventPipeline, phases: list[Phase], write: Write = write) -> None:
-    for phase in phases:
-        write(pipeline, phase)
-        pipeline.turns()
-        pipeline.ordering.settle()
-
-
-def with_crashes(
-    pipeline: EventPipeline,
-    phases: list[Phase],
-    fate: Fate,
-    next_death: Callable[[], tuple[str, int]],
-    write: Write = write,
-) -> int:
-    """The same, and after a death the next phase comes before the start; gives how many died."""
-    deaths, is_dead = 0, False
-    for phase in [*phases, []]:
-        write(pipeline, phase)
-        while is_dead:
-            # What was under way is made again, alone, and may be what it dies of once more.
-            pipeline.start()
-            fate.let_die(*next_death())
-            is_dead = pipeline.ordering._redo is not None and fate.turns(pipeline, again=True)
-            deaths += is_dead
-        fate.let_die(*next_death())
-        is_dead = fate.turns(pipeline)
-        deaths += is_dead
-        if not is_dead:
-            pipeline.ordering.settle()
-    if is_dead:
-        pipeline.start()
-        pipeline.turns()
-        pipeline.ordering.settle()
-    return deaths
 
 
 def stored(pipeline: EventPipeline) -> list[tuple[Any, ...]]:
@@ -226,7 +168,7 @@ def test_redis_has_each_entry_once_and_in_order(
 def in_redis(client: redis.Redis) -> list[Any]:
     entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", client.xrange(STREAM))
     return [
-        _told(
+        shown(
             {
                 "record": orjson.loads(fields[b"record"]),
                 "action": fields[b"action"].decode(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any, cast
 
@@ -17,10 +16,10 @@ from spark_pipeline.eventtime.partitions import UnknownTableError
 from spark_pipeline.workers.base import UndeliveredError
 from tests import pgoutput
 from tests.event_pipeline import ITEM, NAME, EventPipeline, S
+from tests.event_webhook import hook, ids, redeliver, taken
 from tests.fix_event_pipeline import Fate, MakePipeline
 from tests.fix_http import Endpoint, Scripted
 from tests.log_pipeline import arrived
-from tests.waiting import until
 
 NOTE = pgoutput.relation(1, "public", "item", [("id", 23, True), ("at", 20), ("note", 25)])
 WAITING = (
@@ -34,36 +33,10 @@ LETTERS = (
 )
 
 
-def hook(endpoint: Endpoint, **given: Any) -> dict[str, Any]:
-    place = {"type": "webhook", "url": endpoint.url, "max_retries": 0}
-    return {"destination": place, "retry": {"first_ms": 1, "max_ms": 10}, **given}
-
-
-def taken(endpoint: Endpoint) -> list[Any]:
-    messages = cast("list[dict[str, Any]]", endpoint.written)
-    return [m["record"].get("id", m["action"]) for m in messages]
-
-
-def ids(pipeline: EventPipeline) -> list[Any]:
-    return [m["record"].get("id", m["action"]) for m in arrived(pipeline.directory / NAME)]
-
-
 def refusing(endpoint: Endpoint, *numbers: int) -> None:
     endpoint.refuses = lambda messages: any(
         cast("dict[str, Any]", m["record"]).get("id") in numbers for m in messages
     )
-
-
-def redeliver(pipeline: EventPipeline) -> None:
-    """Deliver what waits, until nothing does."""
-
-    def empty() -> bool:
-        for queue in pipeline.queues.values():
-            queue.look(pipeline.state)
-            queue.deliver_due(pipeline.state, threading.Event())
-        return not pipeline.rows("SELECT 1 FROM walbrook.events")
-
-    until("an empty queue", empty, 30)
 
 
 def test_a_destination_that_was_down_gets_the_same_release_from_where_it_was(

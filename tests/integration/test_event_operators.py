@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ from cdc.stop import StopReason
 from spark_pipeline.eventtime import ordering as ordering_module
 from tests import pgoutput
 from tests.event_pipeline import ITEM, NAME, OTHER, EventPipeline, S
+from tests.event_service import delivered_rows
+from tests.event_service import source as source
 from tests.event_stages import served
 from tests.fix_event_pipeline import Died, Fate, MakePipeline
 from tests.fix_http import Endpoint
@@ -27,24 +28,10 @@ from tests.fix_postgres import Database
 from tests.log_pipeline import SOURCE, LogPipeline, arrived
 from tests.lost_changes import note_lost_changes
 from tests.service import _url
-from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
+from tests.wire_messages import transaction
 
 pytestmark = pytest.mark.migrated
-
-Told = list[tuple[Any, ...]]
-
-
-def told(pipeline: EventPipeline) -> Told:
-    """Of each message its database, its id or action, and whether it was late."""
-    return [
-        (
-            m["metadata"]["database_name"],
-            m["record"].get("id", m["action"]),
-            m["metadata"].get("late", False),
-        )
-        for m in arrived(pipeline.directory / NAME)
-    ]
 
 
 def numbers(pipeline: EventPipeline) -> list[tuple[int, ...]]:
@@ -61,7 +48,7 @@ def two_with_some_held_back(event_pipeline: MakePipeline) -> EventPipeline:
     pipeline.turns()
     pipeline.write("a", (5, 11 * S))
     pipeline.ordering.settle()
-    assert [each[1] for each in told(pipeline)] == [12, 2, 13, 3, 4, 14]
+    assert [each[1] for each in delivered_rows(pipeline)] == [12, 2, 13, 3, 4, 14]
     return pipeline
 
 
@@ -70,7 +57,7 @@ def test_a_database_that_is_moved_back_comes_again_and_the_other_does_not(
     event_pipeline: MakePipeline, crash: bool
 ) -> None:
     pipeline = two_with_some_held_back(event_pipeline)
-    before = told(pipeline)
+    before = delivered_rows(pipeline)
     held = {"a": Cursor(0x100, 0), "b": Cursor(0x100, 0)}
     assert pipeline.cursors() == held
     ((floor,),) = pipeline.rows("SELECT DISTINCT settled_to FROM walbrook.event_sources")
@@ -84,7 +71,7 @@ def test_a_database_that_is_moved_back_comes_again_and_the_other_does_not(
     pipeline.write("b", (15, 9 * S), (16, 40 * S))
     pipeline.write("a", (6, 40 * S))
     pipeline.turns()
-    again = told(pipeline)[len(before) :]
+    again = delivered_rows(pipeline)[len(before) :]
     assert [each[:2] for each in again if each[0] == "a"] == [("a", n) for n in (2, 3, 4, 5, 1)], (
         "everything of it again, by time"
     )
@@ -115,11 +102,11 @@ def test_a_database_that_is_ahead_is_not_waited_for_when_the_other_has_no_more(
     pipeline.state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/201' WHERE source = 'a'")
     pipeline.read_resume_state()
     pipeline.turns()
-    assert [each[1] for each in told(pipeline)] == [1, 11, 2, 12]
+    assert [each[1] for each in delivered_rows(pipeline)] == [1, 11, 2, 12]
     pipeline.ordering._clocks["a"]._now += 20 * S
     pipeline.turns()  # the watermark moves
     pipeline.turns()
-    assert told(pipeline)[4:] == [("b", 13, True), ("b", 14, False)]
+    assert delivered_rows(pipeline)[4:] == [("b", 13, True), ("b", 14, False)]
 
 
 @pytest.mark.parametrize(("to", "again"), [("0/8", [0, 1, 2]), ("0/208", [])])
@@ -145,10 +132,10 @@ def test_a_cursor_that_is_moved_during_a_release_repeats_nothing_of_the_other_da
             pipeline.turns()
     pipeline.start()
     pipeline.turns()
-    assert [each[1] for each in told(pipeline)] == [0, 10, 1, 11, 2, *again]
+    assert [each[1] for each in delivered_rows(pipeline)] == [0, 10, 1, 11, 2, *again]
     pipeline.write("a", (3, 5 * S))
     pipeline.turns()
-    assert [each[1] for each in told(pipeline)] == [0, 10, 1, 11, 2, *again, 12]
+    assert [each[1] for each in delivered_rows(pipeline)] == [0, 10, 1, 11, 2, *again, 12]
     found = numbers(pipeline)
     assert found == sorted(set(found))
 
@@ -168,7 +155,7 @@ def test_rewind_is_for_one_database_and_for_every_kind_of_destination(
     assert (state["source"], state["cursor"]) == ("a", "0/100:1")
     pipeline.read_resume_state()
     pipeline.turns()
-    assert told(pipeline) == [
+    assert delivered_rows(pipeline) == [
         ("a", 1, False), ("b", 11, False), ("a", 2, False), ("a", 2, False)
     ]  # fmt: skip
 
@@ -179,28 +166,28 @@ def test_a_cursor_that_is_moved_forward_passes_over_what_is_there(
     pipeline = event_pipeline(event_time={"late_tolerance": "5s"})
     pipeline.write("a", (1, 10 * S), (2, 3 * S), (3, 11 * S), (4, 12 * S))
     pipeline.turns()
-    assert [each[1] for each in told(pipeline)] == [2]
+    assert [each[1] for each in delivered_rows(pipeline)] == [2]
     pipeline.state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/100', cursor_idx = 3")
     pipeline.read_resume_state()
     pipeline.write("a", (5, 30 * S))
     pipeline.turns()
-    assert told(pipeline) == [("a", 2, False), ("a", 4, False)]
+    assert delivered_rows(pipeline) == [("a", 2, False), ("a", 4, False)]
 
 
 def test_an_accepted_gap_is_told_in_front_of_what_follows_with_its_database(
     event_pipeline: MakePipeline,
 ) -> None:
     pipeline = event_pipeline(sources=("a", "b"))
-    for source in ("a", "b"):
-        pipeline.write(source, (1, 1 * S), (2, 2 * S))
-        pipeline.write(source, (3, 3 * S))
+    for name in ("a", "b"):
+        pipeline.write(name, (1, 1 * S), (2, 2 * S))
+        pipeline.write(name, (3, 3 * S))
     note_lost_changes(pipeline.state, "b", end="0/900")
     pipeline.rows("SELECT walbrook.accept_gap('b', '0/200')")
     pipeline.start()
     pipeline.turns()
     pipeline.start()
     pipeline.turns()
-    assert [each[:2] for each in told(pipeline)] == [
+    assert [each[:2] for each in delivered_rows(pipeline)] == [
         ("b", "gap"), ("a", 1), ("a", 2), ("a", 3), ("b", 3)
     ]  # fmt: skip
     gap = arrived(pipeline.directory / NAME)[0]
@@ -214,11 +201,11 @@ def test_dead_letters_of_two_databases_are_dealt_with_one_by_one(
     pipeline = event_pipeline(
         sources=("a", "b"), event_time={"late_policy": "dead_letter"}, destination=hook
     )
-    for source in ("a", "b"):
-        pipeline.write(source, (1, 10 * S))
+    for name in ("a", "b"):
+        pipeline.write(name, (1, 10 * S))
     pipeline.turns()
-    for source in ("a", "b"):
-        pipeline.write(source, (2, 5 * S), (3, 6 * S))
+    for name in ("a", "b"):
+        pipeline.write(name, (2, 5 * S), (3, 6 * S))
     pipeline.turns()
     letters = operators.dead_letters(pipeline.state, f"b/{NAME}")
     assert [(each["source"], each["kind"]) for each in letters] == [("b", "late")] * 2
@@ -234,17 +221,19 @@ def test_tables_come_and_go_while_it_runs(event_pipeline: MakePipeline) -> None:
     pipeline = event_pipeline(tables=("item", "other"))
     pipeline.write("a", (1, 1 * S))
     pipeline.turns()
-    assert told(pipeline) == [], "the other table has said nothing yet"
+    assert delivered_rows(pipeline) == [], "the other table has said nothing yet"
     pipeline.ordering.renew("a", {"public.item": "public.item"})
     pipeline.turns()
-    assert [each[1] for each in told(pipeline)] == [1]
+    assert [each[1] for each in delivered_rows(pipeline)] == [1]
     pipeline.ordering.renew("a", {f"public.{name}": f"public.{name}" for name in ("item", "other")})
     pipeline.write("a", (2, 2 * S))
     pipeline.turns()
-    assert [each[1] for each in told(pipeline)] == [1], "a table that is new is waited for"
+    assert [each[1] for each in delivered_rows(pipeline)] == [1], (
+        "a table that is new is waited for"
+    )
     pipeline.write("a", (3, 3 * S), table=2)
     pipeline.turns()
-    assert [each[1] for each in told(pipeline)] == [1, 2]
+    assert [each[1] for each in delivered_rows(pipeline)] == [1, 2]
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -258,10 +247,10 @@ def test_leaves_share_a_watermark_unless_each_is_to_have_its_own(
     pipeline.read_resume_state()
     pipeline.write("a", (1, 1 * S), (2, 9 * S))
     pipeline.turns()
-    assert [each[1] for each in told(pipeline)] == ([] if leaves else [1])
+    assert [each[1] for each in delivered_rows(pipeline)] == ([] if leaves else [1])
     pipeline.write("a", (3, 5 * S), table=2)
     pipeline.turns()
-    assert told(pipeline) == [("a", 1, False), *([] if leaves else [("a", 3, True)])]
+    assert delivered_rows(pipeline) == [("a", 1, False), *([] if leaves else [("a", 3, True)])]
     pipeline.ordering._shown_at = 0.0
     pipeline.ordering.show()
     shown = pipeline.rows('SELECT "table" FROM walbrook.watermarks ORDER BY 1')
@@ -291,7 +280,7 @@ def test_a_consumer_in_commit_order_goes_on_in_event_time_where_it_stands(
     pipeline._lsn[SOURCE] = 0x200
     pipeline.write(SOURCE, (4, 4 * S))
     pipeline.turns()
-    found = [each[1] for each in told(pipeline)]
+    found = [each[1] for each in delivered_rows(pipeline)]
     assert sorted(set(found)) == [1, 2, 3, 4], "something was taken for a repeat"
     assert found[0] == 1
     assert found[-1] == 4
@@ -322,18 +311,6 @@ def test_commit_order_is_refused_to_one_that_was_in_event_time_order(
         require_fit(others, others.sinks[0], state)
 
 
-@pytest.fixture
-def source(event_database: Database) -> Iterator[Connection]:
-    """The tables behind the logs, as their database shows them."""
-    with event_database.connect() as connection:
-        connection.execute("CREATE TABLE item (id int PRIMARY KEY, at bigint)")
-        connection.execute("CREATE PUBLICATION pub FOR TABLE item")
-        yield connection
-        connection.execute("DROP PUBLICATION pub")
-        connection.execute("DROP TABLE item")
-        connection.execute("DROP TABLE IF EXISTS other")
-
-
 @pytest.mark.usefixtures("source")
 def test_operators_are_heard_within_a_second(
     event_pipeline: MakePipeline, event_database: Database, monkeypatch: pytest.MonkeyPatch
@@ -342,7 +319,7 @@ def test_operators_are_heard_within_a_second(
     state = pipeline.state
 
     def come(*ids: object) -> None:
-        until(f"{ids}", lambda: [each[1] for each in told(pipeline)] == [*ids])
+        until(f"{ids}", lambda: [each[1] for each in delivered_rows(pipeline)] == [*ids])
 
     def idle(query: str) -> None:
         until(query, lambda: pipeline.rows(query) == [(True,)])
@@ -370,8 +347,10 @@ def test_operators_are_heard_within_a_second(
         come(1, 2, 3, 4, "gap", 6, 7)
         pipeline.write("b", (8, 20 * S))
         pipeline.write("a", (9, 21 * S))
-    assert [each[1] for each in told(pipeline)][7:] == [8, 9], "a stop delivers what is held back"
-    assert told(pipeline)[4] == ("a", "gap", False)
+    assert [each[1] for each in delivered_rows(pipeline)][7:] == [8, 9], (
+        "a stop delivers what is held back"
+    )
+    assert delivered_rows(pipeline)[4] == ("a", "gap", False)
     found = numbers(pipeline)
     assert found == sorted(set(found))
 
@@ -382,11 +361,11 @@ def test_a_database_that_has_ended_counts_again_when_that_is_taken_back(
     pipeline = event_pipeline(sources=("a", "b"))
     pipeline.write("a", (1, 1 * S))
     pipeline.turns()
-    assert told(pipeline) == []
+    assert delivered_rows(pipeline) == []
     for finished, expected in ((True, [1]), (False, [1]), (True, [1, 2])):
         pipeline.ordering.finished("b", finished)
         pipeline.turns()
-        assert [each[1] for each in told(pipeline)] == expected
+        assert [each[1] for each in delivered_rows(pipeline)] == expected
         if finished:
             pipeline.ordering.finished("b", False)
             pipeline.write("a", (2, 2 * S))
@@ -402,13 +381,13 @@ def test_a_new_table_is_looked_up_before_its_rows_are_taken(
     pipeline = event_pipeline(event_time={"column": None, "tables": tables})
     with served(pipeline, event_database):
         pipeline.write("a", (1, 1 * S))
-        until("the first", lambda: len(told(pipeline)) == 1)
+        until("the first", lambda: len(delivered_rows(pipeline)) == 1)
         source.execute("CREATE TABLE other (id int PRIMARY KEY, at bigint)")
         source.execute("ALTER PUBLICATION pub ADD TABLE other")
         rows = pgoutput.insert(1, ["2", str(3 * S)]), pgoutput.insert(2, ["3", str(2 * S)])
         pipeline.write_messages("a", ITEM, OTHER, *rows)
-        until("the second", lambda: len(told(pipeline)) == 2)
-    assert told(pipeline) == [("a", 1, False), ("a", 3, False), ("a", 2, False)]
+        until("the second", lambda: len(delivered_rows(pipeline)) == 2)
+    assert delivered_rows(pipeline) == [("a", 1, False), ("a", 3, False), ("a", 2, False)]
     assert pipeline.rows("SELECT * FROM walbrook.dead_letters") == []
 
 
@@ -435,8 +414,8 @@ def test_a_column_of_the_name_of_the_commits_time_is_told_from_it(
         for number, own in ((1, 5 * S), (2, 4 * S + S // 2), (3, 60 * S)):
             row = pgoutput.insert(1, [str(number), str(own)])
             pipeline.write_messages("a", item, row, at_us=number * 10 * S)
-        until("both", lambda: len(told(pipeline)) == 2)
-        assert [each[1] for each in told(pipeline)] == expected
+        until("both", lambda: len(delivered_rows(pipeline)) == 2)
+        assert [each[1] for each in delivered_rows(pipeline)] == expected
     assert pipeline.rows("SELECT * FROM walbrook.dead_letters") == []
 
 
@@ -452,7 +431,7 @@ def test_a_database_that_is_away_at_a_start_is_waited_for_all_the_same(
     shown = "SELECT buffered = 1 FROM walbrook.watermarks WHERE source = 'a'"
     with served(pipeline, event_database, away="b"):
         until("the other to be held back", lambda: pipeline.rows(shown) == [(True,)])
-    assert [each[1] for each in told(pipeline)] == [1, 2]
+    assert [each[1] for each in delivered_rows(pipeline)] == [1, 2]
 
 
 @pytest.mark.usefixtures("source")

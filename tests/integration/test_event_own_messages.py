@@ -19,9 +19,9 @@ from cdc.eventtime.sequencer import WatermarkStep
 from spark_pipeline.eventtime.release import WINDOW, OwnRows
 from spark_pipeline.eventtime.windows.due import WindowResults
 from tests.event_pipeline import EventPipeline, S
+from tests.event_webhook import hook, ids, redeliver, taken
 from tests.fix_event_pipeline import MakePipeline
 from tests.fix_http import Endpoint
-from tests.integration.test_event_delivery import hook, ids, redeliver, taken
 
 LETTERS = "SELECT action, event ->> 'record' FROM walbrook.dead_letters ORDER BY commit_idx"
 FAR = 5

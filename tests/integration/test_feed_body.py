@@ -19,8 +19,8 @@ from spark_pipeline.source.stream import LogStreamReader
 from tests import pgoutput
 from tests.fix_postgres import Database
 from tests.log_pipeline import LogPipeline, arrived
-from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
+from tests.wire_messages import transaction
 
 pytestmark = pytest.mark.migrated
 

@@ -12,10 +12,10 @@ from cdc.connection import Connection
 from spark_pipeline.delivery.deliver import _open_sinks
 from tests import pgoutput
 from tests.fix_postgres import Database
-from tests.integration.test_queue import insert
 from tests.lake import query_iceberg
 from tests.log_pipeline import LogPipeline
-from tests.unit.replication.test_seal import transaction
+from tests.queue_pipeline import insert
+from tests.wire_messages import transaction
 
 pytestmark = pytest.mark.migrated
 

@@ -14,7 +14,7 @@ from cdc.connection import Connection
 from tests import pgoutput
 from tests.fix_postgres import Database
 from tests.log_pipeline import LogPipeline, arrived
-from tests.unit.replication.test_seal import transaction
+from tests.wire_messages import transaction
 
 pytestmark = pytest.mark.migrated
 

@@ -22,12 +22,12 @@ from tests.conformance.crash import Killed
 from tests.fix_http import Endpoint
 from tests.fix_ledger import SOURCE, KnownLedger
 from tests.fix_postgres import Database
+from tests.ledger_rows import ITEM
 from tests.log_pipeline import LogPipeline
-from tests.unit.replication.test_seal import transaction
+from tests.wire_messages import transaction
 
 pytestmark = pytest.mark.migrated
 
-ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
 COUNTS = "SELECT delivered, absorbed FROM walbrook.consumers WHERE name = 'hook'"
 HEALTH = "SELECT consumer, kind, severity FROM walbrook.health"
 

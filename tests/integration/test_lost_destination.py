@@ -14,8 +14,8 @@ from cdc.connection import Connection
 from cdc.state.lost_destinations import report_lost_destinations
 from cdc.state.positions import Described, register_source
 from tests.fix_postgres import Database
-from tests.integration.test_queue import insert
 from tests.log_pipeline import SOURCE, LogPipeline, arrived
+from tests.queue_pipeline import insert
 
 pytestmark = pytest.mark.migrated
 

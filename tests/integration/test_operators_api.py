@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
-import yaml
-from starlette.applications import Starlette
 from typer.testing import CliRunner
 
-from cdc.config import Http
 from cdc.errors import WalbrookError
 from cdc.queue.health import report_queues
 from cdc.service.cli.entry import app
-from cdc.service.http.api.operators import operator_routes
-from cdc.service.http.api.tokens import Access
-from tests.fix_postgres import Database
-from tests.integration.test_operators import Operator
-from tests.service import _url
-from tests.waiting import until
+from tests.api_server import client as client
+from tests.api_server import config as config
+from tests.api_server import operator as operator
+from tests.operators import Operator
 
 pytestmark = pytest.mark.migrated
 
@@ -31,55 +22,6 @@ _SKIPPED = """
 SELECT from_lsn || ':' || from_idx, to_lsn || ':' || to_idx FROM walbrook.gaps
  WHERE consumer = 'hook' AND reason = 'skipped'
 """
-
-
-@contextmanager
-def served(state_dsn: str) -> Iterator[httpx.Client]:
-    """A real server with the operators' routes, and a client of it."""
-    application = Starlette(routes=operator_routes(state_dsn, Access(Http())))
-    server = uvicorn.Server(
-        uvicorn.Config(application, port=0, log_level="warning", lifespan="off")
-    )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        until("the server", lambda: server.started)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}/api/consumers") as client:
-            yield client
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
-@pytest.fixture
-def operator(database: Database) -> Iterator[Operator]:
-    with database.connect() as connection:
-        yield Operator(database, connection)
-
-
-@pytest.fixture
-def client(operator: Operator) -> Iterator[httpx.Client]:
-    with served(operator.database.dsn) as client:
-        yield client
-
-
-@pytest.fixture
-def config(operator: Operator, tmp_path: Path) -> Path:
-    path = tmp_path / "walbrook.yaml"
-    settings = {
-        "databases": [
-            {
-                "name": "shop",
-                "url": _url(operator.database.dsn),
-                "slot": {"name": "slot"},
-                "publication": {"name": "pub"},
-            }
-        ],
-        "sinks": [{"name": "hook", "destination": {"type": "file", "path": "files"}}],
-    }
-    path.write_text(yaml.safe_dump(settings))
-    return path
 
 
 def test_each_act_over_http_answers_with_the_new_state(

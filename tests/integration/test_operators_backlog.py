@@ -20,7 +20,7 @@ from spark_pipeline.delivery.deliver import Origin, Share
 from spark_pipeline.delivery.gaps import pass_gaps
 from tests.conformance.messages import batch, cursor_of
 from tests.fix_postgres import Database
-from tests.integration.test_operators import Operator
+from tests.operators import Operator
 from tests.pull_queue import SOURCE, Puller, make_pull_consumer
 
 BACKLOG = 40_000

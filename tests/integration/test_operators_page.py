@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from cdc.service.cli.entry import app
+from tests.api_server import config as config
+from tests.api_server import served
 from tests.fix_postgres import Database
-from tests.integration.test_operators import Operator
-from tests.integration.test_operators_api import config as config
-from tests.integration.test_operators_api import served
+from tests.operators import Operator
 
 pytestmark = pytest.mark.migrated
 

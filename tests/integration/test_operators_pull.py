@@ -14,7 +14,7 @@ import pytest
 from cdc.cursor import Cursor
 from cdc.state.positions import MovedError, Settlement, consumer_cursors, settle
 from tests.fix_postgres import Database
-from tests.integration.test_operators import Operator
+from tests.operators import Operator
 
 pytestmark = pytest.mark.migrated
 

@@ -23,10 +23,10 @@ from spark_pipeline.stage.notifications import heard, listen
 from spark_pipeline.workers.state import Reason
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
-from tests.integration.test_workers import ids, write
 from tests.log_pipeline import SOURCE, LogPipeline
 from tests.stage_threads import running
 from tests.waiting import until
+from tests.worker_rows import ids, write
 
 pytestmark = pytest.mark.migrated
 

@@ -12,8 +12,8 @@ import pytest
 from cdc.connection import Connection
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
-from tests.integration.test_queue import insert
 from tests.log_pipeline import LogPipeline
+from tests.queue_pipeline import insert
 
 pytestmark = pytest.mark.migrated
 

@@ -13,9 +13,9 @@ from cdc.generation import Generation
 from spark_pipeline.delivery.deliver import _open_sinks
 from tests.backfill_rig import Rig
 from tests.fix_postgres import Database
-from tests.integration.test_queue import insert
 from tests.log_pipeline import LogPipeline
 from tests.parquet_lake import ParquetLake
+from tests.queue_pipeline import insert
 
 ITEM = "public/item"
 ROWS = 3_000

@@ -20,10 +20,10 @@ from tests import pgoutput
 from tests.conformance.crash import Killed
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
-from tests.integration.test_ledger_pipeline import ITEM
+from tests.ledger_rows import ITEM
 from tests.log_pipeline import LogPipeline
-from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
+from tests.wire_messages import transaction
 
 pytestmark = pytest.mark.migrated
 

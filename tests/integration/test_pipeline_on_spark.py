@@ -27,7 +27,7 @@ from tests import pgoutput
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
 from tests.log_pipeline import SOURCE, LogPipeline, arrived, cursors_of
-from tests.unit.replication.test_seal import transaction
+from tests.wire_messages import transaction
 
 pytestmark = pytest.mark.migrated
 

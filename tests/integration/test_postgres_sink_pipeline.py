@@ -13,10 +13,10 @@ from cdc.connection import Connection
 from spark_pipeline.delivery.deliver import _open_sinks
 from tests import pgoutput
 from tests.fix_postgres import Database, PostgresServer, fresh_database
-from tests.integration.test_queue import insert
 from tests.log_pipeline import LogPipeline
+from tests.queue_pipeline import insert
 from tests.service import _url
-from tests.unit.replication.test_seal import transaction
+from tests.wire_messages import transaction
 
 pytestmark = pytest.mark.migrated
 

@@ -26,8 +26,8 @@ from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
 from tests.log_pipeline import LogPipeline
 from tests.service import Service
-from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
+from tests.wire_messages import transaction
 
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
 PRIORITIES = {"high": 10, "middle": 5, "low": 1}

@@ -21,12 +21,12 @@ from spark_pipeline.eventtime.release import WINDOW, OwnRows
 from spark_pipeline.eventtime.windows.aggregate import last_window_end
 from spark_pipeline.eventtime.windows.due import WindowResults
 from tests import pgoutput
+from tests.event_crashes import Phase, in_files, with_crashes, without_crashes
 from tests.event_pipeline import ITEM, NAME, EventPipeline, S
+from tests.event_service import source
 from tests.event_stages import served
 from tests.fix_event_pipeline import STEPS, Fate, MakePipeline
 from tests.fix_postgres import Database
-from tests.integration.test_event_crash import Phase, in_files, with_crashes, without_crashes
-from tests.integration.test_event_operators import source
 from tests.log_pipeline import arrived
 from tests.waiting import until
 

@@ -22,15 +22,20 @@ from tests import pgoutput
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
 from tests.log_pipeline import LogPipeline, arrived
-from tests.unit.replication.test_seal import transaction
-from tests.waiting import until
+from tests.queue_pipeline import (
+    ITEM,
+    insert,
+    names,
+    queue,
+    redeliver,
+    refusing,
+    serve_once,
+)
+from tests.wire_messages import transaction
 
 pytestmark = pytest.mark.migrated
 
-ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25), ("owner", 25)])
 QUICK = {"first_ms": 1, "max_ms": 10}
-
-Refuses = Callable[[dict[str, Any]], bool]
 
 
 @pytest.fixture
@@ -58,42 +63,6 @@ def pipeline_of(
     yield make
     for pipeline in pipelines:
         pipeline.close()
-
-
-def insert(number: int, *rows: tuple[int, str] | tuple[int, str, str]) -> list[bytes]:
-    """A transaction of inserts: id, name and, if it matters, owner."""
-    whole = [(str(id), name, *(rest or ["o"])) for id, name, *rest in rows]
-    return [ITEM, *transaction(0x100 * number, *(pgoutput.insert(1, list(r)) for r in whole))]
-
-
-def refusing(endpoint: Endpoint, refused: Refuses) -> None:
-    endpoint.refuses = lambda messages: any(refused(m["record"]) for m in messages)  # type: ignore[arg-type]
-
-
-def names(endpoint: Endpoint) -> list[str]:
-    return [m["record"]["name"] for r in endpoint.accepted for m in r.messages]  # type: ignore[index]
-
-
-def queue(pipeline: LogPipeline) -> list[tuple[Any, ...]]:
-    return pipeline.rows(
-        "SELECT (record::json ->> 'name'), deliveries, due_at IS NOT NULL FROM walbrook.events "
-        "ORDER BY commit_lsn, commit_idx"
-    )
-
-
-def serve_once(pipeline: LogPipeline) -> None:
-    """One claim of what is due."""
-    pipeline.deliver_due(claims=1)
-
-
-def redeliver(pipeline: LogPipeline) -> None:
-    """Deliver what is due, until nothing waits any more."""
-
-    def empty() -> bool:
-        serve_once(pipeline)
-        return not pipeline.rows("SELECT 1 FROM walbrook.events")
-
-    until("an empty queue", empty, 60)
 
 
 def test_a_refused_message_holds_back_its_group_and_nobody_else(

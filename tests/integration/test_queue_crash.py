@@ -20,8 +20,8 @@ from spark_pipeline.workers.retries import ABANDONED_MAX
 from tests.conformance.crash import Killed
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
-from tests.integration.test_queue import insert, names, queue, refusing
 from tests.log_pipeline import LogPipeline
+from tests.queue_pipeline import insert, names, queue, refusing
 from tests.waiting import until
 
 QUICK = {"first_ms": 1, "max_ms": 10}

@@ -10,10 +10,10 @@ import pytest
 from tests import pgoutput
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
-from tests.integration.test_queue import names, queue, redeliver, refusing, serve_once
 from tests.log_pipeline import LogPipeline
-from tests.unit.replication.test_seal import transaction
+from tests.queue_pipeline import names, queue, redeliver, refusing, serve_once
 from tests.waiting import until
+from tests.wire_messages import transaction
 
 COLUMNS: list[tuple[str, int] | tuple[str, int, bool]] = [
     ("id", 1184, True),

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.fix_postgres import Database
-from tests.integration.test_reader_log import SMALL, health, insert, keeping, source_row
+from tests.reader_health import SMALL, health, insert, keeping, source_row
 from tests.slot_source import SlotSource, make_slot_source
 from tests.waiting import until
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from pathlib import Path
 from typing import Literal
 
 import orjson
@@ -14,48 +13,19 @@ from cdc.cursor import Cursor
 from cdc.decoding import decode_changes
 from cdc.errors import CorruptionError, GapError, OperatorError, SourceError
 from cdc.log.damage_note import report_damage
-from cdc.log.writer import Retention, SegmentLimits
 from cdc.replication.log_keeper import LogKeeper
 from cdc.replication.options import StreamOptions
 from cdc.replication.spill.spilled_transaction import BatchLimits
 from cdc.replication.wire.sealed import Sealed
 from cdc.state.positions import register_source
-from tests.fix_postgres import Database
 from tests.proxy import Proxy
+from tests.reader_health import SMALL, health, insert, keeping, segments, source_row
+from tests.reader_health import shop as shop
 from tests.reader_process import ReaderProcess
-from tests.slot_source import PUBLISHED, SlotSource, make_slot_source
+from tests.slot_source import PUBLISHED, SlotSource
 from tests.waiting import until
 
 pytestmark = pytest.mark.migrated
-
-SMALL = {"segments": SegmentLimits(rows=100), "batch": BatchLimits(rows=50), "heartbeat_s": 0}
-
-
-def keeping(**changes: object) -> Retention:
-    kept: dict[str, object] = {"settled_s": 3600, "settled_bytes": 1 << 30, "bytes_max": 1 << 30}
-    return Retention(**{**kept, **changes})  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def shop(database: Database, tmp_path: Path) -> SlotSource:
-    database.execute("CREATE TABLE item (id serial PRIMARY KEY, name text)")
-    return make_slot_source(database, tmp_path / "shop")
-
-
-def insert(shop: SlotSource, rows: int) -> None:
-    for _ in range(rows // 50):
-        shop.database.execute(
-            "INSERT INTO item (name) SELECT repeat('x', 100) FROM generate_series(1, 50)"
-        )
-
-
-def source_row(shop: SlotSource, columns: str) -> tuple[object, ...]:
-    (row,) = shop.database.execute(f"SELECT {columns} FROM walbrook.sources")
-    return row
-
-
-def health(shop: SlotSource) -> list[str]:
-    return [row[0] for row in shop.database.execute("SELECT kind FROM walbrook.health")]
 
 
 Harm = Literal["flip", "cut", "remove"]
@@ -83,14 +53,6 @@ def test_segments_and_floors_are_rows(shop: SlotSource) -> None:
     log_bytes, earliest = source_row(shop, "log_bytes, earliest_lsn = restart_lsn")
     assert log_bytes == sum(p.stat().st_size for p in shop.settings.log_directory.glob("*.seg"))
     assert earliest
-
-
-def segments(shop: SlotSource, count: int) -> list[tuple[str, int, str]]:
-    """The rows of ``walbrook.log_segments``, once they speak of ``count`` changes."""
-    rows = shop.database.execute(
-        "SELECT tier, rows, location FROM walbrook.log_segments ORDER BY first_batch"
-    )
-    return rows if sum(row[1] for row in rows) == count else []
 
 
 def test_settled_segments_stay_for_a_while_and_then_go(shop: SlotSource) -> None:

@@ -27,8 +27,8 @@ from tests.conformance.crash import Killed
 from tests.conformance.harness import RedisHarness
 from tests.conformance.messages import CONSUMER, batch, expected, numbered
 from tests.fix_postgres import Database
-from tests.integration.test_queue import insert
 from tests.log_pipeline import SOURCE, LogPipeline, arrived
+from tests.queue_pipeline import insert
 
 pytestmark = pytest.mark.migrated
 

@@ -17,9 +17,9 @@ import psutil
 import pytest
 import redis
 
+from tests.api_server import served
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import PostgresServer, fresh_database
-from tests.integration.test_operators_api import served
 from tests.service import Service, running
 from tests.shop import Shop, shop_sinks, shop_table
 from tests.waiting import until

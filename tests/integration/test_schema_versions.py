@@ -17,33 +17,17 @@ from cdc.state.schema_versions import record_versions
 from tests import pgoutput
 from tests.fix_postgres import Database
 from tests.log_pipeline import LogPipeline, arrived, cursors_of
-from tests.unit.replication.test_seal import transaction
+from tests.schema_version_rows import ASKS, ID, PART, V1, V2, new, old, part
+from tests.wire_messages import transaction
 
 pytestmark = pytest.mark.migrated
 
-ID = ("id", 23, True)
-PART = pgoutput.relation(2, "public", "part", [ID])
-V1 = pgoutput.relation(1, "public", "item", [ID])
-V2 = pgoutput.relation(1, "public", "item", [ID, ("a", 25)])
 V3 = pgoutput.relation(1, "public", "item", [ID, ("b", 25)])
 V4 = pgoutput.relation(1, "public", "thing", [ID, ("b", 25)])
-ASKS: dict[str, object] = {"actions": ["insert", "schema_change"]}
 VERSIONS = """
 SELECT version, since_lsn::text, since_idx, announced_lsn::text, announced_idx
   FROM walbrook.schema_versions WHERE relation = 1 ORDER BY version
 """
-
-
-def part(number: int = 0) -> bytes:
-    return pgoutput.insert(2, [str(number)])
-
-
-def old(number: int) -> bytes:
-    return pgoutput.insert(1, [str(number)])
-
-
-def new(number: int) -> bytes:
-    return pgoutput.insert(1, [str(number), "x"])
 
 
 # Versions begin at a transaction's first row, behind rows of another table, and of their own.

@@ -16,9 +16,9 @@ from sinks.base import Delivery
 from sinks.file import FileSink
 from tests import pgoutput
 from tests.fix_postgres import Database
-from tests.integration.test_schema_versions import ASKS, PART, V1, V2, new, old, part
 from tests.log_pipeline import LogPipeline, arrived, cursors_of
-from tests.unit.replication.test_seal import transaction
+from tests.schema_version_rows import ASKS, PART, V1, V2, new, old, part
+from tests.wire_messages import transaction
 
 pytestmark = pytest.mark.migrated
 

@@ -12,7 +12,7 @@ import yaml
 from cdc.config import Config, loads
 from cdc.state.positions import Described
 from tests.fix_postgres import Database
-from tests.integration.test_operators import Operator
+from tests.operators import Operator
 
 pytestmark = pytest.mark.migrated
 

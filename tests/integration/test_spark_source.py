@@ -19,7 +19,7 @@ from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.replication.wire.seal import Sealer
 from tests import pgoutput
 from tests.unit.replication.annotated import set_annotation
-from tests.unit.replication.test_seal import transaction, wire
+from tests.wire_messages import transaction, wire
 
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
 TRANSACTIONS, ROWS, ANNOTATED = 40, 250, 100

@@ -18,8 +18,8 @@ from tests.fix_postgres import Database
 from tests.log_pipeline import SOURCE, LogPipeline, arrived
 from tests.service import running
 from tests.shop import Shop, shop_sinks, shop_table
-from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
+from tests.wire_messages import transaction
 
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
 

@@ -33,8 +33,8 @@ from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
 from tests.log_pipeline import SOURCE, LogPipeline, arrived
 from tests.proxy import Proxy
-from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
+from tests.wire_messages import transaction
 
 pytestmark = pytest.mark.migrated
 

@@ -29,14 +29,14 @@ from spark_pipeline.workers.state import Reason, Step, Work
 from tests import pgoutput
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
-from tests.log_pipeline import SOURCE, LogPipeline, arrived
+from tests.log_pipeline import SOURCE, LogPipeline
 from tests.stage_threads import running
-from tests.unit.replication.test_seal import transaction
 from tests.waiting import until
+from tests.wire_messages import transaction
+from tests.worker_rows import ITEM, ids, write
 
 pytestmark = pytest.mark.migrated
 
-ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
 PipelineOf = Callable[..., LogPipeline]
 
 
@@ -57,17 +57,6 @@ def pipeline_of(state: Connection, tmp_path: Path) -> Iterator[PipelineOf]:
     yield make
     for pipeline in made:
         pipeline.close()
-
-
-def write(pipeline: LogPipeline, *numbers: int, name: str = "n") -> None:
-    """A row in a transaction and a batch of its own for each number."""
-    for number in numbers:
-        row = pgoutput.insert(1, [str(number), name])
-        pipeline.write(ITEM, *transaction(0x100 * number, row))
-
-
-def ids(directory: Path) -> list[int]:
-    return [message["record"]["id"] for message in arrived(directory)]
 
 
 def sent(endpoint: Endpoint) -> list[int]:

@@ -18,8 +18,8 @@ from cdc.decoding.types import type_form
 from cdc.decoding.types.text import TEXT
 from cdc.errors import DecodeError
 from tests import pgoutput
+from tests.unit.decoding.damage import damaged_message
 from tests.unit.decoding.everything import BARE, COLUMNS, NOTE, RELATION
-from tests.unit.decoding.test_decode_fuzz import damaged_message
 
 SEED = 20260302
 _OIDS = st.integers(0, 2**32 - 1)

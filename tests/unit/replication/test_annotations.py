@@ -23,8 +23,8 @@ from cdc.replication.wire.sealed import Sealed
 from tests import pgoutput
 from tests.examples import examples
 from tests.unit.replication.annotated import carried, clear_annotation, set_annotation
-from tests.unit.replication.test_intake import block
-from tests.unit.replication.test_seal import ITEM, OWN, row, transaction, wire
+from tests.unit.replication.streamed import block
+from tests.wire_messages import ITEM, OWN, row, transaction, wire
 
 ANN, BOB = b'{"user":"ann"}', b'{"user":"bob"}'
 NOTE = pgoutput.logical_message("note", b"x")

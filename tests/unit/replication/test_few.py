@@ -20,7 +20,7 @@ from cdc.replication.wire.small_batch import MESSAGES_MAX
 from cdc.replication.wire.table_versions import TableVersions
 from tests import pgoutput
 from tests.unit.replication.annotated import set_annotation
-from tests.unit.replication.test_seal import ITEM, OWN, PART, row, transaction, wire
+from tests.wire_messages import ITEM, OWN, PART, row, transaction, wire
 
 WIDER = pgoutput.relation(1, "public", "item", [("id", 23, True), ("b", 25)])
 USUAL = [

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import struct
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -22,41 +21,16 @@ from cdc.replication.spill.spill import NotStreamableError, Spill
 from cdc.replication.spill.spilled_transaction import BatchLimits
 from cdc.replication.transaction_assembler import TransactionAssembler
 from cdc.replication.wire.seal import Sealer
-from cdc.replication.wire.sealed import Sealed
 from tests import pgoutput
 from tests.examples import examples
-from tests.unit.replication.annotated import carried
-from tests.unit.replication.streamed_history import Row, Server, Transaction, histories
+from tests.unit.replication.streamed import block, interleaved, rows, wire
+from tests.unit.replication.streamed_history import Row, Transaction, histories
 
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True)])
 
 
-def wire(*messages: bytes) -> list[bytes]:
-    header = struct.pack(">cQQq", b"w", 0, 0, 5)
-    return [header + message for message in messages]
-
-
 def row(value: object = 1) -> bytes:
     return pgoutput.insert(1, [str(value)])
-
-
-def block(xid: int, *messages: bytes, first: bool = True, sub: int | None = None) -> list[bytes]:
-    inside = [pgoutput.streamed(sub or xid, message) for message in messages]
-    return [pgoutput.stream_start(xid, first=first), *inside, pgoutput.stream_stop()]
-
-
-def rows(batches: Iterable[Sealed]) -> list[Row]:
-    found = []
-    for batch in batches:
-        for r, annotation in zip(batch.raw.to_pylist(), carried(batch), strict=True):
-            schema = batch.schemas[r["schema_id"]] if r["schema_id"] else b""
-            found.append(
-                Row(
-                    r["commit_lsn"], r["commit_idx"], r["xid"], r["commit_ts"],
-                    chr(r["kind"]), r["relation"], schema, r["payload"], annotation,
-                )
-            )  # fmt: skip
-    return found
 
 
 def take(intake: TransactionAssembler, *messages: bytes) -> list[Row]:
@@ -71,18 +45,6 @@ def spill(tmp_path: Path) -> Spill:
 @pytest.fixture
 def intake(spill: Spill) -> TransactionAssembler:
     return TransactionAssembler(Sealer(), spill)
-
-
-def interleaved(data: st.DataObject, history: Sequence[Transaction]) -> Server:
-    """The history sent by a server, its transactions' steps in any order between each other."""
-    server = Server()
-    left = {number: server.pieces(number, one) for number, one in enumerate(history)}
-    while left:
-        number = data.draw(st.sampled_from(sorted(left)))
-        server.send(number, history[number], left[number].pop(0))
-        if not left[number]:
-            del left[number]
-    return server
 
 
 @settings(max_examples=examples(60), deadline=None)

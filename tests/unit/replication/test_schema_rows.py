@@ -24,9 +24,9 @@ from cdc.replication.wire.sealed import Sealed
 from cdc.replication.wire.table_versions import TableVersions
 from tests import pgoutput
 from tests.examples import examples
+from tests.unit.replication.streamed import interleaved, rows, wire
 from tests.unit.replication.streamed_history import Row, Server, Transaction, histories
-from tests.unit.replication.test_intake import interleaved, rows, wire
-from tests.unit.replication.test_seal import transaction
+from tests.wire_messages import transaction
 
 ID = ("id", 23, True)
 A1 = pgoutput.relation(1, "public", "a", [ID])

@@ -21,7 +21,7 @@ from spark_pipeline.source.slicing import cut
 from spark_pipeline.source.stream import WalbrookDataSource
 from tests import pgoutput
 from tests.unit.config.config_texts import databases, read
-from tests.unit.replication.test_seal import transaction, wire
+from tests.wire_messages import transaction, wire
 
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
 BATCHES, ROWS = 6, 40

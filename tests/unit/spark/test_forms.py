@@ -30,7 +30,7 @@ from spark_pipeline.source import WalbrookDataSource
 from spark_pipeline.source.options import driver_options
 from spark_pipeline.source.range_reader import RangeReader
 from tests.unit.decoding.changes_of_every_kind import changes_of_every_kind
-from tests.unit.log.test_log import append
+from tests.unit.log.batches import append
 
 MICROSECONDS = ValueFormat("unix_microsecond")
 

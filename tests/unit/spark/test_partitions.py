@@ -18,7 +18,7 @@ from spark_pipeline.delivery.deliver import Origin, Share
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.delivery.partitions import deliver_in_parts
 from spark_pipeline.delivery.sender import REFUSALS_MAX, ConsecutiveRefusals, Sender
-from tests.unit.spark.test_sender import CONTEXT, Message, consumer, cuts, histories, queued, rows
+from tests.unit.spark.sending import CONTEXT, Message, consumer, cuts, histories, queued, rows
 
 END = Cursor(1 << 40, 0)
 

@@ -18,7 +18,7 @@ from cdc.log.writer import LogWriter
 from spark_pipeline.delivery import deliver
 from spark_pipeline.delivery.deliver import Origin, Share
 from spark_pipeline.source.stream import LogStreamReader
-from tests.unit.log.test_log import append
+from tests.unit.log.batches import append
 
 
 def share(source: str, run: str, directory: Path) -> Share:

@@ -20,7 +20,7 @@ from spark_pipeline.capacity.pressure import (
     Served,
 )
 from tests import pgoutput
-from tests.unit.replication.test_seal import transaction
+from tests.wire_messages import transaction
 from tests.written_log import WrittenLog
 
 MOST = Bounds(1000, 1 << 20)

@@ -14,7 +14,7 @@ from spark_pipeline.source.options import Options
 from spark_pipeline.source.range_reader import LogPartition, RangeReader
 from spark_pipeline.source.slicing import cut
 from tests.unit.replication.annotated import set_annotation
-from tests.unit.replication.test_seal import ITEM, row, transaction
+from tests.wire_messages import ITEM, row, transaction
 from tests.written_log import write
 
 

@@ -20,7 +20,7 @@ from spark_pipeline.source import stream as stream_module
 from spark_pipeline.source.options import Options
 from spark_pipeline.source.stream import LogStreamReader
 from tests import pgoutput
-from tests.unit.replication.test_seal import transaction
+from tests.wire_messages import transaction
 from tests.written_log import SMALL, WrittenLog
 
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])

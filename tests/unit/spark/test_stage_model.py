@@ -52,7 +52,7 @@ from spark_pipeline.workers.settler import Settler
 from tests import pgoutput
 from tests.examples import examples
 from tests.log_pipeline import arrived, cursors_of
-from tests.unit.replication.test_seal import transaction, wire
+from tests.wire_messages import transaction, wire
 
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True)])
 NAMES = ("a", "b", "c")
