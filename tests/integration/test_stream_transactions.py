@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from cdc.cursor import ORIGIN, Cursor, parse_lsn
@@ -21,55 +18,25 @@ from cdc.errors import GapError
 from cdc.replication.options import StreamOptions
 from cdc.replication.source.catalog import ask_catalog
 from cdc.replication.spill.spill import NotStreamableError, Spill
-from cdc.replication.spill.spilled_transaction import BatchLimits
 from cdc.replication.stream import ReplicationStream
 from cdc.replication.transaction_assembler import TransactionAssembler
 from cdc.replication.wire.seal import Sealer
 from cdc.replication.wire.sealed import Sealed
 from cdc.stop import StopSignal
-from demo.embedded_postgres import EmbeddedPostgres
 from tests.fix_postgres import (
     DEFAULT_VERSION,
-    ON_VERSIONS,
     Database,
-    embedded,
-    fresh_database,
     since,
 )
-from tests.slot_source import SlotSource, make_slot_source
-from tests.unit.replication.annotated import SET, carried
+from tests.stream_server import STREAMED, TWO_PHASE, annotate, fill, make_slot
+from tests.stream_server import server as server
+from tests.stream_server import shop as shop
+from tests.unit.replication.annotated import carried
 from tests.waiting import until
 
 pytestmark = pytest.mark.migrated
 
-STREAMED = StreamOptions(stream_transactions=True)
-TWO_PHASE = StreamOptions(stream_transactions=True, two_phase=True)
 WHOLE = StreamOptions()
-
-# With this little memory a few hundred rows are streamed.
-SETTINGS = {
-    "logical_decoding_work_mem": "64kB",
-    "max_prepared_transactions": "10",
-    "max_replication_slots": "30",
-}
-
-
-@pytest.fixture(scope="module", params=ON_VERSIONS)
-def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
-    directory = Path(tempfile.mkdtemp(prefix="walbrook-test-stream-"))
-    try:
-        with embedded(directory, request.param, fast=True, settings=SETTINGS) as running:
-            yield running
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-@pytest.fixture
-def shop(server: EmbeddedPostgres) -> Iterator[Database]:
-    with fresh_database(server.dsn) as database:
-        database.execute("CREATE TABLE item (id int PRIMARY KEY, name text)")
-        database.execute("CREATE PUBLICATION pub FOR ALL TABLES")
-        yield database
 
 
 @dataclass
@@ -127,12 +94,6 @@ class Reading:
         ]
 
 
-def make_slot(database: Database, name: str) -> str:
-    slot = f"{database.name}_{name}"
-    database.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
-    return slot
-
-
 @contextmanager
 def reading(
     database: Database, slot: str, directory: Path, options: StreamOptions, resume: Cursor = ORIGIN
@@ -152,17 +113,6 @@ def reading(
     finally:
         stream.close()
         catalog.close()
-
-
-def fill(connection: psycopg.Connection[tuple[object, ...]], first: int, last: int) -> None:
-    connection.execute(
-        "INSERT INTO item SELECT i, repeat('x', 100) FROM generate_series(%s::int, %s::int) i",
-        [first, last],
-    )
-
-
-def annotate(connection: psycopg.Connection[tuple[object, ...]], text: str) -> None:
-    connection.execute("SELECT pg_logical_emit_message(true, %s, %s)", [SET, text])
 
 
 def ids(changes: list[dict[str, object]]) -> list[int]:
@@ -428,133 +378,3 @@ def test_what_another_origin_wrote_is_left_out_on_request(shop: Database, tmp_pa
         assert ids(reader.to(shop)) == [1, 2, 3, 4, 5]
     with reading(shop, slots["none"], tmp_path, StreamOptions(origin="none")) as reader:
         assert ids(reader.to(shop)) == [4, 5]
-
-
-@pytest.fixture
-def source(server: EmbeddedPostgres, tmp_path: Path) -> Iterator[SlotSource]:
-    """The same with the whole reader and its log."""
-    with fresh_database(server.dsn) as database:
-        database.execute("CREATE TABLE item (id int PRIMARY KEY, name text)")
-        yield make_slot_source(database, tmp_path / "log")
-
-
-def spilled_bytes(source: SlotSource) -> int:
-    folder = source.settings.log_directory / "spill"
-    size = 0
-    for path in folder.glob("*.rows"):
-        with suppress(FileNotFoundError):  # the reader removes some meanwhile
-            size += path.stat().st_size
-    return size
-
-
-def test_the_reader_spills_what_is_open_and_logs_what_is_committed(source: SlotSource) -> None:
-    with source.reading(stream=STREAMED), source.database.connect() as writer:
-        with writer.transaction():
-            fill(writer, 1, 5000)
-            until("rows to flow", lambda: spilled_bytes(source) > 0)
-            source.database.execute("INSERT INTO item VALUES (9001, 'small')")
-            assert len(source.until_logged(1)) == 1
-        found = source.until_logged(5001)
-    assert [cursor.idx for cursor, _ in found] == [0, *range(5000)]
-    assert spilled_bytes(source) == 0
-
-
-def test_a_restart_in_the_middle_of_publishing_goes_on_where_it_was(source: SlotSource) -> None:
-    with source.reading(stream=STREAMED, batch=BatchLimits(rows=50)):
-        with source.database.connect() as writer, writer.transaction():
-            annotate(writer, "1")
-            fill(writer, 1, 4999)
-        source.until_logged(100)
-    partly = len(source.messages())
-    with source.reading(stream=STREAMED):
-        found = source.until_logged(5000)
-    assert [cursor.idx for cursor, _ in found] == [0, *range(2, 5001)], f"stopped after {partly}"
-    assert list(source.annotations().values()) == ["1"] * 4999
-
-
-def test_what_does_not_fit_into_the_spill_is_read_whole(source: SlotSource) -> None:
-    with source.reading(stream=STREAMED, spill_bytes_max=100_000):
-        with source.database.connect() as writer, writer.transaction():
-            fill(writer, 1, 5000)
-        found = source.until_logged(5000)
-    assert [cursor.idx for cursor, _ in found] == list(range(5000))
-
-
-@since(15)
-def test_the_reader_keeps_a_prepared_transaction_over_a_restart(source: SlotSource) -> None:
-    gid = f"{source.database.name} order"
-    with source.reading(stream=TWO_PHASE, durability="fsync"):
-        with source.database.connect() as writer:
-            writer.execute("BEGIN")
-            fill(writer, 1, 3000)
-            writer.execute(f"PREPARE TRANSACTION '{gid}'")
-            prepared_at = parse_lsn(
-                str(source.database.execute("SELECT pg_current_wal_lsn()")[0][0])
-            )
-        until("the slot to pass the prepare", lambda: source.confirmed_lsn() >= prepared_at)
-        assert source.messages() == []
-    source.database.execute(f"COMMIT PREPARED '{gid}'")
-    with source.reading(stream=TWO_PHASE, durability="fsync"):
-        found = source.until_logged(3000)
-        until("the rows to be settled", lambda: spilled_bytes(source) == 0)
-    assert [cursor.idx for cursor, _ in found] == list(range(3000))
-
-
-def prepare(source: SlotSource, gid: str, first: int, last: int) -> None:
-    with source.database.connect() as writer:
-        writer.execute("BEGIN")
-        fill(writer, first, last)
-        writer.execute(f"PREPARE TRANSACTION '{gid}'")
-
-
-@since(15)
-def test_a_sink_that_stands_still_does_not_fill_the_spill(source: SlotSource) -> None:
-    gid = f"{source.database.name} order"
-    with source.reading(stream=TWO_PHASE, durability="disk", spill_bytes_max=100_000):
-        for number in range(15):
-            prepare(source, gid, number * 100, number * 100 + 99)
-            source.database.execute(f"COMMIT PREPARED '{gid}'")
-            source.until_logged(100 * (number + 1))
-            if number % 3 == 2:
-                until("the rows to leave", lambda: spilled_bytes(source) == 0)
-    assert source.database.execute("SELECT kind FROM walbrook.health_events") == []
-
-
-@since(15)
-def test_a_reader_without_a_log_that_lasts_waits_for_its_sinks_and_goes_on(
-    source: SlotSource,
-) -> None:
-    gid = f"{source.database.name} order"
-    full = "SELECT 1 FROM walbrook.health_events WHERE kind = 'spill_full'"
-    with source.reading(stream=TWO_PHASE, durability="memory", spill_bytes_max=20_000):
-        for number in range(3):
-            prepare(source, gid, number * 100, number * 100 + 99)
-            source.database.execute(f"COMMIT PREPARED '{gid}'")
-        until("the reader to say so", lambda: source.database.execute(full))
-        known = source.count()
-        assert known < 300
-
-        def served() -> bool:
-            source.settle_all()
-            return source.count() == 300
-
-        until("the rest", served)
-
-
-@since(15)
-def test_a_prepare_that_was_not_secured_before_a_restart_is_read_again(
-    source: SlotSource,
-) -> None:
-    gid = f"{source.database.name} order"
-    with source.reading(stream=TWO_PHASE, durability="fsync"):
-        source.database.execute("INSERT INTO item VALUES (9001, 'first')")
-        source.until_logged(1)
-        prepare(source, gid, 1, 10)
-        source.database.execute("INSERT INTO item VALUES (9002, 'behind it')")
-        source.until_logged(2)
-    source.database.execute(f"COMMIT PREPARED '{gid}'")
-    with source.reading(stream=TWO_PHASE, durability="fsync"):
-        found = source.until_logged(12)
-    assert [kind for _, kind in found] == ["I"] * 12
-    cursors = [cursor for cursor, _ in found]
-    assert cursors == sorted(set(cursors))

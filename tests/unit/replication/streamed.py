@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
+import pytest
 from hypothesis import strategies as st
 
+from cdc.replication.spill.spill import Spill
+from cdc.replication.transaction_assembler import TransactionAssembler
+from cdc.replication.wire.seal import Sealer
 from cdc.replication.wire.sealed import Sealed
 from tests import pgoutput
 from tests.unit.replication.annotated import carried
@@ -47,3 +52,53 @@ def interleaved(data: st.DataObject, history: Sequence[Transaction]) -> Server:
         if not left[number]:
             del left[number]
     return server
+
+
+ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True)])
+
+
+def row(value: object = 1) -> bytes:
+    return pgoutput.insert(1, [str(value)])
+
+
+def take(intake: TransactionAssembler, *messages: bytes) -> list[Row]:
+    return rows(intake.take(wire(*messages)))
+
+
+@pytest.fixture
+def spill(tmp_path: Path) -> Spill:
+    return Spill(tmp_path / "log" / "spill")
+
+
+@pytest.fixture
+def intake(spill: Spill) -> TransactionAssembler:
+    return TransactionAssembler(Sealer(), spill)
+
+
+def consume(steps: Iterable[object]) -> None:
+    for _ in steps:
+        pass
+
+
+def begun(directory: Path, *, bytes_max: int = 1 << 20) -> Spill:
+    """A spill of a connection that gets prepared transactions."""
+    spill = Spill(directory, bytes_max=bytes_max)
+    spill.start(0, 0, two_phase=True)
+    return spill
+
+
+def names(directory: Path) -> list[str]:
+    """The files of rows."""
+    return [path.name for path in directory.glob("*.rows")]
+
+
+def prepare(intake: TransactionAssembler, value: object = 1, *, xid: int = 8) -> list[Row]:
+    begin, end = pgoutput.begin_prepare(200, xid, "g"), pgoutput.prepare(200, xid, "g")
+    return take(intake, begin, ITEM, row(value), end)
+
+
+def secured(directory: Path) -> None:
+    """A prepared transaction that is on disk."""
+    spill = begun(directory)
+    prepare(TransactionAssembler(Sealer(), spill))
+    spill.secure(300, 300)
