@@ -50,7 +50,8 @@ def encode(
 ) -> list[bytes | pa.Buffer]:
     """One transaction that adds all messages, each to its stream, built a column at a time.
 
-    A call of Arrow costs as much for one row as for a hundred, so a few messages go one by one.
+    The id of an entry is its cursor, ``<commit_lsn>-<commit_idx>`` in decimal digits. A call of
+    Arrow costs as much for one row as for a hundred, so a few messages go one by one.
     ``trim`` are the words of XADD that bound a stream's length.
     """
     if len(batch) <= FEW:

@@ -165,7 +165,8 @@ def naming(frame: FrameColumns, group: Group) -> Iterator[None]:
 def fitting(count: int, form: str) -> Iterator[None]:
     """Turn what Arrow says of a column that would be too large into an error that says what to do.
 
-    A string column holds 2 GiB. Long names and escapes can make that of a small frame.
+    A string column holds 2 GiB. Long names and escapes can make that of a small frame. A message of
+    2 GB that does not fit alone gets an error as its row (``isolate``), and is a dead letter.
     """
     try:
         yield

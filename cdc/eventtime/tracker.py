@@ -1,4 +1,4 @@
-"""Watermarks: up to which event time everything has come, for each partition and for all of them.
+"""Computes watermarks: up to which event time everything has come, per partition and for all.
 
 A partition is a table of a source. Invariant:
 

@@ -1,4 +1,7 @@
-"""Notifications of what operators do: the functions of schema walbrook notify the channel.
+"""Notifications of what operators do (pause, resume, rewind, redeliver, …) to a running stage.
+stage.
+
+The functions of schema walbrook notify the channel; the stage then nudges its workers.
 
 A notification only hastens: what is missed, as while a connection is lost, is seen by the look at
 the consumers' rows that is taken each second.
