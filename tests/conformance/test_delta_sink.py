@@ -285,7 +285,7 @@ def test_key_changes_truncates_and_unchanged_values_are_merged(
 
 
 @pytest.mark.sinks
-def test_only_files_that_may_hold_a_touched_key_are_written_anew(
+def test_only_files_that_may_hold_a_touched_key_are_rewritten(
     source: SlotBatches, root: Path, opened: Open
 ) -> None:
     source.run("CREATE TABLE t (id int PRIMARY KEY, n int)")
@@ -344,7 +344,7 @@ def test_a_table_that_another_sink_has_written_is_refused(
 
 
 @pytest.mark.sinks
-def test_a_table_that_is_gone_is_not_begun_anew_in_silence(
+def test_a_table_that_is_gone_is_not_restarted_silently(
     source: SlotBatches, root: Path, opened: Open
 ) -> None:
     source.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
@@ -470,7 +470,7 @@ def test_a_store_that_refuses_the_account_is_an_operator_error_without_secrets(
     assert s3.stranger.secret not in delivery.error.full_text
 
 
-def test_a_missing_package_is_told_by_the_name_of_its_extra() -> None:
+def test_a_missing_package_is_reported_by_the_name_of_its_extra() -> None:
     code = (
         "import sys; sys.modules['deltalake'] = None\n"
         "from cdc.config.destination import DeltaDestination\n"

@@ -187,7 +187,7 @@ def test_a_catalog_without_a_place_lies_in_the_state_database_and_never_enters_t
     assert query_iceberg("SELECT id FROM t", t=str(place)) == [(1,)]
 
 
-def test_a_missing_package_is_told_by_the_name_of_its_extra() -> None:
+def test_a_missing_package_is_reported_by_the_name_of_its_extra() -> None:
     code = (
         "import sys; sys.modules['pyiceberg'] = None\n"
         "from cdc.config.destination import IcebergDestination\n"

@@ -69,7 +69,7 @@ def test_small_files_become_one_and_their_deletes_go(
     assert lake.rows("SELECT count(*) FROM t WHERE n = 1") == [(1,)]
 
 
-def test_a_file_with_many_deletes_is_written_anew(source: SlotBatches, lake: IcebergLake) -> None:
+def test_a_file_with_many_deletes_is_rewritten(source: SlotBatches, lake: IcebergLake) -> None:
     sink = lake.sink("merge_on_read")
     _deliver_in_pieces(source, sink, 2)
     source.run("DELETE FROM t WHERE id IN (5, 15)")

@@ -84,7 +84,7 @@ def test_the_query_of_the_page_reads_a_table_by_its_manifest(
         assert sorted(rows.to_arrow_table().column("id").to_pylist()) == [1, 2]
 
 
-def test_a_column_that_changes_its_kind_is_text_for_whoever_reads_all_versions(
+def test_a_column_that_changes_its_kind_is_text_for_readers_of_all_versions(
     source: SlotBatches, lake: ParquetLake
 ) -> None:
     source.run(
@@ -191,7 +191,7 @@ def test_files_of_different_columns_are_not_merged_into_one(
     assert on_disk.query("SELECT sum(n), sum(m) FROM t") == [(0, 28)]
 
 
-def test_files_that_somebody_moves_away_fail_no_delivery_and_no_merge(
+def test_files_that_are_moved_away_fail_no_delivery_and_no_merge(
     source: SlotBatches, on_disk: ParquetLake
 ) -> None:
     sink = on_disk.sink()
@@ -271,7 +271,7 @@ def test_a_table_of_another_consumer_is_refused(source: SlotBatches, lake: Parqu
     assert "shop/orders" in delivery.error.what
 
 
-def test_a_table_that_is_gone_is_not_begun_anew_in_silence(
+def test_a_table_that_is_gone_is_not_restarted_silently(
     source: SlotBatches, on_disk: ParquetLake
 ) -> None:
     source.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")

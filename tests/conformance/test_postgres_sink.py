@@ -269,7 +269,7 @@ def test_a_table_that_refuses_every_row_is_waited_for_after_five(
 
 
 @pytest.mark.parametrize("mode", ["mirror", "append", "events"])
-def test_a_replay_is_absorbed_however_it_is_cut_and_by_whoever_it_comes(
+def test_a_replay_is_absorbed_however_it_is_cut_and_by_any_process(
     mode: str, source: SlotBatches, there: Database, opened: Open
 ) -> None:
     source.run(
@@ -294,7 +294,7 @@ def test_a_replay_is_absorbed_however_it_is_cut_and_by_whoever_it_comes(
         ("events", "replace", [(1, 1), (1, 2), (2, 3), (2, 4), (2, 5)]),
     ],
 )
-def test_rows_that_come_again_after_a_rewind_are_told_apart_or_replaced(
+def test_rows_that_come_again_after_a_rewind_are_distinguished_or_replaced(
     mode: str, on_rewind: str, rows: list[tuple[int, int]], source: SlotBatches, there: Database,
     opened: Open,
 ) -> None:  # fmt: skip

@@ -116,7 +116,7 @@ def test_a_look_refuses_an_account_that_could_not_begin_and_gives_the_grant(
         there.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-def test_what_a_trigger_says_of_rights_is_not_shown(
+def test_the_text_of_a_trigger_about_rights_is_not_shown(
     source: SlotBatches, there: Database, opened: Open
 ) -> None:
     there.execute(

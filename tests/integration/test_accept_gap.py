@@ -80,7 +80,7 @@ def test_a_source_that_is_read_and_well_has_no_gap_to_accept(shop: SlotSource) -
         shop.until_logged(6)
 
 
-def test_a_slot_that_was_made_anew_is_a_gap_up_to_where_it_stands(shop: SlotSource) -> None:
+def test_a_slot_that_was_rebuilt_is_a_gap_up_to_where_it_stands(shop: SlotSource) -> None:
     with shop.reading():
         logged(shop, 5)
     ((slot,),) = shop.database.execute("SELECT slot FROM walbrook.sources")
@@ -101,7 +101,7 @@ def test_a_slot_that_was_made_anew_is_a_gap_up_to_where_it_stands(shop: SlotSour
         shop.until_logged(1)
 
 
-def test_what_lies_beyond_the_wal_that_was_seen_is_not_accepted(state: Connection) -> None:
+def test_a_gap_beyond_the_wal_that_was_seen_is_not_accepted(state: Connection) -> None:
     note_lost_changes(state, "shop", end="0/900")
     before = state.execute(PLACES).fetchall()
     with pytest.raises(Refused, match="beyond the end of the WAL of source shop, which was last"):

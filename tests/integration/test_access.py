@@ -162,7 +162,7 @@ def test_a_pull_worker_fetches_from_its_own_consumers_alone(login: Login) -> Non
     )  # fmt: skip
 
 
-def test_what_was_granted_can_be_taken_back(login: Login, database: Database) -> None:
+def test_a_right_that_was_granted_can_be_revoked(login: Login, database: Database) -> None:
     role = login("grant_operator('{role}', with_values => true)")
     name = role.info.user
     database.execute(f"SELECT walbrook.grant_pull('{name}', 'jobs', 'others')")

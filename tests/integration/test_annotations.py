@@ -83,7 +83,7 @@ def test_the_prefixes_of_sequin_mean_the_same(shop: SlotSource) -> None:
     "content", ["{secret", b'"secret \xff"', '"' + "secret" * 11_000 + '"'],
     ids=["not_json", "not_utf8", "too_long"],
 )  # fmt: skip
-def test_what_is_no_annotation_is_one_warning_without_its_content_and_the_stream_goes_on(
+def test_a_message_that_is_no_annotation_is_one_warning_without_its_content_and_the_stream_goes_on(
     shop: SlotSource, content: str | bytes
 ) -> None:
     with capture_logs() as logged, shop.reading(), shop.database.connect() as client:
@@ -115,7 +115,7 @@ def test_an_emit_outside_of_the_transaction_annotates_nothing(shop: SlotSource) 
     assert shop.annotations() == {}
 
 
-def test_what_a_rolled_back_savepoint_said_never_was(shop: SlotSource) -> None:
+def test_an_annotation_of_a_rolled_back_savepoint_does_not_count(shop: SlotSource) -> None:
     with shop.reading(), shop.database.connect() as client:
         with client.transaction():
             emit(client, SET, "1")

@@ -45,7 +45,7 @@ def _begun(rig: Rig, table: str = "item") -> int:
         "ALTER TABLE item ALTER id TYPE bigint",
     ],
 )
-def test_a_table_that_is_written_anew_is_planned_again(
+def test_a_table_that_is_rewritten_is_planned_again(
     database: Database, tmp_path: Path, act: str
 ) -> None:
     database.execute(_ITEMS)
@@ -255,7 +255,7 @@ def test_a_new_place_gets_the_rows_that_went_to_the_one_before(
         assert warned[0].endswith("do not come again: public.item")
 
 
-def test_what_cannot_be_backfilled_says_why(database: Database, tmp_path: Path) -> None:
+def test_a_table_that_cannot_be_backfilled_says_why(database: Database, tmp_path: Path) -> None:
     database.execute(_ITEMS + "; CREATE SCHEMA hidden; CREATE TABLE hidden.item (id int)")
     rig = Rig(database, tmp_path)
     with rig.running():

@@ -68,7 +68,7 @@ def test_a_piece_that_was_not_delivered_when_its_backfill_failed_comes_when_that
         assert len(reads) == 400, "none comes twice"
 
 
-def test_what_was_read_for_a_place_that_is_left_is_read_again(
+def test_a_chunk_read_for_a_place_that_is_left_is_read_again(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A change that overtook a row went to the old place alone, so the row must not be dropped."""

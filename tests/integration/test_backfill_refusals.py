@@ -78,7 +78,7 @@ def test_a_backfill_that_stands_in_the_way_is_named_with_what_ends_it(database: 
         assert f"walbrook backfill cancel {number} " in caught.value.fix
 
 
-def test_a_table_that_does_not_exist_is_told_from_one_that_is_not_published(
+def test_a_table_that_does_not_exist_is_distinguished_from_one_that_is_not_published(
     database: Database,
 ) -> None:
     database.execute(

@@ -58,7 +58,7 @@ def damage_last_batch(directory: Path) -> None:
     segment.write_bytes(content)
 
 
-def test_what_was_decoded_is_removed_with_the_range(
+def test_decoded_rows_are_removed_with_the_range(
     settings: StageSettings, spark: SparkSession, tmp_path: Path
 ) -> None:
     scratch = tmp_path / "scratch"

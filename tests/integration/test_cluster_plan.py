@@ -358,7 +358,7 @@ def cursors_in_parquet(directory: Path) -> list[Cursor]:
     return sorted(map(Cursor, *(column.to_pylist() for column in table.columns)))
 
 
-def test_a_lost_executor_costs_a_second_read_and_a_failing_sink_is_told_as_what_it_is(
+def test_a_lost_executor_costs_a_second_read_and_a_failing_sink_is_reported_as_what_it_is(
     spark: SparkSession,
     cluster: StandaloneCluster,
     log: Path,
@@ -395,7 +395,7 @@ def test_a_lost_executor_costs_a_second_read_and_a_failing_sink_is_told_as_what_
     assert {*cursors_of(sent), *queued} == set(everything(log)), "delivered or queued, nothing else"
 
 
-def test_the_token_is_seen_by_nobody(spark: SparkSession) -> None:
+def test_the_token_is_never_shown(spark: SparkSession) -> None:
     context = spark.sparkContext
     where = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/environment"
     page = httpx.get(where, timeout=30).text
@@ -407,7 +407,7 @@ def test_the_token_is_seen_by_nobody(spark: SparkSession) -> None:
     assert not [command for command in commands if TOKEN in command]
 
 
-def test_what_an_executor_cannot_read_is_told_in_our_words(
+def test_an_executors_failure_to_read_is_reported_in_our_words(
     spark: SparkSession, log: Path, tmp_path: Path
 ) -> None:
     nowhere = f"grpc://127.0.0.1:{free_port()}/shop"

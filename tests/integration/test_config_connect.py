@@ -107,7 +107,7 @@ def test_all_that_answers_is_ready_and_nothing_was_changed(
     assert database.execute(SCHEMA) == [(False,)]
 
 
-def test_what_is_wrong_is_said_of_each_place_with_the_fix(
+def test_problems_are_reported_of_each_place_with_the_fix(
     tmp_path: Path, database: Database, redis_url: str, redis_client: redis.Redis
 ) -> None:
     with socket.socket() as closed, database.connect() as state:
@@ -204,7 +204,7 @@ def lines_in(tmp_path: Path) -> dict[str, dict[str, Any]]:
     return {"lines": {"type": "file", "path": str(tmp_path / "lines")}}
 
 
-def test_a_role_that_may_not_create_the_publication_is_told_as_the_start_would(
+def test_a_role_that_may_not_create_the_publication_is_reported_as_the_start_would(
     tmp_path: Path, database: Database, reader: Database
 ) -> None:
     database.execute("CREATE TABLE orders (id int PRIMARY KEY)")

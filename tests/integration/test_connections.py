@@ -157,7 +157,7 @@ def test_the_password_can_come_from_a_password_file(
     open_one(dsn, slot)
 
 
-def test_a_wrong_password_is_told_nowhere(
+def test_a_wrong_password_is_reported_nowhere(
     database: Database,
     slot: str,
     caplog: pytest.LogCaptureFixture,

@@ -70,7 +70,7 @@ def pipeline_of(
         pipeline.close()
 
 
-def test_it_becomes_a_row_for_each_consumer_that_takes_it_and_the_rest_arrives(
+def test_an_unreadable_change_becomes_a_row_for_each_consumer_that_takes_it(
     pipeline_of: Callable[..., LogPipeline],
 ) -> None:
     pipeline = pipeline_of(
@@ -111,7 +111,7 @@ def test_the_row_has_the_message_and_the_schema_it_came_with(
     assert [round(at.timestamp() * 1e6) for _, _, at in rows] == [0x100 * 1000, 0x200 * 1000]
 
 
-def test_what_a_failing_sink_keeps_the_consumer_from_reaching_is_not_dead_yet(
+def test_a_change_behind_a_failing_sink_is_not_dead_yet(
     pipeline_of: Callable[..., LogPipeline],
 ) -> None:
     pipeline = pipeline_of(stuck={}, free={})

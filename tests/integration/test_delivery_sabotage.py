@@ -124,7 +124,7 @@ def test_a_cursor_without_its_index_is_caught(
     assert findings().lost
 
 
-def test_messages_put_aside_and_never_stored_are_caught(
+def test_queued_messages_and_never_stored_are_caught(
     findings: Callable[[], Findings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def settle(connection: Connection, **given: Any) -> None:

@@ -167,7 +167,7 @@ def test_a_repeated_message_is_a_duplicate() -> None:
     assert not found.out_of_order
 
 
-def test_a_message_that_nobody_wrote_is_unexpected() -> None:
+def test_a_message_that_was_never_written_is_unexpected() -> None:
     arrived = [*_written(), replace(_written()[0], xid=99)]
     assert _compared(arrived).unexpected == [f"unexpected: {arrived[-1]}"]
 
@@ -187,7 +187,7 @@ def test_an_altered_message_says_what_is_different(altered: dict[str, str], name
     assert _compared(arrived).different == [f"different {named}: {_written()[2]}"]
 
 
-def test_what_is_not_in_the_ledger_is_not_compared() -> None:
+def test_rows_that_are_not_in_the_ledger_are_not_compared() -> None:
     written = [replace(change, digest=None) for change in _written()]
     assert compare("sink", written, _written(), replay(_written())).agrees
 

@@ -99,7 +99,7 @@ def test_a_watermark_may_be_pushed_before_any_change_comes(event_pipeline: MakeP
 
 
 @pytest.mark.parametrize("step", ["planned", "released", "settled"])
-def test_what_operators_said_holds_through_crashes(
+def test_commands_of_operators_hold_through_crashes(
     event_pipeline: MakePipeline, fate: Fate, step: str
 ) -> None:
     pipeline = event_pipeline(sources=("a", "b"), event_time={"late_tolerance": "5s"})
@@ -124,7 +124,7 @@ def test_what_operators_said_holds_through_crashes(
     ]
 
 
-def test_a_partition_that_is_marked_idle_holds_nobody_until_it_is_marked_active(
+def test_a_partition_that_is_marked_idle_holds_back_no_other_until_it_is_marked_active(
     event_pipeline: MakePipeline,
 ) -> None:
     pipeline = event_pipeline(tables=("item", "other"))
@@ -166,7 +166,7 @@ def test_a_partition_that_is_idle_by_the_clock_is_marked_active(
     assert ids(pipeline) == [1, 2], "and now it holds the first one back"
 
 
-def test_what_was_pushed_is_forgotten_where_everything_comes_again(
+def test_a_pushed_watermark_is_forgotten_where_everything_comes_again(
     event_pipeline: MakePipeline,
 ) -> None:
     pipeline = event_pipeline(sources=("a", "b"))
@@ -186,7 +186,9 @@ def test_what_was_pushed_is_forgotten_where_everything_comes_again(
     assert {row[3] for row in pipeline.rows(SHOWN)} == {None, 11}, "what is said since then holds"
 
 
-def test_what_was_pushed_is_forgotten_with_another_event_time(event_pipeline: MakePipeline) -> None:
+def test_a_pushed_watermark_is_forgotten_with_another_event_time(
+    event_pipeline: MakePipeline,
+) -> None:
     pipeline = event_pipeline()
     push(pipeline, 50)
     pipeline.change_event_time(column="made")
@@ -207,7 +209,7 @@ def test_what_was_pushed_is_forgotten_with_another_event_time(event_pipeline: Ma
         ("set_partition_idle('timed', 'item')", "timed has no partition item", "public.item"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_a_command_that_makes_no_sense_is_refused(
     event_pipeline: MakePipeline, call: str, what: str, hint: str
 ) -> None:
     pipeline = event_pipeline()

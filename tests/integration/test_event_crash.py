@@ -225,7 +225,7 @@ def test_a_webhook_gets_only_the_request_again_that_was_not_noted(
     assert pipeline.rows(counts) == [(len(once),)]
 
 
-def test_what_comes_after_a_crash_does_not_shift_the_numbers_of_what_was_sent(
+def test_rows_after_a_crash_do_not_shift_the_numbers_of_sent_ones(
     event_pipeline: MakePipeline, fate: Fate
 ) -> None:
     pipeline = event_pipeline(event_time={"late_tolerance": "2s"})
@@ -243,7 +243,7 @@ def test_what_comes_after_a_crash_does_not_shift_the_numbers_of_what_was_sent(
 
 
 @pytest.mark.parametrize("step", ["sending", "over"])
-def test_a_gap_is_told_once_and_in_front_whatever_dies(
+def test_a_gap_is_reported_once_and_in_front_whatever_dies(
     event_pipeline: MakePipeline, fate: Fate, step: str
 ) -> None:
     pipeline = event_pipeline(sources=("a", "b"))
@@ -265,7 +265,7 @@ def test_a_gap_is_told_once_and_in_front_whatever_dies(
     assert pipeline.rows("SELECT count(*) FROM walbrook.gaps WHERE reported_at IS NULL") == [(0,)]
 
 
-def test_a_gap_that_came_while_others_were_told_does_not_take_their_number(
+def test_a_gap_that_came_while_others_were_reported_does_not_take_their_number(
     event_pipeline: MakePipeline, fate: Fate
 ) -> None:
     pipeline = event_pipeline(sources=("a", "b"))
@@ -291,7 +291,7 @@ def test_a_gap_that_came_while_others_were_told_does_not_take_their_number(
     assert len(set(sequence)) == len(sequence)
 
 
-def test_a_release_whose_rows_were_given_up_since_keeps_nobody_elses_number(
+def test_a_release_whose_rows_were_given_up_since_keeps_no_number_of_others(
     event_pipeline: MakePipeline, fate: Fate
 ) -> None:
     """What is left of it must not be taken for what was sent under those numbers."""
@@ -305,7 +305,7 @@ def test_a_release_whose_rows_were_given_up_since_keeps_nobody_elses_number(
     assert [row[2] for row in in_files(pipeline)] == [1, 2, 7, 8]
 
 
-def test_a_release_that_another_configuration_would_cut_differently_is_numbered_anew(
+def test_a_release_that_another_configuration_would_cut_differently_is_renumbered(
     event_pipeline: MakePipeline, fate: Fate
 ) -> None:
     pipeline = event_pipeline()
@@ -323,7 +323,7 @@ def test_a_release_that_another_configuration_would_cut_differently_is_numbered_
     assert [row[2] for row in in_files(pipeline)] == [1, 2, 3, 6], "taken for what was sent before"
 
 
-def test_another_event_time_begins_anew_and_loses_nothing_that_was_held_back(
+def test_another_event_time_starts_over_and_loses_nothing_that_was_held_back(
     event_pipeline: MakePipeline, tmp_path: Path
 ) -> None:
     two = pgoutput.relation(1, "public", "item", [("id", 23, True), ("at", 20), ("made", 20)])

@@ -57,7 +57,7 @@ def test_a_destination_that_was_down_gets_the_same_release_from_where_it_was(
     assert pipeline.rows("SELECT delivered, absorbed FROM walbrook.consumers") == [(8, 0)]
 
 
-def test_what_was_refused_before_a_failure_holds_back_its_group_after_it(
+def test_a_message_refused_before_a_failure_holds_back_its_group_after_it(
     event_pipeline: MakePipeline, endpoint: Endpoint
 ) -> None:
     pipeline = event_pipeline(**hook(endpoint, batch_size=1))
@@ -236,7 +236,7 @@ def test_a_full_buffer_stops_reading_and_goes_on_when_the_other_database_catches
     assert pipeline.ordering._sequencer.buffer.bytes < 2**20
 
 
-def test_a_table_that_holds_back_others_of_its_full_database_is_told_of(
+def test_a_table_that_holds_back_others_of_its_full_database_is_reported(
     event_pipeline: MakePipeline,
 ) -> None:
     pipeline = event_pipeline(tables=("item", "other"), event_time={"max_buffer_bytes": "1MiB"})

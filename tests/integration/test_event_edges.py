@@ -87,7 +87,7 @@ def test_a_delete_that_was_settled_behind_the_cursor_stays_settled_whatever_the_
     assert run(step) == run("")
 
 
-def test_what_a_window_cannot_count_is_a_dead_letter_after_a_restart_too(
+def test_a_row_that_a_window_cannot_count_is_a_dead_letter_after_a_restart_too(
     event_pipeline: MakePipeline,
 ) -> None:
     pipeline = event_pipeline(windows=Counts())
@@ -134,7 +134,7 @@ def test_the_last_window_closes_when_nothing_more_comes(event_pipeline: MakePipe
 
 
 @pytest.mark.parametrize("place", ["0/200:0", "0/100:1", "0/100:0"])
-def test_after_a_time_in_the_future_a_rewind_begins_anew_wherever_the_consumer_stands(
+def test_after_a_time_in_the_future_a_rewind_starts_over_wherever_the_consumer_stands(
     event_pipeline: MakePipeline, place: str
 ) -> None:
     pipeline = event_pipeline(event_time={"late_tolerance": "2s"})
@@ -163,7 +163,7 @@ def test_after_a_time_in_the_future_a_rewind_begins_anew_wherever_the_consumer_s
     assert numbers == sorted(set(numbers))
 
 
-def test_a_log_that_lost_what_a_release_had_read_is_told_of(
+def test_a_log_that_lost_what_a_release_had_read_is_reported(
     event_pipeline: MakePipeline, fate: Fate
 ) -> None:
     pipeline = event_pipeline(sources=("a", "b"))
@@ -209,7 +209,7 @@ def test_a_table_that_is_not_known_is_named(
         pipeline.turns()
 
 
-def test_numbers_that_begin_anew_are_above_those_of_a_release_that_began_a_range() -> None:
+def test_numbers_that_start_over_are_above_those_of_a_release_that_began_a_range() -> None:
     near = Numbering(11, (1 << 30) - 5)
     assert near.beyond_used().place(0) > near.after(1 << 30).place(0)
 

@@ -174,7 +174,7 @@ def test_a_cursor_that_is_moved_forward_passes_over_what_is_there(
     assert delivered_rows(pipeline) == [("a", 2, False), ("a", 4, False)]
 
 
-def test_an_accepted_gap_is_told_in_front_of_what_follows_with_its_database(
+def test_an_accepted_gap_is_reported_in_front_of_what_follows_with_its_database(
     event_pipeline: MakePipeline,
 ) -> None:
     pipeline = event_pipeline(sources=("a", "b"))
@@ -399,7 +399,7 @@ def test_a_new_table_is_looked_up_before_its_rows_are_taken(
         ("metadata.commit_timestamp", None, [1, 2]),
     ],
 )
-def test_a_column_of_the_name_of_the_commits_time_is_told_from_it(
+def test_a_column_of_the_name_of_the_commits_time_is_known_from_it(
     event_pipeline: MakePipeline,
     event_database: Database,
     monkeypatch: pytest.MonkeyPatch,
@@ -455,7 +455,7 @@ def test_a_destination_that_fails_while_draining_is_not_hammered(
     assert [m["record"] for m in endpoint.written] == [{"id": 1, "at": 1 * S}]
 
 
-def test_a_gap_that_cannot_be_told_is_tried_with_pauses(
+def test_a_gap_that_cannot_be_reported_is_tried_with_pauses(
     event_pipeline: MakePipeline, fate: Fate
 ) -> None:
     pipeline = event_pipeline()

@@ -45,7 +45,7 @@ def test_changes_go_out_in_the_order_of_their_times_and_the_rest_is_held_back(
     pipeline.close()
 
 
-def test_what_was_delivered_is_not_delivered_again_and_what_was_held_back_is_not_lost(
+def test_delivered_rows_are_not_repeated_and_rows_held_back_are_not_lost(
     state: Connection, tmp_path: Path
 ) -> None:
     pipeline = EventPipeline(state, tmp_path, event_time={"late_tolerance": "2s"})

@@ -76,7 +76,7 @@ def test_columns_that_can_be_read_are_no_problem(database: Database) -> None:
     assert told.endswith("nobody publishes public.part yet; did you mean public.parts?")
 
 
-def test_a_column_of_the_name_of_the_commits_time_must_be_told_from_it(database: Database) -> None:
+def test_a_column_of_the_name_of_the_commits_time_must_be_known_from_it(database: Database) -> None:
     database.execute(TABLES)
     database.execute("ALTER TABLE orders ADD commit_timestamp timestamptz")
     database.execute(PUBLICATION)
@@ -105,7 +105,7 @@ def test_by_the_clock_tables_need_no_column(database: Database) -> None:
     assert check_event_time(loads(by_clock, Path(), {})) == []
 
 
-def test_every_problem_is_told_with_its_place_its_table_and_its_fix(database: Database) -> None:
+def test_every_problem_is_reported_with_its_place_its_table_and_its_fix(database: Database) -> None:
     database.execute(TABLES)
     database.execute(PUBLICATION)
     wrong = """column: creatd_at, type: timestampz, tables: [
@@ -208,7 +208,9 @@ def test_a_sink_of_two_databases_has_a_cursor_in_each(database: Database) -> Non
     assert sorted(found) == [("crm",), ("shop",)]
 
 
-def test_what_cannot_be_looked_at_is_said_but_types_are_always_known(database: Database) -> None:
+def test_tables_that_cannot_be_read_are_named_but_types_are_always_known(
+    database: Database,
+) -> None:
     (unchecked,) = check_event_time(config(database, "column: at"))
     assert unchecked == (
         "the event time of tables of database shop: the publication p is not there yet"
@@ -250,7 +252,7 @@ def test_the_command_says_what_is_wrong_once_the_publication_is_there(
     assert (status, "did you mean created_at" in said) == (1, True), said
 
 
-def test_a_type_that_nobody_knows_keeps_the_service_from_starting(
+def test_a_type_that_is_unknown_keeps_the_service_from_starting(
     database: Database, tmp_path: Path
 ) -> None:
     path = tmp_path / "walbrook.yaml"

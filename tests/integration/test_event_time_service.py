@@ -266,7 +266,9 @@ def _wait_out_a_silence(service: MergedService, shop: Writer) -> None:
     assert low
 
 
-def test_two_databases_are_merged_and_one_that_falls_silent_holds_nobody(merged: Merged) -> None:
+def test_two_databases_are_merged_and_one_that_falls_silent_holds_back_no_other(
+    merged: Merged,
+) -> None:
     check(merged.files, [merged.shop, merged.depot])
     late = [m for m in changes(merged.files) if m["metadata"].get("late")]
     assert not late, "kills or the silence made some late"

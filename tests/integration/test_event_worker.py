@@ -156,7 +156,7 @@ def test_a_merged_consumer_goes_on_when_the_stage_of_one_source_begins_again(
     assert ids(pipeline) == [1, 2, 3, 4], "an operator's stop releases what is held back, and once"
 
 
-def test_one_that_is_far_behind_is_decoded_by_executors(
+def test_a_worker_that_is_far_behind_is_decoded_by_executors(
     event_pipeline: MakePipeline, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans: list[str] = []

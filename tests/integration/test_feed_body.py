@@ -96,9 +96,7 @@ def test_control_goes_back_to_spark_when_more_has_come_than_the_driver_should_do
     pipeline.close()
 
 
-def test_batches_that_nobody_in_the_feed_needs_are_passed_over(
-    state: Connection, tmp_path: Path
-) -> None:
+def test_batches_that_no_worker_needs_are_passed_over(state: Connection, tmp_path: Path) -> None:
     pipeline = LogPipeline(state, tmp_path, all={})
     write(pipeline, 1)
     pipeline.feed.leave("all")
@@ -135,9 +133,7 @@ def test_control_goes_back_to_spark_after_a_bounded_time(
     pipeline.close()
 
 
-def test_a_failure_while_following_is_kept_for_whoever_runs_the_query(
-    state: Connection, tmp_path: Path
-) -> None:
+def test_a_failure_while_following_is_kept_for_the_query(state: Connection, tmp_path: Path) -> None:
     pipeline = LogPipeline(state, tmp_path, all={})
     assert pipeline.feed.join("all", pipeline.feed.history, 0)
     write(pipeline, 1)

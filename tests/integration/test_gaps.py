@@ -99,7 +99,7 @@ def told(path: Path) -> list[dict[str, object]]:
     return [orjson.loads(line) for line in lines]
 
 
-def test_a_consumer_behind_the_evicted_floor_passes_it_and_its_sink_is_told(
+def test_a_consumer_behind_the_evicted_floor_passes_it_and_its_sink_is_reported(
     state: Connection, tmp_path: Path
 ) -> None:
     view = evicted_log(tmp_path / "log")
@@ -118,7 +118,7 @@ def test_a_consumer_behind_the_evicted_floor_passes_it_and_its_sink_is_told(
     assert left_behind(state, "shop", view.floors()[0]) == {}
 
 
-def test_a_gap_that_was_noted_but_not_told_is_told_at_the_next_start(
+def test_a_gap_that_was_noted_but_not_reported_is_reported_at_the_next_start(
     state: Connection, tmp_path: Path
 ) -> None:
     view = evicted_log(tmp_path / "log")
@@ -129,7 +129,7 @@ def test_a_gap_that_was_noted_but_not_told_is_told_at_the_next_start(
     assert len(told(tmp_path / "lines")) == 1
 
 
-def test_a_gap_that_grows_is_told_again(state: Connection, tmp_path: Path) -> None:
+def test_a_gap_that_grows_is_reported_again(state: Connection, tmp_path: Path) -> None:
     for end in (Cursor(0x20, 1), Cursor(0x30, 1)):
         state.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/10', cursor_idx = 0")
         pass_gaps(state, end, source="shop", term=1, shares=shares(tmp_path / "lines"))
@@ -138,7 +138,7 @@ def test_a_gap_that_grows_is_told_again(state: Connection, tmp_path: Path) -> No
     assert [end["to"] for end in ends if isinstance(end, dict)] == ["0/20:1", "0/30:1"]
 
 
-def test_a_gap_whose_sink_fails_stays_untold(state: Connection, tmp_path: Path) -> None:
+def test_a_gap_whose_sink_fails_stays_unreported(state: Connection, tmp_path: Path) -> None:
     view = evicted_log(tmp_path / "log")
     (tmp_path / "lines").write_text("a file where the sink wants a folder")
     unreported = pass_gaps(
@@ -148,7 +148,9 @@ def test_a_gap_whose_sink_fails_stays_untold(state: Connection, tmp_path: Path) 
     assert len(unreported_gaps(state, "shop")) == 1
 
 
-def test_an_earlier_start_of_the_service_moves_nobody(state: Connection, tmp_path: Path) -> None:
+def test_an_earlier_start_of_the_service_moves_no_consumer(
+    state: Connection, tmp_path: Path
+) -> None:
     view = evicted_log(tmp_path / "log")
     register(state, ["lines", "ahead"])
     with pytest.raises(OperatorError, match="taken over"):
@@ -184,7 +186,7 @@ def test_accepting_what_is_no_gap_is_refused(state: Connection, call: str, says:
         state.execute(f"SELECT walbrook.accept_gap({call})".encode())
 
 
-def test_what_is_evicted_while_a_worker_begins_is_a_gap_too(
+def test_an_eviction_while_a_worker_begins_is_a_gap_too(
     state: Connection, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = LogWriter(tmp_path / "log", limits=SegmentLimits(rows=1))

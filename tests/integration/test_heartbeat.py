@@ -123,7 +123,7 @@ def test_a_primary_that_is_another_database_is_refused(
         assert other.name in condition.what
 
 
-def test_a_role_that_may_not_send_is_told_what_to_grant(
+def test_a_role_that_may_not_send_learns_what_to_grant(
     reader: PlainReader, database: Database
 ) -> None:
     for arguments in _signatures(database):

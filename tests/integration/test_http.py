@@ -199,7 +199,7 @@ def test_metrics_show_the_pressure_on_a_source(client: httpx.Client, database: D
     assert 'walbrook_delivery_slots_busy{source="shop"} 3.0' in lines
 
 
-def test_one_that_is_deferred_is_not_stuck(client: httpx.Client, database: Database) -> None:
+def test_a_deferred_consumer_is_not_stuck(client: httpx.Client, database: Database) -> None:
     database.execute("UPDATE walbrook.sources SET log_lsn = '0/100', log_idx = 0")
     database.execute(
         "INSERT INTO walbrook.consumers (source, name, cursor_lsn, moved_at, state_reason) "
@@ -315,7 +315,7 @@ def test_metrics_of_more_tables_than_can_be_followed_are_sums_alone(
     assert not [line for line in lines if line.startswith("walbrook_event_time_table_")]
 
 
-def test_one_that_holds_changes_back_is_stuck_only_if_it_does_not_read_on(
+def test_a_consumer_that_holds_changes_back_is_stuck_only_if_it_does_not_read_on(
     client: httpx.Client, database: Database
 ) -> None:
     database.execute(MERGED)

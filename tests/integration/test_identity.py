@@ -135,7 +135,7 @@ def test_wal_that_ends_before_our_cursor_is_an_older_history(source: Source) -> 
     assert caught.value.kind == "older_history"
 
 
-def test_of_two_readers_the_second_is_told_why_it_waits(source: Source) -> None:
+def test_of_two_readers_the_second_learns_why_it_waits(source: Source) -> None:
     with (
         closing(SlotControl(source.dsn, source.slot, "pub")),
         pytest.raises(TransientError, match="another service reads slot") as caught,
@@ -166,7 +166,9 @@ def test_a_slot_that_moved_since_it_was_looked_at_is_refused(source: Source) -> 
             control.check_again(replication, identity, resume)
 
 
-def test_a_stream_from_the_server_that_was_looked_at_is_told_from_another(source: Source) -> None:
+def test_a_stream_from_the_server_that_was_looked_at_is_distinguished_from_another(
+    source: Source,
+) -> None:
     with closing(SlotControl(source.dsn, source.slot, "pub")) as control:
         identity = control.look(source.recorded)
         with closing(

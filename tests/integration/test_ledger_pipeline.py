@@ -90,7 +90,7 @@ def die_before_settling(pipeline: LogPipeline, patch: pytest.MonkeyPatch) -> Non
             pipeline.take()
 
 
-def test_what_was_delivered_before_a_crash_is_counted_as_absorbed_and_not_sent_again(
+def test_messages_delivered_before_a_crash_count_as_absorbed_and_are_not_sent_again(
     state: Connection,
     tmp_path: Path,
     endpoint: Endpoint,
@@ -132,7 +132,7 @@ def test_a_sink_that_fails_in_mid_batch_is_sent_only_what_it_lacks(
 
 
 @pytest.mark.parametrize("place", ["in_postgres", "in_redis"])
-def test_what_was_delivered_from_the_queue_before_a_crash_is_not_sent_again(
+def test_messages_delivered_from_the_queue_before_a_crash_are_not_sent_again(
     place: str,
     request: pytest.FixtureRequest,
     state: Connection,
@@ -190,7 +190,7 @@ def test_a_consumer_that_is_moved_back_gets_everything_again(
     pipeline.close()
 
 
-def test_one_that_is_moved_back_while_it_is_served_gets_everything_again(
+def test_a_consumer_that_is_moved_back_while_it_is_served_gets_everything_again(
     state: Connection, tmp_path: Path, endpoint: Endpoint, in_postgres: LedgerAddress
 ) -> None:
     pipeline = Hooked(state, tmp_path, endpoint, in_postgres)
@@ -225,7 +225,7 @@ def test_without_a_ledger_a_crash_repeats_the_micro_batch(
     pipeline.close()
 
 
-def test_a_redis_that_is_lost_in_mid_run_costs_repeats_at_most_and_is_told_of(
+def test_a_redis_that_is_lost_in_mid_run_costs_repeats_at_most_and_is_reported(
     state: Connection,
     tmp_path: Path,
     endpoint: Endpoint,
@@ -271,7 +271,7 @@ def test_a_redis_that_is_lost_in_mid_run_costs_repeats_at_most_and_is_told_of(
     pipeline.close()
 
 
-def test_one_that_does_without_a_ledger_from_now_on_is_not_told_of_as_if_it_had_lost_it(
+def test_a_consumer_without_a_ledger_from_now_on_has_not_lost_it(
     state: Connection,
     tmp_path: Path,
     endpoint: Endpoint,
@@ -291,7 +291,7 @@ def test_one_that_does_without_a_ledger_from_now_on_is_not_told_of_as_if_it_had_
     pipeline.close()
 
 
-def test_one_that_is_moved_back_keeps_the_name_it_is_served_under_until_it_joins_again(
+def test_a_consumer_that_is_moved_back_keeps_its_ledgers_name_until_it_joins_again(
     postgres_ledger: KnownLedger, ledger_database: Database
 ) -> None:
     to = WebhookDestination(url="http://127.0.0.1:1/")

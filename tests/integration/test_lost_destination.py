@@ -41,7 +41,7 @@ def deliver(pipeline: LogPipeline, *numbers: int) -> None:
         pipeline.take()
 
 
-def test_files_that_were_removed_are_told_of_until_an_operator_has_seen_it(
+def test_files_that_were_removed_are_reported_until_an_operator_has_seen_it(
     state: Connection, tmp_path: Path
 ) -> None:
     pipeline = LogPipeline(state, tmp_path, out={})
@@ -61,7 +61,7 @@ def test_files_that_were_removed_are_told_of_until_an_operator_has_seen_it(
     pipeline.close()
 
 
-def test_a_redis_that_was_emptied_is_told_of_and_a_start_elsewhere_ends_it(
+def test_a_redis_that_was_emptied_is_reported_and_a_start_elsewhere_ends_it(
     state: Connection, tmp_path: Path, redis_client: redis.Redis, redis_url: str
 ) -> None:
     pipeline = LogPipeline(

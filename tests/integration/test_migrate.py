@@ -55,7 +55,7 @@ def test_a_schema_of_a_newer_version_is_refused(database: Database) -> None:
             migrate(connection)
 
 
-def test_a_role_that_may_not_create_the_schema_is_told_what_to_grant(database: Database) -> None:
+def test_a_role_that_may_not_create_the_schema_learns_what_to_grant(database: Database) -> None:
     role = f"poor_{database.name}"
     database.execute(f"CREATE ROLE {role}")
     try:

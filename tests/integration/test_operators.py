@@ -78,7 +78,7 @@ def test_a_resumed_consumer_no_longer_says_that_it_is_paused(operator: Operator)
     assert operator.act("resume('hook')")["state_reason"] is None
 
 
-def test_every_act_is_told_to_whoever_listens(operator: Operator) -> None:
+def test_every_act_is_reported_to_all_listeners(operator: Operator) -> None:
     with operator.database.connect() as listener:
         listener.execute("LISTEN walbrook")
         operator.waits("0/200", due="2026-01-01")
@@ -240,7 +240,7 @@ def test_a_destination_without_a_position_has_nothing_to_be_done_with(operator: 
     assert hint == "leave destination out"
 
 
-def test_what_was_delivered_to_an_earlier_generation_is_not_settled(operator: Operator) -> None:
+def test_a_delivery_to_an_earlier_generation_is_not_settled(operator: Operator) -> None:
     before = Settlement(Cursor(0x500, 0), Cursor(0x600, 0), generation=Generation(1, 0))
     operator.act("rewind('files', '0/500:0', destination => 'new_generation')")
     for settlement, settles in (
@@ -257,7 +257,7 @@ def test_what_was_delivered_to_an_earlier_generation_is_not_settled(operator: Op
             )
 
 
-def test_what_waits_and_comes_again_is_taken_out_of_the_queue(operator: Operator) -> None:
+def test_messages_that_wait_and_come_again_are_taken_out_of_the_queue(operator: Operator) -> None:
     for lsn in ("0/200", "0/300", "0/400"):
         operator.waits(lsn, idx=1, due="2026-01-01")
     operator.waits("0/400", idx=1, due="2026-01-01", consumer="other")
@@ -267,7 +267,7 @@ def test_what_waits_and_comes_again_is_taken_out_of_the_queue(operator: Operator
     assert operator.queue("other") == [("0/400", 1, True)]
 
 
-def test_what_a_micro_batch_under_way_settles_after_a_rewind_is_refused(operator: Operator) -> None:
+def test_a_settlement_of_before_a_rewind_is_refused_after_it(operator: Operator) -> None:
     operator.act("rewind('hook', '0/300:0')")
     with pytest.raises(MovedError):
         settle(
@@ -298,7 +298,7 @@ def test_a_consumer_beyond_the_reported_end_gives_up_its_queue_and_stays(
     assert operator.gaps() == [("hook", "0/200:0", "0/A00:0")]
 
 
-def test_what_was_given_up_and_is_delivered_after_all_is_no_gap_any_more(
+def test_a_change_given_up_and_delivered_after_all_is_no_gap_any_more(
     operator: Operator,
 ) -> None:
     operator.act("discard_all('hook')")
@@ -354,7 +354,7 @@ def test_all_dead_letters_of_a_consumer_go_back_and_those_that_never_were_messag
         ("delivery", "walbrook.rewind('hook', '0/200:4')"),
     ],
 )
-def test_what_never_was_a_message_cannot_be_sent_again(
+def test_a_dead_letter_that_never_was_a_message_cannot_be_sent_again(
     operator: Operator, kind: str, hints: str
 ) -> None:
     number = operator.letter("0/200", 4, kind)
@@ -406,7 +406,7 @@ def test_dead_letters_are_acknowledged_one_by_one_or_all(operator: Operator) -> 
     )
 
 
-def test_one_message_that_waits_is_given_up_and_its_group_goes_on(operator: Operator) -> None:
+def test_a_message_that_waits_is_given_up_and_its_group_goes_on(operator: Operator) -> None:
     operator.waits("0/200", idx=1, group=1, due="2099-01-01")
     operator.waits("0/200", idx=2, group=1)
     operator.waits("0/200", idx=3, group=1)

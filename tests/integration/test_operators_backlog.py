@@ -143,7 +143,7 @@ def test_the_number_of_a_watermark_is_not_where_a_gap_begins(
     assert operator.gaps() == [("hook", begins, "0/900:3")]
 
 
-def test_what_is_announced_of_a_source_that_ended_has_the_members_of_every_act(
+def test_the_notification_of_an_ended_source_has_the_members_of_every_act(
     operator: Operator,
 ) -> None:
     operator.connection.execute(NUMBERED)

@@ -122,7 +122,7 @@ VALUES ('shop', 'orders-by-time', 'worker_full', 'error', 'it waits');
 """
 
 
-def test_what_the_page_says_of_event_time_can_be_done(operator: Operator, config: Path) -> None:
+def test_the_commands_of_the_page_for_event_time_work(operator: Operator, config: Path) -> None:
     operator.connection.execute(_MERGED)
     operator.letter("0/200", 0, "late", consumer="orders-by-time")
     looks = re.split(r";[^\n]*\n", _LOOKS)[:-1]

@@ -74,7 +74,7 @@ def test_all_is_given_up(puller: Puller) -> None:
     assert puller.gaps() == [("hook", "0/200:0", "0/900:3")]
 
 
-def test_one_message_is_given_up_and_in_its_place_it_is_said_so(puller: Puller) -> None:
+def test_a_message_is_given_up_and_in_its_place_a_message_says_so(puller: Puller) -> None:
     puller.connection.execute("UPDATE walbrook.pull_settings SET max_in_flight = 1")
     assert [at for at, _, _ in puller.receive()] == ["0/200"]
     puller.connection.execute("UPDATE walbrook.pull_settings SET max_in_flight = 1000")

@@ -37,7 +37,7 @@ def state(database: Database) -> Iterator[Connection]:
         yield connection
 
 
-def test_one_that_is_paused_is_not_served_and_holds_only_the_restart_cursor(
+def test_a_paused_consumer_is_not_served_and_holds_only_the_restart_cursor(
     state: Connection, tmp_path: Path
 ) -> None:
     pipeline = LogPipeline(state, tmp_path, first={}, held={})
@@ -63,7 +63,7 @@ def test_one_that_is_paused_is_not_served_and_holds_only_the_restart_cursor(
     pipeline.close()
 
 
-def test_one_that_owes_its_sink_a_gap_gets_nothing_before_it_was_told(
+def test_a_consumer_gets_nothing_before_its_gap_was_reported(
     state: Connection, tmp_path: Path
 ) -> None:
     pipeline = LogPipeline(state, tmp_path, first={}, other={})
@@ -87,7 +87,7 @@ def test_one_that_owes_its_sink_a_gap_gets_nothing_before_it_was_told(
     pipeline.close()
 
 
-def test_a_pull_consumer_that_is_served_is_told_of_its_gap(
+def test_a_pull_consumer_that_is_served_is_reported_its_gap(
     state: Connection, tmp_path: Path
 ) -> None:
     """It takes nothing for a cursor that was moved; the gap is behind such a move."""
@@ -107,7 +107,7 @@ def test_a_pull_consumer_that_is_served_is_told_of_its_gap(
 
 
 @pytest.mark.parametrize("act", ["rewind('hook', to_earliest => true)", "discard_all('hook')"])
-def test_what_a_slow_delivery_did_is_not_settled_over_what_an_operator_did(
+def test_a_slow_delivery_is_not_settled_over_an_operators_command(
     state: Connection, endpoint: Endpoint, tmp_path: Path, act: str
 ) -> None:
     hook = {"destination": {"type": "webhook", "url": endpoint.url, "timeout_ms": 60000}}
@@ -138,7 +138,7 @@ def test_what_a_slow_delivery_did_is_not_settled_over_what_an_operator_did(
     pipeline.close()
 
 
-def test_what_an_operator_does_is_heard_and_nothing_else(
+def test_notifications_of_operators_are_received_and_no_others(
     state: Connection, database: Database, tmp_path: Path
 ) -> None:
     LogPipeline(state, tmp_path, files={}).close()

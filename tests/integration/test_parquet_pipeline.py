@@ -48,7 +48,7 @@ def _deliver(pipeline: LogPipeline, *numbers: int) -> None:
 
 
 @pytest.mark.parametrize("way", ["new_generation", "truncate"])
-def test_a_rewind_fills_the_tables_anew(way: str, state: Connection, tmp_path: Path) -> None:
+def test_a_rewind_refills_the_tables(way: str, state: Connection, tmp_path: Path) -> None:
     pipeline, lake = _pipeline(state, tmp_path), ParquetLake.on_disk(tmp_path / "lake")
     _deliver(pipeline, 1, 2, 3)
     state.execute("SELECT walbrook.rewind('out', to_earliest => true, destination => %s)", (way,))

@@ -200,7 +200,7 @@ def test_a_worker_that_dies_in_mid_delivery_costs_a_repeat_of_its_last_two_reque
     pipeline.close()
 
 
-def test_a_message_that_kills_whoever_delivers_it_is_found_and_the_others_arrive(
+def test_a_message_that_kills_its_worker_is_found_and_the_others_arrive(
     spark: SparkSession, state: Connection, endpoint: Endpoint, tmp_path: Path, on_executors: None
 ) -> None:
     sink = hook(endpoint)

@@ -131,9 +131,7 @@ def test_a_slot_older_than_its_publication_is_refused(orders: Database) -> None:
     assert prepare(orders, settings).slot_created
 
 
-def test_a_role_without_replication_is_told_how_to_get_it(
-    orders: Database, plain_role: str
-) -> None:
+def test_a_role_without_replication_learns_how_to_get_it(orders: Database, plain_role: str) -> None:
     settings = Settings()
     orders.execute("CREATE PUBLICATION changes FOR ALL TABLES")
     error = refusal(as_role(orders, plain_role), settings)

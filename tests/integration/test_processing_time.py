@@ -118,7 +118,7 @@ def test_changes_come_at_once_and_in_the_order_of_their_log(
     assert pipeline.rows("SELECT late_count, buffered FROM walbrook.watermarks") in ([], [(0, 0)])
 
 
-def test_nobody_waits_for_a_database_or_a_table_that_is_silent(
+def test_a_silent_database_or_table_is_not_waited_for(
     event_pipeline: MakePipeline, clock: Clock
 ) -> None:
     pipeline = event_pipeline(
@@ -210,7 +210,7 @@ def test_a_rewind_gives_the_windows_of_the_commits_again(
     assert results(pipeline)[2:] == [(100, [[1, 97], [2, 98]])]
 
 
-def test_another_order_begins_anew(event_pipeline: MakePipeline, clock: Clock) -> None:
+def test_another_order_starts_over(event_pipeline: MakePipeline, clock: Clock) -> None:
     pipeline = event_pipeline()
     pipeline.write("a", (1, 5 * S))
     pipeline.turns()

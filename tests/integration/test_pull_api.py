@@ -135,7 +135,7 @@ def test_sequins_paths_answer_as_sequin_does(client: httpx.Client, jobs: Puller)
         ("extend", {"ack_ids": ["1-1-0/1-0"], "by_s": 0.5}, "by_s"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_the_field_named(
+def test_a_bad_request_is_refused_with_the_field_named(
     client: httpx.Client, act: str, body: dict[str, object], field: str
 ) -> None:
     answer = client.post(f"/api/consumers/first/{act}", json=body)
@@ -171,7 +171,7 @@ def test_unknown_consumers_are_not_found_and_pushed_ones_refused(
     assert client.get("/api/consumers/first/receive").status_code == 405
 
 
-def test_deadlines_are_told_in_utc_whatever_the_database_is_set_to(
+def test_deadlines_are_reported_in_utc_whatever_the_database_is_set_to(
     client: httpx.Client, jobs: Puller
 ) -> None:
     jobs.put(1, [1])
@@ -230,7 +230,7 @@ def test_a_wait_ends_when_a_lease_ends_or_a_delay_is_over(
     assert said(post(client, jobs, "receive", wait_s=0.05)) == []
 
 
-def test_those_who_wait_share_what_comes_and_more_than_max_waiting_are_refused(
+def test_waiting_requests_share_what_comes_and_more_than_max_waiting_are_refused(
     client: httpx.Client, jobs: Puller
 ) -> None:
     answers: dict[int, httpx.Response] = {}
@@ -261,7 +261,7 @@ def test_those_who_wait_share_what_comes_and_more_than_max_waiting_are_refused(
     assert sorted(n for each in got.values() for n in each) == list(range(1, 12))
 
 
-def test_who_hangs_up_is_handed_nothing(client: httpx.Client, jobs: Puller) -> None:
+def test_a_request_that_hangs_up_is_handed_nothing(client: httpx.Client, jobs: Puller) -> None:
     body = orjson.dumps({"batch_size": 10, "wait_s": 60})
     with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as caller:
         caller.sendall(

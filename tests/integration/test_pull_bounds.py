@@ -115,7 +115,7 @@ def test_a_gap_that_is_dropped_itself_becomes_part_of_the_next(
     assert queue.gaps() == [(str(cursor_of(0)), str(past(31)), "cap", True)]
 
 
-def test_what_somebody_holds_stays_and_what_waits_or_came_back_goes_first(
+def test_held_messages_stay_and_waiting_or_returned_ones_go_first(
     bounded: Callable[..., Bounded],
 ) -> None:
     queue = bounded(max_messages=10)
@@ -161,7 +161,7 @@ def test_a_gap_has_the_consumers_shape(bounded: Callable[..., Bounded], shape: s
         assert gap["ts_ms"] > 1_700_000_000_000
 
 
-def test_messages_older_than_the_ttl_go_when_somebody_claims_or_stores(
+def test_messages_older_than_the_ttl_go_when_a_worker_claims_or_stores(
     bounded: Callable[..., Bounded],
 ) -> None:
     queue = bounded(ttl_s=3600)

@@ -52,7 +52,7 @@ def expire(puller: Puller) -> None:
     puller.rows("UPDATE walbrook.pull_claims SET swept_at = '-infinity' RETURNING 1")
 
 
-def test_what_is_received_is_held_and_what_is_acknowledged_is_gone(pull: Pull) -> None:
+def test_received_messages_are_held_and_acknowledged_ones_are_gone(pull: Pull) -> None:
     mine, other = pull(), pull()
     mine.put(1, [1, 2, 3, 4])
     first = mine.receive(2)
@@ -84,7 +84,7 @@ def test_a_lease_that_ended_is_the_next_claims_first_with_its_count_raised(pull:
     assert other.ack(again) == (3, [])
 
 
-def test_an_acknowledgement_that_is_late_counts_until_somebody_took_the_message(
+def test_an_acknowledgement_that_is_late_counts_until_another_worker_took_it(
     pull: Pull,
 ) -> None:
     mine = pull()
@@ -166,7 +166,7 @@ def test_leases_that_end_too_often_make_a_dead_letter_that_names_their_holder(pu
     assert "worker-7" in error
 
 
-def test_a_dead_letter_that_is_put_back_comes_first_and_counts_anew(pull: Pull) -> None:
+def test_a_dead_letter_that_is_put_back_comes_first_and_counts_from_zero(pull: Pull) -> None:
     mine = pull(max_deliveries=1)
     mine.put(1, [1, 2])
     mine.nack(mine.receive(1), error="no")
@@ -334,7 +334,7 @@ def test_an_argument_that_makes_no_sense_is_refused_by_its_name(
     assert field in str(caught.value.diag.message_primary)
 
 
-def test_who_has_nothing_to_fetch_is_told_why(pull: Pull, state: Database) -> None:
+def test_a_worker_without_messages_to_fetch_learns_why(pull: Pull, state: Database) -> None:
     mine = pull()
     mine.put(1, [1])
 

@@ -61,7 +61,7 @@ def test_an_acknowledgement_that_waited_for_an_extension_leaves_nothing(
     assert numbers(mine.receive()) == [2]
 
 
-def test_what_is_given_back_while_it_is_extended_is_given_back(pullers: list[Puller]) -> None:
+def test_a_message_given_back_while_it_is_extended_is_given_back(pullers: list[Puller]) -> None:
     mine, other, _ = pullers
     mine.put(1, [7])
     held = mine.receive(1)

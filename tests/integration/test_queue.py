@@ -65,7 +65,7 @@ def pipeline_of(
         pipeline.close()
 
 
-def test_a_refused_message_holds_back_its_group_and_nobody_else(
+def test_a_refused_message_holds_back_its_group_and_no_other(
     pipeline_of: Callable[..., LogPipeline], endpoint: Endpoint
 ) -> None:
     pipeline = pipeline_of()
@@ -121,7 +121,7 @@ def test_after_max_deliveries_it_is_a_dead_letter_and_its_group_goes_on(
     assert pipeline.rows("SELECT kind FROM walbrook.health") == [("dead_letters",)]
 
 
-def test_what_waits_is_there_after_a_crash_and_holds_back_its_group(
+def test_a_queued_message_is_there_after_a_crash_and_holds_back_its_group(
     pipeline_of: Callable[..., LogPipeline], endpoint: Endpoint
 ) -> None:
     pipeline = pipeline_of()
@@ -203,7 +203,7 @@ def test_an_endpoint_that_is_not_there_puts_nothing_into_the_queue(
     assert pipeline.rows("SELECT delivered FROM walbrook.consumers") == [(0,)]
 
 
-def test_a_message_above_the_limit_is_a_dead_letter_with_its_size_and_holds_nobody_back(
+def test_a_message_above_the_limit_is_a_dead_letter_with_its_size_and_holds_back_no_other(
     pipeline_of: Callable[..., LogPipeline], endpoint: Endpoint
 ) -> None:
     pipeline = pipeline_of(max_message_bytes=2_000)
@@ -309,7 +309,7 @@ def test_behind_a_truncate_that_waits_many_thousands_are_settled_and_delivered_i
     assert len(accepted) == 15_001
 
 
-def test_an_answer_to_the_commit_that_is_lost_lets_nobody_pass_what_waits(
+def test_an_answer_to_the_commit_that_is_lost_lets_no_message_pass_what_waits(
     pipeline_of: Callable[..., LogPipeline], endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = pipeline_of()
@@ -376,7 +376,7 @@ def test_a_message_that_breaks_the_sink_is_counted_and_the_others_go_on(
     assert "nobody foresaw this" in error
 
 
-def test_what_an_earlier_start_had_claimed_is_taken_one_by_one(
+def test_messages_that_an_earlier_start_had_claimed_are_taken_one_by_one(
     pipeline_of: Callable[..., LogPipeline], endpoint: Endpoint
 ) -> None:
     pipeline = pipeline_of()
@@ -435,7 +435,7 @@ def test_a_schema_change_that_is_too_large_is_a_dead_letter_like_any_change(
     assert pipeline.rows(letters) == [("schema_change", "0/1FF", 1)]
 
 
-def test_a_gap_message_that_is_refused_waits_and_holds_nobody_back(
+def test_a_gap_message_that_is_refused_waits_and_holds_back_no_other(
     pipeline_of: Callable[..., LogPipeline], endpoint: Endpoint
 ) -> None:
     pipeline = pipeline_of()
@@ -458,7 +458,7 @@ def test_a_gap_message_that_is_refused_waits_and_holds_nobody_back(
     assert gap["metadata"]["idempotency_key"] == "256:0:gap"  # type: ignore[index]
 
 
-def test_those_that_may_not_be_tried_again_are_given_up_and_no_others(
+def test_messages_that_may_not_be_tried_again_are_given_up_and_no_others(
     pipeline_of: Callable[..., LogPipeline], endpoint: Endpoint
 ) -> None:
     pipeline = pipeline_of(max_deliveries=3)

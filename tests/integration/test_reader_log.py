@@ -67,7 +67,7 @@ def test_settled_segments_stay_for_a_while_and_then_go(shop: SlotSource) -> None
         until("the settled ones to go", lambda: shop.view.first_batch() > 0)
 
 
-def test_what_a_consumer_that_was_moved_back_still_needs_is_kept(shop: SlotSource) -> None:
+def test_batches_that_a_rewound_consumer_still_needs_are_kept(shop: SlotSource) -> None:
     with shop.reading(**SMALL, retention=keeping()):
         insert(shop, 300)
         found = shop.until_logged(300)
@@ -118,7 +118,7 @@ def test_a_full_log_that_pauses_is_a_health_event_until_there_is_room(shop: Slot
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
-def test_what_is_damaged_and_not_settled_is_read_again_from_the_slot(
+def test_a_damaged_batch_that_is_not_settled_is_read_again_from_the_slot(
     shop: SlotSource, harm: Harm
 ) -> None:
     with shop.reading(**SMALL):
@@ -257,7 +257,7 @@ def test_a_reader_that_cannot_open_its_log_says_so_in_sql(shop: SlotSource) -> N
     assert "does not match its checksum" in str(source_row(shop, "last_error")[0])
 
 
-def test_what_keeps_the_source_away_is_told_until_it_is_back(shop: SlotSource) -> None:
+def test_the_reason_why_a_source_is_away_is_reported_until_it_is_back(shop: SlotSource) -> None:
     with Proxy(shop.database.dsn) as proxy, shop.reading(dsn=proxy.dsn(shop.database.dsn)):
         insert(shop, 50)
         shop.until_logged(50)
@@ -287,7 +287,7 @@ MADE_ANEW = (
 )
 
 
-def test_a_publication_that_is_made_anew_while_it_is_read_stops_the_reader(
+def test_a_publication_that_is_rebuilt_while_it_is_read_stops_the_reader(
     shop: SlotSource,
 ) -> None:
     with pytest.raises(GapError, match="created again"), shop.reading(heartbeat_s=0.2):
@@ -295,7 +295,7 @@ def test_a_publication_that_is_made_anew_while_it_is_read_stops_the_reader(
     assert health(shop) == ["publication_replaced"]
 
 
-def test_a_publication_that_was_made_anew_is_a_gap_until_it_is_accepted(shop: SlotSource) -> None:
+def test_a_publication_that_was_rebuilt_is_a_gap_until_it_is_accepted(shop: SlotSource) -> None:
     with shop.reading():
         insert(shop, 50)
         shop.until_logged(50)

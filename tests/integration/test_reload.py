@@ -360,7 +360,7 @@ def test_a_reload_lets_a_table_go_on_that_could_not_be_written(
 
 
 @STOPPABLE
-def test_what_waits_for_a_table_outlives_a_cancelled_reload(
+def test_changes_that_wait_for_a_table_outlive_a_cancelled_reload(
     way: str, database: Database, there: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stopped_tables, "RETRY_S", 0.0)

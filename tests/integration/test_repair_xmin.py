@@ -70,7 +70,7 @@ def test_rows_keep_their_xmin_when_they_are_frozen_or_moved(rig: Rig, command: s
     assert read_rows(rig) == {*range(1, 11), 1000}
 
 
-def test_what_was_open_at_the_horizon_and_committed_without_a_slot_is_read(rig: Rig) -> None:
+def test_a_transaction_open_at_the_horizon_and_committed_without_a_slot_is_read(rig: Rig) -> None:
     delivered(rig)
     with rig.database.connect() as early:
         early.execute("BEGIN; UPDATE item SET version = 2 WHERE id = 1; SAVEPOINT a")

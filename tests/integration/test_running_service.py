@@ -181,7 +181,7 @@ def _rewind_everywhere(shop: Shop, client: httpx.Client) -> int:
     return last
 
 
-def test_what_is_rewound_comes_again_and_what_is_discarded_leaves_a_gap_message(
+def test_rewound_changes_come_again_and_discarded_ones_leave_a_gap_message(
     now: Running,
 ) -> None:
     shop = now.shop("rewound")
@@ -278,7 +278,7 @@ def restarted(now: Running) -> Before:
     return Before(at_hook, in_files)
 
 
-def test_a_new_sink_can_begin_with_all_that_the_log_has_and_holds_nobody_back(
+def test_a_new_sink_can_begin_with_all_that_the_log_has_and_holds_back_no_other(
     now: Running, restarted: Before
 ) -> None:
     shop = now.shops["new"]

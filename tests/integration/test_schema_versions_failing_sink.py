@@ -69,7 +69,7 @@ def test_a_sink_that_fails_behind_a_schema_change_gets_it_once(
         pipeline.close()
 
 
-def test_a_place_is_never_given_twice_when_the_log_is_cut_anew(
+def test_a_place_is_never_given_twice_when_the_log_is_cut_again(
     database: Database, tmp_path: Path
 ) -> None:
     with database.connect() as state:

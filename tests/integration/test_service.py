@@ -16,7 +16,7 @@ from tests.service import Service, running
 from tests.waiting import until
 
 
-def test_a_second_start_harms_nobody_lost_children_come_back_and_none_is_orphaned(
+def test_a_second_start_is_harmless_lost_children_come_back_and_none_is_orphaned(
     database: Database, tmp_path: Path
 ) -> None:
     database.execute("CREATE TABLE item (id int PRIMARY KEY, name text)")
@@ -52,7 +52,7 @@ def test_a_second_start_harms_nobody_lost_children_come_back_and_none_is_orphane
         until("the children to follow", lambda: not [c for c in children if _alive(c)], 60)
 
 
-def test_a_lost_slot_is_never_made_anew_in_silence_and_the_log_is_delivered_first(
+def test_a_lost_slot_is_never_rebuilt_silently_and_the_log_is_delivered_first(
     database: Database, tmp_path: Path
 ) -> None:
     database.execute("CREATE TABLE item (id int PRIMARY KEY, name text)")

@@ -157,7 +157,9 @@ def test_a_report_with_dead_letters_comes_behind_what_was_reported_before(
     ]
 
 
-def test_a_long_settlement_of_one_holds_nobody_else(state: Connection, database: Database) -> None:
+def test_a_long_settlement_of_one_holds_back_no_other(
+    state: Connection, database: Database
+) -> None:
     go_on = threading.Event()
 
     class Slow:
@@ -178,7 +180,7 @@ def test_a_long_settlement_of_one_holds_nobody_else(state: Connection, database:
     assert delivered(state) == {"a": 1, "b": 4, "c": 0}
 
 
-def test_many_messages_for_the_queue_of_one_hold_nobody_else(
+def test_many_messages_for_the_queue_of_one_hold_back_no_other(
     state: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While they are written, neither the source nor a consumer is locked for others."""
@@ -292,7 +294,7 @@ def test_a_worker_waits_while_too_much_of_its_consumer_is_unsettled(
     settling.connections.close()
 
 
-def test_what_is_reported_is_settled_soon_and_at_once_when_it_is_much(
+def test_reports_are_settled_soon_and_at_once_when_they_are_many(
     state: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settler_module, "PACE_S", 600.0)
@@ -305,7 +307,7 @@ def test_what_is_reported_is_settled_soon_and_at_once_when_it_is_much(
     assert delivered(state)["c"] == 1, "a stop writes what was reported"
 
 
-def test_what_somebody_waits_for_is_settled_at_once(
+def test_a_report_that_a_worker_waits_for_is_settled_at_once(
     state: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settler_module, "PACE_S", 600.0)
@@ -342,7 +344,7 @@ def test_a_process_that_was_replaced_settles_nothing_and_says_why(
         each.connections.close()
 
 
-def test_what_the_feed_read_moves_the_restart_cursor_where_nobody_is_served(
+def test_the_feeds_position_moves_the_restart_cursor_where_no_consumer_is_served(
     state: Connection, database: Database
 ) -> None:
     with Settling(state, database.dsn) as settling:
@@ -373,7 +375,7 @@ def test_an_answer_that_is_lost_after_the_commit_counts_nothing_twice(
     settling.connections.close()
 
 
-def test_a_failure_that_nobody_foresaw_ends_the_settler_and_is_told_to_all_who_wait(
+def test_a_failure_without_a_known_cause_ends_the_settler_and_is_reported_to_all_who_wait(
     state: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(*_given: object, **_named: object) -> None:
@@ -387,7 +389,7 @@ def test_a_failure_that_nobody_foresaw_ends_the_settler_and_is_told_to_all_who_w
         settling.settler.report("b", settling.report_of("b"))  # does not wait for ever
 
 
-def test_a_settler_whose_thread_dies_keeps_nobody_waiting(
+def test_a_settler_whose_thread_dies_keeps_no_worker_waiting(
     state: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_settler: Settler, _read_to: Cursor | None) -> None:

@@ -108,7 +108,7 @@ def test_a_source_that_does_not_answer_is_served_once_it_does(
             assert keeper.error is None
 
 
-def test_an_error_that_nobody_foresaw_is_shown_without_what_it_quotes(
+def test_an_error_without_a_known_cause_is_shown_without_what_it_quotes(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(*_given: object) -> int:
@@ -153,7 +153,7 @@ def test_a_database_that_cannot_be_reached_at_all_ends_the_start_at_once() -> No
         patiently(lambda: reach("host=127.0.0.1 port=1", "the state database"), StopSignal())
 
 
-def test_a_queue_that_drops_no_more_has_no_event_though_nobody_asks_it(
+def test_a_queue_that_drops_no_more_has_no_event_without_requests(
     database: Database, tmp_path: Path
 ) -> None:
     database.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)")

@@ -328,7 +328,7 @@ def test_the_stream_folded_by_its_sequence_is_the_table(page: Page, pipeline: Pi
         (pgoutput.insert(2, ["1", "n", "long", "no time"]), "cannot decode the change"),
     ],
 )
-def test_what_auto_cdc_would_get_wrong_stops_the_flow(
+def test_a_change_that_auto_cdc_would_get_wrong_stops_the_flow(
     page: Page, pipeline: Pipeline, change: bytes, says: str
 ) -> None:
     page.log.append(CUSTOMER, *committed(100, START_US, change))

@@ -29,7 +29,7 @@ SELECT what LIKE 'a delivery to shop_hook has been under way for more than%'
 """
 
 
-def test_a_delivery_that_hangs_is_a_health_event_and_holds_nobody_else(
+def test_a_delivery_that_hangs_is_a_health_event_and_holds_back_no_other(
     database: Database, endpoint: Endpoint, tmp_path: Path
 ) -> None:
     database.execute(shop_table())

@@ -373,7 +373,7 @@ def test_a_thread_of_the_feed_that_dies_ends_the_stage(
     pipeline.close()
 
 
-def test_what_a_worker_settled_before_it_failed_does_not_cut_its_pause_short(
+def test_a_settlement_before_a_failure_does_not_cut_the_pause_short(
     spark: SparkSession,
     state: Connection,
     database: Database,

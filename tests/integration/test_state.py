@@ -97,7 +97,7 @@ def test_the_restart_cursor_is_the_lowest_of_the_consumers(
     assert restart_cursor(state, "shop") == Cursor(200, 5)
 
 
-def test_a_cursor_that_somebody_moved_is_not_overwritten(
+def test_a_cursor_that_an_operator_moved_is_not_overwritten(
     state: psycopg.Connection[tuple[Any, ...]],
 ) -> None:
     term = register(state, "a", "b")
@@ -182,7 +182,7 @@ def test_a_health_event_does_not_wait_for_a_settlement_that_hangs(
     assert sources_of_events(state) == [("shop", "a", "worker_slow")]
 
 
-def test_the_events_of_a_source_that_nobody_serves_end(
+def test_the_events_of_a_source_without_a_service_end(
     state: psycopg.Connection[tuple[Any, ...]], database: Database
 ) -> None:
     term = register(state, "a")
@@ -335,7 +335,7 @@ def open_events(state: psycopg.Connection[tuple[Any, ...]]) -> list[tuple[Any, .
     ).fetchall()
 
 
-def test_conditions_are_opened_once_kept_fresh_and_resolved_when_no_longer_told(
+def test_conditions_are_opened_once_kept_fresh_and_resolved_when_no_longer_reported(
     state: psycopg.Connection[tuple[Any, ...]],
 ) -> None:
     term = register(state, "a")

@@ -62,7 +62,7 @@ def printed(database: Database) -> str:
     return out.getvalue()
 
 
-def test_it_says_for_whom_messages_wait(printed: str) -> None:
+def test_the_status_says_for_which_consumers_messages_wait(printed: str) -> None:
     assert "Waiting to be tried again: hook 1,205" in printed
 
 
@@ -99,12 +99,12 @@ def test_open_health_events_stand_last_with_what_to_do(printed: str) -> None:
     assert "it was lost once" not in printed
 
 
-def test_the_log_is_told_in_one_line(printed: str) -> None:
+def test_the_log_is_reported_in_one_line(printed: str) -> None:
     (line,) = [line for line in printed.splitlines() if line.startswith("Log of")]
     assert line == "Log of shop: 3 MiB from 16/A0000000:7, evicted below 16/9:3"
 
 
-def test_who_went_on_without_something_is_named(printed: str) -> None:
+def test_consumers_that_went_on_without_something_are_named(printed: str) -> None:
     assert "Dead letters ever: hook 1,204" in printed.splitlines()
 
 
@@ -113,7 +113,7 @@ def test_a_consumer_that_waits_is_named_with_the_reason_and_the_time(printed: st
     assert line in printed.splitlines(), "the error itself stands below the tables, once"
 
 
-def test_who_is_paused_is_told_with_the_time(printed: str) -> None:
+def test_paused_consumers_are_listed_with_the_time(printed: str) -> None:
     assert "mail is paused since 2026-01-02 03:04:05" in printed.splitlines()
 
 
@@ -177,14 +177,14 @@ def test_a_database_that_has_ended_is_shown_as_that(database: Database, in_event
     assert lines[at + 11].split()[1:5] == ["public.item_1", "none", "yet", "finished"]
 
 
-def test_what_is_said_of_all_databases_of_a_consumer_is_said_once(in_event_time: str) -> None:
+def test_a_condition_of_all_databases_of_a_consumer_is_listed_once(in_event_time: str) -> None:
     lines = in_event_time.splitlines()
     assert lines.count("consumer orders-of-all-shops: it is down") == 1
     (full,) = [line for line in lines if line.endswith(": it waits")]
     assert full.startswith("error crm, shop, consumer orders-of-all-shops (for 00:0")
 
 
-def test_one_that_is_paused_in_one_of_its_databases_is_so_in_all(
+def test_a_consumer_paused_in_one_of_its_databases_is_paused_in_all(
     database: Database, in_event_time: str
 ) -> None:
     assert "paused since" not in in_event_time.replace("mail is paused since", "")

@@ -39,7 +39,7 @@ def test_a_restart_in_the_middle_of_publishing_goes_on_where_it_was(source: Slot
     assert list(source.annotations().values()) == ["1"] * 4999
 
 
-def test_what_does_not_fit_into_the_spill_is_read_whole(source: SlotSource) -> None:
+def test_a_transaction_that_does_not_fit_into_the_spill_is_read_whole(source: SlotSource) -> None:
     with source.reading(stream=STREAMED, spill_bytes_max=100_000):
         with source.database.connect() as writer, writer.transaction():
             fill(writer, 1, 5000)

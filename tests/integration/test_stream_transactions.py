@@ -349,7 +349,7 @@ def test_prepared_rows_that_were_lost_are_a_gap_and_said_to_be(
 
 
 @since(15)
-def test_a_two_phase_slot_sends_prepared_transactions_though_nobody_asks(
+def test_a_two_phase_slot_sends_prepared_transactions_unasked(
     shop: Database, tmp_path: Path
 ) -> None:
     slot, gid = f"{shop.name}_s", f"{shop.name} order"
@@ -364,7 +364,7 @@ def test_a_two_phase_slot_sends_prepared_transactions_though_nobody_asks(
 
 
 @since(16)
-def test_what_another_origin_wrote_is_left_out_on_request(shop: Database, tmp_path: Path) -> None:
+def test_changes_of_another_origin_are_left_out_on_request(shop: Database, tmp_path: Path) -> None:
     slots = {name: make_slot(shop, name) for name in ("any", "none")}
     origin = f"{shop.name}_elsewhere"
     with shop.connect() as writer:

@@ -57,7 +57,7 @@ def test_a_partition_is_its_root_or_itself_as_the_publication_says(
     assert json.loads(update["changes"]) == {"id": 7}
 
 
-def test_a_key_is_told_in_key_order_whatever_the_replica_identity(database: Database) -> None:
+def test_a_key_is_reported_in_key_order_whatever_the_replica_identity(database: Database) -> None:
     database.execute("CREATE TABLE a (x int, y text, z int, PRIMARY KEY (z, x))")
     database.execute("CREATE TABLE b (x int, y text, z int, PRIMARY KEY (z, x))")
     database.execute("ALTER TABLE b REPLICA IDENTITY FULL")

@@ -196,7 +196,7 @@ def test_a_repair_makes_the_destination_equal(
     assert through == again.position
 
 
-def test_a_repair_waits_for_another_backfill_and_does_not_compare_anew(
+def test_a_repair_waits_for_another_backfill_and_does_not_compare_again(
     database: Database, there: Database, tmp_path: Path
 ) -> None:
     database.execute(_ITEMS)

@@ -97,7 +97,7 @@ def test_a_slow_worker_delivers_at_once_what_the_feed_got_in_the_meantime(
     assert not worker.serve_next(0.0)
 
 
-def test_one_that_is_behind_reads_the_log_and_joins_the_feed_without_repeat_or_loss(
+def test_a_worker_that_is_behind_reads_the_log_and_joins_the_feed_without_repeat_or_loss(
     pipeline_of: PipelineOf, tmp_path: Path
 ) -> None:
     pipeline = pipeline_of(first={}, later={})
@@ -121,7 +121,7 @@ def test_one_that_is_behind_reads_the_log_and_joins_the_feed_without_repeat_or_l
     assert pipeline.rows("SELECT DISTINCT delivered, absorbed FROM walbrook.consumers") == [(6, 0)]
 
 
-def test_one_that_stands_within_a_range_of_the_feed_gets_only_what_it_lacks(
+def test_a_worker_within_a_range_of_the_feed_gets_only_what_it_lacks(
     pipeline_of: PipelineOf, tmp_path: Path
 ) -> None:
     pipeline = pipeline_of(whole={}, rest={})
@@ -136,7 +136,7 @@ def test_one_that_stands_within_a_range_of_the_feed_gets_only_what_it_lacks(
 
 
 @pytest.mark.parametrize("to", [8, 0x250])
-def test_one_whose_cursor_was_moved_begins_again_there_and_holds_nobody(
+def test_a_worker_whose_cursor_was_moved_begins_again_there_and_holds_back_no_other(
     pipeline_of: PipelineOf, tmp_path: Path, endpoint: Endpoint, to: int
 ) -> None:
     pipeline = pipeline_of(files={}, hook=hook(endpoint))
@@ -160,7 +160,7 @@ def test_one_whose_cursor_was_moved_begins_again_there_and_holds_nobody(
     assert cursors["hook"] == cursors["files"]
 
 
-def test_one_that_is_paused_gets_nothing_and_goes_on_where_it_was_when_it_is_resumed(
+def test_a_paused_worker_gets_nothing_and_goes_on_where_it_was_when_it_is_resumed(
     pipeline_of: PipelineOf, tmp_path: Path
 ) -> None:
     pipeline = pipeline_of(first={}, held={})
@@ -184,7 +184,7 @@ def test_one_that_is_paused_gets_nothing_and_goes_on_where_it_was_when_it_is_res
     assert len(set(consumer_cursors(pipeline.state, SOURCE).values())) == 1
 
 
-def test_a_sink_that_fails_is_tried_with_growing_pauses_and_holds_nobody(
+def test_a_sink_that_fails_is_tried_with_growing_pauses_and_holds_back_no_other(
     pipeline_of: PipelineOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base_module, "_BACKOFF_FIRST_S", 0.02)
@@ -280,7 +280,7 @@ def test_after_several_processes_that_settled_nothing_it_is_served_outside_the_d
     worker.close()
 
 
-def test_a_slow_sink_holds_nobody_and_gets_all_of_it_in_the_end(
+def test_a_slow_sink_holds_back_no_other_and_gets_all_of_it_in_the_end(
     pipeline_of: PipelineOf, tmp_path: Path, endpoint: Endpoint
 ) -> None:
     pipeline = pipeline_of(quick={}, slow=hook(endpoint))
@@ -306,7 +306,7 @@ def test_a_slow_sink_holds_nobody_and_gets_all_of_it_in_the_end(
     assert len(set(consumer_cursors(pipeline.state, SOURCE).values())) == 1
 
 
-def test_one_that_is_deferred_waits_and_goes_on_when_it_is_resumed(
+def test_a_deferred_worker_waits_and_goes_on_when_it_is_resumed(
     pipeline_of: PipelineOf, tmp_path: Path
 ) -> None:
     pipeline = pipeline_of(first={}, low={})
@@ -324,7 +324,7 @@ def test_one_that_is_deferred_waits_and_goes_on_when_it_is_resumed(
         until("the rest", lambda: ids(tmp_path / "low") == [1, 2])
 
 
-def test_what_waits_for_a_retry_goes_out_before_fresh_changes_of_its_group(
+def test_a_retry_goes_out_before_fresh_changes_of_its_group(
     pipeline_of: PipelineOf, endpoint: Endpoint
 ) -> None:
     pipeline = pipeline_of(hook=hook(endpoint) | {"retry": {"first_ms": 50, "max_ms": 100}})
@@ -346,7 +346,7 @@ def test_what_waits_for_a_retry_goes_out_before_fresh_changes_of_its_group(
     assert names == ["good", "bad", "later"]
 
 
-def test_a_look_that_began_before_messages_were_put_aside_does_not_hide_them(
+def test_a_look_that_began_before_messages_were_queued_does_not_hide_them(
     pipeline_of: PipelineOf, endpoint: Endpoint
 ) -> None:
     pipeline = pipeline_of(
@@ -403,7 +403,7 @@ def test_work_within_other_work_is_a_part_of_it(pipeline_of: PipelineOf) -> None
 
 
 @pytest.mark.parametrize("where", ["failed", "_leave"])
-def test_a_worker_goes_on_after_an_error_that_nobody_foresaw(
+def test_a_worker_goes_on_after_an_error_without_a_known_cause(
     pipeline_of: PipelineOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """Noting a failure, or letting go of what it has, breaks once."""
@@ -450,7 +450,7 @@ def test_fresh_changes_have_a_turn_between_claims_of_due_retries(
     assert sent(endpoint)[before:][-1] == 100
 
 
-def test_what_an_operator_took_out_of_the_queue_holds_nothing_back_any_more(
+def test_a_message_taken_out_of_the_queue_holds_nothing_back_any_more(
     pipeline_of: PipelineOf, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A queue with much in it is not looked at for every range; a new beginning looks again."""

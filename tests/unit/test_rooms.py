@@ -160,7 +160,7 @@ def cycles(package: str) -> set[frozenset[str]]:
     }
 
 
-def test_what_stands_beside_each_other_is_imported_one_way() -> None:
+def test_modules_beside_each_other_are_imported_one_way() -> None:
     packages = {module.rpartition(".")[0] for module in modules()} - {""}
     assert set().union(*map(cycles, packages)) == CYCLES
 

@@ -91,7 +91,7 @@ def test_a_schema_has_its_note_back() -> None:
         {"types": [{"oid": 1, "name": "a", "kind": "b", "new": 1}]},
     ],
 )
-def test_a_note_that_nobody_wrote_is_refused(content: object) -> None:
+def test_a_note_that_was_never_written_is_refused(content: object) -> None:
     with pytest.raises(DecodeError, match="catalog cannot be read"):
         read_note(orjson.dumps(content), columns=3)
 

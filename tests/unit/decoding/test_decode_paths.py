@@ -34,7 +34,7 @@ every_model = pytest.mark.parametrize("name", MODELS)
 @every_model
 @EXAMPLES
 @given(data=st.data(), seed=st.integers(0, 2**32))
-def test_what_becomes_of_a_value_does_not_depend_on_its_neighbours(
+def test_the_decoding_of_a_value_does_not_depend_on_its_neighbours(
     name: str, data: st.DataObject, seed: int
 ) -> None:
     model, choice = MODELS[name], random.Random(seed)
@@ -51,7 +51,7 @@ def test_what_becomes_of_a_value_does_not_depend_on_its_neighbours(
 @every_model
 @EXAMPLES
 @given(data=st.data(), seed=st.integers(0, 2**32))
-def test_what_json_takes_the_typed_column_takes_too(
+def test_a_value_that_json_takes_the_typed_column_takes_too(
     name: str, data: st.DataObject, seed: int
 ) -> None:
     # Only a value that no number of its width holds is exact in JSON and refused when typed.

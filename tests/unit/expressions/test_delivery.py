@@ -153,7 +153,7 @@ def test_only_what_lies_between_the_cursors_is_dead(
     assert {one.cursor.idx for one in dead_letters(later, END, view)} == {5}
 
 
-def test_what_is_settled_already_is_not_judged_again(
+def test_settled_changes_are_not_judged_again(
     log: Path, exchange: Exchange, tmp_path: Path
 ) -> None:
     sink = file_sink(tmp_path / "out", transform=f"{FUNCTIONS}:fails_on_zero")

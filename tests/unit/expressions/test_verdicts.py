@@ -69,7 +69,7 @@ def test_a_message_without_a_verdict_is_refused(known: set[Cursor], asked: Curso
         judged(messages([asked]), given_verdicts, ROUTED)
 
 
-def test_what_expressions_do_not_see_passes_without_a_verdict() -> None:
+def test_changes_that_expressions_do_not_see_pass_without_a_verdict() -> None:
     found = judged(messages([Cursor(1, 0)], "truncate"), empty(), ROUTED)
     assert found.column("route").to_pylist() == [None]
 

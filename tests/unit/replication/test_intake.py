@@ -96,7 +96,7 @@ def test_a_large_transaction_comes_out_in_bounded_batches(spill: Spill) -> None:
     assert batches[3].high == Cursor(500, 32)
 
 
-def test_what_a_stream_announced_holds_for_the_connection_after_its_commit(
+def test_a_relation_of_a_stream_holds_for_the_connection_after_its_commit(
     intake: TransactionAssembler,
 ) -> None:
     wider = pgoutput.relation(1, "public", "item", [("id", 23, True), ("b", 25)])
@@ -108,7 +108,7 @@ def test_what_a_stream_announced_holds_for_the_connection_after_its_commit(
     assert [r.schema for r in take(intake, *whole)] == [wider]
 
 
-def test_what_the_connection_was_told_later_is_not_undone_by_a_commit(
+def test_a_later_relation_of_the_connection_is_not_undone_by_a_commit(
     intake: TransactionAssembler,
 ) -> None:
     wider = pgoutput.relation(1, "public", "item", [("id", 23, True), ("b", 25)])
@@ -121,7 +121,7 @@ def test_what_the_connection_was_told_later_is_not_undone_by_a_commit(
     assert [r.schema for r in take(intake, *whole(600, row()))] == [wider]
 
 
-def test_what_a_rolled_back_savepoint_announced_does_not_hold_after_the_commit(
+def test_a_relation_of_a_rolled_back_savepoint_does_not_hold_after_the_commit(
     intake: TransactionAssembler,
 ) -> None:
     wider = pgoutput.relation(1, "public", "item", [("id", 23, True), ("b", 25)])
@@ -132,7 +132,7 @@ def test_what_a_rolled_back_savepoint_announced_does_not_hold_after_the_commit(
     assert [r.schema for r in found] == [ITEM]
 
 
-def test_what_a_rolled_back_stream_announced_is_forgotten(intake: TransactionAssembler) -> None:
+def test_a_relation_of_a_rolled_back_stream_is_forgotten(intake: TransactionAssembler) -> None:
     wider = pgoutput.relation(1, "public", "item", [("id", 23, True), ("b", 25)])
     take(intake, pgoutput.begin(300, 0, 8), ITEM, row(), pgoutput.commit(300, 308, 0))
     take(intake, *block(7, wider, row()), pgoutput.stream_abort(7, 7))
@@ -219,7 +219,7 @@ def test_a_block_that_a_batch_cuts_keeps_the_position_in_place(
     assert not intake.in_transaction
 
 
-def test_a_heartbeat_takes_a_number_and_is_told_but_not_logged(
+def test_a_heartbeat_takes_a_number_and_is_reported_but_not_logged(
     intake: TransactionAssembler,
 ) -> None:
     beat = pgoutput.logical_message("walbrook.heartbeat", b"17")

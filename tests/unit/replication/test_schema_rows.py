@@ -98,7 +98,7 @@ def test_cuts_make_no_difference(second: int) -> None:
         assert rows(alone) == [row for row in whole if row.kind != "S"], "numbers are the same"
 
 
-def test_what_is_recorded_is_written_again_whatever_the_catalog_says_then() -> None:
+def test_a_recorded_version_is_written_again_whatever_the_catalog_says_then() -> None:
     first = sealed_in([STREAM], Sealer(versions=TableVersions()))
     recorded = [version for batch in first for version in batch.versions]
 

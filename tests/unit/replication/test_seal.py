@@ -109,7 +109,7 @@ def test_our_own_tables_are_left_out_but_counted() -> None:
     assert Sealer().seal(wire(OWN, *transaction(100, row(9)))) is None
 
 
-def test_what_lies_below_the_resume_cursor_is_skipped() -> None:
+def test_changes_below_the_resume_cursor_are_skipped() -> None:
     sealed = Sealer(resume=Cursor(100, 1)).seal(
         wire(ITEM, *transaction(90, row()), *transaction(100, row(), row()))
     )

@@ -88,7 +88,7 @@ def test_a_local_cluster_is_a_cluster(master: str, cluster: bool) -> None:
     assert is_cluster(master) is cluster
 
 
-def test_executors_are_told_where_the_log_is_and_with_what_to_read_it(
+def test_executors_learn_where_the_log_is_and_with_what_to_read_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "t")

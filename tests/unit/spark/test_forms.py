@@ -114,7 +114,7 @@ def test_the_exchange_carries_every_form_to_the_consumer_that_wants_it(
     assert delivered(name="envelope", shape="debezium")[2]["before"] == {"id": 7, "note": "new"}
 
 
-def test_the_source_shows_the_default_form_unless_it_is_told_otherwise() -> None:
+def test_the_source_shows_the_default_form_unless_it_is_asked_otherwise() -> None:
     own = WalbrookDataSource({"path": "p"})
     assert own.schema().names == CHANGE_SCHEMA.names
     wanted = Wanted((ValueFormat(), MICROSECONDS), before=True)

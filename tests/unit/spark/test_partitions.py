@@ -83,7 +83,7 @@ def deliver(
 
 
 @given(histories, cuts, st.integers(2, 4), st.one_of(st.none(), st.integers(0, 30)))
-def test_every_message_below_the_cursor_is_delivered_or_aside_and_groups_keep_their_order(
+def test_every_message_below_the_cursor_is_delivered_or_queued_and_groups_keep_their_order(
     messages: list[Message], cuts: list[int], parts: int, down_after: int | None
 ) -> None:
     destination = Destination({m.cursor: m.fate for m in messages}, down_after)
@@ -133,7 +133,7 @@ def test_refusals_in_one_part_are_not_the_destinations_fault_while_another_is_ac
     assert set(destination.taken) == {m.cursor for m in messages if m.key == 0}
 
 
-def test_a_destination_that_refuses_everything_is_at_fault_and_nothing_of_it_is_put_aside() -> None:
+def test_a_destination_that_refuses_everything_is_at_fault_and_nothing_of_it_is_queued() -> None:
     messages = [Message(at, at, "poison") for at in range(4 * REFUSALS_MAX)]
     destination = Destination({m.cursor: m.fate for m in messages})
     outcome = deliver(destination, messages, [], 2)

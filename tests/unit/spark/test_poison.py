@@ -139,7 +139,9 @@ class SparkError(Exception):
         ),
     ],
 )  # fmt: skip
-def test_what_may_be_a_messages_fault(error: Exception, suspect: bool, says: str) -> None:
+def test_errors_that_may_be_a_messages_fault_are_suspect(
+    error: Exception, suspect: bool, says: str
+) -> None:
     assert is_suspect(error) is suspect
     assert says in as_walbrook_error(error).full_text
 

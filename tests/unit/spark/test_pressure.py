@@ -38,7 +38,7 @@ priorities = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 10), min_
 
 
 @given(loads=loads, priorities=priorities, tick_s=st.sampled_from([0.9, 1.0, 1.7]))
-def test_whatever_comes_nobody_is_deferred_for_ever_and_somebody_is_always_served(
+def test_whatever_comes_no_consumer_is_deferred_forever_and_one_is_always_served(
     loads: list[tuple[Load, int]], priorities: dict[str, int], tick_s: float
 ) -> None:
     pressure, now = Pressure(MOST), 0.0
@@ -68,7 +68,7 @@ def test_whatever_comes_nobody_is_deferred_for_ever_and_somebody_is_always_serve
 
 
 @given(loads=loads)
-def test_without_pressure_and_among_equals_nobody_is_deferred(
+def test_without_pressure_and_among_equals_no_consumer_is_deferred(
     loads: list[tuple[Load, int]],
 ) -> None:
     calm, equal, now = Pressure(MOST), Pressure(MOST), 0.0
@@ -82,7 +82,7 @@ def test_without_pressure_and_among_equals_nobody_is_deferred(
             assert equal.tick(load, {"a": Served(5), "b": Served(5)}, now).defer == ()
 
 
-def test_it_widens_then_defers_the_lowest_one_by_one_and_comes_back_the_other_way() -> None:
+def test_pressure_widens_then_defers_the_lowest_one_by_one_and_is_undone_the_other_way() -> None:
     pressure = Pressure(MOST)
     here = {
         "top": Served(9),

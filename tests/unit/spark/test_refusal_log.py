@@ -56,7 +56,7 @@ def test_a_consumer_has_one_line_in_ten_seconds_which_counts_those_left_out() ->
     assert lines(log, Outcome("hook", Cursor(8, 0))) == []
 
 
-def test_what_a_worker_settles_is_logged(tmp_path: Path) -> None:
+def test_settled_refusals_are_logged(tmp_path: Path) -> None:
     origin = Origin("shop", "h", "d")
     settings = StageSettings("shop", 1, origin, [], "", tmp_path, tmp_path, 1000, 1 << 20)
     retries = RetryQueue(consumer(), settings, "run", RefusalLog())

@@ -32,7 +32,7 @@ ONE_ORDER = FileDestination(path=Path("x"))
 
 
 @given(histories, cuts, st.one_of(st.none(), st.integers(0, 30)))
-def test_every_message_below_the_cursor_is_delivered_or_aside_and_order_is_kept(
+def test_every_message_below_the_cursor_is_delivered_or_queued_and_order_is_kept(
     messages: list[Message], cuts: list[int], down_after: int | None
 ) -> None:
     destination = Destination({m.cursor: m.fate for m in messages}, down_after)
@@ -71,7 +71,7 @@ def test_a_destination_is_at_fault_only_after_that_many_refusals_in_a_row(
         assert destination.taken == [c for c in destination.taken if c < outcome.cursor]
 
 
-def test_what_waits_from_before_holds_its_group_back() -> None:
+def test_a_message_that_waits_from_before_holds_its_group_back() -> None:
     first = [Message(1, 0, "poison"), Message(2, 1, "taken")]
     destination = Destination({m.cursor: m.fate for m in first})
     outcome = deliver(sender_for(destination), first, [])
@@ -84,9 +84,7 @@ def test_what_waits_from_before_holds_its_group_back() -> None:
     assert queued(outcome) == [more[0].cursor]
 
 
-def test_what_a_destination_that_needs_one_order_refuses_is_dead_and_settled_before_the_rest() -> (
-    None
-):
+def test_a_refusal_where_one_order_is_needed_is_dead_and_settled_before_the_rest() -> None:
     messages = [Message(1, 0, "taken"), Message(2, 1, "poison"), Message(3, 2, "taken")]
     destination = Destination({m.cursor: m.fate for m in messages})
     sender = sender_for(destination, settings=consumer(destination=ONE_ORDER))
