@@ -132,6 +132,8 @@ class Stage:
 
     def _replace_postgres(self, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(settler, "settle", self.rows.settle)
+        # One thread does all: a slow machine must not let a worker wait for the settler.
+        patch.setattr(settler, "_UNSETTLED_S", float("inf"))
         patch.setattr(Settler, "_connected", lambda _self: None)
         patch.setattr(worker, "read_active_consumers", self.rows.active)
         for module, name, gives in (
