@@ -18,8 +18,8 @@ from cdc.service.http.api.operators import operator_routes
 from cdc.service.http.api.tokens import Access
 from tests.fix_postgres import Database
 from tests.operators import Operator
-from tests.service import _url
 from tests.waiting import until
+from tests.walbrook_service import _url
 
 
 @contextmanager

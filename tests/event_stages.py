@@ -18,7 +18,7 @@ from spark_pipeline.feed.planner import Planner
 from spark_pipeline.stage.stage import SourceStage
 from tests.event_pipeline import EventPipeline
 from tests.fix_postgres import Database
-from tests.service import _url
+from tests.walbrook_service import _url
 
 
 class LogStage(SourceStage):

@@ -10,8 +10,8 @@ import orjson
 
 from tests.fix_postgres import Database
 from tests.pull_queue import Puller
-from tests.service import ROOT, Service
 from tests.waiting import until
+from tests.walbrook_service import ROOT, Service
 
 PAGE = ROOT / "docs" / "pull.md"
 

@@ -9,7 +9,7 @@ import redis
 
 from tests.fix_postgres import Database
 from tests.log_pipeline import arrived
-from tests.service import Service
+from tests.walbrook_service import Service
 
 SCHEMA = """
 CREATE TABLE reading (id bigint PRIMARY KEY, at timestamptz, value numeric(20, 4));

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.fix_postgres import Database
 from tests.log_pipeline import arrived
-from tests.service import Service
+from tests.walbrook_service import Service
 
 
 class Unreadable:

@@ -26,8 +26,8 @@ from tests.fix_postgres import Database
 from tests.log_pipeline import arrived
 from tests.proxy import Proxy
 from tests.pull_queue import Puller
-from tests.service import Service
 from tests.waiting import until
+from tests.walbrook_service import Service
 
 TABLE = "state_counter"
 PAUSED = ("files", "lake", "jobs", "even", "timed", "entries_too")
