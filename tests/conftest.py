@@ -25,7 +25,7 @@ settings.load_profile("walbrook")
 pytest_plugins = [
     "tests.fix_postgres", "tests.fix_redis", "tests.fix_http", "tests.fix_ledger",
     "tests.fix_event_pipeline", "tests.fix_spark", "tests.fix_tls", "tests.fix_kafka",
-    "tests.fix_s3",
+    "tests.fix_s3", "tests.fix_sinks",
 ]  # fmt: skip
 
 

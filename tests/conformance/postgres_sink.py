@@ -10,23 +10,9 @@ import pytest
 
 from cdc.change import MessageBatch
 from sinks.postgres import PostgresSink
-from tests.fix_postgres import Database, PostgresServer, fresh_database
-from tests.slot_batches import SlotBatches, slot_batches
+from tests.fix_postgres import Database
 
 Open = Callable[..., PostgresSink]
-
-
-@pytest.fixture
-def source(database: Database) -> Iterator[SlotBatches]:
-    with slot_batches(database) as batches:
-        yield batches
-
-
-@pytest.fixture
-def there(postgres_server: PostgresServer) -> Iterator[Database]:
-    """The destination, which starts without any table."""
-    with fresh_database(postgres_server.dsn) as made:
-        yield made
 
 
 @pytest.fixture

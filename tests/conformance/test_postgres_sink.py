@@ -8,8 +8,6 @@ from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import OperatorError, PoisonError, TransientError
 from tests.conformance.postgres_sink import Open, as_gap, columns_of, delivered, id_of
 from tests.conformance.postgres_sink import opened as opened
-from tests.conformance.postgres_sink import source as source
-from tests.conformance.postgres_sink import there as there
 from tests.fix_postgres import Database
 from tests.slot_batches import SlotBatches
 

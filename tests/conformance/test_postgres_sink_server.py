@@ -14,8 +14,6 @@ from cdc.errors import OperatorError, TransientError
 from tests.conformance.messages import batch as plain_batch
 from tests.conformance.postgres_sink import Open, as_gap, delivered
 from tests.conformance.postgres_sink import opened as opened
-from tests.conformance.postgres_sink import source as source
-from tests.conformance.postgres_sink import there as there
 from tests.fix_postgres import Database
 from tests.fix_tls import TlsServer
 from tests.slot_batches import SlotBatches

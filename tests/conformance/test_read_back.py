@@ -34,7 +34,7 @@ from tests.fix_postgres import Database, PostgresServer, fresh_database
 from tests.fix_s3 import S3
 from tests.lakes import LAKES, Lake
 from tests.parquet_lake import ParquetLake
-from tests.slot_batches import SlotBatches, slot_batches
+from tests.slot_batches import SlotBatches
 
 KINDS = (
     "postgres",
@@ -50,12 +50,6 @@ KINDS = (
     "iceberg merge_on_read",
     pytest.param("iceberg copy_on_write", marks=pytest.mark.sinks),
 )
-
-
-@pytest.fixture
-def source(database: Database) -> Iterator[SlotBatches]:
-    with slot_batches(database) as batches:
-        yield batches
 
 
 @pytest.fixture

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from cdc.config import PostgresDestination, loads
 from sinks import Sink, open_sink
-from tests.fix_postgres import Database, PostgresServer, fresh_database
+from tests.fix_postgres import Database
 from tests.slot_batches import slot_batches
 from tests.walbrook_service import _url
 
@@ -18,12 +15,6 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "sinks" / "postgres.md").read_text(encoding="utf-8")
 (CONFIGURATION,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 QUERIES = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
-
-
-@pytest.fixture
-def there(postgres_server: PostgresServer) -> Iterator[Database]:
-    with fresh_database(postgres_server.dsn) as made:
-        yield made
 
 
 def sinks_of(there: Database) -> list[Sink]:

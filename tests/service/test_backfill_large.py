@@ -22,7 +22,7 @@ import redis
 
 from tests.backfill_rig import applied, stale
 from tests.fix_kafka import Kafka
-from tests.fix_postgres import Database, PostgresServer, fresh_database
+from tests.fix_postgres import Database
 from tests.walbrook_service import Service, _url, started
 
 _ROWS, _KILLS, _WRITERS = 300_000, 3, 4
@@ -198,12 +198,6 @@ def _check_mirror(source: Database, there: Database) -> None:
         assert _rows(there, table) == _rows(source, table), table
     numbers = "SELECT DISTINCT number FROM loose ORDER BY 1"
     assert there.execute(numbers) == source.execute(numbers)
-
-
-@pytest.fixture
-def there(postgres_server: PostgresServer) -> Iterator[Database]:
-    with fresh_database(postgres_server.dsn) as made:
-        yield made
 
 
 @pytest.mark.chaos

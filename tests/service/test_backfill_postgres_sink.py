@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from spark_pipeline.delivery.deliver import _open_sinks
 from tests.backfill_rig import Rig
-from tests.fix_postgres import Database, PostgresServer, fresh_database
+from tests.fix_postgres import Database
 from tests.waiting import until
 from tests.walbrook_service import _url
 
-pytestmark = pytest.mark.migrated
+pytestmark = [pytest.mark.migrated, pytest.mark.usefixtures("no_open_sinks")]
 
 ROWS = 5_000
-
-
-@pytest.fixture(autouse=True)
-def _no_open_sinks() -> Iterator[None]:
-    yield
-    while _open_sinks:
-        _open_sinks.popitem()[1][2].close()
-
-
-@pytest.fixture
-def there(postgres_server: PostgresServer) -> Iterator[Database]:
-    with fresh_database(postgres_server.dsn) as made:
-        yield made
 
 
 def backfilled(database: Database, there: Database, directory: Path, mode: str) -> None:

@@ -34,12 +34,6 @@ PRIORITIES = {"high": 10, "middle": 5, "low": 1}
 
 
 @pytest.fixture
-def state(database: Database) -> Iterator[Connection]:
-    with database.connect() as connection:
-        yield connection
-
-
-@pytest.fixture
 def endpoints() -> Iterator[dict[str, Endpoint]]:
     """A slow destination for each of the sinks."""
     servers = {name: Endpoint() for name in PRIORITIES}

@@ -5,21 +5,14 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.fix_postgres import Database, PostgresServer, fresh_database
+from tests.fix_postgres import Database
 from tests.walbrook_service import Service, _url, started
 
 _ITEMS = "SELECT id, version FROM item ORDER BY id"
-
-
-@pytest.fixture
-def there(postgres_server: PostgresServer) -> Iterator[Database]:
-    with fresh_database(postgres_server.dsn) as made:
-        yield made
 
 
 @pytest.mark.timeout(600)

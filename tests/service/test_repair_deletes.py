@@ -15,14 +15,13 @@ import orjson
 import pytest
 import redis
 
-from spark_pipeline.delivery.deliver import _open_sinks
 from tests.backfill_rig import Rig, applied
 from tests.fix_postgres import Database, PostgresServer, fresh_database
 from tests.repairing import drop_slot, note_horizon, repaired, until_repaired
 from tests.service.test_backfill_service import _of_parquet
 from tests.walbrook_service import _url
 
-pytestmark = pytest.mark.migrated
+pytestmark = [pytest.mark.migrated, pytest.mark.usefixtures("no_open_sinks")]
 
 ROWS = 300
 SETUP = """
@@ -84,13 +83,6 @@ class Destination:
         return sorted(
             (row for (row,) in rows), key=lambda row: orjson.dumps(row, option=orjson.OPT_SORT_KEYS)
         )
-
-
-@pytest.fixture(autouse=True)
-def _no_open_sinks() -> Iterator[None]:
-    yield
-    while _open_sinks:
-        _open_sinks.popitem()[1][2].close()
 
 
 @pytest.fixture(

@@ -12,15 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.fix_postgres import Database, PostgresServer, fresh_database
+from tests.fix_postgres import Database
 from tests.waiting import until
 from tests.walbrook_service import Service, _url, started
-
-
-@pytest.fixture
-def there(postgres_server: PostgresServer) -> Iterator[Database]:
-    with fresh_database(postgres_server.dsn) as made:
-        yield made
 
 
 @pytest.mark.sinks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,12 +35,6 @@ ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
 OTHER = pgoutput.relation(2, "public", "other", [("id", 23, True), ("name", 25)])
 TRANSACTIONS, ROWS, KEYS = 30, 40, 17
 FEW = 6  # transactions, where every halving of what they hold costs a worker
-
-
-@pytest.fixture
-def state(database: Database) -> Iterator[Connection]:
-    with database.connect() as connection:
-        yield connection
 
 
 @pytest.fixture

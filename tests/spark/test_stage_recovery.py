@@ -42,12 +42,6 @@ pytestmark = pytest.mark.migrated
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
 
 
-@pytest.fixture
-def state(database: Database) -> Iterator[Connection]:
-    with database.connect() as connection:
-        yield connection
-
-
 class RunningStage:
     """The stage of the source of a ``LogPipeline``, in a thread."""
 

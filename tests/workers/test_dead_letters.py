@@ -18,7 +18,6 @@ from cdc.errors import TransientError
 from cdc.state.dead_letters import DeadLetter, bury, report_dead_letters
 from cdc.state.positions import consumer_cursors
 from tests import pgoutput
-from tests.fix_postgres import Database
 from tests.log_pipeline import LogPipeline, arrived, cursors_of
 from tests.wire_messages import transaction
 
@@ -46,12 +45,6 @@ def decode_with_errors(*arguments: Any, **named: Any) -> pa.RecordBatch:
     columns["error"] = pc.if_else(bad, "column 'name' cannot\0 be read", nothing)
     columns["record"] = pc.if_else(bad, nothing, columns["record"])
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=changes.schema)
-
-
-@pytest.fixture
-def state(database: Database) -> Iterator[Connection]:
-    with database.connect() as connection:
-        yield connection
 
 
 @pytest.fixture

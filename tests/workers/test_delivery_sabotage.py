@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,6 @@ from tests.wire_messages import transaction
 pytestmark = pytest.mark.migrated
 
 COUNTER = pgoutput.relation(1, "public", "counter", [("key", 23, True), ("n", 23), ("d", 25)])
-
-
-@pytest.fixture
-def state(database: Database) -> Iterator[Connection]:
-    with database.connect() as connection:
-        yield connection
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,9 @@ from cdc.connection import Connection
 from cdc.cursor import Cursor
 from tests import pgoutput
 from tests.event_pipeline import ITEM, NAME, EventPipeline, S
-from tests.fix_postgres import Database
 from tests.log_pipeline import arrived
 
 pytestmark = pytest.mark.migrated
-
-
-@pytest.fixture
-def state(database: Database) -> Iterator[Connection]:
-    with database.connect() as connection:
-        yield connection
 
 
 def ids(pipeline: EventPipeline) -> list[Any]:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cdc.connection import Connection
 from tests.event_pipeline import NAME, EventPipeline, S
-from tests.fix_postgres import Database
 from tests.log_pipeline import arrived
 
 pytestmark = pytest.mark.migrated
-
-
-@pytest.fixture
-def state(database: Database) -> Iterator[Connection]:
-    with database.connect() as connection:
-        yield connection
 
 
 def test_after_a_time_in_the_future_one_moved_back_behind_it_is_in_order_again(

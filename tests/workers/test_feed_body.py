@@ -17,7 +17,6 @@ from spark_pipeline.slices.exchange import Overrun, PlannedRange, followed, note
 from spark_pipeline.source.range_reader import LogPartition
 from spark_pipeline.source.stream import LogStreamReader
 from tests import pgoutput
-from tests.fix_postgres import Database
 from tests.log_pipeline import LogPipeline, arrived
 from tests.waiting import until
 from tests.wire_messages import transaction
@@ -25,12 +24,6 @@ from tests.wire_messages import transaction
 pytestmark = pytest.mark.migrated
 
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True)])
-
-
-@pytest.fixture
-def state(database: Database) -> Iterator[Connection]:
-    with database.connect() as connection:
-        yield connection
 
 
 def write(pipeline: LogPipeline, number: int, rows: int = 1) -> None:

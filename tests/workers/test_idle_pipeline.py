@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,19 +9,12 @@ import pytest
 from cdc.connection import Connection
 from spark_pipeline.source.stream import LogStreamReader
 from tests import pgoutput
-from tests.fix_postgres import Database
 from tests.log_pipeline import LogPipeline, arrived
 from tests.wire_messages import transaction
 
 pytestmark = pytest.mark.migrated
 
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True)])
-
-
-@pytest.fixture
-def state(database: Database) -> Iterator[Connection]:
-    with database.connect() as connection:
-        yield connection
 
 
 def test_a_first_micro_batch_without_changes_is_no_failure(

@@ -12,7 +12,6 @@ import pytest
 
 from cdc.connection import Connection
 from tests import pgoutput
-from tests.fix_postgres import Database
 from tests.log_pipeline import LogPipeline, arrived
 from tests.wire_messages import transaction
 
@@ -21,12 +20,6 @@ pytestmark = pytest.mark.migrated
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
 SINKS = 5
 SIZE = 64 << 20
-
-
-@pytest.fixture
-def state(database: Database) -> Iterator[Connection]:
-    with database.connect() as connection:
-        yield connection
 
 
 class Peak:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,12 +29,6 @@ pytestmark = pytest.mark.migrated
 
 COUNTS = "SELECT delivered, absorbed FROM walbrook.consumers WHERE name = 'hook'"
 HEALTH = "SELECT consumer, kind, severity FROM walbrook.health"
-
-
-@pytest.fixture
-def state(database: Database) -> Iterator[Connection]:
-    with database.connect() as connection:
-        yield connection
 
 
 class Hooked(LogPipeline):

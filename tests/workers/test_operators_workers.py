@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,12 +28,6 @@ from tests.waiting import until
 from tests.worker_rows import ids, write
 
 pytestmark = pytest.mark.migrated
-
-
-@pytest.fixture
-def state(database: Database) -> Iterator[Connection]:
-    with database.connect() as connection:
-        yield connection
 
 
 def test_a_paused_consumer_is_not_served_and_holds_only_the_restart_cursor(

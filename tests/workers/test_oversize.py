@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,17 +10,10 @@ import pytest
 
 from cdc.connection import Connection
 from tests.fix_http import Endpoint
-from tests.fix_postgres import Database
 from tests.log_pipeline import LogPipeline
 from tests.queue_pipeline import insert
 
 pytestmark = pytest.mark.migrated
-
-
-@pytest.fixture
-def state(database: Database) -> Iterator[Connection]:
-    with database.connect() as connection:
-        yield connection
 
 
 @pytest.mark.parametrize("oversize", ["dead_letter", "claim_check"])

@@ -30,12 +30,6 @@ pytestmark = pytest.mark.migrated
 PARTS, PER_REQUEST = 4, 5
 
 
-@pytest.fixture
-def state(database: Database) -> Iterator[Connection]:
-    with database.connect() as connection:
-        yield connection
-
-
 class Spread(LogPipeline):
     """One webhook behind a ledger, sent several requests at once."""
 

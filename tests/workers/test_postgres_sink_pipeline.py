@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,37 +9,16 @@ import pytest
 from psycopg import sql
 
 from cdc.connection import Connection
-from spark_pipeline.delivery.deliver import _open_sinks
 from tests import pgoutput
-from tests.fix_postgres import Database, PostgresServer, fresh_database
+from tests.fix_postgres import Database
 from tests.log_pipeline import LogPipeline
 from tests.queue_pipeline import insert
 from tests.walbrook_service import _url
 from tests.wire_messages import transaction
 
-pytestmark = pytest.mark.migrated
+pytestmark = [pytest.mark.migrated, pytest.mark.usefixtures("no_open_sinks")]
 
 HISTORY = "SELECT walbrook_generation, id FROM item ORDER BY 1, walbrook_lsn"
-
-
-@pytest.fixture
-def state(database: Database) -> Iterator[Connection]:
-    with database.connect() as connection:
-        yield connection
-
-
-@pytest.fixture(autouse=True)
-def _no_open_sinks() -> Iterator[None]:
-    """A process keeps its sinks; a test must not leave a connection behind."""
-    yield
-    while _open_sinks:
-        _open_sinks.popitem()[1][2].close()
-
-
-@pytest.fixture
-def there(postgres_server: PostgresServer) -> Iterator[Database]:
-    with fresh_database(postgres_server.dsn) as made:
-        yield made
 
 
 def pipeline_to(there: Database, state: Connection, directory: Path, **given: Any) -> LogPipeline:

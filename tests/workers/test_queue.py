@@ -39,12 +39,6 @@ QUICK = {"first_ms": 1, "max_ms": 10}
 
 
 @pytest.fixture
-def state(database: Database) -> Iterator[Connection]:
-    with database.connect() as connection:
-        yield connection
-
-
-@pytest.fixture
 def pipeline_of(
     state: Connection, database: Database, endpoint: Endpoint, tmp_path: Path
 ) -> Iterator[Callable[..., LogPipeline]]:

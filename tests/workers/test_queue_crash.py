@@ -30,12 +30,6 @@ SLOW = {"first_ms": 600_000, "max_ms": 3_600_000}
 PipelineOf = Callable[..., LogPipeline]
 
 
-@pytest.fixture
-def state(database: Database) -> Iterator[Connection]:
-    with database.connect() as connection:
-        yield connection
-
-
 @pytest.fixture(params=["postgres", "redis"])
 def address(request: pytest.FixtureRequest, database: Database) -> LedgerAddress:
     if request.param == "postgres":

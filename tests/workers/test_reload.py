@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from sinks.lakehouse import stopped as stopped_tables
-from tests.fix_postgres import Database, PostgresServer, fresh_database
+from tests.fix_postgres import Database
 from tests.reload_rig import Reloading, close_sinks, merging, ways
 from tests.waiting import until
 
@@ -25,12 +25,6 @@ CREATE TRIGGER refuses BEFORE UPDATE ON walbrook.backfill_chunks FOR EACH ROW
 def _no_open_sinks() -> Iterator[None]:
     yield
     close_sinks()
-
-
-@pytest.fixture
-def there(postgres_server: PostgresServer) -> Iterator[Database]:
-    with fresh_database(postgres_server.dsn) as made:
-        yield made
 
 
 def loaded(way: str, database: Database, there: Database, directory: Path) -> Reloading:

@@ -26,7 +26,6 @@ from sinks.redis_stream import RedisStreamSink
 from tests.conformance.crash import Killed
 from tests.conformance.harness import RedisHarness
 from tests.conformance.messages import CONSUMER, batch, expected, numbered
-from tests.fix_postgres import Database
 from tests.log_pipeline import SOURCE, LogPipeline, arrived
 from tests.queue_pipeline import insert
 
@@ -39,12 +38,6 @@ KINDS = (
     pytest.param("redis_stream", marks=pytest.mark.sinks),
 )
 POINTS = ("rewound", "truncating", "truncated", "delivered", "settled")
-
-
-@pytest.fixture
-def state(database: Database) -> Iterator[Connection]:
-    with database.connect() as connection:
-        yield connection
 
 
 class Rewound:

@@ -17,7 +17,7 @@ from cdc.verify import key_ranges
 from cdc.verify.source_rows import SourceReader
 from spark_pipeline.verify import comparison
 from tests.backfill_rig import Rig
-from tests.fix_postgres import DEFAULT_VERSION, Database, PostgresServer, fresh_database
+from tests.fix_postgres import DEFAULT_VERSION, Database
 from tests.waiting import until
 from tests.walbrook_service import _url
 
@@ -27,12 +27,6 @@ _ITEMS = (
     "CREATE TABLE item (id int PRIMARY KEY, version int NOT NULL, note text, at timestamptz);"
     "INSERT INTO item SELECT i, 1, 'note ' || i, now() FROM generate_series(1, 2000) i"
 )
-
-
-@pytest.fixture
-def there(postgres_server: PostgresServer) -> Iterator[Database]:
-    with fresh_database(postgres_server.dsn) as made:
-        yield made
 
 
 def _rig(database: Database, there: Database, directory: Path, **given: Any) -> Rig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pyarrow.compute as pc
 import pytest
 
 from sinks.lakehouse.names import LakeTarget
-from spark_pipeline.delivery.deliver import _open_sinks
 from tests.backfill_rig import SOURCE, Rig
 from tests.fix_postgres import Database
 from tests.lakes import LAKES, Lake
@@ -67,11 +65,7 @@ def _spoil(lake: Lake) -> None:
     table.replace(written, table.schema, state.moved(state.cursor))
 
 
-@pytest.fixture(autouse=True)
-def _no_open_sinks() -> Iterator[None]:
-    yield
-    while _open_sinks:
-        _open_sinks.popitem()[1][2].close()
+pytestmark = pytest.mark.usefixtures("no_open_sinks")
 
 
 @pytest.fixture(params=[name for name in LAKES if name != "iceberg copy_on_write"])

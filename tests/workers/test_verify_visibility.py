@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from spark_pipeline.verify.comparison import TableComparison
 from tests.backfill_rig import Rig
-from tests.fix_postgres import Database, PostgresServer, fresh_database
+from tests.fix_postgres import Database
 from tests.waiting import until
 from tests.workers.test_backfill_visibility import _ITEMS, database, hanging_update, server
 from tests.workers.test_verify import _rig
 
 __all__ = ["database", "server"]
-
-
-@pytest.fixture
-def there(postgres_server: PostgresServer) -> Iterator[Database]:
-    """On another server, whose commits do not wait."""
-    with fresh_database(postgres_server.dsn) as made:
-        yield made
 
 
 def _started(rig: Rig, there: Database) -> int:

@@ -41,12 +41,6 @@ PipelineOf = Callable[..., LogPipeline]
 
 
 @pytest.fixture
-def state(database: Database) -> Iterator[Connection]:
-    with database.connect() as connection:
-        yield connection
-
-
-@pytest.fixture
 def pipeline_of(state: Connection, tmp_path: Path) -> Iterator[PipelineOf]:
     made: list[LogPipeline] = []
 
