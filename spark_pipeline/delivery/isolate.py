@@ -22,7 +22,7 @@ from cdc.cursor import Cursor
 from cdc.error_text import public_raised, public_text
 from cdc.errors import CorruptionError, PoisonError, TransientError, WalbrookError
 from spark_pipeline.delivery.deliver import Share
-from spark_pipeline.delivery.outcome import GOES_ON, Outcome, Poison
+from spark_pipeline.delivery.outcome import Outcome, Poison
 from spark_pipeline.jvm.jvm_output import said
 
 _logger = structlog.get_logger("walbrook.worker")
@@ -77,7 +77,7 @@ class _Isolation:
                     piece = _part(share, cursors, start, stop).behind(done)
                     result = self._alone(piece, cursors[start:stop])
                 done = result.after(done)
-                if done.error is not None:
+                if not done.is_whole:
                     break
         except Exception as error:
             return replace(done, error=as_walbrook_error(error))
@@ -97,15 +97,13 @@ class _Isolation:
             done = self._deliver(replace(piece, end=message))
         except Exception as broken:
             return _failed(piece, as_walbrook_error(broken))
-        if done.error is not None:
+        if not done.is_whole:
             return done
         _logger.warning("worker.poison", consumer=piece.consumer.name, cursor=str(message))
         why = f"delivery of the change at {message} broke"
-        what = f"{why}; it is a dead letter, and what follows comes next"
-        goes_on = TransientError(what, kind=GOES_ON)
         dead = Poison(message, f"{why}: {as_walbrook_error(error).full_text}")
         behind = Cursor(message.lsn, message.idx + 1)
-        return Outcome(piece.consumer.name, behind, error=goes_on, dead=(dead,)).after(done)
+        return Outcome(piece.consumer.name, behind, more=True, dead=(dead,)).after(done)
 
 
 def _part(share: Share, cursors: list[Cursor], start: int, stop: int) -> Share:

@@ -17,9 +17,6 @@ from cdc.queue.ledger.base import LedgerUse
 from cdc.queue.ledger.base import together as all_uses
 from sinks.base import StoppedTable
 
-GOES_ON = "goes_on"
-"""The kind of an error that ends a share and is no failure: what follows comes next."""
-
 
 @dataclass(frozen=True)
 class Poison:
@@ -41,7 +38,8 @@ class Outcome:
     delivered: int = 0
     absorbed: int = 0
     last_commit: datetime | None = None
-    error: WalbrookError | None = None
+    error: WalbrookError | None = None  # why it failed
+    more: bool = False  # it ended early, and did not fail: what follows comes next
     dead: tuple[Poison, ...] = ()  # below ``cursor``; the consumer goes on without them
     queued: pa.RecordBatch | None = None  # EVENT_SCHEMA, below ``cursor``: for its queue
     refusals: int = 0  # refusals in a row at its end
@@ -52,7 +50,12 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        return self.error is not None and self.error.kind != GOES_ON
+        return self.error is not None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the share is settled."""
+        return self.error is None and not self.more
 
     @property
     def has_dead(self) -> bool:
@@ -92,7 +95,7 @@ def combined(outcomes: Sequence[Outcome]) -> Outcome:
         return outcomes[0]
     lowest = min(outcomes, key=lambda outcome: outcome.cursor)
     stopped = sorted(
-        (outcome for outcome in outcomes if outcome.error is not None),
+        (outcome for outcome in outcomes if not outcome.is_whole),
         key=lambda outcome: (not outcome.failed, outcome.cursor),
     )
     failed = stopped[0].error if stopped else None
@@ -102,8 +105,9 @@ def combined(outcomes: Sequence[Outcome]) -> Outcome:
         lowest.cursor,
         sum(outcome.delivered for outcome in outcomes),
         sum(outcome.absorbed for outcome in outcomes),
-        (lowest.last_commit if failed else max(commits, default=None)),
+        (lowest.last_commit if stopped else max(commits, default=None)),
         failed,
+        more=bool(stopped) and failed is None,
         queued=_in_cursor_order(
             together([outcome.cut(lowest.cursor).queued for outcome in outcomes])
         ),

@@ -18,11 +18,10 @@ import pyarrow as pa
 from cdc.change import MessageBatch
 from cdc.cursor import Cursor
 from cdc.cursor_columns import cursor_at
-from cdc.errors import TransientError
 from cdc.queue.groups import Grouping
 from sinks.base import Delivery, SideBySideSink
 from spark_pipeline.delivery.group_parts import GroupRun, runs_between_barriers, spread
-from spark_pipeline.delivery.outcome import GOES_ON, Outcome, combined, is_below
+from spark_pipeline.delivery.outcome import Outcome, combined, is_below
 from spark_pipeline.delivery.sender import (
     QUEUED_BYTES_MAX,
     QUEUED_ROWS_MAX,
@@ -51,11 +50,10 @@ def deliver_in_parts(
         for run in runs_between_barriers(rows, grouping):
             rest = replace(share.behind(done), start=done.cursor)
             done = _deliver_run(rest, run, open_sender).after(done)
-            if done.error is not None:
+            if not done.is_whole:
                 return done
             if _is_full(done.queued):
-                more = TransientError("many messages wait; what follows comes next", kind=GOES_ON)
-                return replace(done, error=more)
+                return replace(done, more=True)
     return replace(done, cursor=max(done.cursor, share.end))
 
 
@@ -113,7 +111,7 @@ class _PartDelivery:
         outcome = self._sender.outcome
         if self.batch is None:
             return outcome
-        return replace(outcome, error=TransientError(_STOPPED, kind=GOES_ON))
+        return replace(outcome, error=None, more=True)
 
     def _go_on(self, step: Callable[[], MessageBatch]) -> None:
         try:
@@ -139,9 +137,6 @@ def _deliver_side_by_side(parts: Sequence[_PartDelivery]) -> None:
         results = sink.deliver_parts([batch for _, batch in going])
         for (part, _), result in zip(going, results, strict=True):
             part.delivered(result)
-
-
-_STOPPED = "another part of the delivery has failed; what follows comes next"
 
 
 def _is_full(queued: pa.RecordBatch | None) -> bool:

@@ -30,7 +30,7 @@ from cdc.state.queued_messages import EVENT_SCHEMA
 from sinks import Sink
 from sinks.base import Delivery
 from sinks.columns import bytes_bound, message_bytes
-from spark_pipeline.delivery.outcome import GOES_ON, Outcome, Poison, below, together
+from spark_pipeline.delivery.outcome import Outcome, Poison, below, together
 
 REFUSALS_MAX = 5
 """Refusals in a row, with nothing accepted between them, after which a destination is at fault."""
@@ -230,9 +230,7 @@ class Sender:
             # the last message it has would take it for delivered.
             cursor = cursor_at(row, 0)
             self._done = replace(self._done, dead=(Poison(cursor, why),))
-            what = f"the message at {cursor} is a dead letter, and what follows comes next"
-            goes_on = TransientError(what, kind=GOES_ON)
-            return self._stop(_after(cursor), goes_on)
+            return self._stop(_after(cursor))
         deliveries = _number(row, "deliveries") + 1
         self._note(
             _events(
@@ -259,16 +257,16 @@ class Sender:
         """Bounded: what is queued is kept in memory until it is settled."""
         if self._queued_rows < QUEUED_ROWS_MAX and self._queued_bytes < QUEUED_BYTES_MAX:
             return True
-        more = TransientError(
-            f"{self._queued_rows} messages wait behind refused ones; what follows comes next",
-            kind=GOES_ON,
-        )
-        return self._stop(self._done.cursor, more)
+        return self._stop(self._done.cursor)
 
-    def _stop(self, at: Cursor, error: WalbrookError) -> bool:
-        """Nothing from a cursor on is settled; what was queued there comes again."""
+    def _stop(self, at: Cursor, error: WalbrookError | None = None) -> bool:
+        """Nothing from a cursor on is settled; what was queued there comes again.
+
+        Without an error nothing failed: what follows comes next.
+        """
         self._queued = [below(rows, at) for rows in self._queued]
-        self._done = replace(self._done, cursor=max(self._start, at), error=error)
+        cursor = max(self._start, at)
+        self._done = replace(self._done, cursor=cursor, error=error, more=error is None)
         return False
 
     def _reach(self, cursor: Cursor) -> None:

@@ -151,8 +151,7 @@ class ReleaseSender:
             outcome = deliver_messages(share, piece, until)
         parts = by_source(release, outcome, begun, len(self._inputs))
         reached = position(release.numbering, outcome.cursor, len(release))
-        error = outcome.error if outcome.failed else None
-        return Attempt(max(begun, reached), outcome.absorbed, parts, error, outcome)
+        return Attempt(max(begun, reached), outcome.absorbed, parts, outcome.error, outcome)
 
     def _failed(self, state: Connection, sent: Attempt) -> None:
         """Nothing was settled, and the destination did not take what it was sent."""

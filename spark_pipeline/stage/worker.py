@@ -287,7 +287,7 @@ class Worker(BaseWorker):
             except BaseException:
                 _remove(share)
                 raise
-        if outcome.error is None and share.held is not None:
+        if outcome.is_whole and share.held is not None:
             outcome = replace(outcome, error=share.held)
         return share, outcome
 
@@ -320,10 +320,9 @@ class Worker(BaseWorker):
         if outcome.stopped is not None:
             self._stopped = _stopped_tables(outcome.stopped)
         self._settled(outcome, has_dead=bool(report.dead) or outcome.has_dead)
-        if outcome.failed:
-            assert outcome.error is not None
+        if outcome.error is not None:
             raise UndeliveredError(outcome.error)
-        if outcome.error is None:
+        if outcome.is_whole:
             self._succeeded()
 
     def _settled(self, outcome: Outcome, *, has_dead: bool) -> None:

@@ -60,7 +60,7 @@ class Report:
     def is_plain(self) -> bool:
         """Whether it only moves a cursor and counts."""
         outcome = self.outcome
-        sound = outcome.queued is None and outcome.error is None
+        sound = outcome.queued is None and outcome.is_whole
         return sound and not self.dead and self.piece is None
 
     def after(self, before: Report) -> Report:
@@ -79,8 +79,8 @@ class Report:
             cursor=outcome.cursor,
             delivered=outcome.delivered,
             absorbed=outcome.absorbed,
-            last_commit=outcome.last_commit if outcome.error is not None else self.committed_at,
-            error=str(outcome.error) if outcome.failed else None,
+            last_commit=self.committed_at if outcome.is_whole else outcome.last_commit,
+            error=None if outcome.error is None else str(outcome.error),
             dead=self.dead,
             queued=outcome.queued,
             ledger=self.ledger,

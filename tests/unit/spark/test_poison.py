@@ -60,7 +60,7 @@ def test_the_poison_is_found_and_everything_else_arrives_in_order(
         outcome = deliver_carefully(sink.deliver, share, sink.within)
         dead += outcome.dead
         assert max(sink.arrived, default=-1) < outcome.cursor.idx, "sent past what is not settled"
-        assert (outcome.error is None) == (not outcome.dead)
+        assert (outcome.is_whole, outcome.more) == (not outcome.dead, bool(outcome.dead))
         share = replace(share, start=outcome.cursor)
     assert [one.cursor.idx for one in dead] == sorted(poison)
     assert all(f"message {one.cursor.idx}" in one.error for one in dead)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from cdc.change import CHANGE_SCHEMA, MessageBatch
 from cdc.config.destination import FileDestination
 from cdc.cursor import ORIGIN, Cursor
-from cdc.errors import TransientError
 from cdc.state.blocked_groups import NOTHING
 from sinks.base import Delivery
 from spark_pipeline.delivery.sender import REFUSALS_MAX
@@ -42,7 +41,7 @@ def test_every_message_below_the_cursor_is_delivered_or_queued_and_order_is_kept
     below = [m.cursor for m in messages if m.cursor < outcome.cursor]
     assert sorted(taken + queued_before) == below
     assert outcome.delivered == len(destination.taken)
-    if outcome.error is None:
+    if outcome.is_whole:
         assert outcome.cursor == Cursor(1 << 40, 0)
 
     # Nothing that went out stands behind something of its group, or of its table, that waits.
@@ -92,7 +91,8 @@ def test_a_refusal_where_one_order_is_needed_is_dead_and_settled_before_the_rest
     assert destination.taken == [messages[0].cursor]
     assert [poison.cursor for poison in outcome.dead] == [messages[1].cursor]
     assert outcome.cursor == Cursor(messages[1].cursor.lsn, messages[1].cursor.idx + 1)
-    assert isinstance(outcome.error, TransientError), "what follows comes next"
+    assert outcome.more, "what follows comes next"
+    assert not outcome.failed
     assert outcome.queued is None
 
 
