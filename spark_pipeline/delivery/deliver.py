@@ -75,7 +75,9 @@ class Share:
     match: Match | None = None  # of the consumer, if it was made already
     verdicts: str | None = None  # where those of the consumer's expressions lie, VERDICT_SCHEMA
     failed: int = 0  # how many of them say that an expression failed
-    held: WalbrookError | None = None  # why it ends where it does, if its consumer cannot go on
+    stop_reason: WalbrookError | None = (
+        None  # why it ends where it does, if its consumer cannot go on
+    )
     waiting: BlockedGroups = NOTHING  # what its consumer's queue held when the micro-batch began
     refusals: int = 0  # refusals in a row before it
     refusals_max: int = REFUSALS_MAX  # how many its destination is allowed

@@ -63,7 +63,7 @@ class Reading:
         self._commits = {name: CommitTimes() for name in inputs}
         self._histories = {name: each.log.history() for name, each in inputs.items()}
         self.dead: dict[str, list[DeadLetter]] = {name: [] for name in inputs}
-        self.held: WalbrookError | None = None
+        self.stop_reason: WalbrookError | None = None
         """Why nothing more can be read, if that is so."""
         self.reads = {name: saved[name].cursor for name in inputs}
         """Up to where each source was read."""
@@ -92,7 +92,7 @@ class Reading:
         for name, source in self._inputs.items():
             bound = None if until is None else until[name]
             wanted = sequencer.wants(name) if bound is None else self.reads[name] < bound
-            if self.held is not None or not wanted:
+            if self.stop_reason is not None or not wanted:
                 source.leave()
             else:
                 ranges = source.next(0.0) if bound is None else source.next_below(bound)
@@ -112,8 +112,8 @@ class Reading:
 
     def check(self, needed: Mapping[str, Cursor]) -> None:
         """Raise if nothing more can be read, or a log ends before what was once read of it."""
-        if self.held is not None:
-            raise self.held
+        if self.stop_reason is not None:
+            raise self.stop_reason
         for name in self._inputs:
             if self._is_at_end(name) and self.reads[name] < needed[name]:
                 raise CorruptionError(
@@ -175,7 +175,7 @@ class Reading:
         if commit_us:
             self._clocks[source].read(commit_us)
         self._commits[source].read(share.start, commit_us)
-        self.held = share.held
+        self.stop_reason = share.stop_reason
         if share.failed or any(piece.errors for piece in share.slices):
             with closing(self.open_log(source)) as log:
                 found = dead_letters(share, share.end, log, decoded.plan.changes)

@@ -135,10 +135,10 @@ class ReleaseSender:
         """As far as it goes in one attempt."""
         release, begun, name = sending.release, sending.at, self._consumer.name
         share = self._share(state, release, begun, ledger)
-        if share.held is not None:
+        if share.stop_reason is not None:
             nothing = [SourceResult(0, None, []) for _ in self._inputs]
-            outcome = Outcome(name, ORIGIN, error=share.held)
-            return Attempt(begun, 0, nothing, share.held, outcome)
+            outcome = Outcome(name, ORIGIN, error=share.stop_reason)
+            return Attempt(begun, 0, nothing, share.stop_reason, outcome)
         for rows in sending.queued:
             share = replace(share, waiting=share.waiting.with_these(rows))
         end = min(begun + _ROWS, len(release))
@@ -178,7 +178,7 @@ class ReleaseSender:
         waiting: BlockedGroups = NOTHING
         for each in self._inputs.values():
             asked = each.retries.before(state, replace(share, origin=each.settings.origin))
-            if asked.held is not None:
+            if asked.stop_reason is not None:
                 return asked
             share = replace(share, refusals=asked.refusals, refusals_max=asked.refusals_max)
             waiting = _both(waiting, asked.waiting)

@@ -43,7 +43,7 @@ def judge(
         unfit = log_range.first_unfit(spark) if spark is not None else None
         if unfit is None or unfit <= share.start:
             raise
-        share = replace(share, end=unfit, held=error)
+        share = replace(share, end=unfit, stop_reason=error)
         found = _verdicts(spark, replace(log_range, until=unfit))
     path, failed = leave_verdicts(exchange, found)
     return replace(share, verdicts=path, failed=failed)

@@ -17,8 +17,7 @@ from cdc.log.open import open_log
 from cdc.state.health import Condition
 from cdc.state.pressure import PressureStatus, show_pressure
 from spark_pipeline.capacity.backlog import Bounds
-from spark_pipeline.capacity.gauge import Gauge
-from spark_pipeline.capacity.pressure import DEFERRED_MAX_S, Decision, Load, Pressure, Served
+from spark_pipeline.capacity.pressure import DEFERRED_MAX_S, Decision, Gauge, Load, Pressure, Served
 from spark_pipeline.feed.feed import Feed
 from spark_pipeline.feed.progress import StageProgress
 from spark_pipeline.feed.stage_settings import StageSettings

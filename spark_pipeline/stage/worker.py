@@ -287,8 +287,8 @@ class Worker(BaseWorker):
             except BaseException:
                 _remove(share)
                 raise
-        if outcome.is_whole and share.held is not None:
-            outcome = replace(outcome, error=share.held)
+        if outcome.is_whole and share.stop_reason is not None:
+            outcome = replace(outcome, error=share.stop_reason)
         return share, outcome
 
     def _report(

@@ -122,7 +122,7 @@ class RetryQueue:
             "changes when fewer wait, and the change log keeps them until then",
             kind=QUEUE_FULL,
         )
-        return replace(share, end=share.start, slices=[], held=full)
+        return replace(share, end=share.start, slices=[], stop_reason=full)
 
     def settled(self, outcome: Outcome) -> None:
         """What was settled of fresh changes."""

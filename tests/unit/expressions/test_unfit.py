@@ -67,7 +67,7 @@ def deliver(share: Share, plan: DriverPlan, spark: SparkSession, exchange: Excha
     """What a worker does with a range."""
     judged = judge(spark, share, Path(share.run), None, exchange.directory)
     outcome = plan.deliver(judged)
-    return replace(outcome, error=outcome.error or judged.held)
+    return replace(outcome, error=outcome.error or judged.stop_reason)
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from cdc.log.view import LogView
 from spark_pipeline.capacity.backlog import Bounds
-from spark_pipeline.capacity.gauge import Gauge
 from spark_pipeline.capacity.pressure import (
     DEFERRED_MAX_S,
     STEP_MIN_S,
     TURN_MIN_S,
     WIDENED_MAX,
+    Gauge,
     Load,
     Pressure,
     Served,
