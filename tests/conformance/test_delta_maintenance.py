@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,19 @@ from sinks.lakehouse.sink import Mode
 from tests.conformance.test_delta_sink import delivered
 from tests.fix_postgres import Database
 from tests.lake import query
-from tests.slot_batches import SlotBatches
+from tests.slot_batches import SlotBatches, slot_batches
 from tests.waiting import until
 
 pytestmark = pytest.mark.sinks
 
 TARGET = LakeTarget("public", "t")
 PLAN = MaintenancePlan(interval_s=0.05, target_file_bytes=1 << 20, retain_hours=1)
+
+
+@pytest.fixture
+def source(database: Database) -> Iterator[SlotBatches]:
+    with slot_batches(database) as batches:
+        yield batches
 
 
 def _files(root: Path) -> list[str]:

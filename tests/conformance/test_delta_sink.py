@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,9 +23,15 @@ from tests.conformance.messages import batch as plain_batch
 from tests.fix_postgres import Database
 from tests.fix_s3 import S3
 from tests.lake import query
-from tests.slot_batches import SlotBatches
+from tests.slot_batches import SlotBatches, slot_batches
 
 Open = Callable[..., LakehouseSink]
+
+
+@pytest.fixture
+def source(database: Database) -> Iterator[SlotBatches]:
+    with slot_batches(database) as batches:
+        yield batches
 
 
 @pytest.fixture

@@ -12,13 +12,20 @@ from sinks.lakehouse.iceberg import Catalogs, MergesOnRead, iceberg_tables
 from sinks.lakehouse.names import LakeTarget
 from sinks.lakehouse.sink import Mode
 from sinks.lakehouse.table import ConflictError
+from tests.fix_postgres import Database
 from tests.fix_s3 import S3
 from tests.iceberg_rest import rest_catalog
 from tests.lake import query_iceberg
-from tests.slot_batches import SlotBatches
+from tests.slot_batches import SlotBatches, slot_batches
 
 KINDS = ("rest", "glue")
 TARGET = LakeTarget("public", "t")
+
+
+@pytest.fixture
+def source(database: Database) -> Iterator[SlotBatches]:
+    with slot_batches(database) as batches:
+        yield batches
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,11 +26,17 @@ from tests.fix_postgres import Database
 from tests.fix_s3 import S3
 from tests.iceberg_lake import IcebergLake
 from tests.lake import query_iceberg
-from tests.slot_batches import SlotBatches
+from tests.slot_batches import SlotBatches, slot_batches
 
 pytestmark = pytest.mark.sinks
 
 TARGET = LakeTarget("public", "t")
+
+
+@pytest.fixture
+def source(database: Database) -> Iterator[SlotBatches]:
+    with slot_batches(database) as batches:
+        yield batches
 
 
 @pytest.fixture

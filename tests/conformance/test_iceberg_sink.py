@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,9 +16,15 @@ from tests.conformance.messages import batch as plain_batch
 from tests.conformance.test_delta_sink import stopped_by
 from tests.fix_postgres import Database
 from tests.iceberg_lake import WAYS, IcebergLake, Way
-from tests.slot_batches import SlotBatches
+from tests.slot_batches import SlotBatches, slot_batches
 
 MERGED = ("merge_on_read", pytest.param("copy_on_write", marks=pytest.mark.sinks))
+
+
+@pytest.fixture
+def source(database: Database) -> Iterator[SlotBatches]:
+    with slot_batches(database) as batches:
+        yield batches
 
 
 @pytest.fixture

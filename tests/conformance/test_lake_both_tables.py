@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import yaml
 
 from cdc.config import DeltaDestination, loads
@@ -13,7 +15,7 @@ from sinks.lakehouse import LakehouseSink, LakeNames
 from sinks.lakehouse.delta import delta_tables
 from tests.fix_postgres import Database
 from tests.lake import query
-from tests.slot_batches import SlotBatches
+from tests.slot_batches import SlotBatches, slot_batches
 
 PAGE = Path(__file__).parents[2] / "docs" / "two-tables.md"
 ROUNDS = 12
@@ -21,6 +23,12 @@ SETUP = (
     "CREATE TABLE orders (id bigint PRIMARY KEY, status text, note text)",
     "ALTER TABLE orders ALTER note SET STORAGE EXTERNAL",
 )
+
+
+@pytest.fixture
+def source(database: Database) -> Iterator[SlotBatches]:
+    with slot_batches(database) as batches:
+        yield batches
 
 
 def _statement(rng: random.Random) -> str:

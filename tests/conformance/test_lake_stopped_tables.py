@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,10 +18,17 @@ from sinks.base import StoppedTable
 from sinks.lakehouse import LakehouseSink
 from sinks.lakehouse import stopped as stopped_tables
 from sinks.lakehouse.names import LakeTarget
+from tests.fix_postgres import Database
 from tests.lakes import Lake
-from tests.slot_batches import SlotBatches
+from tests.slot_batches import SlotBatches, slot_batches
 
 T, BESIDE = LakeTarget("public", "t"), LakeTarget("_walbrook_stopped_public", "t")
+
+
+@pytest.fixture
+def source(database: Database) -> Iterator[SlotBatches]:
+    with slot_batches(database) as batches:
+        yield batches
 
 
 @pytest.fixture(params=["delta copy_on_write", "iceberg merge_on_read"])

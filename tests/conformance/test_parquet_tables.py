@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
@@ -24,12 +25,18 @@ from tests.fix_s3 import S3
 from tests.parquet_lake import ParquetLake
 from tests.reload_deliverer import deliver_all
 from tests.reload_history import recorded
-from tests.slot_batches import SlotBatches
+from tests.slot_batches import SlotBatches, slot_batches
 from tests.waiting import until
 
 PAGE = Path(__file__).parents[2] / "docs" / "sinks" / "parquet.md"
 TARGET = LakeTarget("public", "t")
 PLAN = MaintenancePlan(interval_s=0.05, target_file_bytes=1 << 20, retain_hours=1)
+
+
+@pytest.fixture
+def source(database: Database) -> Iterator[SlotBatches]:
+    with slot_batches(database) as batches:
+        yield batches
 
 
 @pytest.fixture(params=["disk", "s3"])

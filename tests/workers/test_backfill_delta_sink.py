@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from spark_pipeline.delivery.deliver import _open_sinks
 from tests.backfill_rig import Rig
 from tests.fix_postgres import Database
 from tests.lake import query
 
-pytestmark = [pytest.mark.migrated, pytest.mark.usefixtures("no_open_sinks")]
+pytestmark = pytest.mark.migrated
 
 ROWS = 3_000
 _LAST = """
@@ -22,6 +24,13 @@ _BACK = """
 SELECT id FROM (SELECT id, version, lag(version) OVER (
     PARTITION BY id ORDER BY walbrook_lsn, walbrook_idx) AS before FROM t) WHERE version < before
 """
+
+
+@pytest.fixture(autouse=True)
+def _no_open_sinks() -> Iterator[None]:
+    yield
+    while _open_sinks:
+        _open_sinks.popitem()[1][2].close()
 
 
 @pytest.mark.parametrize("mode", ["upsert", pytest.param("append", marks=pytest.mark.sinks)])

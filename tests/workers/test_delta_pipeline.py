@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cdc.connection import Connection
+from spark_pipeline.delivery.deliver import _open_sinks
 from spark_pipeline.stage.status import StatusWriter
 from tests import pgoutput
+from tests.fix_postgres import Database
 from tests.lake import query
 from tests.log_pipeline import SOURCE, LogPipeline
 from tests.queue_pipeline import insert
 from tests.wire_messages import transaction
 
-pytestmark = [pytest.mark.migrated, pytest.mark.usefixtures("no_open_sinks")]
+pytestmark = pytest.mark.migrated
+
+
+@pytest.fixture
+def state(database: Database) -> Iterator[Connection]:
+    with database.connect() as connection:
+        yield connection
+
+
+@pytest.fixture(autouse=True)
+def _no_open_sinks() -> Iterator[None]:
+    """A process keeps its sinks; a test must not leave a thread behind."""
+    yield
+    while _open_sinks:
+        _open_sinks.popitem()[1][2].close()
 
 
 def _pipeline(state: Connection, directory: Path, **destination: Any) -> LogPipeline:

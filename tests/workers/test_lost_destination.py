@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import redis
 from cdc.connection import Connection
 from cdc.state.lost_destinations import report_lost_destinations
 from cdc.state.positions import Described, register_source
+from tests.fix_postgres import Database
 from tests.log_pipeline import SOURCE, LogPipeline, arrived
 from tests.queue_pipeline import insert
 
@@ -19,6 +21,12 @@ pytestmark = pytest.mark.migrated
 
 HEALTH = "SELECT consumer, kind, severity FROM walbrook.health"
 LOST = [("out", "destination_lost_data", "warning")]
+
+
+@pytest.fixture
+def state(database: Database) -> Iterator[Connection]:
+    with database.connect() as connection:
+        yield connection
 
 
 def told(pipeline: LogPipeline) -> list[tuple[object, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from cdc.connection import Connection
 from cdc.generation import Generation
+from spark_pipeline.delivery.deliver import _open_sinks
 from tests.backfill_rig import Rig
 from tests.fix_postgres import Database
 from tests.log_pipeline import LogPipeline
@@ -19,7 +21,17 @@ ITEM = "public/item"
 ROWS = 3_000
 
 
-pytestmark = pytest.mark.usefixtures("no_open_sinks")
+@pytest.fixture
+def state(database: Database) -> Iterator[Connection]:
+    with database.connect() as connection:
+        yield connection
+
+
+@pytest.fixture(autouse=True)
+def _no_open_sinks() -> Iterator[None]:
+    yield
+    while _open_sinks:
+        _open_sinks.popitem()[1][2].close()
 
 
 def _pipeline(state: Connection, directory: Path, **destination: Any) -> LogPipeline:

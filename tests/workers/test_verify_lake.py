@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from sinks.lakehouse.names import LakeTarget
+from spark_pipeline.delivery.deliver import _open_sinks
 from tests.backfill_rig import SOURCE, Rig
 from tests.fix_postgres import Database
 from tests.lakes import LAKES, Lake
@@ -65,7 +67,11 @@ def _spoil(lake: Lake) -> None:
     table.replace(written, table.schema, state.moved(state.cursor))
 
 
-pytestmark = pytest.mark.usefixtures("no_open_sinks")
+@pytest.fixture(autouse=True)
+def _no_open_sinks() -> Iterator[None]:
+    yield
+    while _open_sinks:
+        _open_sinks.popitem()[1][2].close()
 
 
 @pytest.fixture(params=[name for name in LAKES if name != "iceberg copy_on_write"])
