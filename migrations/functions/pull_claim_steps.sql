@@ -263,7 +263,7 @@ BEGIN
                            count(*) AS rows, count(*) FILTER (WHERE x.waits) AS waiting
                       FROM passed x) p
              WHERE p.rows > 0
-                ON CONFLICT ON CONSTRAINT claims_pkey DO UPDATE
+                ON CONFLICT ON CONSTRAINT pull_claims_pkey DO UPDATE
                SET commit_lsn = excluded.commit_lsn, commit_idx = excluded.commit_idx,
                    rows_most = excluded.rows_most, held_most = excluded.held_most,
                    passed = c.passed + excluded.passed, looked_at = excluded.looked_at)
