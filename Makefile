@@ -68,8 +68,7 @@ coverage: $(CLASSES) ## Branch coverage by test, test-sinks and all that they st
 VERSIONS ?= 14 15 16 17 18
 VERSION_TESTS := $(wildcard $(foreach part,reader* stream* catalog* published_relations \
 	partition_roots annotations decode_from* type* preflight* identity heartbeat connections, \
-	tests/integration/test_$(part).py)) $(wildcard tests/conformance/test_postgres_*.py \
-	tests/integration/test_postgres_*.py)
+	tests/reader/test_$(part).py)) $(wildcard tests/*/test_postgres_*.py)
 
 .PHONY: test-versions
 test-versions: $(CLASSES) ## The source's side and the postgres sink on Postgres 14 to 18; VERSIONS= names some
@@ -87,9 +86,8 @@ SPARK_READY := $(SPARK)/.ready
 # What Spark Connect and pipelines need; apart, because the service must do without it.
 SPARK_EXTRAS := 'grpcio>=1.76' 'grpcio-status>=1.76' 'googleapis-common-protos>=1.71' \
 	'zstandard>=0.25' 'pandas>=2.2,<3'
-SPARK_TESTS := tests/unit/spark tests/unit/expressions $(wildcard $(foreach part,spark_source* \
-	feed_body lane_on_spark cluster_plan catch_up_job stage_recovery event_worker service \
-	expressions_page backfill_reading,tests/integration/test_$(part).py))
+SPARK_TESTS := tests/spark tests/unit/spark tests/unit/expressions tests/workers/test_feed_body.py \
+	tests/workers/test_event_worker.py tests/service/test_service.py
 
 $(SPARK_READY): requirements.lock pyproject.toml | $(READY)
 	@echo "Making $(SPARK) ..."
@@ -107,7 +105,7 @@ $(SPARK_READY): requirements.lock pyproject.toml | $(READY)
 test-spark-versions: $(SPARK_READY) ## Source, feed, service and Spark's connectors on Spark 4.2; ARGS= goes to pytest
 	@$(WITH_JAVA) $(SPARK)/bin/pytest -n 2 --dist loadfile $(SPARK_TESTS) $(ARGS) && \
 		WALBROOK_TEST_PIPELINES=$(CURDIR)/$(SPARK)/pipelines $(SPARK)/bin/pytest -m connectors \
-			tests/integration/test_spark_connectors.py $(ARGS)
+			tests/spark/test_spark_connectors.py $(ARGS)
 
 .PHONY: chaos
 chaos: $(CLASSES) ## The tests that take minutes; ARGS= goes to pytest

@@ -2,7 +2,7 @@
 
 The row carries a key and a version that grows by one with each change of it, so that what is lost,
 repeated or out of order shows. The commit's time comes with the change, from the same machine's
-clock. Invariant: a change counts as arrived when anybody who looks could see it, never
+clock. Invariant: a change counts as arrived when a reader could see it, never
 before.
 """
 
@@ -29,7 +29,7 @@ _BLOCK_MS, _READ_MAX = 200, 10_000
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenChanges:
     """Changes in the order they arrived; times are seconds since 1970."""
 
     keys: npt.NDArray[np.int64]
@@ -62,7 +62,7 @@ class Seen:
         }
 
 
-class Arrivals:
+class DestinationArrivals:
     """Takes note of messages one by one; any thread may ask what has arrived."""
 
     def __init__(self) -> None:
@@ -79,10 +79,10 @@ class Arrivals:
         self._committed.append(datetime.fromisoformat(metadata["commit_timestamp"]).timestamp())
         self._arrived.append(arrived_s)
 
-    def seen(self) -> Seen:
+    def seen(self) -> SeenChanges:
         # The last column is the last that grows: what it has, all have.
         count = len(self._arrived)
-        return Seen(
+        return SeenChanges(
             np.frombuffer(self._keys[:count].tobytes(), np.int64),
             np.frombuffer(self._versions[:count].tobytes(), np.int64),
             np.frombuffer(self._committed[:count].tobytes(), np.float64),
@@ -97,21 +97,21 @@ class Destination(Protocol):
         """How many have arrived; a repeated one counts again."""
         ...
 
-    def seen(self) -> Seen: ...
+    def seen(self) -> SeenChanges: ...
 
 
 class _Follower:
     """Looks at a destination again and again in a thread, from ``with`` to its end."""
 
     def __init__(self) -> None:
-        self._arrivals = Arrivals()
+        self._arrivals = DestinationArrivals()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
 
     def count(self) -> int:
         return len(self._arrivals)
 
-    def seen(self) -> Seen:
+    def seen(self) -> SeenChanges:
         return self._arrivals.seen()
 
     def _look(self) -> None:
@@ -192,8 +192,8 @@ class ParquetFolder:
     def count(self) -> int:
         return sum(pq.read_metadata(path).num_rows for path in self._files())
 
-    def seen(self) -> Seen:
-        arrivals = Arrivals()
+    def seen(self) -> SeenChanges:
+        arrivals = DestinationArrivals()
         for path in self._files():
             rows = pq.read_table(path, columns=["record", "commit_timestamp"], partitioning=None)
             arrived_s = path.stat().st_ctime

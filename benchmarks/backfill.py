@@ -20,7 +20,7 @@ import psycopg
 from psycopg import sql
 
 from benchmarks.catch_up import (
-    Target,
+    BenchmarkTarget,
     parquet_target,
     postgres_target,
     redis_target,
@@ -29,7 +29,7 @@ from benchmarks.catch_up import (
 )
 from benchmarks.service import RunningService
 from benchmarks.sizes import Sizes, progress
-from benchmarks.source import ONE_ROW, PUBLICATION, Source, open_source
+from benchmarks.source import ONE_ROW, PUBLICATION, BenchmarkSource, open_source
 from cdc.errors import OperatorError
 
 _CONNECTIONS, _OTHER_CONNECTIONS = 2, (1, 4)
@@ -78,7 +78,7 @@ def run(sizes: Sizes) -> dict[str, object]:
     return {"rows": sizes.rows, "connections": _CONNECTIONS, **copied, **figures}
 
 
-def _copy(source: Source, connections: int, rows: int) -> float:
+def _copy(source: BenchmarkSource, connections: int, rows: int) -> float:
     """Rows per second of COPY over so many connections, each with its share of the blocks."""
     with psycopg.connect(source.postgres.dsn) as connection:
         row = connection.execute("SELECT pg_relation_size('orders') / 8192").fetchone()
@@ -102,7 +102,7 @@ def _copy(source: Source, connections: int, rows: int) -> float:
 
 
 def _measured(
-    directory: Path, source: Source, target: Target, rows: int, copied: float
+    directory: Path, source: BenchmarkSource, target: BenchmarkTarget, rows: int, copied: float
 ) -> dict[str, object]:
     name, (sink,) = target.name, target.sinks
     with service_of(directory, source, target) as service:
@@ -135,13 +135,13 @@ def _measured(
     }
 
 
-def _started(source: Source, sink: str, table: str, connections: int) -> object:
+def _started(source: BenchmarkSource, sink: str, table: str, connections: int) -> object:
     chunk_bytes = _WARM_CHUNK_BYTES if table == "warm" else _CHUNK_BYTES
     return _asked(source, _START, sink, table, chunk_bytes, connections)
 
 
 def _backfilled(
-    source: Source, service: RunningService, sink: str, table: str, connections: int
+    source: BenchmarkSource, service: RunningService, sink: str, table: str, connections: int
 ) -> float:
     """How many seconds a backfill took that had no changes beside it."""
     began = time.perf_counter()
@@ -159,7 +159,7 @@ def _for_a_while() -> Callable[[], bool]:
     return lambda: time.monotonic() > until
 
 
-def _latency(source: Source, service: RunningService, over: Callable[[], bool]) -> float:
+def _latency(source: BenchmarkSource, service: RunningService, over: Callable[[], bool]) -> float:
     """The p99, in ms, from the commit of a row to the settled cursor behind it, until ``over``."""
     taken: list[float] = []
     while not taken or not over():
@@ -178,6 +178,6 @@ def _latency(source: Source, service: RunningService, over: Callable[[], bool]) 
     return sorted(taken)[int(len(taken) * 0.99)]
 
 
-def _asked(source: Source, query: str, *parameters: object) -> object:
+def _asked(source: BenchmarkSource, query: str, *parameters: object) -> object:
     row = source.connection.execute(query.encode(), parameters).fetchone()
     return None if row is None else row[0]

@@ -22,7 +22,7 @@ from confluent_kafka import Consumer, TopicPartition
 from benchmarks.processes import Figures, ProcessMeter
 from benchmarks.service import RunningService
 from benchmarks.sizes import Sizes, progress
-from benchmarks.source import Load, Source
+from benchmarks.source import BenchmarkSource, WrittenRows
 from cdc.errors import ProtocolError
 from demo.embedded_postgres import EmbeddedPostgres
 from demo.embedded_redis import EmbeddedRedis
@@ -38,7 +38,7 @@ _PIECE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class Target:
+class BenchmarkTarget:
     """Where changes go, how many can be seen there, and which processes serve it."""
 
     name: str
@@ -54,7 +54,7 @@ class Target:
 class CaughtUp:
     """One measurement."""
 
-    load: Load
+    load: WrittenRows
     load_s: float
     seconds: float
     expected: int  # rows that each sink must hold now
@@ -66,7 +66,7 @@ class CaughtUp:
 
 
 @contextmanager
-def redis_target(directory: Path) -> Iterator[Target]:
+def redis_target(directory: Path) -> Iterator[BenchmarkTarget]:
     """A stream on a server of its own."""
     with EmbeddedRedis(directory / "redis") as server, redis.Redis.from_url(server.url) as client:
         assert server.pid is not None
@@ -75,11 +75,13 @@ def redis_target(directory: Path) -> Iterator[Target]:
             return int(str(client.xlen(_STREAM)))
 
         sink = {"type": "redis_stream", "url": server.url, "stream_key": _STREAM}
-        yield Target("redis", {"redis": sink}, length, lambda: [length()], {"redis": server.pid})
+        yield BenchmarkTarget(
+            "redis", {"redis": sink}, length, lambda: [length()], {"redis": server.pid}
+        )
 
 
 @contextmanager
-def kafka_target(directory: Path) -> Iterator[Target]:
+def kafka_target(directory: Path) -> Iterator[BenchmarkTarget]:
     """A topic with one partition on a broker of its own."""
     with KafkaBroker(directory / "kafka") as broker:
         reader = Consumer({"bootstrap.servers": broker.servers, "group.id": "benchmark"})
@@ -95,15 +97,19 @@ def kafka_target(directory: Path) -> Iterator[Target]:
             "create_topics": {"partitions": 1},
         }
         create_topics({"bootstrap.servers": broker.servers}, [_STREAM], NewTopics(1, 1), 30)
-        yield Target("kafka", {"kafka": sink}, length, lambda: [length()], {"kafka": broker.pid})
+        yield BenchmarkTarget(
+            "kafka", {"kafka": sink}, length, lambda: [length()], {"kafka": broker.pid}
+        )
         reader.close()
 
 
-def file_target(directory: Path, source: Source, name: str, sinks: int = 1) -> Target:
+def file_target(
+    directory: Path, source: BenchmarkSource, name: str, sinks: int = 1
+) -> BenchmarkTarget:
     """As many folders of lines, each with a sink of its own."""
     folders = {f"{name}_{number}": directory / name / str(number) for number in range(sinks)}
     destinations = {sink: {"type": "file", "path": str(folder)} for sink, folder in folders.items()}
-    return Target(
+    return BenchmarkTarget(
         name,
         destinations,
         lambda: source.delivered(name),
@@ -111,13 +117,15 @@ def file_target(directory: Path, source: Source, name: str, sinks: int = 1) -> T
     )
 
 
-def in_event_time(target: Target) -> Target:
+def in_event_time(target: BenchmarkTarget) -> BenchmarkTarget:
     """The same in the order of the rows' own times, with no tolerance."""
     order = {"ordering": "event_time", "event_time": {"column": "created_at"}}
     return replace(target, settings=dict.fromkeys(target.sinks, order))
 
 
-def parquet_target(directory: Path, source: Source, name: str, sinks: int = 1) -> Target:
+def parquet_target(
+    directory: Path, source: BenchmarkSource, name: str, sinks: int = 1
+) -> BenchmarkTarget:
     """As many folders, each with a sink of its own."""
     folders = {f"{name}_{number}": directory / name / str(number) for number in range(sinks)}
 
@@ -131,18 +139,20 @@ def parquet_target(directory: Path, source: Source, name: str, sinks: int = 1) -
         sink: {"type": "parquet", "columns": "json", "max_delay_ms": 0, "path": str(folder)}
         for sink, folder in folders.items()
     }
-    return Target(name, destinations, lambda: source.delivered(name), held)
+    return BenchmarkTarget(name, destinations, lambda: source.delivered(name), held)
 
 
 @contextmanager
-def postgres_target(directory: Path, source: Source, name: str) -> Iterator[Target]:
+def postgres_target(
+    directory: Path, source: BenchmarkSource, name: str
+) -> Iterator[BenchmarkTarget]:
     """Tables on a server of its own: else the source would decode what the destination writes."""
     with EmbeddedPostgres(directory / f"destination_{name}") as server:
         sink = {"type": "postgres", "url": server.url}
-        yield Target(name, {name: sink}, lambda: source.delivered(name), list)
+        yield BenchmarkTarget(name, {name: sink}, lambda: source.delivered(name), list)
 
 
-def service_of(directory: Path, source: Source, target: Target) -> RunningService:
+def service_of(directory: Path, source: BenchmarkSource, target: BenchmarkTarget) -> RunningService:
     """A service that is called as its target is, not started yet."""
     return RunningService(
         directory / f"service_{target.name}",
@@ -153,7 +163,9 @@ def service_of(directory: Path, source: Source, target: Target) -> RunningServic
     )
 
 
-def make_warm(source: Source, service: RunningService, target: Target, sizes: Sizes) -> None:
+def make_warm(
+    source: BenchmarkSource, service: RunningService, target: BenchmarkTarget, sizes: Sizes
+) -> None:
     """Catch up on less, more than once: small micro-batches leave Spark's workers cold."""
     wait_delivering(source, service, target)
     less = replace(sizes, rows=min(_WARM_UP_ROWS, sizes.rows))
@@ -162,7 +174,9 @@ def make_warm(source: Source, service: RunningService, target: Target, sizes: Si
         wait_arrived(service, target)
 
 
-def wait_delivering(source: Source, service: RunningService, target: Target) -> None:
+def wait_delivering(
+    source: BenchmarkSource, service: RunningService, target: BenchmarkTarget
+) -> None:
     """Until a first change has gone all the way, and Spark is up: before, there is no feed."""
     progress(f"{target.name}: starting the service")
     service.until("the slot", lambda: source.has_slot(service.slot), _START_TIMEOUT_S)
@@ -173,7 +187,7 @@ def wait_delivering(source: Source, service: RunningService, target: Target) -> 
         wait_arrived(service, target)
 
 
-def _is_fed(source: Source, service: RunningService) -> bool:
+def _is_fed(source: BenchmarkSource, service: RunningService) -> bool:
     """Whether the feed has brought a change; if not, there is one more for it."""
     if source.is_fed(service.name):
         return True
@@ -182,7 +196,7 @@ def _is_fed(source: Source, service: RunningService) -> bool:
     return False
 
 
-def wait_arrived(service: RunningService, target: Target) -> None:
+def wait_arrived(service: RunningService, target: BenchmarkTarget) -> None:
     """Until every sink has all that was written."""
     service.until(
         f"{service.expected} rows in {target.name}",
@@ -191,7 +205,9 @@ def wait_arrived(service: RunningService, target: Target) -> None:
     )
 
 
-def catch_up(source: Source, service: RunningService, target: Target, sizes: Sizes) -> CaughtUp:
+def catch_up(
+    source: BenchmarkSource, service: RunningService, target: BenchmarkTarget, sizes: Sizes
+) -> CaughtUp:
     """Write the rows while the reader is suspended, then measure."""
     load, load_s = _load_while_suspended(source, service, sizes)
     started_at = time.perf_counter()
@@ -205,7 +221,7 @@ def catch_up(source: Source, service: RunningService, target: Target, sizes: Siz
     return CaughtUp(load, load_s, ended_at - started_at, expected, meter.figures())
 
 
-def require_whole(target: Target, caught_up: CaughtUp) -> None:
+def require_whole(target: BenchmarkTarget, caught_up: CaughtUp) -> None:
     """Once the service has stopped: figures of one that loses or repeats rows mean nothing."""
     for held in target.held():
         if held != caught_up.expected:
@@ -225,7 +241,7 @@ def _lines(folder: Path) -> int:
     return total
 
 
-def roles(service: RunningService, target: Target) -> Iterator[tuple[str, psutil.Process]]:
+def roles(service: RunningService, target: BenchmarkTarget) -> Iterator[tuple[str, psutil.Process]]:
     """Every process that has a part in it."""
     yield from service.roles()
     for role, pid in target.processes.items():
@@ -233,8 +249,8 @@ def roles(service: RunningService, target: Target) -> Iterator[tuple[str, psutil
 
 
 def _load_while_suspended(
-    source: Source, service: RunningService, sizes: Sizes
-) -> tuple[Load, float]:
+    source: BenchmarkSource, service: RunningService, sizes: Sizes
+) -> tuple[WrittenRows, float]:
     """Write the rows; the reader goes on when this returns."""
     reader = service.reader()
     reader.suspend()

@@ -21,13 +21,13 @@ from benchmarks.catch_up import (
 from benchmarks.processes import cpu_s
 from benchmarks.service import OWN_ROLES
 from benchmarks.sizes import Sizes, progress
-from benchmarks.source import Source, open_source
+from benchmarks.source import BenchmarkSource, open_source
 
 _COUNTS = (1, 5, 20)
 
 
 @dataclass(frozen=True)
-class Run:
+class ConsumersRun:
     """One number of consumers."""
 
     consumers: int
@@ -71,7 +71,7 @@ def run(sizes: Sizes) -> dict[str, object]:
     }
 
 
-def _run(directory: Path, source: Source, count: int, sizes: Sizes) -> Run:
+def _run(directory: Path, source: BenchmarkSource, count: int, sizes: Sizes) -> ConsumersRun:
     target = parquet_target(directory, source, f"lake_{count}", count)
     with service_of(directory, source, target) as service:
         make_warm(source, service, target, sizes)
@@ -79,4 +79,4 @@ def _run(directory: Path, source: Source, count: int, sizes: Sizes) -> Run:
         progress(f"consumers: {count} of them {measured.rows_per_s:,.0f} rows/s")
     require_whole(target, measured)
     source.drop_slot(service.slot)
-    return Run(count, measured, service.worker_failures(), service.warnings())
+    return ConsumersRun(count, measured, service.worker_failures(), service.warnings())

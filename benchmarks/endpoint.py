@@ -17,7 +17,7 @@ from typing import Literal, Self
 
 import orjson
 
-from benchmarks.arrivals import Arrivals, Seen
+from benchmarks.arrivals import DestinationArrivals, SeenChanges
 
 State = Literal["up", "refusing", "hanging"]
 
@@ -49,9 +49,9 @@ class Endpoint:
         assert isinstance(answer, int)
         return answer
 
-    def seen(self) -> Seen:
+    def seen(self) -> SeenChanges:
         """All messages that it has accepted, in the order they came."""
-        answer: Seen = self._ask("seen")  # type: ignore[assignment]
+        answer: SeenChanges = self._ask("seen")  # type: ignore[assignment]
         return answer
 
     def __enter__(self) -> Self:
@@ -79,7 +79,7 @@ class _Server:
     """The endpoint, from inside."""
 
     def __init__(self) -> None:
-        self.arrivals = Arrivals()
+        self.arrivals = DestinationArrivals()
         self.port = 0
         self._state: State = "up"
         self._changed = threading.Condition()
@@ -121,7 +121,7 @@ class _Server:
                 self.end_headers()
 
             def log_message(self, format: str, *args: object) -> None:
-                """Nobody reads it."""
+                """No log of requests."""
 
         self._listening = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
         self._listening.daemon_threads = True

@@ -63,7 +63,7 @@ class Batch(NamedTuple):
     read: Cursor
 
 
-class Run(NamedTuple):
+class EventTimeRun(NamedTuple):
     rows_per_s: float  # that left
     cpu_ns_per_row: float
     waiting: float  # rows, on average
@@ -181,7 +181,7 @@ MEASURES: dict[str, Callable[[], dict[str, object]]] = {
 }
 
 
-def _sequenced(batches: Sequence[Batch]) -> Run:
+def _sequenced(batches: Sequence[Batch]) -> EventTimeRun:
     """Every batch pushed and a step made after it; no row may be lost."""
     sequencer = _sequencer()
     waiting, left = 0, 0
@@ -195,7 +195,7 @@ def _sequenced(batches: Sequence[Batch]) -> Run:
     took, cpu = time.perf_counter() - start, time.process_time() - cpu_start
     rows = len(batches) * _BATCH_ROWS
     assert left + sequencer.buffer.rows == rows
-    return Run(left / took, cpu * 1e9 / rows, waiting / len(batches))
+    return EventTimeRun(left / took, cpu * 1e9 / rows, waiting / len(batches))
 
 
 def _push(sequencer: Sequencer, batches: Sequence[Batch]) -> None:

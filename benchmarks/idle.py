@@ -16,7 +16,7 @@ from benchmarks.catch_up import file_target, service_of, wait_arrived, wait_deli
 from benchmarks.processes import ProcessMeter, cpu_s, pss_mb
 from benchmarks.service import OWN_ROLES, RunningService
 from benchmarks.sizes import Sizes, progress
-from benchmarks.source import Source, open_source
+from benchmarks.source import BenchmarkSource, open_source
 
 _SINKS = 10
 _WARM_UP_ROWS, _WARM_UP_TRANSACTION_ROWS = 20_000, 100
@@ -57,7 +57,7 @@ def run(sizes: Sizes) -> dict[str, object]:
 
 @contextmanager
 def _quiet(
-    directory: Path, source: Source, name: str, sinks: int, quiet_s: int
+    directory: Path, source: BenchmarkSource, name: str, sinks: int, quiet_s: int
 ) -> Iterator[RunningService]:
     """A service that has delivered something and has nothing to do any more."""
     target = file_target(directory, source, name, sinks)

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 
 from benchmarks import lakehouse_merge
 from benchmarks.catch_up import (
+    BenchmarkTarget,
     CaughtUp,
-    Target,
     catch_up,
     make_warm,
     require_whole,
@@ -36,7 +36,7 @@ from benchmarks.pgbench import CONNECTIONS, writing
 from benchmarks.processes import Figures, ProcessMeter, cpu_s
 from benchmarks.service import OWN_ROLES, RunningService
 from benchmarks.sizes import Sizes, progress
-from benchmarks.source import ONE_ROW, Load, Source, open_source
+from benchmarks.source import ONE_ROW, BenchmarkSource, WrittenRows, open_source
 from cdc.config import DeltaDestination
 from cdc.errors import ProtocolError
 from sinks.lakehouse.iceberg import Catalogs, iceberg_tables
@@ -90,7 +90,7 @@ def run(sizes: Sizes) -> dict[str, object]:
     }
 
 
-def _iceberg(directory: Path, source: Source, sizes: Sizes) -> dict[str, object]:
+def _iceberg(directory: Path, source: BenchmarkSource, sizes: Sizes) -> dict[str, object]:
     """The same for Iceberg tables, whose catalog is in the source's own database."""
     source.run("TRUNCATE orders")
     appended = _append(directory, source, sizes, "iceberg")
@@ -103,7 +103,7 @@ def _iceberg(directory: Path, source: Source, sizes: Sizes) -> dict[str, object]
     }
 
 
-def _parquet(directory: Path, source: Source, sizes: Sizes) -> dict[str, object]:
+def _parquet(directory: Path, source: BenchmarkSource, sizes: Sizes) -> dict[str, object]:
     """Typed Parquet files: rows appended, and files at the rate and at a twentieth of it."""
     source.run("TRUNCATE orders")
     appended = _append(directory, source, sizes, "parquet")
@@ -127,8 +127,8 @@ def _costs(name: str, measured: CaughtUp) -> dict[str, object]:
 
 
 def _target(
-    directory: Path, source: Source, name: str, form: str = "delta", **more: object
-) -> Target:
+    directory: Path, source: BenchmarkSource, name: str, form: str = "delta", **more: object
+) -> BenchmarkTarget:
     sink = {"type": form, "path": str(directory / name), **more}
 
     def held() -> list[int]:
@@ -140,10 +140,10 @@ def _target(
         ((rows,),) = query(_COUNT, t=directory / name / "public" / "orders")
         return [int(str(rows))]
 
-    return Target(name, {name: sink}, lambda: source.delivered(name), held, is_fed=False)
+    return BenchmarkTarget(name, {name: sink}, lambda: source.delivered(name), held, is_fed=False)
 
 
-def _held_by_iceberg(source: Source, folder: Path, name: str) -> int:
+def _held_by_iceberg(source: BenchmarkSource, folder: Path, name: str) -> int:
     """Behind maintenance: the engine that counts is slow with a million deletes."""
     catalogs = Catalogs(name, {"type": "sql"}, str(folder), {}, state_dsn=source.postgres.dsn)
     table = iceberg_tables(catalogs.open, str(folder), f"{name}/{name}")(_ORDERS)
@@ -153,14 +153,16 @@ def _held_by_iceberg(source: Source, folder: Path, name: str) -> int:
     return int(str(rows))
 
 
-def _metadata_in(source: Source, folder: Path) -> str:
+def _metadata_in(source: BenchmarkSource, folder: Path) -> str:
     """Where the catalog says that the metadata of the table is."""
     found = source.connection.execute(_METADATA, (f"%{folder}/public/orders/%",)).fetchone()
     assert found is not None
     return str(found[0])
 
 
-def _append(directory: Path, source: Source, sizes: Sizes, form: str = "delta") -> CaughtUp:
+def _append(
+    directory: Path, source: BenchmarkSource, sizes: Sizes, form: str = "delta"
+) -> CaughtUp:
     target = _target(directory, source, f"{form}_append", form, max_delay_ms=_DELAY_MS)
     with service_of(directory, source, target) as service:
         make_warm(source, service, target, sizes)
@@ -171,7 +173,9 @@ def _append(directory: Path, source: Source, sizes: Sizes, form: str = "delta") 
     return measured
 
 
-def _upsert(directory: Path, source: Source, sizes: Sizes, form: str = "delta") -> CaughtUp:
+def _upsert(
+    directory: Path, source: BenchmarkSource, sizes: Sizes, form: str = "delta"
+) -> CaughtUp:
     name = f"{form}_upsert"
     target = _target(directory, source, name, form, mode="upsert", max_delay_ms=_DELAY_MS)
     source.run("TRUNCATE orders")
@@ -186,7 +190,9 @@ def _upsert(directory: Path, source: Source, sizes: Sizes, form: str = "delta") 
     return measured
 
 
-def _changed(source: Source, service: RunningService, target: Target, sizes: Sizes) -> CaughtUp:
+def _changed(
+    source: BenchmarkSource, service: RunningService, target: BenchmarkTarget, sizes: Sizes
+) -> CaughtUp:
     """Rows that are there are changed while the reader is suspended."""
     keys = source.connection.execute("SELECT min(id), max(id) FROM orders").fetchone()
     assert keys is not None
@@ -207,7 +213,9 @@ def _changed(source: Source, service: RunningService, target: Target, sizes: Siz
     return _measured(service, target, load, load_s)
 
 
-def _measured(service: RunningService, target: Target, load: Load, load_s: float) -> CaughtUp:
+def _measured(
+    service: RunningService, target: BenchmarkTarget, load: WrittenRows, load_s: float
+) -> CaughtUp:
     began, expected = time.perf_counter(), service.expected
     with ProcessMeter(lambda: roles(service, target)) as meter:
         ended = service.until(
@@ -219,7 +227,7 @@ def _measured(service: RunningService, target: Target, load: Load, load_s: float
 
 
 def _freshness(
-    directory: Path, source: Source, sizes: Sizes, form: str = "delta"
+    directory: Path, source: BenchmarkSource, sizes: Sizes, form: str = "delta"
 ) -> dict[str, object]:
     name = f"fresh_{form}_{sizes.rate}"
     target = _target(directory, source, name, form)

@@ -17,7 +17,7 @@ import psycopg
 
 from benchmarks.reader import measured_reader
 from benchmarks.sizes import Sizes, progress
-from benchmarks.source import Source, open_source
+from benchmarks.source import BenchmarkSource, open_source
 
 _FILL = "INSERT INTO orders SELECT * FROM new_orders(%s, %s)"
 
@@ -56,7 +56,9 @@ def _figures(name: str, arrivals: list[Arrival]) -> dict[str, object]:
     }
 
 
-def _arrival(directory: Path, source: Source, rows: int, name: str, streamed: bool) -> Arrival:
+def _arrival(
+    directory: Path, source: BenchmarkSource, rows: int, name: str, streamed: bool
+) -> Arrival:
     wanted = {"stream_transactions": streamed}
     with measured_reader(directory, source, name, database=wanted) as reader:
         committed_at = _write(source, rows)
@@ -66,7 +68,7 @@ def _arrival(directory: Path, source: Source, rows: int, name: str, streamed: bo
     return Arrival(ended_at - committed_at, figures["cpu_s"], figures["peak_rss_mb"])
 
 
-def _write(source: Source, rows: int) -> float:
+def _write(source: BenchmarkSource, rows: int) -> float:
     """Empty the table, one change, and fill it; when that COMMIT was sent, by ``perf_counter``."""
     with psycopg.connect(source.postgres.dsn) as connection:
         connection.execute("TRUNCATE orders")

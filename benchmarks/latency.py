@@ -23,7 +23,7 @@ import orjson
 import redis
 
 from benchmarks.catch_up import (
-    Target,
+    BenchmarkTarget,
     in_event_time,
     redis_target,
     roles,
@@ -34,7 +34,7 @@ from benchmarks.pgbench import CONNECTIONS, writing
 from benchmarks.processes import Figures, ProcessMeter, cpu_s
 from benchmarks.service import OWN_ROLES
 from benchmarks.sizes import Sizes, progress
-from benchmarks.source import ONE_ROW, TEN_ROWS, Source, open_source
+from benchmarks.source import ONE_ROW, TEN_ROWS, BenchmarkSource, open_source
 from cdc.errors import TransientError
 
 _WARM_UP_S = 5
@@ -47,7 +47,7 @@ Arrivals = list[tuple[float, list[bytes]]]
 
 
 @dataclass(frozen=True)
-class Load:
+class LatencyLoad:
     """What is written: changes per second, and how many of them a transaction has."""
 
     rate: int
@@ -60,10 +60,10 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Measured:
+class LatencyMeasured:
     """The latencies of one load, and what the processes used meanwhile."""
 
-    load: Load
+    load: LatencyLoad
     commits_s: npt.NDArray[np.float64]  # in order
     latencies_ms: npt.NDArray[np.float64]
     processes: Figures
@@ -87,9 +87,9 @@ class Measured:
 
 def run(sizes: Sizes) -> dict[str, object]:
     """Measure ``sizes.seconds`` at ``sizes.rate`` changes a second, then at the other rates."""
-    asked = Load(sizes.rate, sizes.seconds)
-    slow = Load(10, sizes.seconds)
-    fast = Load(10_000, sizes.seconds, transaction_rows=10)
+    asked = LatencyLoad(sizes.rate, sizes.seconds)
+    slow = LatencyLoad(10, sizes.seconds)
+    fast = LatencyLoad(10_000, sizes.seconds, transaction_rows=10)
     with (
         tempfile.TemporaryDirectory(prefix="walbrook-latency-") as name,
         open_source(Path(name) / "postgres") as source,
@@ -108,7 +108,7 @@ def run(sizes: Sizes) -> dict[str, object]:
     }
 
 
-def _other(target: Target) -> Target:
+def _other(target: BenchmarkTarget) -> BenchmarkTarget:
     """The same server, another stream."""
     (sink,) = target.sinks.values()
     key = "orders_by_time"
@@ -126,11 +126,13 @@ def _other(target: Target) -> Target:
     )
 
 
-def _run(directory: Path, source: Source, target: Target, loads: list[Load]) -> list[Measured]:
+def _run(
+    directory: Path, source: BenchmarkSource, target: BenchmarkTarget, loads: list[LatencyLoad]
+) -> list[LatencyMeasured]:
     """A service of its own, warm, at one load after the other."""
     (sink,) = target.sinks.values()
     stream = str(sink["stream_key"])
-    measured: list[Measured] = []
+    measured: list[LatencyMeasured] = []
     with (
         service_of(directory, source, target) as service,
         redis.Redis.from_url(str(sink["url"]), protocol=2) as client,
@@ -145,13 +147,13 @@ def _run(directory: Path, source: Source, target: Target, loads: list[Load]) -> 
                 arrivals = _arrivals(source, client, stream, script, load)
             commits_s, latencies_ms = _latencies(arrivals)
             measured.append(
-                Measured(load, commits_s, latencies_ms, meter.figures(), service.warnings())
+                LatencyMeasured(load, commits_s, latencies_ms, meter.figures(), service.warnings())
             )
     return measured
 
 
 def _arrivals(
-    source: Source, client: redis.Redis, stream: str, script: Path, load: Load
+    source: BenchmarkSource, client: redis.Redis, stream: str, script: Path, load: LatencyLoad
 ) -> Arrivals:
     """Write at the rate, and read until the last of these changes has arrived."""
     script.write_text(load.statement)
@@ -191,7 +193,7 @@ def _latencies(
     return np.sort(committed), (np.array(arrived) - committed) * 1000
 
 
-def _named(prefix: str, measured: Measured) -> dict[str, object]:
+def _named(prefix: str, measured: LatencyMeasured) -> dict[str, object]:
     return {f"{prefix}{name}": figure for name, figure in measured.figures().items()}
 
 

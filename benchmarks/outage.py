@@ -22,14 +22,20 @@ import numpy.typing as npt
 import psutil
 import redis
 
-from benchmarks.arrivals import Destination, FileFollower, ParquetFolder, Seen, StreamFollower
+from benchmarks.arrivals import (
+    Destination,
+    FileFollower,
+    ParquetFolder,
+    SeenChanges,
+    StreamFollower,
+)
 from benchmarks.endpoint import Endpoint
 from benchmarks.pgbench import Writing, writing
 from benchmarks.processes import Figures, ProcessMeter
 from benchmarks.service import RunningService
 from benchmarks.sizes import Sizes, progress
 from benchmarks.slot_watch import SlotWatch
-from benchmarks.source import PUBLICATION, Source, open_source
+from benchmarks.source import PUBLICATION, BenchmarkSource, open_source
 from cdc.errors import ProtocolError
 from demo.embedded_redis import EmbeddedRedis
 
@@ -77,12 +83,12 @@ class Phase:
         return (self.since_s + self.until_s) / 2
 
 
-class Run:
+class OutageRun:
     """The service, its five sinks and the writer, all at work."""
 
     def __init__(
         self,
-        source: Source,
+        source: BenchmarkSource,
         service: RunningService,
         destinations: Mapping[str, Destination],
         others: Mapping[str, int],
@@ -219,7 +225,7 @@ def run(sizes: Sizes) -> dict[str, object]:
 
 
 @contextmanager
-def _running(directory: Path, down: Endpoint) -> Iterator[Run]:
+def _running(directory: Path, down: Endpoint) -> Iterator[OutageRun]:
     """A source, five destinations, and the service that serves them."""
     with ExitStack() as last:
         source = last.enter_context(open_source(directory / "postgres"))
@@ -260,10 +266,10 @@ def _running(directory: Path, down: Endpoint) -> Iterator[Run]:
             "files": last.enter_context(FileFollower(directory / "files")),
         }
         others = {"redis": server.pid, "endpoint_down": down.pid, "endpoint": hook.pid}
-        yield Run(source, service, destinations, others)
+        yield OutageRun(source, service, destinations, others)
 
 
-def _sink_figures(seen: Seen, phases: Mapping[str, Phase]) -> dict[str, float]:
+def _sink_figures(seen: SeenChanges, phases: Mapping[str, Phase]) -> dict[str, float]:
     """Latencies in each phase, and how much of the healthy one the other is."""
     figures: dict[str, float] = {}
     for name, phase in phases.items():
@@ -275,7 +281,7 @@ def _sink_figures(seen: Seen, phases: Mapping[str, Phase]) -> dict[str, float]:
     return figures
 
 
-def _phase_figures(phase: Phase, seen: Mapping[str, Seen]) -> dict[str, object]:
+def _phase_figures(phase: Phase, seen: Mapping[str, SeenChanges]) -> dict[str, object]:
     seconds = phase.until_s - phase.since_s
     changes = len(seen[DOWN].latencies_ms(phase.since_s, phase.until_s))
     return {
@@ -289,7 +295,7 @@ def _phase_figures(phase: Phase, seen: Mapping[str, Seen]) -> dict[str, object]:
     }
 
 
-def _backlog_grew(seen: Mapping[str, Seen], healthy: Phase) -> bool:
+def _backlog_grew(seen: Mapping[str, SeenChanges], healthy: Phase) -> bool:
     """Whether latency rose all through the healthy time: more was written than can be delivered."""
     halves = (
         [each.latencies_ms(since_s, until_s) for each in seen.values()]

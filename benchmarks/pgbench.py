@@ -10,7 +10,7 @@ from pathlib import Path
 
 from psycopg.conninfo import conninfo_to_dict
 
-from benchmarks.source import Source
+from benchmarks.source import BenchmarkSource
 from cdc.errors import TransientError
 
 CONNECTIONS = 4
@@ -39,7 +39,9 @@ class Writing:
 
 
 @contextmanager
-def writing(source: Source, script: Path, transactions_per_s: int, until: str) -> Iterator[Writing]:
+def writing(
+    source: BenchmarkSource, script: Path, transactions_per_s: int, until: str
+) -> Iterator[Writing]:
     """Start it; ``until`` is its own option that says how much there is to do."""
     to = conninfo_to_dict(source.postgres.dsn)
     command = [

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.catch_up import (
+    BenchmarkTarget,
     CaughtUp,
-    Target,
     catch_up,
     kafka_target,
     make_warm,
@@ -24,13 +24,13 @@ from benchmarks.catch_up import (
 from benchmarks.recvlogical import receive
 from benchmarks.sizes import Sizes, progress
 from benchmarks.slot_drain import drain
-from benchmarks.source import Source, open_source
+from benchmarks.source import BenchmarkSource, open_source
 
 _REFERENCE, _LIMIT = "reference", "bare_loop"
 
 
 @dataclass(frozen=True)
-class Run:
+class PipelineRun:
     """One target, and the yardstick on the same rows."""
 
     caught_up: CaughtUp
@@ -41,7 +41,7 @@ class Run:
 
 def run(sizes: Sizes) -> dict[str, object]:
     """All targets, one after the other, on one source."""
-    runs: dict[str, Run] = {}
+    runs: dict[str, PipelineRun] = {}
     with (
         tempfile.TemporaryDirectory(prefix="walbrook-pipeline-") as name,
         open_source(Path(name) / "postgres") as source,
@@ -75,7 +75,9 @@ def run(sizes: Sizes) -> dict[str, object]:
     }
 
 
-def _run(directory: Path, source: Source, target: Target, sizes: Sizes) -> Run:
+def _run(
+    directory: Path, source: BenchmarkSource, target: BenchmarkTarget, sizes: Sizes
+) -> PipelineRun:
     with service_of(directory, source, target) as service:
         make_warm(source, service, target, sizes)
         source.create_slot(_REFERENCE)
@@ -89,4 +91,4 @@ def _run(directory: Path, source: Source, target: Target, sizes: Sizes) -> Run:
     progress(f"pipeline: pg_recvlogical {reference:,.0f} rows/s")
     source.drop_slot(_REFERENCE)
     source.drop_slot(service.slot)
-    return Run(measured, reference, limit, service.warnings())
+    return PipelineRun(measured, reference, limit, service.warnings())

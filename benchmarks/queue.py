@@ -34,11 +34,11 @@ VALUES ('shop', 's', 'p', '1', '0/1');
 INSERT INTO walbrook.consumers (source, name, cursor_lsn, destination)
 VALUES ('shop', 'jobs', '0/1', 'pull');
 SELECT walbrook.make_queue(id) FROM walbrook.consumers;
-INSERT INTO walbrook.pulls
+INSERT INTO walbrook.pull_settings
 SELECT id, 30, 10000, 20, 1000, 600000, NULL, NULL, NULL, 100, '{}' FROM walbrook.consumers;
 """
 _FILL = """
-INSERT INTO walbrook.records
+INSERT INTO walbrook.pull_messages
        (consumer, commit_lsn, commit_idx, group_id, bytes, commit_timestamp, table_schema,
         table_name, action, message)
 SELECT c.id, '0/0'::pg_lsn + 1000 * n, 0, hashint8extended(n, 0), length(m), now(), 'public',
@@ -51,7 +51,7 @@ SELECT c.id, '0/0'::pg_lsn + 1000 * n, 0, hashint8extended(n, 0), length(m), now
                 n, n %% 5000, n %% 900, repeat('x', 80), 1000 * n, md5(n::text), n) AS m) x
 """
 _STORED = """
-INSERT INTO walbrook.stored (consumer, commit_lsn, commit_idx)
+INSERT INTO walbrook.pull_positions (consumer, commit_lsn, commit_idx)
 SELECT id, '0/0'::pg_lsn + 1000 * %s::bigint, 0 FROM walbrook.consumers
     ON CONFLICT (consumer) DO UPDATE SET commit_lsn = excluded.commit_lsn
 """
@@ -152,7 +152,7 @@ def _drained(dsn: str, claimers: int, *, seconds: float, messages: int) -> Drain
 
 
 def _claim(dsn: str, board: _Board) -> None:
-    """Receive and acknowledge until told that it is enough; say what it cost."""
+    """Receive and acknowledge until stopped; returns what it cost."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("SELECT 1")
         backend = psutil.Process(connection.info.backend_pid)

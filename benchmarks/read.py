@@ -1,6 +1,6 @@
 """How close the reader comes to what the slot can give.
 
-The same rows are read again and again, each time through a fresh copy of one slot that nobody
+The same rows are read again and again, each time through a fresh copy of one slot that no reader
 moves: by ``pg_recvlogical``, by a bare psycopg loop that keeps nothing, and by the reader's own
 process into the log, with both durabilities. So are rows of ten tables.
 All are measured from the start of streaming: one to its end position, the other to the last row
@@ -22,12 +22,12 @@ from benchmarks.reader import measured_reader
 from benchmarks.recvlogical import receive
 from benchmarks.sizes import Sizes, progress
 from benchmarks.slot_drain import drain
-from benchmarks.source import Load, Source, open_source
+from benchmarks.source import BenchmarkSource, WrittenRows, open_source
 from benchmarks.ten_tables import create_ten_tables, load_ten_tables
 
 
 @dataclass(frozen=True)
-class Reading:
+class LogReading:
     """One run of the reader over the whole load."""
 
     rows_per_s: float
@@ -37,12 +37,12 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Rounds:
+class ReadRounds:
     """Every measurement of one load."""
 
     name: str
-    load: Load
-    readings: dict[str, list[Reading]]  # by durability
+    load: WrittenRows
+    readings: dict[str, list[LogReading]]  # by durability
     received: list[float] = field(default_factory=list)
     drained: list[float] = field(default_factory=list)
 
@@ -85,20 +85,20 @@ def run(sizes: Sizes) -> dict[str, object]:
 
 
 def _written(
-    source: Source,
+    source: BenchmarkSource,
     sizes: Sizes,
     name: str,
     durabilities: Sequence[str],
-    write: Callable[[int, int], Load],
-) -> Rounds:
+    write: Callable[[int, int], WrittenRows],
+) -> ReadRounds:
     """Write a load behind a slot that stays where it is."""
     progress(f"read, {name}: writing {sizes.rows:,} rows")
     source.create_slot(f"original_{name}")
     load = write(sizes.rows, sizes.transaction_rows)
-    return Rounds(name, load, {durability: [] for durability in durabilities})
+    return ReadRounds(name, load, {durability: [] for durability in durabilities})
 
 
-def _measure(directory: Path, source: Source, rounds: Rounds, number: int) -> None:
+def _measure(directory: Path, source: BenchmarkSource, rounds: ReadRounds, number: int) -> None:
     """Read a load once by each yardstick, and by the reader with each durability."""
     what = rounds.name
     with source.slot_copy(rounds.slot, f"reference_{what}_{number}") as slot:
@@ -116,7 +116,7 @@ def _measure(directory: Path, source: Source, rounds: Rounds, number: int) -> No
         progress(f"read, {what}: reader ({durability}) {done[-1].rows_per_s:,.0f} rows/s")
 
 
-def _figures(sizes: Sizes, one: Rounds, ten: Rounds) -> dict[str, object]:
+def _figures(sizes: Sizes, one: ReadRounds, ten: ReadRounds) -> dict[str, object]:
     disk, fsync = one.readings["disk"], one.readings["fsync"]
     return {
         "rows": sizes.rows,
@@ -132,7 +132,7 @@ def _figures(sizes: Sizes, one: Rounds, ten: Rounds) -> dict[str, object]:
     }
 
 
-def _of_load(rounds: Rounds, ending: str) -> dict[str, object]:
+def _of_load(rounds: ReadRounds, ending: str) -> dict[str, object]:
     disk = rounds.readings["disk"]
     return {
         f"recvlogical_rows_per_s{ending}": round(median(rounds.received)),
@@ -144,7 +144,7 @@ def _of_load(rounds: Rounds, ending: str) -> dict[str, object]:
     }
 
 
-def _each_round(rounds: Rounds, ending: str) -> dict[str, list[int]]:
+def _each_round(rounds: ReadRounds, ending: str) -> dict[str, list[int]]:
     readers = {
         f"reader_rows_per_s{'' if durability == 'disk' else '_' + durability}{ending}": [
             round(reading.rows_per_s) for reading in readings
@@ -157,7 +157,9 @@ def _each_round(rounds: Rounds, ending: str) -> dict[str, list[int]]:
     }
 
 
-def _read(directory: Path, source: Source, load: Load, slot: str, durability: str) -> Reading:
+def _read(
+    directory: Path, source: BenchmarkSource, load: WrittenRows, slot: str, durability: str
+) -> LogReading:
     with measured_reader(
         directory, source, slot, publication=load.publication, durability=durability
     ) as reader:
@@ -165,7 +167,7 @@ def _read(directory: Path, source: Source, load: Load, slot: str, durability: st
         frame = next(reader.view.frames(0, 1))
         row_bytes = pc.mean(pc.binary_length(frame.raw.column("payload"))).as_py()
     figures = reader.meter.figures()["reader"]
-    return Reading(
+    return LogReading(
         rows_per_s=load.rows / (ended_at - reader.program.begun_at),
         cpu_us_per_message=figures["cpu_s"] * 1e6 / load.rows,
         peak_rss_mb=figures["peak_rss_mb"],

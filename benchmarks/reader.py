@@ -14,7 +14,7 @@ import psutil
 
 from benchmarks.processes import ProcessMeter
 from benchmarks.service import write_config
-from benchmarks.source import PUBLICATION, Source
+from benchmarks.source import PUBLICATION, BenchmarkSource
 from benchmarks.watched import WatchedProgram
 from cdc.config import load as load_config
 from cdc.errors import TransientError
@@ -49,7 +49,7 @@ class MeasuredReader:
 @contextmanager
 def measured_reader(
     directory: Path,
-    source: Source,
+    source: BenchmarkSource,
     slot: str,
     *,
     publication: str = PUBLICATION,

@@ -66,7 +66,7 @@ SELECT i, 'event',
 
 
 @dataclass(frozen=True)
-class Load:
+class RecordedLoad:
     """A table, what is done to it before the recording, and what is recorded."""
 
     table: str
@@ -76,13 +76,13 @@ class Load:
     rows: int  # that %(last)s stands for
 
 
-def loads() -> dict[str, Load]:
+def loads() -> dict[str, RecordedLoad]:
     """By name; ``rows`` are chosen so that each takes about as long."""
     wide = ", ".join(f"c{n} {_WIDE_TYPES[n % 10]}" for n in range(59))
     wide_values = ", ".join(_WIDE_VALUES[n % 10] for n in range(59))
     return {
-        "orders": Load("orders", _ORDERS, (), (_NEW_ORDERS,), 200_000),
-        "wide": Load(
+        "orders": RecordedLoad("orders", _ORDERS, (), (_NEW_ORDERS,), 200_000),
+        "wide": RecordedLoad(
             "wide",
             f"CREATE TABLE wide (id bigint PRIMARY KEY, {wide})",
             (),
@@ -92,7 +92,7 @@ def loads() -> dict[str, Load]:
             ),
             30_000,
         ),
-        "updates": Load(
+        "updates": RecordedLoad(
             "orders",
             _ORDERS,
             ("ALTER TABLE orders REPLICA IDENTITY FULL", _NEW_ORDERS),
@@ -103,11 +103,11 @@ def loads() -> dict[str, Load]:
             ),
             80_000,
         ),
-        "documents": Load("documents", _DOCUMENTS, (), (_NEW_DOCUMENTS,), 40_000),
+        "documents": RecordedLoad("documents", _DOCUMENTS, (), (_NEW_DOCUMENTS,), 40_000),
     }
 
 
-def record(dsn: str, load: Load, path: Path) -> None:
+def record(dsn: str, load: RecordedLoad, path: Path) -> None:
     """Do what ``load`` says on the server at ``dsn``, and write what its slot gives to ``path``."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         # Only what is flushed can be read from a slot.
@@ -129,7 +129,7 @@ def record(dsn: str, load: Load, path: Path) -> None:
             writer.write_batch(frame.replace_schema_metadata(schema.metadata))
 
 
-def _do(connection: psycopg.Connection[Any], load: Load) -> None:
+def _do(connection: psycopg.Connection[Any], load: RecordedLoad) -> None:
     bounds = {"first": 1, "last": load.rows}
     connection.execute(load.create.encode())
     for statement in load.before:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from benchmarks.source import Load
+from benchmarks.source import WrittenRows
 from benchmarks.watched import WatchedProgram
 from demo.embedded_postgres import EmbeddedPostgres
 
 _TIMEOUT_S = 600.0
 
 
-def receive(postgres: EmbeddedPostgres, slot: str, load: Load) -> float:
+def receive(postgres: EmbeddedPostgres, slot: str, load: WrittenRows) -> float:
     """Read the slot up to the end of ``load``; rows a second from the start of streaming."""
     parameters = conninfo_to_dict(postgres.dsn)
     password = str(parameters.pop("password"))

@@ -19,7 +19,7 @@ import orjson
 import psutil
 
 from benchmarks.processes import family
-from benchmarks.source import PUBLICATION, Source
+from benchmarks.source import PUBLICATION, BenchmarkSource
 from cdc.errors import OperatorError, TransientError
 
 OWN_ROLES = ("supervisor", "reader", "driver", "jvm", "python_workers", "other")
@@ -31,7 +31,7 @@ _STOP_TIMEOUT_S = 90.0
 
 def write_config(
     directory: Path,
-    source: Source,
+    source: BenchmarkSource,
     *,
     name: str,
     slot: str,
@@ -76,7 +76,7 @@ class RunningService:
     def __init__(
         self,
         directory: Path,
-        source: Source,
+        source: BenchmarkSource,
         *,
         name: str,
         sinks: Mapping[str, Mapping[str, object]],
@@ -130,7 +130,7 @@ class RunningService:
                 yield role, process
 
     def until(self, what: str, condition: Callable[[], bool], timeout_s: float) -> float:
-        """Wait for ``condition``; the answer is when it held, by ``perf_counter``."""
+        """Wait for ``condition``; returns when it held, by ``perf_counter``."""
         deadline = time.perf_counter() + timeout_s
         while not condition():
             self._require_running()

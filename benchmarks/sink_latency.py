@@ -19,12 +19,12 @@ import orjson
 import redis
 from confluent_kafka import Consumer
 
-from benchmarks.catch_up import Target, service_of, wait_delivering
+from benchmarks.catch_up import BenchmarkTarget, service_of, wait_delivering
 from benchmarks.pgbench import CONNECTIONS, writing
 from benchmarks.processes import ProcessMeter, cpu_s
 from benchmarks.service import OWN_ROLES
 from benchmarks.sizes import Sizes, progress
-from benchmarks.source import ONE_ROW, Source, open_source
+from benchmarks.source import ONE_ROW, BenchmarkSource, open_source
 from demo.embedded_redis import EmbeddedRedis
 from tests.kafka_broker import KafkaBroker
 
@@ -122,7 +122,9 @@ def latencies(
         }
 
 
-def _target(source: Source, own_redis: EmbeddedRedis, broker: KafkaBroker) -> Target:
+def _target(
+    source: BenchmarkSource, own_redis: EmbeddedRedis, broker: KafkaBroker
+) -> BenchmarkTarget:
     kafka: dict[str, object] = {
         "type": "kafka",
         "bootstrap_servers": [broker.servers],
@@ -137,7 +139,7 @@ def _target(source: Source, own_redis: EmbeddedRedis, broker: KafkaBroker) -> Ta
     def arrived() -> int:
         return source.delivered(_NAME)
 
-    return Target(_NAME, sinks, arrived, lambda: [arrived()])
+    return BenchmarkTarget(_NAME, sinks, arrived, lambda: [arrived()])
 
 
 def _entries_of(client: redis.Redis) -> Look:

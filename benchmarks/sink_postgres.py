@@ -16,7 +16,7 @@ from statistics import median
 import psutil
 import psycopg
 
-from benchmarks.recordings import Load, loads, read_recording, record
+from benchmarks.recordings import RecordedLoad, loads, read_recording, record
 from benchmarks.sizes import progress
 from cdc.change import MessageBatch
 from cdc.decoding import decode_changes
@@ -68,7 +68,9 @@ def run(rows: int = 200_000, rounds: int = 3) -> Figures:
 
 def _batches(dsn: str, path: Path, rows: int) -> list[MessageBatch]:
     orders = loads()["orders"]
-    record(dsn, Load(orders.table, orders.create, orders.before, orders.recorded, rows), path)
+    record(
+        dsn, RecordedLoad(orders.table, orders.create, orders.before, orders.recorded, rows), path
+    )
     frames, schemas = read_recording(path)
     shape = shape_for("sequin", Context("bench", "bench", "h", "d", now_ns=0))
     found = []

@@ -2,7 +2,7 @@
 
 Both send the same messages to the same local server, in pieces of the same size. The sink is handed
 decoded changes and makes everything else itself; the bare loop is handed its arguments ready made.
-``CASES`` has one entry per sink: whoever adds one gives it a context that opens both.
+``CASES`` has one entry per sink: a new one needs a context that opens both.
 
 The service then delivers the same changes at a steady rate to Redis and to Kafka in both modes.
 """
@@ -37,7 +37,7 @@ _REDIS_PIECE = 1_000
 
 
 @dataclass(frozen=True)
-class Case:
+class SinkCase:
     """A sink and its bare loop, both open and warm."""
 
     sink: Sink
@@ -53,7 +53,7 @@ class Servers:
 
 
 @contextmanager
-def _redis_stream(servers: Servers, number: int) -> Iterator[Case]:
+def _redis_stream(servers: Servers, number: int) -> Iterator[SinkCase]:
     key = f"own-{number}"
     destination = RedisStreamDestination(url=SecretText(servers.redis.url), stream_key=key)
     sink = open_sink(destination, consumer=_CONSUMER, batch_size=_REDIS_PIECE)
@@ -71,7 +71,7 @@ def _redis_stream(servers: Servers, number: int) -> Iterator[Case]:
 
             return loop
 
-        yield Case(sink, prepare)
+        yield SinkCase(sink, prepare)
         client.flushdb()
     sink.close()
 
@@ -87,9 +87,9 @@ def _entries(batch: MessageBatch) -> list[tuple[str, dict[str, str]]]:
     return list(zip(ids, fields, strict=True))
 
 
-def _kafka(exactly_once: bool) -> Callable[[Servers, int], AbstractContextManager[Case]]:
+def _kafka(exactly_once: bool) -> Callable[[Servers, int], AbstractContextManager[SinkCase]]:
     @contextmanager
-    def opened(servers: Servers, number: int) -> Iterator[Case]:
+    def opened(servers: Servers, number: int) -> Iterator[SinkCase]:
         from sinks.kafka import RecordForm, client_settings
         from sinks.kafka.client import producer_settings
         from sinks.kafka.library import Producer
@@ -138,7 +138,7 @@ def _kafka(exactly_once: bool) -> Callable[[Servers, int], AbstractContextManage
 
             return loop
 
-        yield Case(sink, prepare)
+        yield SinkCase(sink, prepare)
         sink.close()
 
     return opened
@@ -154,7 +154,7 @@ def _create(broker: KafkaBroker, topic: str) -> None:
     create_topics({"bootstrap.servers": broker.servers}, [topic], NewTopics(1, 1), 30)
 
 
-CASES: dict[str, Callable[[Servers, int], AbstractContextManager[Case]]] = {
+CASES: dict[str, Callable[[Servers, int], AbstractContextManager[SinkCase]]] = {
     "redis_stream": _redis_stream,
     "kafka": _kafka(exactly_once=False),
     "kafka_exactly_once": _kafka(exactly_once=True),
@@ -189,7 +189,7 @@ def run(sizes: Sizes) -> dict[str, object]:
 
 def _measure(
     name: str,
-    opened: Callable[[Servers, int], AbstractContextManager[Case]],
+    opened: Callable[[Servers, int], AbstractContextManager[SinkCase]],
     servers: Servers,
     batches: Sequence[MessageBatch],
     rounds: int,

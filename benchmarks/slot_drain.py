@@ -9,7 +9,7 @@ from contextlib import closing
 import psycopg
 from psycopg import pq, sql
 
-from benchmarks.source import Load
+from benchmarks.source import WrittenRows
 from cdc.cursor import parse_lsn
 from cdc.errors import ProtocolError, TransientError
 from demo.embedded_postgres import EmbeddedPostgres
@@ -22,7 +22,7 @@ _START = sql.SQL(
 )
 
 
-def drain(postgres: EmbeddedPostgres, slot: str, load: Load) -> float:
+def drain(postgres: EmbeddedPostgres, slot: str, load: WrittenRows) -> float:
     """Read the slot up to the end of ``load``; rows a second from the start of streaming."""
     end = parse_lsn(load.end_lsn)
     with closing(

@@ -9,7 +9,7 @@ from typing import Self
 
 import psycopg
 
-from benchmarks.source import Source
+from benchmarks.source import BenchmarkSource
 
 _SAMPLE_S = 0.25
 _MB = 1 << 20
@@ -24,7 +24,7 @@ SELECT (confirmed_flush_lsn - '0/0')::bigint,
 class SlotWatch:
     """Samples in a thread, on a connection of its own, from ``with`` to its end."""
 
-    def __init__(self, source: Source, slot: str) -> None:
+    def __init__(self, source: BenchmarkSource, slot: str) -> None:
         self._dsn, self._slot = source.postgres.dsn, slot
         self._samples: list[tuple[float, int, int, int]] = []
         self._stop = threading.Event()

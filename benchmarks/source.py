@@ -1,8 +1,8 @@
 """The source under measurement: a server, one published table, and slots that see the same rows.
 
 Rows have 8 columns and take about 160 bytes in a pgoutput message. Invariant: a load is
-followed by one more row in a transaction of its own, so that whoever reads up to ``Load.end_lsn``
-is told at once that it was reached.
+followed by one more row in a transaction of its own, so that a benchmark that reads up to
+``WrittenRows.end_lsn`` sees at once that it was reached.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _LET_GO_TIMEOUT_S, _LET_GO_POLL_S = 30.0, 0.05
 
 
 @dataclass(frozen=True)
-class Load:
+class WrittenRows:
     """Rows that were written; ``rows`` counts them without the one that follows."""
 
     rows: int
@@ -61,7 +61,7 @@ class Load:
     publication: str = PUBLICATION
 
 
-class Source:
+class BenchmarkSource:
     """A connection to the server that makes rows and slots."""
 
     def __init__(self, postgres: EmbeddedPostgres) -> None:
@@ -73,7 +73,7 @@ class Source:
         self.connection.execute(f"CREATE PUBLICATION {PUBLICATION} FOR TABLE orders")
         self.written = 0
 
-    def load(self, rows: int, transaction_rows: int) -> Load:
+    def load(self, rows: int, transaction_rows: int) -> WrittenRows:
         """Write ``rows`` in transactions of ``transaction_rows``, and the one that follows."""
         first = self._number("SELECT nextval('order_ids')")
         self.connection.execute(_RESERVE, (rows,))
@@ -83,12 +83,12 @@ class Source:
         self.written += rows + 1
         return self.ended(rows, ONE_ROW, PUBLICATION)
 
-    def ended(self, rows: int, one_more: str, publication: str) -> Load:
+    def ended(self, rows: int, one_more: str, publication: str) -> WrittenRows:
         """The load that was just written, followed by one more row."""
         row = self.connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
         assert row is not None
         self.run(one_more)
-        return Load(rows, str(row[0]), publication)
+        return WrittenRows(rows, str(row[0]), publication)
 
     def run(self, statement: str) -> None:
         self.connection.execute(statement.encode())
@@ -158,10 +158,10 @@ class Source:
 
 
 @contextmanager
-def open_source(directory: Path) -> Iterator[Source]:
-    """A new server with its table, as safe against a crash as anybody's."""
+def open_source(directory: Path) -> Iterator[BenchmarkSource]:
+    """A new server with its table, with the default safety against a crash."""
     with EmbeddedPostgres(directory, settings=_SETTINGS) as postgres:
-        source = Source(postgres)
+        source = BenchmarkSource(postgres)
         try:
             yield source
         finally:

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from statistics import median
 
-from benchmarks.catch_up import Target, file_target, service_of
+from benchmarks.catch_up import BenchmarkTarget, file_target, service_of
 from benchmarks.service import RunningService
 from benchmarks.sizes import Sizes, progress
-from benchmarks.source import Source, open_source
+from benchmarks.source import BenchmarkSource, open_source
 
 _TIMEOUT_S = 180.0
 
@@ -44,7 +44,7 @@ def run(sizes: Sizes) -> dict[str, object]:
     }
 
 
-def _first(source: Source, service: RunningService, target: Target) -> float:
+def _first(source: BenchmarkSource, service: RunningService, target: BenchmarkTarget) -> float:
     started_at = time.perf_counter()
     with service:
         service.until("the slot", lambda: source.has_slot(service.slot), _TIMEOUT_S)
@@ -52,7 +52,7 @@ def _first(source: Source, service: RunningService, target: Target) -> float:
         return _delivered(service, target, 0) - started_at
 
 
-def _again(source: Source, service: RunningService, target: Target) -> float:
+def _again(source: BenchmarkSource, service: RunningService, target: BenchmarkTarget) -> float:
     before = min(target.held())
     source.load(1, 1)
     started_at = time.perf_counter()
@@ -60,6 +60,6 @@ def _again(source: Source, service: RunningService, target: Target) -> float:
         return _delivered(service, target, before) - started_at
 
 
-def _delivered(service: RunningService, target: Target, before: int) -> float:
+def _delivered(service: RunningService, target: BenchmarkTarget, before: int) -> float:
     """When the folder held more lines than before."""
     return service.until("a change", lambda: min(target.held()) > before, _TIMEOUT_S)

@@ -6,7 +6,7 @@ many bytes as one of ``orders``.
 
 from __future__ import annotations
 
-from benchmarks.source import Load, Source
+from benchmarks.source import BenchmarkSource, WrittenRows
 
 TEN_TABLES = "benchmark_ten_tables"
 """The publication of all ten."""
@@ -31,7 +31,7 @@ END $$
 """
 
 
-def create_ten_tables(source: Source) -> None:
+def create_ten_tables(source: BenchmarkSource) -> None:
     """The tables, their publication, and what fills them."""
     branches = []
     for number in range(10):
@@ -45,7 +45,7 @@ def create_ten_tables(source: Source) -> None:
     source.run(f"CREATE PUBLICATION {TEN_TABLES} FOR TABLE {tables}")
 
 
-def load_ten_tables(source: Source, rows: int, transaction_rows: int) -> Load:
+def load_ten_tables(source: BenchmarkSource, rows: int, transaction_rows: int) -> WrittenRows:
     """Write ``rows`` rows, each into the next table, and the one that follows."""
     for start in range(0, rows, transaction_rows):
         end = min(start + transaction_rows, rows) - 1

@@ -101,7 +101,7 @@ class WatchedProgram:
                 self._begun.set()
             elif self._ends is not None and self._ends in line:
                 self._ended_at = now
-        self._begun.set()  # it is gone: nobody needs to wait any more
+        self._begun.set()  # the process is gone: no caller needs to wait
 
     def _failure(self, what: str) -> OperatorError:
         return OperatorError(

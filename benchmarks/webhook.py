@@ -28,7 +28,7 @@ from benchmarks.processes import Figures, ProcessMeter, cpu_s
 from benchmarks.service import OWN_ROLES, RunningService
 from benchmarks.sizes import Sizes, progress
 from benchmarks.slot_drain import drain
-from benchmarks.source import PUBLICATION, Source, open_source
+from benchmarks.source import PUBLICATION, BenchmarkSource, open_source
 from cdc.config import load as load_config
 from cdc.errors import ProtocolError
 
@@ -59,7 +59,7 @@ _MESSAGE = (
 
 
 @dataclass(frozen=True)
-class Case:
+class WebhookCase:
     """One sink, and where its messages go."""
 
     batch: str
@@ -77,10 +77,10 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Measured:
+class WebhookMeasured:
     """One case: messages a second of ours and of the bare loop."""
 
-    case: Case
+    case: WebhookCase
     rows: int
     rows_per_s: float
     bare_per_s: float
@@ -134,10 +134,10 @@ def run(sizes: Sizes) -> dict[str, object]:
 
 @contextmanager
 def _service(
-    directory: Path, source: Source, endpoint: FastEndpoint
-) -> Iterator[tuple[RunningService, list[Case]]]:
+    directory: Path, source: BenchmarkSource, endpoint: FastEndpoint
+) -> Iterator[tuple[RunningService, list[WebhookCase]]]:
     """A service with a sink for each case, that has delivered something to each."""
-    plain = [Case(batch, pause_ms) for pause_ms in _PAUSES_MS for batch in _BATCHES]
+    plain = [WebhookCase(batch, pause_ms) for pause_ms in _PAUSES_MS for batch in _BATCHES]
     sinks: dict[str, dict[str, object]] = {}
     settings: dict[str, dict[str, object]] = {}
     for case in plain:
@@ -153,7 +153,7 @@ def _service(
     ) as service:
         known = {sink.name: sink for sink in load_config(service.config).sinks}
         cases = [
-            Case(
+            WebhookCase(
                 case.batch,
                 case.pause_ms,
                 known[case.name].effective_partition_count,
@@ -171,7 +171,7 @@ def _service(
         yield service, cases
 
 
-def _is_fed(source: Source, service: RunningService, case: Case) -> bool:
+def _is_fed(source: BenchmarkSource, service: RunningService, case: WebhookCase) -> bool:
     """Whether Spark is up, so that the feed has brought a change; if not, there is one more."""
     if source.is_fed(service.name):
         return True
@@ -181,7 +181,11 @@ def _is_fed(source: Source, service: RunningService, case: Case) -> bool:
 
 
 def _make_warm(
-    source: Source, service: RunningService, endpoint: FastEndpoint, case: Case, rows: int
+    source: BenchmarkSource,
+    service: RunningService,
+    endpoint: FastEndpoint,
+    case: WebhookCase,
+    rows: int,
 ) -> None:
     """Catch up on much, so that Spark's workers have started."""
     before = endpoint.count(case.name, case.pause_ms).messages
@@ -202,13 +206,13 @@ def _suspended(service: RunningService) -> Iterator[None]:
 
 
 def _measure(
-    source: Source,
+    source: BenchmarkSource,
     service: RunningService,
     endpoint: FastEndpoint,
-    case: Case,
+    case: WebhookCase,
     limit: float,
     sizes: Sizes,
-) -> Measured:
+) -> WebhookMeasured:
     """The ceiling, then the service, with as many rows as the ceiling takes ``sizes.seconds``."""
     bare = _bare_loop(endpoint, case, min(_CEILING_S, sizes.seconds))
     ceiling = min(bare, limit)
@@ -224,7 +228,9 @@ def _measure(
         raise ProtocolError(f"{case.name}: {count.messages - before} messages came of {rows}")
     # The endpoint counts a request before its pause, and it is delivered behind it.
     took_s = count.last_s + case.pause_ms / 1000 - started_s
-    measured = Measured(case, rows, rows / took_s, bare, ceiling, count.at_once, meter.figures())
+    measured = WebhookMeasured(
+        case, rows, rows / took_s, bare, ceiling, count.at_once, meter.figures()
+    )
     progress(
         f"webhook, {case.name}: {measured.rows_per_s:,.0f} messages/s, ceiling {ceiling:,.0f}, "
         f"ratio {measured.ratio:.2f}"
@@ -236,12 +242,14 @@ def _endpoint_role(endpoint: FastEndpoint) -> tuple[str, psutil.Process]:
     return "endpoint", psutil.Process(endpoint.pid)
 
 
-def _write(source: Source, case: Case, rows: int) -> None:
+def _write(source: BenchmarkSource, case: WebhookCase, rows: int) -> None:
     table = sql.Identifier(case.table)
     source.connection.execute(_MORE.format(table=table), (rows,))
 
 
-def _wait(service: RunningService, endpoint: FastEndpoint, case: Case, messages: int) -> None:
+def _wait(
+    service: RunningService, endpoint: FastEndpoint, case: WebhookCase, messages: int
+) -> None:
     service.until(
         f"{messages} messages at {case.name}",
         lambda: endpoint.count(case.name, case.pause_ms).messages >= messages,
@@ -249,8 +257,8 @@ def _wait(service: RunningService, endpoint: FastEndpoint, case: Case, messages:
     )
 
 
-def _limit(source: Source, sizes: Sizes) -> float:
-    """Rows a second that a bare loop drains from a slot: more than these nobody can send."""
+def _limit(source: BenchmarkSource, sizes: Sizes) -> float:
+    """Rows per second that a bare loop drains from a slot: the upper bound of any sink."""
     source.create_slot(_BARE_LOOP)
     load = source.load(_LARGE_WARM_UP_ROWS, sizes.transaction_rows)
     limit = drain(source.postgres, _BARE_LOOP, load)
@@ -259,7 +267,7 @@ def _limit(source: Source, sizes: Sizes) -> float:
     return limit
 
 
-def _bare_loop(endpoint: FastEndpoint, case: Case, seconds: float) -> float:
+def _bare_loop(endpoint: FastEndpoint, case: WebhookCase, seconds: float) -> float:
     """Messages a second that a bare loop over as many connections brings to the endpoint."""
     body = b'{"data":[' + b",".join([_MESSAGE] * case.messages_per_request) + b"]}"
     head = (

@@ -7,13 +7,16 @@ rows, matched for one consumer, in cursor order, together with the shape it want
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from cdc.cursor import Cursor
+from cdc.bisection import E, T, bisect
+from cdc.cursor import ORIGIN, Cursor
+from cdc.cursor_columns import cursor_at
 
 if TYPE_CHECKING:
     from cdc.decoding.shapes.base import Shape
@@ -84,9 +87,32 @@ def origin(rows: pa.RecordBatch) -> tuple[pa.Int64Array, pa.Int64Array]:
     return rows.column("commit_lsn"), rows.column("commit_idx")
 
 
-def cursor_at(rows: pa.RecordBatch, at: int) -> Cursor:
-    """The cursor of the row at a position; negative counts from the end."""
-    return Cursor(rows.column("commit_lsn")[at].as_py(), rows.column("commit_idx")[at].as_py())
+def synthetic_rows(
+    action: str,
+    records: Sequence[str],
+    committed: datetime,
+    *,
+    cursor: Cursor = ORIGIN,
+    table: tuple[str, str] = ("", ""),
+) -> pa.RecordBatch:
+    """Messages that are no changes of the source: rows of CHANGE_SCHEMA at one cursor."""
+    given: dict[str, object] = {
+        "commit_lsn": cursor.lsn,
+        "commit_idx": cursor.idx,
+        "commit_timestamp": committed,
+        "xid": 0,
+        "table_schema": table[0],
+        "table_name": table[1],
+        "action": action,
+        "record_pks": "[]",
+    }
+    columns = [
+        pa.array(records, field.type)
+        if field.name == "record"
+        else pa.repeat(pa.scalar(given.get(field.name), field.type), len(records))
+        for field in CHANGE_SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=CHANGE_SCHEMA)
 
 
 ROUTE = "route"
@@ -126,3 +152,14 @@ class MessageBatch:
         """Cut into batches of at most ``size`` messages, in order."""
         for start in range(0, len(self), size):
             yield self.slice(start, size)
+
+    def bisect(
+        self,
+        attempt: Callable[[MessageBatch], T],
+        refused: type[E],
+    ) -> Iterator[tuple[MessageBatch, T | E]]:
+        """Parts in order, each with the result of ``attempt``; an error is of one message."""
+        for start, stop, result in bisect(
+            len(self), lambda start, stop: attempt(self.slice(start, stop - start)), refused
+        ):
+            yield self.slice(start, stop - start), result

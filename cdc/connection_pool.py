@@ -1,7 +1,7 @@
 """Connections to one database that threads share: each is used by one thread at a time.
 
 Invariants: a connection that was left inside a transaction is closed and not used again; at most
-``idle_max`` connections stay open while nobody uses them.
+``idle_max`` connections stay open while they are idle.
 """
 
 from __future__ import annotations

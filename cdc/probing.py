@@ -1,7 +1,7 @@
 """Trying many places at once, each within a deadline: for ``walbrook config check --connect``.
 
-Invariants: nobody waits longer than the deadline, whatever a place does. An error of ours says what
-is wrong and the fix; any other is named by its kind alone, since it may quote a secret.
+Invariants: a caller waits no longer than the deadline, whatever a place does. An error of ours says
+what is wrong and the fix; any other is named by its kind alone, since it may quote a secret.
 """
 
 from __future__ import annotations

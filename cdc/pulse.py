@@ -13,7 +13,7 @@ _READ_BYTES = 64 << 10  # what a pipe holds, so that a beat is never read in hal
 
 
 class Pulse:
-    """The end of the process that works; without a descriptor nobody listens."""
+    """The end of the process that works; without a descriptor beats go nowhere."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = descriptor

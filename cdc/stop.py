@@ -88,11 +88,11 @@ class StopSignal:
             self._followers.remove(own)
 
     def on_parent_death(
-        self, told: Callable[[str], None] | None = None, pipe: int | None = None
+        self, on_line: Callable[[str], None] | None = None, pipe: int | None = None
     ) -> None:
         """Stop when the parent, which holds the other end of our standard input, closes it.
 
-        ``told`` is called with each line that the parent sends.
+        ``on_line`` is called with each line that the parent sends.
         """
         reading = sys.stdin.fileno() if pipe is None else pipe
 
@@ -100,9 +100,9 @@ class StopSignal:
             begun = b""
             while received := os.read(reading, 4096):
                 *lines, begun = (begun + received).split(b"\n")
-                if told is not None:
+                if on_line is not None:
                     for line in lines:
-                        told(line.decode())
+                        on_line(line.decode())
             self.request(StopReason.ORPHANED)
 
         threading.Thread(target=watch, name="parent-watch", daemon=True).start()

@@ -18,7 +18,7 @@ _ATTEMPTS: Final = 50
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port that is free now."""
     choose = random.SystemRandom()
     for _ in range(_ATTEMPTS):
         port = choose.randint(_LOWEST, _HIGHEST)

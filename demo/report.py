@@ -52,7 +52,7 @@ def progress_table(written: int, elapsed_s: float, consumers: Sequence[ConsumerP
 
 
 def verdict_table(results: Sequence[SinkResult]) -> Table:
-    """One column a sink: what was compared, and whether it agrees."""
+    """One column per sink: what was compared, and whether it agrees."""
     table = Table(title="Written against arrived", title_justify="left")
     table.add_column("")
     for result in results:

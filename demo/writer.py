@@ -1,4 +1,4 @@
-"""A thread that keeps the shop busy until told to stop.
+"""A thread that keeps the shop busy until it is stopped.
 
 Invariants: ``stop`` returns within its bound, whatever state the server is in. A server
 that goes away is tried again; the shop's state is all in it.

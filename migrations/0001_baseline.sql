@@ -262,7 +262,7 @@ CREATE INDEX health_events_resolved
 COMMENT ON TABLE walbrook.health_events IS 'What was or is wrong with a source or one of its consumers, and what to do about it.';
 COMMENT ON COLUMN walbrook.health_events.consumer IS 'Null when it concerns the source as a whole.';
 COMMENT ON COLUMN walbrook.health_events.kind IS 'A short name; at most one event of a kind is open for a source and consumer.';
-COMMENT ON COLUMN walbrook.health_events.severity IS 'An error needs a person now; a warning will become one if nobody acts.';
+COMMENT ON COLUMN walbrook.health_events.severity IS 'An error needs a person now; a warning will become one unless a person acts.';
 COMMENT ON COLUMN walbrook.health_events.seen_at IS 'When it was last found still true (written about every ten seconds).';
 COMMENT ON COLUMN walbrook.health_events.resolved_at IS 'When it was found no longer true; null while it is open.';
 
@@ -290,21 +290,21 @@ CREATE TABLE walbrook.gaps (
     to_idx   bigint NOT NULL,
     reason   text NOT NULL,
     noted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    told_at  timestamptz,
+    reported_at  timestamptz,
     repair   bigint REFERENCES walbrook.repairs (id) ON DELETE SET NULL,
     bridged  jsonb,
     UNIQUE (source, consumer, from_lsn, from_idx),
     CHECK ((from_lsn, from_idx) < (to_lsn, to_idx))
 );
 
--- Gaps that a sink has still to be told of are looked for each second.
-CREATE INDEX gaps_untold ON walbrook.gaps (source, consumer) WHERE told_at IS NULL;
+-- Gaps that were not sent to their sink yet are looked for each second.
+CREATE INDEX gaps_unreported ON walbrook.gaps (source, consumer) WHERE reported_at IS NULL;
 
 COMMENT ON TABLE walbrook.gaps IS 'What a consumer will never get: every change from the first cursor up to, not including, the second.';
 COMMENT ON COLUMN walbrook.gaps.from_lsn IS 'With from_idx: the first cursor that is lost.';
 COMMENT ON COLUMN walbrook.gaps.to_lsn IS 'With to_idx: the first cursor that is not.';
 COMMENT ON COLUMN walbrook.gaps.reason IS 'Why: what was evicted, or which gap an operator accepted.';
-COMMENT ON COLUMN walbrook.gaps.told_at IS 'When the consumer''s sink was sent the gap message; null until then.';
+COMMENT ON COLUMN walbrook.gaps.reported_at IS 'When the consumer''s sink was sent the gap message; null until then.';
 COMMENT ON COLUMN walbrook.gaps.repair IS 'The repair that bridges it; null: nothing does.';
 COMMENT ON COLUMN walbrook.gaps.bridged IS 'How a repair bridges it, as the gap message says it; walbrook.repaired_tables has every table.';
 
@@ -338,7 +338,7 @@ COMMENT ON COLUMN walbrook.dead_letters.error IS 'What was wrong, with table, co
 COMMENT ON COLUMN walbrook.dead_letters.payload IS 'The pgoutput message of the change as the source sent it; null for one that was refused by its sink.';
 COMMENT ON COLUMN walbrook.dead_letters.schema IS 'The Relation message that it was written with, as the change log keeps it; null for a logical message.';
 COMMENT ON COLUMN walbrook.dead_letters.dead_at IS 'When the consumer went on without it.';
-COMMENT ON COLUMN walbrook.dead_letters.event IS 'The row of walbrook.events or walbrook.records that it was; null for one that never was a message.';
+COMMENT ON COLUMN walbrook.dead_letters.event IS 'The row of walbrook.events or walbrook.pull_messages that it was; null for one that never was a message.';
 COMMENT ON COLUMN walbrook.dead_letters.deliveries IS 'How often its delivery was tried.';
 
 -- ------------------------------------------------------------------------------------------------
@@ -399,7 +399,7 @@ COMMENT ON COLUMN walbrook.events.deliveries IS 'How often its sink has refused 
 COMMENT ON COLUMN walbrook.events.abandoned IS 'How often the process that was delivering it alone ended before it said what became of it.';
 COMMENT ON COLUMN walbrook.events.error IS 'Why it was refused last, in full: it may quote the message, as the row does. Null if it has only waited.';
 COMMENT ON COLUMN walbrook.events.error_kind IS 'poison: for its content; transient: for a reason that may pass.';
-COMMENT ON COLUMN walbrook.events.lease_id IS 'With holder and lease_until: who is delivering it, and until when nobody else does.';
+COMMENT ON COLUMN walbrook.events.lease_id IS 'With holder and lease_until: who is delivering it, and until when it is alone in that.';
 COMMENT ON COLUMN walbrook.events.message IS 'What the consumer''s transform made of it; null without one.';
 COMMENT ON COLUMN walbrook.events.route IS 'Where the consumer''s routing sends it; null for the sink''s own place.';
 
@@ -470,26 +470,7 @@ COMMENT ON COLUMN walbrook.pressure.waiting IS 'Deliveries of this source that w
 -- ------------------------------------------------------------------------------------------------
 -- Pull consumers: see functions/pull_claims.sql for how a claim works.
 
--- Pull consumers: what is stored for them, who holds what, and the functions they fetch with.
---
--- A message is a row of walbrook.records from when it is stored until it is acknowledged; the row is
--- never rewritten. Claims go through them once, in cursor order: below where the last claim of a
--- consumer got to (walbrook.claims), a message that is not gone has a small row in
--- walbrook.in_flight. So a claim costs the same whatever waits behind it or was there before it.
---
--- Invariants:
--- * Claims of one consumer come one after another (each locks its row of walbrook.pulls), so nobody
---   is handed what somebody else holds.
--- * A message goes out only if no earlier one of its group, or of its whole table where one of the
---   two has its place there, is held by somebody else or waits.
--- * Whoever acknowledges never waits for a lock of walbrook.pulls (it may wait for a claim that is at
---   what it has to wake), and a claim never waits for an acknowledgement: it passes over the rows that
---   others are at. Locks are taken in the order stored, pulls, in_flight by cursor, records.
--- * What one statement locks the next one changes, never the same: whoever had to wait for the lock
---   has the row's newest version, which that statement's snapshot does not see.
--- * One that waits for an earlier one (lease_until and due_at null) is looked at again when that one
---   goes: a claim holds a lock on it that lets an acknowledgement through only after the claim.
-CREATE TABLE walbrook.records (
+CREATE TABLE walbrook.pull_messages (
     consumer         integer NOT NULL,
     commit_lsn       pg_lsn NOT NULL,
     commit_idx       bigint NOT NULL,
@@ -505,15 +486,15 @@ CREATE TABLE walbrook.records (
     PRIMARY KEY (consumer, commit_lsn, commit_idx)
 ) PARTITION BY LIST (consumer);
 
-COMMENT ON TABLE walbrook.records IS 'Messages of pull consumers that are not acknowledged yet. One partition a consumer.';
-COMMENT ON COLUMN walbrook.records.consumer IS 'walbrook.consumers.id.';
-COMMENT ON COLUMN walbrook.records.commit_lsn IS 'With commit_idx: the cursor of the change.';
-COMMENT ON COLUMN walbrook.records.group_id IS 'A number of its group: a message waits for every earlier one of its group. Null: it belongs to none.';
-COMMENT ON COLUMN walbrook.records.whole_table IS 'It has its place among all messages of its table, as a truncate has.';
-COMMENT ON COLUMN walbrook.records.bytes IS 'Size of the message.';
-COMMENT ON COLUMN walbrook.records.message IS 'The message as the consumer gets it.';
+COMMENT ON TABLE walbrook.pull_messages IS 'Messages of pull consumers that are not acknowledged yet. One partition a consumer.';
+COMMENT ON COLUMN walbrook.pull_messages.consumer IS 'walbrook.consumers.id.';
+COMMENT ON COLUMN walbrook.pull_messages.commit_lsn IS 'With commit_idx: the cursor of the change.';
+COMMENT ON COLUMN walbrook.pull_messages.group_id IS 'A number of its group: a message waits for every earlier one of its group. Null: it belongs to none.';
+COMMENT ON COLUMN walbrook.pull_messages.whole_table IS 'It has its place among all messages of its table, as a truncate has.';
+COMMENT ON COLUMN walbrook.pull_messages.bytes IS 'Size of the message.';
+COMMENT ON COLUMN walbrook.pull_messages.message IS 'The message as the consumer gets it.';
 
-CREATE TABLE walbrook.in_flight (
+CREATE TABLE walbrook.pull_in_flight (
     consumer     integer NOT NULL,
     commit_lsn   pg_lsn NOT NULL,
     commit_idx   bigint NOT NULL,
@@ -530,28 +511,28 @@ CREATE TABLE walbrook.in_flight (
     PRIMARY KEY (consumer, commit_lsn, commit_idx)
 ) PARTITION BY LIST (consumer);
 
-CREATE INDEX in_flight_deadline ON walbrook.in_flight (consumer, lease_until)
+CREATE INDEX pull_in_flight_deadline ON walbrook.pull_in_flight (consumer, lease_until)
     WHERE lease_until IS NOT NULL;
 
-CREATE INDEX in_flight_due ON walbrook.in_flight (consumer, due_at) WHERE due_at IS NOT NULL;
+CREATE INDEX pull_in_flight_due ON walbrook.pull_in_flight (consumer, due_at) WHERE due_at IS NOT NULL;
 
-CREATE INDEX in_flight_group ON walbrook.in_flight (consumer, group_id, commit_lsn, commit_idx)
+CREATE INDEX pull_in_flight_group ON walbrook.pull_in_flight (consumer, group_id, commit_lsn, commit_idx)
     WHERE group_id IS NOT NULL;
 
-CREATE INDEX in_flight_waiting ON walbrook.in_flight (consumer, group_id, commit_lsn, commit_idx)
+CREATE INDEX pull_in_flight_waiting ON walbrook.pull_in_flight (consumer, group_id, commit_lsn, commit_idx)
     WHERE lease_until IS NULL AND due_at IS NULL;
 
-CREATE INDEX in_flight_whole_table ON walbrook.in_flight (consumer, table_schema, table_name)
+CREATE INDEX pull_in_flight_whole_table ON walbrook.pull_in_flight (consumer, table_schema, table_name)
     WHERE whole_table;
 
-COMMENT ON TABLE walbrook.in_flight IS 'Messages of pull consumers that were handed out, came back, or wait for an earlier one of their group. One partition a consumer.';
-COMMENT ON COLUMN walbrook.in_flight.lease_id IS 'The claim that handed it out last; only who has it may acknowledge it. Null once it was given back.';
-COMMENT ON COLUMN walbrook.in_flight.lease_until IS 'Until when its holder keeps it; null while nobody does. After that the next claim takes it, and until then its holder may still acknowledge it.';
-COMMENT ON COLUMN walbrook.in_flight.due_at IS 'From when it can be handed out again. With lease_until null too: it waits for an earlier one.';
-COMMENT ON COLUMN walbrook.in_flight.deliveries IS 'How often it was handed out.';
-COMMENT ON COLUMN walbrook.in_flight.error IS 'What its last holder said when it gave it back.';
+COMMENT ON TABLE walbrook.pull_in_flight IS 'Messages of pull consumers that were handed out, came back, or wait for an earlier one of their group. One partition a consumer.';
+COMMENT ON COLUMN walbrook.pull_in_flight.lease_id IS 'The claim that handed it out last; only who has it may acknowledge it. Null once it was given back.';
+COMMENT ON COLUMN walbrook.pull_in_flight.lease_until IS 'Until when its holder keeps it; null without a holder. After that the next claim takes it, and until then its holder may still acknowledge it.';
+COMMENT ON COLUMN walbrook.pull_in_flight.due_at IS 'From when it can be handed out again. With lease_until null too: it waits for an earlier one.';
+COMMENT ON COLUMN walbrook.pull_in_flight.deliveries IS 'How often it was handed out.';
+COMMENT ON COLUMN walbrook.pull_in_flight.error IS 'What its last holder said when it gave it back.';
 
-CREATE TABLE walbrook.pulls (
+CREATE TABLE walbrook.pull_settings (
     consumer       integer PRIMARY KEY REFERENCES walbrook.consumers (id) ON DELETE CASCADE,
     visibility_s   integer NOT NULL,
     max_in_flight  integer NOT NULL,
@@ -565,10 +546,10 @@ CREATE TABLE walbrook.pulls (
     gap_message    text NOT NULL
 );
 
-COMMENT ON TABLE walbrook.pulls IS 'The settings of each pull consumer, as its configuration had them at the last start. A claim locks its row.';
-COMMENT ON COLUMN walbrook.pulls.gap_message IS 'What a gap looks like in the consumer''s shape, with marks where the cursor, the time and the reason go.';
+COMMENT ON TABLE walbrook.pull_settings IS 'The settings of each pull consumer, as its configuration had them at the last start. A claim locks its row.';
+COMMENT ON COLUMN walbrook.pull_settings.gap_message IS 'What a gap looks like in the consumer''s shape, with marks where the cursor, the time and the reason go.';
 
-CREATE TABLE walbrook.stored (
+CREATE TABLE walbrook.pull_positions (
     consumer      integer PRIMARY KEY REFERENCES walbrook.consumers (id) ON DELETE CASCADE,
     commit_lsn    pg_lsn NOT NULL,
     commit_idx    bigint NOT NULL,
@@ -576,13 +557,13 @@ CREATE TABLE walbrook.stored (
     bytes_most    bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 20);
 
-COMMENT ON TABLE walbrook.stored IS 'How far each pull consumer''s messages are stored. Whoever stores locks its row.';
-COMMENT ON COLUMN walbrook.stored.commit_lsn IS 'With commit_idx: the cursor of the last message that was stored; what comes again is known by it.';
-COMMENT ON COLUMN walbrook.stored.messages_most IS 'At most so many messages wait: those counted last and all that came since.';
+COMMENT ON TABLE walbrook.pull_positions IS 'How far each pull consumer''s messages are stored. Storing locks its row.';
+COMMENT ON COLUMN walbrook.pull_positions.commit_lsn IS 'With commit_idx: the cursor of the last message that was stored; what comes again is known by it.';
+COMMENT ON COLUMN walbrook.pull_positions.messages_most IS 'At most so many messages wait: those counted last and all that came since.';
 
 -- A row is put behind the last one and that one taken away, never rewritten: the newest is found at
 -- the end of the index however many dead ones an old snapshot keeps before it.
-CREATE TABLE walbrook.claims (
+CREATE TABLE walbrook.pull_claims (
     consumer   integer NOT NULL REFERENCES walbrook.consumers (id) ON DELETE CASCADE,
     lease_id   bigint NOT NULL,
     commit_lsn pg_lsn NOT NULL,
@@ -596,24 +577,24 @@ CREATE TABLE walbrook.claims (
     PRIMARY KEY (consumer, lease_id)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
-COMMENT ON TABLE walbrook.claims IS 'Of each pull consumer the last claim, and where it got to.';
-COMMENT ON COLUMN walbrook.claims.commit_lsn IS 'With commit_idx: everything up to here was handed out, or passed over for its group, or is gone.';
-COMMENT ON COLUMN walbrook.claims.swept_to IS 'Leases that ended by then were looked at.';
-COMMENT ON COLUMN walbrook.claims.swept_at IS 'When all leases were last looked at, whenever they ended: a clock may have been set back.';
-COMMENT ON COLUMN walbrook.claims.rows_most IS 'At most so many rows are in flight: those counted last and all that came since. held_most: of them, handed out.';
-COMMENT ON COLUMN walbrook.claims.passed IS 'How many it passed over because an earlier one of their group is not done.';
-COMMENT ON COLUMN walbrook.claims.looked_at IS 'How many it looked at, in its last step.';
+COMMENT ON TABLE walbrook.pull_claims IS 'Of each pull consumer the last claim, and where it got to.';
+COMMENT ON COLUMN walbrook.pull_claims.commit_lsn IS 'With commit_idx: everything up to here was handed out, or passed over for its group, or is gone.';
+COMMENT ON COLUMN walbrook.pull_claims.swept_to IS 'Leases that ended by then were looked at.';
+COMMENT ON COLUMN walbrook.pull_claims.swept_at IS 'When all leases were last looked at, whenever they ended: a clock may have been set back.';
+COMMENT ON COLUMN walbrook.pull_claims.rows_most IS 'At most so many rows are in flight: those counted last and all that came since. held_most: of them, handed out.';
+COMMENT ON COLUMN walbrook.pull_claims.passed IS 'How many it passed over because an earlier one of their group is not done.';
+COMMENT ON COLUMN walbrook.pull_claims.looked_at IS 'How many it looked at, in its last step.';
 
--- Whoever adds to it puts a row in place of those that nobody is at, so that nobody waits.
-CREATE TABLE walbrook.buried (
+-- Adding to it puts a row in place of those that are not locked, so that no transaction waits.
+CREATE TABLE walbrook.pull_dead_counts (
     id       bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
     consumer integer NOT NULL REFERENCES walbrook.consumers (id) ON DELETE CASCADE,
     messages bigint NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
-CREATE INDEX buried_consumer ON walbrook.buried (consumer);
+CREATE INDEX pull_dead_counts_consumer ON walbrook.pull_dead_counts (consumer);
 
-COMMENT ON TABLE walbrook.buried IS 'How many messages of each pull consumer have ever become dead letters after they were stored: the sum of its rows. walbrook.consumers.dead counts those before.';
+COMMENT ON TABLE walbrook.pull_dead_counts IS 'How many messages of each pull consumer have ever become dead letters after they were stored: the sum of its rows. walbrook.consumers.dead counts those before.';
 
 -- ------------------------------------------------------------------------------------------------
 -- The order of event time.
@@ -639,9 +620,9 @@ COMMENT ON COLUMN walbrook.event_time.base_lsn IS 'With sequence: what its next 
 COMMENT ON COLUMN walbrook.event_time.sequence IS 'How many messages it has released.';
 COMMENT ON COLUMN walbrook.event_time.watermark IS 'Microseconds since 1970: everything at or below it was released. Null before the first.';
 COMMENT ON COLUMN walbrook.event_time.ordering IS 'As the sink''s configuration says: by the time in its rows, or by the time of their arrival.';
-COMMENT ON COLUMN walbrook.event_time.pushed_to IS 'Microseconds since 1970: the watermark is at least that (walbrook.advance_watermark). Null if nobody said so since it began.';
+COMMENT ON COLUMN walbrook.event_time.pushed_to IS 'Microseconds since 1970: the watermark is at least that (walbrook.advance_watermark). Null if that was not called since it began.';
 COMMENT ON COLUMN walbrook.event_time.planned IS 'Whether a release is under way: from planned_from, exclusive, to planned_to. After a crash it is made again, the same to the last message.';
-COMMENT ON COLUMN walbrook.event_time.order_mark IS 'Stands for what its configuration says of event times. With another one the same changes have other times, so it begins anew at its cursors.';
+COMMENT ON COLUMN walbrook.event_time.order_mark IS 'Stands for what its configuration says of event times. With another one the same changes have other times, so it starts over at its cursors.';
 COMMENT ON COLUMN walbrook.event_time.sent_mark IS 'Stands for what the messages on their way are made of; null if none are. If that has changed after a crash, numbers begin that no destination has seen.';
 
 CREATE TABLE walbrook.event_sources (
@@ -663,7 +644,7 @@ COMMENT ON TABLE walbrook.event_sources IS 'How far such a consumer has read eac
 COMMENT ON COLUMN walbrook.event_sources.ledger IS 'walbrook.consumers.ledger when it was written: another one says that the cursor was moved back, and that all from there on comes again.';
 COMMENT ON COLUMN walbrook.event_sources.cursor_lsn IS 'With cursor_idx: where its cursor was when it was written. Above it, it was moved forward.';
 COMMENT ON COLUMN walbrook.event_sources.planned_lsn IS 'With planned_idx: how far the release under way has read.';
-COMMENT ON COLUMN walbrook.event_sources.finished_at IS 'Since when this database is said to have ended (walbrook.finish_source): nobody waits for its time.';
+COMMENT ON COLUMN walbrook.event_sources.finished_at IS 'Since when this database is said to have ended (walbrook.finish_source): its time is not waited for.';
 COMMENT ON COLUMN walbrook.event_sources.pushed_to IS 'The same as walbrook.event_time.pushed_to for the tables of this database.';
 COMMENT ON COLUMN walbrook.event_sources.arrived IS 'In processing-time order: from which cursor on (LSN as a number, index) changes have arrived at which time at the earliest, where their commits alone do not say so.';
 

@@ -1,7 +1,8 @@
 """Destinations: one module each, all behind the one seam in ``base``.
 
-``open_sink`` is the only way in. A sink takes plain values, so that it can be used and tested
-without a configuration file. The folder may import ``cdc`` and nothing else of the project.
+``open_sink`` is the only way in; a new destination is added to ``_open`` below. A sink takes plain
+values, so that it can be used and tested without a configuration file. The folder may import
+``cdc`` and nothing else of the project.
 
 ``batch_size`` bounds a request to a server. The sinks on disk commit once for each batch they are
 handed, cut only by bytes, because there a request is a sync of the disk.

@@ -182,15 +182,15 @@ class Follower(Protocol):
 
 
 class Unfollowed:
-    """For a delivery that nobody follows."""
+    """For a delivery that is not followed."""
 
     error = None
 
     def accepted(self, lsn: Integers, idx: Integers) -> None:
-        """Nobody asks."""
+        """Nothing is asked for."""
 
     def finish(self) -> None:
-        """Nobody waits."""
+        """Nothing waits."""
 
 
 class RequestSink(Sink, Protocol):

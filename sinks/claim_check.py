@@ -27,7 +27,7 @@ from sinks.base import Delivery, Follower, RequestSink, Sink, probe
 from sinks.claim_stores import ClaimPlace, ClaimStore, open_store
 from sinks.columns import message_bytes
 
-_logger = structlog.get_logger("walbrook.claims")
+_logger = structlog.get_logger("walbrook.pull_claims")
 
 _DIGEST_CHARS = 16  # of the name; the reference has the whole digest
 _CLEAN_S = 600.0

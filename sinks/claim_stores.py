@@ -93,7 +93,7 @@ class FolderClaims:
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
-        # Options of the filesystem stand behind the question mark: they are nobody else's business.
+        # Options of the filesystem stand behind the question mark: no one else may see them.
         self._shown = parts._replace(query="", fragment="").geturl().rstrip("/")
         try:
             self._files, self._root = pafs.FileSystem.from_uri(_in_one_request(url))

@@ -1,4 +1,4 @@
-"""Whole-column work that several sinks share: cutting a batch, skipping a prefix, taking its text.
+"""Whole-column work that several sinks share: cutting a batch, taking its text.
 
 Nothing here loops over messages, and nothing builds a Python object per message.
 """
@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import ROUTE, MessageBatch
-from cdc.cursor import Cursor
 from cdc.decoding.shapes import Parts
 
 
@@ -64,18 +63,6 @@ def by_route(batch: MessageBatch) -> Iterator[tuple[str | None, MessageBatch]]:
     for route, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
         yield route, batch.slice(start, end - start)
         start = end
-
-
-def prefix_at_or_below(rows: pa.RecordBatch, cursor: Cursor) -> int:
-    """How many messages, from the first on, stand at or below ``cursor``."""
-    lsn = rows.column("commit_lsn").to_numpy()
-    idx = rows.column("commit_idx").to_numpy()
-    return int(np.count_nonzero((lsn < cursor.lsn) | ((lsn == cursor.lsn) & (idx <= cursor.idx))))
-
-
-def prefix_below(rows: pa.RecordBatch, cursor: Cursor) -> int:
-    """How many messages, from the first on, stand below ``cursor``."""
-    return prefix_at_or_below(rows, Cursor(cursor.lsn, cursor.idx - 1))
 
 
 def text_bytes(column: pa.StringArray) -> pa.Buffer:

@@ -35,7 +35,8 @@ def new_holder() -> bytes:
 def locked(path: Path, *, wait_s: float, holder: bytes) -> Iterator[bool]:
     """Hold the lock file at ``path`` alone; the kernel lets go of it when a process dies.
 
-    Yields whether ``holder`` was the last to hold it: nobody else can have changed anything since.
+    Yields whether ``holder`` was the last to hold it: no other process can have changed anything
+    since.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

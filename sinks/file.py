@@ -21,11 +21,12 @@ import pyarrow.compute as pc
 
 from cdc.change import MessageBatch
 from cdc.cursor import ORIGIN, Cursor
+from cdc.cursor_columns import prefix_at_or_below
 from cdc.decoding.joins import joined
 from cdc.errors import CorruptionError, WalbrookError
 from cdc.generation import FIRST, Generation
 from sinks.base import Delivery
-from sinks.columns import pieces, prefix_at_or_below, text_bytes
+from sinks.columns import pieces, text_bytes
 from sinks.directory import (
     disk_error,
     locked,

@@ -39,10 +39,10 @@ class ConnectError(Exception):
 class HttpClient(Protocol):
     """Sends requests, each over a connection that no other request is using.
 
-    A request raises for what is no answer: TimeoutError if none came in time, ConnectError if
-    nobody is there, and OSError or BadAnswerError for one that broke off. Invariant: a client that
-    was stopped, by whatever thread, sends no other request (ConnectError), because nothing at
-    a server tells a late one from a new one.
+    A request raises for what is no answer: TimeoutError if none came in time, ConnectError if no
+    server answers, and OSError or BadAnswerError for one that broke off. Invariant: a client that
+    was stopped, by whatever thread, sends no other request (ConnectError), because nothing at a
+    server tells a late one from a new one.
     """
 
     def sender(self, url: httpx.URL) -> Send:

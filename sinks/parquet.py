@@ -27,12 +27,13 @@ import xxhash
 from cdc.backfill.table import PublishedTable
 from cdc.change import MESSAGE_SCHEMA, MessageBatch, origin
 from cdc.cursor import ORIGIN, Cursor
+from cdc.cursor_columns import prefix_at_or_below
 from cdc.decoding.shapes import Parts
 from cdc.errors import WalbrookError
 from cdc.generation import FIRST, Generation
 from cdc.verify.held import Form, Key
 from sinks.base import Delivery
-from sinks.columns import pieces, prefix_at_or_below
+from sinks.columns import pieces
 from sinks.directory import (
     disk_error,
     locked,
@@ -51,7 +52,7 @@ OWN_FOLDER = "_walbrook"
 
 _COMMIT_BYTES_MAX = 128 << 20
 _PARTS = Parts(("record", "changes", "record_pks", "unchanged", "annotations"), 64)
-# Almost every value of these is another one, and nobody looks for one by its order.
+# Almost every value of these is another one, and none is looked for by its order.
 _DISTINCT = ("record", "changes")
 _REPEATED = (
     "commit_lsn", "commit_timestamp", "xid", "table_schema", "table_name", "action", "unchanged",

@@ -1,9 +1,9 @@
 """A queue in the state database, which consumers fetch from.
 
-A batch is one transaction: the messages go into the consumer's partition of ``walbrook.records`` by
-COPY, and with them the cursor of the last one, so what comes again is known by it. Invariant:
-a writer holds the consumer's row of ``walbrook.stored`` until the commit, so that
-messages become visible in cursor order, which claims rely on.
+A batch is one transaction: the messages go into the consumer's partition of
+``walbrook.pull_messages`` by COPY, and with them the cursor of the last one, so what comes again is
+known by it. Invariant: a writer holds the consumer's row of ``walbrook.pull_positions`` until the
+commit, so that messages become visible in cursor order, which claims rely on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from cdc.change import MessageBatch
 from cdc.config import SinkConfig
 from cdc.connection import Connection
 from cdc.connection_pool import ConnectionPool
-from cdc.cursor import Cursor, format_lsn, parse_lsn
+from cdc.cursor import Cursor, cursor_of, format_lsn
+from cdc.cursor_columns import prefix_at_or_below
 from cdc.decoding.copy_text import copied_text, lsn_texts
 from cdc.decoding.joins import joined
 from cdc.error_text import public_text
@@ -30,7 +31,7 @@ from cdc.errors import OperatorError, PoisonError, TransientError, WalbrookError
 from cdc.queue.groups import Grouping, groups_of
 from cdc.queue.retry import TOO_LARGE
 from sinks.base import Delivery
-from sinks.columns import prefix_at_or_below, text_bytes
+from sinks.columns import text_bytes
 
 _MESSAGE_BYTES_MAX = 64 << 20
 _CHANNEL = "walbrook_pull"
@@ -38,12 +39,12 @@ _CHANNEL = "walbrook_pull"
 _LOCK = """
 SELECT s.consumer, s.commit_lsn::text, s.commit_idx, clock_timestamp()::text,
        p.max_messages IS NOT NULL OR p.max_bytes IS NOT NULL OR p.ttl_s IS NOT NULL
-  FROM walbrook.stored s
+  FROM walbrook.pull_positions s
   JOIN walbrook.consumers c ON c.id = s.consumer
-  LEFT JOIN walbrook.pulls p ON p.consumer = s.consumer
+  LEFT JOIN walbrook.pull_settings p ON p.consumer = s.consumer
  WHERE c.source = %s AND c.name = %s FOR UPDATE OF s
 """
-_STANDING = """
+_SETTLED = """
 SELECT cursor_lsn::text, cursor_idx FROM walbrook.consumers WHERE source = %s AND name = %s
 """
 _COPY = """
@@ -51,15 +52,15 @@ COPY walbrook.{} (consumer, commit_lsn, commit_idx, group_id, whole_table, bytes
                   stored_at, table_schema, table_name, action, message) FROM STDIN
 """
 _MOVE = """
-WITH moved AS (UPDATE walbrook.stored SET commit_lsn = %(lsn)s::pg_lsn, commit_idx = %(idx)s
+WITH moved AS (UPDATE walbrook.pull_positions SET commit_lsn = %(lsn)s::pg_lsn, commit_idx = %(idx)s
                 WHERE consumer = %(id)s)
 SELECT pg_notify(%(channel)s, %(id)s::text)
 """
-_PROBE = "SELECT has_table_privilege(to_regclass('walbrook.records'), 'INSERT')"
+_PROBE = "SELECT has_table_privilege(to_regclass('walbrook.pull_messages'), 'INSERT')"
 _KEEP_BOUNDS = "SELECT walbrook.keep_bounds(%s, %s, %s)"
 
-# As in CONTEXT of an error: COPY records_1, line 5, column message: "..."
-_LINE = re.compile(r"^COPY records_\d+, line (\d+)", re.MULTILINE)
+# As in CONTEXT of an error: COPY pull_messages_1, line 5, column message: "..."
+_LINE = re.compile(r"^COPY pull_messages_\d+, line (\d+)", re.MULTILINE)
 
 _pools: dict[str, ConnectionPool] = {}
 _pools_lock = threading.Lock()
@@ -94,15 +95,15 @@ class PullSink:
         self._queue = queue
         self._consumer = consumer
         self._connections = _pool(queue.dsn)
-        self._standing: Cursor | None = None
+        self._settled_cursor: Cursor | None = None
 
-    def standing_at(self, cursor: Cursor | None) -> Self:
+    def settled_at(self, cursor: Cursor | None) -> Self:
         """The same for the messages of a consumer that stood there when they were taken.
 
-        If somebody has moved it since, nothing is stored: behind a rewind it would make everything
+        If it was moved since, nothing is stored: behind a rewind it would make everything
         before it look stored.
         """
-        self._standing = cursor
+        self._settled_cursor = cursor
         return self
 
     def probe(self) -> str:
@@ -117,10 +118,10 @@ class PullSink:
             return "the state database answers; the queue is made by the first start"
         if not row[0]:
             raise OperatorError(
-                "the role may not write to walbrook.records in the state database",
+                "the role may not write to walbrook.pull_messages in the state database",
                 fix="connect as the role that ran walbrook migrate",
             )
-        return "the state database answers, and the role may write to walbrook.records"
+        return "the state database answers, and the role may write to walbrook.pull_messages"
 
     def deliver(self, batch: MessageBatch) -> Delivery:
         try:
@@ -140,7 +141,7 @@ class PullSink:
                 return Delivery(0, error=self._unknown())
             if self._was_moved(connection):
                 return Delivery(0, error=_moved(self._consumer))
-            stored = Cursor(parse_lsn(str(row[1])), int(str(row[2])))
+            stored = cursor_of(row[1], row[2])
             absorbed = prefix_at_or_below(batch.rows, stored)
             rest = batch.slice(absorbed)
             texts = rest.messages()
@@ -171,13 +172,13 @@ class PullSink:
 
     def _was_moved(self, connection: Connection) -> bool:
         """Called with the lock held that a move of the cursor takes first."""
-        if self._standing is None:
+        if self._settled_cursor is None:
             return False
-        row = connection.execute(_STANDING, (self._queue.source, self._consumer)).fetchone()
-        return row is None or Cursor(parse_lsn(str(row[0])), int(str(row[1]))) != self._standing
+        row = connection.execute(_SETTLED, (self._queue.source, self._consumer)).fetchone()
+        return row is None or cursor_of(row[0], row[1]) != self._settled_cursor
 
     def _copy(self, connection: Connection, number: int, lines: pa.StringArray) -> None:
-        into = sql.SQL(_COPY).format(sql.Identifier(f"records_{number}"))
+        into = sql.SQL(_COPY).format(sql.Identifier(f"pull_messages_{number}"))
         with connection.cursor() as cursor, cursor.copy(into) as copy:
             copy.write(memoryview(text_bytes(lines)))
 
@@ -245,7 +246,7 @@ class PullSink:
             row = None
         if row is None:
             return 0
-        return prefix_at_or_below(batch.rows, Cursor(parse_lsn(str(row[1])), int(str(row[2]))))
+        return prefix_at_or_below(batch.rows, cursor_of(row[1], row[2]))
 
     def _too_large(self, rest: MessageBatch, at: int, size: int) -> PoisonError:
         return PoisonError(
@@ -258,7 +259,7 @@ class PullSink:
     def _unknown(self) -> OperatorError:
         return OperatorError(
             f"consumer {self._consumer} of source {self._queue.source} has no row in "
-            "walbrook.stored",
+            "walbrook.pull_positions",
             fix="start the service again: it makes it",
         )
 

@@ -2,7 +2,7 @@
 
 ``truncation`` is the truncation (``cdc.generation``) that the stream's entries belong to. ``top``
 is the last id that a sink of ours added, written in the transaction that adds it: an id above it
-was made by somebody else. ``moved`` says that this happened while messages were added: some of
+was made by another writer. ``moved`` says that this happened while messages were added: some of
 them are missing, and nothing more is added before a rewind. The record of the first generation's
 stream also says, in ``generation`` and ``stream``, where the current generation is.
 
@@ -42,7 +42,7 @@ class Record:
 
     truncation: int = 0
     top: Cursor = ORIGIN
-    moved: Cursor | None = None  # the top that our messages had when somebody else moved the ids
+    moved: Cursor | None = None  # the top that our messages had when another writer moved the ids
 
     @classmethod
     def read(cls, values: list[bytes | None]) -> Self:
@@ -73,8 +73,8 @@ class StreamState:
 def ids_moved(stream: str, ours: Cursor) -> OperatorError:
     """Redis refuses our messages, which then look as if they had been delivered."""
     return OperatorError(
-        f"somebody else moved the ids of the stream {stream} beyond {entry_id(ours)}, the last one "
-        "that this sink had added",
+        f"another writer moved the ids of the stream {stream} beyond {entry_id(ours)}, the last "
+        "one that this sink had added",
         fix="call walbrook.rewind with the consumer's own cursor as to_cursor and destination => "
         "'new_generation' (the stream stays, and a new one beside it is begun) or 'truncate' (the "
         "stream is deleted and begun again)",

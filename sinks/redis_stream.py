@@ -5,12 +5,12 @@ itself. The same rule is a trap: were a message refused for another reason while
 its retry would look like a duplicate. Invariant: nothing is sent after a message that
 was refused for any reason but its id. So a request is one transaction, which the server queues
 whole or drops whole, and the next one goes out only after its answer. Nor does a batch go out
-before the stream's top was seen to be ours: behind another writer's entry, or an id that somebody
-else made, it would look delivered.
+before the stream's top was seen to be ours: behind another writer's entry, or an id that another
+writer made, it would look delivered.
 
 To look at the stream before each delivery would cost a round trip. So the question for the next one
 is sent behind each delivery, with a WATCH before it, and answered by the time it is needed. A
-stream that anybody else has touched since ends the next transaction before it begins; then it is
+stream that another writer has touched since ends the next transaction before it begins; then it is
 looked at again, and only then the same messages are sent. The record beside the stream
 (``redis_record``) is watched in every transaction: a sink that a rewind has made out of date adds
 nothing to a stream that was emptied.
@@ -35,13 +35,14 @@ from redis.retry import Retry
 from cdc.backfill.table import PublishedTable
 from cdc.change import MessageBatch
 from cdc.cursor import ORIGIN, Cursor
+from cdc.cursor_columns import prefix_at_or_below
 from cdc.errors import PoisonError, ProtocolError, TransientError, WalbrookError
 from cdc.failpoints import reached
 from cdc.generation import FIRST, Generation
 from cdc.queue.retry import TOO_LARGE
 from cdc.verify.held import Form, Key
 from sinks.base import Delivery
-from sinks.columns import pieces, prefix_at_or_below
+from sinks.columns import pieces
 from sinks.held_messages import refuse_short_lived
 from sinks.redis_errors import from_exception, from_reply
 from sinks.redis_read_back import read_stream
@@ -57,7 +58,7 @@ from sinks.redis_record import (
 from sinks.redis_tops import ASKED_AT_ONCE, StreamTops, keys_of, last_of_each, streams_of
 from sinks.redis_trim import AgeTrim, Entry
 from sinks.redis_wire import (
-    Outcome,
+    TransactionReply,
     encode,
     encode_question,
     is_answer,
@@ -153,7 +154,8 @@ class RedisStreamSink:
         self._open = False
         self._tops = StreamTops(consumer)
         self._asked: str | None = None  # the stream that is watched, and whose answers are to come
-        self._usual: bytes | None = None  # the answer to a brief question if nobody else was there
+        # The answer to a brief question if no other writer was there.
+        self._usual: bytes | None = None
         self._truncation = 0  # as the record says
         self._may_watch = True  # and describe the stream, and keep its record
         self._others = 0  # commands of the request under way that add nothing
@@ -179,7 +181,7 @@ class RedisStreamSink:
                 for _ in range(_TRIES_MAX):
                     if not outcome.touched:
                         break
-                    # Somebody was there since the stream was looked at; nothing was added.
+                    # Another writer was there since the stream was looked at; nothing was added.
                     found = self._look(streams, piece, again=True)
                     top = top if settled else found
                     self._send(streams, request)
@@ -285,7 +287,7 @@ class RedisStreamSink:
             if self._usual is not None:
                 if is_answer(self._receiver(), self._usual):
                     return self._tops.top(streams)
-                # Somebody else was there, or the account may not ask: a new connection watches
+                # Another writer was there, or the account may not ask: a new connection watches
                 # nothing, and a whole question says what is wrong.
                 self.close()
                 self._connect()
@@ -407,11 +409,11 @@ class RedisStreamSink:
         return found[0] if found else None
 
     def _refuse_moved(
-        self, streams: str | pa.StringArray, piece: MessageBatch, outcome: Outcome
+        self, streams: str | pa.StringArray, piece: MessageBatch, outcome: TransactionReply
     ) -> None:
         """Refuse a stream that took messages of ours for repeats which it did not have.
 
-        Nobody of ours added them meanwhile: the record is watched. XSETID touches no watch.
+        No process of ours added them meanwhile: the record is watched. XSETID touches no watch.
         """
         if outcome.absorbed and isinstance(streams, str) and self._may_watch:
             ours = self._tops.top(streams)
@@ -429,7 +431,7 @@ class RedisStreamSink:
             for key in asked:
                 self._tops.seen(key, self._connection.read_response())
 
-    def _outcome(self, messages: int) -> Outcome:
+    def _outcome(self, messages: int) -> TransactionReply:
         return read_outcome(self._receiver(), messages, self._others)
 
     def _receiver(self) -> Callable[[], bytes]:
@@ -479,7 +481,7 @@ def _sound(answer: Any) -> Any:
     return answer
 
 
-def _refusal(outcome: Outcome) -> WalbrookError:
+def _refusal(outcome: TransactionReply) -> WalbrookError:
     if outcome.touched:
         return TransientError(
             "another process adds to the stream at the same time", fix="it is retried"

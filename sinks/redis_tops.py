@@ -69,8 +69,8 @@ class StreamTops:
         """Take note of a stream as it is, before messages from ``first`` on are added to it.
 
         Returns the last id that it had, ORIGIN if it is not there. Refuses a stream whose last
-        entry is not ours, and one that would refuse a message of ours as a repeat because somebody
-        else moved its ids.
+        entry is not ours, and one that would refuse a message of ours as a repeat because another
+        writer moved its ids.
         """
         if record.moved is not None:
             raise ids_moved(key, record.moved)

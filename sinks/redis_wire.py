@@ -35,14 +35,14 @@ _SEND_BYTES = 4 << 20  # each such piece has the whole timeout to go out
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TransactionReply:
     """What a transaction did: of its first ``settled`` messages, ``absorbed`` were there before."""
 
     settled: int
     absorbed: int
     refusal: str = ""  # why the message after the settled ones was not taken
     torn: bool = False  # whether later ones were taken all the same
-    touched: bool = False  # nothing was done: a watched stream was touched by somebody else
+    touched: bool = False  # nothing was done: a watched stream was touched by another writer
 
 
 def encode(
@@ -50,7 +50,8 @@ def encode(
 ) -> list[bytes | pa.Buffer]:
     """One transaction that adds all messages, each to its stream, built a column at a time.
 
-    A call of Arrow costs as much for one row as for a hundred, so a few messages go one by one.
+    The id of an entry is its cursor, ``<commit_lsn>-<commit_idx>`` in decimal digits. A call of
+    Arrow costs as much for one row as for a hundred, so a few messages go one by one.
     ``trim`` are the words of XADD that bound a stream's length.
     """
     if len(batch) <= FEW:
@@ -114,7 +115,7 @@ def encode_question(
 
 
 def usual_answer(truncation: int, top: str) -> bytes:
-    """What the server says to a question with ``above`` if nobody else was there.
+    """What the server says to a question with ``above`` if no other writer was there.
 
     The record has this truncation and this top, and no other field; the stream is there, and
     nothing stands above.
@@ -157,7 +158,7 @@ def _text(rows: pa.RecordBatch, name: str) -> pa.StringArray:
     return rows.column(name).cast(pa.string())
 
 
-def read_outcome(receive: Callable[[], bytes], messages: int, others: int = 0) -> Outcome:
+def read_outcome(receive: Callable[[], bytes], messages: int, others: int = 0) -> TransactionReply:
     """Read the whole answer to a transaction of that many messages.
 
     ``others`` are further commands at its end, each of which is answered with one line.
@@ -184,23 +185,23 @@ def read_outcome(receive: Callable[[], bytes], messages: int, others: int = 0) -
                 return _discarded(texts[: before_exec + 1])
             raise ConnectionError("the server ran a transaction that it had refused a part of")
         if answer.endswith(_TOUCHED) and len(answer) == len(usual_start) + len(_TOUCHED):
-            return Outcome(0, 0, touched=True)
+            return TransactionReply(0, 0, touched=True)
         # Every id is digits and a dash between them, so a dash that begins a line is an error.
         errors = answer.count(_ERROR_LINE)
         if lines - before_exec - 1 == 2 * messages - errors + others:
             return _executed(bytes(answer[len(usual_start) :]), messages, errors)
 
 
-def _discarded(texts: list[bytes]) -> Outcome:
+def _discarded(texts: list[bytes]) -> TransactionReply:
     # The first refusal names the cause; the last line only says that the whole was dropped.
     reasons = [text for text in texts if text.startswith(b"-")]
     reason = reasons[0] if reasons else texts[-1]
-    return Outcome(0, 0, reason[1:].decode(errors="replace"))
+    return TransactionReply(0, 0, reason[1:].decode(errors="replace"))
 
 
-def _executed(body: bytes, messages: int, errors: int) -> Outcome:
+def _executed(body: bytes, messages: int, errors: int) -> TransactionReply:
     if body.count(_ALREADY_THERE) == errors:
-        return Outcome(messages, errors)
+        return TransactionReply(messages, errors)
     settled = absorbed = 0
     refusal = ""
     for line in body.split(b"\r\n")[1:-1]:
@@ -208,7 +209,7 @@ def _executed(body: bytes, messages: int, errors: int) -> Outcome:
             refusal = refusal or line[1:].decode(errors="replace")
         elif line.startswith((b"-", b"$")):
             if refusal:
-                return Outcome(settled, absorbed, refusal, torn=True)
+                return TransactionReply(settled, absorbed, refusal, torn=True)
             settled += 1
             absorbed += line.startswith(b"-")
-    return Outcome(settled, absorbed, refusal)
+    return TransactionReply(settled, absorbed, refusal)

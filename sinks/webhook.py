@@ -12,7 +12,6 @@ together, and the order of all messages stays.
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 import time
 from bisect import bisect_right
@@ -26,6 +25,8 @@ import numpy as np
 import pyarrow.compute as pc
 import xxhash
 
+from cdc.backoff import pause_s
+from cdc.bisection import halves
 from cdc.change import MessageBatch
 from cdc.cursor import Cursor
 from cdc.decoding.columns import offsets_of
@@ -42,7 +43,7 @@ from sinks.http_wire import BadAnswerError
 _REQUEST_BYTES_MAX = 8 << 20
 _LEARNED_S = 600.0  # how long an endpoint's refusal of a large request is remembered
 _NAMED_BYTES = 24  # of each message in the digest of a request: its cursor, and whether it is a gap
-_GONE = "gone"  # the kind of the error that says that nobody answers
+_GONE = "gone"  # the kind of the error when no server answers
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 10.0
 
@@ -182,23 +183,23 @@ class WebhookSink:
     ) -> tuple[int, WalbrookError | None]:
         """Request after request; returns how many messages are safe, and why not all are.
 
-        A request that may be one message's fault is halved until that is found alone.
+        A request that may be one message's fault is cut by bisection until that is found alone.
         """
         at = 0
-        halves: list[tuple[int, int]] = []  # of a request that was refused; the next one is last
+        waiting: list[tuple[int, int]] = []  # halves of a refused request; the next one is last
         while at < len(written):
             if (error := delivery.stop) is not None:
                 return at, error
             # What is cut was tried often enough as a whole.
-            retries = 0 if halves else self._max_retries
+            retries = 0 if waiting else self._max_retries
             end = (
-                halves.pop()[1]
-                if halves
+                waiting.pop()[1]
+                if waiting
                 else written.fitting(at, self.messages_per_request, self._bytes_max())
             )
-            middle = (at + end) // 2
+            first, second = halves(at, end)
             if end - at > 1 and written.size(at, end) > self._bytes_max():
-                halves += [(middle, end), (at, middle)]
+                waiting += [second, first]
                 continue
             error = await self._send(send, written, at, end, retries)
             if error is None:
@@ -207,7 +208,7 @@ class WebhookSink:
             elif kind_of(error) is not None and end - at > 1:
                 if error.kind == TOO_LARGE:
                     self._learn(written.size(at, end) // 2)
-                halves += [(middle, end), (at, middle)]
+                waiting += [second, first]
             else:
                 return at, error
         return at, None
@@ -238,9 +239,9 @@ class WebhookSink:
             if error.kind == _GONE:
                 # The endpoint is away: the consumer is retried later and holds no slot meanwhile.
                 return error
-            backoff = min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * 2**attempt) * random.uniform(0.5, 1)
+            backoff_s = pause_s(attempt + 1, _BACKOFF_FIRST_S, _BACKOFF_MAX_S)
             asked_s = wait_asked_for(answer, now=time.time()) if answer else 0.0
-            await self._wait(max(backoff, asked_s))
+            await self._wait(max(backoff_s, asked_s))
         raise AssertionError("retries are not negative")
 
     def _connection_error(self, error: Exception) -> WalbrookError:
@@ -323,7 +324,7 @@ def below(url: httpx.URL, route: str) -> httpx.URL:
 
 
 def _secrets(url: httpx.URL, headers: Mapping[str, str]) -> tuple[str, ...]:
-    """What a receiver could repeat in its answer and nobody may read in an error."""
+    """What a receiver could repeat in its answer and that no error may show."""
     parts = [url.password, *url.params.values()]
     for value in headers.values():
         parts += [value, *value.split()]

@@ -40,9 +40,9 @@ def main() -> int:
     # Threads hand each change on to the next: none may keep the interpreter for long.
     sys.setswitchinterval(_SWITCH_S)
     _share_free_memory()
-    told: queue.SimpleQueue[str] = queue.SimpleQueue()
-    stop.on_parent_death(told.put)
-    return run(stop, told)
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    stop.on_parent_death(lines.put)
+    return run(stop, lines)
 
 
 def _share_free_memory() -> None:
@@ -63,8 +63,8 @@ def _share_free_memory() -> None:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
 
 
-def run(stop: StopSignal, told: queue.SimpleQueue[str]) -> int:
-    """Serve the sources whose terms are given, now or later by ``told``, until ``stop``."""
+def run(stop: StopSignal, lines: queue.SimpleQueue[str]) -> int:
+    """Serve the sources whose terms are given, now or later by ``lines``, until ``stop``."""
     import structlog
 
     from cdc.config import load
@@ -115,7 +115,7 @@ def run(stop: StopSignal, told: queue.SimpleQueue[str]) -> int:
         if spark.failure is None:
             for source, term in terms.items():
                 sources.begin(source, int(term))
-        failures = sources.run(told)
+        failures = sources.run(lines)
         opening.join()
         if spark.current is not None:
             stop_session(spark.current)
@@ -132,7 +132,7 @@ def _check_expressions(session: SparkSession, config: Config) -> None:
     found = check_config(session, config)
     for unchecked in found.unchecked:
         logger.warning("expressions.unchecked", what=unchecked)
-    # A table may have changed since: that holds back its consumers, and nobody else.
+    # A table may have changed since: that holds back its consumers alone.
     for unfit in found.unfit:
         logger.error("expressions.unfit", error=unfit)
     found.raise_problems(unfit=False)

@@ -31,7 +31,7 @@ from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.settler import Settler
 from spark_pipeline.workers.state import Reason
 from tests.fix_postgres import Database
-from tests.lane_on_log import arrived
+from tests.log_pipeline import arrived
 from tests.slot_source import PUBLISHED, SlotSource, make_slot_source
 from tests.waiting import until
 

@@ -23,9 +23,10 @@ settings.register_profile("walbrook", deadline=None)
 settings.load_profile("walbrook")
 
 pytest_plugins = [
-    "tests.fix_postgres", "tests.fix_redis", "tests.fix_http", "tests.fix_ledger",
-    "tests.fix_event_lane", "tests.fix_spark", "tests.fix_tls", "tests.fix_kafka",
-    "tests.fix_s3", "tests.fix_stores", "tests.fix_slot_batches", "tests.fix_sink_lane",
+    "tests.fix_postgres", "tests.fix_sinks", "tests.fix_redis", "tests.fix_http",
+    "tests.fix_ledger", "tests.fix_event_pipeline", "tests.fix_spark", "tests.fix_tls",
+    "tests.fix_kafka", "tests.fix_s3", "tests.fix_stores", "tests.fix_slot_batches",
+    "tests.fix_sink_pipeline",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Whole stages over the logs of an ``EventLane``, with feeds and threads, and without Spark."""
+"""Whole stages over the logs of an ``EventPipeline``, with feeds and threads, and without Spark."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from spark_pipeline.eventtime.workers import EventTimeWorkers
 from spark_pipeline.feed.body import FeedBody
 from spark_pipeline.feed.planner import Planner
 from spark_pipeline.stage.stage import SourceStage
-from tests.event_lane import EventLane
+from tests.event_pipeline import EventPipeline
 from tests.fix_postgres import Database
-from tests.service import _url
+from tests.walbrook_service import _url
 
 
 class LogStage(SourceStage):
@@ -52,9 +52,9 @@ class LogStage(SourceStage):
             planner.close()
 
 
-def config_of(lane: EventLane, database: Database, away: str = "") -> Config:
-    """The lane's sources; all of them are the test's own, and the one that is away is nowhere."""
-    urls = {name: _url(database.dsn) for name in lane.sources}
+def config_of(pipeline: EventPipeline, database: Database, away: str = "") -> Config:
+    """The pipeline's sources; the one that is away has no database."""
+    urls = {name: _url(database.dsn) for name in pipeline.sources}
     if away:
         urls[away] = "postgres://nobody@127.0.0.1:1/nothing"
     data = {
@@ -65,15 +65,15 @@ def config_of(lane: EventLane, database: Database, away: str = "") -> Config:
         "sinks": [],
         "state": {"url": _url(database.dsn)},
     }
-    return loads(yaml.safe_dump(data), base=lane.directory)
+    return loads(yaml.safe_dump(data), base=pipeline.directory)
 
 
 class Stages:
-    """One stage per source of a lane, each in a thread; ``plain`` are consumers beside it."""
+    """One stage per source of a pipeline, each in a thread; ``plain`` are consumers beside it."""
 
     def __init__(
         self,
-        lane: EventLane,
+        pipeline: EventPipeline,
         database: Database,
         stop: StopSignal,
         *,
@@ -81,9 +81,9 @@ class Stages:
         plain: Mapping[str, list[SinkConfig]] | None = None,
         drain_timeout_s: float = 10.0,
     ) -> None:
-        config = config_of(lane, database, away)
-        lane.stop_serving()
-        for known in [*deliver._open_sinks]:  # of another lane: a process has one run
+        config = config_of(pipeline, database, away)
+        pipeline.stop_serving()
+        for known in [*deliver._open_sinks]:  # of another pipeline: a process has one run
             deliver._open_sinks.pop(known)[2].close()
         self.failures: list[Exception] = []
         self.by_source: dict[str, SourceStage] = {}
@@ -94,7 +94,7 @@ class Stages:
                 database=config.database(name),
                 state_dsn=settings.state_dsn or database.dsn,
             )
-            for name, settings in lane.settings.items()
+            for name, settings in pipeline.settings.items()
         }
         self._workers = EventTimeWorkers()
         self._stop, self._drain_timeout_s = stop, drain_timeout_s
@@ -135,16 +135,18 @@ class Stages:
 
 @contextmanager
 def served(
-    lane: EventLane,
+    pipeline: EventPipeline,
     database: Database,
     *,
     drain_timeout_s: float = 10.0,
     away: str = "",
     plain: Mapping[str, list[SinkConfig]] | None = None,
 ) -> Iterator[tuple[Stages, StopSignal]]:
-    """The lane's consumer as the service serves it, until an operator's stop and what it drains."""
+    """The pipeline's consumer as the service serves it, until a stop and the drain behind it."""
     stop = StopSignal()
-    stages = Stages(lane, database, stop, away=away, plain=plain, drain_timeout_s=drain_timeout_s)
+    stages = Stages(
+        pipeline, database, stop, away=away, plain=plain, drain_timeout_s=drain_timeout_s
+    )
     try:
         yield stages, stop
     finally:

@@ -201,6 +201,20 @@ def database(
         yield made
 
 
+@pytest.fixture
+def state(database: Database) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+    """A connection to the test's database, which is the state database too."""
+    with database.connect() as connection:
+        yield connection
+
+
+@pytest.fixture
+def there(postgres_server: PostgresServer) -> Iterator[Database]:
+    """A second database on the server: a destination."""
+    with fresh_database(postgres_server.dsn) as made:
+        yield made
+
+
 @contextmanager
 def _server(version: int) -> Iterator[PostgresServer]:
     url = os.environ.get("WALBROOK_TEST_POSTGRES_URL")

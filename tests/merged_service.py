@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.fix_postgres import Database
-from tests.service import Service, _url
+from tests.walbrook_service import Service, _url
 
 EVENTS = """
 CREATE TABLE event (id bigint PRIMARY KEY, at timestamptz NOT NULL, origin text NOT NULL)

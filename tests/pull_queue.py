@@ -17,7 +17,7 @@ from tests.fix_postgres import Database
 SOURCE = "shop"
 
 _PUT = """
-INSERT INTO walbrook.records
+INSERT INTO walbrook.pull_messages
        (consumer, commit_lsn, commit_idx, group_id, whole_table, bytes, commit_timestamp,
         table_schema, table_name, action, message)
 SELECT c.id, '0/0'::pg_lsn + u.n, 0, u.g, u.w, 10, now(), 'public', u.t,
@@ -27,7 +27,7 @@ SELECT c.id, '0/0'::pg_lsn + u.n, 0, u.g, u.w, 10, now(), 'public', u.t,
  WHERE c.name = %(consumer)s
 """
 _STORED = """
-UPDATE walbrook.stored s SET commit_lsn = '0/0'::pg_lsn + %s::bigint, commit_idx = 0
+UPDATE walbrook.pull_positions s SET commit_lsn = '0/0'::pg_lsn + %s::bigint, commit_idx = 0
   FROM walbrook.consumers c WHERE c.id = s.consumer AND c.name = %s
 """
 

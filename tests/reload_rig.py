@@ -21,7 +21,7 @@ from spark_pipeline.delivery.deliver import _open_sinks
 from tests.backfill_rig import Rig
 from tests.fix_postgres import Database
 from tests.lake import query, query_iceberg
-from tests.service import _url
+from tests.walbrook_service import _url
 
 WAYS = [
     "postgres mirror", "postgres append", "delta upsert", "delta append", "iceberg on_read",

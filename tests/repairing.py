@@ -8,8 +8,8 @@ from cdc.config import Config
 from cdc.service.process.repair import Repaired, repair
 from cdc.state.repairs import Deletes
 from tests.backfill_rig import SOURCE, Rig
-from tests.service import _url
 from tests.waiting import until
+from tests.walbrook_service import _url
 
 _HORIZON = """
 SELECT coalesce(max(h.xid), 0) FROM walbrook.horizons h JOIN walbrook.consumers c USING (source)

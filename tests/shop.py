@@ -6,9 +6,9 @@ from typing import Any
 
 from cdc.cursor import Cursor
 from tests.fix_http import Endpoint
-from tests.lane_on_log import arrived
-from tests.service import Service
+from tests.log_pipeline import arrived
 from tests.waiting import until
+from tests.walbrook_service import Service
 
 _LIVE = "SELECT state = 'live' FROM walbrook.consumers WHERE name = '{consumer}'"
 _REASON = "SELECT state_reason LIKE '{reason}%' FROM walbrook.consumers WHERE name = '{consumer}'"

@@ -1,4 +1,4 @@
-"""The stage of a ``LogLane`` with its threads and without Spark: body, workers, settler, status."""
+"""The threads of a ``LogPipeline``, without Spark: body, workers, settler, status."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from contextlib import contextmanager
 
 from cdc.connection import connect
 from spark_pipeline.stage.status import StatusWriter
-from tests.lane_on_log import SOURCE, LogLane
+from tests.log_pipeline import SOURCE, LogPipeline
 
 _TICK_S = 0.02
 
 
 @contextmanager
-def running(lane: LogLane) -> Iterator[None]:
+def running(pipeline: LogPipeline) -> Iterator[None]:
     """Run all parts until the end of the block, then settle what was delivered."""
     over = threading.Event()
-    workers = [threading.Thread(target=worker.run) for worker in lane.workers.values()]
-    settler = threading.Thread(target=lane.settler.run)
+    workers = [threading.Thread(target=worker.run) for worker in pipeline.workers.values()]
+    settler = threading.Thread(target=pipeline.settler.run)
     others = [
-        threading.Thread(target=run, args=(lane, over)) for run in (_run_body, _show_statuses)
+        threading.Thread(target=run, args=(pipeline, over)) for run in (_run_body, _show_statuses)
     ]
     for thread in (settler, *others, *workers):
         thread.start()
@@ -28,24 +28,24 @@ def running(lane: LogLane) -> Iterator[None]:
         yield
     finally:
         over.set()
-        lane.context.ended.set()
-        for worker in lane.workers.values():
+        pipeline.context.ended.set()
+        for worker in pipeline.workers.values():
             worker.nudge()
         _join([*workers, *others])
-        lane.settler.close()
+        pipeline.settler.close()
         _join([settler])
 
 
-def _run_body(lane: LogLane, over: threading.Event) -> None:
-    while not over.is_set() and lane.body.failure is None:
-        lane.body.take(None, 0)
+def _run_body(pipeline: LogPipeline, over: threading.Event) -> None:
+    while not over.is_set() and pipeline.body.failure is None:
+        pipeline.body.take(None, 0)
 
 
-def _show_statuses(lane: LogLane, over: threading.Event) -> None:
-    writer = StatusWriter(SOURCE, lane.settings.term)
-    with connect(lane.dsn, name="status") as state:
+def _show_statuses(pipeline: LogPipeline, over: threading.Event) -> None:
+    writer = StatusWriter(SOURCE, pipeline.settings.term)
+    with connect(pipeline.dsn, name="status") as state:
         while not over.wait(_TICK_S):
-            statuses = {name: each.current.status() for name, each in lane.workers.items()}
+            statuses = {name: each.current.status() for name, each in pipeline.workers.items()}
             writer.show(state, statuses, (), {})
 
 

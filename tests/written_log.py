@@ -8,7 +8,7 @@ from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.replication.spill.spill import Spill
 from cdc.replication.transaction_assembler import TransactionAssembler
 from cdc.replication.wire.seal import Sealer
-from tests.unit.replication.test_seal import wire
+from tests.wire_messages import wire
 
 SMALL = SegmentLimits(bytes=100_000)
 

@@ -3,8 +3,8 @@
 The process that reads a chunk decodes it too, column by column, from the text of COPY. So the
 delivery of the rows cuts slices out of a mapped file. The lines of COPY stand beside the decoded
 columns, or are one of them (``row_text``); where messages are needed (a merged row, an expression,
-a dead letter), which is rare, they are made of the lines. Rows that are decoded for nobody stand in
-the file as messages.
+a dead letter), which is rare, they are made of the lines. Rows that no consumer wants decoded stand
+in the file as messages.
 
 Invariants: the file is whole and on disk when ``chunk_file`` ends. Its decoded columns are those
 that decoding its messages gives. Rows with a value that cannot be decoded are decoded again from
@@ -36,7 +36,7 @@ from cdc.decoding.rows import decode_columns
 _WANTED_KEY: Final = b"walbrook.wanted"
 _READ_KEY: Final = b"walbrook.read_us"
 # What a read says beside its values: the same of all rows, or where they stand.
-_TOLD: Final = {
+_SAID_ONCE: Final = {
     "commit_lsn", "commit_idx", "commit_timestamp", "xid", "table_schema", "table_name", "action",
     "changes", "old_record_pks", "unchanged", "annotations", OLD_ROW_TEXT, TABLE_VERSION,
 }  # fmt: skip
@@ -176,7 +176,7 @@ class StoredRows:
 
     @cached_property
     def raw(self) -> pa.RecordBatch:
-        """The rows as messages (RAW_SCHEMA), made when somebody needs them."""
+        """The rows as messages (RAW_SCHEMA), made when they are needed."""
         parts = self._parts
         if self._wanted is None:
             return pa.concat_batches(part.replace_schema_metadata(None) for part in parts)
@@ -202,12 +202,12 @@ class StoredRows:
         if wanted != self._wanted or any(faulty):
             return None
         most = max((int(part.num_rows) for part in self._parts), default=0)
-        told = self._told(most)
+        given = self._said_once(most)
         return [
             pa.RecordBatch.from_arrays(
                 [
-                    told[field.name].slice(0, part.num_rows)
-                    if field.name in _TOLD
+                    given[field.name].slice(0, part.num_rows)
+                    if field.name in _SAID_ONCE
                     else part.column(field.name)
                     for field in wanted.schema
                 ],
@@ -216,13 +216,13 @@ class StoredRows:
             for part in self._parts
         ]
 
-    def _told(self, count: int) -> dict[str, pa.Array]:
+    def _said_once(self, count: int) -> dict[str, pa.Array]:
         """What a read says beside its values, which all parts share."""
         (message,) = self._schemas.values()
         plan, zeros = plan_for(message), pa.array(np.zeros(count, np.int64))
         read_at = pa.array(np.full(count, self._read_us, np.int64))
         return {
-            **dict.fromkeys(_TOLD, pa.nulls(count, pa.string())),
+            **dict.fromkeys(_SAID_ONCE, pa.nulls(count, pa.string())),
             "commit_lsn": zeros,
             "commit_idx": zeros,
             "commit_timestamp": read_at.view(pa.timestamp("us", tz="UTC")),
@@ -242,7 +242,7 @@ def _lines(rows: pa.RecordBatch) -> pa.BinaryArray | pa.StringArray:
 
 def _schema(wanted: Wanted) -> pa.Schema:
     """The lines, and the decoded columns that the file has."""
-    return pa.schema([_LINE, *(each for each in wanted.schema if each.name not in _TOLD)])
+    return pa.schema([_LINE, *(each for each in wanted.schema if each.name not in _SAID_ONCE)])
 
 
 def _or_nulls(column: pa.Array | None, count: int, kind: pa.DataType) -> pa.Array:

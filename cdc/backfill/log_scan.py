@@ -127,7 +127,7 @@ def incomplete_keys(log: LogReader, oid: int, since: Cursor, until: Cursor) -> l
     """The keys of rows of which an update between two places left out values, however far apart.
 
     The log must reach beyond ``until``. Raises OperatorError if it has not all of it any more: what
-    changes left out there is known to nobody.
+    changes left out there is not known.
     """
     with _whole_log():
         return [orjson.loads(key) for key in sorted(_all_incomplete(log, oid, since, until))]
@@ -159,7 +159,7 @@ def moved_keys(
 
 @contextmanager
 def _whole_log() -> Iterator[None]:
-    """OperatorError where the log has not all that is searched: what it had is known to nobody."""
+    """OperatorError where the log has not all that is searched: what it had is unknown."""
     try:
         yield
     except (GapError, TooFarError) as error:

@@ -273,7 +273,7 @@ def copy_texts(
             if taken:
                 yield piece.getvalue()
     finally:
-        if size > 0:  # nobody wants the rest
+        if size > 0:  # the rest is not wanted
             connection.cancel()
             while next_line(0)[0] > 0:
                 pass

@@ -17,7 +17,7 @@ import orjson
 import pyarrow as pa
 
 from cdc.backfill.ranges import ReloadStep
-from cdc.change import CHANGE_SCHEMA, RELOAD
+from cdc.change import RELOAD, synthetic_rows
 from cdc.config.table import TableName
 from cdc.cursor import Cursor
 
@@ -33,18 +33,9 @@ class ReloadMark:
 
 def mark_change(mark: ReloadMark, place: Cursor) -> pa.RecordBatch:
     """The mark as one row of CHANGE_SCHEMA."""
-    row = {
-        "commit_lsn": place.lsn,
-        "commit_idx": place.idx,
-        "commit_timestamp": datetime.now(UTC),
-        "xid": 0,
-        "table_schema": mark.table.schema,
-        "table_name": mark.table.table,
-        "action": RELOAD,
-        "record": orjson.dumps({"reload": mark.reload, "step": str(mark.step)}).decode(),
-        "record_pks": "[]",
-    }
-    return pa.RecordBatch.from_pylist([row], schema=CHANGE_SCHEMA)
+    record = orjson.dumps({"reload": mark.reload, "step": str(mark.step)}).decode()
+    table = (mark.table.schema, mark.table.table)
+    return synthetic_rows(RELOAD, [record], datetime.now(UTC), cursor=place, table=table)
 
 
 def mark_in(rows: pa.RecordBatch) -> ReloadMark | None:

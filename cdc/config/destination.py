@@ -1,4 +1,4 @@
-"""Where a sink delivers to: one class a destination, told apart by ``type``."""
+"""Where a sink delivers to: one class per destination, distinguished by ``type``."""
 
 from __future__ import annotations
 
@@ -367,7 +367,7 @@ class WebhookDestination(DestinationSection):
     )
     max_retries: Annotated[Integer, Field(ge=0, le=100)] = Field(
         default=3,
-        description="How often a failed request is tried again at once; if nobody answers it is "
+        description="How often a failed request is tried again at once; if no server answers it is "
         "tried again later.",
     )
     verify: Flag = Field(default=True, description="Verify the server's certificate and name.")

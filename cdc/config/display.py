@@ -1,4 +1,4 @@
-"""A configuration as YAML that may be shown to anybody.
+"""A configuration as YAML without its secrets, to be shown.
 
 The output is a configuration file again: defaults filled in, paths absolute, secrets as ``***``.
 """

@@ -45,7 +45,7 @@ class LakehouseMaintenance(Section):
     enabled: Flag = Field(
         default=True,
         description="Merge small files, and remove files that no version of the last retain_hours "
-        "has; false: somebody else does.",
+        "has; false: another tool does.",
     )
     interval_s: Annotated[Integer, Field(ge=1, le=86_400)] = Field(
         default=600, description="How often tables that changed are looked at, in seconds."

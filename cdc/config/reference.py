@@ -71,8 +71,8 @@ def _sections(
     yield "|---|---|---|---|"
     for key, field in schema["properties"].items():
         # The model can tell a destination made in code by its class; the file needs the word.
-        told_apart = key == "type" and not field.keys().isdisjoint(("const", "enum"))
-        required = told_apart or key in schema.get("required", ())
+        distinguishes = key == "type" and not field.keys().isdisjoint(("const", "enum"))
+        required = distinguishes or key in schema.get("required", ())
         default = "required" if required else _default(field)
         yield f"| `{key}` | {_type(field)} | {default} | {_meaning(field, defs)} |"
     yield ""

@@ -452,7 +452,7 @@ class SinkConfig(Section):
     def rewind_ways(self) -> tuple[str, ...]:
         """What a rewind can do with what its destination holds.
 
-        Places that a routing names are known to nobody, so they cannot be emptied. A destination
+        Places that a routing names are not known, so they cannot be emptied. A destination
         that keeps no position gets everything again as it is.
         """
         keeps_position = self.destination.place(self.name) is not None

@@ -37,7 +37,7 @@ _NEVER_NULL = "record_pks"
 
 
 @dataclass(frozen=True)
-class _Part:
+class _DecodedPart:
     """What one group gives."""
 
     table_schema: str
@@ -73,7 +73,7 @@ def decode_changes(
         return _put_together(frame, groups, parts, annotations, wanted)
 
 
-def _decode_group(frame: FrameColumns, group: Group, wanted: Wanted) -> _Part:
+def _decode_group(frame: FrameColumns, group: Group, wanted: Wanted) -> _DecodedPart:
     with naming(frame, group):
         decoded = _decode_messages(frame, group, wanted)
     schema, name, version = "", "", None
@@ -81,7 +81,7 @@ def _decode_group(frame: FrameColumns, group: Group, wanted: Wanted) -> _Part:
         schema, name = group.plan.relation.namespace, group.plan.relation.name
         version = group.plan.version
     error = errors_of(frame, group, decoded.faults)
-    return _Part(schema, name, ACTIONS[group.kind], len(group.rows), decoded, error, version)
+    return _DecodedPart(schema, name, ACTIONS[group.kind], len(group.rows), decoded, error, version)
 
 
 def _decode_messages(frame: FrameColumns, group: Group, wanted: Wanted) -> DecodedGroup:
@@ -101,7 +101,7 @@ def _decode_messages(frame: FrameColumns, group: Group, wanted: Wanted) -> Decod
 def _put_together(
     frame: FrameColumns,
     groups: list[Group],
-    parts: list[_Part],
+    parts: list[_DecodedPart],
     annotations: pa.StringArray | None,
     wanted: Wanted,
 ) -> pa.RecordBatch:
@@ -139,7 +139,7 @@ def _put_together(
     )
 
 
-def _column(part: _Part, name: str) -> pa.StringArray:
+def _column(part: _DecodedPart, name: str) -> pa.StringArray:
     if name == TABLE_VERSION and part.table_version is not None:
         return repeated(part.table_version, part.count)
     column = part.decoded.columns.get(name)

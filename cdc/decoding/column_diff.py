@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ColumnShape:
-    """A column as far as a change of it can be seen; ``attnum`` is None where nobody said."""
+    """A column as far as a change of it can be seen; ``attnum`` is None where it is not known."""
 
     attnum: int | None
     name: str

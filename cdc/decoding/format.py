@@ -1,8 +1,8 @@
 """In which form values are written as JSON, and what else the consumers of a source ask of decode.
 
 Consumers of one source may want their values in different forms. A batch is decoded once, and
-``record``, ``changes`` and ``before`` are written once for each form that somebody wants; ``view``
-then shows a consumer its own.
+``record``, ``changes`` and ``before`` are written once for each form that a consumer wants;
+``view`` then shows a consumer its own.
 """
 
 from __future__ import annotations

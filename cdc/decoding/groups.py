@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from cdc.cursor import Cursor
+from cdc.cursor_columns import cursor_at
 from cdc.decoding.columns import Mask, PlacedError, Positions, first, offsets_of
 from cdc.decoding.plan import TablePlan, plan_for
 from cdc.decoding.raw import RAW_SCHEMA
@@ -165,7 +165,8 @@ def naming(frame: FrameColumns, group: Group) -> Iterator[None]:
 def fitting(count: int, form: str) -> Iterator[None]:
     """Turn what Arrow says of a column that would be too large into an error that says what to do.
 
-    A string column holds 2 GiB. Long names and escapes can make that of a small frame.
+    A string column holds 2 GiB. Long names and escapes can make that of a small frame. A message of
+    2 GB that does not fit alone gets an error as its row (``isolate``), and is a dead letter.
     """
     try:
         yield
@@ -203,8 +204,7 @@ def _error(
 
 
 def _place(raw: pa.RecordBatch, row: int, plan: TablePlan | None, column: str | None) -> str:
-    cursor = Cursor(raw.column("commit_lsn")[row].as_py(), raw.column("commit_idx")[row].as_py())
-    place = f"the change at {cursor}"
+    place = f"the change at {cursor_at(raw, row)}"
     if plan is not None:
         place += f" of table {plan.relation}"
     return place if column is None else f"{place}, column {column!r}"

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
+from cdc.bisection import bisect
 from cdc.decoding.changes import decode_changes
 from cdc.decoding.format import PLAIN, Wanted
 from cdc.decoding.groups import ACTIONS
@@ -35,22 +36,26 @@ def decode_carefully(
     except DecodeError as error:
         first = error
     decoded: list[pa.RecordBatch] = []
-    waiting, bad = [(0, raw.num_rows)], 0
-    while waiting:
-        start, stop = waiting.pop()
-        piece = raw.slice(start, stop - start)
-        said = annotations.slice(start, stop - start) if annotations is not None else None
-        try:
-            decoded.append(decode_changes(piece, schemas, annotations=said, wanted=wanted))
-        except DecodeError as error:
-            if stop - start > 1:
-                middle = (start + stop) // 2
-                waiting += [(middle, stop), (start, middle)]
-                continue
+    bad = 0
+
+    def cut(start: int, stop: int) -> tuple[pa.RecordBatch, pa.StringArray | None]:
+        size = stop - start
+        return raw.slice(start, size), None if annotations is None else annotations.slice(
+            start, size
+        )
+
+    def attempt(start: int, stop: int) -> pa.RecordBatch:
+        piece, said = cut(start, stop)
+        return decode_changes(piece, schemas, annotations=said, wanted=wanted)
+
+    for start, stop, result in bisect(raw.num_rows, attempt, DecodeError):
+        if isinstance(result, DecodeError):
             bad += 1
             if bad > BAD_MAX:
                 raise first from None
-            decoded.append(_refused(piece, schemas, said, wanted, error))
+            piece, said = cut(start, stop)
+            result = _refused(piece, schemas, said, wanted, result)
+        decoded.append(result)
     return pa.concat_batches(decoded)
 
 
@@ -64,7 +69,7 @@ def _refused(
     """The one row of ``raw`` as a change of which only its place and its fault are known."""
     (row,) = raw.to_pylist()
     schema, table = _table(schemas.get(row["schema_id"]))
-    # A kind that nobody knows has no action; ``message`` belongs to no table either.
+    # An unknown kind has no action; ``message`` belongs to no table either.
     known = {
         "commit_lsn": row["commit_lsn"],
         "commit_idx": row["commit_idx"],

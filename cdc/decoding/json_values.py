@@ -115,8 +115,8 @@ def _maps(values: pa.BinaryArray, wanted: pa.MapType) -> pa.MapArray:
 
 def _of_outer(bad: BadValuesError, bounds: np.ndarray, what: str) -> BadValuesError:
     rows = np.searchsorted(bounds, list(bad.faults), side="right") - 1
-    told = zip(rows.tolist(), bad.faults.values(), strict=True)
-    return BadValuesError({row: f"{what}: {said}" for row, said in told})
+    faults = zip(rows.tolist(), bad.faults.values(), strict=True)
+    return BadValuesError({row: f"{what}: {said}" for row, said in faults})
 
 
 def _refuse_all_but(values: pa.BinaryArray, opening: bytes, what: str) -> None:

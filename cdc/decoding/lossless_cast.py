@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from cdc.bisection import bisect
+
 Mask = NDArray[np.bool_]
 _TEXT = pa.string()
 _SCALE_PLAIN_MAX = 6  # Arrow writes smaller decimals with an exponent, which Postgres does not
@@ -61,16 +63,15 @@ def conform(values: pa.Array, target: pa.DataType) -> tuple[pa.Array, Mask]:
 
 
 def _cast(values: pa.Array, target: pa.DataType) -> tuple[pa.Array, Mask]:
-    """Arrow refuses all of an array for one value: halves lead to it."""
-    try:
-        return values.cast(target), np.zeros(len(values), bool)
-    except pa.ArrowInvalid:
-        if len(values) == 1:
-            return pa.nulls(1, target), np.ones(1, bool)
-    middle = len(values) // 2
-    halves = [_cast(half, target) for half in (values[:middle], values[middle:])]
-    cast, bad = zip(*halves, strict=True)
-    return pa.concat_arrays(cast), np.concatenate(bad)
+    """Arrow refuses all of an array for one value: bisection finds it."""
+    cast: list[pa.Array] = [pa.nulls(0, target)]
+    bad = np.zeros(len(values), bool)
+    for start, stop, result in bisect(
+        len(values), lambda start, stop: values[start:stop].cast(target), pa.ArrowInvalid
+    ):
+        bad[start:stop] = isinstance(result, pa.ArrowInvalid)
+        cast.append(pa.nulls(1, target) if bad[start] else result)
+    return pa.concat_arrays(cast) if len(cast) > 2 else cast[-1], bad
 
 
 def _there_and_back(values: pa.Array, target: pa.DataType) -> tuple[pa.Array, Mask]:

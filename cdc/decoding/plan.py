@@ -24,7 +24,7 @@ class TablePlan:
     json_names: tuple[str, ...]  # quoted and escaped
     types: tuple[TypeForm, ...]
     identity: tuple[int, ...]  # positions of the columns that an old key ('K') carries
-    # What ``connect`` has written of it, one text per form that somebody asks for.
+    # What ``connect`` has written of it, one text per form that is asked for.
     described: dict[ValueFormat, str] = field(default_factory=dict, compare=False, repr=False)
     version: str = ""  # the Relation message as ``row_texts`` writes it
 

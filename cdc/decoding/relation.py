@@ -64,7 +64,7 @@ class Relation:
 
 def parse_relation(message: bytes) -> Relation:
     """Read a raw Relation message, from its ``R`` on."""
-    reader = _Reader(message)
+    reader = _MessageReader(message)
     if reader.byte("kind") != ord("R"):
         raise reader.broken("it does not start with R")
     oid = reader.uint32("oid")
@@ -97,7 +97,7 @@ def _flagged(columns: tuple[Column, ...]) -> tuple[int, ...]:
 
 def from_encoding(message: bytes, codec: str) -> bytes:
     """A message in another encoding: its names in UTF-8, and a note about the texts of its rows."""
-    reader = _Reader(message, codec)
+    reader = _MessageReader(message, codec)
     head = reader.take(5, "oid")
     names = [reader.name("namespace", may_be_empty=True), reader.name("table name")]
     parts = [head, *(name.encode() + b"\0" for name in names), reader.take(3, "column count")]
@@ -126,13 +126,13 @@ def with_catalog(message: bytes, note: CatalogNote) -> bytes:
     return message + struct.pack(">cI", _CATALOG, len(rest)) + rest if rest else message
 
 
-def _catalog(reader: _Reader, columns: tuple[Column, ...]) -> CatalogNote:
+def _catalog(reader: _MessageReader, columns: tuple[Column, ...]) -> CatalogNote:
     if not reader.next_is(_CATALOG):
         return CatalogNote()
     return read_note(reader.take(reader.uint32("catalog's length"), "catalog"), len(columns))
 
 
-def _key(reader: _Reader, columns: tuple[Column, ...]) -> tuple[int, ...] | None:
+def _key(reader: _MessageReader, columns: tuple[Column, ...]) -> tuple[int, ...] | None:
     if not reader.next_is(_KEY):
         return None
     key = tuple(reader.uint16("key column") for _ in range(reader.uint16("key column count")))
@@ -141,7 +141,7 @@ def _key(reader: _Reader, columns: tuple[Column, ...]) -> tuple[int, ...] | None
     return key
 
 
-def _column(reader: _Reader) -> Column:
+def _column(reader: _MessageReader) -> Column:
     flags = reader.byte("column flags")
     if flags > 1:
         raise reader.broken(f"a column has the flags {flags}")
@@ -149,7 +149,7 @@ def _column(reader: _Reader) -> Column:
     return Column(name, reader.uint32("type oid"), reader.int32("typmod"), flags == 1)
 
 
-class _Reader:
+class _MessageReader:
     """Takes the fields of a message one after another, never past its end."""
 
     def __init__(self, message: bytes, codec: str = "utf-8") -> None:
@@ -197,7 +197,7 @@ class _Reader:
                 f"its {field} {raw!r} is not {self._codec.upper()}",
                 fix="rename it; then, the service being stopped, move the slot past what was "
                 "written under the old name with pg_replication_slot_advance, start, and accept "
-                "the gap as it is told then",
+                "the gap as it is reported then",
             ) from None
 
     def end(self) -> None:

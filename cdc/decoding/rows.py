@@ -146,7 +146,7 @@ def decode_rows(
 ) -> DecodedGroup:
     """The JSON of rows that ``read_rows`` read."""
     old = tuples.old if kind == "U" else None
-    rows = _Rows(plan, tuples.row, old, count, tag == "O", tuples.faults)
+    rows = _GroupRows(plan, tuples.row, old, count, tag == "O", tuples.faults)
     columns = {"record_pks": rows.keys(), "unchanged": rows.unchanged()}
     for at, form in enumerate(wanted.formats):
         columns[wanted.name("record", at)] = rows.record(form)
@@ -182,7 +182,7 @@ def decode_columns(
 def keys_of(plan: TablePlan, tuples: Tuples, count: int, *, kind: str, tag: str) -> RowKeys:
     """The keys alone of rows that ``read_rows`` read; as texts they are those of a change."""
     old = tuples.old if kind == "U" else None
-    rows = _Rows(plan, tuples.row, old, count, tag == "O", tuples.faults)
+    rows = _GroupRows(plan, tuples.row, old, count, tag == "O", tuples.faults)
     return RowKeys(rows.keys(), rows.old_keys() or pa.nulls(count, pa.string()), rows.unchanged())
 
 
@@ -196,7 +196,7 @@ class RowKeys:
 
 
 @dataclass
-class _Rows:
+class _GroupRows:
     """The rows of a group while their JSON is written, ``old`` only for updates."""
 
     plan: TablePlan

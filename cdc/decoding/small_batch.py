@@ -52,7 +52,7 @@ _TIME = re.compile(
 _BOOLEANS = {"t": "true", "f": "false"}
 
 
-class _UnusualError(ValueError):
+class _UnusualValueError(ValueError):
     """Something that only the way of whole columns knows; never leaves this module."""
 
 
@@ -99,7 +99,7 @@ def _timestamptz(text: str) -> str:
 
 def _only(usual: bool, text: str) -> str:
     if not usual:
-        raise _UnusualError
+        raise _UnusualValueError
     return text
 
 
@@ -155,7 +155,7 @@ def decode_few(
     kinds, relations, schema_ids, payloads = (
         raw.column(name).to_pylist() for name in ("kind", "relation", "schema_id", "payload")
     )
-    rows = _Rows(wanted)
+    rows = _ResultColumns(wanted)
     try:
         for kind, oid, schema_id, payload in zip(
             kinds, relations, schema_ids, payloads, strict=True
@@ -169,7 +169,7 @@ def decode_few(
     return rows.batch(raw, annotations)
 
 
-class _Rows:
+class _ResultColumns:
     """The columns of the result while they are written."""
 
     def __init__(self, wanted: Wanted) -> None:
@@ -189,9 +189,9 @@ class _Rows:
         relation = plan.table.relation
         said, oid, tag, count = _HEAD.unpack_from(payload)
         if said != kind or oid != relation.oid or tag not in _TAGS[kind]:
-            raise _UnusualError
+            raise _UnusualValueError
         if count != len(plan.columns):
-            raise _UnusualError
+            raise _UnusualValueError
         texts = _texts(payload, count)
         written: list[str] = []
         for (before, write), text in zip(plan.columns, texts, strict=True):
@@ -264,13 +264,13 @@ def _texts(payload: bytes, count: int) -> list[str | None]:
             start = at + 5
             at = start + length(payload, at + 1)[0]
             if at > end:
-                raise _UnusualError
+                raise _UnusualValueError
             texts.append(payload[start:at].decode())
         elif kind == _NULL:
             at += 1
             texts.append(None)
         else:
-            raise _UnusualError
+            raise _UnusualValueError
     if at != end:
-        raise _UnusualError
+        raise _UnusualValueError
     return texts

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cdc.cursor import Cursor
+from cdc.cursor_columns import count_below
 from cdc.eventtime.clock import SourceClock
 from cdc.eventtime.times import NO_TIME, TIME_MAX, TIME_MIN, Times
 from cdc.eventtime.tracker import PartitionState, WatermarkTracker
@@ -51,13 +52,13 @@ class Arrivals:
         found[0] = max(int(found[0]), self._reached)
         while self._applied < len(self._bounds):
             bound = self._bounds[self._applied]
-            at = _rows_below(lsn, idx, bound.start)
+            at = count_below(lsn, idx, bound.start)
             if at == len(found):
                 break
             found[at] = max(int(found[at]), bound.time)
             self._applied += 1
         np.maximum.accumulate(found, out=found)
-        new = 0 if self._known_to is None else _rows_below(lsn, idx, self._known_to)
+        new = 0 if self._known_to is None else count_below(lsn, idx, self._known_to)
         if new < len(found) and found[new] <= watermark:
             self._bounds.append(Bound(Cursor(int(lsn[new]), int(idx[new])), watermark + 1))
             self._applied = len(self._bounds)
@@ -79,11 +80,6 @@ class Arrivals:
         gone = min(max(0, passed - 1), self._applied)
         del self._bounds[:gone]
         self._applied -= gone
-
-
-def _rows_below(lsn: Times, idx: Times, cursor: Cursor) -> int:
-    first, last = (int(np.searchsorted(lsn, cursor.lsn, side)) for side in ("left", "right"))
-    return first + int(np.searchsorted(idx[first:last], cursor.idx, "left"))
 
 
 class ArrivalClock(SourceClock):

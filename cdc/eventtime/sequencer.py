@@ -22,6 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from cdc.cursor import Cursor
+from cdc.cursor_columns import cursor_at, prefix_below
 from cdc.errors import ProtocolError
 from cdc.eventtime.buffer import EventTimeBuffer
 from cdc.eventtime.released import Released, RowSelection, gathered, taken
@@ -62,7 +63,7 @@ class Sequencer:
 
     def __init__(
         self,
-        standings: Mapping[str, SavedPosition],
+        saved: Mapping[str, SavedPosition],
         tracker: WatermarkTracker,
         *,
         max_bytes: int,
@@ -70,13 +71,13 @@ class Sequencer:
         due: Callable[[Times], Times] = as_it_is,
         followers: bool = True,
     ) -> None:
-        self._standings = dict(standings)
-        self._codes = {source: code for code, source in enumerate(standings)}
-        self._reads = {source: standing.cursor for source, standing in standings.items()}
-        self._followed = {source: HighestDue() for source in standings} if followers else None
-        self._late: dict[str, list[RowSelection]] = {source: [] for source in standings}
+        self._saved = dict(saved)
+        self._codes = {source: code for code, source in enumerate(saved)}
+        self._reads = {source: position.cursor for source, position in saved.items()}
+        self._followed = {source: HighestDue() for source in saved} if followers else None
+        self._late: dict[str, list[RowSelection]] = {source: [] for source in saved}
         self._tracker = tracker
-        self._buffer = EventTimeBuffer([*standings], max_bytes=max_bytes)
+        self._buffer = EventTimeBuffer([*saved], max_bytes=max_bytes)
         self._watermark = watermark
         self._due = due
 
@@ -120,7 +121,7 @@ class Sequencer:
         """Whether nothing that may be read can make room; to ask after a step of None.
 
         ``behind`` are the sources of which there is more to read. One of them is at its bound, and
-        the partition that holds the watermark is its own, or nobody holds it: it is not read until
+        the partition that holds the watermark is its own, or none holds it: it is not read until
         rows are released, and they are not until it is read.
         """
         if not self._all_caught_up():
@@ -142,9 +143,9 @@ class Sequencer:
             return
         self._tracker.update(codes, times)
         due, follows = self._dues(source, times, codes)
-        again = np.arange(len(due)) < _rows_below(rows, self._standings[source].read)
-        settled = again & (due <= self._standings[source].floor)
-        if self._standings[source].cut:
+        again = np.arange(len(due)) < prefix_below(rows, self._saved[source].read)
+        settled = again & (due <= self._saved[source].floor)
+        if self._saved[source].cut:
             settled &= ~(follows & (due == NO_TIME))
         if follows.any():
             # Only now: one that followed what is settled is settled, whatever the watermark is.
@@ -192,7 +193,7 @@ class Sequencer:
         self._buffer.keep_left()
 
     def _dues(self, source: str, times: Times, codes: Codes) -> tuple[Times, Mask]:
-        """When each row is due, and which ones follow others: NO_TIME if there is nobody."""
+        """When each row is due, and which ones follow others: NO_TIME if there is none."""
         follows = times == NO_TIME
         if not follows.any():
             due = self._due(times)
@@ -206,10 +207,11 @@ class Sequencer:
     def _reachable(self) -> int:
         """How far the tracker lets the watermark go; not past a source that is ahead.
 
-        Where nobody else is waited for, such a source is met where it stands: it was there before.
+        Where no other source is waited for, such a source is met where it stands: it was there
+        before.
         """
         found = self._tracker.look()
-        ahead = {s: each.floor for s, each in self._standings.items() if self._is_ahead(s)}
+        ahead = {s: each.floor for s, each in self._saved.items() if self._is_ahead(s)}
         if not ahead:
             return found
         lowest = min(ahead.values())
@@ -217,17 +219,17 @@ class Sequencer:
 
     def _is_ahead(self, source: str) -> bool:
         """Whether more of it was released than the watermark says: another was moved back."""
-        return self._standings[source].floor > self._watermark
+        return self._saved[source].floor > self._watermark
 
     def _caught_up(self, source: str) -> bool:
-        return self._reads[source] >= self._standings[source].read
+        return self._reads[source] >= self._saved[source].read
 
     def _all_caught_up(self) -> bool:
-        return all(self._caught_up(source) for source in self._standings)
+        return all(self._caught_up(source) for source in self._saved)
 
     def _check_order(self, source: str, rows: pa.RecordBatch, read: Cursor) -> None:
-        first = _cursor_at(rows, 0) if rows.num_rows else read
-        last = _cursor_at(rows, rows.num_rows - 1) if rows.num_rows else None
+        first = cursor_at(rows, 0) if rows.num_rows else read
+        last = cursor_at(rows, rows.num_rows - 1) if rows.num_rows else None
         if first < self._reads[source] or (last is not None and last >= read):
             raise ProtocolError(
                 f"rows of {source} from {first} to {last} do not lie between {self._reads[source]},"
@@ -243,14 +245,3 @@ class Sequencer:
         return RowSelection(
             taken(rows, at), times[at], due[at], codes[at], self._codes[source], all_of_it
         )
-
-
-def _cursor_at(rows: pa.RecordBatch, at: int) -> Cursor:
-    return Cursor(rows.column("commit_lsn")[at].as_py(), rows.column("commit_idx")[at].as_py())
-
-
-def _rows_below(rows: pa.RecordBatch, cursor: Cursor) -> int:
-    """How many rows, which are in cursor order, lie below a cursor."""
-    lsn, idx = (np.asarray(rows.column(name)) for name in ("commit_lsn", "commit_idx"))
-    first, last = (int(np.searchsorted(lsn, cursor.lsn, side)) for side in ("left", "right"))
-    return first + int(np.searchsorted(idx[first:last], cursor.idx, "left"))

@@ -1,4 +1,4 @@
-"""Watermarks: up to which event time everything has come, for each partition and for all of them.
+"""Computes watermarks: up to which event time everything has come, per partition and for all.
 
 A partition is a table of a source. Invariant:
 
@@ -6,7 +6,7 @@ A partition is a table of a source. Invariant:
 - the combined one is the smallest of the active partitions' minus the safety margin, and never
   goes back; one with no event yet holds it;
 - a partition is idle when its source's clock shows no event of it for the idle timeout. It then
-  holds nobody back until its next event, and neither does one of a source that is complete. A
+  holds back no other until its next event, and neither does one of a source that is complete. A
   partition that was marked idle is so until the mark is taken back, whatever comes of it;
 - a watermark that was pushed counts like one that was seen: that of a source for each of its
   partitions, that of all for the combined one as it is, without the margin;
@@ -58,7 +58,7 @@ class TrackerMetrics:
 class WatermarkTracker:
     """Follows the event times of partitions; ``clock`` gives a source's own time.
 
-    ``due`` says at which watermark an event of a time leaves; where nobody is active that is how
+    ``due`` says at which watermark an event of a time leaves; where none is active that is how
     far it goes on.
     """
 
@@ -162,7 +162,7 @@ class WatermarkTracker:
             self._complete[of] = False
 
     def complete(self, source: str) -> None:
-        """A source has ended and holds nobody back; its next event makes it active again."""
+        """A source has ended and holds back no other; its next event makes it active again."""
         of = self._sources.setdefault(source, len(self._sources))
         self._grow()
         self._complete[of] = self._some_complete = True
@@ -182,7 +182,7 @@ class WatermarkTracker:
         self._pushed[of] = max(int(self._pushed[of]), watermark)
 
     def mark_idle(self, source: str, table: str) -> None:
-        """The partition holds nobody back until it is marked active."""
+        """The partition holds back no other until it is marked active."""
         code = self.code(source, table)
         if code is not None:
             self._marked_idle[code] = True

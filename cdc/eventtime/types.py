@@ -2,7 +2,7 @@
 
 Invariants: a parser takes a whole column, as Postgres wrote it with ``DateStyle = ISO``
 and ``TimeZone = UTC``, and never raises for a bad value. A bad value has no time and stands in the
-mask; null has no time and is not bad. So one unreadable row stops nobody.
+mask; null has no time and is not bad. So one unreadable row stops no consumer.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.cursor import Cursor
+from cdc.cursor_columns import cursor_at
 from cdc.eventtime.released import Places, RowSelection, taken
 from cdc.eventtime.times import Codes, Times
 
@@ -89,9 +90,7 @@ class WaitingRows:
     @property
     def oldest(self) -> Cursor:
         """Of a chunk that has rows left."""
-        at = int(self._lowest[self._gone])
-        lsn, idx = self._rows.column("commit_lsn"), self._rows.column("commit_idx")
-        return Cursor(lsn[at].as_py(), idx[at].as_py())
+        return cursor_at(self._rows, int(self._lowest[self._gone]))
 
     @property
     def max_due(self) -> int:

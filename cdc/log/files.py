@@ -39,7 +39,7 @@ def write_synced(path: Path, data: bytes | pa.Buffer) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError:
-        # What is there of it takes room that somebody may be waiting for.
+        # What is there of it takes room that a writer may be waiting for.
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
@@ -85,21 +85,21 @@ def _narrow(path: Path, found: int, mode: int) -> None:
         path.chmod(mode)
 
 
-def keep_aside(path: Path) -> Path:
+def keep_damaged(path: Path) -> Path:
     """Another name for a damaged file, for a person to look at; only the last one is kept."""
-    aside = path.with_name(path.name + DAMAGED)
+    kept = path.with_name(path.name + DAMAGED)
     for earlier in path.parent.glob(f"*{DAMAGED}"):
         earlier.unlink(missing_ok=True)
     try:
-        os.link(path, aside)
+        os.link(path, kept)
     except OSError:
         # A filesystem without hard links.
-        write_synced(aside, path.read_bytes())
-    return aside
+        write_synced(kept, path.read_bytes())
+    return kept
 
 
 def keep_spare(directory: Path, needed: int) -> None:
-    """See that twice the ``needed`` bytes are set aside, if there is room for them."""
+    """See that twice the ``needed`` bytes are reserved, if there is room for them."""
     path, size = directory / _SPARE, max(2 * needed, _SPARE_BYTES_MIN)
     try:
         if path.stat().st_size >= size:

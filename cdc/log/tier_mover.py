@@ -108,7 +108,7 @@ class TierMover:
             self._copying = self._copied = None
 
     def remove(self, segments: Iterable[SegmentInfo]) -> None:
-        """Remove segments from the tier; nobody must find them in a manifest any more."""
+        """Remove segments from the tier; no manifest may name them any more."""
         for segment in segments:
             if len(self._jobs) < _JOBS_MAX:
                 self._ask(partial(self._remove, segment))

@@ -88,7 +88,7 @@ class LogWriter:
             with self._writing():
                 found = recover(directory, term, place, to_heal=to_heal)
                 self._own = OwnedManifest(directory, found.manifest)
-                self._lost, self._aside = found.lost, found.aside
+                self._lost, self._kept = found.lost, found.kept
                 self._damaged: dict[str, CheckedSegment] = {}
                 self._active = ActiveSegment(directory, found.manifest, found.active)
                 self.end = self._active.high
@@ -135,9 +135,9 @@ class LogWriter:
         return tuple(self._damaged.values())
 
     @property
-    def aside(self) -> str | None:
-        """What was kept aside when the log was opened, and why."""
-        return self._aside
+    def kept(self) -> str | None:
+        """Which damaged file was kept when the log was opened, and why."""
+        return self._kept
 
     @property
     def tier_problem(self) -> str | None:
@@ -204,7 +204,7 @@ class LogWriter:
             self._cut_to(
                 replace(
                     self.manifest,
-                    # Numbers that nobody can have seen need no new history.
+                    # Numbers that no reader can have seen need no new history.
                     history=self.manifest.history + bool(self.next_batch),
                     earliest=cursor,
                     start_batch=self.next_batch,
@@ -236,7 +236,7 @@ class LogWriter:
         with self._writing():
             self._require_own_manifest()
             for one in found.to_mend:
-                # A segment that was removed or moved since would get an index that nobody reads.
+                # A segment that was removed or moved since would get an index that is never read.
                 if one.segment in self.manifest.segments:
                     mend_index(self._directory, one)
             cut = found.refetchable(unsettled_from, refetchable_from)
@@ -446,7 +446,7 @@ class LogWriter:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """An error of the disk passes by itself, or waits for somebody to make room."""
+        """An error of the disk passes by itself, or lasts until there is room again."""
         try:
             yield
         except OSError as error:

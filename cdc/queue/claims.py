@@ -1,4 +1,4 @@
-"""Claiming the messages of a push consumer that are due, and saying what became of them.
+"""Claiming the due retries of a push consumer, and settling what became of them.
 
 Invariants: a claim is a lease with a deadline by the database's clock; a claim takes the first
 message of a group and those behind it, in order; what another process has claimed is taken over,

@@ -1,7 +1,7 @@
 """The rows of pull consumers: their settings, and where the storing of their messages stands.
 
-Invariant: settings in ``walbrook.pulls`` are those of the configuration that was last
-started, and a consumer's place in ``walbrook.stored`` outlives every start.
+Invariant: settings in ``walbrook.pull_settings`` are those of the configuration that was last
+started, and a consumer's place in ``walbrook.pull_positions`` outlives every start.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 import orjson
-import pyarrow as pa
 
-from cdc.change import CHANGE_SCHEMA
+from cdc.change import synthetic_rows
 from cdc.config import PullDestination, SinkConfig
 from cdc.connection import Connection
+from cdc.cursor import Cursor
 from cdc.decoding.format import ValueFormat
 from cdc.decoding.shapes import Context, shape_for
 
 _SETTINGS = """
-INSERT INTO walbrook.pulls
+INSERT INTO walbrook.pull_settings
        (consumer, visibility_s, max_in_flight, max_deliveries, retry_first_ms, retry_max_ms,
         max_messages, max_bytes, ttl_s, max_waiting, gap_message)
 SELECT c.id, %(visibility_s)s, %(max_in_flight)s, %(max_deliveries)s, %(first_ms)s, %(max_ms)s,
@@ -33,20 +33,20 @@ SELECT c.id, %(visibility_s)s, %(max_in_flight)s, %(max_deliveries)s, %(first_ms
        max_waiting = excluded.max_waiting, gap_message = excluded.gap_message
 """
 _PLACE = """
-INSERT INTO walbrook.stored (consumer, commit_lsn, commit_idx)
+INSERT INTO walbrook.pull_positions (consumer, commit_lsn, commit_idx)
 SELECT c.id, '0/0', -1 FROM walbrook.consumers c WHERE c.source = %s AND c.name = %s
     ON CONFLICT (consumer) DO NOTHING
 """
 _LOCK = """
-SELECT FROM walbrook.stored s JOIN walbrook.consumers c ON c.id = s.consumer
+SELECT FROM walbrook.pull_positions s JOIN walbrook.consumers c ON c.id = s.consumer
  WHERE c.source = %s AND c.name = %s FOR UPDATE OF s
 """
 # What is stored counts from the start: a cap may have been set that was not there before.
 _COUNT = """
-UPDATE walbrook.stored s SET messages_most = n.messages, bytes_most = n.bytes
+UPDATE walbrook.pull_positions s SET messages_most = n.messages, bytes_most = n.bytes
   FROM walbrook.consumers c,
        LATERAL (SELECT count(*) AS messages, coalesce(sum(r.bytes), 0) AS bytes
-                  FROM walbrook.records r WHERE r.consumer = c.id) n
+                  FROM walbrook.pull_messages r WHERE r.consumer = c.id) n
  WHERE s.consumer = c.id AND c.source = %s AND c.name = %s
 """
 
@@ -95,18 +95,8 @@ def register_pulls(
 def gap_template(consumer: SinkConfig, source: str, hostname: str, database: str) -> str:
     """A gap in the consumer's shape, with marks for what ``walbrook.gap_message`` fills in."""
     record = {"from": "walbrook:from", "to": "walbrook:to", "reason": "walbrook:reason"}
-    row = {
-        "commit_lsn": _LSN,
-        "commit_idx": _IDX,
-        "commit_timestamp": _NOON,
-        "xid": 0,
-        "table_schema": "",
-        "table_name": "",
-        "action": "gap",
-        "record": orjson.dumps(record).decode(),
-        "record_pks": "[]",
-    }
-    changes = pa.RecordBatch.from_pylist([row], schema=CHANGE_SCHEMA)
+    text = orjson.dumps(record).decode()
+    changes = synthetic_rows("gap", [text], _NOON, cursor=Cursor(_LSN, _IDX))
     context = Context(
         consumer=consumer.name,
         database_name=source,

@@ -11,7 +11,7 @@ from cdc.errors import PoisonError, TransientError, WalbrookError
 ErrorKind = Literal["poison", "transient"]
 
 ANSWERED: Final = "answered"
-"""The kind of a transient error that the destination told of one message, not of itself."""
+"""The kind of a transient error that the destination reported of one message, not of itself."""
 
 TOO_LARGE: Final = "too_large"
 """The kind of a poison error that no delivery of the same message can pass."""

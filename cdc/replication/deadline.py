@@ -22,7 +22,7 @@ class ConnectionCutter:
     """Ends the conversation on a connection from another thread, and never on a later one.
 
     Its lock stands between shutting and closing: a closed connection's descriptor may already be
-    somebody else's.
+    of another call.
     """
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:

@@ -62,7 +62,7 @@ class LogKeeper:
         self._lowest = ORIGIN
         self._shown: tuple[Manifest | None, tuple[SegmentRow, ...]] = (None, ())
         self.full = False
-        self._needed_bytes = 0  # of what somebody still lacks
+        self._needed_bytes = 0  # of what a consumer still lacks
         self.log = self._open()
 
     def resume(self, restart: Cursor, lowest: Cursor, confirmed_lsn: int, *, reset: bool) -> Cursor:
@@ -149,7 +149,7 @@ class LogKeeper:
         return safe
 
     def kept(self, restart: Cursor) -> Cursor:
-        """Up to where the log outlives a crash, or nobody needs it any more."""
+        """Up to where the log outlives a crash, or it is no longer needed."""
         kept = min(restart, self.end) if self._durability == "memory" else self.log.durable_end
         return kept if self._hold is None else min(kept, self._hold)
 
@@ -231,12 +231,12 @@ class LogKeeper:
                     fix,
                 )
             )
-        if self.log.aside is not None:
+        if self.log.kept is not None:
             found.append(
                 Condition(
                     "log_damaged_past",
                     "warning",
-                    f"something in the log did not read back: {self.log.aside}",
+                    f"something in the log did not read back: {self.log.kept}",
                     "nothing that anyone waits for is missing; walbrook log verify lists it all",
                 )
             )

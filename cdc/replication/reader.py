@@ -49,7 +49,7 @@ from cdc.stop import StopSignal
 
 _logger = structlog.get_logger("walbrook.reader")
 
-_HURRIED_IDLE_S = 0.1  # while somebody waits for the log to pass a position of the source
+_HURRIED_IDLE_S = 0.1  # while a caller waits for the log to pass a position of the source
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 10.0
 _PINGS, _PINGS_S = 10, 1.0
 _SILENT_S = 60.0  # a reader that works reports at least this often
@@ -62,7 +62,7 @@ class _GivenUpError(Exception):
 
 
 class SlotReader:
-    """Reads one slot until told to stop, through any number of connections."""
+    """Reads one slot until it is stopped, through any number of connections."""
 
     def __init__(
         self, settings: ReaderSettings, stop: StopSignal, pulse: Pulse | None = None
@@ -103,7 +103,7 @@ class SlotReader:
         self._timeline: int | None = None
         # Refuses what the source sends of a timeline that is not recorded yet.
         self._require_timeline: Callable[[], None] = lambda: None
-        # Why there is no stream; told until there is one again.
+        # Why there is no stream; reported until there is one again.
         self._trouble: Exception | None = None
         # How the next connection reads: as configured, unless the last one met something that has
         # to come another way, and until something more is in the log.
@@ -295,7 +295,7 @@ class SlotReader:
             anything = True
         for heartbeat in intake.heartbeats:
             self._watch.returned(heartbeat)
-        # Nobody listened to the server meanwhile.
+        # The connection was not read meanwhile.
         stream.received_at = time.monotonic()
         return anything
 

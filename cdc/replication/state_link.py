@@ -124,7 +124,7 @@ class StateLink:
                 self.problem = f"the state database does not answer: {error}".strip()
                 self._disconnect()
             except Exception as error:
-                # Without this thread nothing is confirmed and nobody is fenced: end the reader.
+                # Without this thread nothing is confirmed and no process is fenced: end the reader.
                 _logger.exception("reader.state_link_failed")
                 self._fenced = ProtocolError(f"the link to the state database failed: {error!r}")
                 self._known.set()

@@ -66,7 +66,7 @@ class TransactionAssembler:
         settled: Cursor = ORIGIN,
         skipped: Callable[[], None] = lambda: None,
     ) -> None:
-        """Below ``settled`` nobody needs anything any more.
+        """Nothing below ``settled`` is needed any more.
 
         ``skipped`` is called for each piece of a spilled transaction that is not for the log: going
         past gigabytes of them takes minutes.
@@ -86,7 +86,7 @@ class TransactionAssembler:
 
     @property
     def heartbeats(self) -> list[bytes]:
-        """The contents of the heartbeats, anybody's, among the messages taken last."""
+        """The contents of all heartbeats among the messages taken last."""
         return self._sealer.heartbeats
 
     def take(self, messages: Sequence[bytes]) -> Iterator[Sealed]:

@@ -1,9 +1,9 @@
 """Who may be served now: the active consumers of a source that no operator holds back.
 
-Invariant: a paused consumer is served by no worker, and counts in everything else: it
-holds the restart cursor and keeps its place. A consumer's cursor, the name of its ledger and its
-generation are read together: a rewind changes them together, so that nobody delivers from the new
-place under the old name or to the old generation, and leaves out what is to be sent again.
+Invariant: a paused consumer is served by no worker, and counts in everything else: it holds the
+restart cursor and keeps its place. A consumer's cursor, the name of its ledger and its generation
+are read together: a rewind changes them together, so that no worker delivers from the new place
+under the old name or to the old generation, and leaves out what is to be sent again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _READ = """
 SELECT c.name, c.cursor_lsn::text, c.cursor_idx, c.ledger::text, c.generation, c.truncation,
        c.paused_at IS NOT NULL,
        EXISTS (SELECT FROM walbrook.gaps g
-                WHERE g.source = c.source AND g.consumer = c.name AND g.told_at IS NULL)
+                WHERE g.source = c.source AND g.consumer = c.name AND g.reported_at IS NULL)
   FROM walbrook.consumers c WHERE c.source = %s AND c.active
 """
 
@@ -34,21 +34,21 @@ class ActiveConsumers:
     generations: dict[str, Generation] = field(default_factory=dict)
 
     @property
-    def standing(self) -> dict[str, Cursor]:
+    def cursors(self) -> dict[str, Cursor]:
         """Where all of them stand."""
         return self.served | self.paused
 
 
 def read_active_consumers(connection: Connection, source: str) -> ActiveConsumers:
     """Who is to be served, in one look."""
-    roll = ActiveConsumers({}, {})
+    found = ActiveConsumers({}, {})
     unreported: set[str] = set()
     rows = connection.execute(_READ, (source,)).fetchall()
     for name, lsn, idx, ledger, generation, truncation, paused, owes in rows:
-        kept = roll.paused if paused else roll.served
+        kept = found.paused if paused else found.served
         kept[str(name)] = cursor_of(lsn, idx)
-        roll.ledgers[str(name)] = str(ledger)
-        roll.generations[str(name)] = Generation(int(str(generation)), int(str(truncation)))
+        found.ledgers[str(name)] = str(ledger)
+        found.generations[str(name)] = Generation(int(str(generation)), int(str(truncation)))
         if owes:
             unreported.add(str(name))
-    return replace(roll, unreported=frozenset(unreported))
+    return replace(found, unreported=frozenset(unreported))

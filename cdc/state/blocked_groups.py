@@ -1,8 +1,10 @@
-"""What waits in a consumer's queue, as far as the messages behind it must know. Pure.
+"""Which messages must wait for which: the groups and tables that a consumer's queue blocks. Pure.
 
-Invariants: a message whose group waits, waits too; one that has its place among all of
-its table waits if any message of the table does, and while it waits so does the whole table behind
-it.
+The rule, here for fresh messages: a message waits for every earlier one of its group; a message of
+the whole table (a truncate, say) waits for every earlier one of the table, and every later one of
+the table waits for it. SQL has the same rule for messages in a queue: ``walbrook.is_head`` of the
+retry queue says it for one row, ``promote`` beside it and ``_CLAIM`` of ``cdc.queue.claims`` use it
+for sets of rows; for pull consumers ``hold_back`` in ``pull_claim_steps.sql``.
 """
 
 from __future__ import annotations

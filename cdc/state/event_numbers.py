@@ -1,7 +1,7 @@
 """The numbers of the messages of a consumer in event-time order. Pure.
 
-Sinks know a message again by its cursor, and here cursors do not rise from message to message. What
-must always hold: numbers rise, no change has one for its cursor, and none is used for two messages.
+Sinks know a message again by its cursor, and here cursors do not rise from message to message.
+Invariant: numbers rise, no change has one for its cursor, and none is used for two messages.
 """
 
 from __future__ import annotations

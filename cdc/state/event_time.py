@@ -1,11 +1,11 @@
 """How far consumers in event-time order have come, as rows: what was released, read and planned.
 
-Such a consumer delivers out of its log's order, so its cursor alone does not say what it has. What
-must always hold: of the changes from its cursor up to ``read``, exactly those due at or below
-``floor`` are settled; and before a release is sent its bounds are stored (``plan_release``), so
-that after a crash the same messages go out once more, in the same order and under the same numbers,
-so a destination recognises repeats. Where they would not be the same, because cursors or
-the configuration were changed since, numbers begin that nobody has seen.
+Such a consumer delivers out of its log's order, so its cursor alone does not say what it has.
+Invariant: of the changes from its cursor up to ``read``, exactly those due at or below ``floor``
+are settled; and before a release is sent its bounds are stored (``plan_release``), so that after a
+crash the same messages go out once more, in the same order and under the same numbers, so a
+destination recognises repeats. Where they would not be the same, because cursors or the
+configuration were changed since, numbers begin that were never sent.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ SELECT c.source, c.id, c.ledger::text, c.cursor_lsn::text, c.cursor_idx, c.pause
   LEFT JOIN walbrook.event_sources e ON e.consumer = c.id
  WHERE c.name = %s AND c.source = ANY (%s) AND c.active
 """
-_STANDING = """
+_RESUME = """
 SELECT c.source, c.cursor_lsn::text, c.cursor_idx, c.ledger::text, c.paused_at IS NOT NULL,
        e.finished_at IS NOT NULL,
        EXISTS (SELECT FROM walbrook.gaps g
-                WHERE g.source = c.source AND g.consumer = c.name AND g.told_at IS NULL)
+                WHERE g.source = c.source AND g.consumer = c.name AND g.reported_at IS NULL)
   FROM walbrook.consumers c LEFT JOIN walbrook.event_sources e ON e.consumer = c.id
  WHERE c.name = %s AND c.source = ANY (%s) AND c.active
 """
@@ -124,7 +124,7 @@ class SourceResumeState:
     arrived: tuple[Bound, ...] = ()  # in processing-time order
     generation: Generation = FIRST  # of its destination; that of the first database counts
 
-    def anew(self) -> SourceResumeState:
+    def reset(self) -> SourceResumeState:
         """From its cursor on, as if nothing behind it had been read."""
         return replace(
             self, read=self.cursor, floor=None, planned=None, moved_back=True, arrived=()
@@ -191,8 +191,8 @@ def read_resume_state(
         found = {name: found[name] for name in names}
         row = connection.execute(_READ, (consumer,)).fetchone()
         if row is None:
-            told_end = max(parse_lsn(str(row[14])) for row in rows)
-            highest = max(told_end, log_end(), *(each.cursor.lsn for each in found.values()))
+            reported_end = max(parse_lsn(str(row[14])) for row in rows)
+            highest = max(reported_end, log_end(), *(each.cursor.lsn for each in found.values()))
             base = format_lsn((highest & ~7) | OUR_LSN)
             connection.execute(_BEGIN, (consumer, base, marks.order, marks.ordering))
             row = connection.execute(_READ, (consumer,)).fetchone()
@@ -216,7 +216,7 @@ def _taken_up(
     if row[6] != marks.order:
         # Other times of the same rows: which of them were released is not known any more.
         _logger.warning("event_time.begins_anew", consumer=consumer)
-        found = {name: each.anew() for name, each in found.items()}
+        found = {name: each.reset() for name, each in found.items()}
         connection.execute(_FORGET_PUSHED, (consumer,))
         for each in found.values():
             connection.execute(_FORGET_PUSHED_SOURCE, (each.id,))
@@ -294,7 +294,7 @@ def look(
     connection: Connection, consumer: str, sources: Iterable[str], *, to_move: bool = False
 ) -> dict[str, Look]:
     """Where a consumer's rows stand now; who is about to move them locks them."""
-    query = f"{_STANDING} ORDER BY c.source FOR NO KEY UPDATE OF c" if to_move else _STANDING
+    query = f"{_RESUME} ORDER BY c.source FOR NO KEY UPDATE OF c" if to_move else _RESUME
     rows = connection.execute(query, (consumer, list(sources))).fetchall()
     return {
         str(source): Look(
@@ -318,7 +318,7 @@ def plan_release(
     reads: Mapping[str, Cursor],
     arrived: Mapping[str, Iterable[Bound]],
 ) -> None:
-    """Store what is about to be sent; MovedError if somebody has moved a cursor back.
+    """Store what is about to be sent; MovedError if a cursor was moved back.
 
     ``runs`` are the processes that serve the sources, as ``walbrook.feeds`` counts them; one that
     another has replaced plans nothing. ``arrived`` is what the times of the rows up to there hang

@@ -5,13 +5,13 @@ from __future__ import annotations
 from cdc.errors import OperatorError
 
 FENCE = "SELECT 1 FROM walbrook.sources WHERE name = %s AND term = %s FOR SHARE"
-"""Inside a transaction: no row means fenced; else nobody can take over before it ends."""
+"""Inside a transaction: no row means fenced; else no process can take over before it ends."""
 
 FENCE_TO_MOVE = "SELECT 1 FROM walbrook.sources WHERE name = %s AND term = %s FOR NO KEY UPDATE"
 """The same for those who then move the restart cursor: they come one after another."""
 
 IS_LATEST = "SELECT 1 FROM walbrook.sources WHERE name = %s AND term = %s"
-"""For what only informs: it waits for nobody, and somebody may take over before it ends."""
+"""For what only informs: it waits for no lock, and another process may take over before it ends."""
 
 DURABLY = """
 SELECT set_config('synchronous_commit', 'on', true)

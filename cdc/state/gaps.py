@@ -30,7 +30,7 @@ grown AS (
     UPDATE walbrook.gaps g SET to_lsn = b.lsn, to_idx = b.idx, noted_at = clock_timestamp()
       FROM behind b
      WHERE g.source = b.source AND g.consumer = b.name AND g.reason = b.reason
-       AND g.told_at IS NULL AND (g.to_lsn, g.to_idx) = (b.cursor_lsn, b.cursor_idx)
+       AND g.reported_at IS NULL AND (g.to_lsn, g.to_idx) = (b.cursor_lsn, b.cursor_idx)
     RETURNING g.consumer),
 noted AS (
     INSERT INTO walbrook.gaps AS g (source, consumer, from_lsn, from_idx, to_lsn, to_idx, reason)
@@ -38,7 +38,7 @@ noted AS (
      WHERE b.name NOT IN (SELECT consumer FROM grown)
         ON CONFLICT (source, consumer, from_lsn, from_idx)
         DO UPDATE SET to_lsn = excluded.to_lsn, to_idx = excluded.to_idx, reason = excluded.reason,
-                      noted_at = excluded.noted_at, told_at = NULL
+                      noted_at = excluded.noted_at, reported_at = NULL
          WHERE (g.to_lsn, g.to_idx) < (excluded.to_lsn, excluded.to_idx))
 UPDATE walbrook.consumers c
    SET cursor_lsn = b.lsn, cursor_idx = b.idx, moved_at = clock_timestamp()
@@ -48,15 +48,15 @@ _BELOW = """
 SELECT name FROM walbrook.consumers
  WHERE source = %s AND active AND (cursor_lsn, cursor_idx) < (%s::pg_lsn, %s)
 """
-_UNTOLD = """
+_UNREPORTED = """
 SELECT id, consumer, from_lsn::text, from_idx, to_lsn::text, to_idx, reason, noted_at, bridged
-  FROM walbrook.gaps g WHERE source = %s AND told_at IS NULL
+  FROM walbrook.gaps g WHERE source = %s AND reported_at IS NULL
    AND NOT EXISTS (SELECT FROM walbrook.consumers c
                     WHERE c.source = g.source AND c.name = g.consumer AND c.paused_at IS NOT NULL)
  ORDER BY to_lsn, to_idx, id
 """
-_TOLD = """
-UPDATE walbrook.gaps g SET told_at = clock_timestamp() FROM walbrook.sources s
+_REPORTED = """
+UPDATE walbrook.gaps g SET reported_at = clock_timestamp() FROM walbrook.sources s
  WHERE g.id = %(id)s AND (g.to_lsn, g.to_idx) = (%(lsn)s::pg_lsn, %(idx)s)
    AND s.name = g.source AND s.term = %(term)s
 """
@@ -134,9 +134,9 @@ def pass_over(connection: Connection, source: str, losses: Sequence[Loss]) -> in
     ).rowcount
 
 
-def untold_gaps(connection: Connection, source: str) -> list[Gap]:
-    """The gaps that the consumers' sinks have not heard of, in order; who is paused is not told."""
-    rows = connection.execute(_UNTOLD, (source,)).fetchall()
+def unreported_gaps(connection: Connection, source: str) -> list[Gap]:
+    """Gaps of which the sinks were sent no message yet, in order; paused consumers are left out."""
+    rows = connection.execute(_UNREPORTED, (source,)).fetchall()
     return [
         Gap(
             int(str(number)),
@@ -151,10 +151,10 @@ def untold_gaps(connection: Connection, source: str) -> list[Gap]:
     ]
 
 
-def gap_told(connection: Connection, gap: Gap, term: int) -> None:
+def gap_reported(connection: Connection, gap: Gap, term: int) -> None:
     """The consumer's sink has it, unless the gap has grown meanwhile: then the message is sent
     again."""
     connection.execute(
-        _TOLD,
+        _REPORTED,
         {"id": gap.id, "lsn": format_lsn(gap.end.lsn), "idx": gap.end.idx, "term": term},
     )

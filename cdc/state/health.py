@@ -1,10 +1,10 @@
 """What is wrong, as rows of ``walbrook.health_events``: opened, kept fresh, resolved.
 
-A reporter reports all that is wrong from where it stands, and what it no longer tells is
-resolved. The reader reports for the source, under any name but those of the others; ``scope`` is
-how the names begin under which somebody else reports. What concerns one consumer names it. What
-must always hold: at most one event of a kind is open for a source and consumer, and only the latest
-start of the service (its term) writes any.
+A reporter reports all that is wrong from where it stands, and what it no longer tells is resolved.
+The reader reports for the source, under any name but those of the others; ``scope`` is how the
+names begin under which another part reports. What concerns one consumer names it. Invariant: at
+most one event of a kind is open for a source and consumer, and only the latest start of the service
+(its term) writes any.
 """
 
 from __future__ import annotations
@@ -104,17 +104,17 @@ def report_conditions(
     Of two conditions of one kind the first counts. Raises the fenced error if the term is not
     the latest any more; while nothing changes nothing is written.
     """
-    told: dict[str, Condition] = {}
+    reported: dict[str, Condition] = {}
     for condition in conditions:
-        told.setdefault(condition.kind, condition)
+        reported.setdefault(condition.kind, condition)
     rows = [
         row
         for row in connection.execute(_OPEN, (source, consumer)).fetchall()
         if _scope_of(str(row[0])) == scope
     ]
     fresh = {Condition(*row[:4]) for row in rows if not row[4]}  # type: ignore[arg-type]
-    news = [condition for condition in told.values() if condition not in fresh]
-    gone = [str(row[0]) for row in rows if row[0] not in told]
+    news = [condition for condition in reported.values() if condition not in fresh]
+    gone = [str(row[0]) for row in rows if row[0] not in reported]
     if not news and not gone:
         return
     with connection.transaction():

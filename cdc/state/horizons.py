@@ -67,7 +67,7 @@ class Horizon:
 
 
 def note_horizon(connection: Connection, source: str, term: int, horizon: Horizon) -> None:
-    """Note a horizon, and remove those that nobody needs; an outdated start notes nothing."""
+    """Note a horizon, and remove those that are not needed; an outdated start notes nothing."""
     given = {
         "source": source,
         "term": term,

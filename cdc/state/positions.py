@@ -160,7 +160,7 @@ UPDATE walbrook.sources s
 
 
 class MovedError(TransientError):
-    """Somebody moved a consumer's cursor, or its destination, while its worker was serving it."""
+    """An operator moved a consumer's cursor, or its destination, while its worker served it."""
 
     def __init__(self, consumer: str, since: Cursor) -> None:
         super().__init__(
@@ -186,7 +186,7 @@ class Settlement:
     last_commit: datetime | None = None
     error: str | None = None
     dead: Iterable[DeadLetter] = ()
-    aside: pa.RecordBatch | None = None  # EVENT_SCHEMA, between the two: they wait in its queue
+    queued: pa.RecordBatch | None = None  # EVENT_SCHEMA, between the two: they wait in its queue
     ledger: str | None = None
     top_before: Cursor | None = None
     top: Cursor | None = None
@@ -253,20 +253,22 @@ def register_source(
                 "wal_end": None if wal_end_lsn is None else format_lsn(wal_end_lsn),
             },
         )
-        told = {consumer: (described or {}).get(consumer, Described()) for consumer in names}
+        described_as = {
+            consumer: (described or {}).get(consumer, Described()) for consumer in names
+        }
         connection.execute(
             _DESCRIBE,
             (
                 names,
-                [each.destination for each in told.values()],
-                [each.priority for each in told.values()],
-                [each.backlog_max for each in told.values()],
-                [each.backlog_on_full for each in told.values()],
-                [each.place for each in told.values()],
-                [" ".join(each.rewind_ways) for each in told.values()],
-                [each.reload_refusal or "" for each in told.values()],
-                [orjson.dumps(dict(each.takes)).decode() for each in told.values()],
-                [each.repeats_by_key for each in told.values()],
+                [each.destination for each in described_as.values()],
+                [each.priority for each in described_as.values()],
+                [each.backlog_max for each in described_as.values()],
+                [each.backlog_on_full for each in described_as.values()],
+                [each.place for each in described_as.values()],
+                [" ".join(each.rewind_ways) for each in described_as.values()],
+                [each.reload_refusal or "" for each in described_as.values()],
+                [orjson.dumps(dict(each.takes)).decode() for each in described_as.values()],
+                [each.repeats_by_key for each in described_as.values()],
                 name,
             ),
         )
@@ -345,7 +347,7 @@ def settle(
     """Move the cursors of consumers in one transaction; ``read_to`` is how far the log was read.
 
     ``run`` is the process that settles, ``figures`` are those of its feed. Raises MovedError if
-    somebody else moved a cursor meanwhile; nothing is settled then.
+    an operator moved a cursor meanwhile; nothing is settled then.
     """
     with connection.transaction():
         # Many take seconds, in which nothing is locked that others need: that comes after them.
@@ -354,9 +356,9 @@ def settle(
             for consumer, settlement in consumers.items()
         }
         stored = {
-            consumer: store(connection, source, consumer, settlement.aside)
+            consumer: store(connection, source, consumer, settlement.queued)
             for consumer, settlement in consumers.items()
-            if settlement.aside is not None
+            if settlement.queued is not None
         }
         if stored:
             # Sources before consumers, as everyone locks them.

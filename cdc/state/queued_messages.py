@@ -39,7 +39,7 @@ EVENT_SCHEMA: Final = pa.schema(
         pa.field("dead", pa.bool_(), nullable=False),
     ]
 )
-"""Messages put aside: what is kept of each, and what becomes of it."""
+"""Queued messages: what is kept of each, and what becomes of it."""
 
 _COPIED: Final = tuple(name for name in EVENT_SCHEMA.names if name not in ("pause_s", "dead"))
 
@@ -82,7 +82,7 @@ SELECT e.group_id, e.table_schema || '.' || e.table_name, bool_or(e.whole_table)
 
 
 def lock_consumer(connection: Connection, source: str, consumer: str) -> int:
-    """The consumer's number, 0 if it is gone; until the end nobody else adds or takes rows."""
+    """The consumer's number, 0 if it is gone; until the end no one else adds or takes rows."""
     row = connection.execute(_LOCK, (source, consumer)).fetchone()
     return int(str(row[0])) if row else 0
 
@@ -97,7 +97,7 @@ def store(
 ) -> pa.RecordBatch:
     """Write rows of EVENT_SCHEMA before anything is locked; returns those that were not there.
 
-    Many take seconds. Nobody sees them before the transaction ends, and what makes them due is
+    Many take seconds. They are not visible before the transaction ends, and what makes them due is
     ``let_wait``. One that waits already, because its consumer's cursor was moved back, stays as it
     is.
     """

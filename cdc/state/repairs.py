@@ -54,7 +54,7 @@ VALUES (%(source)s, %(consumer)s, %(from)s::pg_lsn, %(idx)s, %(to)s::pg_lsn, 0, 
     ON CONFLICT ON CONSTRAINT gaps_source_consumer_from_lsn_from_idx_key
     DO UPDATE SET to_lsn = excluded.to_lsn, to_idx = excluded.to_idx, reason = excluded.reason,
                   repair = excluded.repair, bridged = excluded.bridged,
-                  noted_at = clock_timestamp(), told_at = NULL
+                  noted_at = clock_timestamp(), reported_at = NULL
 """
 _MOVE_CONSUMER = """
 UPDATE walbrook.consumers SET cursor_lsn = %s::pg_lsn, cursor_idx = 0, moved_at = clock_timestamp()

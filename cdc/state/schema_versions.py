@@ -67,7 +67,7 @@ def record_versions(
 
 
 def _row(source: str, version: TableVersion) -> dict[str, object]:
-    relation, told = version.relation, version.record is not None
+    relation, announced = version.relation, version.record is not None
     return {
         "source": source,
         "relation": relation.oid,
@@ -82,8 +82,8 @@ def _row(source: str, version: TableVersion) -> dict[str, object]:
         "since_lsn": format_lsn(version.since.lsn),
         "since_idx": version.since.idx,
         "committed": _EPOCH + timedelta(microseconds=version.commit_ts),
-        "announced_lsn": format_lsn(version.place.lsn) if told else None,
-        "announced_idx": version.place.idx if told else None,
+        "announced_lsn": format_lsn(version.place.lsn) if announced else None,
+        "announced_idx": version.place.idx if announced else None,
     }
 
 

@@ -82,7 +82,7 @@ UPDATE walbrook.verifications
    SET state = 'failed', reason = NULL, error = %s, finished_at = clock_timestamp()
  WHERE id = %s AND state IN ('waiting', 'reading', 'comparing', 'repairing')
 """
-_STANDING = """
+_CONSUMER_POSITION = """
 SELECT c.cursor_lsn::text, c.cursor_idx, c.paused_at IS NOT NULL,
        EXISTS (SELECT FROM walbrook.events e WHERE e.consumer = c.id)
   FROM walbrook.consumers c WHERE c.source = %s AND c.name = %s
@@ -245,8 +245,8 @@ def fail_verification(
         connection.execute(_FAIL, (error, verification))
 
 
-def standing_of(connection: Connection, source: str, consumer: str) -> ConsumerPosition:
-    row = connection.execute(_STANDING, (source, consumer)).fetchone()
+def consumer_position(connection: Connection, source: str, consumer: str) -> ConsumerPosition:
+    row = connection.execute(_CONSUMER_POSITION, (source, consumer)).fetchone()
     assert row is not None
     cursor = cursor_of(row[0], row[1])
     return ConsumerPosition(cursor, bool(row[2]), bool(row[3]))

@@ -2,7 +2,7 @@
 --
 -- The functions that such roles call run with the rights of the schema's owner, so that no role needs
 -- rights on the tables behind them. A pull worker may fetch from a consumer if it may read the
--- consumer's partition of walbrook.records; walbrook.pull_consumer checks that.
+-- consumer's partition of walbrook.pull_messages; walbrook.pull_consumer checks that.
 CREATE OR REPLACE FUNCTION walbrook.functions_of(access text) RETURNS SETOF regprocedure
 LANGUAGE sql STABLE AS $$
     SELECT p.oid::regprocedure FROM pg_proc p
@@ -45,8 +45,8 @@ BEGIN
         'GRANT SELECT ON walbrook.cursors, walbrook.sources, walbrook.consumers, walbrook.health, '
         'walbrook.health_events, walbrook.gaps, walbrook.feeds, walbrook.pressure, walbrook.queues, '
         'walbrook.backlogs, walbrook.leases, walbrook.log_segments, walbrook.schema_versions, walbrook.watermarks, '
-        'walbrook.event_time, walbrook.event_sources, walbrook.event_partitions, walbrook.pulls, '
-        'walbrook.stored, walbrook.claims, walbrook.buried, '
+        'walbrook.event_time, walbrook.event_sources, walbrook.event_partitions, walbrook.pull_settings, '
+        'walbrook.pull_positions, walbrook.pull_claims, walbrook.pull_dead_counts, '
         'walbrook.backfill_progress, walbrook.horizons, walbrook.repairs, walbrook.repair_progress, '
         'walbrook.repaired_tables, walbrook.verifications, walbrook.verified TO %I', role);
     -- Not error, payload and event, which have row values in them.
@@ -64,7 +64,7 @@ BEGIN
     PERFORM walbrook.grant_monitor(role);
     PERFORM walbrook.grant_functions(role, 'operator');
     IF with_values THEN
-        EXECUTE format('GRANT SELECT ON walbrook.dead_letters, walbrook.events, walbrook.records, '
+        EXECUTE format('GRANT SELECT ON walbrook.dead_letters, walbrook.events, walbrook.pull_messages, '
                        'walbrook.claim_checks, walbrook.verification_keys TO %I', role);
     END IF;
 END
@@ -79,7 +79,7 @@ DECLARE
 BEGIN
     PERFORM walbrook.grant_functions(role, 'pull');
     FOREACH name IN ARRAY consumers LOOP
-        EXECUTE format('GRANT SELECT ON walbrook.records_%s TO %I',
+        EXECUTE format('GRANT SELECT ON walbrook.pull_messages_%s TO %I',
                        (walbrook.pull_consumer(name)).consumer, role);
     END LOOP;
 END

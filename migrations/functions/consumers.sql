@@ -24,8 +24,8 @@ BEGIN
     END IF;
     SELECT * INTO c FROM walbrook.consumers k WHERE k.id = found_id;
     IF c.destination = 'pull' THEN
-        PERFORM FROM walbrook.stored s WHERE s.consumer = c.id FOR UPDATE;
-        PERFORM FROM walbrook.pulls p WHERE p.consumer = c.id FOR UPDATE;
+        PERFORM FROM walbrook.pull_positions s WHERE s.consumer = c.id FOR UPDATE;
+        PERFORM FROM walbrook.pull_settings p WHERE p.consumer = c.id FOR UPDATE;
     END IF;
     -- Not FOR UPDATE: rows that refer to it may be added meanwhile.
     SELECT * INTO c FROM walbrook.consumers k
@@ -92,7 +92,7 @@ BEGIN
 END
 $$;
 
--- Not more than these are counted: whoever counts holds locks that settling waits for.
+-- Not more than these are counted: counting holds locks that settling waits for.
 CREATE OR REPLACE FUNCTION walbrook.counted_max() RETURNS integer
 LANGUAGE sql IMMUTABLE AS $$ SELECT 10000 $$;
 
@@ -100,7 +100,7 @@ CREATE OR REPLACE FUNCTION walbrook.waiting(c walbrook.consumers) RETURNS bigint
 LANGUAGE plpgsql AS $$
 BEGIN
     IF c.destination = 'pull' THEN
-        RETURN (SELECT count(*) FROM (SELECT FROM walbrook.records r WHERE r.consumer = c.id
+        RETURN (SELECT count(*) FROM (SELECT FROM walbrook.pull_messages r WHERE r.consumer = c.id
                                        LIMIT walbrook.counted_max()) few);
     END IF;
     RETURN (SELECT count(*) FROM (SELECT FROM walbrook.events e WHERE e.consumer = c.id
@@ -160,7 +160,7 @@ BEGIN
     UPDATE walbrook.consumers k
        SET paused_at = NULL, disabled_at = NULL, disabled_reason = NULL,
            backlog_excused = k.backlog_excused OR k.disabled_at IS NOT NULL,
-           -- That it was paused is no reason any more; whoever serves it says the next one.
+           -- That it was paused is no reason any more; its worker says the next one.
            state_reason = CASE WHEN k.paused_at IS NULL THEN k.state_reason END,
            state = CASE WHEN k.paused_at IS NULL THEN k.state END
      WHERE k.id = c.id;

@@ -231,12 +231,12 @@ BEGIN
             USING ERRCODE = 'no_data_found',
                   HINT = format('those that wait: SELECT commit_lsn, commit_idx, action FROM '
                                 'walbrook.%s WHERE consumer = %s',
-                                CASE c.destination WHEN 'pull' THEN 'records' ELSE 'events' END,
+                                CASE c.destination WHEN 'pull' THEN 'pull_messages' ELSE 'events' END,
                                 c.id);
     END IF;
     PERFORM walbrook.note_discarded(c, place, ROW(place.lsn, place.idx + 1)::walbrook.place);
     IF c.destination = 'pull' THEN  -- where the message was, it says so
-        UPDATE walbrook.gaps g SET told_at = clock_timestamp()
+        UPDATE walbrook.gaps g SET reported_at = clock_timestamp()
          WHERE g.source = c.source AND g.consumer = c.name
            AND g.from_lsn = place.lsn AND g.from_idx = place.idx;
     ELSE
@@ -250,7 +250,7 @@ COMMENT ON FUNCTION walbrook.discard(bigint, text) IS 'Acknowledge a dead letter
 
 COMMENT ON FUNCTION walbrook.discard(text) IS 'Acknowledge all dead letters of a consumer.';
 
-COMMENT ON FUNCTION walbrook.discard(text, text) IS 'Give up one message that waits in a consumer''s queue: a row of walbrook.gaps says so, its sink is told, and its group goes on.';
+COMMENT ON FUNCTION walbrook.discard(text, text) IS 'Give up one message that waits in a consumer''s queue: a row of walbrook.gaps says so, its sink is sent a message, and its group goes on.';
 
 -- Of a pull consumer: the gap message takes the message's place, at once due and of no group.
 CREATE OR REPLACE FUNCTION walbrook.discard_record(c walbrook.consumers, place walbrook.place)
@@ -260,24 +260,24 @@ DECLARE
     r record;
 BEGIN
     -- First what an acknowledgement locks first.
-    PERFORM FROM walbrook.in_flight f
+    PERFORM FROM walbrook.pull_in_flight f
      WHERE f.consumer = c.id AND f.commit_lsn = place.lsn AND f.commit_idx = place.idx FOR UPDATE;
-    SELECT * INTO r FROM walbrook.records k
+    SELECT * INTO r FROM walbrook.pull_messages k
      WHERE k.consumer = c.id AND k.commit_lsn = place.lsn AND k.commit_idx = place.idx
        AND k.action <> 'gap' FOR UPDATE;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    UPDATE walbrook.records k
+    UPDATE walbrook.pull_messages k
        SET action = 'gap', group_id = NULL, whole_table = false, table_schema = '', table_name = '',
            bytes = length(p.gap_message),
            message = walbrook.gap_message(
                p.gap_message, place.lsn, place.idx, place.lsn || ':' || place.idx,
                place.lsn || ':' || place.idx + 1, 'discarded')
-      FROM walbrook.pulls p
+      FROM walbrook.pull_settings p
      WHERE p.consumer = c.id AND k.consumer = c.id
        AND k.commit_lsn = place.lsn AND k.commit_idx = place.idx;
-    UPDATE walbrook.in_flight f
+    UPDATE walbrook.pull_in_flight f
        SET group_id = NULL, whole_table = false, table_schema = '', table_name = '',
            lease_id = NULL, lease_until = NULL, holder = NULL, error = NULL, deliveries = 0,
            due_at = clock_timestamp()

@@ -1,4 +1,4 @@
--- The ledger of a consumer that was moved back or removed begins anew.
+-- The ledger of a consumer that was moved back or removed starts over.
 
 CREATE OR REPLACE FUNCTION walbrook.begin_ledger_anew() RETURNS trigger
 LANGUAGE plpgsql AS $$
@@ -15,7 +15,7 @@ BEGIN
 END
 $$;
 
--- Whoever moves it back, a function or a person with an UPDATE.
+-- A function moves it back, or a person with an UPDATE.
 CREATE OR REPLACE TRIGGER moved_back BEFORE UPDATE OF cursor_lsn, cursor_idx ON walbrook.consumers
     FOR EACH ROW WHEN ((NEW.cursor_lsn, NEW.cursor_idx) < (OLD.cursor_lsn, OLD.cursor_idx))
     EXECUTE FUNCTION walbrook.begin_ledger_anew();

@@ -9,19 +9,19 @@ DECLARE
     waiting boolean;
     locked  tid[];
 BEGIN
-    EXECUTE format('SELECT EXISTS (SELECT FROM walbrook.in_flight_%1$s f WHERE f.consumer = %1$s '
+    EXECUTE format('SELECT EXISTS (SELECT FROM walbrook.pull_in_flight_%1$s f WHERE f.consumer = %1$s '
                    'AND f.lease_until IS NULL AND f.due_at IS NULL)', wake_waiting.consumer) INTO waiting;
     IF NOT waiting THEN
         RETURN false;
     END IF;
     -- A claim that has one locked now has not seen what is gone: it is waited for. Locked in cursor
-    -- order, so that two who do this do not lock each other out. A claim itself (whoever has the lock
-    -- of walbrook.pulls) waits for nobody: who has one locked wakes it.
+    -- order, so that two who do this do not lock each other out. A claim itself (the transaction that has the lock
+    -- of walbrook.pull_settings) waits for none of them: the transaction that has one locked wakes it.
     EXECUTE format($query$
         WITH chosen AS MATERIALIZED (
             SELECT w.commit_lsn, w.commit_idx
               FROM (SELECT DISTINCT g FROM unnest($1) g WHERE g IS NOT NULL) gone,
-                   LATERAL (SELECT f.commit_lsn, f.commit_idx FROM walbrook.in_flight_%1$s f
+                   LATERAL (SELECT f.commit_lsn, f.commit_idx FROM walbrook.pull_in_flight_%1$s f
                              WHERE f.consumer = %1$s AND f.group_id = gone.g
                                AND f.lease_until IS NULL AND f.due_at IS NULL
                              ORDER BY f.commit_lsn, f.commit_idx LIMIT 1) w
@@ -30,15 +30,15 @@ BEGIN
             SELECT f.commit_lsn, f.commit_idx
               FROM (SELECT s, n FROM unnest($2, $3, $4) gone (s, n, whole) GROUP BY s, n
                     HAVING bool_or(whole)
-                        OR EXISTS (SELECT FROM walbrook.in_flight_%1$s w
+                        OR EXISTS (SELECT FROM walbrook.pull_in_flight_%1$s w
                                     WHERE w.consumer = %1$s AND w.whole_table
                                       AND w.table_schema = s AND w.table_name = n)) t
-              JOIN walbrook.in_flight_%1$s f ON f.table_schema = t.s AND f.table_name = t.n
+              JOIN walbrook.pull_in_flight_%1$s f ON f.table_schema = t.s AND f.table_name = t.n
              WHERE f.consumer = %1$s AND f.lease_until IS NULL AND f.due_at IS NULL),
         locked AS MATERIALIZED (
             SELECT f.ctid
               FROM (SELECT * FROM chosen ORDER BY 1, 2) c,
-                   LATERAL (SELECT f.ctid FROM walbrook.in_flight_%1$s f
+                   LATERAL (SELECT f.ctid FROM walbrook.pull_in_flight_%1$s f
                              WHERE f.consumer = %1$s AND f.commit_lsn = c.commit_lsn
                                AND f.commit_idx = c.commit_idx
                                AND f.lease_until IS NULL AND f.due_at IS NULL
@@ -46,7 +46,7 @@ BEGIN
         SELECT array_agg(l.ctid) FROM locked l
         $query$, wake_waiting.consumer, CASE WHEN in_claim THEN 'SKIP LOCKED' END)
        INTO locked USING group_ids, table_schemas, table_names, whole_tables;
-    EXECUTE format('UPDATE walbrook.in_flight_%s f SET due_at = clock_timestamp() WHERE f.ctid = ANY ($1)',
+    EXECUTE format('UPDATE walbrook.pull_in_flight_%s f SET due_at = clock_timestamp() WHERE f.ctid = ANY ($1)',
                    wake_waiting.consumer) USING locked;
     RETURN true;
 END
@@ -66,7 +66,7 @@ BEGIN
                             ELSE 'its lease is stale: it ran out or was given back, and the message goes to another'
                        END AS why
                   FROM walbrook.read_ack_ids($1) g
-                  LEFT JOIN walbrook.in_flight_%1$s f
+                  LEFT JOIN walbrook.pull_in_flight_%1$s f
                     ON f.consumer = %1$s AND g.consumer = %1$s
                    AND f.commit_lsn = g.commit_lsn AND f.commit_idx = g.commit_idx
                  WHERE g.consumer <> %1$s
@@ -101,7 +101,7 @@ BEGIN
           FROM walbrook.read_ack_ids($1) g,
                LATERAL (SELECT f.ctid, f.commit_lsn, f.commit_idx, f.group_id, f.table_schema,
                                f.table_name, f.whole_table
-                          FROM walbrook.in_flight_%1$s f
+                          FROM walbrook.pull_in_flight_%1$s f
                          WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
                            AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
                          LIMIT 1 FOR UPDATE) f
@@ -110,8 +110,8 @@ BEGIN
     IF done > 0 THEN
         EXECUTE format($query$
             WITH gone AS (
-                DELETE FROM walbrook.in_flight_%1$s f WHERE f.ctid = ANY ($1))
-            DELETE FROM walbrook.records_%1$s r USING unnest($2, $3) m (commit_lsn, commit_idx)
+                DELETE FROM walbrook.pull_in_flight_%1$s f WHERE f.ctid = ANY ($1))
+            DELETE FROM walbrook.pull_messages_%1$s r USING unnest($2, $3) m (commit_lsn, commit_idx)
              WHERE r.consumer = %1$s AND r.commit_lsn = m.commit_lsn AND r.commit_idx = m.commit_idx
             $query$, id) USING mine, lsns, idxs;
     END IF;
@@ -135,7 +135,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    settings  walbrook.pulls := walbrook.pull_consumer(nack.consumer);
+    settings  walbrook.pull_settings := walbrook.pull_consumer(nack.consumer);
     id        integer := settings.consumer;
     mine      tid[];
     dead_lsns pg_lsn[];
@@ -146,7 +146,7 @@ BEGIN
         SELECT array_agg(f.ctid)
           FROM walbrook.read_ack_ids($1) g,
                LATERAL (SELECT f.ctid
-                          FROM walbrook.in_flight_%1$s f
+                          FROM walbrook.pull_in_flight_%1$s f
                          WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
                            AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
                          LIMIT 1 FOR NO KEY UPDATE) f
@@ -154,7 +154,7 @@ BEGIN
         $query$, id) INTO mine USING ack_ids;
     EXECUTE format($query$
         WITH given_back AS (
-            UPDATE walbrook.in_flight_%1$s f
+            UPDATE walbrook.pull_in_flight_%1$s f
                SET lease_id = NULL, lease_until = NULL, error = $3,
                    due_at = clock_timestamp() + coalesce($2, make_interval(secs =>
                        least($4 * 2.0 ^ least(f.deliveries - 1, 40), $5) / 1000 * (1 + random() / 10)))
@@ -200,7 +200,7 @@ BEGIN
         SELECT array_agg(f.ctid)
           FROM walbrook.read_ack_ids($1) g,
                LATERAL (SELECT f.ctid
-                          FROM walbrook.in_flight_%1$s f
+                          FROM walbrook.pull_in_flight_%1$s f
                          WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
                            AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
                            AND f.lease_until IS NOT NULL
@@ -208,7 +208,7 @@ BEGIN
          WHERE g.consumer = %1$s
         $query$, id) INTO mine USING ack_ids;
     EXECUTE format($query$
-        UPDATE walbrook.in_flight_%1$s f
+        UPDATE walbrook.pull_in_flight_%1$s f
            SET lease_until = least(greatest(f.lease_until, clock_timestamp()) + $2,
                                    clock_timestamp() + interval '12 hours')
          WHERE f.ctid = ANY ($1)
@@ -224,7 +224,7 @@ $$;
 
 COMMENT ON FUNCTION walbrook.extend IS 'Keep messages for longer: their deadline moves by this much, at most to twelve hours from now.';
 
--- For whoever claimed for a claimer that was gone before it could be told: as if it had not been.
+-- For a claim on behalf of a request that had gone before it got the answer: undoes the claim.
 CREATE OR REPLACE FUNCTION walbrook.give_back(consumer text, ack_ids text[]) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -236,14 +236,14 @@ BEGIN
         SELECT array_agg(f.ctid)
           FROM walbrook.read_ack_ids($1) g,
                LATERAL (SELECT f.ctid
-                          FROM walbrook.in_flight_%1$s f
+                          FROM walbrook.pull_in_flight_%1$s f
                          WHERE f.consumer = %1$s AND f.commit_lsn = g.commit_lsn
                            AND f.commit_idx = g.commit_idx AND f.lease_id = g.lease_id
                          LIMIT 1 FOR NO KEY UPDATE) f
          WHERE g.consumer = %1$s
         $query$, id) INTO mine USING ack_ids;
     EXECUTE format($query$
-        UPDATE walbrook.in_flight_%1$s f
+        UPDATE walbrook.pull_in_flight_%1$s f
            SET lease_id = NULL, lease_until = NULL, deliveries = f.deliveries - 1,
                due_at = clock_timestamp()
          WHERE f.ctid = ANY ($1)

@@ -16,9 +16,9 @@ LANGUAGE sql STABLE AS $$
            'walbrook:from', first), 'walbrook:to', past), 'walbrook:reason', reason)::json
 $$;
 
--- Drops from the oldest that nobody holds: so many, or so many bytes, or all that were stored before.
--- The caller holds the lock of walbrook.pulls; one call looks at no more than 20000 of either kind.
-CREATE OR REPLACE FUNCTION walbrook.drop_records(settings walbrook.pulls, last walbrook.claims, messages bigint,
+-- Drops from the oldest that no worker holds: so many, or so many bytes, or all that were stored before.
+-- The caller holds the lock of walbrook.pull_settings; one call looks at no more than 20000 of either kind.
+CREATE OR REPLACE FUNCTION walbrook.drop_records(settings walbrook.pull_settings, last walbrook.pull_claims, messages bigint,
                                                  bytes bigint, before timestamptz, reason text,
                                                  OUT dropped bigint, OUT dropped_bytes bigint)
 LANGUAGE plpgsql
@@ -35,24 +35,24 @@ DECLARE
 BEGIN
     EXECUTE format($query$
         WITH idle AS MATERIALIZED (
-            SELECT f.commit_lsn, f.commit_idx FROM walbrook.in_flight_%1$s f
+            SELECT f.commit_lsn, f.commit_idx FROM walbrook.pull_in_flight_%1$s f
              WHERE f.consumer = %1$s AND f.lease_until IS NULL
              ORDER BY f.commit_lsn, f.commit_idx LIMIT 20000 FOR UPDATE SKIP LOCKED),
         runs AS (
             SELECT f.commit_lsn, f.commit_idx, i.commit_lsn IS NOT NULL AS is_idle,
                    count(*) FILTER (WHERE i.commit_lsn IS NULL) OVER (ORDER BY f.commit_lsn, f.commit_idx) AS run
-              FROM walbrook.in_flight_%1$s f
+              FROM walbrook.pull_in_flight_%1$s f
               LEFT JOIN idle i ON i.commit_lsn = f.commit_lsn AND i.commit_idx = f.commit_idx
              WHERE f.consumer = %1$s),
         unheld AS (
             SELECT r.commit_lsn, r.commit_idx, r.bytes, r.stored_at, r.action, u.run
               FROM runs u
-              JOIN walbrook.records_%1$s r
+              JOIN walbrook.pull_messages_%1$s r
                 ON r.consumer = %1$s AND r.commit_lsn = u.commit_lsn AND r.commit_idx = u.commit_idx
              WHERE u.is_idle
              UNION ALL
             (SELECT r.commit_lsn, r.commit_idx, r.bytes, r.stored_at, r.action, -1
-               FROM walbrook.records_%1$s r
+               FROM walbrook.pull_messages_%1$s r
               WHERE r.consumer = %1$s AND (r.commit_lsn, r.commit_idx) > ($1, $2)
               ORDER BY r.commit_lsn, r.commit_idx LIMIT 20000)),
         counted AS (
@@ -78,19 +78,19 @@ BEGIN
              WHERE a.nth = 1 AND a.has_changes),
         noted AS (
             INSERT INTO walbrook.gaps AS g
-                   (source, consumer, from_lsn, from_idx, to_lsn, to_idx, reason, told_at)
+                   (source, consumer, from_lsn, from_idx, to_lsn, to_idx, reason, reported_at)
             SELECT source, name, from_lsn, from_idx, commit_lsn, commit_idx + 1, $6, clock_timestamp()
               FROM gaps
                 ON CONFLICT ON CONSTRAINT gaps_source_consumer_from_lsn_from_idx_key
                 DO UPDATE SET to_lsn = excluded.to_lsn, to_idx = excluded.to_idx,
                               reason = excluded.reason, noted_at = excluded.noted_at,
-                              told_at = excluded.told_at),
+                              reported_at = excluded.reported_at),
         erased AS (
-            DELETE FROM walbrook.records_%1$s r USING doomed d
+            DELETE FROM walbrook.pull_messages_%1$s r USING doomed d
              WHERE r.consumer = %1$s AND r.commit_lsn = d.commit_lsn AND r.commit_idx = d.commit_idx
                AND d.has_changes AND d.nth_last > 1),
-        told AS (
-            UPDATE walbrook.records_%1$s r
+        reported AS (
+            UPDATE walbrook.pull_messages_%1$s r
                SET action = 'gap', group_id = NULL, whole_table = false, table_schema = '',
                    table_name = '', commit_timestamp = clock_timestamp(), stored_at = clock_timestamp(),
                    bytes = length($7),
@@ -100,12 +100,12 @@ BEGIN
               FROM gaps g
              WHERE r.consumer = %1$s AND r.commit_lsn = g.commit_lsn AND r.commit_idx = g.commit_idx),
         let_go AS (
-            DELETE FROM walbrook.in_flight_%1$s f USING doomed d
+            DELETE FROM walbrook.pull_in_flight_%1$s f USING doomed d
              WHERE f.consumer = %1$s AND f.commit_lsn = d.commit_lsn AND f.commit_idx = d.commit_idx
                AND d.has_changes AND d.nth_last > 1
             RETURNING f.group_id, f.table_schema, f.table_name, f.whole_table),
         kept AS (
-            UPDATE walbrook.in_flight_%1$s f
+            UPDATE walbrook.pull_in_flight_%1$s f
                SET group_id = NULL, whole_table = false, lease_id = NULL, deliveries = 0, error = NULL,
                    due_at = clock_timestamp()
               FROM doomed d
@@ -117,7 +117,7 @@ BEGIN
              UNION ALL
             SELECT f.group_id, f.table_schema, f.table_name, f.whole_table
               FROM kept k
-              JOIN walbrook.in_flight_%1$s f
+              JOIN walbrook.pull_in_flight_%1$s f
                 ON f.consumer = %1$s AND f.commit_lsn = k.commit_lsn AND f.commit_idx = k.commit_idx)
         SELECT (SELECT count(*) - count(*) FILTER (WHERE nth_last = 1) FROM doomed WHERE has_changes),
                (SELECT coalesce(sum(d.bytes), 0) FROM doomed d WHERE d.has_changes),
@@ -155,19 +155,19 @@ LANGUAGE sql AS $$
        AND e.seen_at < clock_timestamp() - interval '1 minute'
 $$;
 
--- The same for what is older than ttl_s; what somebody holds is left to him.
-CREATE OR REPLACE FUNCTION walbrook.drop_aged(settings walbrook.pulls, last walbrook.claims) RETURNS void
+-- The same for what is older than ttl_s; what a worker holds is left to it.
+CREATE OR REPLACE FUNCTION walbrook.drop_aged(settings walbrook.pull_settings, last walbrook.pull_claims) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     before timestamptz := clock_timestamp() - make_interval(secs => settings.ttl_s);
     is_aged boolean;
 BEGIN
     EXECUTE format($query$
-        SELECT coalesce((SELECT r.stored_at < $3 AND r.action <> 'gap' FROM walbrook.records_%1$s r
+        SELECT coalesce((SELECT r.stored_at < $3 AND r.action <> 'gap' FROM walbrook.pull_messages_%1$s r
                           WHERE r.consumer = %1$s AND (r.commit_lsn, r.commit_idx) > ($1, $2)
                           ORDER BY r.commit_lsn, r.commit_idx LIMIT 1), false)
-            OR EXISTS (SELECT FROM walbrook.in_flight_%1$s f
-                         JOIN walbrook.records_%1$s r USING (consumer, commit_lsn, commit_idx)
+            OR EXISTS (SELECT FROM walbrook.pull_in_flight_%1$s f
+                         JOIN walbrook.pull_messages_%1$s r USING (consumer, commit_lsn, commit_idx)
                         WHERE f.consumer = %1$s AND f.lease_until IS NULL
                           AND r.stored_at < $3 AND r.action <> 'gap')
         $query$, settings.consumer) INTO is_aged USING last.commit_lsn, last.commit_idx, before;
@@ -183,13 +183,13 @@ $$;
 CREATE OR REPLACE FUNCTION walbrook.keep_bounds(id integer, messages bigint, bytes bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    settings walbrook.pulls;
-    last     walbrook.claims;
+    settings walbrook.pull_settings;
+    last     walbrook.pull_claims;
     most     record;
     gone     record;
 BEGIN
-    SELECT p.* INTO settings FROM walbrook.pulls p WHERE p.consumer = keep_bounds.id;
-    UPDATE walbrook.stored s
+    SELECT p.* INTO settings FROM walbrook.pull_settings p WHERE p.consumer = keep_bounds.id;
+    UPDATE walbrook.pull_positions s
        SET messages_most = s.messages_most + keep_bounds.messages,
            bytes_most = s.bytes_most + keep_bounds.bytes
      WHERE s.consumer = keep_bounds.id RETURNING s.messages_most, s.bytes_most INTO most;
@@ -200,8 +200,8 @@ BEGIN
         END IF;
         RETURN;
     END IF;
-    PERFORM FROM walbrook.pulls p WHERE p.consumer = keep_bounds.id FOR NO KEY UPDATE;
-    SELECT c.* INTO last FROM walbrook.claims c
+    PERFORM FROM walbrook.pull_settings p WHERE p.consumer = keep_bounds.id FOR NO KEY UPDATE;
+    SELECT c.* INTO last FROM walbrook.pull_claims c
      WHERE c.consumer = keep_bounds.id ORDER BY c.lease_id DESC LIMIT 1;
     IF NOT FOUND THEN
         last := ROW(id, 0, '0/0', -1, '-infinity', '-infinity', 0, 0, 0, 0);
@@ -211,7 +211,7 @@ BEGIN
     END IF;
     FOR step IN 1..20 LOOP
         EXECUTE format('SELECT count(*) AS messages_most, coalesce(sum(r.bytes), 0) AS bytes_most '
-                       'FROM walbrook.records_%s r', id) INTO most;
+                       'FROM walbrook.pull_messages_%s r', id) INTO most;
         EXIT WHEN NOT (most.messages_most > settings.max_messages
                        OR most.bytes_most > settings.max_bytes) IS TRUE;
         -- A little more than must be, so that the next few need no counting; and room for the gap.
@@ -224,7 +224,7 @@ BEGIN
             '-infinity', 'cap') d;
         EXIT WHEN gone.dropped = 0;
     END LOOP;
-    UPDATE walbrook.stored s SET messages_most = most.messages_most, bytes_most = most.bytes_most
+    UPDATE walbrook.pull_positions s SET messages_most = most.messages_most, bytes_most = most.bytes_most
      WHERE s.consumer = keep_bounds.id;
 END
 $$;

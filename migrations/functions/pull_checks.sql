@@ -16,11 +16,11 @@ LANGUAGE sql IMMUTABLE AS $$ SELECT 5000 $$;
 -- ------------------------------------------------------------------------------------------------
 -- Who is asked about, and whether what is asked makes sense.
 CREATE OR REPLACE FUNCTION walbrook.pull_consumer(name text, to_receive boolean DEFAULT false)
-RETURNS walbrook.pulls
+RETURNS walbrook.pull_settings
 LANGUAGE plpgsql AS $$
 DECLARE
     known    record;
-    settings walbrook.pulls;
+    settings walbrook.pull_settings;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'a transaction that is % cannot see what other claims have done meanwhile',
@@ -42,7 +42,7 @@ BEGIN
         RAISE EXCEPTION 'there is no consumer %', coalesce(quote_literal(pull_consumer.name), 'null')
             USING ERRCODE = 'WB001', COLUMN = 'consumer', HINT = 'walbrook.consumers lists them';
     END IF;
-    SELECT p.* INTO settings FROM walbrook.pulls p WHERE p.consumer = known.id;
+    SELECT p.* INTO settings FROM walbrook.pull_settings p WHERE p.consumer = known.id;
     IF NOT FOUND OR known.destination <> 'pull' THEN
         RAISE EXCEPTION 'consumer % has nothing to fetch: its messages are pushed to its destination (%)',
                         pull_consumer.name, coalesce(nullif(known.destination, ''), 'not started yet')
@@ -51,7 +51,7 @@ BEGIN
     END IF;
     -- The functions of pull workers run as their owner: here is asked what the caller itself may do.
     IF NOT has_table_privilege(coalesce(nullif(current_setting('role'), 'none'), session_user)::name,
-                               format('walbrook.records_%s', known.id), 'SELECT') THEN
+                               format('walbrook.pull_messages_%s', known.id), 'SELECT') THEN
         RAISE EXCEPTION 'the role has no right to the messages of consumer %', pull_consumer.name
             USING ERRCODE = 'insufficient_privilege', COLUMN = 'consumer',
                   HINT = format('SELECT walbrook.grant_pull(role, %L) gives it', pull_consumer.name);

@@ -1,19 +1,20 @@
 -- Pull consumers: what is stored for them, who holds what, and the functions they fetch with.
 --
--- A message is a row of walbrook.records from when it is stored until it is acknowledged; the row is
+-- A message is a row of walbrook.pull_messages from when it is stored until it is acknowledged; the row is
 -- never rewritten. Claims go through them once, in cursor order: below where the last claim of a
--- consumer got to (walbrook.claims), a message that is not gone has a small row in
--- walbrook.in_flight. So a claim costs the same whatever waits behind it or was there before it.
+-- consumer got to (walbrook.pull_claims), a message that is not gone has a small row in
+-- walbrook.pull_in_flight. So a claim costs the same whatever waits behind it or was there before it.
 --
 -- Invariant:
--- * Claims of one consumer come one after another (each locks its row of walbrook.pulls), so nobody
---   is handed what somebody else holds.
+-- * Claims of one consumer come one after another (each locks its row of walbrook.pull_settings), so no claimer
+--   is handed what another holds.
 -- * A message goes out only if no earlier one of its group, or of its whole table where one of the
---   two has its place there, is held by somebody else or waits.
--- * Whoever acknowledges never waits for a lock of walbrook.pulls (it may wait for a claim that is at
+--   two has its place there, is held by another or waits.
+-- * An acknowledgement never waits for a lock of walbrook.pull_settings (it may wait for a claim that is at
 --   what it has to wake), and a claim never waits for an acknowledgement: it passes over the rows that
---   others are at. Locks are taken in the order stored, pulls, in_flight by cursor, records.
--- * What one statement locks the next one changes, never the same: whoever had to wait for the lock
+--   others are at. Locks are taken in the order pull_positions, pull_settings, pull_in_flight by
+--   cursor, pull_messages.
+-- * What one statement locks the next one changes, never the same: a statement that had to wait for the lock
 --   has the row's newest version, which that statement's snapshot does not see.
 -- * One that waits for an earlier one (lease_until and due_at null) is looked at again when that one
 --   goes: a claim holds a lock on it that lets an acknowledgement through only after the claim.
@@ -23,12 +24,12 @@
 CREATE OR REPLACE FUNCTION walbrook.claimable(consumer integer) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    last walbrook.claims;
+    last walbrook.pull_claims;
     due  timestamptz;
 BEGIN
-    SELECT c.* INTO last FROM walbrook.claims c
+    SELECT c.* INTO last FROM walbrook.pull_claims c
      WHERE c.consumer = claimable.consumer ORDER BY c.lease_id DESC LIMIT 1;
-    IF EXISTS (SELECT FROM walbrook.stored s
+    IF EXISTS (SELECT FROM walbrook.pull_positions s
                 WHERE s.consumer = claimable.consumer
                   AND ((s.commit_lsn, s.commit_idx) > (last.commit_lsn, last.commit_idx)) IS NOT FALSE) THEN
         RETURN true;
@@ -46,9 +47,9 @@ DECLARE
     found timestamptz;
 BEGIN
     EXECUTE format($query$
-        SELECT least((SELECT min(f.due_at) FROM walbrook.in_flight_%1$s f
+        SELECT least((SELECT min(f.due_at) FROM walbrook.pull_in_flight_%1$s f
                        WHERE f.consumer = %1$s AND f.due_at IS NOT NULL),
-                     (SELECT min(f.lease_until) FROM walbrook.in_flight_%1$s f
+                     (SELECT min(f.lease_until) FROM walbrook.pull_in_flight_%1$s f
                        WHERE f.consumer = %1$s AND f.lease_until IS NOT NULL))
         $query$, next_due.consumer) INTO found;
     RETURN found;
@@ -59,21 +60,21 @@ $$;
 CREATE OR REPLACE FUNCTION walbrook.available(consumer integer, most bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
-    last  walbrook.claims;
+    last  walbrook.pull_claims;
     found bigint;
 BEGIN
-    SELECT c.* INTO last FROM walbrook.claims c
+    SELECT c.* INTO last FROM walbrook.pull_claims c
      WHERE c.consumer = available.consumer ORDER BY c.lease_id DESC LIMIT 1;
     EXECUTE format($query$
         SELECT (SELECT count(*) FROM (
-                    SELECT FROM walbrook.records_%1$s r
+                    SELECT FROM walbrook.pull_messages_%1$s r
                      WHERE r.consumer = %1$s AND (r.commit_lsn, r.commit_idx) > ($1, $2)
                      ORDER BY r.commit_lsn, r.commit_idx LIMIT $4) few)
              + (SELECT count(*) FROM (
-                    SELECT FROM walbrook.in_flight_%1$s f
+                    SELECT FROM walbrook.pull_in_flight_%1$s f
                      WHERE f.consumer = %1$s AND f.due_at <= $3 LIMIT $4) few)
              + (SELECT count(*) FROM (
-                    SELECT FROM walbrook.in_flight_%1$s f
+                    SELECT FROM walbrook.pull_in_flight_%1$s f
                      WHERE f.consumer = %1$s AND f.lease_until <= $3 LIMIT $4) few)
         $query$, available.consumer)
        INTO found
@@ -83,7 +84,7 @@ END
 $$;
 
 -- So many wait for an earlier one of their group that claims look no further: others stand behind them.
-CREATE OR REPLACE FUNCTION walbrook.say_held_up(settings walbrook.pulls, is_full boolean) RETURNS void
+CREATE OR REPLACE FUNCTION walbrook.say_held_up(settings walbrook.pull_settings, is_full boolean) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     IF is_full THEN
@@ -105,7 +106,7 @@ BEGIN
 END
 $$;
 
--- One pass for one claimer: what came back first, then what nobody had yet. It goes through at most
+-- One pass for one claimer: what came back first, then what was not handed out yet. It goes through at most
 -- twenty steps of messages that it must pass over, and comes back with less then.
 CREATE OR REPLACE FUNCTION walbrook.claim(consumer integer, batch_size integer, visibility interval, holder text)
 RETURNS SETOF walbrook.received
@@ -115,9 +116,9 @@ AS $$
 DECLARE
     id       CONSTANT integer := claim.consumer;
     spare    CONSTANT integer := walbrook.passed_over_max();
-    settings walbrook.pulls;
-    last     walbrook.claims;
-    noted    walbrook.claims;
+    settings walbrook.pull_settings;
+    last     walbrook.pull_claims;
+    noted    walbrook.pull_claims;
     next     record;
     lease    bigint;
     moment   timestamptz;
@@ -129,13 +130,13 @@ DECLARE
     passed   integer := 0;
     is_swept boolean := false;
 BEGIN
-    SELECT p.* INTO settings FROM walbrook.pulls p WHERE p.consumer = id FOR NO KEY UPDATE;
-    -- Whoever pauses it holds that lock.
+    SELECT p.* INTO settings FROM walbrook.pull_settings p WHERE p.consumer = id FOR NO KEY UPDATE;
+    -- A pause holds that lock.
     IF EXISTS (SELECT FROM walbrook.consumers c WHERE c.id = claim.consumer AND c.paused_at IS NOT NULL) THEN
         RETURN;
     END IF;
     lease := nextval('walbrook.lease_ids');
-    SELECT c.* INTO last FROM walbrook.claims c
+    SELECT c.* INTO last FROM walbrook.pull_claims c
      WHERE c.consumer = id ORDER BY c.lease_id DESC LIMIT 1;
     IF NOT FOUND THEN
         last := ROW(id, 0, '0/0', -1, '-infinity', '-infinity', 0, 0, 0, 0);
@@ -147,7 +148,7 @@ BEGIN
     END IF;
     IF last.held_most + batch_size > settings.max_in_flight
        OR last.rows_most + batch_size > settings.max_in_flight + spare THEN
-        EXECUTE format('SELECT count(*), count(*) FILTER (WHERE deliveries > 0) FROM walbrook.in_flight_%s', id)
+        EXECUTE format('SELECT count(*), count(*) FILTER (WHERE deliveries > 0) FROM walbrook.pull_in_flight_%s', id)
            INTO last.rows_most, last.held_most;
     END IF;
     -- All of them every so often, and when the clock was set back.
@@ -156,10 +157,10 @@ BEGIN
         last.swept_at := moment;
         is_swept := true;
         PERFORM walbrook.say_held_up(settings, last.rows_most + batch_size > settings.max_in_flight + spare);
-        -- With them the first of what waits, should nobody have woken it.
+        -- With them the first of what waits, should nothing have woken it.
         EXECUTE format($query$
-            UPDATE walbrook.in_flight_%1$s f SET due_at = $1
-              FROM (SELECT f.commit_lsn, f.commit_idx FROM walbrook.in_flight_%1$s f
+            UPDATE walbrook.pull_in_flight_%1$s f SET due_at = $1
+              FROM (SELECT f.commit_lsn, f.commit_idx FROM walbrook.pull_in_flight_%1$s f
                      WHERE f.consumer = %1$s AND f.lease_until IS NULL AND f.due_at IS NULL
                      ORDER BY f.commit_lsn, f.commit_idx LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED) w
              WHERE f.consumer = %1$s AND f.commit_lsn = w.commit_lsn AND f.commit_idx = w.commit_idx
@@ -170,22 +171,22 @@ BEGIN
     FOR step IN 1..5 LOOP
         -- Most often nothing is due, and nothing of what comes next waits for anything.
         EXECUTE format($query$
-            SELECT EXISTS (SELECT FROM walbrook.in_flight_%1$s f
+            SELECT EXISTS (SELECT FROM walbrook.pull_in_flight_%1$s f
                             WHERE f.consumer = %1$s AND f.due_at <= $6)
-                   OR EXISTS (SELECT FROM walbrook.in_flight_%1$s f
+                   OR EXISTS (SELECT FROM walbrook.pull_in_flight_%1$s f
                                WHERE f.consumer = %1$s AND f.lease_until > $5 AND f.lease_until <= $6)
                    AS is_due,
                    count(*) AS rows, max(n.commit_lsn) AS commit_lsn,
                    (array_agg(n.commit_idx ORDER BY n.commit_lsn DESC, n.commit_idx DESC))[1] AS commit_idx,
                    sum(n.bytes) < walbrook.receive_bytes_max()
                    AND bool_or(n.whole_table
-                               OR (SELECT true FROM walbrook.in_flight_%1$s e
+                               OR (SELECT true FROM walbrook.pull_in_flight_%1$s e
                                     WHERE e.consumer = %1$s AND e.group_id = n.group_id
                                       AND e.lease_id IS DISTINCT FROM $3 LIMIT 1)) IS NOT TRUE
-                   AND NOT EXISTS (SELECT FROM walbrook.in_flight_%1$s e
+                   AND NOT EXISTS (SELECT FROM walbrook.pull_in_flight_%1$s e
                                     WHERE e.consumer = %1$s AND e.whole_table) AS are_free
               FROM (SELECT r.commit_lsn, r.commit_idx, r.group_id, r.whole_table, r.bytes
-                      FROM walbrook.records_%1$s r
+                      FROM walbrook.pull_messages_%1$s r
                      WHERE r.consumer = %1$s AND (r.commit_lsn, r.commit_idx) > ($1, $2)
                      ORDER BY r.commit_lsn, r.commit_idx LIMIT $4) n
             $query$, id) INTO next
@@ -212,12 +213,12 @@ BEGIN
                 WITH fresh AS MATERIALIZED (
                     SELECT r.commit_lsn, r.commit_idx, r.group_id, r.table_schema, r.table_name,
                            r.action, r.message
-                      FROM walbrook.records_%1$s r
+                      FROM walbrook.pull_messages_%1$s r
                      WHERE r.consumer = %1$s AND (r.commit_lsn, r.commit_idx) > ($1, $2)
                        AND (r.commit_lsn, r.commit_idx) <= ($3, $4)
                      ORDER BY r.commit_lsn, r.commit_idx),
                 put AS (
-                    INSERT INTO walbrook.in_flight_%1$s
+                    INSERT INTO walbrook.pull_in_flight_%1$s
                            (consumer, commit_lsn, commit_idx, group_id, lease_id, lease_until,
                             deliveries, whole_table, table_schema, table_name, holder)
                     SELECT %1$s, f.commit_lsn, f.commit_idx, f.group_id, $5, $6, 1, false,
@@ -229,7 +230,7 @@ BEGIN
                 $query$, id)
                 USING last.commit_lsn, last.commit_idx, next.commit_lsn, next.commit_idx, lease,
                       until, holder;
-            INSERT INTO walbrook.claims AS c
+            INSERT INTO walbrook.pull_claims AS c
                    (consumer, lease_id, commit_lsn, commit_idx, swept_to, swept_at, rows_most,
                     held_most, looked_at)
             VALUES (id, lease, next.commit_lsn, next.commit_idx, last.swept_to, last.swept_at,
@@ -245,7 +246,7 @@ BEGIN
             settings, last, (wanted - taken)::integer, most::integer, lease, moment, until, holder);
         GET DIAGNOSTICS got = ROW_COUNT;
         taken := taken + got;
-        SELECT c.* INTO noted FROM walbrook.claims c WHERE c.consumer = id AND c.lease_id = lease;
+        SELECT c.* INTO noted FROM walbrook.pull_claims c WHERE c.consumer = id AND c.lease_id = lease;
         EXIT WHEN NOT FOUND OR (noted.commit_lsn, noted.commit_idx) = (last.commit_lsn, last.commit_idx);
         last := noted;
         IF last.passed > passed THEN
@@ -255,13 +256,13 @@ BEGIN
         EXIT WHEN last.looked_at < most;
     END LOOP;
     IF noted.lease_id IS NULL AND (taken > 0 OR is_swept) THEN
-        INSERT INTO walbrook.claims (consumer, lease_id, commit_lsn, commit_idx, swept_to, swept_at,
+        INSERT INTO walbrook.pull_claims (consumer, lease_id, commit_lsn, commit_idx, swept_to, swept_at,
                                      rows_most, held_most)
         VALUES (id, lease, last.commit_lsn, last.commit_idx, last.swept_to, last.swept_at,
                 last.rows_most, last.held_most);
     END IF;
     IF noted.lease_id IS NOT NULL OR taken > 0 OR is_swept THEN
-        DELETE FROM walbrook.claims c WHERE c.consumer = id AND c.lease_id < lease;
+        DELETE FROM walbrook.pull_claims c WHERE c.consumer = id AND c.lease_id < lease;
     END IF;
 END
 $$;

@@ -2,7 +2,7 @@
 
 -- The message goes in as text: a \u0000 in it, which json keeps and nothing can read, would make the
 -- other members unreadable too; and its numbers stay what they were.
-CREATE OR REPLACE FUNCTION walbrook.record_as_event(r walbrook.records) RETURNS json
+CREATE OR REPLACE FUNCTION walbrook.record_as_event(r walbrook.pull_messages) RETURNS json
 LANGUAGE sql STABLE AS $$
     SELECT json_build_object(
         'consumer', r.consumer, 'commit_lsn', r.commit_lsn, 'commit_idx', r.commit_idx,
@@ -33,9 +33,9 @@ BEGIN
                                       coalesce('its last holder, ' || f.holder || ',', 'its last holder')))),
                walbrook.record_as_event(r), f.deliveries
           FROM unnest($1, $2) u (lsn, idx)
-          JOIN walbrook.in_flight_%1$s f
+          JOIN walbrook.pull_in_flight_%1$s f
             ON f.consumer = %1$s AND f.commit_lsn = u.lsn AND f.commit_idx = u.idx
-          JOIN walbrook.records_%1$s r
+          JOIN walbrook.pull_messages_%1$s r
             ON r.consumer = %1$s AND r.commit_lsn = u.lsn AND r.commit_idx = u.idx,
                walbrook.consumers c
          WHERE c.id = %1$s
@@ -45,19 +45,19 @@ BEGIN
         $query$, bury_records.consumer) USING lsns, idxs;
     -- Not in walbrook.consumers: a worker's transaction that stays open would hold up who settles.
     WITH counted AS (
-        DELETE FROM walbrook.buried b USING (
-            SELECT k.id FROM walbrook.buried k
+        DELETE FROM walbrook.pull_dead_counts b USING (
+            SELECT k.id FROM walbrook.pull_dead_counts k
              WHERE k.consumer = bury_records.consumer FOR UPDATE SKIP LOCKED) k
          WHERE b.id = k.id RETURNING b.messages)
-    INSERT INTO walbrook.buried (consumer, messages)
+    INSERT INTO walbrook.pull_dead_counts (consumer, messages)
     SELECT bury_records.consumer, cardinality(lsns) + coalesce(sum(c.messages), 0) FROM counted c;
     EXECUTE format($query$
         WITH gone AS (
-            DELETE FROM walbrook.in_flight_%1$s f USING unnest($1, $2) u (lsn, idx)
+            DELETE FROM walbrook.pull_in_flight_%1$s f USING unnest($1, $2) u (lsn, idx)
              WHERE f.consumer = %1$s AND f.commit_lsn = u.lsn AND f.commit_idx = u.idx
             RETURNING f.commit_lsn, f.commit_idx, f.group_id, f.table_schema, f.table_name, f.whole_table),
         erased AS (
-            DELETE FROM walbrook.records_%1$s r USING gone
+            DELETE FROM walbrook.pull_messages_%1$s r USING gone
              WHERE r.consumer = %1$s AND r.commit_lsn = gone.commit_lsn AND r.commit_idx = gone.commit_idx)
         SELECT array_agg(group_id), array_agg(table_schema), array_agg(table_name), array_agg(whole_table)
           FROM gone
@@ -68,7 +68,7 @@ $$;
 
 CREATE OR REPLACE FUNCTION walbrook.dead_ever(c walbrook.consumers) RETURNS bigint
 LANGUAGE sql STABLE AS $$
-    SELECT c.dead + coalesce((SELECT sum(b.messages) FROM walbrook.buried b WHERE b.consumer = c.id), 0)::bigint
+    SELECT c.dead + coalesce((SELECT sum(b.messages) FROM walbrook.pull_dead_counts b WHERE b.consumer = c.id), 0)::bigint
 $$;
 
 COMMENT ON FUNCTION walbrook.dead_ever IS 'How many changes have ever become dead letters of this consumer.';
@@ -77,15 +77,15 @@ CREATE OR REPLACE FUNCTION walbrook.requeue_record(event json) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     -- Without the message, which is text in there.
-    record  walbrook.records := json_populate_record(NULL::walbrook.records, event);
-    stored  walbrook.stored;
-    last    walbrook.claims;
+    record  walbrook.pull_messages := json_populate_record(NULL::walbrook.pull_messages, event);
+    stored  walbrook.pull_positions;
+    last    walbrook.pull_claims;
     is_next boolean;
     known   boolean;
 BEGIN
     -- In this order everywhere: who stores locks the first and may then want the second.
-    SELECT s.* INTO stored FROM walbrook.stored s WHERE s.consumer = record.consumer FOR UPDATE;
-    PERFORM FROM walbrook.pulls p WHERE p.consumer = record.consumer FOR NO KEY UPDATE;
+    SELECT s.* INTO stored FROM walbrook.pull_positions s WHERE s.consumer = record.consumer FOR UPDATE;
+    PERFORM FROM walbrook.pull_settings p WHERE p.consumer = record.consumer FOR NO KEY UPDATE;
     IF NOT FOUND OR stored.consumer IS NULL OR event -> 'message' IS NULL THEN
         RAISE EXCEPTION 'this is no message of a pull consumer that there is now'
             USING ERRCODE = 'object_not_in_prerequisite_state';
@@ -96,23 +96,23 @@ BEGIN
                       AND (c.cursor_lsn, c.cursor_idx) <= (record.commit_lsn, record.commit_idx)) THEN
             RETURN false;  -- the consumer was moved back: it comes again by itself
         END IF;
-        UPDATE walbrook.stored s SET commit_lsn = record.commit_lsn, commit_idx = record.commit_idx
+        UPDATE walbrook.pull_positions s SET commit_lsn = record.commit_lsn, commit_idx = record.commit_idx
          WHERE s.consumer = record.consumer;
     END IF;
-    SELECT c.* INTO last FROM walbrook.claims c
+    SELECT c.* INTO last FROM walbrook.pull_claims c
      WHERE c.consumer = record.consumer ORDER BY c.lease_id DESC LIMIT 1;
-    -- Ahead of the last claim it is as one that nobody was handed yet: the next comes by it.
+    -- Ahead of the last claim it is as one that was not handed out yet: the next comes by it.
     is_next := ((record.commit_lsn, record.commit_idx) > (last.commit_lsn, last.commit_idx)) IS NOT FALSE;
     EXECUTE format($query$
         WITH put AS (
-            INSERT INTO walbrook.records_%1$s
+            INSERT INTO walbrook.pull_messages_%1$s
                    (consumer, commit_lsn, commit_idx, group_id, whole_table, bytes, commit_timestamp,
                     table_schema, table_name, action, message)
             VALUES (%1$s, $1.commit_lsn, $1.commit_idx, $1.group_id, $1.whole_table, $1.bytes,
                     $1.commit_timestamp, $1.table_schema, $1.table_name, $1.action, $2)
                 ON CONFLICT DO NOTHING RETURNING 1),
         flown AS (
-            INSERT INTO walbrook.in_flight_%1$s
+            INSERT INTO walbrook.pull_in_flight_%1$s
                    (consumer, commit_lsn, commit_idx, group_id, due_at, deliveries, whole_table,
                     table_schema, table_name)
             SELECT %1$s, $1.commit_lsn, $1.commit_idx, $1.group_id, clock_timestamp(), 0, $1.whole_table,
@@ -125,42 +125,42 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.requeue_record IS 'Put the event of a pull consumer''s dead letter back into its queue, with its deliveries counted anew. False: it is there, or comes again by itself because the consumer was moved back.';
+COMMENT ON FUNCTION walbrook.requeue_record IS 'Put the event of a pull consumer''s dead letter back into its queue, with its deliveries counted from zero. False: it is there, or comes again by itself because the consumer was moved back.';
 
 CREATE OR REPLACE FUNCTION walbrook.forget_records(id integer, lsn pg_lsn, idx bigint, for_good boolean DEFAULT false)
 RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
-    last  walbrook.claims;
-    ends  walbrook.stored;
+    last  walbrook.pull_claims;
+    ends  walbrook.pull_positions;
     count bigint;
 BEGIN
     -- In this order everywhere: who stores locks the first and may then want the second.
-    SELECT s.* INTO ends FROM walbrook.stored s WHERE s.consumer = forget_records.id FOR UPDATE;
-    PERFORM FROM walbrook.pulls p WHERE p.consumer = forget_records.id FOR UPDATE;
+    SELECT s.* INTO ends FROM walbrook.pull_positions s WHERE s.consumer = forget_records.id FOR UPDATE;
+    PERFORM FROM walbrook.pull_settings p WHERE p.consumer = forget_records.id FOR UPDATE;
     -- In cursor order, as those who acknowledge lock them.
-    EXECUTE format('SELECT count(*) FROM (SELECT FROM walbrook.in_flight_%1$s f WHERE f.consumer = %1$s '
+    EXECUTE format('SELECT count(*) FROM (SELECT FROM walbrook.pull_in_flight_%1$s f WHERE f.consumer = %1$s '
                    'AND (f.commit_lsn, f.commit_idx) >= ($1, $2) '
                    'ORDER BY f.commit_lsn, f.commit_idx FOR UPDATE) f', id) INTO count USING lsn, idx;
-    EXECUTE format('DELETE FROM walbrook.in_flight_%1$s f WHERE f.consumer = %1$s '
+    EXECUTE format('DELETE FROM walbrook.pull_in_flight_%1$s f WHERE f.consumer = %1$s '
                    'AND (f.commit_lsn, f.commit_idx) >= ($1, $2)', id) USING lsn, idx;
-    EXECUTE format('DELETE FROM walbrook.records_%1$s r WHERE r.consumer = %1$s '
+    EXECUTE format('DELETE FROM walbrook.pull_messages_%1$s r WHERE r.consumer = %1$s '
                    'AND (r.commit_lsn, r.commit_idx) >= ($1, $2)', id) USING lsn, idx;
     GET DIAGNOSTICS count = ROW_COUNT;
-    EXECUTE format('UPDATE walbrook.in_flight_%1$s f SET due_at = clock_timestamp() WHERE f.consumer = %1$s '
+    EXECUTE format('UPDATE walbrook.pull_in_flight_%1$s f SET due_at = clock_timestamp() WHERE f.consumer = %1$s '
                    'AND f.lease_until IS NULL AND f.due_at IS NULL', id);
-    SELECT c.* INTO last FROM walbrook.claims c WHERE c.consumer = id ORDER BY c.lease_id DESC LIMIT 1;
+    SELECT c.* INTO last FROM walbrook.pull_claims c WHERE c.consumer = id ORDER BY c.lease_id DESC LIMIT 1;
     -- Claims go on behind what is gone for good, or from where it comes again.
     IF NOT for_good THEN
         ends.commit_lsn := lsn;
         ends.commit_idx := idx - 1;
     END IF;
     IF for_good OR (last.commit_lsn, last.commit_idx) >= (lsn, idx) THEN
-        INSERT INTO walbrook.claims (consumer, lease_id, commit_lsn, commit_idx)
+        INSERT INTO walbrook.pull_claims (consumer, lease_id, commit_lsn, commit_idx)
         VALUES (id, nextval('walbrook.lease_ids'), ends.commit_lsn, ends.commit_idx);
-        DELETE FROM walbrook.claims c WHERE c.consumer = id AND c.lease_id <= last.lease_id;
+        DELETE FROM walbrook.pull_claims c WHERE c.consumer = id AND c.lease_id <= last.lease_id;
     END IF;
-    UPDATE walbrook.stored s SET commit_lsn = ends.commit_lsn, commit_idx = ends.commit_idx
+    UPDATE walbrook.pull_positions s SET commit_lsn = ends.commit_lsn, commit_idx = ends.commit_idx
      WHERE s.consumer = id AND (s.commit_lsn, s.commit_idx) >= (lsn, idx);
     RETURN count;
 END

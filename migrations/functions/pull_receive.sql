@@ -6,7 +6,7 @@ CREATE OR REPLACE FUNCTION walbrook.receive(consumer text, batch_size integer DE
 RETURNS SETOF walbrook.received
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    settings walbrook.pulls;
+    settings walbrook.pull_settings;
     ends     timestamptz;
     is_last  boolean;
     stood    record;
@@ -17,7 +17,7 @@ BEGIN
     PERFORM walbrook.check_interval('wait', coalesce(wait, '0'), 0, 60);
     ends := clock_timestamp() + coalesce(wait, '0');
     LOOP
-        -- Each time: somebody may pause it meanwhile.
+        -- Each time: it may be paused meanwhile.
         settings := walbrook.pull_consumer(receive.consumer, to_receive => true);
         is_last := clock_timestamp() >= ends;
         IF walbrook.claimable(settings.consumer) THEN
@@ -25,7 +25,7 @@ BEGIN
                 RETURN QUERY SELECT * FROM walbrook.claim(settings.consumer, batch_size, visibility, left(holder, 200));
                 RETURN;
             END IF;
-            SELECT c.commit_lsn, c.commit_idx INTO stood FROM walbrook.claims c
+            SELECT c.commit_lsn, c.commit_idx INTO stood FROM walbrook.pull_claims c
              WHERE c.consumer = settings.consumer ORDER BY c.lease_id DESC LIMIT 1;
             -- Nothing may be locked while it waits: what a claim without an outcome has done is undone.
             -- Unless it passed messages over: then others, behind those, can be reached from there, and
@@ -35,7 +35,7 @@ BEGIN
                 IF FOUND THEN
                     RETURN;
                 END IF;
-                SELECT c.commit_lsn, c.commit_idx INTO stands FROM walbrook.claims c
+                SELECT c.commit_lsn, c.commit_idx INTO stands FROM walbrook.pull_claims c
                  WHERE c.consumer = settings.consumer ORDER BY c.lease_id DESC LIMIT 1;
                 IF (stands.commit_lsn, stands.commit_idx)
                    > (coalesce(stood.commit_lsn, '0/0'), coalesce(stood.commit_idx, -1)) THEN
@@ -67,7 +67,7 @@ RETURNS TABLE (claimer integer, ack_id text, deliveries integer, lease_until tim
                action text, message json)
 LANGUAGE plpgsql AS $$
 DECLARE
-    settings walbrook.pulls;
+    settings walbrook.pull_settings;
     there    bigint;
     shares   integer[] := array_fill(0, ARRAY[cardinality(batch_sizes)]);
     turn     record;

@@ -7,13 +7,13 @@ BEGIN
         EXECUTE format('CREATE TABLE walbrook.events_%s PARTITION OF walbrook.events FOR VALUES IN (%s)',
                        make_queue.consumer, make_queue.consumer);
     END IF;
-    IF to_regclass(format('walbrook.records_%s', make_queue.consumer)) IS NULL THEN
-        EXECUTE format('CREATE TABLE walbrook.records_%s PARTITION OF walbrook.records FOR VALUES IN (%s) '
+    IF to_regclass(format('walbrook.pull_messages_%s', make_queue.consumer)) IS NULL THEN
+        EXECUTE format('CREATE TABLE walbrook.pull_messages_%s PARTITION OF walbrook.pull_messages FOR VALUES IN (%s) '
                        'WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 10000)',
                        make_queue.consumer, make_queue.consumer);
     END IF;
-    IF to_regclass(format('walbrook.in_flight_%s', make_queue.consumer)) IS NULL THEN
-        EXECUTE format('CREATE TABLE walbrook.in_flight_%s PARTITION OF walbrook.in_flight FOR VALUES IN (%s) '
+    IF to_regclass(format('walbrook.pull_in_flight_%s', make_queue.consumer)) IS NULL THEN
+        EXECUTE format('CREATE TABLE walbrook.pull_in_flight_%s PARTITION OF walbrook.pull_in_flight FOR VALUES IN (%s) '
                        'WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, '
                        'autovacuum_vacuum_cost_delay = 0)',
                        make_queue.consumer, make_queue.consumer);
@@ -27,7 +27,7 @@ COMMENT ON FUNCTION walbrook.make_queue IS 'Make the partitions of a consumer''s
 CREATE OR REPLACE FUNCTION walbrook.drop_queue() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
-    EXECUTE format('DROP TABLE IF EXISTS walbrook.events_%s, walbrook.records_%s, walbrook.in_flight_%s',
+    EXECUTE format('DROP TABLE IF EXISTS walbrook.events_%s, walbrook.pull_messages_%s, walbrook.pull_in_flight_%s',
                    OLD.id, OLD.id, OLD.id);
     RETURN NULL;
 END
@@ -37,7 +37,7 @@ CREATE OR REPLACE TRIGGER drop_queue AFTER DELETE ON walbrook.consumers
     FOR EACH ROW EXECUTE FUNCTION walbrook.drop_queue();
 
 -- The first row of each group is due. Called with the consumer's row in walbrook.consumers locked, by
--- whoever added or took rows of these groups; without groups, for all of them.
+-- the transaction that added or took rows of these groups; without groups, for all of them.
 CREATE OR REPLACE FUNCTION walbrook.promote(consumer integer, groups bigint[] DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -54,7 +54,7 @@ BEGIN
            AND e.commit_idx = first.commit_idx AND first.due_at IS NULL;
         RETURN;
     END IF;
-    -- Some message has its place among all of its table: look at every one that waits. In one pass: rows
+    -- The rule of walbrook.is_head for all rows, because some message is of its whole table. In one pass: rows
     -- that were just copied have no statistics, and a plan that compares each with each takes minutes.
     UPDATE walbrook.events e SET due_at = clock_timestamp()
       FROM (
@@ -107,6 +107,7 @@ $$;
 
 COMMENT ON FUNCTION walbrook.bury IS 'Make dead letters of messages that wait in a consumer''s queue.';
 
+-- The rule who must wait, of cdc/state/blocked_groups.py, for one row.
 CREATE OR REPLACE FUNCTION walbrook.is_head(e walbrook.events) RETURNS boolean
 LANGUAGE plpgsql STABLE AS $$
 BEGIN

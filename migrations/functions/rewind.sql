@@ -1,6 +1,6 @@
 -- Moving a consumer: back, forward, or past everything that waits.
 
--- The end of the log as its reader last told, or the consumer itself if that is further.
+-- The end of the log as its reader last reported, or the consumer itself if that is further.
 CREATE OR REPLACE FUNCTION walbrook.end_for(c walbrook.consumers) RETURNS walbrook.place
 LANGUAGE sql STABLE AS $$
     SELECT greatest(ROW(coalesce(s.log_lsn, '0/0'), coalesce(s.log_idx, 0))::walbrook.place,
@@ -155,7 +155,7 @@ BEGIN
            top_lsn = CASE WHEN rewind.destination IS NULL THEN k.top_lsn END,
            top_idx = CASE WHEN rewind.destination IS NULL THEN k.top_idx END,
            lost_at = CASE WHEN rewind.destination IS NULL THEN k.lost_at END,
-           -- By it one that stands where it is to begin anew sees that it is to.
+           -- By it one that stands where it is to start over sees that it is to.
            ledger = CASE WHEN walbrook.is_numbered(c) THEN gen_random_uuid() ELSE k.ledger END
      WHERE k.id = c.id;
     IF rewind.destination IS NOT NULL THEN
@@ -190,7 +190,7 @@ BEGIN
     VALUES (c.source, c.name, c.cursor_lsn, c.cursor_idx, target.lsn, target.idx, 'skipped')
         ON CONFLICT ON CONSTRAINT gaps_source_consumer_from_lsn_from_idx_key
         DO UPDATE SET to_lsn = excluded.to_lsn, to_idx = excluded.to_idx, reason = excluded.reason,
-                      noted_at = excluded.noted_at, told_at = NULL;
+                      noted_at = excluded.noted_at, reported_at = NULL;
     UPDATE walbrook.consumers k
        SET cursor_lsn = target.lsn, cursor_idx = target.idx, moved_at = clock_timestamp()
      WHERE k.id = c.id;
@@ -198,7 +198,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.skip_to IS 'Move one consumer forward to a cursor and go on without what it lacks before it; a row of walbrook.gaps says from where to where, and its sink is told.';
+COMMENT ON FUNCTION walbrook.skip_to IS 'Move one consumer forward to a cursor and go on without what it lacks before it; a row of walbrook.gaps says from where to where, and its sink is sent a message.';
 
 CREATE OR REPLACE FUNCTION walbrook.note_discarded(
     c walbrook.consumers, from_place walbrook.place, to_place walbrook.place
@@ -209,7 +209,7 @@ LANGUAGE sql AS $$
             'discarded')
         ON CONFLICT (source, consumer, from_lsn, from_idx)
         DO UPDATE SET to_lsn = excluded.to_lsn, to_idx = excluded.to_idx, reason = excluded.reason,
-                      noted_at = excluded.noted_at, told_at = NULL
+                      noted_at = excluded.noted_at, reported_at = NULL
 $$;
 
 CREATE OR REPLACE FUNCTION walbrook.discard_all(consumer text) RETURNS walbrook.consumer_state
@@ -223,10 +223,10 @@ DECLARE
     cut bigint;
 BEGIN
     IF c.destination = 'pull' THEN
-        SELECT r.commit_lsn, r.commit_idx INTO waits FROM walbrook.records r
+        SELECT r.commit_lsn, r.commit_idx INTO waits FROM walbrook.pull_messages r
          WHERE r.consumer = c.id ORDER BY 1, 2 LIMIT 1;
         -- What is stored and not settled goes too: the cursor goes past it, not the settlement.
-        SELECT s.commit_lsn, s.commit_idx + 1 INTO stored FROM walbrook.stored s WHERE s.consumer = c.id;
+        SELECT s.commit_lsn, s.commit_idx + 1 INTO stored FROM walbrook.pull_positions s WHERE s.consumer = c.id;
         ends := greatest(ends, stored);
     ELSE
         -- Windows and watermarks have numbers, which are no places in the log.
@@ -250,4 +250,4 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.discard_all IS 'Give up all that a consumer has not had: its queue, and the log up to its end; a row of walbrook.gaps says from where to where, and its sink is told.';
+COMMENT ON FUNCTION walbrook.discard_all IS 'Give up all that a consumer has not had: its queue, and the log up to its end; a row of walbrook.gaps says from where to where, and its sink is sent a message.';

@@ -66,7 +66,7 @@ BEGIN
          WHERE c.source = accept_gap.source AND c.active AND c.cursor_lsn < accept_gap.lsn
             ON CONFLICT ON CONSTRAINT gaps_source_consumer_from_lsn_from_idx_key
             DO UPDATE SET to_lsn = excluded.to_lsn, to_idx = excluded.to_idx,
-                          reason = excluded.reason, noted_at = excluded.noted_at, told_at = NULL
+                          reason = excluded.reason, noted_at = excluded.noted_at, reported_at = NULL
         RETURNING g.*;
     UPDATE walbrook.consumers c
        SET cursor_lsn = accept_gap.lsn, cursor_idx = 0, moved_at = clock_timestamp()

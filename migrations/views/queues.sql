@@ -24,10 +24,10 @@ CREATE OR REPLACE VIEW walbrook.leases AS
 SELECT c.source, c.name AS consumer, h.commit_lsn || ':' || h.commit_idx AS cursor, h.lease_id,
        h.holder, h.lease_until, h.deliveries, h.lease_until <= clock_timestamp() AS expired
   FROM (SELECT f.consumer, f.commit_lsn, f.commit_idx, f.lease_id, f.holder, f.lease_until, f.deliveries
-          FROM walbrook.in_flight f WHERE f.lease_until IS NOT NULL
+          FROM walbrook.pull_in_flight f WHERE f.lease_until IS NOT NULL
          UNION ALL
         SELECT e.consumer, e.commit_lsn, e.commit_idx, e.lease_id, e.holder, e.lease_until, e.deliveries
           FROM walbrook.events e WHERE e.lease_until IS NOT NULL) h
   JOIN walbrook.consumers c ON c.id = h.consumer;
 
-COMMENT ON VIEW walbrook.leases IS 'Who holds which message, until when; expired: nobody has taken it since.';
+COMMENT ON VIEW walbrook.leases IS 'Who holds which message, until when; expired: no worker has taken it since.';

@@ -22,11 +22,11 @@ import pyarrow as pa
 from cdc.backfill.table import PublishedTable
 from cdc.change import MessageBatch
 from cdc.cursor import Cursor
+from cdc.cursor_columns import prefix_at_or_below
 from cdc.errors import WalbrookError
 from cdc.failpoints import reached
 from cdc.verify.held import Form, Key
 from sinks.base import Delivery
-from sinks.columns import prefix_at_or_below
 from sinks.kafka.client import Settings, producer_settings
 from sinks.kafka.connection import Connection
 from sinks.kafka.errors import FENCED, from_exception, meaning

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from cdc.bisection import halves
 from cdc.change import MessageBatch
 from cdc.errors import PoisonError
 from sinks.base import Delivery
@@ -19,10 +20,9 @@ def send_in_halves(batch: MessageBatch, send: Callable[[MessageBatch], Delivery]
     rest = batch.slice(done.settled)
     if not isinstance(done.error, PoisonError) or len(rest) < 2:
         return done
-    middle = len(rest) // 2
     settled = done.settled
-    for half in (rest.slice(0, middle), rest.slice(middle)):
-        done = send_in_halves(half, send)
+    for start, stop in halves(0, len(rest)):
+        done = send_in_halves(rest.slice(start, stop - start), send)
         settled += done.settled
         if done.error is not None:
             break

@@ -1,9 +1,9 @@
 """What is done for tables beside deliveries: small files are merged, files of old versions go.
 
 Invariants: it runs in a thread of its own and holds no lock that a delivery takes; a merge that a
-delivery was faster than is dropped; what fails here fails nobody, is logged, and is tried again the
-next time. Files of old versions go once a day, also those of a table to which nothing is written
-any more. One merge reads files of at most ``target_file_bytes`` together.
+delivery was faster than is dropped; what fails here fails no delivery, is logged, and is tried
+again the next time. Files of old versions go once a day, also those of a table to which nothing is
+written any more. One merge reads files of at most ``target_file_bytes`` together.
 """
 
 from __future__ import annotations

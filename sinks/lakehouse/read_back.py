@@ -34,7 +34,7 @@ def held_rows(
     table: LakeTable, source: PublishedTable, keys: Collection[Key] | None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a table that has one per key."""
-    reader = _Reader(table, source, keys)
+    reader = _TableReader(table, source, keys)
     for file in table.files():
         if reader.index is not None and not reader.index.may_touch(file):
             continue
@@ -46,13 +46,13 @@ def held_history(
     table: LakeTable, source: PublishedTable, keys: Collection[Key] | None
 ) -> Iterator[pa.RecordBatch]:
     """The changes of a history, in no order."""
-    reader = _Reader(table, source, keys, more=_OF_CHANGES)
+    reader = _TableReader(table, source, keys, more=_OF_CHANGES)
     for file in table.files():
         for rows in reader.read(file):
             yield _changes(reader, rows, source)
 
 
-class _Reader:
+class _TableReader:
     """Reads the files of a table as it was when it was loaded."""
 
     def __init__(
@@ -112,7 +112,7 @@ class _Reader:
         return chosen
 
 
-def _changes(reader: _Reader, rows: pa.Table, source: PublishedTable) -> pa.RecordBatch:
+def _changes(reader: _TableReader, rows: pa.Table, source: PublishedTable) -> pa.RecordBatch:
     action = _whole(rows, "walbrook_action")
     of_rows = rows.filter(pc.not_equal(action, "truncate"))
     gone = pc.equal(_whole(of_rows, "walbrook_action"), "delete")

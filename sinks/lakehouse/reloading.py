@@ -92,7 +92,7 @@ class Reloader:
         return self._open_table(shadow_of(target, reload))
 
     def lost(self, table: LakeTable, reload: int) -> None:
-        """Somebody has removed the shadow of a table: changes go on without it."""
+        """The shadow of a table was removed: changes go on without it."""
         state = table.load()
         if state is None or state.reload != reload:
             return

@@ -4,8 +4,8 @@ Every table has a position of its own, which moves in the commit of its rows. In
 at or below its table's position is in the table and is skipped when it is repeated; a delivery
 counts only what is committed.
 
-A message that has no place in its table is found by halving the batch: each half is a delivery of
-its own, and the first message that is refused alone ends it.
+A message that has no place in its table is found by bisection of the batch: each half is a delivery
+of its own, and the first message that is refused alone ends it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 
 from cdc.backfill.reload import mark_in
 from cdc.backfill.table import PublishedTable
-from cdc.change import READ, MessageBatch, cursor_at
+from cdc.change import READ, MessageBatch
+from cdc.cursor_columns import cursor_at, prefix_at_or_below
 from cdc.errors import OperatorError, PoisonError, WalbrookError
 from cdc.failpoints import reached
 from cdc.verify.held import Form, Key
 from sinks.base import Delivery
-from sinks.columns import prefix_at_or_below
 from sinks.lakehouse.columns import DATE
 from sinks.lakehouse.evolving import follow
 from sinks.lakehouse.maintenance import Maintainer, MaintenancePlan
@@ -36,7 +36,7 @@ from sinks.lakehouse.stopped import StoppedTables
 from sinks.lakehouse.table import ConflictError, LakeTable, TableState
 from sinks.lakehouse.writing import Appends, Merges, Writes, gap_rows
 from sinks.tables.fold import moves_in_parts
-from sinks.tables.stretches import Part, stretches
+from sinks.tables.parts import Part, parts_by_version
 from sinks.tables.typed import plan_of
 
 Mode = Literal["append", "upsert"]
@@ -84,25 +84,20 @@ class LakehouseSink:
     def deliver(self, batch: MessageBatch) -> Delivery:
         """Commit the messages that their tables do not hold yet, in order."""
         settled = absorbed = 0
-        waiting = [batch]
+
         try:
             self._stopped.retry(self._write_part)
-            while waiting:
-                piece = waiting.pop()
-                try:
-                    absorbed += self._apply(piece.rows)
-                except PoisonError as error:
-                    if len(piece) == 1:
-                        refused = _refused(piece, error)
-                        return Delivery(settled, absorbed, refused, stopped=self._stopped.told())
-                    middle = len(piece) // 2
-                    waiting += [piece.slice(middle), piece.slice(0, middle)]
-                    continue
-                settled += len(piece)
+            for part, known in batch.bisect(lambda part: self._apply(part.rows), PoisonError):
+                if isinstance(known, PoisonError):
+                    refused = _refused(part, known)
+                    return Delivery(
+                        settled, absorbed, refused, stopped=self._stopped.stopped_tables()
+                    )
+                settled, absorbed = settled + len(part), absorbed + known
         except WalbrookError as error:
             self._forget()
             return Delivery(settled, absorbed, error)
-        return Delivery(settled, absorbed, stopped=self._stopped.told())
+        return Delivery(settled, absorbed, stopped=self._stopped.stopped_tables())
 
     def probe(self) -> str:
         """Whether the place of the tables can be reached; nothing is written."""
@@ -128,7 +123,7 @@ class LakehouseSink:
         self._forget()
 
     def _forget(self) -> None:
-        """Read the tables again: somebody may have moved or mended them."""
+        """Read the tables again: they may have been moved or repaired."""
         self._tables.clear()
         self._registry = Registry(self._open_table)
         self._stopped = StoppedTables(self._open_table, self._registry, self._commit)
@@ -149,7 +144,7 @@ class LakehouseSink:
         if not rows.num_rows:
             return absorbed
         cuts = moves_in_parts(rows) if self._mode == "upsert" else None
-        for parts in stretches(rows, self._names, cuts):
+        for parts in parts_by_version(rows, self._names, cuts):
             absorbed += sum(map(self._apply_part, parts))
         return absorbed
 

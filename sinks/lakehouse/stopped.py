@@ -6,7 +6,7 @@ done something about the table; then they are written, and what comes next goes 
 
 Invariants: while changes of a table wait, every later one waits behind them. What waits is as
 durable as what was written. About ``WAITING_BYTES_MAX`` wait per table at most; then delivery stops
-with the table's error. A table with changes that wait and that somebody removed has none.
+with the table's error. A table with changes that wait and that was removed has none.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
-from cdc.change import cursor_at
 from cdc.cursor import ORIGIN, Cursor
+from cdc.cursor_columns import cursor_at
 from cdc.decoding.format import TABLE_VERSION
 from cdc.errors import OperatorError, PoisonError, WalbrookError
 from sinks.base import StoppedTable
 from sinks.lakehouse.names import GAPS, LakeTarget
 from sinks.lakehouse.registry import Registry
 from sinks.lakehouse.table import LakeTable, TableState
-from sinks.tables.stretches import Part
+from sinks.tables.parts import Part
 
 RETRY_S: Final = 10.0
 WAITING_BYTES_MAX: Final = 1 << 30
@@ -88,7 +88,7 @@ class StoppedTables:
         state = self._open_table(_beside(target)).load()
         return ORIGIN if state is None else state.cursor
 
-    def told(self) -> tuple[StoppedTable, ...]:
+    def stopped_tables(self) -> tuple[StoppedTable, ...]:
         """The tables whose changes wait, and why."""
         return tuple(
             StoppedTable(str(target), found.error.kind, found.error.what, found.error.fix)
@@ -171,7 +171,7 @@ def _row(rows: pa.RecordBatch, *, routed: bool) -> pa.Table:
 
 
 def _in_order(table: LakeTable) -> Iterator[tuple[pa.RecordBatch, bool]]:
-    """The parts that wait, one after another; somebody may have merged their files."""
+    """The parts that wait, one after another; their files may have been merged."""
     files = table.files()
     places = []
     for number, file in enumerate(files):

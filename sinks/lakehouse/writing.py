@@ -11,7 +11,7 @@ from typing import Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import cursor_at
+from cdc.cursor_columns import cursor_at
 from cdc.decoding.relation import Relation
 from cdc.errors import OperatorError
 from cdc.failpoints import reached

@@ -17,16 +17,17 @@ import pyarrow.compute as pc
 import structlog
 from psycopg import sql
 
-from cdc.change import READ, cursor_at
+from cdc.change import READ
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn
+from cdc.cursor_columns import cursor_at
 from cdc.decoding.copy_text import copied_text, lsn_texts
 from cdc.decoding.joins import joined
 from cdc.decoding.row_texts import NULL
 from cdc.errors import OperatorError
 from sinks.postgres.copying import copy_lines, pieces, shared_texts
 from sinks.postgres.history import commit_times
-from sinks.postgres.position import Owner, Position, Positions
+from sinks.postgres.position import Owner, PositionRow, Positions
 from sinks.postgres.target import NAME_BYTES_MAX, Target
 
 _logger = structlog.get_logger("walbrook.sink.postgres")
@@ -119,7 +120,7 @@ class Events:
             statement = sql.SQL(_CUT).format(self._target.identifier)
             connection.execute(statement, (format_lsn(first.lsn), first.idx))
 
-    def apply(self, connection: Connection, rows: pa.RecordBatch, position: Position) -> None:
+    def apply(self, connection: Connection, rows: pa.RecordBatch, position: PositionRow) -> None:
         """Add changes, of tables or not."""
         self._make_partitions(connection, _days(rows))
         first, last = cursor_at(rows, 0), cursor_at(rows, -1)

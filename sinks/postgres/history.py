@@ -6,20 +6,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
-from cdc.change import READ, cursor_at
+from cdc.change import READ
 from cdc.connection import Connection
 from cdc.cursor import Cursor, format_lsn
+from cdc.cursor_columns import cursor_at
 from cdc.decoding.copy_text import copied_text, lsn_texts
 from cdc.decoding.format import ROW_TEXT
 from cdc.decoding.joins import joined
 from cdc.decoding.row_texts import NULL
 from sinks.postgres.copying import copy_lines, pieces, shared_texts
-from sinks.postgres.position import Owner, Position, Positions
+from sinks.postgres.position import Owner, PositionRow, Positions
 from sinks.postgres.reloading import Shadows
-from sinks.postgres.tables import Layout, Tables
+from sinks.postgres.tables import Tables, TargetLayout
 from sinks.postgres.target import Target, TargetNames
 from sinks.tables.fold import join_columns, split_columns
-from sinks.tables.stretches import Part, stretches
+from sinks.tables.parts import Part, parts_by_version
 
 # First what all rows of a transaction share.
 _OWN = (
@@ -75,13 +76,13 @@ class History:
             statement = sql.SQL(_CUT).format(sql.Identifier(str(schema), str(name)))
             connection.execute(statement, (format_lsn(first.lsn), first.idx))
 
-    def apply(self, connection: Connection, rows: pa.RecordBatch, position: Position) -> None:
+    def apply(self, connection: Connection, rows: pa.RecordBatch, position: PositionRow) -> None:
         """Add changes of tables."""
-        for parts in stretches(rows, self._names):
+        for parts in parts_by_version(rows, self._names):
             for part in self._shadows.with_shadows(connection, parts, position):
                 self._add(connection, part, position)
 
-    def _add(self, connection: Connection, part: Part[Target], position: Position) -> None:
+    def _add(self, connection: Connection, part: Part[Target], position: PositionRow) -> None:
         layout = self._tables.layout(connection, part)
         # A schema change has altered the table, and is no change of a row.
         of_rows = pc.not_equal(part.rows.column("action"), "schema_change")
@@ -98,7 +99,7 @@ class History:
         copy_lines(connection, statement, lines)
 
     def _replace_reads(
-        self, connection: Connection, target: Target, rows: pa.RecordBatch, position: Position
+        self, connection: Connection, target: Target, rows: pa.RecordBatch, position: PositionRow
     ) -> None:
         """Take out read rows that come again: they stand at one LSN, apart from changes."""
         first, last = cursor_at(rows, 0), cursor_at(rows, -1)
@@ -107,7 +108,7 @@ class History:
             connection.execute(statement, (format_lsn(first.lsn), first.idx, last.idx))
 
 
-def _lines(rows: pa.RecordBatch, layout: Layout, generation: int) -> pa.StringArray:
+def _lines(rows: pa.RecordBatch, layout: TargetLayout, generation: int) -> pa.StringArray:
     texts = rows.column(ROW_TEXT)
     if texts.null_count:  # a truncate has no row
         texts = texts.fill_null("\t".join([NULL] * len(layout.names)))

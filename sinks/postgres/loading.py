@@ -22,7 +22,7 @@ from cdc.decoding.format import ROW_TEXT
 from cdc.decoding.joins import joined
 from sinks.postgres.copying import copy_lines, pieces
 from sinks.postgres.stage import names
-from sinks.postgres.tables import Layout
+from sinks.postgres.tables import TargetLayout
 from sinks.postgres.target import Target
 
 _STAGED_AFTER_CONFLICT: Final = 16
@@ -40,7 +40,7 @@ class Loader:
     def __init__(self) -> None:
         self._staged: dict[Target, int] = {}
 
-    def load(self, connection: Connection, layout: Layout, rows: pa.RecordBatch) -> bool:
+    def load(self, connection: Connection, layout: TargetLayout, rows: pa.RecordBatch) -> bool:
         """Copy rows into their target; returns whether they are there now."""
         if not self._takes(layout, rows):
             return False
@@ -56,7 +56,7 @@ class Loader:
             return False
         return True
 
-    def _takes(self, layout: Layout, rows: pa.RecordBatch) -> bool:
+    def _takes(self, layout: TargetLayout, rows: pa.RecordBatch) -> bool:
         if not layout.key or layout.is_partial or not layout.columns:
             return False
         if not pc.all(pc.equal(rows.column("action"), READ)).as_py():

@@ -20,13 +20,13 @@ from cdc.connection import Connection
 from cdc.cursor import Cursor
 from cdc.errors import OperatorError
 from sinks.postgres.loading import Loader
-from sinks.postgres.position import Position
+from sinks.postgres.position import PositionRow
 from sinks.postgres.reloading import Shadows
 from sinks.postgres.stage import KEPT, NUMBER, OP, Stage, Stages, names
-from sinks.postgres.tables import Layout, Tables
+from sinks.postgres.tables import Tables, TargetLayout
 from sinks.postgres.target import Target, TargetNames
 from sinks.tables.fold import Counted, Folded, count_rows, fold, is_move, moves_in_parts
-from sinks.tables.stretches import Part, stretches
+from sinks.tables.parts import Part, parts_by_version
 from sinks.tables.versions import is_row_identity
 
 _DELETE = "DELETE FROM {target} t USING {stage} s WHERE s.{op} = 'd' AND {by_key}"
@@ -137,10 +137,10 @@ class Mirror:
     def begin_again(self, _connection: Connection, _first: Cursor) -> None:
         """What comes again is applied by key once more."""
 
-    def apply(self, connection: Connection, rows: pa.RecordBatch, position: Position) -> None:
+    def apply(self, connection: Connection, rows: pa.RecordBatch, position: PositionRow) -> None:
         """Apply changes of tables in their order."""
         self._stages.begin(connection)
-        for given in stretches(rows, self._names, moves_in_parts(rows)):
+        for given in parts_by_version(rows, self._names, moves_in_parts(rows)):
             parts = self._shadows.with_shadows(connection, given, position)
             alone = len(parts) == 1  # the order of tables that refer to each other is kept
             prepared = [self._prepare(connection, part, position, alone=alone) for part in parts]
@@ -156,7 +156,7 @@ class Mirror:
                 _write(connection, work)
 
     def _prepare(
-        self, connection: Connection, part: Part[Target], position: Position, *, alone: bool
+        self, connection: Connection, part: Part[Target], position: PositionRow, *, alone: bool
     ) -> _Work | None:
         """Copy what is left of a part to its stage; None if nothing is to be done with it."""
         layout = self._tables.layout(connection, part)
@@ -307,7 +307,7 @@ def _run(
     connection.execute(sql.SQL(statement).format(**given))
 
 
-def _by_key(layout: Layout, of: str) -> sql.Composable:
+def _by_key(layout: TargetLayout, of: str) -> sql.Composable:
     pairs = [
         sql.SQL("{} = {}").format(sql.Identifier("t", name), sql.Identifier(of, name))
         for name in layout.key
@@ -315,7 +315,7 @@ def _by_key(layout: Layout, of: str) -> sql.Composable:
     return sql.SQL(" AND ").join(pairs)
 
 
-def _on_conflict(layout: Layout) -> sql.Composable:
+def _on_conflict(layout: TargetLayout) -> sql.Composable:
     others = [name for name in layout.columns if name not in layout.key]
     if not others:
         return sql.SQL("NOTHING")
@@ -326,7 +326,7 @@ def _on_conflict(layout: Layout) -> sql.Composable:
     return sql.SQL("UPDATE SET ") + sql.SQL(", ").join(pairs)
 
 
-def _assigned(layout: Layout) -> sql.Composable:
+def _assigned(layout: TargetLayout) -> sql.Composable:
     """The columns of an update, each kept if its name at the source is among the kept ones."""
     pairs = [
         sql.SQL("{} = CASE WHEN s.{} ? {} THEN t.{} ELSE s.{} END").format(
@@ -338,7 +338,7 @@ def _assigned(layout: Layout) -> sql.Composable:
     return sql.SQL(", ").join(pairs)
 
 
-def _of(alias: str, layout: Layout) -> sql.Composable:
+def _of(alias: str, layout: TargetLayout) -> sql.Composable:
     return sql.SQL(", ").join(sql.Identifier(alias, name) for name in layout.columns)
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from cdc.connection import Connection
-from cdc.cursor import ORIGIN, Cursor, format_lsn, parse_lsn
+from cdc.cursor import ORIGIN, Cursor, cursor_of, format_lsn
 from cdc.errors import OperatorError, TransientError
 from sinks.postgres.target import Target
 
@@ -134,7 +134,7 @@ def _shadows_in(saved: object) -> dict[Target, Shadow]:
 
 
 @dataclass(frozen=True)
-class Position:
+class PositionRow:
     """The row, locked; ``rewound``: this epoch is new, and messages from before come again.
 
     What comes again is at or below ``repeats``.
@@ -174,8 +174,8 @@ class Positions:
             if not self.exists(connection):
                 connection.execute(self.statement(_MAKE))
 
-    def lock(self, connection: Connection) -> Position:
-        """Returns the position; nobody else moves it until the transaction ends."""
+    def lock(self, connection: Connection) -> PositionRow:
+        """Returns the position; no other process moves it until the transaction ends."""
         owner = (self._owner.source, self._owner.consumer)
         row = connection.execute(self.statement(_LOCK), (self.epoch, *owner)).fetchone()
         if row is None:
@@ -184,10 +184,10 @@ class Positions:
         assert row is not None
         mode, lsn, idx, repeats_lsn, repeats_idx, generation, epoch, is_over, saved = row
         self._refuse_other_mode(str(mode))
-        repeats = Cursor(parse_lsn(str(repeats_lsn)), int(str(repeats_idx)))
-        cursor = Cursor(parse_lsn(str(lsn)), int(str(idx)))
+        repeats = cursor_of(repeats_lsn, repeats_idx)
+        cursor = cursor_of(lsn, idx)
         shadows = _shadows_in(saved)
-        position = Position(cursor, int(str(generation)), repeats, shadows=shadows)
+        position = PositionRow(cursor, int(str(generation)), repeats, shadows=shadows)
         if not self.epoch or epoch == self.epoch:
             return position
         if is_over:
@@ -201,7 +201,7 @@ class Positions:
             (_EPOCHS_MAX, self.epoch, format_lsn(repeats.lsn), repeats.idx, *owner),
         )
         rewound = cursor != ORIGIN
-        return Position(cursor, position.generation + 1, repeats, rewound, shadows)
+        return PositionRow(cursor, position.generation + 1, repeats, rewound, shadows)
 
     def hold(self, connection: Connection) -> None:
         """Keep others from delivering until the transaction ends."""

@@ -23,15 +23,15 @@ from cdc.backfill.reload import ReloadMark
 from cdc.change import READ
 from cdc.connection import Connection
 from cdc.cursor import Cursor
+from cdc.cursor_columns import prefix_at_or_below
 from cdc.decoding.relation import Relation
 from cdc.decoding.row_texts import relation_of
 from cdc.errors import OperatorError
-from sinks.columns import prefix_at_or_below
 from sinks.postgres.errors import from_postgres, is_of_a_row
-from sinks.postgres.position import Owner, Position, Positions, Shadow
+from sinks.postgres.position import Owner, PositionRow, Positions, Shadow
 from sinks.postgres.tables import Tables
 from sinks.postgres.target import NAME_BYTES_MAX, Target, TargetNames
-from sinks.tables.stretches import Part
+from sinks.tables.parts import Part
 from sinks.tables.versions import is_row_identity, key_names
 
 _logger = structlog.get_logger("walbrook.sink.postgres")
@@ -85,7 +85,7 @@ class Shadows:
         """The reload that rows of the action ``read`` are for, if they are for any."""
 
     def with_shadows(
-        self, connection: Connection, parts: Iterable[Part[Target]], position: Position
+        self, connection: Connection, parts: Iterable[Part[Target]], position: PositionRow
     ) -> list[Part[Target]]:
         """The parts of a stretch, and beside them those that go to shadows."""
         if not position.shadows:
@@ -95,7 +95,7 @@ class Shadows:
         return [each for part in parts for each in self._doubled(part, position)]
 
     def take(
-        self, connection: Connection, mark: ReloadMark, at: Cursor, position: Position
+        self, connection: Connection, mark: ReloadMark, at: Cursor, position: PositionRow
     ) -> None:
         """Do what a mark at this place says."""
         target = self._names.of(mark.table.schema, mark.table.table)
@@ -110,7 +110,7 @@ class Shadows:
         if there is not None:
             self._drop(connection, there, position)
 
-    def _doubled(self, part: Part[Target], position: Position) -> Iterator[Part[Target]]:
+    def _doubled(self, part: Part[Target], position: PositionRow) -> Iterator[Part[Target]]:
         shadow = position.shadows.get(part.target)
         if shadow is None or relation_of(part.version).oid != shadow.relation_oid:
             yield part
@@ -123,11 +123,11 @@ class Shadows:
         # After a rewind older changes come again.
         rows = part.rows.slice(prefix_at_or_below(part.rows, shadow.begun))
         if rows.num_rows:
-            # As routed, so that nobody takes it for the table under an older name.
+            # As routed, so that it is not taken for the table under an older name.
             yield Part(shadow.place, part.version, True, rows)
 
     def _drop_missed(
-        self, connection: Connection, parts: Iterable[Part[Target]], position: Position
+        self, connection: Connection, parts: Iterable[Part[Target]], position: PositionRow
     ) -> None:
         """Drop shadows whose table goes to another target now."""
         moved = {
@@ -140,7 +140,7 @@ class Shadows:
             self._drop(connection, shadow, position)
 
     def _begin(
-        self, connection: Connection, reload: int, target: Target, at: Cursor, position: Position
+        self, connection: Connection, reload: int, target: Target, at: Cursor, position: PositionRow
     ) -> None:
         relation = self._followed(connection, target)
         if relation is None:
@@ -206,7 +206,7 @@ class Shadows:
             return [_EMPTY, _ALL]
         return [_GONE, *([_DIFFERENT] if len(columns) > len(key) else []), _NEW]
 
-    def _drop(self, connection: Connection, shadow: Shadow, position: Position) -> None:
+    def _drop(self, connection: Connection, shadow: Shadow, position: PositionRow) -> None:
         """Remove a shadow; there may be none."""
         place = shadow.place
         connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(place.identifier))

@@ -1,8 +1,8 @@
 """One delivery, one transaction: the position is locked, the rows are applied, the position moves.
 
-A message that the destination refuses is found by halving the batch: each half is a delivery of its
-own, and the first message that is refused alone ends it. After some refusals in a row, with nothing
-accepted between them, the destination is taken to be at fault, and the next message waits.
+A message that the destination refuses is found by bisection of the batch: each half is a delivery
+of its own, and the first message that is refused alone ends it. After some refusals in a row, with
+nothing accepted between them, the destination is taken to be at fault, and the next message waits.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from psycopg.conninfo import conninfo_to_dict
 
 from cdc.backfill.reload import mark_in
 from cdc.backfill.table import PublishedTable
-from cdc.change import MessageBatch, cursor_at
+from cdc.change import MessageBatch
 from cdc.connection import LIVENESS, Connection, with_options
 from cdc.cursor import Cursor
+from cdc.cursor_columns import cursor_at, prefix_at_or_below
 from cdc.decoding.format import TABLE_VERSION
 from cdc.errors import OperatorError, PoisonError, TransientError, WalbrookError
 from cdc.failpoints import reached
 from cdc.verify.held import Form, Key
 from sinks.base import Delivery
-from sinks.columns import prefix_at_or_below
 from sinks.postgres.errors import from_postgres, is_of_a_row
 from sinks.postgres.events import Events, Span, table_of_events
 from sinks.postgres.history import History
 from sinks.postgres.mirror import SETTINGS, Mirror
-from sinks.postgres.position import Owner, Position, Positions
+from sinks.postgres.position import Owner, PositionRow, Positions
 from sinks.postgres.read_back import held_rows
 from sinks.postgres.reloading import Shadows
 from sinks.postgres.rights import rights_found
@@ -56,7 +56,9 @@ class _Applies(Protocol):
     """What a mode does with rows."""
 
     def begin_again(self, connection: Connection, first: Cursor) -> None: ...
-    def apply(self, connection: Connection, rows: pa.RecordBatch, position: Position) -> None: ...
+    def apply(
+        self, connection: Connection, rows: pa.RecordBatch, position: PositionRow
+    ) -> None: ...
     def forget(self) -> None: ...
 
 
@@ -129,25 +131,19 @@ class PostgresSink:
         """Apply the messages that are not there yet, in order."""
         settled = absorbed = 0
         top: Cursor | None = None
-        waiting = [batch]
         try:
             connection = self._connected()
-            while waiting:
-                piece = waiting.pop()
-                try:
-                    position, known = self._apply(connection, piece)
-                except (psycopg.Error, PoisonError) as error:
-                    if not isinstance(error, PoisonError) and not is_of_a_row(error):
-                        raise
-                    self._forget(connection)
-                    if len(piece) == 1:
-                        return Delivery(settled, absorbed, self._refused(piece, error), top=top)
-                    middle = len(piece) // 2
-                    waiting += [piece.slice(middle), piece.slice(0, middle)]
-                    continue
+
+            def attempt(part: MessageBatch) -> tuple[PositionRow, int]:
+                return self._apply_or_refuse(connection, part)
+
+            for part, result in batch.bisect(attempt, PoisonError):
+                if isinstance(result, PoisonError):
+                    return Delivery(settled, absorbed, self._refused(part, result), top=top)
+                position, known = result
                 top = position.cursor if top is None else top
-                settled, absorbed = settled + len(piece), absorbed + known
-                self._refusals = 0 if known < len(piece) else self._refusals
+                settled, absorbed = settled + len(part), absorbed + known
+                self._refusals = 0 if known < len(part) else self._refusals
             if self._events is not None:
                 self._events.upkeep(connection)
         except psycopg.Error as error:
@@ -220,7 +216,22 @@ class PostgresSink:
             },
         )
 
-    def _apply(self, connection: Connection, batch: MessageBatch) -> tuple[Position, int]:
+    def _apply_or_refuse(
+        self, connection: Connection, batch: MessageBatch
+    ) -> tuple[PositionRow, int]:
+        """``_apply``, with a PoisonError for what is a row's own fault."""
+        try:
+            return self._apply(connection, batch)
+        except psycopg.Error as error:
+            if not is_of_a_row(error):
+                raise
+            self._forget(connection)
+            raise from_postgres(error, self._place) from error
+        except PoisonError:
+            self._forget(connection)
+            raise
+
+    def _apply(self, connection: Connection, batch: MessageBatch) -> tuple[PositionRow, int]:
         """One transaction; returns the position before it and how many messages were there."""
         with connection.transaction():
             position = self._positions.lock(connection)
@@ -235,7 +246,9 @@ class PostgresSink:
         reached("moved")
         return position, known
 
-    def _apply_rows(self, connection: Connection, rows: pa.RecordBatch, position: Position) -> None:
+    def _apply_rows(
+        self, connection: Connection, rows: pa.RecordBatch, position: PositionRow
+    ) -> None:
         if self._shadows is not None and (mark := mark_in(rows)) is not None:
             self._shadows.take(connection, mark, cursor_at(rows, 0), position)
             return
@@ -256,8 +269,7 @@ class PostgresSink:
         if not connection.closed:
             connection.execute("DISCARD TEMP")
 
-    def _refused(self, message: MessageBatch, error: psycopg.Error | PoisonError) -> WalbrookError:
-        found = error if isinstance(error, PoisonError) else from_postgres(error, self._place)
+    def _refused(self, message: MessageBatch, found: PoisonError) -> WalbrookError:
         self._refusals += 1
         if self._refusals > _REFUSALS_MAX:
             return TransientError(

@@ -16,7 +16,7 @@ from cdc.decoding.copy_text import copied_text
 from cdc.decoding.joins import joined, repeated
 from cdc.decoding.row_texts import NULL
 from sinks.postgres.copying import copy_lines
-from sinks.postgres.tables import Layout
+from sinks.postgres.tables import TargetLayout
 from sinks.tables.fold import join_columns, split_columns
 
 OP, NUMBER, KEPT = (sql.Identifier(name) for name in ("~op", "~number", "~kept"))
@@ -35,7 +35,7 @@ SELECT NULL::"char" AS {op}, NULL::bigint AS {number}, NULL::jsonb AS {kept}{col
 class Stage:
     """A temporary table for the rows of one layout."""
 
-    layout: Layout
+    layout: TargetLayout
     name: sql.Identifier
 
     @property
@@ -84,7 +84,7 @@ class Stages:
             oldest = self._stages.pop(next(iter(self._stages)))
             connection.execute(sql.SQL("DROP TABLE {}").format(oldest.name))
 
-    def of(self, connection: Connection, layout: Layout) -> Stage:
+    def of(self, connection: Connection, layout: TargetLayout) -> Stage:
         """The stage for a layout, empty."""
         key = layout.number
         if key not in self._stages:
@@ -99,7 +99,7 @@ class Stages:
         """After a rollback or with another connection none of them is there."""
         self._stages.clear()
 
-    def _make(self, connection: Connection, layout: Layout) -> Stage:
+    def _make(self, connection: Connection, layout: TargetLayout) -> Stage:
         self._made += 1
         stage = Stage(layout, sql.Identifier("pg_temp", f"walbrook_stage_{self._made}"))
         columns = sql.SQL(", ") + names(layout.columns) if layout.columns else sql.SQL("")

@@ -15,7 +15,7 @@ import structlog
 from psycopg import sql
 
 from cdc.connection import Connection
-from cdc.cursor import Cursor, format_lsn, parse_lsn
+from cdc.cursor import Cursor, cursor_of, format_lsn
 from cdc.decoding.relation import Column, Relation
 from cdc.decoding.row_texts import relation_of
 from cdc.decoding.schema_change import same_table
@@ -25,7 +25,7 @@ from sinks.postgres.columns import column_type
 from sinks.postgres.errors import is_of_a_row
 from sinks.postgres.position import Owner, Positions
 from sinks.postgres.target import NAME_BYTES_MAX, Target, TargetNames
-from sinks.tables.stretches import Part
+from sinks.tables.parts import Part
 from sinks.tables.versions import differences, is_row_identity, key_names, names_in
 
 _logger = structlog.get_logger("walbrook.sink.postgres")
@@ -89,7 +89,7 @@ SELECT EXISTS (
 
 
 @dataclass(frozen=True)
-class Layout:
+class TargetLayout:
     """Where the values of a version's rows go."""
 
     target: Target
@@ -127,7 +127,7 @@ class Tables:
         self._owner = owner
         self._names = names
         self._history = history
-        self._layouts: dict[tuple[Target, str], Layout] = {}
+        self._layouts: dict[tuple[Target, str], TargetLayout] = {}
         self._followed: dict[Target, _Followed] = {}
         self._made = 0
 
@@ -136,7 +136,7 @@ class Tables:
         self._layouts.clear()
         self._followed.clear()
 
-    def layout(self, connection: Connection, part: Part[Target]) -> Layout:
+    def layout(self, connection: Connection, part: Part[Target]) -> TargetLayout:
         """The layout for these rows; the target is made or altered if it must be."""
         relation = relation_of(part.version)
         known = self._layouts.get((part.target, part.version))
@@ -166,7 +166,7 @@ class Tables:
             names = names_in(current, relation)
         key = () if self._history else key_names(current)
         self._made += 1
-        layout = Layout(part.target, relation, names, key, self._made)
+        layout = TargetLayout(part.target, relation, names, key, self._made)
         self._layouts[part.target, part.version] = layout
         return layout
 
@@ -216,7 +216,7 @@ class Tables:
                 fix="give the sink another target (table, target_schema or routing); if the other "
                 "one has gone for good, delete the table's row in the table tables of own_schema",
             )
-        return _Followed(relation_of(str(version)), Cursor(parse_lsn(str(lsn)), int(str(idx))))
+        return _Followed(relation_of(str(version)), cursor_of(lsn, idx))
 
     def _renamed(
         self,
@@ -239,12 +239,12 @@ class Tables:
         if len(rows) != 1:
             return None
         schema, name, version, lsn, idx = rows[0]
-        since = Cursor(parse_lsn(str(lsn)), int(str(idx)))
+        since = cursor_of(lsn, idx)
         if part.first <= max(since, since if there is None else there.since):
             return None
         new = part.target
         if there is not None:
-            self._move(connection, new, _aside(new, there.relation.oid))
+            self._move(connection, new, _displaced(new, there.relation.oid))
         self._move(connection, Target(str(schema), str(name)), new)
         return _Followed(relation_of(str(version)), since)
 
@@ -295,7 +295,7 @@ class Tables:
     def _adopt(
         self, connection: Connection, target: Target, relation: Relation, present: Sequence[str]
     ) -> None:
-        """Write into a table that somebody made, if a key identifies its rows."""
+        """Write into a table that exists already, if a key identifies its rows."""
         lacking = [name for name, _ in self._own_columns if name not in present]
         if lacking:
             raise OperatorError(
@@ -468,7 +468,7 @@ def _names(target: Target) -> tuple[str, str]:
     return target.schema, target.name
 
 
-def _aside(target: Target, oid: int) -> Target:
+def _displaced(target: Target, oid: int) -> Target:
     """Where a target is kept whose name another table of the source has taken."""
     ending = f"_walbrook_{oid}"
     kept = target.name.encode()[: NAME_BYTES_MAX - len(ending)].decode(errors="ignore")

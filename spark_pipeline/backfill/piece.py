@@ -26,8 +26,8 @@ from spark_pipeline.delivery.deliver import Share, deliver_changes
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.delivery.verdicts import leave_verdicts
 from spark_pipeline.expressions.evaluate import verdicts
-from spark_pipeline.expressions.visible_rows import RawRows
 from spark_pipeline.slices.exchange import SliceMarker
+from spark_pipeline.slices.raw_rows import RawRows
 
 
 @dataclass(frozen=True, eq=False)

@@ -113,7 +113,7 @@ class BackfillRunner:
 
     def _run(self) -> None:
         for folder in (self._directory.parent, self._directory):
-            folder.mkdir(exist_ok=True, mode=0o700)  # rows are nobody else's business
+            folder.mkdir(exist_ok=True, mode=0o700)  # rows are private
         try:
             while not self._context.ended.is_set():
                 self._pieces.changed.clear()
@@ -390,7 +390,7 @@ class BackfillRunner:
         rows.fail(state, backfill.id, str(error))
 
     def _sweep(self, state: Connection) -> None:
-        """Remove files that nobody needs any more."""
+        """Remove files that are not needed any more."""
         needed = backfill_chunks.recorded_files(state, self._source, self._consumer.name)
         for path in self._directory.glob("*.arrow"):
             if path not in needed:

@@ -1,18 +1,20 @@
-"""What to do when there is more to deliver than can be delivered: the decisions. Pure.
+"""Pressure: how much more there is to deliver than can be delivered, and the decisions about it.
 
 First micro-batches are widened, step by step: fewer and larger ones cost less. If that is not
 enough, the consumer of the lowest priority is deferred, one after another. When it is over the same
-is undone in the other order. Invariant: without pressure nobody is deferred; nobody is
-deferred for longer than ``DEFERRED_MAX_S`` at a stretch; whoever has the highest priority of those
-served is not deferred, so somebody always is served, and among consumers of one priority nobody is;
-nothing is ever dropped; the level changes at most every ``STEP_MIN_S``.
+is undone in the other order. Invariant: without pressure no consumer is deferred; none is deferred
+for longer than ``DEFERRED_MAX_S`` at a time; the consumer with the highest priority of those served
+is not deferred, so one always is served, and among consumers of one priority none is; nothing is
+ever dropped; the level changes at most every ``STEP_MIN_S``.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cdc.log.view import LogReader
 from spark_pipeline.capacity.backlog import Bounds
 
 LATENCY_HIGH_S, LATENCY_LOW_S = 10.0, 3.0
@@ -25,7 +27,7 @@ BUSY_HIGH, BUSY_LOW = 0.8, 0.5
 """A feed that has time to spare is not under pressure, whatever waits for other reasons."""
 
 WIDEN_AFTER_S = 2.0
-"""Of strain: widening harms nobody, so it comes soon."""
+"""Of strain: widening is harmless, so it comes soon."""
 
 WIDENED_MAX = 4.0
 """Micro-batches are not widened beyond this: with the default target, to twenty seconds."""
@@ -42,7 +44,7 @@ DEFERRED_MAX_S = 60.0
 """Then it has its turn all the same."""
 
 TURN_MIN_S = 30.0
-"""Whoever was deferred is not deferred again before this has passed."""
+"""A consumer that was deferred is not deferred again before this has passed."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Pressure:
 
     @property
     def level(self) -> int:
-        """0: none; 1: micro-batches are widened; 2: somebody is deferred."""
+        """0: none; 1: micro-batches are widened; 2: a consumer is deferred."""
         return 2 if self._deferred else int(self._widened_by > 1)
 
     def tick(self, load: Load, served: Mapping[str, Served], now: float) -> Decision:
@@ -122,7 +124,7 @@ class Pressure:
         return Decision(self.level, self._widened_by, tuple(defer), tuple(resume))
 
     def _defer(self, served: Mapping[str, Served], now: float) -> list[str]:
-        """The lowest, of those the one that costs most; nobody if all left have one priority."""
+        """The lowest, of those the one that costs most; none if all left have one priority."""
         here = {name: who for name, who in served.items() if name not in self._deferred}
         highest = max((who.priority for who in here.values()), default=0)
         may = [
@@ -140,3 +142,56 @@ class Pressure:
         del self._deferred[name]
         self._resumed[name] = self._stepped_at = now
         return name
+
+
+_BATCHES_LOOKED_AT_MAX = 100_000  # of the log's index; beyond them a backlog is large anyway
+_ENDS_MAX = 4_096
+_FORGETS = 0.5  # how much of what was before counts a second later
+
+
+class Gauge:
+    """Asked often whether the feed is at work, and about once a second for all the rest."""
+
+    def __init__(self) -> None:
+        self._asked = self._at_work = 0
+        self._busy_ratio = 0.0
+        self._ends: deque[tuple[int, float]] = deque()  # of the log, and when each was first seen
+
+    def sample(self, *, at_work: bool) -> None:
+        self._asked += 1
+        self._at_work += at_work
+
+    def read(self, log: LogReader, position: int, now: float) -> Load:
+        """``position`` is the first batch of the log that is not settled."""
+        end = log.next_batch()
+        return Load(_between(log, position, end), self._waited_s(position, end, now), self._busy())
+
+    def _busy(self) -> float:
+        latest = self._at_work / max(1, self._asked)
+        self._asked = self._at_work = 0
+        self._busy_ratio = self._busy_ratio * _FORGETS + latest * (1 - _FORGETS)
+        return round(self._busy_ratio, 2)
+
+    def _waited_s(self, position: int, end: int, now: float) -> float:
+        """How long ago the oldest that is not settled was first seen.
+
+        Its commit time would not do: after a quiet night the first change would seem a night old.
+        """
+        while self._ends and self._ends[0][0] <= position:
+            self._ends.popleft()
+        if end > position and (not self._ends or self._ends[-1][0] < end):
+            if len(self._ends) < _ENDS_MAX:
+                self._ends.append((end, now))
+            else:
+                self._ends[-1] = (end, self._ends[-1][1])  # older than it is, never younger
+        return round(now - self._ends[0][1], 1) if self._ends else 0.0
+
+
+def _between(log: LogReader, position: int, end: int) -> Bounds:
+    """Rows and bytes of the batches ``[position, end)``, of so many of them at most."""
+    first = max(position, log.first_batch())
+    last = min(end, first + _BATCHES_LOOKED_AT_MAX)
+    if last <= first:
+        return Bounds(0, 0)
+    entries = log.entries(first, last)
+    return Bounds(int(entries["rows"].sum()), int(entries["bytes"].sum()))

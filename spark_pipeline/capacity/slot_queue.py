@@ -1,14 +1,13 @@
 """Who is next to deliver when there are more that would than may: by weight, with ageing. Pure.
 
-Each consumer's use of the slots is counted in time divided by its weight; whoever has used least
-goes first (start-time fair queueing). One that comes late begins where the others are: time in
-which it wanted nothing is no credit. Deliveries also share a bound of bytes, because each holds
-copies of what it delivers; a delivery above the bound goes alone, for ``COUNTED_S``. Invariant:
-no slot is free while somebody waits whose bytes fit; as long as all want more than
-they get, each gets slot time in proportion to its weight; and whoever ``k`` others came before
-waits no longer than
-``longest_wait_s(k, slots)``, whatever its weight, or ``longest_wait_s(k, 1)`` where sizes let only
-one deliver at a time.
+Each consumer's use of the slots is counted in time divided by its weight; the consumer that has
+used least goes first (start-time fair queueing). One that comes late begins where the others are:
+time in which it wanted nothing is no credit. Deliveries also share a bound of bytes, because each
+holds copies of what it delivers; a delivery above the bound goes alone, for ``COUNTED_S``.
+Invariant: no slot is free while a delivery waits whose bytes fit; as long as all want more than
+they get, each gets slot time in proportion to its weight; and a consumer that ``k`` others came
+before waits no longer than ``longest_wait_s(k, slots)``, whatever its weight, or
+``longest_wait_s(k, 1)`` where sizes let only one deliver at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Who = tuple[str, str]
 """A source, and a consumer of it."""
 
 AGED_S = 10.0
-"""Whoever has waited this long is aged: every second turn goes to the one that came first."""
+"""A consumer that has waited this long is aged: every second turn goes to the first that came."""
 
 HELD_MAX_S = 30.0
 """A slot is held for no longer: who takes longer goes on without it, and it goes to the next."""
@@ -30,14 +29,14 @@ BYTES_MAX = 64 << 20
 """How many decoded bytes the deliveries that hold a slot may have together."""
 
 COUNTED_S = 2.0
-"""A delivery that takes longer waits for its destination: its bytes hold nobody else back."""
+"""A delivery that takes longer waits for its destination: its bytes hold back no other."""
 
 BACK_S = 5.0
-"""Whoever comes back within this wanted to all along: between two deliveries a worker settles."""
+"""A worker that comes back within this wanted to all along: it settles between two deliveries."""
 
 
 def longest_wait_s(ahead: int, slots: int) -> float:
-    """How long anybody waits at most whom ``ahead`` others came before.
+    """The longest wait of a delivery that ``ahead`` others came before.
 
     Once it is aged, at most two turns are given for each of those and for itself; every slot gives
     one at least every ``HELD_MAX_S``.
@@ -77,7 +76,7 @@ class SlotQueue:
         return ticket
 
     def next(self, now: float) -> Ticket | None:
-        """Whoever gets a slot now; to be asked until the answer is None."""
+        """Returns the consumer that gets a slot now; to be called until it returns None."""
         if not self.waiting:
             return None
         for ticket in [t for t in self.holding if now - _since(t) >= HELD_MAX_S]:
@@ -87,7 +86,7 @@ class SlotQueue:
         first = self.waiting[0]
         aged = self._turn_of_the_aged and now - first.entered_at >= AGED_S
         fitting = [t for t in ([first] if aged else self.waiting) if self._fits(t, now)]
-        if not fitting:  # an aged one waits for the others to end, and nobody overtakes it
+        if not fitting:  # an aged one waits for the others to end, and none overtakes it
             return None
         chosen = min(fitting, key=lambda ticket: ticket.start)
         self._turn_of_the_aged = not aged

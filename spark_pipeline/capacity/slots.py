@@ -30,7 +30,7 @@ class Turn:
         return self._ticket.held_since
 
     def give_back(self) -> None:
-        """Let somebody else have the slot; the delivery may go on beside. Again does nothing."""
+        """Give the slot to another consumer; the delivery may go on beside. Again does nothing."""
         self._slots._give_back(self._ticket)
 
 

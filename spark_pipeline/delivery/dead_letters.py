@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.cursor import Cursor
+from cdc.cursor_columns import prefix_below
 from cdc.decoding.groups import ACTIONS
 from cdc.decoding.relation import parse_relation
 from cdc.log.frame import Frame
 from cdc.state.dead_letters import DeadLetter, Kind
-from sinks.columns import prefix_below
 from spark_pipeline.delivery.deliver import Share, mine, verdicts_of
 from spark_pipeline.delivery.outcome import Poison
 from spark_pipeline.slices.exchange import SliceMarker, pick_up

@@ -1,7 +1,7 @@
 """Delivering one consumer's share of a micro-batch, in the process that runs the task.
 
 Sinks stay open between micro-batches: Spark reuses its Python workers, and each keeps the sinks it
-has opened. A consumer's messages go out in cursor order, one batch after another; what the desk
+has opened. A consumer's messages go out in cursor order, one batch after another; what the sender
 does with those that are refused is its own affair. What was settled before a failure stays settled.
 """
 
@@ -17,9 +17,10 @@ from typing import cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import ROUTE, MessageBatch, cursor_at
+from cdc.change import ROUTE, MessageBatch
 from cdc.config import SinkConfig
 from cdc.cursor import Cursor
+from cdc.cursor_columns import cursor_at, prefix_below
 from cdc.decoding.format import PLAIN, TEXTS, Wanted
 from cdc.decoding.shapes import Context, RecordShape, RowTextShape, Shape, shape_for
 from cdc.errors import ProtocolError, TransientError, WalbrookError
@@ -30,14 +31,13 @@ from cdc.queue.ledger.open import LedgerAddress, open_ledger
 from cdc.state.blocked_groups import NOTHING, BlockedGroups
 from sinks import ClaimPlace, FollowsRewinds, Queue, Sink, open_sink
 from sinks.base import Delivery, Reloads, RequestSink
-from sinks.columns import prefix_below
 from sinks.ledgered import LedgeredSink, LedgerPlace
 from sinks.pull import PullSink
 from spark_pipeline.delivery.matching import Match
 from spark_pipeline.delivery.merged_shape import MergedShape
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.delivery.partitions import deliver_in_parts
-from spark_pipeline.delivery.sender import STRIKES, ConsecutiveRefusals, Sender
+from spark_pipeline.delivery.sender import REFUSALS_MAX, ConsecutiveRefusals, Sender
 from spark_pipeline.delivery.value_formats import (
     form_of,
     holds_tables,
@@ -45,7 +45,7 @@ from spark_pipeline.delivery.value_formats import (
     takes_texts,
     view_of,
 )
-from spark_pipeline.delivery.verdicts import in_cursor_order, judged
+from spark_pipeline.delivery.verdicts import judged, sorted_verdicts
 from spark_pipeline.slices.exchange import SliceMarker, pick_up, whole
 
 _DELIVERY_ROWS = 10_000
@@ -72,27 +72,29 @@ class Share:
     end: Cursor  # where the share ends, exclusive: most often the micro-batch's high watermark
     slices: list[SliceMarker]
     wanted: Wanted = PLAIN  # what decode was asked for when it made the slices
-    match: Match | None = None  # of the consumer, if somebody has made it already
+    match: Match | None = None  # of the consumer, if it was made already
     verdicts: str | None = None  # where those of the consumer's expressions lie, VERDICT_SCHEMA
     failed: int = 0  # how many of them say that an expression failed
-    held: WalbrookError | None = None  # why it ends where it does, if its consumer cannot go on
+    stop_reason: WalbrookError | None = (
+        None  # why it ends where it does, if its consumer cannot go on
+    )
     waiting: BlockedGroups = NOTHING  # what its consumer's queue held when the micro-batch began
-    strikes: int = 0  # refusals in a row before it
-    strikes_max: int = STRIKES  # how many its destination is allowed
+    refusals: int = 0  # refusals in a row before it
+    refusals_max: int = REFUSALS_MAX  # how many its destination is allowed
     ledger: LedgerPlace | None = None  # where what was delivered is noted, if its sink needs it
     state_dsn: str = field(default="", repr=False)  # where pull consumers' messages are stored
-    standing: Cursor | None = None  # the consumer's cursor in Postgres when it was begun
+    settled_cursor: Cursor | None = None  # the consumer's cursor in Postgres when it was begun
     origins: tuple[Origin, ...] = ()  # of messages of several sources: by the number of the source
     generation: Generation = FIRST  # of the consumer's destination
     epoch: str = ""  # another one whenever the consumer's cursor was moved back
     reload: int | None = None  # the reload that its rows were read for, if they were for any
 
     def behind(self, done: Outcome) -> Share:
-        """The same where something was delivered before it: what that put aside waits already."""
-        if done.aside is None:
-            return self if not done.delivered else replace(self, strikes=0)
-        aside = done.aside.filter(pc.invert(done.aside.column("dead")))
-        return replace(self, waiting=self.waiting.with_these(aside), strikes=done.strikes)
+        """The share behind an earlier delivery, whose queued messages wait already."""
+        if done.queued is None:
+            return self if not done.delivered else replace(self, refusals=0)
+        queued = done.queued.filter(pc.invert(done.queued.column("dead")))
+        return replace(self, waiting=self.waiting.with_these(queued), refusals=done.refusals)
 
 
 _open_sinks: dict[tuple[str, str, str], tuple[str, Generation, Sink]] = {}
@@ -112,18 +114,18 @@ def deliver_changes(share: Share, changes: Iterable[pa.RecordBatch]) -> Outcome:
     """The same of changes from anywhere: as decode wrote them, in cursor order."""
     if share.consumer.effective_partition_count > 1:
         return deliver_in_parts(share, _batches(share, changes), sender_for)
-    desk = sender_for(share)
+    sender = sender_for(share)
     for rows in _batches(share, changes):
-        if not desk.take(rows):
-            return desk.outcome
-    return desk.finish(share.end)
+        if not sender.take(rows):
+            return sender.outcome
+    return sender.finish(share.end)
 
 
 def sender_for(
     share: Share,
     purpose: str = "",
     around: Callable[[Sink], Sink] | None = None,
-    strikes: ConsecutiveRefusals | None = None,
+    refusals: ConsecutiveRefusals | None = None,
 ) -> Sender:
     """Where a share is delivered; each purpose has a sink of its own."""
     sink = sink_of(share, purpose)
@@ -133,8 +135,8 @@ def sender_for(
         partial(_shaped, share),
         share.start,
         share.waiting,
-        strikes=share.strikes if strikes is None else strikes,
-        strikes_max=share.strikes_max,
+        refusals=share.refusals if refusals is None else refusals,
+        refusals_max=share.refusals_max,
     )
 
 
@@ -191,7 +193,7 @@ def verdicts_of(share: Share) -> pa.RecordBatch | None:
             "expressions",
             fix="it is tried again; if it stays, report it with this text",
         )
-    return in_cursor_order(whole(share.verdicts))
+    return sorted_verdicts(whole(share.verdicts))
 
 
 def mine(share: Share, changes: pa.RecordBatch) -> pa.RecordBatch:
@@ -259,7 +261,7 @@ def sink_of(share: Share, purpose: str = "") -> Sink:
     """The consumer's sink in this process, opened when it is first needed.
 
     TransientError for a share of a stage that has ended: its successor delivers. What stands in its
-    place is closed before, and nobody else waits for that: a sink of files may take long.
+    place is closed before, and no other consumer waits for that: a sink of files may take long.
     """
     while True:
         with _opening:
@@ -303,7 +305,7 @@ def _opened_sink(share: Share, purpose: str) -> Sink:
     if _reloads(type(sink)):
         cast("Reloads", sink).loading(share.reload)
     if isinstance(sink, PullSink):
-        return sink.standing_at(share.standing)
+        return sink.settled_at(share.settled_cursor)
     if place is None:
         return sink
     return LedgeredSink(cast("RequestSink", sink), _ledger(share.run, place.address), place)
@@ -361,13 +363,13 @@ def _refuse_ended(share: Share, opened_by: str) -> None:
 
 
 def _take_sinks(is_stale: Callable[[tuple[str, str, str], str], bool]) -> list[Sink]:
-    """Take out sinks, for the caller to close once nobody waits for it."""
+    """Take out sinks, for the caller to close outside the lock."""
     stale = [key for key, (run, _, _) in _open_sinks.items() if is_stale(key, run)]
     return [_open_sinks.pop(key)[2] for key in stale]
 
 
 def _ledger(run: str, address: LedgerAddress) -> Ledger:
-    """One for all consumers: it is asked and told in a fraction of a millisecond."""
+    """One for all consumers: a read or a write takes a fraction of a millisecond."""
     process = process_of(run)
     if (process, address) not in _open_ledgers:
         for old in [known for known in _open_ledgers if known[0] != process]:

@@ -12,7 +12,7 @@ import orjson
 import pyarrow as pa
 import structlog
 
-from cdc.change import CHANGE_SCHEMA
+from cdc.change import synthetic_rows
 from cdc.connection import Connection
 from cdc.cursor import Cursor
 from cdc.error_text import public_text
@@ -20,7 +20,7 @@ from cdc.errors import TransientError, WalbrookError
 from cdc.queue.retry import kind_of
 from cdc.state.active_consumers import read_active_consumers
 from cdc.state.blocked_groups import GROUP, WHOLE_TABLE
-from cdc.state.gaps import Gap, gap_told, skip_evicted, untold_gaps
+from cdc.state.gaps import Gap, gap_reported, skip_evicted, unreported_gaps
 from cdc.state.queued_messages import enqueue
 from spark_pipeline.delivery.deliver import Share, send
 from spark_pipeline.delivery.sender import refused
@@ -33,18 +33,18 @@ def pass_gaps(
 ) -> dict[str, WalbrookError]:
     """Let everyone pass what the log dropped on purpose below ``evicted``, and tell their sinks.
 
-    ``shares`` says of each consumer what a delivery needs to know; others are told by the stage
-    that serves them. The answer are those whose sink could not be told, and why.
+    ``shares`` has what a delivery to each consumer needs; the gaps of others are sent by the stage
+    that serves them. Returns the consumers whose sink did not take its message, and why.
     """
     failed: dict[str, WalbrookError] = {}
     skip_evicted(state, source=source, term=term, evicted=evicted)
-    # Asked before the gaps: who is moved since then is not told of one that may be none any more.
-    standing = read_active_consumers(state, source).served
-    for gap in untold_gaps(state, source):
+    # Read before the gaps: a consumer that is moved since then may have no gap any more.
+    served = read_active_consumers(state, source).served
+    for gap in unreported_gaps(state, source):
         share = shares.get(gap.consumer)
-        if share is None or gap.consumer in failed or gap.consumer not in standing:
+        if share is None or gap.consumer in failed or gap.consumer not in served:
             continue
-        share = replace(share, standing=standing[gap.consumer])
+        share = replace(share, settled_cursor=served[gap.consumer])
         _logger.warning(
             "worker.gap",
             consumer=gap.consumer,
@@ -54,12 +54,12 @@ def pass_gaps(
         )
         error = _tell(share, gap)
         if error is None:
-            gap_told(state, gap, term)
+            gap_reported(state, gap, term)
         elif isinstance(error, WalbrookError) and _is_refusal(share, error):
             # The destination is there and does not want this message: it waits like any other.
             with state.transaction():
                 enqueue(state, source, gap.consumer, refused(share.consumer, _alone(gap), error))
-                gap_told(state, gap, term)
+                gap_reported(state, gap, term)
         else:
             failed[gap.consumer] = TransientError(
                 f"it cannot be told of its gap from {gap.start} to {gap.end}: {public_text(error)}"
@@ -89,19 +89,5 @@ def gap_change(gap: Gap) -> pa.RecordBatch:
     record: dict[str, object] = {"from": str(gap.start), "to": str(gap.end), "reason": gap.reason}
     if gap.bridged is not None:
         record["bridged"] = gap.bridged
-    return pa.RecordBatch.from_pylist(
-        [
-            {
-                "commit_lsn": gap.cursor.lsn,
-                "commit_idx": gap.cursor.idx,
-                "commit_timestamp": gap.noted_at,
-                "xid": 0,
-                "table_schema": "",
-                "table_name": "",
-                "action": "gap",
-                "record": orjson.dumps(record).decode(),
-                "record_pks": "[]",
-            }
-        ],
-        schema=CHANGE_SCHEMA,
-    )
+    text = orjson.dumps(record).decode()
+    return synthetic_rows("gap", [text], gap.noted_at, cursor=gap.cursor)

@@ -1,8 +1,8 @@
 """Finding the message on which delivery breaks, so that the others can go on.
 
 A sink says what its destination refused; that is an outcome like any other. This is about the
-rest: an exception nobody foresaw, a Python worker that a message kills. The share is tried once
-more, then cut in halves until one message is left, which is tried again and then counted as dead.
+rest: an unforeseen exception, a Python worker that a message kills. The share is tried once
+more, then bisected until one message is left, which is tried again and then counted as dead.
 Invariants: messages stay in order; nothing is dead that was not tried alone, and nothing at all
 while a share without the message fails too; nothing is sent past a dead message before it is
 settled as one: a destination that goes by the last message it has would take it for delivered.
@@ -17,11 +17,12 @@ from dataclasses import replace
 
 import structlog
 
+from cdc.bisection import bisect
 from cdc.cursor import Cursor
 from cdc.error_text import public_raised, public_text
 from cdc.errors import CorruptionError, PoisonError, TransientError, WalbrookError
 from spark_pipeline.delivery.deliver import Share
-from spark_pipeline.delivery.outcome import GOES_ON, Outcome, Poison
+from spark_pipeline.delivery.outcome import Outcome, Poison
 from spark_pipeline.jvm.jvm_output import said
 
 _logger = structlog.get_logger("walbrook.worker")
@@ -65,24 +66,21 @@ class _Isolation:
     def over(self, share: Share, cursors: list[Cursor]) -> Outcome:
         """Deliver ``share``, whose messages stand at ``cursors``, up to the first that is dead."""
         done = Outcome(share.consumer.name, share.start)
-        pieces = [(share, cursors)]
-        while pieces:
-            piece, within = pieces.pop()
-            piece = piece.behind(done)
-            try:
-                outcome = self._deliver(piece)
-            except Exception as error:
-                if not is_suspect(error):
-                    return replace(done, error=as_walbrook_error(error))
-                if len(within) > 1:
-                    middle = len(within) // 2
-                    first, second = halves(piece, within[middle])
-                    pieces += [(second, within[middle:]), (first, within[:middle])]
-                    continue
-                outcome = self._alone(piece, within)
-            done = outcome.after(done)
-            if done.error is not None:
-                break
+
+        def attempt(start: int, stop: int) -> Outcome:
+            return self._deliver(_part(share, cursors, start, stop).behind(done))
+
+        try:
+            # A share without messages is tried as well: it may send a schema change.
+            for start, stop, result in bisect(max(1, len(cursors)), attempt, Exception, is_suspect):
+                if isinstance(result, Exception):
+                    piece = _part(share, cursors, start, stop).behind(done)
+                    result = self._alone(piece, cursors[start:stop])
+                done = result.after(done)
+                if not done.is_whole:
+                    break
+        except Exception as error:
+            return replace(done, error=as_walbrook_error(error))
         return done
 
     def _alone(self, piece: Share, within: list[Cursor]) -> Outcome:
@@ -99,20 +97,20 @@ class _Isolation:
             done = self._deliver(replace(piece, end=message))
         except Exception as broken:
             return _failed(piece, as_walbrook_error(broken))
-        if done.error is not None:
+        if not done.is_whole:
             return done
         _logger.warning("worker.poison", consumer=piece.consumer.name, cursor=str(message))
         why = f"delivery of the change at {message} broke"
-        what = f"{why}; it is a dead letter, and what follows comes next"
-        goes_on = TransientError(what, kind=GOES_ON)
         dead = Poison(message, f"{why}: {as_walbrook_error(error).full_text}")
         behind = Cursor(message.lsn, message.idx + 1)
-        return Outcome(piece.consumer.name, behind, error=goes_on, dead=(dead,)).after(done)
+        return Outcome(piece.consumer.name, behind, more=True, dead=(dead,)).after(done)
 
 
-def halves(share: Share, middle: Cursor) -> tuple[Share, Share]:
-    """A share cut at a cursor."""
-    return replace(share, end=middle), replace(share, start=middle)
+def _part(share: Share, cursors: list[Cursor], start: int, stop: int) -> Share:
+    """The messages ``[start, stop)`` of a share; the first and the last part reach its bounds."""
+    if start > 0:
+        share = replace(share, start=cursors[start])
+    return share if stop >= len(cursors) else replace(share, end=cursors[stop])
 
 
 def is_suspect(error: Exception) -> bool:

@@ -1,7 +1,7 @@
 """The ledgers of a source's consumers: where each lies, and telling of one that is lost.
 
 Invariants: a consumer is served under the name that its ledger had when its cursor was
-read; a ledger that could not be used is told of until a delivery has used it again.
+read; a ledger that could not be used is reported until a delivery has used it again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def ledger_name(place: LedgerPlace | None) -> str | None:
 
 @dataclass
 class _Reported:
-    """What SQL was last told of a consumer's ledger."""
+    """What was last written to SQL of a consumer's ledger."""
 
     lost: bool
     unnoted: int = 0
@@ -53,15 +53,15 @@ class Ledgers:
         self._term = term
         self._address = address
         self._names: dict[str, str] = {}
-        self._told: dict[str, _Reported] = {}
+        self._reported: dict[str, _Reported] = {}
         self._without: set[str] = set()
 
-    def join(self, roll: ActiveConsumers, joining: Collection[str]) -> None:
-        """Those that join are served under the names that they have in the roll.
+    def join(self, active: ActiveConsumers, joining: Collection[str]) -> None:
+        """Those that join are served under the names that ``active`` has for them.
 
         Those who are served already keep theirs: it goes with the cursor they were admitted at.
         """
-        self._names |= {name: roll.ledgers[name] for name in joining if name in roll.ledgers}
+        self._names |= {name: active.ledgers[name] for name in joining if name in active.ledgers}
 
     def place(self, consumer: SinkConfig, settled: Cursor | None) -> LedgerPlace | None:
         """The ledger of a consumer, if it needs one; ``settled`` is where it stands."""
@@ -78,10 +78,10 @@ class Ledgers:
 
     def has_news(self, outcome: Outcome) -> bool:
         """Whether ``report`` may have something to write of an outcome."""
-        told = self._told.get(outcome.consumer)
+        reported = self._reported.get(outcome.consumer)
         if outcome.ledger is None and outcome.consumer not in self._without:
             return False
-        return told is None or told.lost or (outcome.ledger or LedgerUse()).lost is not None
+        return reported is None or reported.lost or (outcome.ledger or LedgerUse()).lost is not None
 
     def report(self, state: Connection, outcomes: Mapping[str, Outcome]) -> None:
         """Tell of ledgers that these deliveries could not use, and of those that are back."""
@@ -92,24 +92,26 @@ class Ledgers:
                 self._report(state, consumer, LedgerUse())
 
     def _report(self, state: Connection, consumer: str, use: LedgerUse) -> None:
-        before, now = self._told.get(consumer), time.monotonic()
+        before, now = self._reported.get(consumer), time.monotonic()
         about = {"source": self._source, "consumer": consumer}
         if use.lost is None:
-            # An earlier process may have told something.
+            # An earlier process may have reported something.
             if before is None or before.lost:
                 self._tell(state, consumer, [])
-                self._told[consumer] = _Reported(lost=False)
+                self._reported[consumer] = _Reported(lost=False)
             if before is not None and before.lost:
                 _logger.info("ledger.back", **about, unnoted=before.unnoted)
             return
-        told = before if before is not None and before.lost else _Reported(lost=True, at=-_TELL_S)
-        told.unnoted += use.unnoted
-        if told is not before:
+        reported = (
+            before if before is not None and before.lost else _Reported(lost=True, at=-_TELL_S)
+        )
+        reported.unnoted += use.unnoted
+        if reported is not before:
             _logger.warning("ledger.lost", **about, error=use.lost)
-            self._told[consumer] = told
-        if now - told.at >= _TELL_S:
-            self._tell(state, consumer, [_lost(use.lost, told.unnoted)])
-            told.at = now
+            self._reported[consumer] = reported
+        if now - reported.at >= _TELL_S:
+            self._tell(state, consumer, [_lost(use.lost, reported.unnoted)])
+            reported.at = now
 
     def _tell(self, state: Connection, consumer: str, conditions: list[Condition]) -> None:
         report_conditions(

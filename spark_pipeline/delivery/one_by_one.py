@@ -1,6 +1,6 @@
 """A sink that is handed one message at a time, when many at once broke it.
 
-What a destination refuses is its answer. This is for exceptions that nobody foresaw: the message on
+What a destination refuses is its answer. This is for unforeseen exceptions: the message on
 which one is raised counts as refused, and the others go on.
 """
 

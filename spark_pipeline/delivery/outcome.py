@@ -11,13 +11,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.cursor import Cursor
+from cdc.cursor_columns import in_cursor_order
 from cdc.errors import WalbrookError
 from cdc.queue.ledger.base import LedgerUse
 from cdc.queue.ledger.base import together as all_uses
 from sinks.base import StoppedTable
-
-GOES_ON = "goes_on"
-"""The kind of an error that ends a share and is no failure: what follows comes next."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +38,11 @@ class Outcome:
     delivered: int = 0
     absorbed: int = 0
     last_commit: datetime | None = None
-    error: WalbrookError | None = None
+    error: WalbrookError | None = None  # why it failed
+    more: bool = False  # it ended early, and did not fail: what follows comes next
     dead: tuple[Poison, ...] = ()  # below ``cursor``; the consumer goes on without them
-    aside: pa.RecordBatch | None = None  # EVENT_SCHEMA, below ``cursor``: for its queue
-    strikes: int = 0  # refusals in a row at its end
+    queued: pa.RecordBatch | None = None  # EVENT_SCHEMA, below ``cursor``: for its queue
+    refusals: int = 0  # refusals in a row at its end
     ledger: LedgerUse | None = None  # how its ledger did, if it was asked
     top_before: Cursor | None = None  # the destination's last message before it (Delivery.top)
     top: Cursor | None = None  # the last message that the destination has of it
@@ -51,12 +50,17 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        return self.error is not None and self.error.kind != GOES_ON
+        return self.error is not None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the share is settled."""
+        return self.error is None and not self.more
 
     @property
     def has_dead(self) -> bool:
         """Whether settling it makes dead letters."""
-        buried = self.aside is not None and bool(self.aside.column("dead").true_count)
+        buried = self.queued is not None and bool(self.queued.column("dead").true_count)
         return bool(self.dead) or buried
 
     def after(self, done: Outcome) -> Outcome:
@@ -67,7 +71,7 @@ class Outcome:
             absorbed=done.absorbed + self.absorbed,
             last_commit=self.last_commit or done.last_commit,
             dead=done.dead + self.dead,
-            aside=together([done.aside, self.aside]),
+            queued=together([done.queued, self.queued]),
             ledger=all_uses((done.ledger, self.ledger)),
             top_before=done.top_before or self.top_before,
             top=self.top or done.top,
@@ -75,10 +79,10 @@ class Outcome:
         )
 
     def cut(self, at: Cursor) -> Outcome:
-        """As if it had stopped at a cursor: what was put aside from there on comes again."""
-        if self.aside is None:
+        """As if it had stopped at a cursor: what was queued from there on comes again."""
+        if self.queued is None:
             return replace(self, cursor=at)
-        return replace(self, cursor=at, aside=below(self.aside, at))
+        return replace(self, cursor=at, queued=below(self.queued, at))
 
 
 def combined(outcomes: Sequence[Outcome]) -> Outcome:
@@ -91,7 +95,7 @@ def combined(outcomes: Sequence[Outcome]) -> Outcome:
         return outcomes[0]
     lowest = min(outcomes, key=lambda outcome: outcome.cursor)
     stopped = sorted(
-        (outcome for outcome in outcomes if outcome.error is not None),
+        (outcome for outcome in outcomes if not outcome.is_whole),
         key=lambda outcome: (not outcome.failed, outcome.cursor),
     )
     failed = stopped[0].error if stopped else None
@@ -101,26 +105,24 @@ def combined(outcomes: Sequence[Outcome]) -> Outcome:
         lowest.cursor,
         sum(outcome.delivered for outcome in outcomes),
         sum(outcome.absorbed for outcome in outcomes),
-        (lowest.last_commit if failed else max(commits, default=None)),
+        (lowest.last_commit if stopped else max(commits, default=None)),
         failed,
-        aside=_in_cursor_order(
-            together([outcome.cut(lowest.cursor).aside for outcome in outcomes])
+        more=bool(stopped) and failed is None,
+        queued=_in_cursor_order(
+            together([outcome.cut(lowest.cursor).queued for outcome in outcomes])
         ),
         ledger=all_uses(outcome.ledger for outcome in outcomes),
     )
 
 
 def together(pieces: Sequence[pa.RecordBatch | None]) -> pa.RecordBatch | None:
-    """Rows put aside at different times as one batch; None without any."""
+    """Rows queued at different times as one batch; None without any."""
     some = [piece for piece in pieces if piece is not None and piece.num_rows]
     return pa.concat_batches(some) if len(some) > 1 else next(iter(some), None)
 
 
 def _in_cursor_order(rows: pa.RecordBatch | None) -> pa.RecordBatch | None:
-    if rows is None:
-        return None
-    lsn, idx = (rows.column(name).to_numpy() for name in ("commit_lsn", "commit_idx"))
-    return rows.take(pa.array(np.lexsort((idx, lsn))))
+    return None if rows is None else in_cursor_order(rows)
 
 
 def below(rows: pa.RecordBatch, cursor: Cursor) -> pa.RecordBatch:

@@ -17,14 +17,14 @@ import pyarrow as pa
 
 from cdc.change import MessageBatch
 from cdc.cursor import Cursor
-from cdc.errors import TransientError
+from cdc.cursor_columns import cursor_at
 from cdc.queue.groups import Grouping
 from sinks.base import Delivery, SideBySideSink
 from spark_pipeline.delivery.group_parts import GroupRun, runs_between_barriers, spread
-from spark_pipeline.delivery.outcome import GOES_ON, Outcome, combined, is_below
+from spark_pipeline.delivery.outcome import Outcome, combined, is_below
 from spark_pipeline.delivery.sender import (
-    ASIDE_BYTES_MAX,
-    ASIDE_ROWS_MAX,
+    QUEUED_BYTES_MAX,
+    QUEUED_ROWS_MAX,
     REFUSES_ALL,
     ConsecutiveRefusals,
     Sender,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class OpenSender(Protocol):
     """Where a share is delivered."""
 
-    def __call__(self, share: Share, *, strikes: ConsecutiveRefusals) -> Sender: ...
+    def __call__(self, share: Share, *, refusals: ConsecutiveRefusals) -> Sender: ...
 
 
 def deliver_in_parts(
@@ -45,16 +45,15 @@ def deliver_in_parts(
 ) -> Outcome:
     """Deliver batches of changes, in cursor order but for that of different groups."""
     grouping = Grouping.of(share.consumer)
-    done = Outcome(share.consumer.name, share.start, strikes=share.strikes)
+    done = Outcome(share.consumer.name, share.start, refusals=share.refusals)
     for rows in batches:
         for run in runs_between_barriers(rows, grouping):
             rest = replace(share.behind(done), start=done.cursor)
             done = _deliver_run(rest, run, open_sender).after(done)
-            if done.error is not None:
+            if not done.is_whole:
                 return done
-            if _is_full(done.aside):
-                more = TransientError("many messages wait; what follows comes next", kind=GOES_ON)
-                return replace(done, error=more)
+            if _is_full(done.queued):
+                return replace(done, more=True)
     return replace(done, cursor=max(done.cursor, share.end))
 
 
@@ -66,20 +65,20 @@ def _deliver_run(share: Share, run: GroupRun, open_sender: OpenSender) -> Outcom
     rows = [run.rows] if run.in_order or count < 2 else spread(run, count)
     if len(rows) == 1:
         return _in_order(share, run.rows, open_sender)
-    strikes = ConsecutiveRefusals(share.strikes)
+    refusals = ConsecutiveRefusals(share.refusals)
     end = _behind_last(run.rows)
-    parts = [_Part(open_sender(share, strikes=strikes), each, end) for each in rows]
+    parts = [_PartDelivery(open_sender(share, refusals=refusals), each, end) for each in rows]
     _deliver_side_by_side(parts)
-    done = replace(combined([part.outcome for part in parts]), strikes=strikes.count)
+    done = replace(combined([part.outcome for part in parts]), refusals=refusals.count)
     if not _is_unfair(done):
         return done
-    done = replace(done, error=None, strikes=0)
+    done = replace(done, error=None, refusals=0)
     rest = run.rows.filter(pa.array(~is_below(run.rows, done.cursor)))
     return _in_order(replace(share.behind(done), start=done.cursor), rest, open_sender).after(done)
 
 
 def _in_order(share: Share, rows: pa.RecordBatch, open_sender: OpenSender) -> Outcome:
-    sender = open_sender(share, strikes=ConsecutiveRefusals(share.strikes))
+    sender = open_sender(share, refusals=ConsecutiveRefusals(share.refusals))
     return sender.finish(_behind_last(rows)) if sender.take(rows) else sender.outcome
 
 
@@ -90,7 +89,7 @@ def _is_unfair(done: Outcome) -> bool:
     return refused and bool(done.delivered or done.absorbed)
 
 
-class _Part:
+class _PartDelivery:
     """One part of a run: what is to be delivered of it next, and what it came to."""
 
     def __init__(self, sender: Sender, rows: pa.RecordBatch, end: Cursor) -> None:
@@ -112,7 +111,7 @@ class _Part:
         outcome = self._sender.outcome
         if self.batch is None:
             return outcome
-        return replace(outcome, error=TransientError(_STOPPED, kind=GOES_ON))
+        return replace(outcome, error=None, more=True)
 
     def _go_on(self, step: Callable[[], MessageBatch]) -> None:
         try:
@@ -124,7 +123,7 @@ class _Part:
                 self._sender.finish(self._end)
 
 
-def _deliver_side_by_side(parts: Sequence[_Part]) -> None:
+def _deliver_side_by_side(parts: Sequence[_PartDelivery]) -> None:
     """Round after round, until all parts have come to their end or one of them stops all.
 
     A part ends a round early where a message is refused.
@@ -140,18 +139,13 @@ def _deliver_side_by_side(parts: Sequence[_Part]) -> None:
             part.delivered(result)
 
 
-_STOPPED = "another part of the delivery has failed; what follows comes next"
-
-
-def _is_full(aside: pa.RecordBatch | None) -> bool:
-    """Whether enough is put aside: it is kept in memory until it is settled."""
-    if aside is None:
+def _is_full(queued: pa.RecordBatch | None) -> bool:
+    """Whether enough is queued: it is kept in memory until it is settled."""
+    if queued is None:
         return False
-    return bool(aside.num_rows >= ASIDE_ROWS_MAX or aside.nbytes >= ASIDE_BYTES_MAX)
+    return bool(queued.num_rows >= QUEUED_ROWS_MAX or queued.nbytes >= QUEUED_BYTES_MAX)
 
 
 def _behind_last(rows: pa.RecordBatch) -> Cursor:
-    last = rows.num_rows - 1
-    return Cursor(
-        rows.column("commit_lsn")[last].as_py(), rows.column("commit_idx")[last].as_py() + 1
-    )
+    last = cursor_at(rows, -1)
+    return Cursor(last.lsn, last.idx + 1)

@@ -25,7 +25,7 @@ _EVERY_S: Final = 10.0
 
 
 @dataclass
-class _Line:
+class _NextReport:
     """What is to be said next of one consumer, and when that may be."""
 
     count: int = 0
@@ -38,21 +38,21 @@ class RefusalLog:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._lock = threading.Lock()
-        self._lines: dict[tuple[str, str], _Line] = {}
+        self._lines: dict[tuple[str, str], _NextReport] = {}
 
     def note(self, outcome: Outcome) -> None:
-        """Say what an outcome, which is settled, put aside or gave up."""
+        """Log what a settled outcome put into the retry queue or gave up."""
         dead = len(outcome.dead)
         first_dead: dict[str, object] = {}
         if outcome.dead:
             first_dead = {"cursor": str(outcome.dead[0].cursor)}
-        if outcome.aside is not None:
-            is_dead = outcome.aside.column("dead").fill_null(False)
-            tried = outcome.aside.column("error").is_valid()
-            refused = outcome.aside.filter(pc.and_not(tried, is_dead))
+        if outcome.queued is not None:
+            is_dead = outcome.queued.column("dead").fill_null(False)
+            tried = outcome.queued.column("error").is_valid()
+            refused = outcome.queued.filter(pc.and_not(tried, is_dead))
             if refused.num_rows:
                 self._say("queue.refused", outcome.consumer, refused.num_rows, _first(refused))
-            buried = outcome.aside.filter(is_dead)
+            buried = outcome.queued.filter(is_dead)
             dead += buried.num_rows
             first_dead = first_dead or (_first(buried) if buried.num_rows else {})
         if dead:
@@ -61,7 +61,7 @@ class RefusalLog:
     def _say(self, event: str, consumer: str, count: int, first: dict[str, object]) -> None:
         now = self._now()
         with self._lock:
-            line = self._lines.setdefault((event, consumer), _Line())
+            line = self._lines.setdefault((event, consumer), _NextReport())
             line.count += count
             if now < line.not_before:
                 return

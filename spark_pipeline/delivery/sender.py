@@ -1,10 +1,10 @@
-"""Delivering a consumer's messages in order, and putting aside what must wait.
+"""Delivers a consumer's messages in order, and collects for its retry queue those that must wait.
 
-A message that its destination refuses, where the destination lets others pass it, is put aside with
+A message that its destination refuses, where the destination lets others pass it, is queued with
 its group: later messages of the group follow it into the queue, all others go on. Invariants:
-nothing goes out whose group waits; everything below the outcome's cursor is delivered, put
-aside or dead; and when a destination refuses one message after another and takes none, it is taken
-to be at fault as a whole, and nothing it refused since is put aside.
+nothing goes out whose group waits; everything below the outcome's cursor is delivered,
+queued or dead; and when a destination refuses one message after another and takes none, it is taken
+to be at fault as a whole, and nothing it refused since is queued.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import MessageBatch, cursor_at
+from cdc.change import MessageBatch
 from cdc.config import SinkConfig
 from cdc.cursor import Cursor
+from cdc.cursor_columns import cursor_at
 from cdc.errors import PoisonError, TransientError, WalbrookError
 from cdc.queue.groups import Grouping, groups_of
 from cdc.queue.ledger.base import together as all_uses
@@ -29,17 +30,17 @@ from cdc.state.queued_messages import EVENT_SCHEMA
 from sinks import Sink
 from sinks.base import Delivery
 from sinks.columns import bytes_bound, message_bytes
-from spark_pipeline.delivery.outcome import GOES_ON, Outcome, Poison, below, together
+from spark_pipeline.delivery.outcome import Outcome, Poison, below, together
 
-STRIKES = 5
+REFUSALS_MAX = 5
 """Refusals in a row, with nothing accepted between them, after which a destination is at fault."""
 
 REFUSES_ALL = "refuses_all"
 """The kind of the error that says so."""
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
-ASIDE_ROWS_MAX = 20_000
-ASIDE_BYTES_MAX = 32 << 20
+QUEUED_ROWS_MAX = 20_000
+QUEUED_BYTES_MAX = 32 << 20
 
 Shape = Callable[[pa.RecordBatch], MessageBatch]
 
@@ -76,35 +77,35 @@ class Sender:
         start: Cursor,
         waiting: BlockedGroups,
         *,
-        strikes: int | ConsecutiveRefusals = 0,
-        strikes_max: int = STRIKES,
+        refusals: int | ConsecutiveRefusals = 0,
+        refusals_max: int = REFUSALS_MAX,
     ) -> None:
         self._consumer = consumer
         self.sink = sink
         self._shape = shape
         self._start = start
         self._waiting = waiting
-        self._strikes_max = strikes_max
+        self._refusals_max = refusals_max
         self._defers = consumer.destination.defers
         # What is larger becomes a dead letter; with a claim check the sink makes it smaller.
         self._largest = consumer.effective_max_message_bytes if consumer.claims is None else None
-        self._strikes = (
-            strikes if isinstance(strikes, ConsecutiveRefusals) else ConsecutiveRefusals(strikes)
+        self._refusals = (
+            refusals if isinstance(refusals, ConsecutiveRefusals) else ConsecutiveRefusals(refusals)
         )
-        self._first_strike: tuple[int, Cursor] | None = None  # of which series, and where
-        self._aside: list[pa.RecordBatch] = []
-        self._aside_rows = self._aside_bytes = 0
+        self._first_refusal: tuple[int, Cursor] | None = None  # of which series, and where
+        self._queued: list[pa.RecordBatch] = []
+        self._queued_rows = self._queued_bytes = 0
         self._done = Outcome(consumer.name, start)
 
     @property
     def outcome(self) -> Outcome:
-        aside, strikes = together(self._aside), self._strikes.count
-        if aside is None and strikes == self._done.strikes:
+        queued, refusals = together(self._queued), self._refusals.count
+        if queued is None and refusals == self._done.refusals:
             return self._done
-        return replace(self._done, aside=aside, strikes=strikes)
+        return replace(self._done, queued=queued, refusals=refusals)
 
     def take(self, rows: pa.RecordBatch) -> bool:
-        """Deliver these rows, in order; says whether more may follow."""
+        """Deliver these rows, in order; returns True if more may follow."""
         steps = self.steps(rows)
         result = None
         while True:
@@ -173,8 +174,8 @@ class Sender:
         if not result.settled:
             self._done = replace(done, ledger=use, top_before=top_before, stopped=stopped)
             return
-        self._strikes.accepted()
-        self._first_strike = None
+        self._refusals.accepted()
+        self._first_refusal = None
         last = batch.cursor(result.settled - 1)
         self._done = replace(
             done,
@@ -190,29 +191,29 @@ class Sender:
         )
 
     def _let_through(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Put aside what must wait; the rest may go out."""
+        """Queue the messages that must wait; the rest may go out."""
         if not self._waiting or not rows.num_rows:
             return rows
         grouped = self._grouped(rows)
         held = self._waiting.holds(grouped)
         if not held.any():
             return rows
-        self._put_aside(_events(grouped.filter(pa.array(held))))
+        self._queue(_events(grouped.filter(pa.array(held))))
         return rows.filter(pa.array(~held))
 
     def _refused(self, row: pa.RecordBatch, error: WalbrookError) -> bool:
-        """The destination refused one message; says whether the others may go on."""
+        """The destination refused one message; returns True if the others may go on."""
         cursor = cursor_at(row, 0)
-        count, series = self._strikes.refused()
-        if self._first_strike is None or self._first_strike[0] != series:
-            self._first_strike = (series, cursor)
-        if count > self._strikes_max:
+        count, series = self._refusals.refused()
+        if self._first_refusal is None or self._first_refusal[0] != series:
+            self._first_refusal = (series, cursor)
+        if count > self._refusals_max:
             what = f"it refused {count} messages in a row and took none: {error.what}"
             return self._stop(
-                self._first_strike[1],
+                self._first_refusal[1],
                 TransientError(what, fix=error.fix, kind=REFUSES_ALL, detail=error.detail),
             )
-        self._put_aside(refused(self._consumer, self._grouped(row), error))
+        self._queue(refused(self._consumer, self._grouped(row), error))
         return True
 
     def _too_large(self, row: pa.RecordBatch, size: int) -> str:
@@ -229,9 +230,7 @@ class Sender:
             # the last message it has would take it for delivered.
             cursor = cursor_at(row, 0)
             self._done = replace(self._done, dead=(Poison(cursor, why),))
-            what = f"the message at {cursor} is a dead letter, and what follows comes next"
-            goes_on = TransientError(what, kind=GOES_ON)
-            return self._stop(_after(cursor), goes_on)
+            return self._stop(_after(cursor))
         deliveries = _number(row, "deliveries") + 1
         self._note(
             _events(
@@ -245,29 +244,29 @@ class Sender:
         )
         return True
 
-    def _put_aside(self, events: pa.RecordBatch) -> None:
+    def _queue(self, events: pa.RecordBatch) -> None:
         self._note(events)
         self._waiting = self._waiting.with_these(events.filter(pc.invert(events.column("dead"))))
 
     def _note(self, events: pa.RecordBatch) -> None:
-        self._aside.append(events)
-        self._aside_rows += events.num_rows
-        self._aside_bytes += events.nbytes
+        self._queued.append(events)
+        self._queued_rows += events.num_rows
+        self._queued_bytes += events.nbytes
 
     def _has_room(self) -> bool:
-        """Bounded: what is put aside is kept in memory until it is settled."""
-        if self._aside_rows < ASIDE_ROWS_MAX and self._aside_bytes < ASIDE_BYTES_MAX:
+        """Bounded: what is queued is kept in memory until it is settled."""
+        if self._queued_rows < QUEUED_ROWS_MAX and self._queued_bytes < QUEUED_BYTES_MAX:
             return True
-        more = TransientError(
-            f"{self._aside_rows} messages wait behind refused ones; what follows comes next",
-            kind=GOES_ON,
-        )
-        return self._stop(self._done.cursor, more)
+        return self._stop(self._done.cursor)
 
-    def _stop(self, at: Cursor, error: WalbrookError) -> bool:
-        """Nothing from a cursor on is settled; what was put aside there comes again."""
-        self._aside = [below(rows, at) for rows in self._aside]
-        self._done = replace(self._done, cursor=max(self._start, at), error=error)
+    def _stop(self, at: Cursor, error: WalbrookError | None = None) -> bool:
+        """Nothing from a cursor on is settled; what was queued there comes again.
+
+        Without an error nothing failed: what follows comes next.
+        """
+        self._queued = [below(rows, at) for rows in self._queued]
+        cursor = max(self._start, at)
+        self._done = replace(self._done, cursor=cursor, error=error, more=error is None)
         return False
 
     def _reach(self, cursor: Cursor) -> None:

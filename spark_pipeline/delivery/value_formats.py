@@ -1,6 +1,6 @@
 """What a source's consumers want of decode together, and what each of them then sees. Pure.
 
-A batch is decoded once for all of them, with every form that somebody wants beside the others.
+A batch is decoded once for all of them, with every form that a consumer wants beside the others.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def _format(timestamps: Timestamps, numbers: Numbers, documents: Documents) -> V
 
 
 def wanted_by(consumers: Sequence[SinkConfig]) -> Wanted:
-    """Each form once, in the order of the consumers; old rows if somebody shows them.
+    """Each form once, in the order of the consumers; old rows if a shape shows them.
 
-    The same for the columns that somebody's event times stand in.
+    The same for the columns that event times stand in.
     """
     forms = tuple(dict.fromkeys(form_of(consumer) for consumer in consumers))
     times = dict.fromkeys(name for consumer in consumers for name in time_columns(consumer))
@@ -84,7 +84,8 @@ def time_columns(consumer: SinkConfig) -> list[str]:
 def view_of(changes: pa.RecordBatch, wanted: Wanted, consumer: SinkConfig) -> pa.RecordBatch:
     """A consumer's own view of changes that were decoded as ``wanted``."""
     view = wanted.view(changes, form_of(consumer), time_columns(consumer))
-    # Nobody else pays for what one asks for: every column is copied when rows are selected.
+    # A form costs only the consumers that ask for it: every column is copied when rows are
+    # selected.
     unasked = [
         *(["before"] if wanted.before and not shows_before(consumer) else []),
         *([KEY, OLD_KEY] if wanted.keyed and not shows_keys(consumer) else []),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cdc.change import READ
 from cdc.config import SinkConfig
-from cdc.cursor import Cursor
+from cdc.cursor_columns import cursor_at, in_cursor_order
 from cdc.errors import ProtocolError
 from spark_pipeline.slices.exchange import leave
 
@@ -42,7 +42,7 @@ JUDGED: Final = ("insert", "update", "delete", READ)
 """The actions that expressions see."""
 
 
-def in_cursor_order(verdicts: pa.Table) -> pa.RecordBatch:
+def sorted_verdicts(verdicts: pa.Table) -> pa.RecordBatch:
     """The verdicts as one batch, sorted by cursor."""
     whole = verdicts.combine_chunks()
     batch = (
@@ -52,10 +52,7 @@ def in_cursor_order(verdicts: pa.Table) -> pa.RecordBatch:
         if whole.num_rows
         else empty()
     )
-    lsn, idx = (batch.column(name).to_numpy() for name in ("commit_lsn", "commit_idx"))
-    if bool(np.all((lsn[1:] > lsn[:-1]) | ((lsn[1:] == lsn[:-1]) & (idx[1:] > idx[:-1])))):
-        return batch
-    return batch.take(pa.array(np.lexsort((idx, lsn))))
+    return in_cursor_order(batch)
 
 
 def leave_verdicts(directory: Path, verdicts: pa.RecordBatch) -> tuple[str, int]:
@@ -86,7 +83,7 @@ def judged(
     if missing.any():
         first = int(np.argmax(missing))
         raise ProtocolError(
-            f"the change at {_cursor(messages, first)} came to a sink without a verdict of its "
+            f"the change at {cursor_at(messages, first)} came to a sink without a verdict of its "
             "consumer's expressions",
             fix="it is tried again; if it stays, report it with this text",
         )
@@ -115,7 +112,3 @@ def _places(
         at = np.where((transactions[which] == asked_lsn) & (known[place] == asked), place, -1)
     needs = pc.is_in(messages.column("action"), pa.array(JUDGED)).to_numpy(zero_copy_only=False)
     return np.where(needs, at, -1), needs & (at < 0)
-
-
-def _cursor(rows: pa.RecordBatch, at: int) -> Cursor:
-    return Cursor(rows.column("commit_lsn")[at].as_py(), rows.column("commit_idx")[at].as_py())

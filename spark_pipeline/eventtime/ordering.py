@@ -31,7 +31,7 @@ from cdc.state.event_controls import Controls, read_controls
 from cdc.state.event_fingerprint import EventFingerprint
 from cdc.state.event_partitions import read_partitions
 from cdc.state.event_time import SourceResumeState, plan_gaps, plan_release, read_resume_state
-from cdc.state.gaps import untold_gaps
+from cdc.state.gaps import unreported_gaps
 from cdc.state.positions import MovedError
 from spark_pipeline.delivery.gaps import gap_change
 from spark_pipeline.delivery.matching import Match
@@ -65,7 +65,7 @@ _DEAD_MAX: Final = 5_000
 class Ordering:
     """From the rows in Postgres on; ``inputs``, whose logs are open, and ``roots`` by source.
 
-    It is used by the worker's thread alone, and ``state`` by nobody else.
+    It is used by the worker's thread alone, and so is ``state``.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class Ordering:
         self._gaps = [
             (name, gap)
             for name in inputs
-            for gap in untold_gaps(state, name)
+            for gap in unreported_gaps(state, name)
             if gap.consumer == consumer.name
         ]
-        standing = read_resume_state(
+        resume = read_resume_state(
             state,
             consumer.name,
             self._terms,
@@ -100,30 +100,30 @@ class Ordering:
             gaps=[gap for _, gap in self._gaps],
             log_end=lambda: _log_end(inputs.values()),
         )
-        self._standing = standing.sources
-        self._numbering = standing.numbering
-        self._redo = standing.planned
+        self._resume = resume.sources
+        self._numbering = resume.numbering
+        self._redo = resume.planned
         due = as_it_is if windows is None else windows.due
-        self._progress = progress_of(consumer, self._standing, self._redo, due)
+        self._progress = progress_of(consumer, self._resume, self._redo, due)
         self._clocks = self._progress.clocks
         tracker = self._progress.tracker
         self._partitions = Partitions(self._config, tracker, Match.of(consumer))
-        before = self._redo.before if self._redo is not None else standing.watermark
-        standings = {
+        before = self._redo.before if self._redo is not None else resume.watermark
+        saved = {
             name: SavedPosition(each.cursor, each.read, _time(each.floor), each.cut)
-            for name, each in self._standing.items()
+            for name, each in self._resume.items()
         }
         self._sequencer = Sequencer(
-            standings,
+            saved,
             tracker,
             max_bytes=self._config.max_buffer_bytes,
             watermark=_time(before),
             followers=windows is None,
             due=due,
         )
-        for name, each in self._standing.items():
+        for name, each in self._resume.items():
             self._partitions.begin(name, roots[name], read_partitions(state, each.id))
-        generation = next(iter(self._standing.values())).generation
+        generation = next(iter(self._resume.values())).generation
         self._sender = ReleaseSender(consumer, inputs, current, generation)
         self._runs = {name: each.context.settler.feed_run for name, each in inputs.items()}
         self._settler = EventSettler(consumer.name, self._terms, self._runs)
@@ -133,9 +133,9 @@ class Ordering:
         self._saved: object = None
         self._quiet_until = 0.0  # monotonic
         self._reading = Reading(
-            consumer, inputs, standings, self._clocks, self._partitions, self._timings()
+            consumer, inputs, saved, self._clocks, self._partitions, self._timings()
         )
-        for name, each in self._standing.items():
+        for name, each in self._resume.items():
             if each.finished:
                 self._sequencer.complete(name)
         self.follow(read_controls(state, consumer.name, inputs))
@@ -154,11 +154,11 @@ class Ordering:
     @property
     def cursors(self) -> dict[str, Cursor]:
         """Where it stands in each source, as it last wrote it."""
-        return {name: each.cursor for name, each in self._standing.items()}
+        return {name: each.cursor for name, each in self._resume.items()}
 
     @property
     def ledgers(self) -> dict[str, str]:
-        return {name: each.ledger for name, each in self._standing.items()}
+        return {name: each.ledger for name, each in self._resume.items()}
 
     @property
     def at_end(self) -> bool:
@@ -177,7 +177,7 @@ class Ordering:
         return bool(self._gaps)
 
     def finished(self, source: str, is_finished: bool) -> None:
-        """Whether a source has ended: then nobody waits for its time."""
+        """Whether a source has ended: then its time is not waited for."""
         if is_finished:
             self._quiet_until = 0.0
             self._sequencer.complete(source)
@@ -232,7 +232,7 @@ class Ordering:
             return True
         some |= self.settle_delivered()  # nothing follows at once
         if step is None and not some:
-            self._reading.check(until or {n: each.read for n, each in self._standing.items()})
+            self._reading.check(until or {n: each.read for n, each in self._resume.items()})
         return some
 
     def show(self, *, at_once: bool = False) -> None:
@@ -240,7 +240,7 @@ class Ordering:
         if not at_once and time.monotonic() - self._shown_at < _SHOW_S:
             return
         self._shown_at = time.monotonic()
-        for name, each in self._standing.items():
+        for name, each in self._resume.items():
             now_us = self._clocks[name].now
             self._partitions.show(self._state, each.id, name, self._sequencer, now_us)
 
@@ -248,13 +248,13 @@ class Ordering:
         """Up to where a release that was planned had read each log; None if there is none."""
         if self._redo is None:
             return None
-        return {n: self._redo.reads.get(n, each.read) for n, each in self._standing.items()}
+        return {n: self._redo.reads.get(n, each.read) for n, each in self._resume.items()}
 
     def _release(self, step: WatermarkStep) -> bool:
         """Send what a step gives, or only settle it; returns whether it did either."""
         late = step.late
         if late is None and step.released is None:
-            # The watermark goes on with the clock: nobody needs to hear of each microsecond.
+            # The watermark goes on with the clock: not every microsecond needs a step.
             self._quiet_until = time.monotonic() + _QUIET_S
         delivered = late if self._config.late_policy == "deliver" else None
         released, own = step.released, list[OwnRows]()
@@ -275,20 +275,20 @@ class Ordering:
         if self._redo is None:
             plan = partial(self._plan, step)
             if not self.settle_delivered(plan):
-                plan(self._standing)
+                plan(self._resume)
             reached("planned")
         self._send(Sending(release, step))
         return True
 
-    def _plan(self, step: WatermarkStep, standing: Mapping[str, SourceResumeState]) -> None:
+    def _plan(self, step: WatermarkStep, resume: Mapping[str, SourceResumeState]) -> None:
         """Store what is about to be sent."""
-        cursors = {name: each.cursor for name, each in standing.items()}
+        cursors = {name: each.cursor for name, each in resume.items()}
         plan_release(
             self._state,
             self._consumer.name,
             terms=self._terms,
             runs=self._runs,
-            sources=standing,
+            sources=resume,
             marks=self._marks,
             before=_none(step.before),
             to=step.watermark,
@@ -305,10 +305,10 @@ class Ordering:
         release = sending.release
         self._sender.send(self._state, sending, self._ledger, self._bury)
         if sending.at < len(release):
-            if sending.has_much_aside:
-                self._settler.put_aside(self._state, sending.aside_by_source)
+            if sending.has_much_queued:
+                self._settler.queue_now(self._state, sending.queued_by_source)
                 self._sender.settled(sending.sent)
-                sending.forget_aside()
+                sending.forget_queued()
             return
         reached("released")
         if sending.step is not None:
@@ -316,7 +316,7 @@ class Ordering:
             self._reading.forget_dead()
             self._sending = self._redo = None
             return
-        self._settler.settle_gaps(self._state, release.after, self._gaps, sending.aside_by_source)
+        self._settler.settle_gaps(self._state, release.after, self._gaps, sending.queued_by_source)
         self._sender.settled(sending.sent)
         self._numbering, self._gaps, self._sending = release.after, [], None
 
@@ -326,7 +326,7 @@ class Ordering:
     @property
     def _ledger(self) -> str:
         """The name of its ledger: that of the first source."""
-        return next(iter(self._standing.values())).ledger
+        return next(iter(self._resume.values())).ledger
 
     def _settle_at_times(self) -> None:
         """Move cursors over what was read and is not the consumer's."""
@@ -346,11 +346,11 @@ class Ordering:
     def _may_settle(self) -> bool:
         """Not while something is being sent, nor before all that was once read is there again."""
         reads = self._reading.reads
-        there = all(reads[name] >= each.read for name, each in self._standing.items())
+        there = all(reads[name] >= each.read for name, each in self._resume.items())
         return there and not any((self._sending, self._redo, self._delivered))
 
     def settle_delivered(self, plan: Plan | None = None) -> bool:
-        """Settle what was sent, and store with it what is sent next; says whether there was any."""
+        """Settle what was sent, and store what is sent next; returns True if there was any."""
         done, self._delivered = self._delivered, None
         if done is not None:
             self._write(done, plan)
@@ -385,15 +385,15 @@ class Ordering:
     def _write(self, done: Unsettled, plan: Plan | None = None) -> None:
         """Settle in one transaction, in which the next release may be planned."""
         shares = done.reached.shares
-        after = {n: replace(each, cursor=shares[n].cursor) for n, each in self._standing.items()}
+        after = {n: replace(each, cursor=shares[n].cursor) for n, each in self._resume.items()}
         moved = self._settler.settle(
             self._state,
-            self._standing,
+            self._resume,
             done.reached,
             ledger=self._sender.ledger_name(self._ledger),
             then=None if plan is None else partial(plan, after),
         )
-        self._standing = after
+        self._resume = after
         self._settled(done)
         if moved:
             raise MovedError(self._consumer.name, shares[moved].cursor)

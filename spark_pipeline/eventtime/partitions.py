@@ -71,7 +71,7 @@ class Partitions:
             self._tracker.remove(source, name)
 
     def follow(self, controls: Controls) -> bool:
-        """Do what operators say of watermarks; says whether any of it is new."""
+        """Do what operators say of watermarks; returns True if any of it is new."""
         before, self._controls = self._controls, controls
         for source, to in controls.pushed.items():
             self._tracker.push(to, source)

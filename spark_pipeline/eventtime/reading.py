@@ -49,23 +49,23 @@ class Reading:
         self,
         consumer: SinkConfig,
         inputs: Mapping[str, Input],
-        standings: Mapping[str, SavedPosition],
+        saved: Mapping[str, SavedPosition],
         clocks: Mapping[str, SourceClock],
         partitions: Partitions,
         timings: Mapping[str, RowTiming],
     ) -> None:
         self._consumer = consumer
         self._inputs = inputs
-        self._standings = standings
+        self._saved = saved
         self._clocks = clocks
         self._partitions = partitions
         self._timings = timings
         self._commits = {name: CommitTimes() for name in inputs}
         self._histories = {name: each.log.history() for name, each in inputs.items()}
         self.dead: dict[str, list[DeadLetter]] = {name: [] for name in inputs}
-        self.held: WalbrookError | None = None
+        self.stop_reason: WalbrookError | None = None
         """Why nothing more can be read, if that is so."""
-        self.reads = {name: standings[name].cursor for name in inputs}
+        self.reads = {name: saved[name].cursor for name in inputs}
         """Up to where each source was read."""
         self._ends = dict.fromkeys(inputs, 0)  # the batch behind what was read, passed or not
         for name, each in inputs.items():
@@ -92,7 +92,7 @@ class Reading:
         for name, source in self._inputs.items():
             bound = None if until is None else until[name]
             wanted = sequencer.wants(name) if bound is None else self.reads[name] < bound
-            if self.held is not None or not wanted:
+            if self.stop_reason is not None or not wanted:
                 source.leave()
             else:
                 ranges = source.next(0.0) if bound is None else source.next_below(bound)
@@ -112,8 +112,8 @@ class Reading:
 
     def check(self, needed: Mapping[str, Cursor]) -> None:
         """Raise if nothing more can be read, or a log ends before what was once read of it."""
-        if self.held is not None:
-            raise self.held
+        if self.stop_reason is not None:
+            raise self.stop_reason
         for name in self._inputs:
             if self._is_at_end(name) and self.reads[name] < needed[name]:
                 raise CorruptionError(
@@ -175,7 +175,7 @@ class Reading:
         if commit_us:
             self._clocks[source].read(commit_us)
         self._commits[source].read(share.start, commit_us)
-        self.held = share.held
+        self.stop_reason = share.stop_reason
         if share.failed or any(piece.errors for piece in share.slices):
             with closing(self.open_log(source)) as log:
                 found = dead_letters(share, share.end, log, decoded.plan.changes)
@@ -199,8 +199,8 @@ class Reading:
             return list(poisoned(sorted(poisons, key=_place), log, kind))
 
     def _unsettled(self, source: str, letters: Iterable[DeadLetter]) -> list[DeadLetter]:
-        """Those of what was once read are settled; somebody may have dealt with them since."""
-        read = self._standings[source].read
+        """Those of what was once read are settled; an operator may have dealt with them since."""
+        read = self._saved[source].read
         return [letter for letter in letters if letter.cursor >= read]
 
 

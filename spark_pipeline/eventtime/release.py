@@ -18,7 +18,7 @@ import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
-from cdc.change import CHANGE_SCHEMA, PLACED_SCHEMA
+from cdc.change import PLACED_SCHEMA, synthetic_rows
 from cdc.cursor import Cursor
 from cdc.decoding.format import ValueFormat
 from cdc.decoding.shapes.metadata import iso8601
@@ -148,28 +148,7 @@ def iso(us: int) -> str:
 
 def watermark_row(watermark: int, now: datetime) -> pa.RecordBatch:
     """The message that says how far event time has come."""
-    return our_row(WATERMARK, orjson.dumps({"watermark": iso(watermark)}).decode(), now)
-
-
-def our_row(action: str, record: str, now: datetime) -> pa.RecordBatch:
-    """A message that is no change of the source."""
-    return our_rows(action, pa.array([record]), now)
-
-
-def our_rows(action: str, records: pa.StringArray, now: datetime) -> pa.RecordBatch:
-    """The same for several."""
-    count = len(records)
-    said: dict[str, object] = {
-        "commit_lsn": 0, "commit_idx": 0, "commit_timestamp": now, "xid": 0, "table_schema": "",
-        "table_name": "", "action": action, "record_pks": "[]",
-    }  # fmt: skip
-    columns = [
-        records
-        if field.name == "record"
-        else pa.repeat(pa.scalar(said.get(field.name), field.type), count)
-        for field in CHANGE_SCHEMA
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=CHANGE_SCHEMA)
+    return synthetic_rows(WATERMARK, [orjson.dumps({"watermark": iso(watermark)}).decode()], now)
 
 
 def late_letters(late: Released, source: int, watermark: int) -> pa.RecordBatch | None:
@@ -190,7 +169,7 @@ class SourceResult:
     """What became of the messages of one database."""
 
     delivered: int
-    aside: pa.RecordBatch | None
+    queued: pa.RecordBatch | None
     dead: list[Poison]
 
 
@@ -203,15 +182,15 @@ def by_source(release: Release, outcome: Outcome, begun: int, sources: int) -> l
     codes = release.sources
     settled = np.zeros(len(codes), np.bool_)
     settled[begun:reached] = True
-    aside_at = _positions(release.numbering, outcome.aside)
+    queued_at = _positions(release.numbering, outcome.queued)
     dead_at = [position(release.numbering, each.cursor, len(release)) for each in outcome.dead]
-    settled[aside_at] = settled[dead_at] = False
+    settled[queued_at] = settled[dead_at] = False
     found = []
     for source in range(sources):
-        aside: list[pa.RecordBatch | None] = []
-        mine = codes[aside_at] == source
-        if outcome.aside is not None and mine.any():
-            aside = [_at_home(release, outcome.aside.filter(pa.array(mine)), aside_at[mine])]
+        queued: list[pa.RecordBatch | None] = []
+        mine = codes[queued_at] == source
+        if outcome.queued is not None and mine.any():
+            queued = [_at_home(release, outcome.queued.filter(pa.array(mine)), queued_at[mine])]
         dead = []
         for at, each in zip(dead_at, outcome.dead, strict=True):
             if codes[at] != source:
@@ -219,12 +198,12 @@ def by_source(release: Release, outcome: Outcome, begun: int, sources: int) -> l
             message = release.piece(at, at + 1)
             origin = _origin(message)
             if origin.lsn % 8 == OUR_LSN:  # it is in no log: it is kept as the message it was
-                aside.append(given_up(_alone(message), each.error))
+                queued.append(given_up(_alone(message), each.error))
             else:
                 error = each.error.replace(str(each.cursor), str(origin))
                 dead.append(Poison(origin, error))
         count = int((settled & (codes == source)).sum())
-        found.append(SourceResult(count, together(aside), dead))
+        found.append(SourceResult(count, together(queued), dead))
     return found
 
 
@@ -248,14 +227,14 @@ def _positions(numbering: Numbering, rows: pa.RecordBatch | None) -> npt.NDArray
     return numbering.positions(lsn, idx)
 
 
-def _at_home(release: Release, aside: pa.RecordBatch, at: npt.NDArray[np.int64]) -> pa.RecordBatch:
-    """What was put aside under the cursors that it has in its source."""
+def _at_home(release: Release, queued: pa.RecordBatch, at: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """The queued messages under the cursors that they have in their source."""
     first = int(at.min())
     taken = release.piece(first, int(at.max()) + 1).take(pa.array(at - first))
     for name, known in zip(_CURSOR, ("origin_lsn", "origin_idx"), strict=True):
-        place = aside.schema.get_field_index(name)
-        aside = aside.set_column(place, aside.schema.field(place), taken.column(known))
-    return aside
+        place = queued.schema.get_field_index(name)
+        queued = queued.set_column(place, queued.schema.field(place), taken.column(known))
+    return queued
 
 
 def _origin(message: pa.RecordBatch) -> Cursor:

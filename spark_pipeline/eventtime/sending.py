@@ -27,7 +27,7 @@ from spark_pipeline.delivery.deliver import Share
 from spark_pipeline.delivery.ledgers import Ledgers, ledger_name, needs_ledger
 from spark_pipeline.delivery.one_by_one import deliver_messages
 from spark_pipeline.delivery.outcome import Outcome, Poison, together
-from spark_pipeline.delivery.sender import ASIDE_ROWS_MAX
+from spark_pipeline.delivery.sender import QUEUED_ROWS_MAX
 from spark_pipeline.eventtime.release import Release, SourceResult, by_source, position
 from spark_pipeline.workers.base import UndeliveredError
 from spark_pipeline.workers.inputs import Input
@@ -53,33 +53,35 @@ class Sending:
 
     release: Release
     step: WatermarkStep | None  # None: the sink hears of gaps
-    at: int = 0  # everything before this message is at the destination, aside or dead
+    at: int = 0  # everything before this message is at the destination, queued or dead
     sent: list[Attempt] = field(default_factory=list)
 
     @property
-    def aside(self) -> list[pa.RecordBatch]:
-        """What was put aside of it and is to be tried again; nobody else knows of it yet."""
-        asides = (sent.outcome.aside for sent in self.sent)
-        return [rows.filter(pc.invert(rows.column("dead"))) for rows in asides if rows is not None]
+    def queued(self) -> list[pa.RecordBatch]:
+        """What was queued of it and is to be tried again; it is not in the database yet."""
+        all_queued = (sent.outcome.queued for sent in self.sent)
+        return [
+            rows.filter(pc.invert(rows.column("dead"))) for rows in all_queued if rows is not None
+        ]
 
     @property
-    def aside_by_source(self) -> list[pa.RecordBatch | None]:
-        """All that was put aside of it, by the number of its source."""
+    def queued_by_source(self) -> list[pa.RecordBatch | None]:
+        """All that was queued of it, by the number of its source."""
         parts = zip(*(sent.parts for sent in self.sent), strict=True)
-        return [together([part.aside for part in of_source]) for of_source in parts]
+        return [together([part.queued for part in of_source]) for of_source in parts]
 
     @property
-    def has_much_aside(self) -> bool:
+    def has_much_queued(self) -> bool:
         """Whether it is more than is kept in memory."""
-        return sum(len(rows) for rows in self.aside) >= ASIDE_ROWS_MAX
+        return sum(len(rows) for rows in self.queued) >= QUEUED_ROWS_MAX
 
-    def forget_aside(self) -> None:
+    def forget_queued(self) -> None:
         """It is in the queues now."""
         self.sent = [
             replace(
                 sent,
-                parts=[replace(part, aside=None) for part in sent.parts],
-                outcome=replace(sent.outcome, aside=None),
+                parts=[replace(part, queued=None) for part in sent.parts],
+                outcome=replace(sent.outcome, queued=None),
             )
             for sent in self.sent
         ]
@@ -120,7 +122,7 @@ class ReleaseSender:
             raise UndeliveredError(sent.error)
 
     def settled(self, sent: Sequence[Attempt]) -> None:
-        """What these attempts put aside is in the queues."""
+        """What these attempts queued is in the queues."""
         for attempt in sent:
             for source, outcome in self._outcomes(attempt).items():
                 self._inputs[source].retries.settled(outcome)
@@ -133,11 +135,11 @@ class ReleaseSender:
         """As far as it goes in one attempt."""
         release, begun, name = sending.release, sending.at, self._consumer.name
         share = self._share(state, release, begun, ledger)
-        if share.held is not None:
+        if share.stop_reason is not None:
             nothing = [SourceResult(0, None, []) for _ in self._inputs]
-            outcome = Outcome(name, ORIGIN, error=share.held)
-            return Attempt(begun, 0, nothing, share.held, outcome)
-        for rows in sending.aside:
+            outcome = Outcome(name, ORIGIN, error=share.stop_reason)
+            return Attempt(begun, 0, nothing, share.stop_reason, outcome)
+        for rows in sending.queued:
             share = replace(share, waiting=share.waiting.with_these(rows))
         end = min(begun + _ROWS, len(release))
         piece, until = release.piece(begun, end), release.numbering.place(end)
@@ -149,19 +151,18 @@ class ReleaseSender:
             outcome = deliver_messages(share, piece, until)
         parts = by_source(release, outcome, begun, len(self._inputs))
         reached = position(release.numbering, outcome.cursor, len(release))
-        error = outcome.error if outcome.failed else None
-        return Attempt(max(begun, reached), outcome.absorbed, parts, error, outcome)
+        return Attempt(max(begun, reached), outcome.absorbed, parts, outcome.error, outcome)
 
     def _failed(self, state: Connection, sent: Attempt) -> None:
         """Nothing was settled, and the destination did not take what it was sent."""
         assert sent.error is not None
         for source, outcome in self._outcomes(sent).items():
-            self._inputs[source].retries.settled(replace(outcome, aside=None))
+            self._inputs[source].retries.settled(replace(outcome, queued=None))
             report_consumer(state, source, self._consumer.name, sent.error)
 
     def _outcomes(self, sent: Attempt) -> dict[str, Outcome]:
         return {
-            source: replace(sent.outcome, delivered=part.delivered, aside=part.aside, dead=())
+            source: replace(sent.outcome, delivered=part.delivered, queued=part.queued, dead=())
             for source, part in zip(self._inputs, sent.parts, strict=True)
         }
 
@@ -177,9 +178,9 @@ class ReleaseSender:
         waiting: BlockedGroups = NOTHING
         for each in self._inputs.values():
             asked = each.retries.before(state, replace(share, origin=each.settings.origin))
-            if asked.held is not None:
+            if asked.stop_reason is not None:
                 return asked
-            share = replace(share, strikes=asked.strikes, strikes_max=asked.strikes_max)
+            share = replace(share, refusals=asked.refusals, refusals_max=asked.refusals_max)
             waiting = _both(waiting, asked.waiting)
         return replace(share, waiting=waiting)
 

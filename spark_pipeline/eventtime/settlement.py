@@ -1,7 +1,7 @@
 """Settling for consumers in event-time order: one transaction for all their sources.
 
 Invariants: the cursor of each source, what was released, what waits and what is dead
-become true together; a cursor that somebody else moved is never moved back by it.
+become true together; a cursor that was moved by another is never moved back by it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cdc.state.dead_letters import DeadLetter, bury, count_dead, report_dead_let
 from cdc.state.event_numbers import Numbering, is_number
 from cdc.state.event_partitions import Seen
 from cdc.state.event_time import SourceResumeState, fence, look, note_numbering, note_released
-from cdc.state.gaps import Gap, gap_told
+from cdc.state.gaps import Gap, gap_reported
 from cdc.state.ledgers import TRIM
 from cdc.state.positions import MovedError, Settlement, settle
 from cdc.state.queued_messages import enqueue
@@ -43,12 +43,12 @@ class SourceSettlement:
     absorbed: int = 0
     last_commit: datetime | None = None
     dead: Sequence[DeadLetter] = ()
-    aside: pa.RecordBatch | None = None
+    queued: pa.RecordBatch | None = None
 
     @property
     def copies(self) -> bool:
         """Whether something of it is written by COPY."""
-        return bool(self.dead) or self.aside is not None
+        return bool(self.dead) or self.queued is not None
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ def shares_of(
     shares: dict[str, SourceSettlement] = {}
     for at, (name, read) in enumerate(reading.reads.items()):
         parts = [each.parts[at] for each in sent]
-        aside = [part.aside for part in parts]
+        queued = [part.queued for part in parts]
         if step is not None and step.late is not None and buries_late:
-            aside.append(late_letters(step.late, at, step.before))
+            queued.append(late_letters(step.late, at, step.before))
         taken = sum(part.delivered for part in parts)
         # Which of them the destination had already is known of all together.
         known = min(taken, absorbed)
@@ -99,7 +99,7 @@ def shares_of(
             absorbed=known,
             last_commit=reading.settled_commit(name, sequencer.buffer.oldest(name)),
             dead=reading.dead[name],
-            aside=together(aside),
+            queued=together(queued),
         )
     return shares
 
@@ -115,7 +115,7 @@ class EventSettler:
     def settle(
         self,
         state: Connection,
-        standing: Mapping[str, SourceResumeState],
+        resume: Mapping[str, SourceResumeState],
         reached: SettledPosition,
         *,
         ledger: str | None,
@@ -126,7 +126,7 @@ class EventSettler:
         ``then`` is part of it, unless a cursor was moved: what comes next is planned by where the
         cursors stand.
 
-        A cursor that somebody has moved meanwhile stays where it is, or goes on from there. What
+        A cursor that was moved meanwhile stays where it is, or goes on from there. What
         was released of the others is settled all the same: it was delivered. Returns the source of
         which that is so, empty if there is none: the worker begins again then.
         """
@@ -140,8 +140,8 @@ class EventSettler:
             for source in sorted(reached.shares):
                 share, at = reached.shares[source], stands.get(source)
                 if at is None:
-                    raise MovedError(self._consumer, standing[source].cursor)
-                known = standing[source]
+                    raise MovedError(self._consumer, resume[source].cursor)
+                known = resume[source]
                 if (at.cursor, at.ledger) != (known.cursor, known.ledger):
                     moved = source
                 if at.ledger != known.ledger:
@@ -160,7 +160,7 @@ class EventSettler:
                     self._consumer,
                     numbering=reached.numbering,
                     watermark=reached.watermark,
-                    sources=standing,
+                    sources=resume,
                     reads={source: share.read for source, share in reached.shares.items()},
                     seen=reached.seen,
                     arrived=reached.arrived,
@@ -177,14 +177,14 @@ class EventSettler:
         state: Connection,
         numbering: Numbering,
         gaps: Sequence[tuple[str, Gap]],
-        aside: Sequence[pa.RecordBatch | None],
+        queued: Sequence[pa.RecordBatch | None],
     ) -> None:
         """Its sink has heard of gaps, or the messages wait; its cursors stay where they are."""
         with state.transaction():
             fence(state, self._terms)
-            self._enqueue(state, aside)
+            self._enqueue(state, queued)
             for source, gap in gaps:
-                gap_told(state, gap, self._terms[source])
+                gap_reported(state, gap, self._terms[source])
             note_numbering(state, self._consumer, numbering)
 
     def bury(
@@ -207,14 +207,14 @@ class EventSettler:
             count_dead(state, source, self._consumer, bury(state, source, self._consumer, letters))
         report_dead_letters(state, source, self._terms[source])
 
-    def put_aside(self, state: Connection, aside: Sequence[pa.RecordBatch | None]) -> None:
+    def queue_now(self, state: Connection, queued: Sequence[pa.RecordBatch | None]) -> None:
         """What was refused of a release that is not over yet waits in the queues, by source."""
         with state.transaction():
             fence(state, self._terms)
-            self._enqueue(state, aside)
+            self._enqueue(state, queued)
 
-    def _enqueue(self, state: Connection, aside: Sequence[pa.RecordBatch | None]) -> None:
-        for source, rows in zip(self._terms, aside, strict=True):
+    def _enqueue(self, state: Connection, queued: Sequence[pa.RecordBatch | None]) -> None:
+        for source, rows in zip(self._terms, queued, strict=True):
             if rows is not None:
                 enqueue(state, source, self._consumer, rows)
 
@@ -224,10 +224,10 @@ def _settlement(since: Cursor, share: SourceSettlement) -> Settlement:
 
     Windows and watermarks have sequence numbers in place of cursors: no cursor passes them.
     """
-    aside = share.aside
-    if aside is not None:
-        numbered = is_number(aside.column("commit_lsn").to_numpy())
-        aside = aside.filter(pa.array(numbered | ~is_below(aside, since)))
+    queued = share.queued
+    if queued is not None:
+        numbered = is_number(queued.column("commit_lsn").to_numpy())
+        queued = queued.filter(pa.array(numbered | ~is_below(queued, since)))
     return Settlement(
         since=since,
         cursor=max(since, share.cursor),
@@ -235,5 +235,5 @@ def _settlement(since: Cursor, share: SourceSettlement) -> Settlement:
         absorbed=share.absorbed,
         last_commit=share.last_commit,
         dead=share.dead,
-        aside=aside,
+        queued=queued,
     )

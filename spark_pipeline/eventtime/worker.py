@@ -89,7 +89,7 @@ class EventTimeWorker(BaseWorker):
     def settled(self, source: str) -> Cursor | None:
         return self._settled.get(source)
 
-    def must_look(self, roll: ActiveConsumers, settled: Cursor | None) -> bool:
+    def must_look(self, active: ActiveConsumers, settled: Cursor | None) -> bool:
         """Its own thread looks, at all of its rows at once."""
         self._look_soon = True
         self.wake()

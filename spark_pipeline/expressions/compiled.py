@@ -152,7 +152,7 @@ def _finite(text: Column) -> Column:
     """The text, or an error if it has an infinite date or timestamp in it.
 
     Spark has no infinity. In a filter the largest and the smallest number of the type do as well,
-    because they compare as infinity does; in a message they would be a time that nobody wrote.
+    because they compare as infinity does; in a message they would be a time that was never written.
     """
     error = sf.raise_error(sf.lit("an infinite date or timestamp has no form in a message"))
     return sf.when(sf.rlike(text, sf.lit(_INFINITE)), error).otherwise(text)
@@ -216,7 +216,7 @@ class Program:
         self._made: dict[str, Projection] = {}
 
     def run(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """A column a key: ``filter``, ``transform`` and ``routing``, as far as they are SQL."""
+        """One column per key: ``filter``, ``transform`` and ``routing``, as far as they are SQL."""
         said = self._whole.run(pruned(rows, self._schema))
         at = said.schema.get_field_index("transform")
         if at < 0:

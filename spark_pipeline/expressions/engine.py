@@ -5,7 +5,7 @@ that a task would run. Here it is run on the driver over an Arrow stream, handed
 back in a call each: a few rows take milliseconds, where planning a query for them takes tens.
 
 Invariant: the session's settings are ours, whatever ``spark.conf`` says: ANSI errors, UTC,
-names as Postgres spells them, and nobody's functions but Spark's own.
+names as Postgres spells them, and no functions but Spark's own.
 """
 
 from __future__ import annotations

@@ -20,13 +20,14 @@ from pyspark.sql import SparkSession
 
 from cdc.config import SinkConfig
 from cdc.cursor import ORIGIN, Cursor
-from spark_pipeline.delivery.verdicts import VERDICT_SCHEMA, empty, in_cursor_order
+from spark_pipeline.delivery.verdicts import VERDICT_SCHEMA, empty, sorted_verdicts
 from spark_pipeline.expressions.compiled import Expressions, program_for
 from spark_pipeline.expressions.engine import Engine
 from spark_pipeline.expressions.failures import BadRowSearch, EvaluationError, answers
 from spark_pipeline.expressions.functions import Function
 from spark_pipeline.expressions.routes import bad_routes
-from spark_pipeline.expressions.visible_rows import RawRows, VisibleRows, place_of, seen_rows
+from spark_pipeline.expressions.visible_rows import VisibleRows, place_of, seen_rows
+from spark_pipeline.slices.raw_rows import RawRows
 
 if TYPE_CHECKING:
     from spark_pipeline.delivery.deliver import Origin
@@ -40,22 +41,22 @@ def verdicts(
     *,
     since: Cursor = ORIGIN,
     until: Cursor | None = None,
-    hunt: BadRowSearch | None = None,
+    search: BadRowSearch | None = None,
 ) -> pa.RecordBatch:
     """VERDICT_SCHEMA for the raw rows from ``since`` up to ``until``, evaluated here.
 
-    Without SQL expressions Spark is not needed. ``hunt`` counts the bad rows of a batch that is
+    Without SQL expressions Spark is not needed. ``search`` counts the bad rows of a batch that is
     handed over in parts.
     """
     expressions = Expressions.of(consumer)
     if expressions is None:
         raise ValueError(f"consumer {consumer.name} has no expressions")
-    hunt = hunt or BadRowSearch(consumer.name)
+    search = search or BadRowSearch(consumer.name)
     judged = [
-        _judge(spark, consumer, expressions, table, hunt)
+        _judge(spark, consumer, expressions, table, search)
         for table in seen_rows(consumer, origin, rows, since=since, until=until)
     ]
-    return in_cursor_order(pa.Table.from_batches(judged, VERDICT_SCHEMA)) if judged else empty()
+    return sorted_verdicts(pa.Table.from_batches(judged, VERDICT_SCHEMA)) if judged else empty()
 
 
 def _judge(
@@ -63,10 +64,10 @@ def _judge(
     consumer: SinkConfig,
     expressions: Expressions,
     table: VisibleRows,
-    hunt: BadRowSearch,
+    search: BadRowSearch,
 ) -> pa.RecordBatch:
     judging = Judging.begin(table)
-    judging.ask_functions(expressions, hunt, ("filter",))
+    judging.ask_functions(expressions, search, ("filter",))
     if expressions.sql:
         assert spark is not None, "SQL expressions need Spark"
         program = program_for(Engine.of(spark), expressions, table.schema)
@@ -78,11 +79,11 @@ def _judge(
                 if rows.num_rows > 1:
                     raise
                 key = program.failing_key(rows)
-                what = f"the {key} of {hunt.consumer} failed: {error.what}"
+                what = f"the {key} of {search.consumer} failed: {error.what}"
                 raise EvaluationError(what, detail=error.detail) from None
 
-        judging.ask(run, hunt)
-    judging.ask_functions(expressions, hunt, ("transform", "routing"))
+        judging.ask(run, search)
+    judging.ask_functions(expressions, search, ("transform", "routing"))
     return checked(consumer, judging.verdicts(table.cursors))
 
 
@@ -108,7 +109,7 @@ class Judging:
 
     rows: pa.RecordBatch
     open: NDArray[np.int64]
-    said: dict[str, pa.Array]  # by key, of all rows; null where nobody answered
+    said: dict[str, pa.Array]  # by key, of all rows; null where there was no answer
     errors: dict[int, str]
 
     @classmethod
@@ -119,17 +120,19 @@ class Judging:
         return cls(table.rows, np.setdiff1d(np.arange(count), bad), {}, errors)
 
     def ask_functions(
-        self, expressions: Expressions, hunt: BadRowSearch, keys: tuple[str, ...]
+        self, expressions: Expressions, search: BadRowSearch, keys: tuple[str, ...]
     ) -> None:
         for key in keys:
             if key in expressions.functions:
-                self.ask(_as_columns(expressions.functions[key]), hunt)
+                self.ask(_as_columns(expressions.functions[key]), search)
 
-    def ask(self, evaluate: Callable[[pa.RecordBatch], pa.RecordBatch], hunt: BadRowSearch) -> None:
+    def ask(
+        self, evaluate: Callable[[pa.RecordBatch], pa.RecordBatch], search: BadRowSearch
+    ) -> None:
         """Have the open rows answered; those that fail, and those kept back, are open no more."""
         every = len(self.open) == self.rows.num_rows
         rows = self.rows if every else self.rows.take(pa.array(self.open))
-        said, good, bad = answers(rows, evaluate, hunt)
+        said, good, bad = answers(rows, evaluate, search)
         for at, text in bad.items():
             row = int(self.open[at])
             self.errors[row] = f"cannot judge {place_of(self.rows, row)}: {text}"

@@ -1,8 +1,8 @@
 """Finding the rows that an expression fails on, by halving.
 
-Whoever evaluates gives an answer for all rows or for none. Invariant: a row is called
-bad only if it fails alone; how many are hunted is bounded, and beyond the bound nothing is said of
-any row: the consumer waits.
+An evaluation gives an answer for all rows or for none. Invariant: a row is called bad only if it
+fails alone; the search is bounded, and beyond the bound nothing is said of any row: the consumer
+waits.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from cdc.bisection import bisect
 from cdc.errors import TransientError, WalbrookError
 
 BAD_ROWS_MAX: Final = 100
@@ -49,24 +50,22 @@ class BadRowSearch:
 def answers(
     rows: pa.RecordBatch,
     evaluate: Callable[[pa.RecordBatch], pa.RecordBatch],
-    hunt: BadRowSearch,
+    search: BadRowSearch,
 ) -> tuple[pa.RecordBatch | None, NDArray[np.int64], dict[int, str]]:
     """What ``evaluate`` says of the good rows, their places, and the errors of the bad ones."""
-    waiting = [(0, rows.num_rows)] if rows.num_rows else []
     said: list[pa.RecordBatch] = []
     good: list[NDArray[np.int64]] = []
     bad: dict[int, str] = {}
-    while waiting:
-        start, stop = waiting.pop()
-        try:
-            said.append(evaluate(rows.slice(start, stop - start)))
+
+    def attempt(start: int, stop: int) -> pa.RecordBatch:
+        return evaluate(rows.slice(start, stop - start))
+
+    for start, stop, result in bisect(rows.num_rows, attempt, EvaluationError):
+        if isinstance(result, EvaluationError):
+            bad[start] = result.full_what[:_TEXT_MAX]
+            search.count(result.what, result.detail)
+        else:
+            said.append(result)
             good.append(np.arange(start, stop))
-        except EvaluationError as error:
-            if stop - start > 1:
-                middle = (start + stop) // 2
-                waiting += [(middle, stop), (start, middle)]
-                continue
-            bad[start] = error.full_what[:_TEXT_MAX]
-            hunt.count(error.what, error.detail)
     places = np.concatenate(good) if good else np.empty(0, np.int64)
     return (pa.concat_batches(said) if said else None), places, bad

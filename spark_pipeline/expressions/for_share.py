@@ -36,21 +36,21 @@ def judge(
     if not share.consumer.expressions:
         return share
     pieces = pieces_of(share.slices)
-    stretch = LogRange(share.consumer, share.origin, log, history, pieces, share.start, share.end)
+    log_range = LogRange(share.consumer, share.origin, log, history, pieces, share.start, share.end)
     try:
-        found = _verdicts(spark, stretch)
+        found = _verdicts(spark, log_range)
     except ExpressionError as error:
-        unfit = stretch.first_unfit(spark) if spark is not None else None
+        unfit = log_range.first_unfit(spark) if spark is not None else None
         if unfit is None or unfit <= share.start:
             raise
-        share = replace(share, end=unfit, held=error)
-        found = _verdicts(spark, replace(stretch, until=unfit))
+        share = replace(share, end=unfit, stop_reason=error)
+        found = _verdicts(spark, replace(log_range, until=unfit))
     path, failed = leave_verdicts(exchange, found)
     return replace(share, verdicts=path, failed=failed)
 
 
-def _verdicts(spark: SparkSession | None, stretch: LogRange) -> pa.RecordBatch:
-    rows = sum(piece.stop - piece.start for piece in stretch.pieces)
+def _verdicts(spark: SparkSession | None, log_range: LogRange) -> pa.RecordBatch:
+    rows = sum(piece.stop - piece.start for piece in log_range.pieces)
     if spark is None or rows <= DRIVER_ROWS_MAX:
-        return verdicts_on_driver(spark, stretch)
-    return verdicts_on_executors(spark, stretch)
+        return verdicts_on_driver(spark, log_range)
+    return verdicts_on_executors(spark, log_range)

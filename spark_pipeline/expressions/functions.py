@@ -60,7 +60,7 @@ class Function:
         return self._json(cast) if self.key == "transform" else cast
 
     def _json(self, texts: pa.StringArray) -> pa.StringArray:
-        """Arrow has no check of JSON, and a message that is none would break whoever reads it."""
+        """Arrow has no check of JSON, and a message that is none would break its reader."""
         texts = pc.fill_null(texts, "null")
         for text in texts:
             try:

@@ -1,7 +1,7 @@
-"""A stretch of the log that is judged for one consumer, and the table versions that it meets.
+"""A log_range of the log that is judged for one consumer, and the table versions that it meets.
 
 Invariant: only rows that the consumer takes, and lacks, are looked at; a version that
-none of them has keeps nobody waiting.
+none of them has keeps no row waiting.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import ExpressionError
 from spark_pipeline.expressions.compiled import Expressions, looked_at
 from spark_pipeline.expressions.engine import Engine
-from spark_pipeline.expressions.log_rows import LogSlice, unjoined_rows
+from spark_pipeline.expressions.log_rows import unjoined_rows
 from spark_pipeline.expressions.visible_rows import met_versions
+from spark_pipeline.slices.raw_rows import LogSlice
 
 if TYPE_CHECKING:
     from spark_pipeline.delivery.deliver import Origin

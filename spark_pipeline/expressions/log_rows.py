@@ -1,8 +1,4 @@
-"""Raw rows out of the log, slice by slice, joined where they are small.
-
-A decode has a cost of its own, whatever its rows; and it is bounded, because Arrow's text columns
-are.
-"""
+"""Raw rows out of the log, slice by slice, joined where they are small."""
 
 from __future__ import annotations
 
@@ -10,26 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 
-from cdc.decoding.annotations import AnnotationRun, annotations_of, cut_runs, joined_runs
+from cdc.decoding.annotations import AnnotationRun, cut_runs
 from cdc.log.open import open_log
 from cdc.log.view import LogReader
-from spark_pipeline.expressions.visible_rows import RawRows
 from spark_pipeline.slices.exchange import SliceMarker
-
-_ROWS_MAX = 16_384
-_BYTES_MAX = 32 << 20
-
-
-class LogSlice(NamedTuple):
-    """The rows ``[start, stop)`` of a batch of the log."""
-
-    batch_idx: int
-    start: int
-    stop: int
+from spark_pipeline.slices.raw_rows import JoinedRows, LogSlice, RawRows, size_of
 
 
 def pieces_of(slices: Sequence[SliceMarker]) -> list[LogSlice]:
@@ -46,18 +30,15 @@ def pieces_of(slices: Sequence[SliceMarker]) -> list[LogSlice]:
 def raw_rows(log: str | Path, history: int | None, pieces: Sequence[LogSlice]) -> Iterator[RawRows]:
     """The rows of the pieces, in their order, in parts that are worth a decode each."""
     with closing(open_log(log, history=history)) as view:
-        raws: list[pa.RecordBatch] = []
-        schemas: dict[int, bytes] = {}
-        runs: list[tuple[tuple[AnnotationRun, ...], int]] = []
+        joined = JoinedRows()
         for raw, known, said in _each(view, pieces):
-            if raws and not _fits(raws, raw):
-                yield _joined(raws, schemas, runs)
-                raws, schemas, runs = [], {}, []
-            raws.append(raw)
-            schemas |= known
-            runs.append((said, raw.num_rows))
-        if raws:
-            yield _joined(raws, schemas, runs)
+            size = size_of(raw, said)
+            if not joined.fits(raw.num_rows, size):
+                yield joined.raw_rows()
+                joined = JoinedRows()
+            joined.add(raw, known, said, size)
+        if joined:
+            yield joined.raw_rows()
 
 
 def unjoined_rows(
@@ -82,17 +63,3 @@ def _each(
                 said = tuple(cut_runs(frame.annotations, piece.start, piece.stop))
                 rows = frame.raw.slice(piece.start, piece.stop - piece.start)
                 yield rows, frame.schemas, said
-
-
-def _joined(
-    raws: list[pa.RecordBatch],
-    schemas: dict[int, bytes],
-    runs: list[tuple[tuple[AnnotationRun, ...], int]],
-) -> RawRows:
-    raw = pa.concat_batches([one.replace_schema_metadata(None) for one in raws])
-    return RawRows(raw, schemas, annotations_of(joined_runs(runs), raw.num_rows))
-
-
-def _fits(raws: list[pa.RecordBatch], raw: pa.RecordBatch) -> bool:
-    rows = sum(one.num_rows for one in [*raws, raw])
-    return bool(rows <= _ROWS_MAX and sum(one.nbytes for one in [*raws, raw]) <= _BYTES_MAX)

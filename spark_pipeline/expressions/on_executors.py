@@ -20,21 +20,22 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from spark_pipeline.delivery.verdicts import VERDICT_SCHEMA, empty, in_cursor_order
+from spark_pipeline.delivery.verdicts import VERDICT_SCHEMA, empty, sorted_verdicts
 from spark_pipeline.expressions.compiled import Expressions, bare_values, looked_at
 from spark_pipeline.expressions.engine import Engine
 from spark_pipeline.expressions.evaluate import Judging, checked, verdicts
 from spark_pipeline.expressions.failures import BadRowSearch
 from spark_pipeline.expressions.log_range import LogRange
-from spark_pipeline.expressions.log_rows import LogSlice, raw_rows
+from spark_pipeline.expressions.log_rows import raw_rows
 from spark_pipeline.expressions.pruning import pruned
 from spark_pipeline.expressions.visible_rows import VisibleRows, seen_rows
 from spark_pipeline.jvm.arrow_map import map_in_arrow
+from spark_pipeline.slices.raw_rows import LogSlice
 
 # What workers say of a row beside what expressions see; no expression can name these.
 _LSN, _IDX, _KEEP, _ERROR = "~lsn", "~idx", "~keep", "~error"
 _MESSAGE, _ROUTE, _LATE = "~message", "~route", "~late"  # of a row that passes
-_ASIDE: Final = [
+_EXTRA: Final = [
     pa.field(_LSN, pa.int64()),
     pa.field(_IDX, pa.int64()),
     pa.field(_KEEP, pa.bool_()),
@@ -46,53 +47,53 @@ _ASIDE: Final = [
 _PIECES: Final = pa.schema([(name, pa.int64()) for name in LogSlice._fields])
 
 
-def verdicts_on_driver(spark: SparkSession | None, stretch: LogRange) -> pa.RecordBatch:
-    """VERDICT_SCHEMA for a stretch, without a job."""
-    hunt = BadRowSearch(stretch.consumer.name)
+def verdicts_on_driver(spark: SparkSession | None, log_range: LogRange) -> pa.RecordBatch:
+    """VERDICT_SCHEMA for a log_range, without a job."""
+    search = BadRowSearch(log_range.consumer.name)
     parts = [
         verdicts(
             spark,
-            stretch.consumer,
-            stretch.origin,
+            log_range.consumer,
+            log_range.origin,
             rows,
-            since=stretch.since,
-            until=stretch.until,
-            hunt=hunt,
+            since=log_range.since,
+            until=log_range.until,
+            search=search,
         )
-        for rows in raw_rows(stretch.log, stretch.history, stretch.pieces)
+        for rows in raw_rows(log_range.log, log_range.history, log_range.pieces)
     ]
-    return in_cursor_order(pa.Table.from_batches(parts, VERDICT_SCHEMA))
+    return sorted_verdicts(pa.Table.from_batches(parts, VERDICT_SCHEMA))
 
 
-def verdicts_on_executors(spark: SparkSession, stretch: LogRange) -> pa.RecordBatch:
+def verdicts_on_executors(spark: SparkSession, log_range: LogRange) -> pa.RecordBatch:
     """The same by a job."""
-    expressions = stretch.expressions
-    met = stretch.versions()
+    expressions = log_range.expressions
+    met = log_range.versions()
     if not met:
         return empty()
-    listed = pa.Table.from_pylist([piece._asdict() for piece in stretch.pieces], _PIECES)
+    listed = pa.Table.from_pylist([piece._asdict() for piece in log_range.pieces], _PIECES)
     engine = Engine.of(spark)
     slices = engine.session.createDataFrame(listed)
     frames = [
-        _frame(slices, stretch, schema_id, looked_at(engine, expressions, message))
+        _frame(slices, log_range, schema_id, looked_at(engine, expressions, message))
         for schema_id, message in met.items()
     ]
     try:
         answered = reduce(DataFrame.union, frames).toArrow()
     except (PySparkException, Py4JJavaError):
-        return verdicts_on_driver(spark, stretch)
-    return checked(stretch.consumer, in_cursor_order(_as_verdicts(answered, expressions)))
+        return verdicts_on_driver(spark, log_range)
+    return checked(log_range.consumer, sorted_verdicts(_as_verdicts(answered, expressions)))
 
 
-def _frame(slices: DataFrame, stretch: LogRange, schema_id: int, used: pa.Schema) -> DataFrame:
+def _frame(slices: DataFrame, log_range: LogRange, schema_id: int, used: pa.Schema) -> DataFrame:
     """One table version: its rows as workers decode them, and the answers to them."""
-    schema = from_arrow_schema(pa.schema([*used, *_ASIDE]))
+    schema = from_arrow_schema(pa.schema([*used, *_EXTRA]))
     written = to_arrow_schema(schema, timezone="UTC")
-    alone = replace(stretch, pieces=())  # each worker is handed its own
+    alone = replace(log_range, pieces=())  # each worker is handed its own
 
     def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         pieces = [LogSlice(**row) for batch in batches for row in batch.to_pylist()]
-        hunt = BadRowSearch(alone.consumer.name)
+        search = BadRowSearch(alone.consumer.name)
         for rows in raw_rows(alone.log, alone.history, pieces):
             for table in seen_rows(
                 alone.consumer,
@@ -102,32 +103,32 @@ def _frame(slices: DataFrame, stretch: LogRange, schema_id: int, used: pa.Schema
                 until=alone.until,
                 only=schema_id,
             ):
-                yield _aside(alone.expressions, table, used, hunt).cast(written)
+                yield _with_early_verdicts(alone.expressions, table, used, search).cast(written)
 
-    return map_in_arrow(slices, decode, schema).select(*_answers(stretch.expressions))
+    return map_in_arrow(slices, decode, schema).select(*_answers(log_range.expressions))
 
 
-def _aside(
-    expressions: Expressions, table: VisibleRows, used: pa.Schema, hunt: BadRowSearch
+def _with_early_verdicts(
+    expressions: Expressions, table: VisibleRows, used: pa.Schema, search: BadRowSearch
 ) -> pa.RecordBatch:
     """What SQL expressions look at of rows, with what the operator's functions say of them.
 
     Spark may yet find that a row does not pass: then what came after the filter does not count.
     """
     judging = Judging.begin(table)
-    judging.ask_functions(expressions, hunt, ("filter",))
+    judging.ask_functions(expressions, search, ("filter",))
     early = judging.verdicts(table.cursors)
     judging.errors = {}
-    judging.ask_functions(expressions, hunt, ("transform", "routing"))
+    judging.ask_functions(expressions, search, ("transform", "routing"))
     late = judging.verdicts(table.cursors)
-    aside = [
+    extra = [
         *table.cursors.columns,
         early.column("keep"),
         early.column("error"),
         *(late.column(name) for name in ("message", "route", "error")),
     ]
-    columns = [*pruned(table.rows, used).columns, *aside]
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*used, *_ASIDE]))
+    columns = [*pruned(table.rows, used).columns, *extra]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*used, *_EXTRA]))
 
 
 def _answers(expressions: Expressions) -> list[Column]:

@@ -2,7 +2,7 @@
 
 Two looks, each enough for most of what is refused. The parsed tree shows every function by name,
 and only Spark's own functions of known groups are taken, so that one that a later Spark brings, or
-somebody registered, is refused until it is looked at. The analyzed plan shows what became of them:
+a user registered, is refused until it is looked at. The analyzed plan shows what became of them:
 only a choice of columns over the change itself may be left, and it must be deterministic, for a
 change that is delivered again must get the same answer.
 

@@ -15,16 +15,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from cdc.bisection import bisect
 from cdc.change import READ
 from cdc.config import SinkConfig
 from cdc.cursor import ORIGIN, Cursor
+from cdc.cursor_columns import prefix_below
 from cdc.decoding.isolate import BAD_MAX
 from cdc.decoding.joins import joined
 from cdc.decoding.plan import TablePlan, plan_for
 from cdc.decoding.typed import decode_tables, table_type
 from cdc.errors import DecodeError, ProtocolError
-from sinks.columns import prefix_below
 from spark_pipeline.delivery.matching import Match
+from spark_pipeline.slices.raw_rows import RawRows
 
 if TYPE_CHECKING:
     from spark_pipeline.delivery.deliver import Origin
@@ -52,15 +54,6 @@ _METADATA: Final = pa.struct(
         ),
     ]
 )
-
-
-@dataclass(frozen=True)
-class RawRows:
-    """Rows of log frames as the log keeps them: RAW_SCHEMA, their schemas, an annotation each."""
-
-    raw: pa.RecordBatch
-    schemas: Mapping[int, bytes]
-    annotations: pa.StringArray | None = None
 
 
 @dataclass(frozen=True)
@@ -156,24 +149,23 @@ def _decoded(
 ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
     """Typed rows of one table version with their places; most often all of them at once.
 
-    A message that breaks the protocol is looked for by halving and left out: it is an error of
-    decode wherever it comes, so nobody asks what an expression says of it.
+    A message that breaks the protocol is found by bisection and left out: it is an error of
+    decode wherever it comes, so no expression is asked about it.
     """
-    waiting, bad = [rows], 0
-    while waiting:
-        some = waiting.pop()
-        try:
-            (table,) = decode_tables(raw.take(pa.array(some)), {schema_id: message}, compared=True)
-        except DecodeError:
-            if len(some) > 1:
-                middle = len(some) // 2
-                waiting += [some[middle:], some[:middle]]
-                continue
-            bad += 1
-            if bad > BAD_MAX:
-                raise
+    bad = 0
+
+    def attempt(start: int, stop: int) -> pa.RecordBatch:
+        some = raw.take(pa.array(rows[start:stop]))
+        (table,) = decode_tables(some, {schema_id: message}, compared=True)
+        return table.rows
+
+    for start, stop, result in bisect(len(rows), attempt, DecodeError):
+        if not isinstance(result, DecodeError):
+            yield result, rows[start:stop]
             continue
-        yield table.rows, some
+        bad += 1
+        if bad > BAD_MAX:
+            raise result
 
 
 def _seen(

@@ -91,7 +91,7 @@ class FeedBody:
         self._exchange.note_followed(Overrun(self._feed.position, followed_s))
 
     def take_range(self, planned: PlannedRange, frame: DataFrame | None = None) -> None:
-        """Decode a range into the feed, unless nobody needs it; without ``frame`` in the driver."""
+        """Decode a range into the feed if a worker needs it; without ``frame`` in the driver."""
         demand = self._feed.demand()
         if demand is None or demand >= planned.end:
             self.skip_to(planned.end)
@@ -115,7 +115,7 @@ class FeedBody:
         self._on_read(self._feed.high)
 
     def skip_to(self, batch: int) -> None:
-        """Pass over what nobody in the feed needs."""
+        """Pass over what no worker in the feed needs."""
         self._feed.skip(batch, self._high(batch))
         self._on_read(self._feed.high)
 

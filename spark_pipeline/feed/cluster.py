@@ -49,10 +49,10 @@ from spark_pipeline.delivery.outcome import Outcome, combined
 from spark_pipeline.feed.plan import set_job_group
 from spark_pipeline.jvm.arrow_map import map_in_arrow
 from spark_pipeline.slices.exchange import SliceMarker
+from spark_pipeline.slices.raw_rows import LogSlice
 from spark_pipeline.source.marked_rows import MARKER, markers_in
 from spark_pipeline.source.options import Options
 from spark_pipeline.source.range_reader import LogPartition, RangeReader
-from spark_pipeline.source.slicing import Slice
 
 __all__ = ["ClusterPlan", "cluster_options", "executor_environment", "is_cluster", "rows_of"]
 
@@ -157,13 +157,13 @@ def rows_of(
     reader.close()
 
 
-def _runs(markers: Sequence[SliceMarker]) -> Iterator[list[Slice]]:
+def _runs(markers: Sequence[SliceMarker]) -> Iterator[list[LogSlice]]:
     """Ordered slices as the log is read: one of each batch, of batches that follow each other."""
-    run: list[Slice] = []
+    run: list[LogSlice] = []
     for marker in markers:
-        piece = Slice(marker.batch_idx, marker.offset, marker.offset + marker.rows, 0, 1)
+        piece = LogSlice(marker.batch_idx, marker.offset, marker.offset + marker.rows)
         if run and (run[-1].batch_idx, run[-1].stop) == (piece.batch_idx, piece.start):
-            run[-1] = replace(run[-1], stop=piece.stop)
+            run[-1] = run[-1]._replace(stop=piece.stop)
         elif run and run[-1].batch_idx + 1 != piece.batch_idx:
             yield run
             run = [piece]

@@ -1,6 +1,6 @@
 """A range of the log's batches, decoded and in order, and the plan that delivers from it.
 
-Invariant: a range has one owner, which closes it once, when nobody delivers from it any more.
+Invariant: a range has one owner, which closes it once, when no worker delivers from it any more.
 """
 
 from __future__ import annotations

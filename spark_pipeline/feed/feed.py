@@ -6,7 +6,7 @@ fastest delivers more at a time, and keeps up. A worker that needs an older batc
 holds is behind, and reads the log itself.
 
 Invariants: ranges follow each other without a gap and end at batch boundaries. A range leaves the
-ring when every worker in the feed has passed it, and is closed when nobody delivers from it. The
+ring when every worker in the feed has passed it, and is closed when no worker delivers from it. The
 ring is bounded in bytes and in ranges that executors decoded. While it is full the body waits, as
 long as no worker is starved; once one has been starved for ``patience_s``, the oldest range is
 dropped, and the workers that still need it are behind.
@@ -42,7 +42,7 @@ class BehindError(TransientError):
 
 
 @dataclass
-class _Reader:
+class _FeedReader:
     """A worker in the feed."""
 
     batch: int  # the next it needs
@@ -82,7 +82,7 @@ class Feed:
     is_filled: bool = False
     """Whether a query is running that brings ranges: until then workers read the log."""
     _ring: deque[_Kept] = field(default_factory=deque)
-    _readers: dict[str, _Reader] = field(default_factory=dict)
+    _readers: dict[str, _FeedReader] = field(default_factory=dict)
     _failed: tuple[int, WalbrookError] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
@@ -105,7 +105,7 @@ class Feed:
         self._close_unused()
 
     def demand(self) -> int | None:
-        """The lowest batch from the end of the feed on that a worker in it needs; None: nobody."""
+        """The lowest batch from the feed's end on that a worker needs; None without workers."""
         with self._lock:
             needed = [max(reader.batch, self.position) for reader in self._readers.values()]
             return min(needed, default=None)
@@ -130,7 +130,7 @@ class Feed:
             return any(each.delivering or each.batch < self.position for each in readers)
 
     def wait_for_idle(self, wait_s: float) -> bool:
-        """Until a worker has passed all that the feed has, or nobody is in it, or for a while.
+        """Until a worker has passed all that the feed has, or none is in it, or for a while.
 
         Returns whether there was anything to wait for.
         """
@@ -175,7 +175,7 @@ class Feed:
         self._close_unused()
 
     def skip(self, position: int, high: Cursor) -> None:
-        """Nobody in the feed needs the batches below ``position``."""
+        """No worker in the feed needs the batches below ``position``."""
         with self._lock:
             self._drop_all()
             self.position, self.high = position, max(self.high, high)
@@ -201,7 +201,7 @@ class Feed:
             if history != self.history or batch < first or failed or self._closed:
                 return False
             if worker not in self._readers:
-                self._readers[worker] = _Reader(batch, signal)
+                self._readers[worker] = _FeedReader(batch, signal)
                 self._passed.notify_all()
             return True
 
@@ -234,7 +234,7 @@ class Feed:
 
     @property
     def files(self) -> set[str]:
-        """The files in which decoded rows lie that somebody may still deliver."""
+        """The files in which decoded rows lie that a worker may still deliver."""
         with self._lock:
             return {piece.path for decoded in self._open for piece in decoded.slices}
 
@@ -276,7 +276,7 @@ class Feed:
         finally:
             self._close_unused()
 
-    def _find(self, worker: str, reader: _Reader) -> list[_Kept]:
+    def _find(self, worker: str, reader: _FeedReader) -> list[_Kept]:
         """The range with the worker's next batch and those that come with it; none if it waits."""
         if self._closed or worker not in self._readers:
             raise BehindError
@@ -327,7 +327,7 @@ class Feed:
         self._close_unused()
 
     def _trim(self) -> None:
-        """Drop what everybody in the feed has passed."""
+        """Drop what every worker in the feed has passed."""
         lowest = min((r.batch for r in self._readers.values()), default=self.position)
         while self._ring and self._ring[0].decoded.end <= lowest:
             self._drop_oldest()

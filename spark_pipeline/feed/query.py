@@ -57,7 +57,7 @@ class Body(Protocol):
 def start_query(
     spark: SparkSession, settings: StageSettings, body: Body, exchange: Exchange, checkpoint: Path
 ) -> StreamingQuery:
-    """The query alone: every micro-batch goes to ``body``, and nobody watches it."""
+    """The query alone: every micro-batch goes to ``body``, and it is not watched."""
     context = spark.sparkContext
     context.setLocalProperty("spark.scheduler.pool", "shared")
     return (

@@ -97,7 +97,7 @@ def _was_killed(error: PySparkRuntimeError) -> bool:
 
 
 class Relay(threading.Thread):
-    """Reads what is printed to a pipe, line by line, until nobody holds its other end."""
+    """Reads what is printed to a pipe, line by line, until its other end is closed."""
 
     def __init__(self, lines: TextIO) -> None:
         super().__init__(name="spark-output", daemon=True)

@@ -29,7 +29,7 @@ _CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _BEHIND = re.compile(r"^: (.+)$", re.MULTILINE)  # py4j's own line, then what Java raised
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning)\b")
 _CHAINED = ("During handling of the above", "The above exception was")
-# A worker that is stopped, or whose task is, finds nobody at the other end: that is no news.
+# A worker that is stopped, or whose task is, finds the other end closed: that is no news.
 _USUAL = ("BrokenPipeError", "ConnectionResetError", "EOFError", "KeyboardInterrupt", "SystemExit")
 _GRAVE = re.compile(r"OutOfMemoryError|StackOverflowError|fatal error|Exception in thread|Error: ")
 
@@ -50,10 +50,10 @@ class Noise:
         self._in_traceback = False
 
     def events(self, line: str) -> Iterator[Event]:
-        printed, told, event = line.rstrip("\r\n").partition(_EVENT)
+        printed, marked, event = line.rstrip("\r\n").partition(_EVENT)
         if printed.strip():
             yield from self._printed(printed)
-        if told:
+        if marked:
             yield _logged(event)
 
     def _printed(self, line: str) -> Iterator[Event]:

@@ -11,7 +11,7 @@ from typing import Self
 
 from pyspark.sql import SparkSession
 
-_LOOK_S = 0.1  # how often somebody who waits sees that it is no use any more
+_LOOK_S = 0.1  # how often a waiting thread sees that the session is not wanted any more
 
 
 class LateSession:
@@ -46,7 +46,7 @@ class LateSession:
     def wait(
         self, given_up: Callable[[], bool], came: Callable[[], None] = lambda: None
     ) -> SparkSession | None:
-        """Wait for the session; None if it failed to open, or if nobody wants it any more.
+        """Wait for the session; None if it failed to open, or if it is not wanted any more.
 
         ``came`` is called if it had to be waited for.
         """

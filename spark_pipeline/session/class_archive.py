@@ -55,7 +55,7 @@ def write_class_archive(archive: Path = CLASS_ARCHIVE) -> None:
                 "this Java wrote no archive of classes",
                 fix="go on without it: Spark only starts more slowly",
             )
-        # Whole or not at all: somebody may be starting just now.
+        # Whole or not at all: a driver may be starting just now.
         beside = archive.with_suffix(f".{os.getpid()}")
         shutil.copyfile(written, beside)
         beside.replace(archive)

@@ -1,7 +1,7 @@
 """Every expression of a configuration, checked against every table that it will meet.
 
 It is done when the service starts and by ``walbrook config check``. Invariant: all
-problems are reported at once; a table that nobody can describe stops nothing.
+problems are reported at once; a table without a description stops nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spark_pipeline.delivery.matching import Match
 from spark_pipeline.eventtime.windows.check import check_windows
 from spark_pipeline.expressions.compiled import Expressions
 
-_TOLD_MAX: Final = 20
+_LISTED_MAX: Final = 20
 
 
 @dataclass
@@ -38,10 +38,10 @@ class CheckResult:
         problems = [*self.problems, *(self.unfit if unfit else ())]
         if not problems:
             return
-        told = problems[:_TOLD_MAX]
-        if len(problems) > len(told):
-            told.append(f"and {len(problems) - len(told)} more")
-        raise ConfigError("\n  ".join(["expressions cannot be used:", *told]))
+        listed = problems[:_LISTED_MAX]
+        if len(problems) > len(listed):
+            listed.append(f"and {len(problems) - len(listed)} more")
+        raise ConfigError("\n  ".join(["expressions cannot be used:", *listed]))
 
 
 def has_expressions(config: Config, *, sql: bool = False) -> bool:

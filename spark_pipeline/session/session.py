@@ -43,7 +43,7 @@ _SETTINGS = {
     "spark.locality.wait": "0s",
     "spark.scheduler.mode": "FAIR",
     "spark.scheduler.allocation.file": (_HERE / "fairscheduler.xml").as_uri(),
-    # A service runs for months: nothing is kept for a page that nobody looks at.
+    # A service runs for months: nothing is kept for a page of Spark that is not open.
     "spark.ui.retainedJobs": "20",
     "spark.ui.retainedStages": "20",
     "spark.ui.retainedTasks": "200",
@@ -66,8 +66,8 @@ _SMALL_HEAP = (
 
 def open_session(settings: Spark, environment: Mapping[str, str] | None = None) -> SparkSession:
     """The service's session, with the source registered; ``environment`` is for executors."""
-    # Spark starts its Python workers with whatever python3 it finds, unless told. It runs the
-    # executors' one on this host too, to plan.
+    # Spark starts its Python workers with the first python3 it finds, unless configured. It runs
+    # the executors' one on this host too, to plan.
     os.environ["PYSPARK_PYTHON"] = _python(settings)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     # The only way to tell Spark's web page where to listen. The driver's host is set below.

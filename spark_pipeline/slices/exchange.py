@@ -192,7 +192,7 @@ class Exchange:
         """In shared memory where there is enough of it, else in ``scratch``.
 
         The place is the same for every run of a stage, so that what a killed one left is removed.
-        Decoded rows are nobody else's business: the directory is ours alone.
+        Decoded rows are private: no other user may read the directory.
         """
         parent = _shared_memory(scratch) or scratch
         parent.mkdir(parents=True, exist_ok=True, mode=0o700)

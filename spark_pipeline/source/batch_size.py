@@ -30,7 +30,7 @@ class Admission:
         self._rows_max = rows_max
         self._rows_min = min(ROWS_MIN, rows_max)
         self._target_s = target_s
-        # The first micro-batches start workers and warm the JVM: nobody knows yet what rows cost.
+        # The first micro-batches start workers and warm the JVM: the cost of rows is not known yet.
         # From a quarter it takes two steps to the ceiling if all is well.
         first = max(self._rows_min, rows_max // _FIRST_SHARE)
         self.rows = first if target_s else rows_max

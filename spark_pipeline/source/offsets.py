@@ -1,4 +1,4 @@
-"""Places in the log, and where a job of somebody's own begins and ends.
+"""Places in the log, and where a user's own job begins and ends.
 
 Invariant: a place that the log can no longer be read from is refused, never silently
 moved to the next one. The log takes no notice of such jobs: it may let go what they have not

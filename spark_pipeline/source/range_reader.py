@@ -7,7 +7,7 @@ range.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
@@ -15,16 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from cdc.cursor import Cursor
+from cdc.cursor_columns import prefix_below
 from cdc.decoding.annotations import (
-    AnnotationRun,
-    annotations_of,
     carried_bytes,
     cut_runs,
-    joined_runs,
 )
 from cdc.decoding.isolate import decode_carefully
 from cdc.errors import GapError
@@ -36,14 +33,13 @@ from spark_pipeline.slices.exchange import (
     leave,
     markers_to_arrow,
 )
+from spark_pipeline.slices.raw_rows import JoinedRows, LogSlice
 from spark_pipeline.source.marked_rows import marked
 from spark_pipeline.source.offsets import Offset, removed
 from spark_pipeline.source.options import Options
-from spark_pipeline.source.slicing import Slice, cut, partitions_for
+from spark_pipeline.source.slicing import cut, partitions_for
 from spark_pipeline.source.table_reader import TableReader
 
-_ROWS_PER_DECODE_MAX = 16_384
-_BYTES_PER_DECODE_MAX = 32 << 20
 _TABLES_NAMED_MAX = 1_000
 
 
@@ -54,7 +50,7 @@ class LogPartition(InputPartition):
     range_start: int
     range_end: int
     history: int
-    slices: list[Slice]
+    slices: list[LogSlice]
     floor: Cursor | None = None
     ceiling: Cursor | None = None
 
@@ -176,29 +172,25 @@ class RangeReader:
                 if not raw.num_rows:
                     continue
             size += carried_bytes(runs)
-            if joined.raws and not joined.fits(raw.num_rows, size):
+            if not joined.fits(raw.num_rows, size):
                 yield from self._decode(joined)
                 joined = _Joined()
             commit_us = raw.column("commit_ts")[-1].as_py() if raw.num_rows else 0
             joined.pieces.append(_Piece(piece, frame.marker.high, commit_us))
             joined.add(raw, frame.schemas, runs, size)
-        if joined.raws:
+        if joined:
             yield from self._decode(joined)
 
     def _decode(self, joined: _Joined) -> Iterator[tuple[list[_Piece], pa.RecordBatch]]:
-        bare = [raw.replace_schema_metadata(None) for raw in joined.raws]
-        raw = bare[0] if len(bare) == 1 else pa.concat_batches(bare)
+        rows = joined.raw_rows()
         if self._table is not None:
-            tables = self._table.decode(raw, joined.schemas)
-            yield from ((joined.pieces, rows) for rows in tables)
+            tables = self._table.decode(rows.raw, rows.schemas)
+            yield from ((joined.pieces, table) for table in tables)
             return
-        counts = [one.num_rows for one in joined.raws]
-        runs = joined_runs(zip(joined.annotations, counts, strict=True))
-        texts = annotations_of(runs, raw.num_rows)
         wanted = self._options.wanted
         yield (
             joined.pieces,
-            decode_carefully(raw, joined.schemas, annotations=texts, wanted=wanted),
+            decode_carefully(rows.raw, rows.schemas, annotations=rows.annotations, wanted=wanted),
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -209,53 +201,25 @@ class RangeReader:
 class _Piece:
     """A slice with what its marker must say of its batch."""
 
-    slice: Slice
+    slice: LogSlice
     high: Cursor
     commit_us: int
 
 
-class _Joined:
-    """Slices that are decoded at once, side by side."""
+class _Joined(JoinedRows):
+    """Slices that are decoded at once, with what their markers need."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.pieces: list[_Piece] = []
-        self.raws: list[pa.RecordBatch] = []
-        self.schemas: dict[int, bytes] = {}
-        self.annotations: list[Sequence[AnnotationRun]] = []
-        self._rows = 0
-        self._bytes = 0
-
-    def fits(self, rows: int, size: int) -> bool:
-        """Whether a decode may take one more: bounded, because Arrow's text columns are."""
-        return (
-            self._rows + rows <= _ROWS_PER_DECODE_MAX
-            and self._bytes + size <= _BYTES_PER_DECODE_MAX
-        )
-
-    def add(
-        self,
-        raw: pa.RecordBatch,
-        schemas: Mapping[int, bytes],
-        runs: Sequence[AnnotationRun],
-        size: int,
-    ) -> None:
-        self.raws.append(raw)
-        self.schemas |= schemas
-        self.annotations.append(runs)
-        self._rows += raw.num_rows
-        self._bytes += size
 
 
 def _bounded(changes: pa.RecordBatch, partition: LogPartition) -> pa.RecordBatch:
     """The changes within the partition's bounds, where it has some."""
-    for bound, is_floor in ((partition.floor, True), (partition.ceiling, False)):
-        if bound is not None:
-            lsn, idx = changes.column("commit_lsn"), changes.column("commit_idx")
-            same = pc.equal(lsn, bound.lsn)
-            beyond = pc.or_(
-                pc.greater(lsn, bound.lsn), pc.and_(same, pc.greater_equal(idx, bound.idx))
-            )
-            changes = changes.filter(beyond if is_floor else pc.invert(beyond))
+    if partition.ceiling is not None:
+        changes = changes.slice(0, prefix_below(changes, partition.ceiling))
+    if partition.floor is not None:
+        changes = changes.slice(prefix_below(changes, partition.floor))
     return changes
 
 

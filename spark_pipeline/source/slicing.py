@@ -7,40 +7,26 @@ knows when a batch is whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from spark_pipeline.slices.raw_rows import LogSlice
 
 ROWS_PER_PARTITION = 5_000
 BYTES_PER_PARTITION = 4 << 20
 """What a task should have at least, by one or the other: starting it costs as much as that."""
 
 
-@dataclass(frozen=True)
-class Slice:
-    """Rows ``[start, stop)`` of a batch: part ``part`` of ``parts``."""
-
-    batch_idx: int
-    start: int
-    stop: int
-    part: int
-    parts: int
-
-    @property
-    def rows(self) -> int:
-        return self.stop - self.start
-
-
 def cut(
     first_batch: int, rows: Sequence[int], partitions: int, sizes: Sequence[int] | None = None
-) -> list[list[Slice]]:
+) -> list[list[LogSlice]]:
     """Cut batches of ``rows`` rows each, numbered from ``first_batch``, for ``partitions``.
 
     With ``sizes``, their bytes, partitions are balanced by whichever of both is more work.
     """
     if partitions == 1:
-        return [[Slice(batch, 0, count, 0, 1) for batch, count in enumerate(rows, first_batch)]]
+        return [[LogSlice(batch, 0, count, 0, 1) for batch, count in enumerate(rows, first_batch)]]
     counts = np.asarray(rows, np.int64)
     ends = np.cumsum(counts)
     cuts = _cuts(counts, ends, _work(counts, sizes), partitions)
@@ -50,13 +36,13 @@ def cut(
     last_owner = np.searchsorted(cuts, ends, side="left")
     first_owner = np.where(counts > 0, first_owner, last_owner)
     bounds = [0, *cuts.tolist(), int(ends[-1])]
-    planned: list[list[Slice]] = [[] for _ in range(len(cuts) + 1)]
+    planned: list[list[LogSlice]] = [[] for _ in range(len(cuts) + 1)]
     spans = zip(first_owner.tolist(), last_owner.tolist(), ends.tolist(), rows, strict=True)
     for batch, (first, last, end, count) in enumerate(spans, start=first_batch):
         begin = end - count
         for owner in range(first, last + 1):
             start, stop = max(bounds[owner], begin), min(bounds[owner + 1], end)
-            piece = Slice(batch, start - begin, stop - begin, owner - first, last - first + 1)
+            piece = LogSlice(batch, start - begin, stop - begin, owner - first, last - first + 1)
             planned[owner].append(piece)
     return planned
 

@@ -1,7 +1,7 @@
 """The feed of one source over the life of its stage: one streaming query after the other.
 
 Invariants: what the query cannot do is tried again with backoff, and is a health event meanwhile.
-After several failures of Spark in a row, or one that nobody foresaw, ``failure`` says why a new
+After several failures of Spark in a row, or an unforeseen one, ``failure`` says why a new
 process is the remedy. Spark itself is waited for within a bound: a job that hangs is cancelled, and
 a JVM that does not answer is ended.
 """
@@ -149,7 +149,7 @@ class FeedRunner:
         return found
 
     def cancel(self, job_group: str) -> None:
-        """End Spark jobs that hang, in a thread: a JVM that does not answer holds nobody else."""
+        """End Spark jobs that hang, in a thread: a JVM may not answer."""
         before = self._cancelling.get(job_group)
         session = None if self._spark is None else self._spark.current
         if session is None or (before is not None and before.is_alive()):
@@ -197,7 +197,7 @@ class FeedRunner:
                 planner.close()
 
     def _skip_unneeded(self, body: FeedBody) -> None:
-        """What failed may be needed by nobody in the feed any more."""
+        """What failed may no longer be needed by a worker in the feed."""
         demand = self._feed.demand()
         if demand is not None and demand > self._feed.position:
             body.skip_to(demand)
@@ -225,7 +225,7 @@ class FeedRunner:
             # The reader looks, and reads again from the slot what is damaged if it can.
             report_damage(self._settings.log_directory)
         # A log that was cut or evicted is no reason to stop: what that means for each consumer is
-        # decided by its worker. What nobody foresaw, such as a JVM that is gone, is mended by a
+        # decided by its worker. An unforeseen error, such as a JVM that is gone, is repaired by a
         # new process.
         foreseen = isinstance(
             error, WalbrookError | psycopg.Error | PySparkException | Py4JJavaError

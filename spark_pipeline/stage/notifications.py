@@ -1,4 +1,7 @@
-"""Notifications of what operators do: the functions of schema walbrook notify the channel.
+"""Notifications of what operators do (pause, resume, rewind, redeliver, …) to a running stage.
+stage.
+
+The functions of schema walbrook notify the channel; the stage then nudges its workers.
 
 A notification only hastens: what is missed, as while a connection is lost, is seen by the look at
 the consumers' rows that is taken each second.
@@ -23,23 +26,23 @@ def listen(connection: Connection) -> Connection:
 
 @dataclass(frozen=True)
 class Heard:
-    """That somebody has done something; ``resumed`` are the consumers that are to go on at once."""
+    """An operator has done something; ``resumed`` are the consumers that are to go on at once."""
 
     resumed: frozenset[str]
 
 
 def heard(connection: Connection, source: str) -> Heard | None:
-    """What somebody has done to consumers of this source, None for nothing; does not wait."""
+    """Returns what operators did to consumers of this source, None for nothing; does not wait."""
     notes = [note.payload for note in connection.notifies(timeout=0, stop_after=_HEARD_MAX)]
-    told = [note for note in map(_read, notes) if note.get("source", source) == source]
-    if not told:
+    notes_of_source = [note for note in map(_read, notes) if note.get("source", source) == source]
+    if not notes_of_source:
         return None
-    resumed = (note.get("consumer") for note in told if note.get("action") == "resume")
+    resumed = (note.get("consumer") for note in notes_of_source if note.get("action") == "resume")
     return Heard(frozenset(name for name in resumed if isinstance(name, str)))
 
 
 def _read(payload: str) -> dict[str, object]:
-    """Anybody may notify; what cannot be read says nothing, and may concern us."""
+    """Any client may notify; what cannot be read says nothing, and may concern us."""
     try:
         note = json.loads(payload)
     except ValueError:

@@ -1,8 +1,8 @@
 """The sources that the driver serves, each in threads of its own.
 
 A source is served from the moment the supervisor gives its term, which may be long after the start.
-One that needs an operator fails alone: its stage is started again with backoff. What nobody
-foresaw, such as a JVM that is gone, ends the driver, and a new process mends it.
+One that needs an operator fails alone: its stage is started again with backoff. What was not
+foreseen, such as a JVM that is gone, ends the driver, and a new process mends it.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class Sources:
         thread.start()
         _logger.info("stage.started", sources=[*self._settings])
 
-    def run(self, told: queue.SimpleQueue[str]) -> list[Exception]:
-        """Serve until a stop; ``told`` has the sources that become ready meanwhile, with terms."""
+    def run(self, lines: queue.SimpleQueue[str]) -> list[Exception]:
+        """Serve until a stop; ``lines`` has the sources that become ready meanwhile, with terms."""
         while not self._stop.wait(_TICK_S):
             if self._spark.failure is not None:
                 self._failures.append(self._spark.failure)
                 self._stop.request()
-            while not told.empty():
-                source, _, term = told.get().rpartition("=")
+            while not lines.empty():
+                source, _, term = lines.get().rpartition("=")
                 self.begin(source, int(term))
         for thread in self._threads.values():
             thread.join()

@@ -7,7 +7,7 @@ for the settler.
 A worker in event-time order may have inputs in several sources: it is in the stages of all of them,
 and has its thread in that of the first.
 
-Invariants: a consumer has one worker. What a worker cannot do concerns nobody else. What the query
+Invariants: a consumer has one worker. What a worker cannot do concerns no other. What the query
 cannot do is tried again with backoff. A stop first lets the workers deliver what the log has, up to
 the drain limit; then the body ends, then the workers, then the last settlement is written.
 """
@@ -66,7 +66,7 @@ from spark_pipeline.workers.state import Reason
 _logger = structlog.get_logger("walbrook.stage")
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.2, 30.0
 _TICK_S = 0.1
-_LOOK_S = 1.0  # how often rows are looked at for somebody else's acts, if none is heard of
+_LOOK_S = 1.0  # how often rows are looked at for changes by operators, if none is notified
 _REPORT_S = 5.0
 _AHEAD_S = 5.0  # how long a cursor may stand beyond the end of the log before health says so
 _JOIN_S = 5.0  # for workers that end; one that hangs is fenced
@@ -75,7 +75,7 @@ _FEED_BYTES_MAX = 64 << 20
 
 
 class SourceStage:
-    """Serves a source's consumers until told to stop."""
+    """Serves a source's consumers until it is stopped."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class SourceStage:
         self._looked = self._reported = float("-inf")
         self._ahead: dict[str, float] = {}  # since when (monotonic) beyond the end of the log
         self._seen: dict[str, Cursor] = {}
-        self._told_conditions = True  # an earlier process may have told something
+        self._has_reported = True  # an earlier process may have reported something
 
     def run(self, drain_timeout_s: float) -> None:
         """Until a stop, then drain; raises what only a person or a new process can mend."""
@@ -233,7 +233,7 @@ class SourceStage:
             worker.nudge()
 
     def _note_read(self, read_to: Cursor) -> None:
-        """The feed moved: without consumers nobody else would let the restart cursor follow."""
+        """The feed moved: without consumers nothing else would let the restart cursor follow."""
         if self.settler is not None and not self._settings.consumers:
             self.settler.note_read(read_to)
 
@@ -242,12 +242,12 @@ class SourceStage:
         try:
             state = self._connected()
             self._note_recovery()
-            told = heard(state, self._source)
-            if told is not None or time.monotonic() - self._looked >= _LOOK_S:
+            notified = heard(state, self._source)
+            if notified is not None or time.monotonic() - self._looked >= _LOOK_S:
                 self._looked = time.monotonic()
                 self._look(state)
-            if told is not None:
-                self._try_at_once(told.resumed)
+            if notified is not None:
+                self._try_at_once(notified.resumed)
             assert self._runner is not None
             self._throttle.tick(self._runner.progress, self._runner.running, self._connected)
             self._show(state)
@@ -263,7 +263,7 @@ class SourceStage:
             _logger.warning("stage.look_failed", source=self._source, error=error)
 
     def _note_recovery(self) -> None:
-        """The state database answers again: nobody waits out a pause that it was the cause of."""
+        """The state database answers again: end the pauses of workers that it was the cause of."""
         if self._state_away:
             self._state_away = False
             _logger.info("stage.state_reachable", source=self._source)
@@ -272,14 +272,14 @@ class SourceStage:
                     worker.nudge()
 
     def _look(self, state: Connection) -> None:
-        """For cursors that somebody else moved, consumers that come and go, and due retries."""
+        """For cursors that operators moved, consumers that come and go, and due retries."""
         # Asked first: what is settled by then is in the rows that are read next.
         settled = {name: worker.settled(self._source) for name, worker in self.workers.items()}
-        roll = read_active_consumers(state, self._source)
+        active = read_active_consumers(state, self._source)
         for name, worker in self.workers.items():
-            if self._must_look(worker, roll, settled[name]):
+            if self._must_look(worker, active, settled[name]):
                 worker.nudge()
-        self._seen = dict(roll.served)
+        self._seen = dict(active.served)
         retries = {name: each.inputs[self._source].retries for name, each in self.workers.items()}
         versions = {name: each.version for name, each in retries.items()}
         waiting = {each.consumer: each for each in due(state, self._source)}
@@ -291,34 +291,36 @@ class SourceStage:
             self.workers[name].verify()
         with closing(open_log(self._settings.log_directory)) as log:
             now = time.monotonic()
-            self._ahead = {name: self._ahead.get(name, now) for name in beyond(log, roll.standing)}
+            self._ahead = {name: self._ahead.get(name, now) for name in beyond(log, active.cursors)}
         self._report(state)
 
     def _try_at_once(self, resumed: Set[str]) -> None:
-        """Somebody says that what kept these from being served is mended."""
+        """An operator says that what kept these from being served is repaired."""
         for name in resumed & self.workers.keys():
             if self.workers[name].current.is_held:
                 self.workers[name].nudge()
 
-    def _must_look(self, worker: BaseWorker, roll: ActiveConsumers, settled: Cursor | None) -> bool:
+    def _must_look(
+        self, worker: BaseWorker, active: ActiveConsumers, settled: Cursor | None
+    ) -> bool:
         """Whether a worker has to read its row again."""
         name, current = worker.name, worker.current
         if current.reason in (Reason.PAUSED, Reason.INACTIVE):
-            return name in roll.served
+            return name in active.served
         if current.is_served:
-            return worker.must_look(roll, settled)
-        if name not in roll.served:
+            return worker.must_look(active, settled)
+        if name not in active.served:
             return True
-        was = self._seen.get(name, roll.served[name])
-        # What it settled itself before it failed is nobody's act.
-        moved = roll.served[name] not in (was, settled)
+        was = self._seen.get(name, active.served[name])
+        # What it settled itself before it failed is no operator's act.
+        moved = active.served[name] not in (was, settled)
         return moved and not worker.is_deferred
 
     def _report(self, state: Connection) -> None:
         """Health events of the whole source."""
         assert self._runner is not None
         conditions = self._runner.overdue() + self._throttle.conditions()
-        if conditions or self._told_conditions:
+        if conditions or self._has_reported:
             for scope in ("feed_", "worker_"):
                 report_conditions(
                     state,
@@ -327,7 +329,7 @@ class SourceStage:
                     [each for each in conditions if each.kind.startswith(scope)],
                     scope=scope,
                 )
-            self._told_conditions = bool(conditions)
+            self._has_reported = bool(conditions)
         if time.monotonic() - self._reported >= _REPORT_S:
             self._reported = time.monotonic()
             report_dead_letters(state, self._source, self._term)

@@ -34,7 +34,7 @@ class StatusWriter:
         self._source = source
         self._term = term
         self._shown: dict[str, tuple[WorkerStatus, float]] = {}  # with when (monotonic) it was
-        self._told: dict[str, list[Condition]] = {}
+        self._reported: dict[str, list[Condition]] = {}
 
     def show(
         self,
@@ -51,14 +51,14 @@ class StatusWriter:
                 self._shown[consumer] = status, now
             conditions = list(_conditions(consumer, status, consumer in ahead))
             conditions += more.get(consumer, [])
-            if conditions != self._told.get(consumer):
+            if conditions != self._reported.get(consumer):
                 report_conditions(
                     state, self._source, self._term, conditions, consumer=consumer, scope="worker_"
                 )
-                self._told[consumer] = conditions
+                self._reported[consumer] = conditions
 
     def _is_news(self, consumer: str, status: WorkerStatus, now: float) -> bool:
-        """Whether SQL says something else; a try may be over before anybody sees it."""
+        """Whether SQL says something else; a try may be over before it is seen."""
         if consumer not in self._shown:
             return True
         was, at = self._shown[consumer]

@@ -17,8 +17,7 @@ from cdc.log.open import open_log
 from cdc.state.health import Condition
 from cdc.state.pressure import PressureStatus, show_pressure
 from spark_pipeline.capacity.backlog import Bounds
-from spark_pipeline.capacity.gauge import Gauge
-from spark_pipeline.capacity.pressure import DEFERRED_MAX_S, Decision, Load, Pressure, Served
+from spark_pipeline.capacity.pressure import DEFERRED_MAX_S, Decision, Gauge, Load, Pressure, Served
 from spark_pipeline.feed.feed import Feed
 from spark_pipeline.feed.progress import StageProgress
 from spark_pipeline.feed.stage_settings import StageSettings
@@ -43,7 +42,7 @@ class Throttle:
         most = Bounds(settings.micro_batch_rows, settings.micro_batch_bytes)
         self._pressure = Pressure(most)
         self._gauge = Gauge()
-        self._told: Exchange | None = None  # of the widening
+        self._widened: Exchange | None = None  # of the widening
         self._widened_by = 1.0
         self._why: dict[str, str] = {}  # of those that are deferred
         self._shown: PressureStatus | None = None
@@ -99,12 +98,12 @@ class Throttle:
 
     def _do(self, decided: Decision, load: Load, exchange: Exchange, now: float) -> None:
         if decided.widened_by != self._widened_by or (
-            exchange is not self._told and decided.widened_by > 1
+            exchange is not self._widened and decided.widened_by > 1
         ):
             exchange.widen(decided.widened_by)
             if decided.widened_by > self._widened_by:
                 self._log("feed.widened", load, by=decided.widened_by)
-            self._widened_by, self._told = decided.widened_by, exchange
+            self._widened_by, self._widened = decided.widened_by, exchange
         for name in decided.defer:
             self._log("worker.deferred", load, consumer=name)
             self._workers[name].defer(now + DEFERRED_MAX_S)

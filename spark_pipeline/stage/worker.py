@@ -106,10 +106,10 @@ class Worker(BaseWorker):
     def settled(self, source: str) -> Cursor | None:
         return self._context.settler.settled(self.name)
 
-    def must_look(self, roll: ActiveConsumers, settled: Cursor | None) -> bool:
-        if self.name not in roll.served or self.name in roll.unreported:
+    def must_look(self, active: ActiveConsumers, settled: Cursor | None) -> bool:
+        if self.name not in active.served or self.name in active.unreported:
             return True
-        return settled is not None and roll.served[self.name] < settled
+        return settled is not None and active.served[self.name] < settled
 
     def begin(self) -> bool:
         if self._must_wait():
@@ -118,21 +118,23 @@ class Worker(BaseWorker):
             self._context.settler.flush(self.name)
         log = self._input.open()
         with self._context.connections.connection() as state:
-            roll = read_active_consumers(state, self._settings.source)
-            if self.name in roll.served:
+            active = read_active_consumers(state, self._settings.source)
+            if self.name in active.served:
                 self._require_fit(state)
-                self._ledgers.join(roll, [self.name])
-                self._generation = roll.generations[self.name]
+                self._ledgers.join(active, [self.name])
+                self._generation = active.generations[self.name]
                 with self.current.doing(Work.DELIVERY):
                     self._pass_gaps(state, log)
-                roll = read_active_consumers(state, self._settings.source)
-            if self.name not in roll.served:
-                self.current.parked(Reason.PAUSED if self.name in roll.paused else Reason.INACTIVE)
+                active = read_active_consumers(state, self._settings.source)
+            if self.name not in active.served:
+                self.current.parked(
+                    Reason.PAUSED if self.name in active.paused else Reason.INACTIVE
+                )
                 return False
-            self._ledgers.join(roll, [self.name])
+            self._ledgers.join(active, [self.name])
             self.retries.look(state)
-            self._pieces.begin(state, roll.served[self.name], end_of(log))
-        self._cursor, self._generation = roll.served[self.name], roll.generations[self.name]
+            self._pieces.begin(state, active.served[self.name], end_of(log))
+        self._cursor, self._generation = active.served[self.name], active.generations[self.name]
         self._context.settler.begin(self.name, self._cursor)
         self._input.begin(self._cursor)
         if self._gathering is not None:
@@ -291,8 +293,8 @@ class Worker(BaseWorker):
             except BaseException:
                 _remove(share)
                 raise
-        if outcome.error is None and share.held is not None:
-            outcome = replace(outcome, error=share.held)
+        if outcome.is_whole and share.stop_reason is not None:
+            outcome = replace(outcome, error=share.stop_reason)
         return share, outcome
 
     def _report(
@@ -332,10 +334,9 @@ class Worker(BaseWorker):
         if outcome.stopped is not None:
             self._stopped = _stopped_tables(outcome.stopped)
         self._settled(outcome, has_dead=bool(report.dead) or outcome.has_dead)
-        if outcome.failed:
-            assert outcome.error is not None
+        if outcome.error is not None:
             raise UndeliveredError(outcome.error)
-        if outcome.error is None:
+        if outcome.is_whole:
             self._succeeded()
         return ended
 
@@ -351,7 +352,7 @@ class Worker(BaseWorker):
 
     def _settled(self, outcome: Outcome, *, has_dead: bool) -> None:
         self.retries.settled(outcome)
-        queued = outcome.aside is not None
+        queued = outcome.queued is not None
         if queued or has_dead or self._ledgers.has_news(outcome):
             with self._context.connections.connection() as state:
                 if queued:
@@ -383,7 +384,7 @@ class Worker(BaseWorker):
             match=self._match,
             ledger=self._ledgers.place(self._consumer, settled),
             state_dsn=self._settings.state_dsn,
-            standing=settled,
+            settled_cursor=settled,
             generation=self._generation,
             epoch=self._ledgers.epoch(self.name),
             reload=decoded.reload if isinstance(decoded, Piece) else None,

@@ -44,7 +44,7 @@ from cdc.state.verifications import (
     ConsumerPosition,
     Stage,
     VerificationRow,
-    standing_of,
+    consumer_position,
 )
 from cdc.verify.comparable import require_key
 from cdc.verify.held import Form, Key, held_of_raw, key_of, key_text
@@ -160,8 +160,8 @@ class TableComparison:
         """Until the consumer has delivered all that was committed below a position."""
         place, deadline = idle_place(lsn), time.monotonic() + _PATIENCE_S
         while True:
-            standing = standing_of(self._state, self._settings.source, self._consumer)
-            reason = _waits_for(self._consumer, standing, place)
+            position = consumer_position(self._state, self._settings.source, self._consumer)
+            reason = _waits_for(self._consumer, position, place)
             self._say(stage, reason)
             if reason is None:
                 return
@@ -290,11 +290,11 @@ class TableComparison:
         self.pause(0)
 
 
-def _waits_for(consumer: str, standing: ConsumerPosition, place: Cursor) -> str | None:
-    if standing.cursor >= place:
-        queued = standing.has_queue
+def _waits_for(consumer: str, position: ConsumerPosition, place: Cursor) -> str | None:
+    if position.cursor >= place:
+        queued = position.has_queue
         return f"messages of {consumer} wait for another try" if queued else None
-    if standing.paused:
+    if position.paused:
         return f"{consumer} is paused"
     return f"{consumer} has still to pass the position at which the source was read"
 

@@ -21,6 +21,7 @@ import structlog
 
 from cdc.backfill.reading import connect_to_read
 from cdc.backfill.table import published_tables, sent_as
+from cdc.backoff import pause_s
 from cdc.config import SinkConfig
 from cdc.config.table import TableName
 from cdc.connection import Connection, connect
@@ -98,10 +99,10 @@ class VerifyRunner:
             if attempts >= _ATTEMPTS_MAX:
                 self._fail(state, verification, error)
                 return
-            pause_s = _PAUSE_S * 2**attempts
+            wait_s = pause_s(attempts, 2 * _PAUSE_S, _PAUSE_S * 2**_ATTEMPTS_MAX)
             row = VerificationRow(state, self._source, self._term, verification.id)
-            row.advance("reading", reason=f"it is tried again in {pause_s:.0f} s: {error}")
-            self._context.ended.wait(pause_s)
+            row.advance("reading", reason=f"it is tried again in {wait_s:.0f} s: {error}")
+            self._context.ended.wait(wait_s)
         except Exception as error:
             self._fail(state, verification, as_walbrook_error(error))
 
@@ -169,7 +170,7 @@ class VerifyRunner:
         """An empty directory, removed at the end; what a process that died left is removed too."""
         shutil.rmtree(self._directory, ignore_errors=True)
         for folder in (self._directory.parent, self._directory):
-            folder.mkdir(exist_ok=True, mode=0o700)  # keys are nobody else's business
+            folder.mkdir(exist_ok=True, mode=0o700)  # keys are private
         try:
             yield self._directory
         finally:

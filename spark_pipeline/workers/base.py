@@ -99,7 +99,7 @@ class BaseWorker(ABC):
         """Where its row of a source stands, as far as this process wrote or read it."""
 
     @abstractmethod
-    def must_look(self, roll: ActiveConsumers, settled: Cursor | None) -> bool:
+    def must_look(self, active: ActiveConsumers, settled: Cursor | None) -> bool:
         """Whether, while it is served, it has to begin again because of what its row says."""
 
     def run(self) -> None:

@@ -31,7 +31,7 @@ def new_run() -> str:
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """``ended``: workers stop. ``over``: nobody waits for a delivery slot any more."""
+    """``ended``: workers stop. ``over``: no worker waits for a delivery slot any more."""
 
     settings: StageSettings
     feed: Feed
@@ -47,7 +47,7 @@ class WorkerContext:
 
     @property
     def awaits_spark(self) -> bool:
-        """Whether nobody fills the feed, because Spark, or its query, is not up."""
+        """Whether the feed is not filled, because Spark, or its query, is not up."""
         return self.spark is not None and not self.feed.is_filled
 
     @property

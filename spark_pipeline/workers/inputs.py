@@ -177,7 +177,7 @@ class Input:
 
     @property
     def _is_alone(self) -> bool:
-        """Whether it takes nothing from the feed: it must not, or nobody fills the feed yet."""
+        """Whether it takes nothing from the feed: it must not, or the feed is not filled yet."""
         return self.isolate or self.context.awaits_spark
 
     def _is_stalled(self) -> bool:

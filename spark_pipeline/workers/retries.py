@@ -33,7 +33,7 @@ from spark_pipeline.delivery.ledgers import ledger_name, needs_ledger
 from spark_pipeline.delivery.one_by_one import deliver_messages
 from spark_pipeline.delivery.outcome import Outcome, below, together
 from spark_pipeline.delivery.refusal_log import RefusalLog
-from spark_pipeline.delivery.sender import REFUSES_ALL, STRIKES, given_up
+from spark_pipeline.delivery.sender import REFUSALS_MAX, REFUSES_ALL, given_up
 from spark_pipeline.delivery.value_formats import shows_before
 from spark_pipeline.delivery.verdicts import added_columns
 from spark_pipeline.feed.stage_settings import StageSettings
@@ -41,7 +41,7 @@ from spark_pipeline.feed.stage_settings import StageSettings
 QUEUE_FULL = "queue_full"
 """The kind of the error that says that no more may wait."""
 
-_STRIKES_MAX = 10_000
+_ALLOWED_MAX = 10_000
 _MANY, _LOOK_S = 1_000, 1.0
 _EVERY_REFUSAL = 1 << 30  # each of these was refused before: that says nothing of the destination
 _PURPOSE = "queue"
@@ -76,7 +76,7 @@ class RetryQueue:
         self._holder = f"{settings.source}:{run}"
         self._refusals = refusals
         self._refused = 0  # in a row
-        self._allowed = STRIKES
+        self._allowed = REFUSALS_MAX
         self._looked: tuple[BlockedGroups, float] | None = None  # what waited, and when (monotonic)
         self._lock = threading.Lock()
         self._due: Due | None = None
@@ -110,7 +110,7 @@ class RetryQueue:
             return share
         if not self._is_known:
             self.look(state)
-        share = replace(share, strikes=self._refused, strikes_max=self._allowed)
+        share = replace(share, refusals=self._refused, refusals_max=self._allowed)
         if self._due_at is None:
             return share
         waiting = self._waiting(state)
@@ -122,24 +122,24 @@ class RetryQueue:
             "changes when fewer wait, and the change log keeps them until then",
             kind=QUEUE_FULL,
         )
-        return replace(share, end=share.start, slices=[], held=full)
+        return replace(share, end=share.start, slices=[], stop_reason=full)
 
     def settled(self, outcome: Outcome) -> None:
         """What was settled of fresh changes."""
         self._refusals.note(outcome)
         error = outcome.error
-        if outcome.aside is not None:
+        if outcome.queued is not None:
             self._looked = None
             with self._lock:
                 self._is_known = False
                 self._version += 1
-        self._refused = outcome.strikes
+        self._refused = outcome.refusals
         if outcome.delivered or outcome.absorbed:
-            self._allowed = STRIKES
+            self._allowed = REFUSALS_MAX
         if error is not None and error.kind == REFUSES_ALL:
             # Perhaps there are as many bad messages in a row: each try is allowed more, so the
             # consumer gets past them in the end.
-            self._allowed = min(self._allowed * 2, _STRIKES_MAX)
+            self._allowed = min(self._allowed * 2, _ALLOWED_MAX)
             self._refused = 0
 
     def look(self, state: Connection) -> None:
@@ -186,13 +186,13 @@ class RetryQueue:
             holder=self._holder,
             done=done,
             absorbed=outcome.absorbed,
-            tried=outcome.aside,
+            tried=outcome.queued,
             ledger=ledger_name(share.ledger),
             run=self._feed_run,
         )
         self._refusals.note(outcome)
         self._forget(share, done)
-        if outcome.aside is not None and pc.any(outcome.aside.column("dead")).as_py():
+        if outcome.queued is not None and pc.any(outcome.queued.column("dead")).as_py():
             report_dead_letters(state, settings.source, settings.term)
 
     def _share(self, ledger: str) -> Share:
@@ -201,7 +201,7 @@ class RetryQueue:
             place = LedgerPlace(address, ledger, queued=True)
         return Share(
             self._consumer, self._settings.origin, self._run, ORIGIN, END, [],
-            strikes_max=_EVERY_REFUSAL, ledger=place, state_dsn=self._settings.state_dsn,
+            refusals_max=_EVERY_REFUSAL, ledger=place, state_dsn=self._settings.state_dsn,
         )  # fmt: skip
 
     def _send(self, share: Share, rows: pa.RecordBatch) -> Outcome:
@@ -222,7 +222,7 @@ class RetryQueue:
         ]
         rest = rows.filter(pc.invert(pc.or_(killers, worn_out)))
         outcome = self._try(share, rest) if rest.num_rows else Outcome(share.consumer.name, END)
-        return replace(outcome, aside=together([*dead, outcome.aside]))
+        return replace(outcome, queued=together([*dead, outcome.queued]))
 
     def _try(self, share: Share, rows: pa.RecordBatch) -> Outcome:
         before = ("before",) if shows_before(share.consumer) else ()
@@ -260,14 +260,14 @@ def is_failure(error: WalbrookError | None) -> bool:
 def _delivered(rows: pa.RecordBatch, outcome: Outcome) -> pa.RecordBatch:
     """Of the rows of a claim those that the destination has."""
     taken = below(rows, outcome.cursor)
-    if outcome.aside is None:
+    if outcome.queued is None:
         return taken
     lsn, idx = (taken.column(name).to_numpy() for name in ("commit_lsn", "commit_idx"))
-    aside = set(
+    queued = set(
         zip(
-            *(outcome.aside.column(n).to_pylist() for n in ("commit_lsn", "commit_idx")),
+            *(outcome.queued.column(n).to_pylist() for n in ("commit_lsn", "commit_idx")),
             strict=True,
         )
     )
-    keep = np.array([pair not in aside for pair in zip(lsn.tolist(), idx.tolist(), strict=True)])
+    keep = np.array([pair not in queued for pair in zip(lsn.tolist(), idx.tolist(), strict=True)])
     return taken.filter(pa.array(keep, pa.bool_()))

@@ -1,12 +1,12 @@
 """Settling for all workers of a source: one transaction for all of them, at a bounded pace.
 
 A worker reports how far it got and goes on. The settler writes what was reported every
-``PACE_S`` or ``ROWS_MAX`` rows, and at once if somebody waits for it. A report with dead letters,
+``PACE_S`` or ``ROWS_MAX`` rows, and at once if a worker waits for it. A report with dead letters,
 queued messages or an error is settled by its worker itself, in a transaction of its own, behind
-what it reported before: however long that takes, nobody else waits for it.
+what it reported before: however long that takes, no other worker waits for it.
 
 Invariants: the reports of a consumer are settled in their order, each from where the one before it
-ended. A cursor that somebody else moved is left where it is, and its worker hears of it. What was
+ended. A cursor that an operator moved is left where it is, and its worker is notified. What was
 reported and is not settled yet is bounded: a worker waits for the settler before it reports more.
 Locks: there is one, and it is not held while Postgres is asked.
 """
@@ -60,7 +60,7 @@ class Report:
     def is_plain(self) -> bool:
         """Whether it only moves a cursor and counts."""
         outcome = self.outcome
-        sound = outcome.aside is None and outcome.error is None
+        sound = outcome.queued is None and outcome.is_whole
         return sound and not self.dead and self.piece is None
 
     def after(self, before: Report) -> Report:
@@ -79,10 +79,10 @@ class Report:
             cursor=outcome.cursor,
             delivered=outcome.delivered,
             absorbed=outcome.absorbed,
-            last_commit=outcome.last_commit if outcome.error is not None else self.committed_at,
-            error=str(outcome.error) if outcome.failed else None,
+            last_commit=self.committed_at if outcome.is_whole else outcome.last_commit,
+            error=None if outcome.error is None else str(outcome.error),
             dead=self.dead,
-            aside=outcome.aside,
+            queued=outcome.queued,
             ledger=self.ledger,
             top_before=outcome.top_before,
             top=outcome.top,
@@ -145,7 +145,7 @@ class Settler:
             return self._settled.get(consumer)
 
     def was_moved(self, consumer: str) -> bool:
-        """Whether somebody else moved its cursor; it has to begin again."""
+        """Whether an operator moved its cursor; it has to begin again."""
         with self._lock:
             return consumer in self._moved
 
@@ -169,7 +169,7 @@ class Settler:
     def settle(self, consumer: str, report: Report) -> bool:
         """Settle a report now, behind all that was reported before; returns whether it was.
 
-        False: somebody else moved the cursor. Raises if the state database does not answer.
+        False: an operator moved the cursor. Raises if the state database does not answer.
         """
         self.flush(consumer)
         if self.was_moved(consumer):
@@ -268,7 +268,7 @@ class Settler:
     def _write(
         self, state: Connection, reports: dict[str, Report], figures: FeedFigures | None
     ) -> list[str]:
-        """One transaction; returns the consumers whose cursors somebody else moved."""
+        """One transaction; returns the consumers whose cursors operators moved."""
         began = time.monotonic()
         consumers = {name: report.settlement() for name, report in reports.items()}
         moved: list[str] = []

@@ -298,7 +298,7 @@ class PullHarness(Shaped):
 
     def held(self) -> list[Held]:
         rows = self.database.execute(
-            "SELECT message::text FROM walbrook.records ORDER BY commit_lsn, commit_idx"
+            "SELECT message::text FROM walbrook.pull_messages ORDER BY commit_lsn, commit_idx"
         )
         return [held(orjson.loads(row[0]), self.shape) for row in rows]
 

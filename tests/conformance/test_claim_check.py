@@ -149,7 +149,9 @@ def test_a_stream_gets_a_reference_and_knows_its_entry_again(
     _check(reference, stores.read(reference["location"]), 7)
 
 
-def test_what_is_sent_again_refers_to_the_same_content(stores: Stores, endpoint: Endpoint) -> None:
+def test_a_message_that_is_sent_again_refers_to_the_same_content(
+    stores: Stores, endpoint: Endpoint
+) -> None:
     for _ in range(2):  # as after a crash
         sink = _webhook(endpoint, stores.place)
         assert sink.deliver(batch_of(_samples())).settled == 10

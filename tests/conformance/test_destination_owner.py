@@ -102,7 +102,7 @@ def test_an_account_that_may_only_add_and_read_entries_can_deliver(
         redis_client.acl_deluser("narrow")
 
 
-def test_a_folder_is_listed_again_only_after_somebody_else_delivered_there(
+def test_a_folder_is_listed_again_only_after_another_process_delivered_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink, other = (FileSink(tmp_path, consumer=CONSUMER, rotate_bytes=1000) for _ in range(2))

@@ -389,7 +389,7 @@ def test_a_process_that_was_replaced_is_fenced_and_adds_nothing(once: KafkaHarne
 
 
 @pytest.mark.sinks
-def test_two_that_fence_each_other_all_the_time_are_told_so(once: KafkaHarness) -> None:
+def test_two_that_fence_each_other_all_the_time_are_refused(once: KafkaHarness) -> None:
     """A sink takes over once in a delivery, not for ever."""
     sink = once.open_with()
     assert isinstance(sink, _Worker)

@@ -74,7 +74,7 @@ def test_a_password_authenticates_over_tls(
 
 
 @pytest.mark.parametrize("exactly_once", [False, True])
-def test_a_wrong_password_needs_an_operator_and_is_told_to_nobody(
+def test_a_wrong_password_needs_an_operator_and_is_not_repeated(
     kafka: Kafka, exactly_once: bool
 ) -> None:
     delivery = deliver(

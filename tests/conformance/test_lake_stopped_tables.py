@@ -80,7 +80,7 @@ def test_changes_of_a_table_that_cannot_be_written_wait_and_come_in_order_once_i
     assert lake.rows("SELECT id, note FROM t ORDER BY id", "t") == [(1, 10), (3, 31), (4, 40)]
 
 
-def test_what_comes_again_after_a_crash_waits_once(
+def test_a_change_that_comes_again_after_a_crash_waits_once(
     source: SlotBatches, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source.run(

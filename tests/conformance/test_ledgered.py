@@ -89,7 +89,7 @@ def test_of_a_batch_that_was_delivered_nothing_is_sent(
     assert len(sent(endpoint)) == 3
 
 
-def test_what_stands_behind_a_refused_message_waits_though_the_ledger_has_it(
+def test_a_message_behind_a_refused_one_waits_though_the_ledger_has_it(
     endpoint: Endpoint, hook: WebhookSink, ledger: Ledger, known_ledger: KnownLedger
 ) -> None:
     sink = ledgered(hook, ledger, known_ledger)
@@ -214,7 +214,7 @@ def test_a_request_is_noted_while_the_next_one_is_not_answered(
     queued=st.booleans(),
     answers=st.lists(st.sampled_from([200, 200, 422, 503]), max_size=5),
 )
-def test_what_is_noted_is_never_sent_and_what_is_not_is_never_left_out(
+def test_noted_messages_are_never_sent_and_others_never_left_out(
     noted: set[int],
     start: int,
     length: int,

@@ -46,7 +46,7 @@ def has(ledger: Ledger, name: str, *cursors: tuple[int, int], queued: bool = Fal
     return [bool(one) for one in among(lsn, idx, ledger.seen(name, first, last, queued=queued))]
 
 
-def test_what_was_noted_is_found_to_the_last_bit(ledger: Ledger, known_ledger: KnownLedger) -> None:
+def test_a_noted_cursor_is_found_to_the_last_bit(ledger: Ledger, known_ledger: KnownLedger) -> None:
     large, top = 2**53, 2**63 - 1
     noted = [(large, 0), (large, large), (large + 1, 1), (top, top)]
     ledger.note(known_ledger.name, *columns(*noted))
@@ -54,7 +54,7 @@ def test_what_was_noted_is_found_to_the_last_bit(ledger: Ledger, known_ledger: K
     assert has(ledger, known_ledger.name, *noted, *beside) == [True] * 4 + [False] * 5
 
 
-def test_it_is_found_by_another_that_is_opened_later(
+def test_a_note_is_found_by_a_ledger_that_is_opened_later(
     ledger: Ledger, known_ledger: KnownLedger
 ) -> None:
     ledger.note(known_ledger.name, *columns((16, 0), (16, 1)))
@@ -83,7 +83,7 @@ def test_trimming_takes_the_requests_below_and_nothing_else(
     assert has(ledger, name, (8, 0), queued=True) == [True]
 
 
-def test_those_of_the_queue_are_apart_and_go_when_their_messages_have_left_it(
+def test_notes_of_the_queue_are_apart_and_go_when_their_messages_have_left_it(
     ledger: Ledger, known_ledger: KnownLedger
 ) -> None:
     name = known_ledger.name
@@ -117,7 +117,9 @@ def test_an_address_prints_no_secret() -> None:
         ("redis", "redis://u:s3cret@127.0.0.1:1/0"),
     ],
 )
-def test_one_that_cannot_be_reached_says_so_and_may_be_asked_again(kind: str, url: str) -> None:
+def test_a_ledger_that_cannot_be_reached_says_so_and_may_be_asked_again(
+    kind: str, url: str
+) -> None:
     ledger = open_ledger(LedgerAddress(kind, SecretText(url)))  # type: ignore[arg-type]
     for _ in range(2):
         with pytest.raises(TransientError, match="cannot be used") as told:
@@ -163,7 +165,7 @@ def test_a_request_is_one_row_and_the_index_finds_it(
         assert "Filter" not in str(plan)
 
 
-def test_a_cursor_that_is_moved_back_begins_an_empty_ledger_that_nobody_else_writes_to(
+def test_a_cursor_that_is_moved_back_begins_an_empty_ledger_that_no_other_process_writes_to(
     postgres_ledger: KnownLedger, ledger_database: Database
 ) -> None:
     ledger, name = open_ledger(postgres_ledger.address), postgres_ledger.name

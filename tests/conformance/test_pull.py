@@ -22,11 +22,11 @@ def test_nothing_is_stored_for_a_consumer_whose_cursor_was_moved_meanwhile(
     database.execute("UPDATE walbrook.consumers SET cursor_lsn = '0/8', cursor_idx = 0")
     messages = batch(0, 10)
     sink = PullSink(Queue(database.dsn, SOURCE, BY_KEY), consumer=CONSUMER)
-    sink.standing_at(Cursor(16, 3))
+    sink.settled_at(Cursor(16, 3))
     refused = sink.deliver(messages)
     assert isinstance(refused.error, TransientError)
     assert "was moved" in refused.error.what
-    assert database.execute("SELECT count(*) FROM walbrook.records") == [(0,)]
-    assert sink.standing_at(Cursor(8, 0)).deliver(messages).settled == 10
-    assert database.execute("SELECT count(*) FROM walbrook.records") == [(10,)]
+    assert database.execute("SELECT count(*) FROM walbrook.pull_messages") == [(0,)]
+    assert sink.settled_at(Cursor(8, 0)).deliver(messages).settled == 10
+    assert database.execute("SELECT count(*) FROM walbrook.pull_messages") == [(10,)]
     sink.close()

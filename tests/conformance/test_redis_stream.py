@@ -321,7 +321,7 @@ def test_a_message_too_large_for_redis_is_poison_and_the_ones_before_it_are_sett
 
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "new connection"])
 @pytest.mark.parametrize("moved_by", ["an entry that was deleted", "XSETID"])
-def test_ids_that_somebody_else_moved_are_refused_with_the_ways_out(
+def test_ids_that_another_writer_moved_are_refused_with_the_ways_out(
     harness: RedisHarness, moved_by: str, is_open: bool
 ) -> None:
     sink = harness.open()
@@ -423,7 +423,7 @@ def test_routed_streams_are_trimmed_by_age_each(harness: RedisHarness) -> None:
         assert harness.entries_of(key)[0][0] >= b"%d" % cursor_of(350).lsn
 
 
-def test_a_user_who_may_not_trim_is_told_so(own_redis: EmbeddedRedis) -> None:
+def test_a_user_who_may_not_trim_is_refused_with_the_reason(own_redis: EmbeddedRedis) -> None:
     with redis.Redis.from_url(own_redis.url) as client:
         rights = ["+multi", "+exec", "+xadd", "+xrevrange"]
         client.execute_command("ACL", "SETUSER", "writer", "on", ">word", "~*", *rights)

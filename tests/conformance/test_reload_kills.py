@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cdc.failpoints import VARIABLE
-from tests.fix_postgres import Database, PostgresServer, fresh_database
+from tests.fix_postgres import Database
 from tests.iceberg_lake import IcebergLake
 from tests.lake import query
 from tests.reload_history import recorded
@@ -26,12 +25,6 @@ SELECT id, v FROM (SELECT id, v, walbrook_action AS act, row_number() OVER (
 """
 _TWICE = "SELECT walbrook_lsn, walbrook_idx FROM {table} GROUP BY 1, 2 HAVING count(*) > 1"
 _OLDER = "SELECT count(*) FROM {table} WHERE walbrook_action = 'insert' AND id <= 50"
-
-
-@pytest.fixture
-def there(postgres_server: PostgresServer) -> Iterator[Database]:
-    with fresh_database(postgres_server.dsn) as made:
-        yield made
 
 
 def _select(way: str, sql: str, there: Database, root: Path) -> list[tuple[object, ...]]:

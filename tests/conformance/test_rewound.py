@@ -268,7 +268,7 @@ def test_routed_streams_of_a_new_generation_are_streams_of_their_own(
         assert redis_client.xlen(key) == redis_client.xlen(f"{key}.generation-2") > 0
 
 
-def test_an_account_that_may_not_keep_a_record_is_told_what_a_rewind_needs(
+def test_an_account_that_may_not_keep_a_record_learns_what_a_rewind_needs(
     redis_url: str, redis_client: redis.Redis
 ) -> None:
     rights = ["+multi", "+exec", "+xadd", "+xrevrange"]

@@ -137,7 +137,7 @@ def test_a_new_file_that_another_process_left_goes_even_if_other_messages_follow
         assert lines == expected(numbered(0, 10)) + expected(numbered(15, 30), start=15)
 
 
-def test_what_another_process_committed_in_an_emptied_folder_is_put_in_its_place(
+def test_a_commit_of_another_process_in_an_emptied_folder_is_put_in_its_place(
     tmp_path: Path,
 ) -> None:
     for step in count(1):

@@ -93,7 +93,7 @@ def test_one_connection_serves_many_requests(endpoint: Endpoint) -> None:
     [*(Scripted(status) for status in (408, 425, 429, 500, 502, 503)), Scripted(hang_up=True)],
     ids=lambda trouble: "hang up" if trouble.hang_up else str(trouble.status),
 )
-def test_what_may_pass_is_tried_again_with_the_same_key(
+def test_a_request_that_may_pass_is_tried_again_with_the_same_key(
     trouble: Scripted, endpoint: Endpoint
 ) -> None:
     endpoint.script.extend([trouble, trouble])
@@ -177,7 +177,7 @@ def test_a_refusal_whose_body_cannot_be_read_is_the_refusal_that_its_status_says
     [(400, PoisonError), (413, PoisonError), (422, PoisonError)]
     + [(status, OperatorError) for status in (301, 302, 307, 401, 403, 404, 405)],
 )
-def test_what_will_not_pass_is_not_tried_again(
+def test_a_request_that_will_not_pass_is_not_tried_again(
     status: int, kind: type[WalbrookError], endpoint: Endpoint
 ) -> None:
     endpoint.script.append(Scripted(status, {"Location": "/elsewhere"}))

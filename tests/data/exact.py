@@ -14,7 +14,7 @@ import redis
 
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
-from tests.service import Service
+from tests.walbrook_service import Service
 
 SCHEMA = """
 CREATE TABLE customer (id bigint PRIMARY KEY, name text NOT NULL, balance numeric(20, 4));

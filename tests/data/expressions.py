@@ -12,13 +12,13 @@ import redis
 from cdc.log.view import LogView
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
-from tests.lane_on_log import arrived
-from tests.service import Service
+from tests.log_pipeline import arrived
 from tests.waiting import until
+from tests.walbrook_service import Service
 
 _MANY = 60_000  # more than the driver judges by itself
 _REGIONS = ("rest", "eu", "us")  # by id; the first is null, which is the sink's own stream
-_FUNCTIONS = "python:tests.integration.expression_functions"
+_FUNCTIONS = "python:tests.data.expression_functions"
 _TABLE = """
 CREATE TABLE orders (
     id bigint PRIMARY KEY, region text, amount numeric(12,2), doc jsonb, created_at timestamptz,

@@ -10,8 +10,8 @@ import orjson
 
 from tests.fix_postgres import Database
 from tests.pull_queue import Puller
-from tests.service import ROOT, Service
 from tests.waiting import until
+from tests.walbrook_service import ROOT, Service
 
 PAGE = ROOT / "docs" / "pull.md"
 
@@ -64,7 +64,7 @@ class Pulled:
             ("insert", 2), ("insert", 2), ("update", 1), ("insert", 2), ("truncate", 1),
         ]  # fmt: skip
         assert puller.ack(rest) == (5, [])
-        assert puller.rows("SELECT FROM walbrook.records") == []
+        assert puller.rows("SELECT FROM walbrook.pull_messages") == []
         _run_the_page(service)
         puller.close()
 

@@ -8,8 +8,8 @@ import orjson
 import redis
 
 from tests.fix_postgres import Database
-from tests.lane_on_log import arrived
-from tests.service import Service
+from tests.log_pipeline import arrived
+from tests.walbrook_service import Service
 
 SCHEMA = """
 CREATE TABLE reading (id bigint PRIMARY KEY, at timestamptz, value numeric(20, 4));

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.fix_postgres import Database
-from tests.lane_on_log import arrived
-from tests.service import Service
+from tests.log_pipeline import arrived
+from tests.walbrook_service import Service
 
 
 class Unreadable:

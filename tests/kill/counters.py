@@ -11,7 +11,7 @@ import redis
 
 from tests.checker import Arrival, Writers, compare, schema_of
 from tests.fix_postgres import Database
-from tests.lane_on_log import arrived
+from tests.log_pipeline import arrived
 from tests.waiting import until
 
 TABLE = "counter"

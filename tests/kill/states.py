@@ -23,11 +23,11 @@ import redis
 from tests.checker import Arrival, Writers, compare, schema_of
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
-from tests.lane_on_log import arrived
+from tests.log_pipeline import arrived
 from tests.proxy import Proxy
 from tests.pull_queue import Puller
-from tests.service import Service
 from tests.waiting import until
+from tests.walbrook_service import Service
 
 TABLE = "state_counter"
 PAUSED = ("files", "lake", "jobs", "even", "timed", "entries_too")
@@ -172,7 +172,7 @@ class States:
     def until_drained(self, service: Service) -> None:
         """Until all is delivered that is not held back in event-time order."""
         service.until_settled(180, besides="timed")
-        for table in ("events", "records"):
+        for table in ("events", "pull_messages"):
             service.until(f"no {table}", f"SELECT count(*) = 0 FROM walbrook.{table}")
         assert service.database.execute("SELECT * FROM walbrook.dead_letters") == []
         assert service.database.execute("SELECT * FROM walbrook.gaps") == []

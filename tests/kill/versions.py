@@ -10,7 +10,7 @@ import orjson
 import redis
 
 from tests.fix_postgres import Database
-from tests.lane_on_log import arrived, cursors_of
+from tests.log_pipeline import arrived, cursors_of
 
 APART = """
 INSERT INTO item VALUES (1, 'x');

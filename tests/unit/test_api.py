@@ -103,7 +103,7 @@ def _cursor(row: dict[str, Any]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("messages", [[], [BARE], _transaction(0x100)])
-def test_what_holds_no_change_is_an_empty_batch(messages: list[bytes]) -> None:
+def test_messages_without_a_change_are_an_empty_batch(messages: list[bytes]) -> None:
     decoded = walbrook.decode(messages)
     assert (decoded.changes.num_rows, decoded.changes.schema) == (0, CHANGE_SCHEMA)
     assert decoded.tables == []
@@ -139,7 +139,7 @@ def test_a_fault_in_the_stream_is_an_error_of_ours(
         _ = walbrook.decode(messages).changes
 
 
-def test_a_bad_value_is_told_with_its_row() -> None:
+def test_a_bad_value_is_reported_with_its_row() -> None:
     bad = pgoutput.insert(OID, ["x", *ROWS[0][1:]])
     decoded = walbrook.decode(_transaction(0x100, BARE, bad, pgoutput.insert(OID, ROWS[0])))
     first, second = decoded.changes.to_pylist()
@@ -159,7 +159,7 @@ def test_a_change_outside_of_every_transaction_is_refused() -> None:
     assert decoder.decode(whole[2:]).changes.num_rows == 1
 
 
-def test_what_is_not_bytes_or_no_format_is_refused_by_name() -> None:
+def test_arguments_that_are_not_bytes_or_no_format_are_refused_by_name() -> None:
     with pytest.raises(TypeError, match="a pgoutput message is bytes, not int"):
         walbrook.decode(b"abc")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="there is no format 'nope' of values"):

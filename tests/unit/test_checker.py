@@ -15,7 +15,7 @@ SENT = [arrival(1, 1), arrival(2, 1), arrival(1, 2), arrival(2, 2), arrival(1, 3
 LEDGER = {(a.key, a.n): a.digest for a in SENT}
 
 
-def test_what_was_written_and_arrived_in_order_is_clean() -> None:
+def test_rows_that_arrived_in_order_are_clean() -> None:
     findings = compare(LEDGER, SENT)
     assert not findings
     assert (findings.written, findings.duplicates) == (5, 0)

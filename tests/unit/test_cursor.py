@@ -35,7 +35,7 @@ def test_cursors_compare_in_commit_order() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1/2", "1/2:x", "zz:1", "1:2", "1/2:-1"])
-def test_what_is_no_cursor_is_refused_with_an_example(text: str) -> None:
+def test_a_text_that_is_no_cursor_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(OperatorError, match="16/B374D848"):
         Cursor.parse(text)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cdc.change import ACTIONS, CHANGE_SCHEMA, READ, MessageBatch
+from cdc.change import ACTIONS, CHANGE_SCHEMA, READ, MessageBatch, synthetic_rows
 from cdc.decoding.format import ValueFormat
 from cdc.decoding.shapes import SHAPES, Context, ShapeName, shape_for
 from cdc.eventtime.released import Released
@@ -23,7 +23,6 @@ from spark_pipeline.eventtime.release import (
     WINDOW,
     OwnRows,
     Release,
-    our_rows,
     watermark_row,
 )
 from tests.unit.decoding.changes_of_every_kind import changes_of_every_kind
@@ -72,7 +71,7 @@ def in_event_time_order() -> pa.RecordBatch:
     now = datetime(2026, 11, 16, 2, 51, 25, 104211, tzinfo=UTC)
     told = [
         OwnRows(watermark_row(int(times[0]), now)),
-        OwnRows(our_rows(WINDOW, pa.array(['{"window_start":"","window_end":""}']), now)),
+        OwnRows(synthetic_rows(WINDOW, ['{"window_start":"","window_end":""}'], now)),
     ]
     release = Release(late, None, told, Numbering(71299203, 41), ValueFormat())
     return release.piece(0, len(release))

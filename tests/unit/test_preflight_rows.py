@@ -91,7 +91,7 @@ def test_a_slot_that_is_not_as_configured_is_a_warning_with_the_command() -> Non
     assert "created with true, which counts" in two_phase.what
 
 
-def test_what_a_slot_cannot_be_on_this_server_is_refused() -> None:
+def test_slot_options_that_this_server_lacks_are_refused() -> None:
     both = Wanted(failover=True, two_phase=True)
     assert settings_problems(both, 170000, in_recovery=False) == []
     failover, two_phase = settings_problems(both, 140000, in_recovery=False)

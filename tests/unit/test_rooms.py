@@ -159,7 +159,7 @@ def cycles(package: str) -> set[frozenset[str]]:
     }
 
 
-def test_what_stands_beside_each_other_is_imported_one_way() -> None:
+def test_modules_beside_each_other_are_imported_one_way() -> None:
     packages = {module.rpartition(".")[0] for module in modules()} - {""}
     assert set().union(*map(cycles, packages)) == CYCLES
 
@@ -172,3 +172,14 @@ def test_no_module_knows_more_than_twenty_others() -> None:
 def test_no_module_is_past_five_hundred_lines() -> None:
     for module, path in modules().items():
         assert len(path.read_text().splitlines()) <= LINES_MAX, module
+
+
+def test_a_class_name_means_one_class() -> None:
+    places: dict[str, list[str]] = {}
+    for room in (*ALLOWED, "benchmarks"):
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    twice = {name: paths for name, paths in places.items() if len(paths) > 1}
+    assert not twice

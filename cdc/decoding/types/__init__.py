@@ -25,7 +25,7 @@ from cdc.decoding.types.vector import VECTOR
 __all__ = ["JsonColumn", "TypeForm", "text_json", "type_form"]
 
 _DEPTH_MAX = 32
-"""How deep types may nest; Postgres has no bound, but nobody has such types."""
+"""How deep types may nest; Postgres has no bound, but such types are not in use."""
 
 _WORDS_MAX = 200_000
 """How long a type may be in the words of Spark. One with as many columns as a table may have is

@@ -13,7 +13,7 @@ DIMENSIONS_MAX = 6
 
 DELIMITERS = frozenset("!#$%&'()*+,-./:;<=>?@[]^_`|~")
 """What may stand between elements: a comma, for boxes a semicolon, and whatever else ASCII has for
-a type of somebody's own that has no meaning in an array already."""
+a user's own type that has no meaning in an array already."""
 
 _BOUNDS = re.compile(r"((?:\[[+-]?\d+:[+-]?\d+\])+)=")
 _BOUND = re.compile(r"\[([+-]?\d+):([+-]?\d+)\]")
@@ -28,7 +28,7 @@ class MalformedArrayError(Exception):
 
 def read_array(text: str, delimiter: str) -> tuple[tuple[int, ...], list[bytes | None]]:
     """How long it is in each dimension, and its elements in order, None for NULL."""
-    reader = _Reader(text, delimiter)
+    reader = _ArrayReader(text, delimiter)
     reader.read()
     lengths = tuple(reader.lengths[depth] for depth in sorted(reader.lengths))
     return lengths, reader.elements
@@ -40,7 +40,7 @@ def _bare(delimiter: str) -> re.Pattern[str]:
     return re.compile(rf'[^{re.escape(delimiter)}{{}}"\\ \t\n\v\f\r]+')
 
 
-class _Reader:
+class _ArrayReader:
     """Reads one array value."""
 
     def __init__(self, text: str, delimiter: str) -> None:

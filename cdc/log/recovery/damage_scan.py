@@ -31,7 +31,7 @@ class Findings:
 
     damaged: tuple[CheckedSegment, ...] = ()  # among the unsettled, in the log's order
     to_mend: tuple[CheckedSegment, ...] = ()  # whole, but not their indexes
-    settled: tuple[CheckedSegment, ...] = ()  # damage that nobody waits for
+    settled: tuple[CheckedSegment, ...] = ()  # damage that no consumer waits for
 
     def refetchable(self, unsettled_from: Cursor, has_from: Cursor) -> CheckedSegment | None:
         """The first damage from which on the source has everything, so that it can be cut."""

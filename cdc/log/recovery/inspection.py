@@ -1,4 +1,4 @@
-"""Reading the log back against its checksums in a thread, so that nobody waits for it.
+"""Reading the log back against its checksums in a thread of its own.
 
 Invariants: nothing is changed here. What was removed or moved while it was looked at is not damage,
 and neither is a tier that cannot be reached: its segments are left out, and the caller looks again

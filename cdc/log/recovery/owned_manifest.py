@@ -33,7 +33,7 @@ class OwnedManifest:
 
     @property
     def is_own(self) -> bool:
-        """Whether nobody else has written it."""
+        """Whether no other process has written it."""
         return stamp_of(self._path) == self._stamp
 
     def require(self) -> None:
@@ -54,7 +54,7 @@ class OwnedManifest:
         self._put(manifest)
 
     def keep_spare(self) -> None:
-        """Set room aside for the next swap, where there is any."""
+        """Reserve room for the next swap, where there is any."""
         keep_spare(self._directory, len(self.current.segments) * _SEGMENT_BYTES)
 
     def _put(self, manifest: Manifest) -> None:

@@ -3,7 +3,7 @@
 Invariants: frames are taken only where they follow each other without a hole; of two
 files for the same batches the one begun later counts. Floors come from the file that was kept for
 this; without it the log begins at its first batch, which is never too low. How many histories there
-were nobody can know: the caller begins a new one.
+were cannot be known: the caller begins a new one.
 """
 
 from __future__ import annotations

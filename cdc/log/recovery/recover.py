@@ -3,9 +3,9 @@
 Invariants: a sealed segment is never cut: it is whole, or it is reported. The active
 one is cut behind its last whole frame, unless more of it was synced: then it is reported, or left
 as it is for ``LogWriter.heal``. If readers could have seen what was cut, the history goes up in the
-same manifest swap; if it was more than a torn tail, the file is kept aside. Unless the log was
-closed well, what is left of the active segment is written afresh, because what an earlier process
-failed to sync may be only in memory. Files that no manifest names are removed.
+same manifest swap; if it was more than a torn tail, the file is kept under another name. Unless the
+log was closed well, what is left of the active segment is written afresh, because what an earlier
+process failed to sync may be only in memory. Files that no manifest names are removed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import structlog
 
 from cdc.cursor import ORIGIN, Cursor
 from cdc.errors import CorruptionError, TransientError
-from cdc.log.files import FILE_MODE, TEMPORARY, keep_aside, sync_directory, write_synced
+from cdc.log.files import FILE_MODE, TEMPORARY, keep_damaged, sync_directory, write_synced
 from cdc.log.frame import LOST_FIX, find_whole
 from cdc.log.manifest import (
     Manifest,
@@ -51,7 +51,7 @@ class Recovered:
     manifest: Manifest
     active: Scan | None = None  # what the active segment holds, if anything
     lost: Cursor | None = None  # up to where the log was on disk, if it now ends before
-    aside: str | None = None  # what was kept aside, and why
+    kept: str | None = None  # which damaged file was kept, and why
 
 
 def take_lock(directory: Path, timeout_s: float) -> int:
@@ -137,22 +137,22 @@ def _recover_active(
     hidden = find_whole(found.data, found.scan.end, found.next_batch) is not None
     cut = hidden or found.indexed > len(found.scan.entries)
     history = _history(manifest, made_anew, cut=cut)
-    aside = None
+    kept = None
     if hidden:
-        aside = (
+        kept = (
             f"{found.where}; whole batches stood behind it that were not synced: the file is kept "
-            f"as {keep_aside(found.data_path).name}"
+            f"as {keep_damaged(found.data_path).name}"
         )
-        _logger.warning("log.damaged", directory=str(directory), what=aside)
+        _logger.warning("log.damaged", directory=str(directory), what=kept)
     kept_well = not manifest.boot and history == manifest.history and found.is_exact
     if found.scan.entries and not kept_well:
         fresh = segment_name(manifest.next_batch, manifest.term, history)
         _write(directory, fresh, found.data.slice(0, found.scan.end), found.scan.index)
     now = replace(manifest, term=term, history=history, boot=_boot())
     if term == manifest.term or not found.scan.entries:
-        return Recovered(now, found.scan if found.scan.entries else None, aside=aside)
+        return Recovered(now, found.scan if found.scan.entries else None, kept=kept)
     sealed = _sealed(found.scan, manifest, history)
-    return Recovered(replace(now, segments=(*manifest.segments, sealed)), aside=aside)
+    return Recovered(replace(now, segments=(*manifest.segments, sealed)), kept=kept)
 
 
 def _left_to_heal(
@@ -173,7 +173,7 @@ def _left_to_heal(
         segments = (*segments, _sealed(known, manifest, manifest.history))
     elif found.data.size:
         # Nothing is known of what was in it: a segment of another name begins.
-        keep_aside(found.data_path)
+        keep_damaged(found.data_path)
         history = max(history, manifest.history + 1)
     now = replace(manifest, term=term, history=history, boot=_boot(), segments=segments)
     _logger.warning("log.damaged", directory=str(directory), what=found.where)
@@ -194,7 +194,7 @@ def _write(directory: Path, name: str, data: pa.Buffer, index: bytes) -> None:
 def _history(manifest: Manifest, made_anew: bool, *, cut: bool) -> int:
     if made_anew:
         return max(manifest.history + 1, new_history())
-    # After a crash of the machine nobody knows what readers had seen beyond the last sync.
+    # After a crash of the machine it is unknown what readers had seen beyond the last sync.
     crashed = manifest.boot not in ("", _boot())
     return manifest.history + (cut or crashed)
 

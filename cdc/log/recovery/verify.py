@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.cursor import Cursor
+from cdc.cursor_columns import at_or_above, cursor_columns
 from cdc.errors import CorruptionError, WalbrookError
 from cdc.log.frame import Frame, read_frame
 from cdc.log.manifest import FILE_NAME as MANIFEST
@@ -256,10 +257,9 @@ def _entries(stored: _Stored) -> tuple[Sequence[Entry], list[Damage]]:
 def _row_problems(frame: Frame) -> Iterator[str]:
     if frame.raw.num_rows != frame.marker.rows:
         yield f"it has {frame.raw.num_rows} rows, and {frame.marker.rows} by its header"
-    lsn, idx = frame.raw.column("commit_lsn").to_numpy(), frame.raw.column("commit_idx").to_numpy()
-    (first_lsn, first_idx), (high_lsn, high_idx) = frame.marker.first, frame.marker.high
-    below = (lsn < first_lsn) | ((lsn == first_lsn) & (idx < first_idx))
-    above = (lsn > high_lsn) | ((lsn == high_lsn) & (idx >= high_idx))
+    lsn, idx = cursor_columns(frame.raw)
+    below = ~at_or_above(lsn, idx, frame.marker.first)
+    above = at_or_above(lsn, idx, frame.marker.high)
     outside = int(np.count_nonzero(below | above))
     if outside:
         yield f"{outside} of its rows are outside its bounds"

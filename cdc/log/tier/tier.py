@@ -94,7 +94,7 @@ class Folder:
             make_private(Path(self._path))
 
     def owner(self) -> str | None:
-        """The log whose folder this is; None while nobody has said so."""
+        """The log whose folder this is; None while it is not known."""
         path = f"{self._path}{_OWNER}"
         if not self._exists(path):
             return None

@@ -64,7 +64,7 @@ class Ledger(Protocol):
 class LedgerUse:
     """How a delivery got on with its ledger."""
 
-    lost: str | None = None  # why it could not be asked or told; None if all went well
+    lost: str | None = None  # why it could not be read or written; None if all went well
     unnoted: int = 0  # accepted messages that it does not know of: they may be repeated
 
 

@@ -5,7 +5,7 @@ scores are 0, so members are in the order of their bytes, which is that of their
 score is a floating-point number and could not hold one. Invariant: a server that fails or hangs
 costs a delivery no more than two timeouts in ``pause_s``; what it loses is repeated at worst.
 
-A key that nobody has written to for a month expires: a consumer that is gone leaves nothing.
+A key that was not written to for a month expires: a consumer that is gone leaves nothing.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class RedisLedger:
         return b"".join(found)
 
     def note(self, ledger: str, lsn: Integers, idx: Integers, *, queued: bool = False) -> None:
-        told, key = self._pipeline(), _key(ledger, queued)
+        commands, key = self._pipeline(), _key(ledger, queued)
         members = pack_each(lsn, idx) if queued else [pack_note(lsn, idx)[1]]
-        told.zadd(key, dict.fromkeys(members, 0))
-        told.expire(key, _KEPT_S)
-        self._run(told)
+        commands.zadd(key, dict.fromkeys(members, 0))
+        commands.expire(key, _KEPT_S)
+        self._run(commands)
 
     def trim(self, ledger: str, below: Cursor) -> None:
-        """Not more often than once a second: what stays a little longer harms nobody."""
+        """Not more often than once a second: what stays a little longer is harmless."""
         now = time.monotonic()
         with self._lock:
             if now - self._trimmed.get(ledger, -_TRIMMED_EVERY_S) < _TRIMMED_EVERY_S:
@@ -69,14 +69,14 @@ class RedisLedger:
             self._trimmed[ledger] = now
             if len(self._trimmed) > 1000:  # names of consumers that were moved back
                 self._trimmed = {ledger: now}
-        told = self._pipeline()
-        told.zremrangebylex(_key(ledger), b"-", b"(" + packed(below))
-        self._run(told)
+        commands = self._pipeline()
+        commands.zremrangebylex(_key(ledger), b"-", b"(" + packed(below))
+        self._run(commands)
 
     def drop(self, ledger: str, lsn: Integers, idx: Integers) -> None:
-        told = self._pipeline()
-        told.zrem(_key(ledger, queued=True), *pack_each(lsn, idx))
-        self._run(told)
+        commands = self._pipeline()
+        commands.zrem(_key(ledger, queued=True), *pack_each(lsn, idx))
+        self._run(commands)
 
     def close(self) -> None:
         self._client.close()

@@ -4,7 +4,7 @@
 publication and the slot where the configuration allows it, and says in one error all that a person
 must change, each with the statement that changes it. Invariant:
 
-- Nothing is created while another problem stands: a slot that nobody reads would hold back WAL
+- Nothing is created while another problem stands: a slot without a reader would hold back WAL
   without bound.
 - The publication exists before the slot does. A slot older than its publication cannot see the
   changes between the two, and some servers skip them without a word.

@@ -33,7 +33,7 @@ from cdc.replication.preflight.tables import CatalogName
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 _SYSTEM_IDENTIFIER: Final = "SELECT system_identifier FROM pg_control_system()"
-# A trial waits for nobody, and nobody waits for it.
+# A trial waits for no lock, and no other transaction waits for it.
 _BRIEF_LOCKS: Final = "SET LOCAL lock_timeout = '2s'"
 _IN_RECOVERY: Final = "SELECT pg_is_in_recovery()"
 _END_OF_WAL: Final = """

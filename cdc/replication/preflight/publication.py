@@ -23,7 +23,7 @@ SELECT current_user::text, current_database()::text,
        has_database_privilege(current_database(), 'CREATE')
 """
 SCHEMAS_PUBLISHABLE_FROM: Final = 150_000
-# What Postgres lets nobody but a superuser publish, whatever was granted.
+# What Postgres lets only a superuser publish, whatever was granted.
 _SUPERUSERS_ONLY: Final = re.compile(r"ALL\s+TABLES|TABLES\s+IN\s+SCHEMA", re.IGNORECASE)
 
 
@@ -85,7 +85,7 @@ def create_publication(
             )
         ]
     except psycopg.errors.DuplicateObject:
-        return []  # somebody was faster; what it publishes is checked next
+        return []  # another start was faster; what it publishes is checked next
     except psycopg.errors.ProgrammingError as error:
         return [
             SourceProblem(

@@ -149,7 +149,7 @@ def slot_problems(slot: SlotRow, database: str, *, in_recovery: bool) -> list[So
 def slot_warnings(
     slot: SlotRow, settings: SlotSettings, server_version: int
 ) -> list[SourceProblem]:
-    """What will become a problem if nobody acts, and what is not as configured."""
+    """What will become a problem unless an operator acts, and what is not as configured."""
     warnings = []
     if slot.at_risk:
         warnings.append(

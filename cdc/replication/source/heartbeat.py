@@ -63,7 +63,7 @@ class HeartbeatLedger:
         return self._number, json.dumps({**address, "sent_at": now_at.isoformat()})
 
     def sent(self, heartbeat: Heartbeat, now: float) -> None:
-        """It is in the WAL; it may even be back before the server told us its LSN."""
+        """It is in the WAL; it may even be back before the server returns its LSN."""
         with self._lock:
             if heartbeat.number in self._returned_early:
                 self._returned_early.clear()

@@ -102,7 +102,7 @@ class SourceWatch:
         self._wake.set()
 
     def returned(self, content: bytes) -> None:
-        """A heartbeat, anybody's, came out of the slot."""
+        """A heartbeat, ours or another reader's, came out of the slot."""
         self._ledger.returned(content, time.monotonic())
 
     def check(self, server_lsn: int) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.cursor import Cursor
+from cdc.cursor_columns import at_or_above
 from cdc.decoding.annotations import AnnotationRun, joined_runs
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.decoding.relation import parse_relation
@@ -20,7 +21,7 @@ from cdc.replication.spill.spill_file import SpilledRows
 from cdc.replication.wire.annotations import AnnotationTracker, RefusedAnnotation
 from cdc.replication.wire.numbering import Openings, needs_place
 from cdc.replication.wire.relations import CatalogOf, Schema, noted
-from cdc.replication.wire.sealed import Sealed, at_or_above, sealed_of
+from cdc.replication.wire.sealed import Sealed, sealed_of
 from cdc.replication.wire.table_versions import TableVersions
 from cdc.replication.wire.wire import Ints, Mask
 
@@ -89,7 +90,7 @@ class Publisher:
         )
         hidden = rows.column("hidden").to_numpy(zero_copy_only=False)
         lsn = np.full(len(alive), outcome.commit_lsn)
-        keep = alive & ~hidden & at_or_above(self.resume, lsn, idx)
+        keep = alive & ~hidden & at_or_above(lsn, idx, self.resume)
         count = int(keep.sum())
         if not count:
             return None

@@ -20,12 +20,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.cursor import ORIGIN, Cursor, behind_transaction
+from cdc.cursor_columns import at_or_above
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.errors import ProtocolError
 from cdc.replication.wire.annotations import AnnotationTracker
 from cdc.replication.wire.numbering import Openings, OpenTransaction, needs_place
 from cdc.replication.wire.relations import CatalogOf, Relations, Schema, no_catalog
-from cdc.replication.wire.sealed import Sealed, at_or_above, sealed_of
+from cdc.replication.wire.sealed import Sealed, sealed_of
 from cdc.replication.wire.small_batch import MESSAGES_MAX, few_rows
 from cdc.replication.wire.table_versions import TableVersions
 from cdc.replication.wire.wire import BEGIN, COMMIT, CONTROLS, ROWS, TRUNCATE, Ints, Mask, Wire
@@ -89,7 +90,7 @@ class Sealer:
         tables = self._tables_of(wire, row, relation, lsn, cursors.xid[row])
         idx = self._leave_free(idx, tables.opens, cursors, row)
         hidden = tables.own | self._heartbeats(wire)[row]
-        above = at_or_above(self.resume, lsn, idx)
+        above = at_or_above(lsn, idx, self.resume)
         self._meet(tables, above, lsn, idx, cursors.commit_ts[row])
         keep = ~hidden & above
         if not keep.any():
@@ -221,7 +222,7 @@ class Sealer:
                 continue
             floor = self.versions.undecided_from(oid)
             opened = rows[(tables.opens & above)[rows]]
-            opened = opened[at_or_above(floor, lsn[opened], idx[opened])]
+            opened = opened[at_or_above(lsn[opened], idx[opened], floor)]
             if len(opened):
                 at = int(opened[0])
                 since = Cursor(int(lsn[at]), int(idx[at]))

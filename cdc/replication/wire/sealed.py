@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.cursor import Cursor
+from cdc.cursor_columns import cursor_at
 from cdc.decoding.annotations import AnnotationRun, carried_bytes, cut_runs
 from cdc.decoding.raw import RAW_SCHEMA
 from cdc.decoding.table_version import TableVersion
 from cdc.replication.wire.annotations import RefusedAnnotation
-from cdc.replication.wire.wire import Ints, Mask
 
 _CARRIED_BYTES_MAX: Final = 32 << 20
 _NO_ROWS: Final = pa.RecordBatch.from_pylist([], schema=RAW_SCHEMA)
@@ -61,12 +61,6 @@ class Sealed:
             yield replace(part, versions=self.versions) if start == 0 else part
 
 
-def at_or_above(resume: Cursor, lsn: Ints, idx: Ints) -> Mask:
-    """Which cursors are not below ``resume``."""
-    found: Mask = (lsn > resume.lsn) | ((lsn == resume.lsn) & (idx >= resume.idx))
-    return found
-
-
 def sealed_of(
     raw: pa.RecordBatch,
     schemas: Mapping[int, bytes],
@@ -75,12 +69,12 @@ def sealed_of(
 ) -> Sealed:
     """A batch of RAW_SCHEMA with its bounds, and of ``schemas`` those that its rows need."""
     used = set(np.unique(raw.column("schema_id").to_numpy()).tolist())
-    lsn, idx = raw.column("commit_lsn"), raw.column("commit_idx")
+    last = cursor_at(raw, -1)
     return Sealed(
         raw,
         {key: message for key, message in schemas.items() if key in used},
-        Cursor(lsn[0].as_py(), idx[0].as_py()),
-        Cursor(lsn[-1].as_py(), idx[-1].as_py() + 1),
+        cursor_at(raw, 0),
+        Cursor(last.lsn, last.idx + 1),
         annotations,
         refused,
     )

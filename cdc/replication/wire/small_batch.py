@@ -39,7 +39,7 @@ _NUMBERS = [(kind, _CODES[kind]) for kind in _NUMBERS_OF_RAW]
 """The columns of numbers, with what ``array`` calls their types."""
 
 
-class _UnusualError(Exception):
+class _UnusualMessageError(Exception):
     """Something that only the way of whole columns knows; never leaves this module."""
 
 
@@ -94,7 +94,7 @@ def few_rows(
                 _add(rows, message, relations, openings, versions)
             else:
                 return None
-    except (_UnusualError, IndexError, struct.error):
+    except (_UnusualMessageError, IndexError, struct.error):
         return None
     return rows if rows.payloads else None
 
@@ -102,7 +102,7 @@ def few_rows(
 def _begin(open_: OpenTransaction, message: bytes) -> None:
     lsn, time, open_.xid = _BEGUN.unpack_from(message, _AT + 1)
     if lsn > _LSN_MAX:
-        raise _UnusualError
+        raise _UnusualMessageError
     open_.lsn, open_.commit_ts = lsn, time + POSTGRES_EPOCH_US
     open_.next_idx = open_.left_free = 0
     open_.in_progress = True
@@ -118,10 +118,10 @@ def _add(
     (oid,) = _OID.unpack_from(message, _AT + 1)
     known = relations.known(oid)
     if known is None or known.own or known.noted is None:
-        raise _UnusualError
+        raise _UnusualMessageError
     schema = known.noted
     if versions is not None and not versions.is_newest(oid, schema.schema_id):
-        raise _UnusualError
+        raise _UnusualMessageError
     now, place = rows.open, (rows.open.lsn, known.bare.schema_id)
     opens = rows.last_rows.get(oid, openings.get(oid)) != place
     rows.last_rows[oid] = place

@@ -19,7 +19,7 @@ from cdc.errors import ConfigError
 from cdc.eventtime.types import EventTimeType, resolve
 from cdc.service.checks.published_tables import PublishedTables, ShownTable, shown_by
 
-_TOLD_MAX: Final = 20
+_LISTED_MAX: Final = 20
 
 
 @dataclass
@@ -87,7 +87,7 @@ def _check(config: Config, of_sinks: Sequence[SinkConfig]) -> _Found:
 def _without_effect(
     place: str, event_time: EventTime, shown: Sequence[PublishedTables]
 ) -> Iterator[str]:
-    """Tables that nobody publishes, or not yet: what is said of them has no effect until then."""
+    """Tables that are not published, or not yet: what is said of them has no effect until then."""
     if any(found.why_not for found in shown):
         return
     known = {str(table) for found in shown for table in found.tables}
@@ -192,16 +192,18 @@ def _instead(column: str, table: ShownTable) -> str:
     near = difflib.get_close_matches(column, table.columns, n=1)
     if near:
         return f"did you mean {near[0]}?"
-    told = [*table.columns][:_TOLD_MAX]
-    more = ", and others" if len(table.columns) > len(told) else ""
+    listed = [*table.columns][:_LISTED_MAX]
+    more = ", and others" if len(table.columns) > len(listed) else ""
     out = "leave the table out with source.exclude_tables"
-    if not told:
+    if not listed:
         return out
-    return f"it has {', '.join(told)}{more}; name one for {table} under event_time.tables, or {out}"
+    return (
+        f"it has {', '.join(listed)}{more}; name one for {table} under event_time.tables, or {out}"
+    )
 
 
 def _refusal(problems: Sequence[str]) -> ConfigError:
-    told = [*problems[:_TOLD_MAX]]
-    if len(problems) > len(told):
-        told.append(f"and {len(problems) - len(told)} more")
-    return ConfigError("\n  ".join(["event times cannot be read:", *told]))
+    listed = [*problems[:_LISTED_MAX]]
+    if len(problems) > len(listed):
+        listed.append(f"and {len(problems) - len(listed)} more")
+    return ConfigError("\n  ".join(["event times cannot be read:", *listed]))

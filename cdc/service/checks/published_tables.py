@@ -44,7 +44,7 @@ class ShownTable:
 
 @dataclass(frozen=True)
 class PublishedTables:
-    """The tables that a publication shows and the schemas that there are; or why nobody knows."""
+    """The tables that a publication shows and the schemas; or why they are not known."""
 
     tables: Sequence[ShownTable] = ()
     schemas: frozenset[str] = field(default_factory=frozenset)

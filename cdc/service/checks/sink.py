@@ -18,7 +18,7 @@ from cdc.state.event_time import in_event_time
 
 
 def require_fit(config: Config, sink: SinkConfig, state: Connection) -> None:
-    """OperatorError for a sink that cannot be served before somebody changes something."""
+    """OperatorError for a sink that cannot be served before an operator changes something."""
     _require_order(sink, state)
     if sink.event_time is not None and (problem := event_time_problem(config, sink)) is not None:
         raise problem

@@ -13,9 +13,9 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from cdc.cursor import Cursor
+from cdc.cursor_columns import at_or_above, cursor_columns
 from cdc.decoding import decode_changes
 from cdc.decoding.annotations import annotations_of
 from cdc.decoding.groups import ACTIONS
@@ -82,10 +82,10 @@ class ChangePrinter:
 def choose(frame: Frame, choice: Choice) -> pa.BooleanArray:
     """Which rows of ``frame`` were asked for."""
     raw = frame.raw
-    lsn, idx = raw.column("commit_lsn").to_numpy(), raw.column("commit_idx").to_numpy()
-    keep = _at_or_above(lsn, idx, choice.start)
+    lsn, idx = cursor_columns(raw)
+    keep = at_or_above(lsn, idx, choice.start)
     if choice.end is not None:
-        keep &= ~_at_or_above(lsn, idx, choice.end)
+        keep &= ~at_or_above(lsn, idx, choice.end)
     if choice.actions:
         kinds = [ord(KINDS[action]) for action in choice.actions]
         keep &= np.isin(raw.column("kind").to_numpy(), kinds)
@@ -146,13 +146,6 @@ def raw_lines(frame: Frame, chosen: pa.BooleanArray) -> list[bytes]:
         )
         for row in range(raw.num_rows)
     ]
-
-
-def _at_or_above(
-    lsn: NDArray[np.int64], idx: NDArray[np.int64], cursor: Cursor
-) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = (lsn > cursor.lsn) | ((lsn == cursor.lsn) & (idx >= cursor.idx))
-    return found
 
 
 def _table(schema: str, name: str) -> str | None:

@@ -125,12 +125,12 @@ def _events(connection: psycopg.Connection[tuple[Any, ...]]) -> list[Text]:
 
     What is said of a consumer in several of its databases is one event.
     """
-    told: dict[tuple[str | None, ...], tuple[list[str], str]] = {}
+    listed: dict[tuple[str | None, ...], tuple[list[str], str]] = {}
     for source, consumer, severity, age, what, fix in connection.execute(_EVENTS).fetchall():
         key = (None if consumer else source, consumer, severity, what, fix)
-        told.setdefault(key, ([], age))[0].append(source)
+        listed.setdefault(key, ([], age))[0].append(source)
     lines: list[Text] = []
-    for (_, consumer, severity, what, fix), (sources, age) in told.items():
+    for (_, consumer, severity, what, fix), (sources, age) in listed.items():
         who = ", ".join(sorted(sources)) + (f", consumer {consumer}" if consumer else "")
         style = "red" if severity == "error" else "yellow"
         lines.append(Text(f"{severity} {who} (for {age}): {what}", style=style))

@@ -65,7 +65,7 @@ SELECT c.source, c.name AS consumer, v.cursor, v.lag_bytes, v.lag_seconds, c.del
        CASE WHEN c.destination <> 'pull' THEN
             (SELECT count(*) FROM walbrook.events e WHERE e.consumer = c.id) END AS waiting,
        CASE WHEN c.destination = 'pull' THEN
-            (SELECT count(*) FROM walbrook.in_flight f
+            (SELECT count(*) FROM walbrook.pull_in_flight f
               WHERE f.consumer = c.id AND f.lease_id IS NOT NULL) END AS leased,
        (SELECT count(*) FROM walbrook.gaps g
          WHERE g.source = c.source AND g.consumer = c.name) AS gaps,
@@ -116,12 +116,12 @@ class HealthSnapshot:
 
     def of_severity(self, severity: str) -> list[str]:
         """The open events of a severity, a sentence each; one of several sources is listed once."""
-        told = (
+        listed = (
             f"{row['consumer'] or row['source']}: {row['what']}"
             for row in self.events
             if row["severity"] == severity
         )
-        return list(dict.fromkeys(told))
+        return list(dict.fromkeys(listed))
 
 
 class HealthReader:

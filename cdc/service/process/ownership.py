@@ -1,6 +1,6 @@
 """Being the only service of a source: a session advisory lock in the state database.
 
-The lock comes before anything is changed, so that a second start by mistake harms nobody. It lives
+The lock comes before anything is changed, so that a second start by mistake is harmless. It lives
 as long as its connection; when that is lost, the lock is taken again, and if another service was
 faster, this one stops.
 """

@@ -1,9 +1,9 @@
 """Repair of a source whose slot has lost changes: a new slot, and backfills over what was lost.
 
-Steps: the lock of the slot is taken, so that nobody reads it; what is wrong is looked at; the slot
-is recreated; then one transaction in the state database moves the consumers to where it begins,
-records their gaps, and asks for backfills of the rows that changed meanwhile. The service delivers
-these like any backfill.
+Steps: the lock of the slot is taken, so that no reader reads it; what is wrong is looked at; the
+slot is recreated; then one transaction in the state database moves the consumers to where it
+begins, records their gaps, and asks for backfills of the rows that changed meanwhile. The service
+delivers these like any backfill.
 
 Invariants: nothing is dropped unless changes are lost for certain, and unless the source's history
 has all that was read. A repair that is killed between two steps is begun again with the same
@@ -39,7 +39,7 @@ from cdc.state.repairs import Deletes, TableRepair, begin_repair, lost_changes, 
 _logger = structlog.get_logger("walbrook.repair")
 
 _REPLACED: Final = "publication_replaced"
-_TOLD_MAX: Final = 10
+_LISTED_MAX: Final = 10
 REPAIRABLE: Final = ("slot_missing", "slot_lost", "slot_ahead", _REPLACED)
 """What a look at the source can find that a repair bridges."""
 _REPORTED: Final = (
@@ -191,7 +191,7 @@ def _planned(
 
 
 def _refuse_unknown_deletes(tables: dict[str, list[_Planned]]) -> None:
-    """Raise if rows that were deleted would stay at a destination without anybody's consent."""
+    """Raise if deleted rows would stay at a destination without the operator's consent."""
     of_reason: dict[tuple[str, str], list[str]] = {}
     for sink, planned in tables.items():
         for each in planned:
@@ -200,12 +200,12 @@ def _refuse_unknown_deletes(tables: dict[str, list[_Planned]]) -> None:
                 unknown.append(str(each.repair.table))
     if not of_reason:
         return
-    told = [
+    listed = [
         f"of {_bounded(names)} for consumer {sink}: {why}"
         for (sink, why), names in of_reason.items()
     ]
     raise OperatorError(
-        "rows that were deleted meanwhile cannot be found: " + _bounded(told, "; "),
+        "rows that were deleted meanwhile cannot be found: " + _bounded(listed, "; "),
         fix="repair with --deletes=skip: where deleted rows cannot be found they stay "
         "at the destination, and the gap says so; nothing was changed yet",
         kind="deletes_unknown",
@@ -213,9 +213,9 @@ def _refuse_unknown_deletes(tables: dict[str, list[_Planned]]) -> None:
 
 
 def _bounded(names: Sequence[str], between: str = ", ") -> str:
-    more = len(names) - _TOLD_MAX
+    more = len(names) - _LISTED_MAX
     rest = f"{between}and {more:,} more" if more > 0 else ""
-    return between.join(names[:_TOLD_MAX]) + rest
+    return between.join(names[:_LISTED_MAX]) + rest
 
 
 def _new_slot(source: Connection, database: Database, snapshots: StandbySnapshots | None) -> int:

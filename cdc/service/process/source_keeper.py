@@ -1,9 +1,9 @@
 """One source over the life of the service: prepared, again and again until it is ready; then looked
 after.
 
-It has a thread of its own, so a database that does not answer keeps nobody else waiting. Invariant:
-what keeps a source or one of its sinks from being served is in SQL, and a try follows every failure
-with backoff. Only a service that holds the lock of the source runs this.
+It has a thread of its own, so a database that does not answer keeps no other source waiting.
+Invariant: what keeps a source or one of its sinks from being served is in SQL, and a try follows
+every failure with backoff. Only a service that holds the lock of the source runs this.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SourceKeeper:
         self._sinks = [s for s in config.sinks_of(database.name) if s.status == "active"]
         self._tables = PublicationWatch(database.publication.name)
         self._look_s = look_s
-        self._told: dict[str, list[Condition]] = {}
+        self._reported: dict[str, list[Condition]] = {}
         self._closing = threading.Event()
         self.term: int | None = None
         self.error: Exception | None = None  # of the last try, while it is not ready
@@ -130,15 +130,15 @@ class SourceKeeper:
                 report_conditions(
                     state, self._name, self.term, conditions, consumer=sink, scope="tables_"
                 )
-            # A pull consumer that nobody asks for messages notices nothing itself.
+            # A pull consumer without requests notices nothing itself.
             state.execute(_END_DROPPING, (self._name,))
         for sink, conditions in found.items():
             for condition in conditions:
-                if condition not in self._told.get(sink, []):
+                if condition not in self._reported.get(sink, []):
                     _logger.warning(
                         "source.tables", source=self._name, sink=sink, what=condition.what
                     )
-        self._told = found
+        self._reported = found
 
     @property
     def _name(self) -> str:

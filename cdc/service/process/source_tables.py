@@ -24,7 +24,7 @@ from cdc.replication.preflight.tables import (
 from cdc.replication.wire.relations import OWN_SCHEMA
 from cdc.state.health import Condition
 
-_TOLD_MAX: Final = 5
+_LISTED_MAX: Final = 5
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -68,10 +68,10 @@ class PublicationWatch:
                 problems += unpublished_schemas(connection, self._publication, schemas, tables)
                 problems += missing_tables(named, tables)
                 problems += unpublished_tables(connection, self._publication, named, tables)
-            told = [_missing(sink.name, problems)] if problems else []
-            if not told and (gone := _gone(sink, lost, tables)):
-                told.append(_unpublished(sink.name, self._publication, gone))
-            found[sink.name] = told
+            listed = [_missing(sink.name, problems)] if problems else []
+            if not listed and (gone := _gone(sink, lost, tables)):
+                listed.append(_unpublished(sink.name, self._publication, gone))
+            found[sink.name] = listed
         return found
 
 
@@ -106,5 +106,5 @@ def _unpublished(sink: str, publication: str, tables: Sequence[CatalogName]) -> 
 
 
 def _listed(texts: Sequence[str]) -> str:
-    more = f"; and {len(texts) - _TOLD_MAX} more" if len(texts) > _TOLD_MAX else ""
-    return "; ".join(texts[:_TOLD_MAX]) + more
+    more = f"; and {len(texts) - _LISTED_MAX} more" if len(texts) > _LISTED_MAX else ""
+    return "; ".join(texts[:_LISTED_MAX]) + more

@@ -27,6 +27,7 @@ from typing import Protocol
 
 import structlog
 
+from cdc.backoff import Backoff
 from cdc.config import Config
 from cdc.errors import NEEDS_OPERATOR
 from cdc.log.flight.wire import TOKEN_VARIABLE
@@ -60,7 +61,7 @@ class Child:
     has_pulse: bool = False
     first_pulse_s: float | None = None  # a bound of its own until the first sign of life
     process: subprocess.Popen[bytes] | None = None
-    backoff_s: float = _BACKOFF_FIRST_S
+    backoff: Backoff = field(default_factory=lambda: Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S))
     started_at: float = 0.0
     start_after: float = 0.0
     starts: int = 0
@@ -124,10 +125,10 @@ class Child:
             return
         self.needs_operator = status == NEEDS_OPERATOR
         if time.monotonic() - self.started_at > _BACKOFF_MAX_S:
-            self.backoff_s = _BACKOFF_FIRST_S
-        _logger.warning("service.died", process=self.name, status=status, again_in_s=self.backoff_s)
+            self.backoff.reset()
         self._release()
-        self._start_later()
+        again_in_s = self._start_later()
+        _logger.warning("service.died", process=self.name, status=status, again_in_s=again_in_s)
 
     def tell(self, line: str) -> None:
         """Send a line to the standard input of the process; one that has ended needs none."""
@@ -165,9 +166,11 @@ class Child:
             self.pulse.close()
             self.pulse = None
 
-    def _start_later(self) -> None:
-        self.start_after = time.monotonic() + self.backoff_s
-        self.backoff_s = min(self.backoff_s * 2, _BACKOFF_MAX_S)
+    def _start_later(self) -> float:
+        """Returns the pause in seconds until the next start."""
+        pause_s = round(self.backoff.next_s(), 1)
+        self.start_after = time.monotonic() + pause_s
+        return pause_s
 
 
 class Supervisor:

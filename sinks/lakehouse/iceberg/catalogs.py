@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 from sinks.lakehouse.iceberg import library as iceberg
 from sinks.lakehouse.iceberg.disk import SyncedFiles
 from sinks.lakehouse.iceberg.errors import telling
-from sinks.lakehouse.iceberg.stores import StoreFiles, account_in
+from sinks.lakehouse.iceberg.stores import StoreFileIO, account_in
 
 _OF_STORES: Final = {
     "AWS_ENDPOINT_URL": "s3.endpoint",
@@ -48,7 +48,7 @@ class Catalogs:
     def open(self) -> iceberg.Catalog:
         """Connect to it."""
         given = {_OF_STORES.get(key, key): value for key, value in self.storage_options.items()}
-        files = StoreFiles if "://" in self.root else SyncedFiles
+        files = StoreFileIO if "://" in self.root else SyncedFiles
         given["py-io-impl"] = f"{files.__module__}.{files.__qualname__}"
         if (account := account_in(self.root)) is not None:
             given.setdefault("adls.account-name", account)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from cdc.change import cursor_at
+from cdc.cursor_columns import cursor_at
 from cdc.failpoints import reached
 from sinks.lakehouse.files import in_schema
 from sinks.lakehouse.iceberg.table import IcebergTable

@@ -1,7 +1,7 @@
 """How far a table has come, as properties of it that move in the commit of the rows.
 
 Invariants: a table names the consumer that it is of, and no other consumer writes it. The cursor is
-a property of the table, not of a snapshot: somebody else's snapshot does not lack it, and expiring
+a property of the table, not of a snapshot: another writer's snapshot does not lack it, and expiring
 snapshots does not lose it.
 """
 
@@ -45,7 +45,7 @@ def columns_in(properties: Mapping[str, str]) -> Columns:
 
 
 def state_in(properties: Mapping[str, str], owner: str, place: str) -> TableState:
-    """How far the table has come; raises OperatorError for the table of somebody else."""
+    """How far the table has come; raises OperatorError for a table that is not ours."""
     if properties.get(_OWNER) != owner:
         raise OperatorError(
             f"{place} is a table that {owner} has not written",

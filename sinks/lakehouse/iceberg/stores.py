@@ -22,7 +22,7 @@ def account_in(location: str) -> str | None:
     return account if scheme in _AZURE and account else None
 
 
-class StoreFiles(iceberg.PyArrowFileIO):
+class StoreFileIO(iceberg.PyArrowFileIO):
     """The library's setting for tables in a store."""
 
     @staticmethod

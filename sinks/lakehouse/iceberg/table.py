@@ -376,7 +376,7 @@ class IcebergTable:
         try:
             self._catalog.create_namespace_if_not_exists(namespace)
         except Exception:
-            # Somebody else may have made it in the same moment; each catalog says so in its words.
+            # Another writer may have made it in the same moment; each catalog says so in its words.
             if not self._catalog.namespace_exists(namespace):
                 raise
 

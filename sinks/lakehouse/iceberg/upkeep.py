@@ -19,7 +19,7 @@ import pyarrow.fs as pafs
 
 from sinks.lakehouse.iceberg import library as iceberg
 from sinks.lakehouse.iceberg.disk import SyncedFiles, path_of
-from sinks.lakehouse.iceberg.stores import StoreFiles
+from sinks.lakehouse.iceberg.stores import StoreFileIO
 
 SNAPSHOTS_MAX: Final = 500
 """Each commit writes the names of all snapshots, so there are never more."""
@@ -65,7 +65,7 @@ def remove_all_files(io: iceberg.FileIO, location: str) -> None:
     if isinstance(io, SyncedFiles):
         shutil.rmtree(path_of(location), ignore_errors=not path_of(location).exists())
         return
-    assert isinstance(io, StoreFiles)
+    assert isinstance(io, StoreFileIO)
     scheme, netloc, folder = io.parse_location(location)
     with suppress(FileNotFoundError):
         io.fs_by_scheme(scheme, netloc).delete_dir(folder)
@@ -110,7 +110,7 @@ def _listed(table: iceberg.Table) -> Iterator[tuple[str, float]]:
         for path in _files_below(path_of(location)):
             yield str(path), path.stat().st_mtime
         return
-    assert isinstance(table.io, StoreFiles)
+    assert isinstance(table.io, StoreFileIO)
     scheme, netloc, folder = table.io.parse_location(location)
     store = table.io.fs_by_scheme(scheme, netloc)
     for info in store.get_file_info(pafs.FileSelector(folder, recursive=True)):
@@ -124,6 +124,6 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 def _path_in(io: iceberg.FileIO, location: str) -> str:
     """A location without its scheme and its account: s3 and s3a name the same."""
-    if isinstance(io, StoreFiles):
+    if isinstance(io, StoreFileIO):
         return io.parse_location(location)[2]
     return str(path_of(location))

@@ -25,7 +25,7 @@ VERSION: Final = "version"
 
 
 @dataclass(frozen=True)
-class Manifest:
+class TableManifest:
     """``schemas`` are the versions of the columns, of which a file has one; the last is current."""
 
     consumer: str
@@ -43,20 +43,20 @@ class Manifest:
 
     def changed(
         self, added: Iterable[DataFile], removed: Collection[str], state: TableState
-    ) -> Manifest:
+    ) -> TableManifest:
         """With other files, at another position."""
         kept = tuple(file for file in self.files if file.path not in removed)
         return replace(self, commit=self.commit + 1, state=state, files=(*kept, *added))
 
-    def with_schema(self, schema: pa.Schema, state: TableState) -> Manifest:
+    def with_schema(self, schema: pa.Schema, state: TableState) -> TableManifest:
         """With other columns for the files that come."""
         return replace(self, commit=self.commit + 1, state=state, schemas=(*self.schemas, schema))
 
-    def truncated(self, truncation: int) -> Manifest:
+    def truncated(self, truncation: int) -> TableManifest:
         """With the same files, of another truncation."""
         return replace(self, commit=self.commit + 1, truncation=truncation)
 
-    def emptied(self, truncation: int) -> Manifest:
+    def emptied(self, truncation: int) -> TableManifest:
         """Without files, and before the first change."""
         state = TableState(self.state.sequence + 1, relation_oid=self.state.relation_oid)
         return replace(self, commit=self.commit + 1, state=state, truncation=truncation, files=())
@@ -107,7 +107,7 @@ class Manifest:
         )
 
 
-def read_manifest(content: bytes, place: str) -> Manifest:
+def read_manifest(content: bytes, place: str) -> TableManifest:
     """What ``write`` wrote."""
     try:
         found: dict[str, Any] = orjson.loads(content)
@@ -127,8 +127,8 @@ def read_manifest(content: bytes, place: str) -> Manifest:
     )
 
 
-def _manifest(found: dict[str, Any]) -> Manifest:
-    return Manifest(
+def _manifest(found: dict[str, Any]) -> TableManifest:
+    return TableManifest(
         consumer=found["consumer"],
         schemas=tuple(_schema(each["arrow"]) for each in found["versions"]),
         partition_by=tuple(found["partition_by"]),

@@ -29,7 +29,7 @@ from sinks.directory import disk_error
 from sinks.lakehouse.columns import DROPPED, Evolution, number_of
 from sinks.lakehouse.files import in_schema
 from sinks.lakehouse.names import LakeTarget
-from sinks.lakehouse.parquet.manifest import MANIFEST, VERSION, Manifest, read_manifest
+from sinks.lakehouse.parquet.manifest import MANIFEST, VERSION, TableManifest, read_manifest
 from sinks.lakehouse.parquet.places import Place, Stored, open_place
 from sinks.lakehouse.partitions import partitions
 from sinks.lakehouse.registry import REGISTRY
@@ -39,7 +39,7 @@ _SUPERSEDED = "_superseded/"
 """Notes of files that a merge replaced: readers of the manifest before it may have them open."""
 
 _WRITTEN = re.compile(r"v\d+/(?:[^/]+=[^/]+/)*\.?part-[0-9a-f-]{36}\.parquet(?:\.new)?")
-"""Files of the table, those too that a crash left half: all others are somebody else's."""
+"""Files of the table, those too that a crash left half: all others are not ours."""
 
 _logger = structlog.get_logger("walbrook.sink.lakehouse")
 
@@ -58,7 +58,7 @@ class ParquetTable:
         self._generation = generation
         self._emptied = emptied
         self._stored: Stored | None = None
-        self._manifest: Manifest | None = None
+        self._manifest: TableManifest | None = None
 
     @property
     def place(self) -> str:
@@ -101,7 +101,7 @@ class ParquetTable:
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str], state: TableState) -> None:
         truncation = self._generation.truncation
-        manifest = Manifest(self._owner, (schema,), tuple(partition_by), state, truncation)
+        manifest = TableManifest(self._owner, (schema,), tuple(partition_by), state, truncation)
         with self._telling():
             stored = self._place.put(MANIFEST, manifest.write(), None)
             self._place.check_conditions(MANIFEST, stored)
@@ -164,7 +164,7 @@ class ParquetTable:
         self._replace_by(manifest.changed(added, gone, state))
 
     def vacuum(self, retain_hours: int) -> int:
-        """Remove what nobody reads any more, and forget files that somebody has moved away."""
+        """Remove files that are no longer read, and forget files that were moved away."""
         manifest, oldest_s = self._loaded, time.time() - retain_hours * 3600
         named = {file.path for file in manifest.files}
         with self._telling():
@@ -194,7 +194,7 @@ class ParquetTable:
         self._stored = self._manifest = None
 
     @property
-    def _loaded(self) -> Manifest:
+    def _loaded(self) -> TableManifest:
         assert self._manifest is not None
         return self._manifest
 
@@ -217,7 +217,7 @@ class ParquetTable:
         found = self._place.get(note)
         return [] if found is None else list(orjson.loads(found.content))
 
-    def _replace_by(self, manifest: Manifest) -> None:
+    def _replace_by(self, manifest: TableManifest) -> None:
         with self._telling():
             self._stored = self._place.put(MANIFEST, manifest.write(), self._stored)
         self._manifest = manifest

@@ -1,6 +1,6 @@
 """Whether the expressions of a window may be what they are, and fit the tables of its consumer.
 
-Invariant: nothing is run that was not checked here; all problems are told, each with
+Invariant: nothing is run that was not checked here; all problems are reported, each with
 its fix.
 """
 
@@ -21,7 +21,7 @@ from pyspark.sql import functions as sf
 from cdc.config import SinkConfig
 from cdc.decoding.plan import plan_for
 from spark_pipeline.delivery.matching import Match
-from spark_pipeline.eventtime.windows.query import ASIDE, Aggregation, WindowQuery
+from spark_pipeline.eventtime.windows.query import EXTRA_FIELDS, Aggregation, WindowQuery
 from spark_pipeline.eventtime.windows.tables import Tables, WindowTables
 from spark_pipeline.expressions.compiled import Problem
 from spark_pipeline.expressions.engine import Engine, spark_says
@@ -52,7 +52,7 @@ class WindowProblems:
 def check_window(
     spark: SparkSession, consumer: str, spec: Aggregation, tables: Tables | None
 ) -> WindowProblems:
-    """All that is wrong; of the form alone if nobody can say what the tables are."""
+    """All that is wrong; of the form alone if the tables are not known."""
     engine = Engine.of(spark)
     checked = _Checked(engine, consumer, WindowTables.of(tables or {}))
     of_form = checked.form_problems(spec)
@@ -171,7 +171,7 @@ class _Checked:
                         )
 
     def _query(self, spec: Aggregation) -> DataFrame:
-        frame = self.engine.frame(pa.schema([*self.tables.schema, *ASIDE]))
+        frame = self.engine.frame(pa.schema([*self.tables.schema, *EXTRA_FIELDS]))
         return WindowQuery(frame, spec).over(frame)
 
     def _problem(
@@ -212,7 +212,7 @@ def _spark_says(error: PySparkException) -> str:
         )
     if error.getCondition() != "FIELD_NOT_FOUND":
         return said
-    told = error.getMessageParameters() or {}
-    (asked,) = _QUOTED.findall(told.get("fieldName", "``"))[:1] or [""]
-    near = get_close_matches(asked, _QUOTED.findall(told.get("fields", "")), n=1)
+    parameters = error.getMessageParameters() or {}
+    (asked,) = _QUOTED.findall(parameters.get("fieldName", "``"))[:1] or [""]
+    near = get_close_matches(asked, _QUOTED.findall(parameters.get("fields", "")), n=1)
     return f"{said} (did you mean {near[0]}?)" if near else said

@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-import numpy as np
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from cdc.change import synthetic_rows
 from cdc.config.event_time import Window
-from cdc.cursor import Cursor
+from cdc.cursor_columns import cursor_at
 from cdc.eventtime.buffer import EventTimeBuffer
 from cdc.eventtime.released import Released, both
 from cdc.eventtime.sequencer import WatermarkStep
 from cdc.eventtime.times import NO_TIME, Times
 from spark_pipeline.delivery.deliver import Origin
 from spark_pipeline.delivery.outcome import Poison
-from spark_pipeline.eventtime.release import WINDOW, OwnRows, our_rows
+from spark_pipeline.eventtime.release import WINDOW, OwnRows
 from spark_pipeline.eventtime.windows.aggregate import WindowAggregator, WindowSpec, last_window_end
 from spark_pipeline.eventtime.windows.tables import Tables
 
@@ -79,10 +78,10 @@ class SparkWindows:
         )
         own = []
         if closed.results.num_rows:
-            own.append(OwnRows(our_rows(WINDOW, closed.results.column("record"), now)))
+            own.append(OwnRows(synthetic_rows(WINDOW, closed.results.column("record"), now)))
         bad: dict[int, list[Poison]] = {}
         for at, what in sorted(closed.bad.items()):
-            bad.setdefault(int(found.sources[at]), []).append(Poison(_cursor(rows, at), what))
+            bad.setdefault(int(found.sources[at]), []).append(Poison(cursor_at(rows, at), what))
         return WindowResults(own, bad)
 
     def _closes(self, step: WatermarkStep) -> bool:
@@ -90,8 +89,3 @@ class SparkWindows:
         if step.before == NO_TIME:
             return True
         return (step.watermark + 1) // self._slide > (step.before + 1) // self._slide
-
-
-def _cursor(rows: pa.RecordBatch, at: int) -> Cursor:
-    lsn, idx = (np.asarray(rows.column(name))[at] for name in ("commit_lsn", "commit_idx"))
-    return Cursor(int(lsn), int(idx))

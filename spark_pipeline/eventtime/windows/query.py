@@ -20,7 +20,7 @@ from spark_pipeline.expressions.compiled import JSON_OPTIONS
 # No expression can name these.
 FIRST, LAST, RANK = "~first", "~last", "~rank"
 _END: Final = "~end"
-ASIDE: Final = [pa.field(name, pa.int64(), nullable=False) for name in (FIRST, LAST, RANK)]
+EXTRA_FIELDS: Final = [pa.field(name, pa.int64(), nullable=False) for name in (FIRST, LAST, RANK)]
 """Of each change the ends of the first and the last window that it is in, and its place."""
 
 

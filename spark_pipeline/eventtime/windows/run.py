@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from cdc.cursor import Cursor
 from cdc.errors import TransientError
 from spark_pipeline.eventtime.windows.query import (
-    ASIDE,
+    EXTRA_FIELDS,
     RANK,
     Aggregation,
     WindowQuery,
@@ -50,7 +50,7 @@ class WindowRun:
         self._consumer = consumer
         self._spec = spec
         self._used = used_by(_inputs(self._engine.frame(tables.schema), spec), tables.schema)
-        self._schema = pa.schema([*self._used, *ASIDE])
+        self._schema = pa.schema([*self._used, *EXTRA_FIELDS])
         self._spark_schema = from_arrow_schema(self._schema)
         self._session = self._engine.new_session(_SETTINGS)
         self._query = WindowQuery(self._engine.frame(self._schema), spec)
@@ -62,17 +62,17 @@ class WindowRun:
         """The end of each window and the JSON of its values, and the rows that are left out."""
         rows = seen.seen(self._used)
         bad = {at: f"cannot read {_place(seen, at)}: {what}" for at, what in seen.bad.items()}
-        aside = [pa.array(first), pa.array(last), pa.array(np.arange(len(first)))]
-        table = pa.Table.from_arrays([*rows.columns, *aside], schema=self._schema)
-        hunt = BadRowSearch(self._consumer)
+        extra = [pa.array(first), pa.array(last), pa.array(np.arange(len(first)))]
+        table = pa.Table.from_arrays([*rows.columns, *extra], schema=self._schema)
+        search = BadRowSearch(self._consumer)
         for what in bad.values():
-            hunt.count(what)
+            search.count(what)
         # The windows of a change come one after another, so this is how many rows there will be.
         rows_in_windows = int(((last - first) // self._spec.slide_us + 1).sum())
         try:
             return self._results(_without(table, bad), rows_in_windows), bad
         except (PySparkException, Py4JJavaError):
-            bad |= self._failing(_without(table, bad), seen, hunt)
+            bad |= self._failing(_without(table, bad), seen, search)
         try:
             return self._results(_without(table, bad), rows_in_windows), bad
         except (PySparkException, Py4JJavaError) as error:
@@ -96,14 +96,14 @@ class WindowRun:
         changes = self._session.createDataFrame(table, self._spark_schema)
         return self._query.over(changes, partitions).toArrow()
 
-    def _failing(self, table: pa.Table, seen: WindowRows, hunt: BadRowSearch) -> dict[int, str]:
+    def _failing(self, table: pa.Table, seen: WindowRows, search: BadRowSearch) -> dict[int, str]:
         """The rows that an expression fails on, asked of them one by one."""
         if self._judge is None:
             frame = self._engine.frame(self._used)
             columns = [self._column(tree) for tree in _inputs(frame, self._spec)]
             self._judge = Projection(self._engine, self._used, columns, frame)
         (rows,) = table.select(self._used.names).combine_chunks().to_batches()
-        _, _, failed = answers(rows, self._judge.run, hunt)
+        _, _, failed = answers(rows, self._judge.run, search)
         ranks = table.column(RANK).to_numpy()
         places = {int(ranks[at]): what for at, what in failed.items()}
         return {at: f"cannot judge {_place(seen, at)}: {what}" for at, what in places.items()}

@@ -86,7 +86,7 @@ def test_a_database_without_url_and_database_is_refused() -> None:
 @pytest.mark.parametrize(
     "url", ["mysql://h/d", "host=h dbname=d", "postgres://h/d?nonsense=1", "postgres://h:x/d"]
 )
-def test_what_is_no_postgres_url_is_refused(url: str) -> None:
+def test_a_text_that_is_no_postgres_url_is_refused(url: str) -> None:
     assert "databases[0].url: should be a URL such as postgres://" in refusal(URL.format(url=url))
 
 

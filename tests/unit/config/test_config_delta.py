@@ -80,11 +80,11 @@ def test_two_sinks_never_share_a_place() -> None:
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(body: str, says: str) -> None:
+def test_settings_that_do_not_go_together_are_refused(body: str, says: str) -> None:
     assert says in refusal(sink(body))
 
 
-def test_a_missing_package_is_told_with_the_extra_that_has_it(
+def test_a_missing_package_is_reported_with_the_extra_that_has_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def without(name: str) -> object:

@@ -134,7 +134,7 @@ def test_a_table_that_nothing_speaks_of_has_no_event_time() -> None:
     assert time.of_table("public", "others") is None
 
 
-def test_the_time_of_the_commit_is_told_from_a_column_of_its_name() -> None:
+def test_the_time_of_the_commit_is_known_from_a_column_of_its_name() -> None:
     keys = """column: commit_timestamp, late_tolerance: 1s, tables: [
       {name: own, column: record.commit_timestamp, type: unix_ms},
       {name: other, column: at}, {name: commit, column: metadata.commit_timestamp}]"""
@@ -166,7 +166,7 @@ def test_by_the_clock_nothing_has_to_be_given() -> None:
     assert pickle.loads(pickle.dumps(clock)) == clock
 
 
-def test_a_stop_flushes_unless_there_is_a_window_or_it_is_told_to_keep() -> None:
+def test_a_stop_flushes_unless_there_is_a_window_or_it_is_asked_to_keep() -> None:
     assert one(ORDERED + FILE).flushes_on_stop
     assert not one(ORDERED + WINDOW + FILE).flushes_on_stop
     assert not read(event_time("column: at, on_stop: keep")).sinks[0].flushes_on_stop
@@ -223,7 +223,7 @@ def test_a_stop_flushes_unless_there_is_a_window_or_it_is_told_to_keep() -> None
         ),
     ],
 )
-def test_what_is_wrong_in_event_time_is_said_where_it_stands(keys: str, problem: str) -> None:
+def test_a_problem_of_event_time_is_reported_with_its_place(keys: str, problem: str) -> None:
     assert problem in refusal(event_time(keys))
 
 
@@ -292,7 +292,7 @@ def test_what_is_wrong_in_event_time_is_said_where_it_stands(keys: str, problem:
         ),
     ],
 )
-def test_what_is_wrong_in_a_window_is_said_where_it_stands(keys: str, problem: str) -> None:
+def test_a_problem_of_a_window_is_reported_with_its_place(keys: str, problem: str) -> None:
     assert problem in refusal(windowed(keys))
 
 
@@ -372,7 +372,7 @@ def test_a_window_without_slide_tumbles() -> None:
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(body: str, problem: str) -> None:
+def test_settings_that_do_not_go_together_are_refused(body: str, problem: str) -> None:
     assert problem in refusal(sink(body))
 
 
@@ -416,7 +416,7 @@ def test_wrong_databases_are_one_problem_at_their_place(names: str, problem: str
     assert "problems" not in found
 
 
-def test_problems_of_databases_are_told_beside_all_others() -> None:
+def test_problems_of_databases_are_reported_beside_all_others() -> None:
     found = refusal(two_databases(f"databases: [shop, cmr]\nstatus: on\n{ORDERED}{FILE}"))
     assert "has 2 problems" in found
     assert "sinks[0].databases[1]: there is no database 'cmr'" in found
@@ -456,7 +456,7 @@ def test_a_duration_is_read_in_microseconds(text: str, duration: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5", "s", "-1s", "1.5s", "1M", "1us", "1m30s", "١s", "1week"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_a_text_that_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="100ms"):
         parse_duration(text)
 

@@ -57,7 +57,7 @@ def test_a_brace_of_another_form_is_refused(text: str) -> None:
 
 
 @given(value=st.text())
-def test_what_a_variable_holds_is_not_interpolated_again(value: str) -> None:
+def test_the_value_of_a_variable_is_not_interpolated_again(value: str) -> None:
     assert interpolate("<${X}>", {"X": value}) == f"<{value}>"
 
 
@@ -70,5 +70,5 @@ def test_escaped_text_comes_back_as_it_was(text: str) -> None:
     ("text", "whole"),
     [("${X}", True), ("${X:-a b}", True), ("${X}${Y}", False), ("a${X}", False), ("$$", False)],
 )
-def test_one_whole_reference_is_told_from_a_mixture(text: str, whole: bool) -> None:
+def test_a_whole_reference_is_distinguished_from_a_mixture(text: str, whole: bool) -> None:
     assert is_one_reference(text) is whole

@@ -69,7 +69,7 @@ def test_a_token_is_asked_for_by_client_credentials() -> None:
         ("timeout_ms: 10", "timeout_ms"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_fix(keys: str, problem: str) -> None:
+def test_impossible_settings_are_refused_with_the_fix(keys: str, problem: str) -> None:
     assert problem in refusal(kafka(keys))
 
 

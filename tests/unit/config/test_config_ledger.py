@@ -44,7 +44,7 @@ def test_a_ledger_in_redis_has_a_url_that_is_secret_and_a_short_timeout() -> Non
         ("{type: redis, url: 'redis://cache', timeout_ms: 0}", "ledger.timeout_ms"),
     ],
 )
-def test_what_is_no_place_for_a_ledger_is_refused(section: str, says: str) -> None:
+def test_a_url_that_is_no_place_for_a_ledger_is_refused(section: str, says: str) -> None:
     assert says in refusal(databases() + f"ledger: {section}\n")
 
 

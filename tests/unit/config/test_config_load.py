@@ -58,7 +58,7 @@ def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.Monke
     assert loads(databases("port: ${WALBROOK_TEST_PORT}"), BASE).databases[0].port == 7001
 
 
-def test_all_problems_are_told_at_once_in_the_order_of_the_file() -> None:
+def test_all_problems_are_reported_at_once_in_the_order_of_the_file() -> None:
     text = (
         databases("prot: 1\nport: x\npassword: ${NOT_THERE}")
         + "sinks:\n- name: a\n  database: crm\n  destination: {type: file, pth: o}\n"
@@ -126,7 +126,7 @@ def test_a_duplicate_key_is_refused_with_both_lines() -> None:
         ("a: &a [*a]", "nested too deep"),
     ],
 )
-def test_what_is_not_yaml_is_refused_without_repeating_it(text: str, problem: str) -> None:
+def test_a_file_that_is_not_yaml_is_refused_without_repeating_it(text: str, problem: str) -> None:
     found = refusal(text)
     assert problem in found
     assert SECRET not in found
@@ -249,7 +249,7 @@ def test_no_secret_is_shown_or_printed() -> None:
     assert "Authorization: '***'" in show(config)
 
 
-def test_what_is_shown_is_a_configuration_again() -> None:
+def test_the_shown_text_is_a_configuration_again() -> None:
     shown = show(read(EVERY_SECRET))
     assert "$$5" in shown
     assert show(read(shown)) == shown

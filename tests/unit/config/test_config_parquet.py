@@ -67,7 +67,7 @@ def test_options_of_the_store_are_secrets() -> None:
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(body: str, says: str) -> None:
+def test_settings_that_do_not_go_together_are_refused(body: str, says: str) -> None:
     assert says in refusal(sink(body))
 
 

@@ -30,7 +30,7 @@ def test_a_mirror_is_the_default_and_takes_every_change_of_tables() -> None:
     )  # fmt: skip
 
 
-def test_it_connects_by_a_url_or_by_its_parts_and_shows_no_secret() -> None:
+def test_a_destination_connects_by_a_url_or_by_its_parts_and_shows_no_secret() -> None:
     assert "port=5433" in destination().dsn()
     parts = one(
         "destination: {type: postgres, hostname: there, database: copy, username: u, "
@@ -71,5 +71,5 @@ def test_two_sinks_may_write_to_one_database() -> None:
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(body: str, says: str) -> None:
+def test_settings_that_do_not_go_together_are_refused(body: str, says: str) -> None:
     assert says in refusal(sink(body))

@@ -98,7 +98,7 @@ def test_a_table_is_its_plain_text_and_its_two_parts(written: str, schema: str, 
 
 
 @pytest.mark.parametrize("table", [".a", "a.", "a.b.c", "'\"open'", "'a\"b'", "''", "[a]"])
-def test_what_is_no_table_is_refused(table: str) -> None:
+def test_a_text_that_is_no_table_is_refused(table: str) -> None:
     found = refusal(sink(f"source: {{include_tables: [{table}]}}\n{FILE}"))
     assert "sinks[0].source.include_tables[0]: should be a table" in found
 
@@ -160,7 +160,9 @@ def test_an_expression_a_function_or_none_is_taken(key: str, text: str) -> None:
         ("'" + "a" * 10_001 + "'", "is longer than 10000 characters"),
     ],
 )
-def test_what_has_not_the_form_of_an_expression_is_refused(key: str, text: str, says: str) -> None:
+def test_a_text_without_the_form_of_an_expression_is_refused(
+    key: str, text: str, says: str
+) -> None:
     assert f"sinks[0].{key}: {says}" in refusal(sink(f"{key}: {text}\n{REDIS}"))
 
 
@@ -202,7 +204,7 @@ def test_messages_have_the_default_shape_and_forms_unless_others_are_named() -> 
         ("number_format", "'number' or 'string'"),
     ],
 )
-def test_what_is_no_shape_or_form_is_refused_with_those_there_are(key: str, choices: str) -> None:
+def test_an_unknown_shape_or_form_is_refused_with_those_there_are(key: str, choices: str) -> None:
     assert f"sinks[0].{key}: should be {choices}" in refusal(sink(f"{key}: avro\n{FILE}"))
 
 

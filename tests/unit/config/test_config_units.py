@@ -31,7 +31,7 @@ def test_a_size_is_read_in_bytes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "-1", "1.5GiB", "64 MiBs", "6 4", "64M"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_a_text_that_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="64MiB"):
         parse_size(text)
 

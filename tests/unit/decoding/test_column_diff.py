@@ -81,7 +81,7 @@ def test_nothing_differs_from_itself(old: Columns) -> None:
         ("1=a b", "1=a c", "", "", "b>c", ""),
     ],
 )
-def test_what_happened_is_told_apart(
+def test_changes_of_columns_are_distinguished(
     old: str, new: str, added: str, dropped: str, renamed: str, retyped: str
 ) -> None:
     diff = diff_columns(columns(*old.split()), columns(*new.split()))

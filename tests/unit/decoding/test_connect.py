@@ -93,6 +93,6 @@ def test_a_schema_follows_the_form_of_its_values(form: ValueFormat, types: list[
     assert all(type(record[field["field"]]) is kinds[field["type"]] for field in fields)
 
 
-def test_what_is_wanted_survives_as_text() -> None:
+def test_wanted_columns_survive_as_text() -> None:
     wanted = Wanted((ValueFormat(documents="text"),), keyed=True, described=True)
     assert Wanted.from_text(wanted.to_text()) == wanted

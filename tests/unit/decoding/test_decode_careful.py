@@ -13,7 +13,7 @@ from cdc.decoding.isolate import BAD_MAX, decode_carefully
 from cdc.errors import DecodeError
 from cdc.replication.wire.seal import Sealer
 from tests import pgoutput
-from tests.unit.replication.test_seal import transaction, wire
+from tests.wire_messages import transaction, wire
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 

@@ -98,7 +98,7 @@ def test_broken_messages_are_left_to_whole_columns(frame: Frame, data: st.DataOb
     assert small_batch.decode_few(frame.batch(), frame.schemas, None, PLAIN) is None
 
 
-def test_what_is_rare_is_left_to_whole_columns() -> None:
+def test_rare_values_are_left_to_whole_columns() -> None:
     relation = pgoutput.relation(OID, "public", "t", [("id", 23, True), ("note", 25, False)])
     point = pgoutput.relation(OID, "public", "t", [("id", 23, True), ("tags", 1009, False)])
     usual = pgoutput.insert(OID, ["1", "a"])

@@ -11,6 +11,7 @@ from cdc.decoding import decode_changes
 from cdc.errors import DecodeError
 from tests import pgoutput
 from tests.pgoutput import UNCHANGED
+from tests.unit.decoding.damage import damaged_message
 from tests.unit.decoding.frames import OID, Frame, table
 
 pytestmark = pytest.mark.usefixtures("both_ways")
@@ -27,22 +28,6 @@ PAYLOADS = [
     pgoutput.delete(OID, old=["3", "f", "1", "long", "{3}"]),
     pgoutput.truncate([OID]),
 ]
-
-
-def damaged_message(payload: bytes, choice: random.Random) -> bytes:
-    data = bytearray(payload)
-    for _ in range(choice.randint(1, 3)):
-        at = choice.randrange(len(data)) if data else 0
-        action = choice.randrange(4)
-        if action == 0 and data:
-            data[at] = choice.choice((0, 1, 0x22, 0x5C, 0x7F, 0x80, 0xFF, choice.randrange(256)))
-        elif action == 1:
-            del data[at:]
-        elif action == 2:
-            del data[at : at + choice.randint(1, 4)]
-        else:
-            data[at:at] = choice.randbytes(choice.randint(1, 4))
-    return bytes(data)
 
 
 @pytest.mark.parametrize(

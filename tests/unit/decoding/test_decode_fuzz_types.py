@@ -17,11 +17,10 @@ from cdc.errors import DecodeError
 from tests import pgoutput
 from tests.pgoutput import UNCHANGED
 from tests.unit.decoding.columns_of import column, outcomes
+from tests.unit.decoding.damage import damaged, damaged_message
 from tests.unit.decoding.everything import RELATION, ROWS
 from tests.unit.decoding.frames import OID, Frame
 from tests.unit.decoding.models import MODELS
-from tests.unit.decoding.test_decode_fuzz import damaged_message
-from tests.unit.decoding.test_decode_paths import damaged
 
 SEED = 20260301
 WANTED = Wanted(

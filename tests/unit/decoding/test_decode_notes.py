@@ -18,8 +18,8 @@ from cdc.decoding.types import type_form
 from cdc.decoding.types.text import TEXT
 from cdc.errors import DecodeError
 from tests import pgoutput
+from tests.unit.decoding.damage import damaged_message
 from tests.unit.decoding.everything import BARE, COLUMNS, NOTE, RELATION
-from tests.unit.decoding.test_decode_fuzz import damaged_message
 
 SEED = 20260302
 _OIDS = st.integers(0, 2**32 - 1)
@@ -91,7 +91,7 @@ def test_a_schema_has_its_note_back() -> None:
         {"types": [{"oid": 1, "name": "a", "kind": "b", "new": 1}]},
     ],
 )
-def test_a_note_that_nobody_wrote_is_refused(content: object) -> None:
+def test_a_note_that_was_never_written_is_refused(content: object) -> None:
     with pytest.raises(DecodeError, match="catalog cannot be read"):
         read_note(orjson.dumps(content), columns=3)
 

@@ -18,6 +18,7 @@ from cdc.decoding.types import array as arrays
 from cdc.decoding.types import composite
 from tests.examples import examples
 from tests.unit.decoding.columns_of import column, cut_out, json_of, outcomes
+from tests.unit.decoding.damage import damaged
 from tests.unit.decoding.models import MODELS
 
 EXAMPLES = settings(
@@ -26,32 +27,14 @@ EXAMPLES = settings(
     print_blob=True,
     suppress_health_check=list(HealthCheck),
 )
-MARKS = b'"\\{}()[],;:=>+-.eN0193 \n\t/\xff\xc3Tx'
 
 every_model = pytest.mark.parametrize("name", MODELS)
-
-
-def damaged(text: bytes, choice: random.Random) -> bytes:
-    """The same with a byte or two changed, missing, or one too many."""
-    data = bytearray(text)
-    for _ in range(choice.randint(1, 2)):
-        at = choice.randint(0, len(data))
-        action = choice.randrange(4)
-        if action == 0:
-            data[at:at] = bytes([choice.choice(MARKS)])
-        elif action == 1:
-            del data[at : at + choice.randint(1, 3)]
-        elif action == 2:
-            data[at : at + 1] = bytes([choice.choice(MARKS)])
-        else:
-            del data[at:]
-    return bytes(data)
 
 
 @every_model
 @EXAMPLES
 @given(data=st.data(), seed=st.integers(0, 2**32))
-def test_what_becomes_of_a_value_does_not_depend_on_its_neighbours(
+def test_the_decoding_of_a_value_does_not_depend_on_its_neighbours(
     name: str, data: st.DataObject, seed: int
 ) -> None:
     model, choice = MODELS[name], random.Random(seed)
@@ -68,7 +51,7 @@ def test_what_becomes_of_a_value_does_not_depend_on_its_neighbours(
 @every_model
 @EXAMPLES
 @given(data=st.data(), seed=st.integers(0, 2**32))
-def test_what_json_takes_the_typed_column_takes_too(
+def test_a_value_that_json_takes_the_typed_column_takes_too(
     name: str, data: st.DataObject, seed: int
 ) -> None:
     # Only a value that no number of its width holds is exact in JSON and refused when typed.

@@ -180,12 +180,12 @@ def test_every_form_that_is_wanted_is_written_once_and_seen_by_its_consumer() ->
     assert [row["record"] is None for row in rows] == [False, False, False, True]
 
 
-def test_what_is_wanted_passes_as_text() -> None:
+def test_wanted_columns_pass_as_text() -> None:
     wanted = Wanted((UNIX, POSTGRES), before=True)
     assert Wanted.from_text(wanted.to_text()) == wanted
 
 
-def test_what_was_changed_is_told_only_to_those_who_ask() -> None:
+def test_changed_columns_are_shown_only_on_request() -> None:
     frame = Frame()
     frame.add(pgoutput.insert(OID, ["1", "ann", "x"]), FULL)
     frame.add(pgoutput.update(OID, ["1", "bob", "x"], old=["1", "ann", "x"]), FULL)
@@ -210,7 +210,7 @@ def test_what_was_changed_is_told_only_to_those_who_ask() -> None:
     assert [names_in(text) for text in said if text not in (None, "{}")] == [["name"], ["name"]]
 
 
-def test_a_key_that_changed_is_compared_and_the_key_is_told_as_text() -> None:
+def test_a_key_that_changed_is_compared_and_the_key_is_reported_as_text() -> None:
     composite = table(("a", 20, True), ("b", 25, True), ("c", 25))
     frame = Frame()
     frame.add(pgoutput.update(OID, ["2", "x", "new"], key=["1", "x", None]), composite)

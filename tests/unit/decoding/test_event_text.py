@@ -51,7 +51,7 @@ def test_a_table_without_the_column_says_so_by_an_empty_text() -> None:
     assert texts(frame, "at") == [[""]]
 
 
-def test_what_is_wanted_passes_where_only_text_can() -> None:
+def test_wanted_event_times_pass_where_only_text_can() -> None:
     wanted = Wanted(before=True, times=("at", "made"))
     assert Wanted.from_text(wanted.to_text()) == wanted
 

@@ -118,7 +118,7 @@ def test_metadata_says_which_database_a_change_is_from() -> None:
     assert said[1]["idempotency_key"] == f"shop:{cursor}", "cursors of two databases can be equal"
 
 
-def test_a_value_that_its_type_cannot_have_is_told_with_its_row() -> None:
+def test_a_value_that_its_type_cannot_have_is_reported_with_its_row() -> None:
     as_text, as_number = table(("n", 25)), table(("n", 23))
     frame = Frame()
     for text in ("7", "x", "7.5", "99999999999"):
@@ -162,6 +162,6 @@ def test_elements_and_pairs_keep_their_rows() -> None:
 
 
 @pytest.mark.parametrize("text", [b'{"a":1', b'{"a":"1}', b'"a":1}'])
-def test_what_is_no_json_is_refused(text: bytes) -> None:
+def test_a_text_that_is_no_json_is_refused(text: bytes) -> None:
     with pytest.raises(ProtocolError, match="no JSON object of decode's"):
         members(pa.array([text]), [b'"a"'])

@@ -20,7 +20,7 @@ def table(
     return parse_relation(pgoutput.relation(1, schema, name, columns, identity=identity))
 
 
-def test_it_names_what_was_added_dropped_renamed_and_retyped() -> None:
+def test_a_schema_change_names_added_dropped_renamed_and_retyped_columns() -> None:
     old = table(ID, ("a", 23), ("b", 23), NOTE)
     new = table(ID, ("a", 20), ("c", 23), ("total", 1700))
     assert change_between(old, new, 2) == {
@@ -58,7 +58,7 @@ def test_it_names_what_was_added_dropped_renamed_and_retyped() -> None:
         (table(ID, ("note", 25, True)), "key", {"from": ["id"], "to": ["id", "note"]}),
     ],
 )
-def test_it_names_a_new_name_identity_or_key_and_nothing_else(
+def test_a_schema_change_names_a_new_name_identity_or_key_and_nothing_else(
     new: Relation, key: str, value: object
 ) -> None:
     change = change_between(table(ID, NOTE), new, 3)
@@ -106,7 +106,7 @@ def numbered(relation: Relation, *attnums: int) -> Relation:
     return replace(relation, catalog=CatalogNote(attnums=attnums))
 
 
-def test_a_column_that_was_dropped_and_added_again_is_told_from_one_that_stayed() -> None:
+def test_a_column_that_was_dropped_and_added_again_is_distinguished_from_one_that_stayed() -> None:
     before, after = table(ID, NOTE), table(ID, NOTE)
     assert same_table(numbered(before, 1, 2), numbered(after, 1, 2))
     assert not same_table(numbered(before, 1, 2), numbered(after, 1, 3))

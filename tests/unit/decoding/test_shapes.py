@@ -99,7 +99,9 @@ def test_the_content_of_a_logical_message_is_base64_whatever_it_was() -> None:
 
 
 @pytest.mark.parametrize("action", ["gap", "schema_change"])
-def test_what_debezium_does_not_know_has_an_op_and_a_member_of_its_own_name(action: str) -> None:
+def test_an_action_that_debezium_does_not_know_has_an_op_and_a_member_of_its_own_name(
+    action: str,
+) -> None:
     (message,) = _of_action(action)
     assert (message["op"], message["before"], message["after"]) == (action, None, None)
     assert message[action]

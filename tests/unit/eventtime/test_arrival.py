@@ -92,7 +92,7 @@ def test_the_watermark_reaches_all_that_was_read_unless_windows_wait(
 class Stored:
     """What the service has in Postgres."""
 
-    standings: dict[str, SavedPosition]
+    saved: dict[str, SavedPosition]
     watermark: int = NO_TIME
     bounds: dict[str, list[Bound]] = field(default_factory=dict)
     known: dict[str, Cursor] = field(default_factory=dict)
@@ -134,15 +134,15 @@ class World:
         for source in SOURCES:
             self.tracker.register(source, "item")
         self.sequencer = Sequencer(
-            stored.standings,
+            stored.saved,
             self.tracker,
             max_bytes=1 << 20,
             watermark=watermark,
             due=window_due if self.held else as_it_is,
             followers=not self.held,
         )
-        self.read = {source: each.cursor for source, each in stored.standings.items()}
-        known = {source: each.read for source, each in stored.standings.items()} | stored.known
+        self.read = {source: each.cursor for source, each in stored.saved.items()}
+        known = {source: each.read for source, each in stored.saved.items()} | stored.known
         self.arrivals = {
             source: Arrivals(stored.bounds.get(source, ()), known[source]) for source in SOURCES
         }
@@ -189,7 +189,7 @@ class World:
         released = rows_in(step.released)
         if not released and self.random.random() < 0.7:
             return  # the watermark alone moved: nothing is stored
-        self.store(step.reads, {source: each.cursor for source, each in self.standings})
+        self.store(step.reads, {source: each.cursor for source, each in self.saved})
         while self.random.random() < 0.4:
             self.start(step.before)
             step = self.made_again(step)
@@ -197,7 +197,7 @@ class World:
         self.delivered += released
         self.stored.watermark = step.watermark
         self.stored.known = {}
-        self.stored.standings = {
+        self.stored.saved = {
             source: SavedPosition(step.cursors[source], step.reads[source], step.watermark)
             for source in SOURCES
         }
@@ -207,8 +207,8 @@ class World:
             arrivals.forget(step.cursors[source])
 
     @property
-    def standings(self) -> list[tuple[str, SavedPosition]]:
-        return [*self.stored.standings.items()]
+    def saved(self) -> list[tuple[str, SavedPosition]]:
+        return [*self.stored.saved.items()]
 
     def store(self, reads: dict[str, Cursor], cursors: dict[str, Cursor]) -> None:
         self.stored.known = dict(reads)

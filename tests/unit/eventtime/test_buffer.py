@@ -48,7 +48,7 @@ def test_rows_leave_in_the_order_in_which_they_are_due_ties_by_source_and_cursor
     assert buffer.flush() is None
 
 
-def test_what_is_due_is_not_the_time() -> None:
+def test_the_due_time_is_not_the_event_time() -> None:
     buffer = EventTimeBuffer(SOURCES, max_bytes=MUCH)
     add(buffer, [row(0, 1, 20), row(0, 2, 10)], later=5)
     released = buffer.release(15)

@@ -10,7 +10,7 @@ from cdc.eventtime.clock import SourceClock
 S = 1_000_000
 
 
-def test_it_starts_at_zero_and_the_first_commit_fixes_the_offset() -> None:
+def test_the_clock_starts_at_zero_and_the_first_commit_fixes_the_offset() -> None:
     clock = SourceClock()
     assert clock.now == 0
     clock.read(1_700_000_000 * S)
@@ -41,7 +41,7 @@ def test_a_backlog_passes_by_its_commit_times_however_long_reading_it_takes() ->
     assert clock.now == 9 + 3 * S
 
 
-def test_what_passes_from_the_end_to_the_next_row_passes_by_its_commit() -> None:
+def test_time_from_the_end_to_the_next_row_passes_by_its_commit() -> None:
     clock = SourceClock()
     clock.read(1_700_000_000 * S)
     clock.at_end(0)
@@ -50,7 +50,7 @@ def test_what_passes_from_the_end_to_the_next_row_passes_by_its_commit() -> None
     assert clock.now == 1 * S
 
 
-def test_what_passed_at_the_end_does_not_count_twice_when_the_next_commit_shows_it() -> None:
+def test_time_at_the_end_does_not_count_twice_when_the_next_commit_shows_it() -> None:
     clock = SourceClock()
     clock.read(1_700_000_000 * S)
     clock.at_end(0)
@@ -78,7 +78,7 @@ def test_after_a_database_clock_was_set_back_its_commits_still_count() -> None:
         st.tuples(st.sampled_from(["read", "at_end", "waiting"]), st.integers(-(10**9), 10**9))
     )
 )
-def test_it_never_goes_back(calls: list[tuple[str, int]]) -> None:
+def test_the_clock_never_goes_back(calls: list[tuple[str, int]]) -> None:
     clock = SourceClock()
     last = 0
     for call, at in calls:

@@ -75,7 +75,7 @@ def test_a_source_with_no_row_yet_holds_everyone_until_it_is_idle() -> None:
     assert shop.sequencer.step() is None
 
 
-def test_a_finished_source_holds_nobody() -> None:
+def test_a_finished_source_holds_back_no_other() -> None:
     shop = Shop()
     orders = shop.push("shop", 1, (ORDERS, 50), (ITEMS, 40))
     shop.sequencer.complete("warehouse")
@@ -182,7 +182,7 @@ def test_windows_have_no_use_for_a_change_without_a_time() -> None:
     assert shop.sequencer.cursor("shop") == Cursor(5, 0)
 
 
-def test_what_is_due_may_be_later_than_the_time() -> None:
+def test_the_due_time_may_be_later_than_the_event_time() -> None:
     """A window's rows leave when it ends, and are late when it has ended."""
     tracker = WatermarkTracker(clock=lambda _: 0, idle_timeout_us=IDLE)
     tracker.register("shop", "orders")
@@ -207,8 +207,8 @@ def test_what_is_due_may_be_later_than_the_time() -> None:
 
 
 def test_rows_that_a_settled_step_has_read_are_neither_repeated_nor_late() -> None:
-    standing = SavedPosition(Cursor(2, 0), Cursor(6, 0), floor=50)
-    shop = Shop(shop=standing, watermark=50)
+    saved = SavedPosition(Cursor(2, 0), Cursor(6, 0), floor=50)
+    shop = Shop(shop=saved, watermark=50)
     shop.sequencer.complete("warehouse")
     assert shop.sequencer.cursor("shop") == Cursor(2, 0)
     rows = shop.push("shop", 2, (ORDERS, 70), (ORDERS, 20), (ITEMS, NO_TIME))
@@ -266,7 +266,7 @@ def test_a_source_at_its_bound_waits_and_the_others_do_not() -> None:
     assert shop.sequencer.wants("warehouse")
 
 
-def test_what_was_read_before_a_restart_is_wanted_beyond_the_bound() -> None:
+def test_rows_read_before_a_restart_are_wanted_beyond_the_bound() -> None:
     shop = Shop(max_bytes=4_000, shop=SavedPosition(Cursor(1, 0), Cursor(201, 0), 0), watermark=0)
     shop.push("shop", 1, *[(ORDERS, 50)] * 100)
     assert shop.sequencer.wants("shop")
@@ -288,7 +288,7 @@ def test_a_source_that_holds_everyone_and_is_at_its_bound_is_found_stuck() -> No
     assert not shop.sequencer.stuck(["shop"])
 
 
-def test_a_source_that_is_full_when_nobody_holds_the_watermark_is_stuck() -> None:
+def test_a_source_that_is_full_when_no_partition_holds_the_watermark_is_stuck() -> None:
     """Its last window would end with its next row, for which there is no room."""
     shop = Shop(max_bytes=4_000, later=1_000)
     shop.push("shop", 1, *[(ORDERS, 50), (ITEMS, 50)] * 100)

@@ -84,7 +84,7 @@ class Model:
 
 
 class World:
-    """A service that stores its standings and the step it is about to deliver, and forgets all
+    """A service that stores its saved and the step it is about to deliver, and forgets all
     else when it crashes. A step that gives nothing is stored at times only."""
 
     def __init__(self, random: Random, kind: Kind) -> None:
@@ -92,7 +92,7 @@ class World:
         self.kind = kind
         self.history = [self.some_history(source) for source in range(len(SOURCES))]
         self.model = Model(self.history, kind)
-        self.standings = {source: SavedPosition(ORIGIN, ORIGIN) for source in SOURCES}
+        self.saved = {source: SavedPosition(ORIGIN, ORIGIN) for source in SOURCES}
         self.watermark = self.reached = NO_TIME  # as stored, and as it is
         self.known = replace(self.model, waiting=[])
         self.delivered: list[Row] = []
@@ -128,14 +128,14 @@ class World:
                 tolerance = self.random.randrange(10)
                 self.tracker.register(source, str(table), tolerance_us=tolerance)
         self.sequencer = Sequencer(
-            self.standings,
+            self.saved,
             self.tracker,
             max_bytes=self.random.choice([600, 2_000, 1 << 20]),
             watermark=watermark,
             due=self.kind.due,
             followers=self.kind.followers,
         )
-        self.read = {source: self.standings[source].cursor for source in SOURCES}
+        self.read = {source: self.saved[source].cursor for source in SOURCES}
 
     def push(self, source: str, until: Cursor | None = None) -> bool:
         """A piece of some rows of a source, none beyond ``until``."""
@@ -178,7 +178,7 @@ class World:
             return True
         self.watermark = step.watermark
         self.known = replace(self.model, waiting=[*self.model.waiting])
-        self.standings = {
+        self.saved = {
             source: SavedPosition(step.cursors[source], step.reads[source], step.watermark)
             for source in SOURCES
         }

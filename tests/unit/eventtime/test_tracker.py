@@ -57,7 +57,7 @@ def test_the_smallest_active_partition_counts(tracker: WatermarkTracker) -> None
     assert tracker.holders() == {"warehouse"}
 
 
-def test_an_idle_partition_holds_nobody_and_its_next_event_makes_it_active(
+def test_an_idle_partition_holds_back_no_other_and_its_next_event_makes_it_active(
     tracker: WatermarkTracker, now: Clocks
 ) -> None:
     orders = tracker.register("shop", "orders")
@@ -75,7 +75,7 @@ def test_an_idle_partition_holds_nobody_and_its_next_event_makes_it_active(
     assert tracker.metrics == TrackerMetrics(2, 2, 0, advances=2, added=2, removed=0)
 
 
-def test_what_comes_behind_the_watermark_after_idleness_does_not_take_it_back(
+def test_an_event_behind_the_watermark_after_idleness_does_not_take_it_back(
     tracker: WatermarkTracker, now: Clocks
 ) -> None:
     orders, items = tracker.register("shop", "orders"), tracker.register("shop", "items")
@@ -127,7 +127,7 @@ def test_with_all_idle_the_largest_counts_and_goes_on_with_the_clock_to_the_last
     assert update(tracker, (items, 60)) == 500
 
 
-def test_a_complete_source_holds_nobody_and_its_next_event_makes_it_active(
+def test_a_complete_source_holds_back_no_other_and_its_next_event_makes_it_active(
     tracker: WatermarkTracker,
 ) -> None:
     orders = tracker.register("shop", "orders")
@@ -153,7 +153,7 @@ def test_of_a_complete_source_the_last_event_counts_without_tolerance_or_margin(
     assert tracker.look() == 500
 
 
-def test_what_still_comes_of_a_removed_partition_does_not_wake_a_complete_source(
+def test_an_event_of_a_removed_partition_does_not_wake_a_complete_source(
     tracker: WatermarkTracker,
 ) -> None:
     orders, items = tracker.register("shop", "orders"), tracker.register("shop", "items")
@@ -241,7 +241,7 @@ def test_a_watermark_pushed_for_a_source_leaves_the_others_to_hold(now: Clocks) 
     assert [state.watermark for state in tracker.partitions()] == [500, 900]
 
 
-def test_a_partition_that_is_marked_idle_holds_nobody_whatever_comes_of_it(
+def test_a_partition_that_is_marked_idle_holds_back_no_other_whatever_comes_of_it(
     tracker: WatermarkTracker,
 ) -> None:
     orders, items = tracker.register("shop", "orders"), tracker.register("shop", "items")

@@ -85,7 +85,7 @@ def test_moments_are_read_to_the_microsecond_and_without_a_zone_are_utc(name: st
 
 
 @pytest.mark.parametrize("name", ["iso8601", "timestamp", "timestamptz", "date"])
-def test_what_is_no_moment_is_bad_and_its_neighbours_are_read(name: str) -> None:
+def test_a_text_that_is_no_moment_is_bad_and_its_neighbours_are_read(name: str) -> None:
     found = parse(name, "2026-03-01", *NO_MOMENTS, None, "2026-03-01 00:00:00+00")
     assert found == [MIDNIGHT, *["bad"] * len(NO_MOMENTS), None, MIDNIGHT]
 
@@ -187,7 +187,7 @@ NO_NUMBERS = [
 
 
 @pytest.mark.parametrize("name", ["unix_s", "unix_ms", "unix_us"])
-def test_what_is_no_number_or_beyond_the_calendar_is_bad(name: str) -> None:
+def test_a_text_that_is_no_number_or_beyond_the_calendar_is_bad(name: str) -> None:
     assert parse(name, *NO_NUMBERS, None, "0") == [*["bad"] * len(NO_NUMBERS), None, 0]
     for value in NO_NUMBERS:
         assert parse(name, value) == ["bad"], value

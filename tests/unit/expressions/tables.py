@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from cdc.config import SinkConfig
 from spark_pipeline.delivery.deliver import Origin
-from spark_pipeline.expressions.visible_rows import RawRows
+from spark_pipeline.slices.raw_rows import RawRows
 from tests import pgoutput
 from tests.unit.decoding.frames import OID, Frame, table
 

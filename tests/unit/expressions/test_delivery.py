@@ -23,8 +23,8 @@ from spark_pipeline.delivery.deliver import Share, deliver
 from spark_pipeline.delivery.verdicts import leave_verdicts
 from spark_pipeline.expressions.evaluate import verdicts
 from spark_pipeline.expressions.for_share import judge
-from spark_pipeline.expressions.visible_rows import RawRows
 from spark_pipeline.slices.exchange import Exchange, markers_from_arrow, pick_up
+from spark_pipeline.slices.raw_rows import RawRows
 from spark_pipeline.source.stream import LogStreamReader
 from tests import pgoutput
 from tests.unit.decoding.frames import COMMIT_LSN, OID, Frame
@@ -153,7 +153,7 @@ def test_only_what_lies_between_the_cursors_is_dead(
     assert {one.cursor.idx for one in dead_letters(later, END, view)} == {5}
 
 
-def test_what_is_settled_already_is_not_judged_again(
+def test_settled_changes_are_not_judged_again(
     log: Path, exchange: Exchange, tmp_path: Path
 ) -> None:
     sink = file_sink(tmp_path / "out", transform=f"{FUNCTIONS}:fails_on_zero")

@@ -112,7 +112,9 @@ def test_an_update_shows_the_old_values_of_what_changed(spark: SparkSession) -> 
     ]
 
 
-def test_the_key_of_a_moved_row_and_values_that_were_not_sent_are_told(spark: SparkSession) -> None:
+def test_the_key_of_a_moved_row_and_values_that_were_not_sent_are_reported(
+    spark: SparkSession,
+) -> None:
     frame = Frame()
     frame.add(
         pgoutput.update(OID, ["2", "7", UNCHANGED, None], key=["1", None, None, None]), ORDERS
@@ -199,7 +201,7 @@ def test_nothing_of_rows_that_fail_stays_in_the_memory_of_spark(spark: SparkSess
     assert held() == before
 
 
-def test_what_the_filter_keeps_back_is_not_transformed(spark: SparkSession) -> None:
+def test_rows_that_the_filter_keeps_back_are_not_transformed(spark: SparkSession) -> None:
     frame = orders("0", "5")
     sink = consumer(filter="record.amount <> 0", transform="10 div record.amount")
     assert [(row["keep"], row["error"]) for row in judged(spark, sink, frame)] == [

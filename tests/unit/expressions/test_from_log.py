@@ -16,9 +16,10 @@ from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
 from spark_pipeline.expressions import on_executors
 from spark_pipeline.expressions.log_range import LogRange
-from spark_pipeline.expressions.log_rows import LogSlice, pieces_of
+from spark_pipeline.expressions.log_rows import pieces_of
 from spark_pipeline.expressions.on_executors import verdicts_on_driver, verdicts_on_executors
 from spark_pipeline.slices.exchange import SliceMarker
+from spark_pipeline.slices.raw_rows import LogSlice
 from tests import pgoutput
 from tests.unit.decoding.frames import COMMIT_LSN, OID, Frame, table
 from tests.unit.expressions.tables import ORDERS, ORIGIN, consumer, order

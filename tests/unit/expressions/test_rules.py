@@ -115,7 +115,7 @@ def test_an_expression_that_may_not_be_is_refused(
     assert len(caught.value.what) < 500
 
 
-def test_a_function_that_somebody_registered_is_refused(spark: SparkSession) -> None:
+def test_a_function_that_a_user_registered_is_refused(spark: SparkSession) -> None:
     spark.udf.register("mine", lambda: True, "boolean")
     with pytest.raises(ExpressionError, match="there is no function mine of Spark's own"):
         check(spark, filter="mine()")
@@ -137,7 +137,7 @@ def test_a_routing_gives_a_text_and_a_transform_what_json_can_hold(spark: SparkS
         check(spark, transform="map(array(record.id), struct(interval '1' day), 1, 2)")
 
 
-def test_every_problem_is_told_at_once(spark: SparkSession) -> None:
+def test_every_problem_is_reported_at_once(spark: SparkSession) -> None:
     with pytest.raises(ExpressionError) as caught:
         check(spark, filter="record.nope", transform="rand()", routing="1")
     for key in ("filter", "transform", "routing"):
@@ -152,7 +152,7 @@ def test_every_problem_is_told_at_once(spark: SparkSession) -> None:
         ("python:tests.unit.expressions.operators_functions:NOT_A_FUNCTION", "has no function"),
     ],
 )
-def test_a_function_that_is_not_there_is_told(name: str, says: str) -> None:
+def test_a_function_that_is_not_there_is_reported(name: str, says: str) -> None:
     expressions = Expressions.of(consumer(filter=name))
     assert expressions is not None
     with pytest.raises(ConfigError, match=says):

@@ -67,7 +67,7 @@ def deliver(share: Share, plan: DriverPlan, spark: SparkSession, exchange: Excha
     """What a worker does with a range."""
     judged = judge(spark, share, Path(share.run), None, exchange.directory)
     outcome = plan.deliver(judged)
-    return replace(outcome, error=outcome.error or judged.held)
+    return replace(outcome, error=outcome.error or judged.stop_reason)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def sent(log: Path) -> list[int]:
     return [orjson.loads(line)["id"] for f in files for line in f.read_bytes().splitlines()]
 
 
-def test_what_comes_before_it_goes_out_and_the_consumer_stands_there(
+def test_changes_before_an_unfit_table_go_out_and_the_consumer_stops_there(
     spark: SparkSession, log: Path, plan: DriverPlan, exchange: Exchange
 ) -> None:
     outcome = deliver(share_of(log, plan), plan, spark, exchange)
@@ -102,7 +102,7 @@ def test_what_comes_before_it_goes_out_and_the_consumer_stands_there(
         raise outcome.error
 
 
-def test_who_stands_before_it_gets_nothing(
+def test_a_consumer_that_stands_at_an_unfit_table_gets_nothing(
     spark: SparkSession, log: Path, plan: DriverPlan, exchange: Exchange
 ) -> None:
     with pytest.raises(ExpressionError, match=UNFIT):
@@ -110,7 +110,7 @@ def test_who_stands_before_it_gets_nothing(
     assert sent(log) == []
 
 
-def test_who_is_past_it_is_not_held_back_whoever_judges(
+def test_a_consumer_past_an_unfit_table_is_not_held_back_on_driver_or_executors(
     spark: SparkSession, log: Path, plan: DriverPlan, exchange: Exchange
 ) -> None:
     share = share_of(log, plan)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cdc.cursor import Cursor
 from cdc.errors import ProtocolError
-from spark_pipeline.delivery.verdicts import VERDICT_SCHEMA, empty, in_cursor_order, judged
+from spark_pipeline.delivery.verdicts import VERDICT_SCHEMA, empty, judged, sorted_verdicts
 from tests.unit.expressions.tables import consumer
 
 ROUTED = consumer(filter="true", routing="action")
@@ -37,7 +37,7 @@ def verdicts(kept: dict[Cursor, bool], errors: Cursors = ()) -> pa.RecordBatch: 
         }
         for cursor, keep in kept.items()
     ]
-    return in_cursor_order(pa.Table.from_pylist(rows, VERDICT_SCHEMA))
+    return sorted_verdicts(pa.Table.from_pylist(rows, VERDICT_SCHEMA))
 
 
 def cursors_of(rows: pa.RecordBatch) -> Cursors:
@@ -69,7 +69,7 @@ def test_a_message_without_a_verdict_is_refused(known: set[Cursor], asked: Curso
         judged(messages([asked]), given_verdicts, ROUTED)
 
 
-def test_what_expressions_do_not_see_passes_without_a_verdict() -> None:
+def test_changes_that_expressions_do_not_see_pass_without_a_verdict() -> None:
     found = judged(messages([Cursor(1, 0)], "truncate"), empty(), ROUTED)
     assert found.column("route").to_pylist() == [None]
 

@@ -46,7 +46,7 @@ def test_synced_batches_that_are_gone_with_their_entries_end_the_history(tmp_pat
     assert read_durable(tmp_path) == Cursor(10, 3)
 
 
-def test_whole_batches_behind_a_damage_are_kept_aside_when_it_is_cut(tmp_path: Path) -> None:
+def test_whole_batches_behind_a_damage_are_kept_when_it_is_cut(tmp_path: Path) -> None:
     log = three_batches(tmp_path)
     history = log.manifest.history
     crash(log)
@@ -56,15 +56,15 @@ def test_whole_batches_behind_a_damage_are_kept_aside_when_it_is_cut(tmp_path: P
     left = data.read_bytes()
     log = LogWriter(tmp_path)
     assert (log.end, log.manifest.history) == (Cursor(10, 3), history + 1)
-    assert ".seg.damaged" in (log.aside or "")
-    (aside,) = tmp_path.glob("*.damaged")
-    assert aside.read_bytes() == left
+    assert ".seg.damaged" in (log.kept or "")
+    (kept,) = tmp_path.glob("*.damaged")
+    assert kept.read_bytes() == left
     append(log, 20)
     log.close()
     log = LogWriter(tmp_path)
-    assert log.aside is None
+    assert log.kept is None
     log.close()
-    assert aside.exists(), "it stays for a person to look at"
+    assert kept.exists(), "it stays for a person to look at"
     assert lsns(tmp_path) == [10, 20]
 
 
@@ -116,7 +116,7 @@ def test_synced_batches_behind_a_settled_damage_are_all_kept(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("left", [0, 1, 5])
-def test_synced_batches_of_which_nothing_is_left_are_told_as_lost(
+def test_synced_batches_of_which_nothing_is_left_are_reported_as_lost(
     tmp_path: Path, left: int
 ) -> None:
     synced_and_damaged(tmp_path, 0)

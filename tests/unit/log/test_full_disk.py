@@ -140,7 +140,7 @@ def test_a_manifest_that_may_not_stay_asks_for_a_reopen(
     assert lsns(tmp_path) == [10, 20]
 
 
-def test_what_a_failed_write_left_is_cut_before_the_next_or_there_is_none(
+def test_the_rest_of_a_failed_write_is_cut_before_the_next_or_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = LogWriter(tmp_path)
@@ -202,7 +202,7 @@ def test_retention_makes_room_on_a_disk_without_a_block_left(
 
 
 @pytest.mark.parametrize("name", ["writer.lock", "mkdir"])
-def test_a_disk_that_cannot_hold_a_log_is_told_as_such(
+def test_a_disk_that_cannot_hold_a_log_is_reported_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def refuse(_self: Path, *_arguments: object, **_options: object) -> None:

@@ -60,7 +60,7 @@ def test_damage_is_cut_where_the_source_can_send_it_again(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("position", [0, 1, 3])
-def test_what_stands_before_the_damage_in_its_segment_stays(tmp_path: Path, position: int) -> None:
+def test_batches_before_the_damage_in_its_segment_stay(tmp_path: Path, position: int) -> None:
     log = sealed_log(tmp_path)
     segment = log.manifest.segments[position]
     flip(sealed_data(tmp_path, position), segment.bytes - 10)
@@ -94,7 +94,7 @@ def test_damage_in_the_first_batch_of_all_empties_the_log(tmp_path: Path) -> Non
     assert lsns(tmp_path) == [10]
 
 
-def test_what_the_source_no_longer_has_stays_and_is_named(tmp_path: Path) -> None:
+def test_damage_that_the_source_cannot_replace_stays_and_is_named(tmp_path: Path) -> None:
     log = sealed_log(tmp_path)
     history, second = log.manifest.history, log.manifest.segments[1]
     flip(sealed_data(tmp_path, 1), 100)
@@ -136,7 +136,7 @@ def test_settled_damage_is_left_alone(tmp_path: Path) -> None:
     log.close()
 
 
-def test_settled_damage_is_told_and_stops_nothing(tmp_path: Path) -> None:
+def test_settled_damage_is_reported_and_stops_nothing(tmp_path: Path) -> None:
     sealed_log(tmp_path).close()
     sealed_data(tmp_path, 0).unlink()
     sealed_index(tmp_path, 1).unlink()
@@ -163,7 +163,7 @@ def test_a_settled_frame_in_a_segment_with_unsettled_ones_is_left_alone(tmp_path
     log.close()
 
 
-def test_an_active_index_is_made_anew_only_once_it_is_sealed(
+def test_an_active_index_is_rebuilt_only_once_it_is_sealed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = LogWriter(tmp_path)
@@ -197,7 +197,7 @@ def test_damage_below_a_cursor_within_its_batch_gives_up_the_settled_past(tmp_pa
     log.close()
 
 
-def test_a_damaged_index_is_made_anew(tmp_path: Path) -> None:
+def test_a_damaged_index_is_rebuilt(tmp_path: Path) -> None:
     log = sealed_log(tmp_path)
     history = log.manifest.history
     flip(sealed_index(tmp_path, 1), 20)

@@ -79,7 +79,7 @@ def test_nothing_is_confirmed_that_the_source_can_still_send_and_was_not_read_ba
 
 
 @pytest.mark.parametrize("told", [1, 5])
-def test_damage_in_the_past_makes_nobody_connect_again(tmp_path: Path, told: int) -> None:
+def test_damage_in_the_past_makes_no_reader_connect_again(tmp_path: Path, told: int) -> None:
     sealed_log(tmp_path).close()
     flip(sealed_data(tmp_path, 0), 100)
     kept = keeper(tmp_path)
@@ -177,7 +177,7 @@ def test_a_past_that_cannot_be_read_does_not_keep_damage_from_being_cut(tmp_path
 
 
 @pytest.mark.parametrize("durability", ["memory", "disk"])
-def test_what_a_consumer_that_was_moved_back_needs_is_read_back_before_it_is_confirmed(
+def test_batches_that_a_rewound_consumer_needs_are_read_back_before_they_are_confirmed(
     tmp_path: Path, durability: Durability
 ) -> None:
     sealed_log(tmp_path).close()

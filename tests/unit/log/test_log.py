@@ -18,7 +18,7 @@ from tests.unit.log.batches import KEEP_ALL, SCHEMAS, lsns, manifest_of, rows, s
 from tests.unit.log.batches import append as append
 
 
-def test_what_was_appended_is_read_back_with_its_schemas(tmp_path: Path) -> None:
+def test_appended_batches_are_read_back_with_their_schemas(tmp_path: Path) -> None:
     log = LogWriter(tmp_path)
     append(log, 10)
     append(log, 20, count=5)

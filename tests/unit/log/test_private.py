@@ -12,7 +12,7 @@ import pytest
 
 from cdc.errors import OperatorError
 from cdc.log.damage_note import report_damage
-from cdc.log.files import keep_aside
+from cdc.log.files import keep_damaged
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter, TierSettings
 from cdc.replication.spill.spill import Spill
@@ -41,7 +41,7 @@ def test_the_files_of_a_log_and_its_tier_are_for_their_own_account_alone(tmp_pat
     )
     move_all(log)
     report_damage(tmp_path / "logs" / "shop")
-    keep_aside(active_data(tmp_path / "logs" / "shop"))
+    keep_damaged(active_data(tmp_path / "logs" / "shop"))
     assert exposed(tmp_path / "logs") + exposed(tmp_path / "tier") == []
     log.close()
 

@@ -50,7 +50,7 @@ def test_a_killed_writer_loses_nothing_it_appended(tmp_path: Path) -> None:
     assert lsns(tmp_path, history) == list(range(10, 40))
 
 
-def test_what_an_earlier_process_left_unsynced_is_on_disk_before_it_counts(
+def test_batches_left_unsynced_by_an_earlier_process_are_on_disk_before_they_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crash(three_batches(tmp_path))
@@ -108,7 +108,7 @@ def test_an_index_that_ran_ahead_of_its_data_is_cut_in_a_new_history(tmp_path: P
     assert lsns(tmp_path, history + 1) == [10, 40]
 
 
-def test_after_a_crash_of_the_machine_readers_begin_anew(
+def test_after_a_crash_of_the_machine_readers_start_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = three_batches(tmp_path)
@@ -190,7 +190,7 @@ def test_sealed_data_is_not_read_on_open(tmp_path: Path, monkeypatch: pytest.Mon
     assert set(mapped) == {active_data(tmp_path)}
 
 
-def test_a_damaged_manifest_is_reported_and_made_anew_once_removed(tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_reported_and_rebuilt_once_removed(tmp_path: Path) -> None:
     log = sealed_log(tmp_path)
     before = log.manifest
     log.close()
@@ -210,7 +210,7 @@ def test_a_damaged_manifest_is_reported_and_made_anew_once_removed(tmp_path: Pat
     assert lsns(tmp_path) == list(range(10, 41))
 
 
-def test_a_manifest_made_anew_begins_where_the_log_was_trimmed(tmp_path: Path) -> None:
+def test_a_manifest_rebuilt_begins_where_the_log_was_trimmed(tmp_path: Path) -> None:
     log = sealed_log(tmp_path)
     log.retain(Cursor(25, 0), KEEP_NONE)
     first_batch, earliest = log.manifest.first_batch, log.manifest.earliest
@@ -229,7 +229,7 @@ def test_a_manifest_made_anew_begins_where_the_log_was_trimmed(tmp_path: Path) -
     log.close()
 
 
-def test_without_its_floors_a_manifest_made_anew_begins_at_its_first_batch(tmp_path: Path) -> None:
+def test_without_its_floors_a_manifest_rebuilt_begins_at_its_first_batch(tmp_path: Path) -> None:
     log = sealed_log(tmp_path)
     log.retain(Cursor(25, 0), KEEP_NONE)
     first = log.manifest.segments[0].first
@@ -273,7 +273,7 @@ def test_a_segment_missing_between_others_is_not_passed_over(tmp_path: Path) -> 
         LogWriter(tmp_path)
 
 
-def test_a_manifest_made_anew_takes_nothing_from_before_a_cut(tmp_path: Path) -> None:
+def test_a_manifest_rebuilt_takes_nothing_from_before_a_cut(tmp_path: Path) -> None:
     log = sealed_log(tmp_path)
     left_over = tmp_path.with_name("left_over")
     shutil.copytree(tmp_path, left_over)

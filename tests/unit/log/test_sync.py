@@ -101,7 +101,7 @@ def test_memory_syncs_only_what_it_seals(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("durability", ["fsync", "memory"])
-def test_a_failed_sync_stops_the_log_until_it_is_opened_anew(
+def test_a_failed_sync_stops_the_log_until_it_is_reopened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: sync.Durability
 ) -> None:
     log = LogWriter(tmp_path, durability=durability)
@@ -131,7 +131,9 @@ def test_a_failed_sync_stops_the_log_until_it_is_opened_anew(
     assert lsns(tmp_path) == [10, 20, 30]
 
 
-def test_a_last_sync_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_last_sync_that_fails_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = LogWriter(tmp_path, durability="memory")
     append(log, 10)
 

@@ -78,7 +78,7 @@ def test_a_stale_writer_can_neither_append_nor_swap_the_manifest(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("no_lock")
-def test_what_a_stale_writer_still_wrote_is_never_read(tmp_path: Path) -> None:
+def test_batches_of_a_stale_writer_are_never_read(tmp_path: Path) -> None:
     stale = LogWriter(tmp_path, term=1)
     append(stale, 10)
     data, active = active_data(tmp_path), stale._active

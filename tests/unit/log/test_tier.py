@@ -209,7 +209,7 @@ def test_every_directory_that_was_made_is_synced_in_its_parent(
     assert {str(tmp_path / one) for one in (".", "a", "a/b", "c")} <= synced
 
 
-def test_segments_of_the_tier_keep_their_age_when_the_manifest_is_made_anew(
+def test_segments_of_the_tier_keep_their_age_when_the_manifest_is_rebuilt(
     directory: Path, tier: TierSettings
 ) -> None:
     log = sealed_log(directory, tier=tier)
@@ -238,7 +238,7 @@ def test_damage_in_the_tier_is_reported_and_healed(
     assert lsns(directory) == [*range(10, second.first.lsn), 50]
 
 
-def test_a_lost_manifest_is_made_anew_from_both_places(directory: Path, tier: TierSettings) -> None:
+def test_a_lost_manifest_is_rebuilt_from_both_places(directory: Path, tier: TierSettings) -> None:
     log = sealed_log(directory, tier=tier)
     move_all(log)
     places = [segment.place for segment in log.manifest.segments]

@@ -187,9 +187,7 @@ def test_a_tier_that_is_not_mounted_is_not_damage(
 
 
 @pytest.mark.parametrize("how", ["missing", "flipped"])
-def test_a_cold_index_is_made_anew(
-    directory: Path, cold: Path, tier: TierSettings, how: str
-) -> None:
+def test_a_cold_index_is_rebuilt(directory: Path, cold: Path, tier: TierSettings, how: str) -> None:
     log = sealed_log(directory, tier=tier)
     move_all(log)
     for position, settled in ((0, log.manifest.segments[0].high), (1, ORIGIN)):

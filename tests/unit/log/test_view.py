@@ -166,7 +166,7 @@ def test_a_damaged_sealed_index_is_reported(tmp_path: Path) -> None:
     log.close()
 
 
-def test_what_follows_a_sealed_segment_in_its_file_is_not_read(tmp_path: Path) -> None:
+def test_bytes_behind_a_sealed_segment_in_its_file_are_not_read(tmp_path: Path) -> None:
     log = sealed_log(tmp_path)
     for path in (sealed_data(tmp_path), sealed_index(tmp_path)):
         with path.open("ab") as file:
@@ -220,7 +220,7 @@ def test_a_segment_trimmed_between_listing_and_opening_is_looked_up_once_more(
 
 
 @pytest.mark.parametrize("path", [sealed_data, sealed_index, lambda at, _: active_data(at)])
-def test_a_file_that_the_manifest_names_and_nobody_removed_is_damage(
+def test_a_file_that_the_manifest_names_and_that_was_not_removed_is_damage(
     tmp_path: Path, path: Callable[[Path, int], Path]
 ) -> None:
     log = sealed_log(tmp_path)
@@ -259,7 +259,7 @@ def test_a_swap_costs_a_reader_little_however_many_segments_there_are(tmp_path: 
     assert min(took) < 0.04
 
 
-def test_damage_that_is_a_cut_is_told_as_one(
+def test_damage_that_is_a_cut_is_reported_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = sealed_log(tmp_path)

@@ -170,7 +170,7 @@ def test_a_request_that_cannot_be_read_is_answered_with_why(
             assert type(read_error(caught.value.extra_info)) is expected
 
 
-def test_a_bug_of_the_server_is_told_without_its_details(
+def test_a_bug_of_the_server_is_reported_without_its_details(
     server: LogServer, remote: FlightLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_view: LogView) -> int:
@@ -333,7 +333,7 @@ def test_a_stream_left_by_its_reader_gives_back_its_place(
     assert server.close()
 
 
-def test_a_port_that_is_taken_is_not_shared_in_silence(directory: Path, server: LogServer) -> None:
+def test_a_port_that_is_taken_is_not_shared_silently(directory: Path, server: LogServer) -> None:
     with pytest.raises(TransientError, match="cannot listen"):
         LogServer({SOURCE: directory}, token=TOKEN, port=server.port)
 

@@ -26,7 +26,7 @@ KEEP_ALL = Retention(settled_s=1e9, settled_bytes=1 << 40, bytes_max=1 << 40, on
 KEEP_NOTHING = Retention(settled_s=0, settled_bytes=0, bytes_max=1 << 40, on_full="pause")
 
 
-def test_what_was_appended_is_read_with_all_that_stands_beside_its_rows(
+def test_appended_batches_are_read_with_all_that_stands_beside_their_rows(
     writer: LogWriter, log_reader: LogReader
 ) -> None:
     append(writer, 10, 20, 30)
@@ -126,7 +126,7 @@ def test_batches_that_are_not_written_yet_are_a_gap(
         list(log_reader.frames(0, 2))
 
 
-def test_a_reader_of_a_history_that_was_cut_is_told_so(
+def test_a_reader_of_a_history_that_was_cut_is_refused_with_the_reason(
     writer: LogWriter, open_reader: OpenReader
 ) -> None:
     append(writer, 10, 20)

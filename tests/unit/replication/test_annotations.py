@@ -23,8 +23,8 @@ from cdc.replication.wire.sealed import Sealed
 from tests import pgoutput
 from tests.examples import examples
 from tests.unit.replication.annotated import carried, clear_annotation, set_annotation
-from tests.unit.replication.test_intake import block
-from tests.unit.replication.test_seal import ITEM, OWN, row, transaction, wire
+from tests.unit.replication.streamed import block
+from tests.wire_messages import ITEM, OWN, row, transaction, wire
 
 ANN, BOB = b'{"user":"ann"}', b'{"user":"bob"}'
 NOTE = pgoutput.logical_message("note", b"x")
@@ -114,7 +114,7 @@ def test_our_own_tables_between_annotated_rows_are_left_out() -> None:
     assert of_transaction(set_annotation(ANN), row(), row(9), row()) == {2: ANN, 5: ANN}
 
 
-def test_what_was_said_below_the_resume_cursor_still_holds_above_it() -> None:
+def test_an_annotation_below_the_resume_cursor_still_holds_above_it() -> None:
     messages = wire(ITEM, *transaction(100, set_annotation(ANN), row(), row(), row()))
     for resume in range(6):
         sealed = Sealer(resume=Cursor(100, resume)).seal(messages)
@@ -152,7 +152,7 @@ def test_a_cut_at_any_place_changes_nothing() -> None:
         (b'"' + b"x" * (TEXT_BYTES_MAX - 1) + b'"', "more than 8192 bytes"),
     ],
 )
-def test_what_is_no_annotation_ends_the_one_before_and_is_told_of_once(
+def test_a_message_that_is_no_annotation_ends_the_one_before_and_is_reported_once(
     content: bytes, why: str
 ) -> None:
     said = [set_annotation(ANN), row(), set_annotation(content), row(), set_annotation(BOB), row()]
@@ -165,7 +165,7 @@ def test_what_is_no_annotation_ends_the_one_before_and_is_told_of_once(
     assert sealed.raw.num_rows == 6, "the message itself stays a row"
 
 
-def test_a_refusal_below_the_resume_cursor_was_told_of_before() -> None:
+def test_a_refusal_below_the_resume_cursor_was_reported_before() -> None:
     messages = wire(ITEM, *transaction(100, set_annotation(b"{"), row()))
     sealed = Sealer(resume=Cursor(100, 1)).seal(messages)
     assert sealed is not None
@@ -259,7 +259,7 @@ def test_streamed_prepared_or_whole_and_however_cut_the_same_changes_carry_the_s
     assert [refused for batch in found for refused in batch.refused] == list(expected.refused)
 
 
-def test_what_a_rolled_back_savepoint_wrote_is_not_counted_and_the_rest_carries_on(
+def test_rows_of_a_rolled_back_savepoint_are_not_counted_and_the_rest_keeps_its_annotation(
     tmp_path: Path,
 ) -> None:
     intake = TransactionAssembler(Sealer(), Spill(tmp_path))

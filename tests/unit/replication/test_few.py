@@ -20,7 +20,7 @@ from cdc.replication.wire.small_batch import MESSAGES_MAX
 from cdc.replication.wire.table_versions import TableVersions
 from tests import pgoutput
 from tests.unit.replication.annotated import set_annotation
-from tests.unit.replication.test_seal import ITEM, OWN, PART, row, transaction, wire
+from tests.wire_messages import ITEM, OWN, PART, row, transaction, wire
 
 WIDER = pgoutput.relation(1, "public", "item", [("id", 23, True), ("b", 25)])
 USUAL = [
@@ -89,7 +89,7 @@ def test_usual_transactions_take_the_short_way() -> None:
 
 
 @pytest.mark.parametrize("message", UNUSUAL, ids=lambda message: chr(message[0]))
-def test_what_is_not_usual_is_left_to_whole_columns_and_changes_nothing(message: bytes) -> None:
+def test_unusual_messages_are_left_to_whole_columns_and_change_nothing(message: bytes) -> None:
     few, columns = known(), known()
     sent = wire(*transaction(200, row(), message, row()))
     assert few.seal_few(sent) is None

@@ -23,7 +23,7 @@ def send(ours: HeartbeatLedger, lsn: int, at: float) -> bytes:
     return content.encode()
 
 
-def test_one_that_comes_back_says_how_long_it_was_on_its_way() -> None:
+def test_a_heartbeat_that_comes_back_says_how_long_it_was_on_its_way() -> None:
     ours = ledger()
     content = send(ours, 100, at=1.0)
     ours.returned(content, 1.25)
@@ -33,7 +33,7 @@ def test_one_that_comes_back_says_how_long_it_was_on_its_way() -> None:
     assert ours.late(1000.0) is None
 
 
-def test_one_may_be_back_before_the_server_has_told_its_lsn() -> None:
+def test_a_heartbeat_may_be_back_before_the_server_returns_its_lsn() -> None:
     ours = ledger()
     number, content = ours.next_content(NOON)
     ours.returned(content.encode(), 1.0)
@@ -70,7 +70,7 @@ def test_a_server_that_has_not_got_that_far_is_busy_and_only_that() -> None:
     assert "busy decoding" in early.what
 
 
-def test_those_of_others_and_of_earlier_runs_do_not_count() -> None:
+def test_heartbeats_of_others_and_of_earlier_runs_do_not_count() -> None:
     ours, before, other = ledger(), ledger(), ledger("t")
     mine = send(ours, 100, at=1.0)
     broken = [b"", b"{", b"[]", b"7", b'{"slot":"s"}', json.dumps({"slot": "s"}).encode()]

@@ -77,7 +77,7 @@ def identity_of(
 
 
 @pytest.mark.parametrize("resume", [Cursor(500, 1), Cursor(501, 0)])
-def test_what_was_read_beyond_the_fork_is_refused(resume: Cursor) -> None:
+def test_a_position_beyond_the_fork_is_refused(resume: Cursor) -> None:
     identity = identity_of(server(2), failed_over_from=1, fork_lsn=500)
     check_resume(identity, Cursor(500, 0))
     check_resume(identity, Cursor(499, 9))

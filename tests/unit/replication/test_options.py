@@ -47,7 +47,7 @@ def test_origin_is_named_only_where_it_is_not_the_default() -> None:
         (150009, StreamOptions(origin="none"), "needs 16 or later.*set origin"),
     ],
 )
-def test_what_the_server_does_not_have_is_refused_with_what_to_do(
+def test_options_that_the_server_lacks_are_refused_with_what_to_do(
     version: int, wanted: StreamOptions, says: str
 ) -> None:
     with pytest.raises(SourceError, match=says) as caught:

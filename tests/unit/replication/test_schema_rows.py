@@ -24,9 +24,9 @@ from cdc.replication.wire.sealed import Sealed
 from cdc.replication.wire.table_versions import TableVersions
 from tests import pgoutput
 from tests.examples import examples
+from tests.unit.replication.streamed import interleaved, rows, wire
 from tests.unit.replication.streamed_history import Row, Server, Transaction, histories
-from tests.unit.replication.test_intake import interleaved, rows, wire
-from tests.unit.replication.test_seal import transaction
+from tests.wire_messages import transaction
 
 ID = ("id", 23, True)
 A1 = pgoutput.relation(1, "public", "a", [ID])
@@ -98,7 +98,7 @@ def test_cuts_make_no_difference(second: int) -> None:
         assert rows(alone) == [row for row in whole if row.kind != "S"], "numbers are the same"
 
 
-def test_what_is_recorded_is_written_again_whatever_the_catalog_says_then() -> None:
+def test_a_recorded_version_is_written_again_whatever_the_catalog_says_then() -> None:
     first = sealed_in([STREAM], Sealer(versions=TableVersions()))
     recorded = [version for batch in first for version in batch.versions]
 

@@ -17,19 +17,7 @@ from cdc.replication.wire.seal import Sealer
 from cdc.replication.wire.sealed import Sealed
 from tests import pgoutput
 from tests.unit.replication.annotated import carried, set_annotation
-
-ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True)])
-PART = pgoutput.relation(2, "public", "part", [("id", 23, True)])
-OWN = pgoutput.relation(9, "walbrook", "sources", [("id", 23, True)])
-
-
-def wire(*messages: bytes, lsn: int = 0) -> list[bytes]:
-    header = struct.pack(">cQQq", b"w", lsn, lsn, 5)
-    return [header + message for message in messages]
-
-
-def transaction(lsn: int, *messages: bytes) -> list[bytes]:
-    return [pgoutput.begin(lsn, lsn * 1000, lsn + 1), *messages, pgoutput.commit(lsn, lsn + 8, 0)]
+from tests.wire_messages import ITEM, OWN, PART, row, transaction, wire
 
 
 def texts(*batches: Sealed | None) -> list[bytes | None]:
@@ -43,10 +31,6 @@ def cursors(*batches: Sealed | None) -> list[tuple[int, int, str, int]]:
         if batch is not None
         for r in batch.raw.to_pylist()
     ]
-
-
-def row(oid: int = 1) -> bytes:
-    return pgoutput.insert(oid, ["1"])
 
 
 def test_rows_are_numbered_from_zero_in_each_transaction() -> None:
@@ -125,7 +109,7 @@ def test_our_own_tables_are_left_out_but_counted() -> None:
     assert Sealer().seal(wire(OWN, *transaction(100, row(9)))) is None
 
 
-def test_what_lies_below_the_resume_cursor_is_skipped() -> None:
+def test_changes_below_the_resume_cursor_are_skipped() -> None:
     sealed = Sealer(resume=Cursor(100, 1)).seal(
         wire(ITEM, *transaction(90, row()), *transaction(100, row(), row()))
     )

@@ -17,7 +17,7 @@ def test_a_part_stops_with_the_whole_and_for_the_same_reason() -> None:
         assert later.by_operator
 
 
-def test_a_part_that_ends_while_it_is_told_of_a_stop_harms_nobody() -> None:
+def test_a_part_that_ends_while_it_is_reported_a_stop_is_harmless() -> None:
     whole = StopSignal()
     with whole.follower() as part:
         pass

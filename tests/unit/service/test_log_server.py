@@ -64,7 +64,7 @@ def answers(where: str) -> int | None:
 
 
 @pytest.mark.parametrize("ended_by", ["signal", "parent"])
-def test_it_serves_until_it_is_told_to_stop(tmp_path: Path, ended_by: str) -> None:
+def test_the_log_server_serves_until_a_stop(tmp_path: Path, ended_by: str) -> None:
     with closing(LogWriter(tmp_path / "log" / "shop")) as writer:
         append(writer, 10, 20)
         port = free_port()

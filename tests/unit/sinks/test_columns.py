@@ -6,8 +6,9 @@ import pyarrow.compute as pc
 import pytest
 
 from cdc.cursor import ORIGIN, Cursor
+from cdc.cursor_columns import prefix_at_or_below
 from cdc.decoding.shapes import SHAPES, ShapeName
-from sinks.columns import bytes_bound, message_bytes, pieces, prefix_at_or_below
+from sinks.columns import bytes_bound, message_bytes, pieces
 from sinks.position import cursor_name
 from tests.conformance.messages import Sample, batch, batch_of, cursor_of, numbered
 
@@ -24,7 +25,7 @@ def test_pieces_keep_order_shape_and_both_bounds(messages_max: int, bytes_max: i
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_size_of_a_message_is_told_from_what_is_sent(shape: ShapeName) -> None:
+def test_the_size_of_a_message_is_known_from_what_is_sent(shape: ShapeName) -> None:
     whole = batch(0, 300, shape)
     sent = pc.sum(pc.binary_length(whole.messages())).as_py()
     told = message_bytes(whole.rows, whole.shape.message_parts).sum()
@@ -32,7 +33,7 @@ def test_the_size_of_a_message_is_told_from_what_is_sent(shape: ShapeName) -> No
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_size_of_an_entry_is_told_from_its_fields(shape: ShapeName) -> None:
+def test_the_size_of_an_entry_is_known_from_its_fields(shape: ShapeName) -> None:
     whole = batch(0, 300, shape)
     fields = whole.fields().values()
     sent = sum(pc.sum(pc.binary_length(pc.fill_null(each, "null"))).as_py() for each in fields)
@@ -69,7 +70,7 @@ def test_nothing_is_cut_into_nothing() -> None:
     assert list(pieces(empty, empty.shape.message_parts, messages_max=9, bytes_max=9)) == []
 
 
-def test_what_surely_fits_comes_whole_and_no_smaller_than_it_is() -> None:
+def test_a_batch_that_surely_fits_comes_whole_and_no_smaller_than_it_is() -> None:
     some = batch(0, 9)
     parts = some.shape.message_parts
     ((whole, size),) = pieces(some, parts, messages_max=9, bytes_max=1 << 20)

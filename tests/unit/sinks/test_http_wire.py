@@ -79,7 +79,7 @@ def test_an_answer_whose_head_is_not_whole_is_none(data: bytes, kept: int) -> No
     ],
     ids=["another protocol", "another version", "a switch", "no end"],
 )
-def test_what_is_no_answer_is_refused(data: bytes) -> None:
+def test_bytes_that_are_no_answer_are_refused(data: bytes) -> None:
     with pytest.raises(BadAnswerError):
         read(data)
 

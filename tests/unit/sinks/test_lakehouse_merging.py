@@ -109,7 +109,7 @@ def _evolved(before: str, after: str, *, keeps: bool) -> Evolution:
     return evolve(made.schema, after, same_table=True, keeps=keeps)
 
 
-def test_an_added_column_needs_no_file_written_anew() -> None:
+def test_an_added_column_needs_no_file_rewritten() -> None:
     found = _evolved(_version(("id", _INT)), _version(("id", _INT), ("n", _TEXT)), keeps=False)
     assert (found.rewrites, found.schema.names) == (False, ["id", "n"])
     assert [field.name for field in found.added] == ["n"]
@@ -130,7 +130,7 @@ def test_a_dropped_column_of_a_history_stays_under_a_free_name_when_its_name_com
     assert found.was == ("id", "n", None)
 
 
-def test_a_widened_column_is_written_anew_in_its_place() -> None:
+def test_a_widened_column_is_rewritten_in_its_place() -> None:
     before = _version(("id", _INT), ("n", _INT), ("t", _TEXT))
     after = _version(("id", _INT), ("n", _BIGINT), ("t", _TEXT))
     found = _evolved(before, after, keeps=False)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sinks import redis_wire
-from sinks.redis_wire import Outcome, encode, is_answer, read_outcome, usual_answer
+from sinks.redis_wire import TransactionReply, encode, is_answer, read_outcome, usual_answer
 from tests.conformance.messages import batch
 
 ADDED = b"$13\r\n96000001000-1\r\n"
@@ -93,17 +93,17 @@ def test_a_few_messages_are_the_same_bytes_as_by_whole_columns(
 @pytest.mark.parametrize(
     ("answers", "outcome"),
     [
-        ([ADDED] * 3, Outcome(3, 0)),
-        ([THERE, THERE, ADDED], Outcome(3, 2)),
-        ([THERE] * 3, Outcome(3, 3)),
-        ([WRONGTYPE] * 3, Outcome(0, 0, WRONGTYPE[1:-2].decode())),
-        ([THERE, ADDED, OOM], Outcome(2, 1, OOM[1:-2].decode())),
-        ([ADDED, OOM, ADDED], Outcome(1, 0, OOM[1:-2].decode(), torn=True)),
-        ([ADDED, OOM, THERE], Outcome(1, 0, OOM[1:-2].decode(), torn=True)),
+        ([ADDED] * 3, TransactionReply(3, 0)),
+        ([THERE, THERE, ADDED], TransactionReply(3, 2)),
+        ([THERE] * 3, TransactionReply(3, 3)),
+        ([WRONGTYPE] * 3, TransactionReply(0, 0, WRONGTYPE[1:-2].decode())),
+        ([THERE, ADDED, OOM], TransactionReply(2, 1, OOM[1:-2].decode())),
+        ([ADDED, OOM, ADDED], TransactionReply(1, 0, OOM[1:-2].decode(), torn=True)),
+        ([ADDED, OOM, THERE], TransactionReply(1, 0, OOM[1:-2].decode(), torn=True)),
     ],
 )
 def test_an_executed_transaction_settles_up_to_the_first_refusal(
-    answers: list[bytes], outcome: Outcome
+    answers: list[bytes], outcome: TransactionReply
 ) -> None:
     assert read_outcome(_receive(_executed(*answers)), len(answers)) == outcome
 
@@ -111,7 +111,7 @@ def test_an_executed_transaction_settles_up_to_the_first_refusal(
 def test_a_dropped_transaction_settles_nothing_and_names_the_first_cause() -> None:
     dropped = b"-EXECABORT Transaction discarded because of previous errors.\r\n"
     answer = b"+OK\r\n+QUEUED\r\n" + OOM + OOM + dropped
-    assert read_outcome(_receive(answer), 3) == Outcome(0, 0, OOM[1:-2].decode())
+    assert read_outcome(_receive(answer), 3) == TransactionReply(0, 0, OOM[1:-2].decode())
 
 
 def test_a_server_that_refuses_to_begin_settles_nothing() -> None:
@@ -147,7 +147,7 @@ def test_a_transaction_that_a_watch_ended_did_nothing() -> None:
     answer = b"+OK\r\n" + b"+QUEUED\r\n" * 3 + b"*-1\r\n"
     for cut in range(1, len(answer)):
         parts = iter([answer[:cut], answer[cut:]])
-        assert read_outcome(lambda: next(parts), 3) == Outcome(0, 0, touched=True)  # noqa: B023
+        assert read_outcome(lambda: next(parts), 3) == TransactionReply(0, 0, touched=True)  # noqa: B023
 
 
 USUAL = usual_answer(0, "7-1")

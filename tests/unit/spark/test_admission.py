@@ -50,7 +50,7 @@ def test_with_a_constant_cost_a_row_micro_batches_come_to_take_the_time_wanted(
     assert abs(admission.rows - wanted) <= 0.02 * wanted + 2
 
 
-def test_it_begins_below_its_ceiling_and_only_if_it_is_on() -> None:
+def test_the_batch_size_begins_below_its_ceiling_and_only_if_it_adapts() -> None:
     assert Admission(200_000, TARGET_S).rows == 50_000
     assert Admission(2_000, TARGET_S).rows == ROWS_MIN
     assert Admission(10, TARGET_S).rows == 10

@@ -40,7 +40,7 @@ def python(program: str, argument: str) -> None:
     subprocess.run([sys.executable, "-c", program, argument], env=environment, check=True)
 
 
-def test_without_a_file_the_jvm_is_told_nothing(tmp_path: Path) -> None:
+def test_without_a_file_the_jvm_gets_no_option(tmp_path: Path) -> None:
     assert class_archive_option(tmp_path / "none.jsa") == ""
 
 

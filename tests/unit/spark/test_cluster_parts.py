@@ -21,7 +21,7 @@ from spark_pipeline.source.slicing import cut
 from spark_pipeline.source.stream import WalbrookDataSource
 from tests import pgoutput
 from tests.unit.config.config_texts import databases, read
-from tests.unit.replication.test_seal import transaction, wire
+from tests.wire_messages import transaction, wire
 
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
 BATCHES, ROWS = 6, 40
@@ -88,7 +88,7 @@ def test_a_local_cluster_is_a_cluster(master: str, cluster: bool) -> None:
     assert is_cluster(master) is cluster
 
 
-def test_executors_are_told_where_the_log_is_and_with_what_to_read_it(
+def test_executors_learn_where_the_log_is_and_with_what_to_read_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "t")

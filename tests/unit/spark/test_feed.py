@@ -104,7 +104,7 @@ def test_a_range_that_failed_is_taken_again_from_where_the_worker_stands() -> No
     assert not feed.is_busy
 
 
-def test_one_that_needs_an_older_batch_or_another_history_does_not_join() -> None:
+def test_a_worker_that_needs_an_older_batch_or_another_history_does_not_join() -> None:
     feed = feed_at(5)
     assert not feed.join("old", HISTORY, 4)
     assert not feed.join("elsewhere", HISTORY + 1, 5)
@@ -210,7 +210,7 @@ def passed_within(feed: Feed, worker: str, wait_s: float) -> tuple[int, int] | N
         return None if decoded is None else (decoded.start, decoded.end)
 
 
-def test_while_all_are_busy_nobody_is_dropped_however_long_it_takes() -> None:
+def test_while_all_are_busy_no_child_is_dropped_however_long_it_takes() -> None:
     feed = feed_at(bytes_max=1, patience_s=0.05)
     feed.join("a", HISTORY, 0)
     feed.join("b", HISTORY, 0)
@@ -226,9 +226,7 @@ def test_while_all_are_busy_nobody_is_dropped_however_long_it_takes() -> None:
     assert [passed(feed, worker) for worker in ("a", "b")] == [(1, 2), (1, 2)]
 
 
-def test_what_cannot_be_decoded_is_an_error_for_whoever_needs_it_until_the_feed_begins_again() -> (
-    None
-):
+def test_an_undecodable_range_is_an_error_for_its_workers_until_the_feed_begins_again() -> None:
     feed = feed_at()
     feed.join("a", HISTORY, 0)
     feed.join("ahead", HISTORY, 5)
@@ -243,7 +241,7 @@ def test_what_cannot_be_decoded_is_an_error_for_whoever_needs_it_until_the_feed_
     assert feed.join("a", HISTORY, 1)
 
 
-def test_what_nobody_needs_is_skipped_without_a_gap() -> None:
+def test_a_range_that_no_worker_needs_is_skipped_without_a_gap() -> None:
     feed = feed_at()
     assert feed.demand() is None
     left = put(feed, 2)
@@ -256,7 +254,7 @@ def test_what_nobody_needs_is_skipped_without_a_gap() -> None:
     assert passed(feed, "a") == (6, 7)
 
 
-def test_another_history_empties_the_ring_and_a_delivery_of_the_old_one_moves_nobody() -> None:
+def test_another_history_empties_the_ring_and_a_delivery_of_the_old_one_moves_no_consumer() -> None:
     feed = feed_at()
     feed.join("a", HISTORY, 0)
     old = put(feed, 3)

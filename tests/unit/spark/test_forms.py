@@ -1,4 +1,4 @@
-"""What a lane asks of decode for its consumers, and what each of them then sees."""
+"""What a pipeline asks of decode for its consumers, and what each of them then sees."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from spark_pipeline.source import WalbrookDataSource
 from spark_pipeline.source.options import driver_options
 from spark_pipeline.source.range_reader import RangeReader
 from tests.unit.decoding.changes_of_every_kind import changes_of_every_kind
-from tests.unit.log.test_log import append
+from tests.unit.log.batches import append
 
 MICROSECONDS = ValueFormat("unix_microsecond")
 
@@ -114,7 +114,7 @@ def test_the_exchange_carries_every_form_to_the_consumer_that_wants_it(
     assert delivered(name="envelope", shape="debezium")[2]["before"] == {"id": 7, "note": "new"}
 
 
-def test_the_source_shows_the_default_form_unless_it_is_told_otherwise() -> None:
+def test_the_source_shows_the_default_form_unless_it_is_asked_otherwise() -> None:
     own = WalbrookDataSource({"path": "p"})
     assert own.schema().names == CHANGE_SCHEMA.names
     wanted = Wanted((ValueFormat(), MICROSECONDS), before=True)
@@ -122,7 +122,7 @@ def test_the_source_shows_the_default_form_unless_it_is_told_otherwise() -> None
     assert asked.schema().names == wanted.schema.names
 
 
-def test_the_reader_of_a_lane_asks_for_what_is_wanted_and_leaves_all_of_it(
+def test_the_reader_of_a_pipeline_asks_for_what_is_wanted_and_leaves_all_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, decoded = in_two_forms()

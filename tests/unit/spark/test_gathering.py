@@ -11,7 +11,7 @@ from cdc.config import DeltaDestination, FileDestination, ParquetDestination, Si
 from cdc.log.open import open_log
 from cdc.log.view import LogReader
 from spark_pipeline.workers.gathering import Gathering
-from tests.integration.test_queue import insert
+from tests.queue_pipeline import insert
 from tests.written_log import WrittenLog
 
 DELAY_S = 10.0

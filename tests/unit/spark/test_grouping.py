@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cdc.queue.groups import BY_KEY, Grouping, groups_of
 from spark_pipeline.delivery.group_parts import GroupRun, runs_between_barriers, spread
-from tests.unit.spark.test_sender import Message, histories, rows
+from tests.unit.spark.sending import Message, histories, rows
 
 Numbers = list[tuple[int, int]]
 

@@ -10,7 +10,8 @@ import pytest
 from cdc.config import FileDestination, SinkConfig
 from cdc.decoding import decode_changes
 from spark_pipeline.delivery.deliver import Origin, shape_of
-from spark_pipeline.expressions.visible_rows import RawRows, seen_rows
+from spark_pipeline.expressions.visible_rows import seen_rows
+from spark_pipeline.slices.raw_rows import RawRows
 from tests import pgoutput
 from tests.unit.decoding.frames import OID, Frame, table
 

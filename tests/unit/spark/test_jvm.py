@@ -77,7 +77,7 @@ def test_a_python_that_is_not_there_is_named() -> None:
         open_session(Spark(executor_python="/nowhere/python"))
 
 
-def test_what_has_a_key_reaches_spark_by_its_name() -> None:
+def test_a_setting_with_a_key_reaches_spark_by_its_name() -> None:
     settings = Spark(
         master="spark://far.example:7077",
         driver_host="here.example",

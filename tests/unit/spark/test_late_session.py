@@ -18,7 +18,7 @@ def test_a_session_that_is_open_is_given_at_once() -> None:
     assert (late.current, late.failure, came) == (SESSION, None, [])
 
 
-def test_whoever_waited_is_told_that_it_came() -> None:
+def test_waiting_threads_learn_that_the_session_came() -> None:
     late, came = LateSession(), []
 
     def opened_meanwhile() -> bool:

@@ -59,7 +59,7 @@ def test_of_a_java_stack_the_line_that_says_most_is_kept(stack: str, says: str) 
     assert said(stack) == says
 
 
-def test_a_worker_that_finds_nobody_at_the_other_end_is_no_news() -> None:
+def test_a_worker_that_finds_the_other_end_closed_is_no_news() -> None:
     text = """Traceback (most recent call last):
   File "daemon.py", line 1, in manager
     code = worker(sock)
@@ -84,7 +84,7 @@ def test_another_traceback_is_one_warning() -> None:
     assert events(text) == [Event("warning", "spark.worker_raised", fields)]
 
 
-def test_what_is_printed_is_for_debugging_unless_it_is_grave() -> None:
+def test_printed_lines_are_for_debugging_unless_they_are_grave() -> None:
     found = events("WARNING: Using incubator modules\n\njava.lang.OutOfMemoryError: heap space\n")
     assert [event.level for event in found] == ["debug", "warning"]
 

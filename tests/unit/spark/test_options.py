@@ -48,7 +48,7 @@ def test_names_are_known_in_any_case_and_values_are_read() -> None:
         ({"path": ""}, "no path"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_name(given: dict[str, str], says: str) -> None:
+def test_options_that_cannot_be_used_are_refused_by_name(given: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError) as refused:
         Options.read({"path": "/log/shop"} | given)
     assert says in str(refused.value)

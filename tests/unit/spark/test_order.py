@@ -173,7 +173,7 @@ def test_shared_memory_of_a_killed_process_is_freed_and_that_of_a_living_one_is_
     assert list(memory.iterdir()) == []
 
 
-def test_decoded_rows_are_nobody_elses_and_a_squatted_name_is_not_used(
+def test_decoded_rows_are_private_and_a_squatted_name_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = tmp_path / "shm"

@@ -17,8 +17,8 @@ from sinks.base import Delivery
 from spark_pipeline.delivery.deliver import Origin, Share
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.delivery.partitions import deliver_in_parts
-from spark_pipeline.delivery.sender import STRIKES, ConsecutiveRefusals, Sender
-from tests.unit.spark.test_sender import CONTEXT, Message, aside, consumer, cuts, histories, rows
+from spark_pipeline.delivery.sender import REFUSALS_MAX, ConsecutiveRefusals, Sender
+from tests.unit.spark.sending import CONTEXT, Message, consumer, cuts, histories, queued, rows
 
 END = Cursor(1 << 40, 0)
 
@@ -67,14 +67,14 @@ def deliver(
     share = Share(settings, Origin("shop", "h", "d"), "run", ORIGIN, END, [])
     shape = shape_for("sequin", CONTEXT)
 
-    def open_sender(share: Share, *, strikes: ConsecutiveRefusals) -> Sender:
+    def open_sender(share: Share, *, refusals: ConsecutiveRefusals) -> Sender:
         return Sender(
             settings,
             destination,
             lambda changes: MessageBatch(shape.rows(changes), shape),
             share.start,
             share.waiting,
-            strikes=strikes,
+            refusals=refusals,
         )
 
     bounds = sorted({0, *(cut for cut in cuts if cut < len(messages)), len(messages)})
@@ -83,21 +83,21 @@ def deliver(
 
 
 @given(histories, cuts, st.integers(2, 4), st.one_of(st.none(), st.integers(0, 30)))
-def test_every_message_below_the_cursor_is_delivered_or_aside_and_groups_keep_their_order(
+def test_every_message_below_the_cursor_is_delivered_or_queued_and_groups_keep_their_order(
     messages: list[Message], cuts: list[int], parts: int, down_after: int | None
 ) -> None:
     destination = Destination({m.cursor: m.fate for m in messages}, down_after)
     outcome = deliver(destination, messages, cuts, parts)
-    put_aside = aside(outcome)
+    queued_before = queued(outcome)
     below = [m.cursor for m in messages if m.cursor < outcome.cursor]
     taken = [cursor for cursor in destination.taken if cursor < outcome.cursor]
-    assert sorted(taken + put_aside) == below
+    assert sorted(taken + queued_before) == below
     assert len(set(destination.taken)) == len(destination.taken)
-    if outcome.error is None:
+    if outcome.is_whole:
         assert outcome.cursor == END
 
     place = {cursor: at for at, cursor in enumerate(destination.taken)}
-    waits = set(put_aside)
+    waits = set(queued_before)
     for at, message in enumerate(messages):
         if message.cursor not in place:
             continue
@@ -122,25 +122,25 @@ def test_groups_are_delivered_at_once() -> None:
 
 def test_refusals_in_one_part_are_not_the_destinations_fault_while_another_is_accepted() -> None:
     # One group has much; all the others, as many as would be too many in a row, are refused.
-    many = 3 * STRIKES
+    many = 3 * REFUSALS_MAX
     messages = [Message(0 if at % 2 else at + 1, at, "taken") for at in range(2 * many)]
     fates = {m.cursor: m.fate if m.key == 0 else "poison" for m in messages}
     destination = Destination(fates)
     outcome = deliver(destination, messages, [], 2)
     assert outcome.error is None
     assert outcome.cursor == END
-    assert len(aside(outcome)) == many
+    assert len(queued(outcome)) == many
     assert set(destination.taken) == {m.cursor for m in messages if m.key == 0}
 
 
-def test_a_destination_that_refuses_everything_is_at_fault_and_nothing_of_it_is_put_aside() -> None:
-    messages = [Message(at, at, "poison") for at in range(4 * STRIKES)]
+def test_a_destination_that_refuses_everything_is_at_fault_and_nothing_of_it_is_queued() -> None:
+    messages = [Message(at, at, "poison") for at in range(4 * REFUSALS_MAX)]
     destination = Destination({m.cursor: m.fate for m in messages})
     outcome = deliver(destination, messages, [], 2)
     assert outcome.failed
     assert outcome.error is not None
     assert "messages in a row and took none" in outcome.error.what
-    assert all(cursor < outcome.cursor for cursor in aside(outcome))
+    assert all(cursor < outcome.cursor for cursor in queued(outcome))
 
 
 def test_a_destination_that_is_gone_ends_every_part_and_what_all_have_settled_is_settled() -> None:

@@ -60,7 +60,7 @@ def test_the_poison_is_found_and_everything_else_arrives_in_order(
         outcome = deliver_carefully(sink.deliver, share, sink.within)
         dead += outcome.dead
         assert max(sink.arrived, default=-1) < outcome.cursor.idx, "sent past what is not settled"
-        assert (outcome.error is None) == (not outcome.dead)
+        assert (outcome.is_whole, outcome.more) == (not outcome.dead, bool(outcome.dead))
         share = replace(share, start=outcome.cursor)
     assert [one.cursor.idx for one in dead] == sorted(poison)
     assert all(f"message {one.cursor.idx}" in one.error for one in dead)
@@ -77,13 +77,13 @@ def test_a_message_is_not_dead_if_its_second_try_fails_for_another_reason() -> N
         if share.start == Cursor(8, 1) and share.end == Cursor(8, 2):
             alone = [one for one in tries if (one.start, one.end) == (share.start, share.end)]
             if len(alone) > 1:
-                raise TransientError("the lane was given up")
+                raise TransientError("the pipeline was given up")
         return sink.deliver(share)
 
     outcome = deliver_carefully(gives_up, sink.share(), sink.within)
     assert outcome.dead == ()
     assert outcome.cursor == Cursor(8, 1)
-    assert str(outcome.error) == "the lane was given up"
+    assert str(outcome.error) == "the pipeline was given up"
 
 
 def test_nothing_is_dead_while_an_empty_share_fails_too() -> None:
@@ -139,7 +139,9 @@ class SparkError(Exception):
         ),
     ],
 )  # fmt: skip
-def test_what_may_be_a_messages_fault(error: Exception, suspect: bool, says: str) -> None:
+def test_errors_that_may_be_a_messages_fault_are_suspect(
+    error: Exception, suspect: bool, says: str
+) -> None:
     assert is_suspect(error) is suspect
     assert says in as_walbrook_error(error).full_text
 

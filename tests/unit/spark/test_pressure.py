@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 
 from cdc.log.view import LogView
 from spark_pipeline.capacity.backlog import Bounds
-from spark_pipeline.capacity.gauge import Gauge
 from spark_pipeline.capacity.pressure import (
     DEFERRED_MAX_S,
     STEP_MIN_S,
     TURN_MIN_S,
     WIDENED_MAX,
+    Gauge,
     Load,
     Pressure,
     Served,
 )
 from tests import pgoutput
-from tests.unit.replication.test_seal import transaction
+from tests.wire_messages import transaction
 from tests.written_log import WrittenLog
 
 MOST = Bounds(1000, 1 << 20)
@@ -38,7 +38,7 @@ priorities = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 10), min_
 
 
 @given(loads=loads, priorities=priorities, tick_s=st.sampled_from([0.9, 1.0, 1.7]))
-def test_whatever_comes_nobody_is_deferred_for_ever_and_somebody_is_always_served(
+def test_whatever_comes_no_consumer_is_deferred_forever_and_one_is_always_served(
     loads: list[tuple[Load, int]], priorities: dict[str, int], tick_s: float
 ) -> None:
     pressure, now = Pressure(MOST), 0.0
@@ -68,7 +68,7 @@ def test_whatever_comes_nobody_is_deferred_for_ever_and_somebody_is_always_serve
 
 
 @given(loads=loads)
-def test_without_pressure_and_among_equals_nobody_is_deferred(
+def test_without_pressure_and_among_equals_no_consumer_is_deferred(
     loads: list[tuple[Load, int]],
 ) -> None:
     calm, equal, now = Pressure(MOST), Pressure(MOST), 0.0
@@ -82,7 +82,7 @@ def test_without_pressure_and_among_equals_nobody_is_deferred(
             assert equal.tick(load, {"a": Served(5), "b": Served(5)}, now).defer == ()
 
 
-def test_it_widens_then_defers_the_lowest_one_by_one_and_comes_back_the_other_way() -> None:
+def test_pressure_widens_then_defers_the_lowest_one_by_one_and_is_undone_the_other_way() -> None:
     pressure = Pressure(MOST)
     here = {
         "top": Served(9),
@@ -120,7 +120,7 @@ def test_it_widens_then_defers_the_lowest_one_by_one_and_comes_back_the_other_wa
     assert pressure.level == 0
 
 
-def test_a_lane_with_time_to_spare_is_not_under_pressure() -> None:
+def test_a_pipeline_with_time_to_spare_is_not_under_pressure() -> None:
     idle = Load(Bounds(10**9, 10**12), 1000.0, 0.3)
     assert not idle.is_high(MOST)
     assert idle.is_low(MOST)
@@ -129,7 +129,7 @@ def test_a_lane_with_time_to_spare_is_not_under_pressure() -> None:
         assert not load.is_low(MOST)
 
 
-def test_the_gauge_says_what_waits_since_when_and_how_busy_the_lane_is(tmp_path: Path) -> None:
+def test_the_gauge_says_what_waits_since_when_and_how_busy_the_pipeline_is(tmp_path: Path) -> None:
     item = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
     log = WrittenLog(tmp_path)
     for number in range(1, 4):

@@ -13,16 +13,8 @@ from spark_pipeline.delivery.outcome import Outcome, Poison
 from spark_pipeline.delivery.refusal_log import RefusalLog
 from spark_pipeline.feed.stage_settings import StageSettings
 from spark_pipeline.workers.retries import RetryQueue
-from tests.unit.spark.test_sender import Destination, Message, consumer, deliver, sender_for
-
-
-def refused(*keys: int, max_deliveries: int = 20) -> Outcome:
-    """What a destination refused of messages with these keys, between two that it took."""
-    messages = [Message(100, 0, "taken")]
-    messages += [Message(key, at, "poison") for at, key in enumerate(keys, 1)]
-    fates = {message.cursor: message.fate for message in messages}
-    settings = consumer(max_deliveries=max_deliveries)
-    return deliver(sender_for(Destination(fates), settings=settings), messages, [])
+from tests.unit.spark.refusals import refused
+from tests.unit.spark.sending import consumer
 
 
 def lines(log: RefusalLog, *outcomes: Outcome) -> list[dict[str, Any]]:
@@ -64,7 +56,7 @@ def test_a_consumer_has_one_line_in_ten_seconds_which_counts_those_left_out() ->
     assert lines(log, Outcome("hook", Cursor(8, 0))) == []
 
 
-def test_what_a_worker_settles_is_logged(tmp_path: Path) -> None:
+def test_settled_refusals_are_logged(tmp_path: Path) -> None:
     origin = Origin("shop", "h", "d")
     settings = StageSettings("shop", 1, origin, [], "", tmp_path, tmp_path, 1000, 1 << 20)
     retries = RetryQueue(consumer(), settings, "run", RefusalLog())

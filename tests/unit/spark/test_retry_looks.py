@@ -9,8 +9,8 @@ from spark_pipeline.delivery.deliver import Origin
 from spark_pipeline.delivery.refusal_log import RefusalLog
 from spark_pipeline.feed.stage_settings import StageSettings
 from spark_pipeline.workers.retries import RetryQueue
-from tests.unit.spark.test_refusal_log import refused
-from tests.unit.spark.test_sender import consumer
+from tests.unit.spark.refusals import refused
+from tests.unit.spark.sending import consumer
 
 
 def _queue(directory: Path) -> RetryQueue:

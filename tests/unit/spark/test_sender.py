@@ -1,10 +1,8 @@
-"""The desk against an obvious model: random messages, refusals, groups, cuts and crashes."""
+"""The sender against an obvious model: random messages, refusals, groups, cuts and crashes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from itertools import pairwise
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,138 +10,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.change import CHANGE_SCHEMA, MessageBatch
-from cdc.config import SinkConfig
 from cdc.config.destination import FileDestination
 from cdc.cursor import ORIGIN, Cursor
-from cdc.decoding.shapes import Context, shape_for
-from cdc.errors import PoisonError, TransientError
-from cdc.queue.retry import ANSWERED
-from cdc.state.blocked_groups import NOTHING, BlockedGroups
+from cdc.state.blocked_groups import NOTHING
 from sinks.base import Delivery
-from spark_pipeline.delivery.outcome import Outcome
-from spark_pipeline.delivery.sender import STRIKES, Sender
+from spark_pipeline.delivery.sender import REFUSALS_MAX
+from tests.unit.spark.sending import (
+    Destination,
+    Message,
+    consumer,
+    cuts,
+    deliver,
+    histories,
+    queued,
+    rows,
+    sender_for,
+)
 
-CONTEXT = Context("hook", "shop", "h", "d", 0)
-AT = datetime(2026, 1, 1, tzinfo=UTC)
 ONE_ORDER = FileDestination(path=Path("x"))
 
 
-@dataclass(frozen=True)
-class Message:
-    """One change: its key, its number among all, and how its destination takes it."""
-
-    key: int
-    number: int
-    fate: str  # taken, poison or answered
-    action: str = "insert"
-
-    @property
-    def cursor(self) -> Cursor:
-        return Cursor(8 * (1 + self.number // 3), self.number % 3)
-
-
-@dataclass
-class Destination:
-    """Takes messages in order up to the first that it refuses, as a sink does."""
-
-    fates: dict[Cursor, str]
-    down_after: int | None = None  # messages after which it is not there any more
-    taken: list[Cursor] = field(default_factory=list)
-
-    def deliver(self, batch: MessageBatch) -> Delivery:
-        for at in range(len(batch)):
-            cursor = batch.cursor(at)
-            if self.down_after is not None and len(self.taken) >= self.down_after:
-                return Delivery(at, error=TransientError("gone"))
-            if self.fates[cursor] == "poison":
-                return Delivery(at, error=PoisonError("no"))
-            if self.fates[cursor] == "answered":
-                return Delivery(at, error=TransientError("broke", kind=ANSWERED))
-            self.taken.append(cursor)
-        return Delivery(len(batch))
-
-    def close(self) -> None:
-        pass
-
-
-def rows(messages: list[Message]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(
-        [
-            {
-                "commit_lsn": message.cursor.lsn,
-                "commit_idx": message.cursor.idx,
-                "commit_timestamp": AT,
-                "xid": 1,
-                "table_schema": "public",
-                "table_name": "t" if message.key >= 0 else "u",
-                "action": message.action,
-                "record": '{"id": 1}',
-                "record_pks": f'["{message.key}"]',
-            }
-            for message in messages
-        ],
-        schema=CHANGE_SCHEMA,
-    )
-
-
-def consumer(**given: object) -> SinkConfig:
-    destination = {"type": "webhook", "url": "http://127.0.0.1:1/"}
-    settings = {"name": "hook", "database": "shop", "destination": destination, **given}
-    return SinkConfig.model_validate(settings)
-
-
-def sender_for(
-    destination: Destination, waiting: BlockedGroups = NOTHING, settings: SinkConfig | None = None
-) -> Sender:
-    shape = shape_for("sequin", CONTEXT)
-    return Sender(
-        settings or consumer(),
-        destination,
-        lambda changes: MessageBatch(shape.rows(changes), shape),
-        ORIGIN,
-        waiting,
-    )
-
-
-def deliver(desk: Sender, messages: list[Message], cuts: list[int]) -> Outcome:
-    bounds = sorted({0, *(cut for cut in cuts if cut < len(messages)), len(messages)})
-    for start, stop in pairwise(bounds):
-        if not desk.take(rows(messages[start:stop])):
-            return desk.outcome
-    return desk.finish(Cursor(1 << 40, 0))
-
-
-def aside(outcome: Outcome) -> list[Cursor]:
-    if outcome.aside is None:
-        return []
-    columns = (outcome.aside.column(name).to_pylist() for name in ("commit_lsn", "commit_idx"))
-    return sorted(map(Cursor, *columns))
-
-
-fates = st.sampled_from(["taken"] * 6 + ["poison", "answered"])
-actions = st.sampled_from(["insert"] * 12 + ["truncate"])
-histories = st.lists(st.tuples(st.integers(-2, 3), fates, actions), max_size=40).map(
-    lambda history: [Message(key, at, *rest) for at, (key, *rest) in enumerate(history)]
-)
-cuts = st.lists(st.integers(0, 40), max_size=5)
-
-
 @given(histories, cuts, st.one_of(st.none(), st.integers(0, 30)))
-def test_every_message_below_the_cursor_is_delivered_or_aside_and_order_is_kept(
+def test_every_message_below_the_cursor_is_delivered_or_queued_and_order_is_kept(
     messages: list[Message], cuts: list[int], down_after: int | None
 ) -> None:
     destination = Destination({m.cursor: m.fate for m in messages}, down_after)
     outcome = deliver(sender_for(destination), messages, cuts)
-    put_aside = aside(outcome)
+    queued_before = queued(outcome)
     taken = [cursor for cursor in destination.taken if cursor < outcome.cursor]
     below = [m.cursor for m in messages if m.cursor < outcome.cursor]
-    assert sorted(taken + put_aside) == below
+    assert sorted(taken + queued_before) == below
     assert outcome.delivered == len(destination.taken)
-    if outcome.error is None:
+    if outcome.is_whole:
         assert outcome.cursor == Cursor(1 << 40, 0)
 
     # Nothing that went out stands behind something of its group, or of its table, that waits.
-    waits = set(put_aside)
+    waits = set(queued_before)
     for at, message in enumerate(messages):
         if message.cursor not in destination.taken or message.cursor >= outcome.cursor:
             continue
@@ -162,28 +64,26 @@ def test_a_destination_is_at_fault_only_after_that_many_refusals_in_a_row(
     destination = Destination({m.cursor: m.fate for m in messages})
     outcome = deliver(sender_for(destination), messages, cuts)
     if outcome.error is not None:
-        assert f"refused {STRIKES + 1} messages in a row" in outcome.error.what
-        # Everything from the first of them on comes again: nothing of it is put aside.
-        assert all(cursor < outcome.cursor for cursor in aside(outcome))
+        assert f"refused {REFUSALS_MAX + 1} messages in a row" in outcome.error.what
+        # Everything from the first of them on comes again: nothing of it is queued.
+        assert all(cursor < outcome.cursor for cursor in queued(outcome))
         assert destination.taken == [c for c in destination.taken if c < outcome.cursor]
 
 
-def test_what_waits_from_before_holds_its_group_back() -> None:
+def test_a_message_that_waits_from_before_holds_its_group_back() -> None:
     first = [Message(1, 0, "poison"), Message(2, 1, "taken")]
     destination = Destination({m.cursor: m.fate for m in first})
     outcome = deliver(sender_for(destination), first, [])
-    assert outcome.aside is not None
-    waiting = NOTHING.with_these(outcome.aside)
+    assert outcome.queued is not None
+    waiting = NOTHING.with_these(outcome.queued)
     more = [Message(1, 2, "taken"), Message(2, 3, "taken")]
     destination = Destination({m.cursor: m.fate for m in more})
     outcome = deliver(sender_for(destination, waiting), more, [])
     assert destination.taken == [more[1].cursor]
-    assert aside(outcome) == [more[0].cursor]
+    assert queued(outcome) == [more[0].cursor]
 
 
-def test_what_a_destination_that_needs_one_order_refuses_is_dead_and_settled_before_the_rest() -> (
-    None
-):
+def test_a_refusal_where_one_order_is_needed_is_dead_and_settled_before_the_rest() -> None:
     messages = [Message(1, 0, "taken"), Message(2, 1, "poison"), Message(3, 2, "taken")]
     destination = Destination({m.cursor: m.fate for m in messages})
     sender = sender_for(destination, settings=consumer(destination=ONE_ORDER))
@@ -191,8 +91,9 @@ def test_what_a_destination_that_needs_one_order_refuses_is_dead_and_settled_bef
     assert destination.taken == [messages[0].cursor]
     assert [poison.cursor for poison in outcome.dead] == [messages[1].cursor]
     assert outcome.cursor == Cursor(messages[1].cursor.lsn, messages[1].cursor.idx + 1)
-    assert isinstance(outcome.error, TransientError), "what follows comes next"
-    assert outcome.aside is None
+    assert outcome.more, "what follows comes next"
+    assert not outcome.failed
+    assert outcome.queued is None
 
 
 def test_on_such_a_destination_nothing_is_sent_past_a_message_that_is_too_large() -> None:
@@ -203,9 +104,11 @@ def test_on_such_a_destination_nothing_is_sent_past_a_message_that_is_too_large(
         CHANGE_SCHEMA.field("record"),
         pa.array(['{"id": "' + "x" * 2000 + '"}', '{"id": 1}']),
     )
-    desk = sender_for(destination, settings=consumer(destination=ONE_ORDER, max_message_bytes=1000))
-    assert not desk.take(large)
-    outcome = desk.outcome
+    sender = sender_for(
+        destination, settings=consumer(destination=ONE_ORDER, max_message_bytes=1000)
+    )
+    assert not sender.take(large)
+    outcome = sender.outcome
     assert destination.taken == []
     assert [poison.cursor for poison in outcome.dead] == [messages[0].cursor]
     assert outcome.cursor == Cursor(messages[0].cursor.lsn, messages[0].cursor.idx + 1)
@@ -222,6 +125,6 @@ def test_the_top_is_that_of_the_messages_whose_destination_keeps_a_position() ->
 
     own, routed = ([Message(0, n, "taken") for n in few] for few in ((0, 1), (2, 3)))
     messages = own + routed
-    desk = sender_for(Streams({m.cursor: m.fate for m in messages}))
-    outcome = deliver(desk, messages, [len(own)])
+    sender = sender_for(Streams({m.cursor: m.fate for m in messages}))
+    outcome = deliver(sender, messages, [len(own)])
     assert (outcome.top_before, outcome.top) == (ORIGIN, own[-1].cursor)

@@ -73,7 +73,7 @@ def test_as_long_as_all_want_more_each_gets_slot_time_by_its_weight(
         max_size=12,
     ),
 )
-def test_nobody_waits_longer_than_the_bound_whatever_the_others_do(
+def test_no_delivery_waits_longer_than_the_bound_whatever_the_others_do(
     slots: int, coming: list[tuple[int, int, int, int]]
 ) -> None:
     queue = SlotQueue(slots)
@@ -98,7 +98,7 @@ def test_nobody_waits_longer_than_the_bound_whatever_the_others_do(
             assert until - ticket.entered_at <= longest_wait_s(ahead[ticket], slots)
 
 
-def test_one_that_comes_late_shares_from_then_on_and_has_no_credit() -> None:
+def test_a_worker_that_comes_late_shares_from_then_on_and_has_no_credit() -> None:
     queue, now = SlotQueue(1), 0.0
     for _ in range(100):
         ticket = queue.enter(who(1), 5, now)
@@ -117,7 +117,7 @@ def test_one_that_comes_late_shares_from_then_on_and_has_no_credit() -> None:
     assert sorted(order) == ["1", "1", "1", "2", "2", "2"]
 
 
-def test_one_that_hangs_loses_its_slot_to_the_next_and_may_still_leave() -> None:
+def test_a_delivery_that_hangs_loses_its_slot_to_the_next_and_may_still_leave() -> None:
     queue = SlotQueue(1)
     hangs = queue.enter(who(1), 10, 0.0)
     waits = queue.enter(who(2), 1, 0.0)
@@ -128,7 +128,7 @@ def test_one_that_hangs_loses_its_slot_to_the_next_and_may_still_leave() -> None
     assert queue.holding == [waits]
 
 
-def test_one_that_has_waited_long_goes_before_whoever_has_used_less() -> None:
+def test_a_delivery_that_has_waited_long_goes_before_others_that_have_used_less() -> None:
     queue = SlotQueue(1)
     first = queue.enter(who(0), 1, 0.0)
     granted(queue, 0.0)
@@ -144,7 +144,7 @@ def test_one_that_has_waited_long_goes_before_whoever_has_used_less() -> None:
     assert AGED_S <= aged.held_since - 20.0 <= AGED_S + 8.0
 
 
-def test_one_that_is_away_for_a_moment_keeps_its_share() -> None:
+def test_a_worker_that_is_away_for_a_moment_keeps_its_share() -> None:
     queue, now = SlotQueue(1), 0.0
     turns = {"strong": 0, "weak": 0, "weaker": 0}
     comes = dict.fromkeys(turns, 0.0)
@@ -166,7 +166,7 @@ def test_one_that_is_away_for_a_moment_keeps_its_share() -> None:
     assert 1.5 <= turns["weak"] / turns["weaker"] <= 2.5
 
 
-def test_one_that_waits_no_more_is_not_waited_for() -> None:
+def test_a_delivery_that_waits_no_more_is_not_waited_for() -> None:
     queue = SlotQueue(1)
     holds, gone, next_one = (queue.enter(who(number), 5, 0.0) for number in range(3))
     granted(queue, 0.0)

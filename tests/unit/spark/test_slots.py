@@ -46,7 +46,7 @@ def test_a_delivery_that_breaks_gives_its_slot_back() -> None:
         assert slots.in_use("other") == (0, 0)
 
 
-def test_one_that_hangs_holds_its_slot_no_longer_than_the_bound(
+def test_a_delivery_that_hangs_holds_its_slot_no_longer_than_the_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(slot_queue, "HELD_MAX_S", 0.2)

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 
 from cdc.cursor import Cursor
-from spark_pipeline.source import range_reader
+from spark_pipeline.slices.raw_rows import BYTES_PER_DECODE_MAX
 from spark_pipeline.source.options import Options
 from spark_pipeline.source.range_reader import LogPartition, RangeReader
 from spark_pipeline.source.slicing import cut
 from tests.unit.replication.annotated import set_annotation
-from tests.unit.replication.test_seal import ITEM, row, transaction
+from tests.wire_messages import ITEM, row, transaction
 from tests.written_log import write
 
 
@@ -62,4 +62,4 @@ def test_long_annotations_are_not_joined_beyond_what_one_decode_may_hold(tmp_pat
     write(tmp_path, [ITEM, *transaction(50, row())], *batches)
     decoded = list(read(tmp_path, 1))
     assert [changes.num_rows for changes in decoded] == [2402, 2401, 2401, 2401]
-    assert all(changes.nbytes < range_reader._BYTES_PER_DECODE_MAX for changes in decoded)
+    assert all(changes.nbytes < BYTES_PER_DECODE_MAX for changes in decoded)

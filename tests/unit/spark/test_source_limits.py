@@ -20,7 +20,7 @@ from spark_pipeline.source import stream as stream_module
 from spark_pipeline.source.options import Options
 from spark_pipeline.source.stream import LogStreamReader
 from tests import pgoutput
-from tests.unit.replication.test_seal import transaction
+from tests.wire_messages import transaction
 from tests.written_log import SMALL, WrittenLog
 
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True), ("name", 25)])
@@ -66,7 +66,7 @@ def test_at_least_one_batch_is_taken(log: WrittenLog, limit: ReadLimit) -> None:
     assert taken(reader(log), limit) == 1
 
 
-def test_what_the_driver_notes_of_pressure_lets_micro_batches_take_longer(
+def test_the_drivers_note_of_pressure_lets_micro_batches_take_longer(
     log: WrittenLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(log, first=100, count=100)
@@ -120,7 +120,7 @@ def test_a_query_to_what_is_there_now_refuses_a_checkpoint_of_another_history(
         stream.latestOffset(start, ReadMaxRows(10))
 
 
-def test_what_retention_removed_before_it_was_read_is_told(tmp_path: Path) -> None:
+def test_batches_removed_before_they_were_read_are_reported(tmp_path: Path) -> None:
     log = WrittenLog(tmp_path, SMALL)
     fill(log)
     stream = reader(log, maxRows="300")

@@ -18,7 +18,7 @@ from spark_pipeline.source.range_reader import RangeReader
 from spark_pipeline.source.table_reader import check_schema, newest_version, spark_schema
 from tests import pgoutput
 from tests.pgoutput import UNCHANGED
-from tests.unit.replication.test_seal import transaction
+from tests.wire_messages import transaction
 from tests.written_log import write
 
 INT4, INT8, TEXT = 23, 20, 25

@@ -51,8 +51,8 @@ from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.settler import Settler
 from tests import pgoutput
 from tests.examples import examples
-from tests.lane_on_log import arrived, cursors_of
-from tests.unit.replication.test_seal import transaction, wire
+from tests.log_pipeline import arrived, cursors_of
+from tests.wire_messages import transaction, wire
 
 ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True)])
 NAMES = ("a", "b", "c")
@@ -81,7 +81,7 @@ class Rows:
                 raise MovedError(name, each.since)
         self.cursors |= {name: each.cursor for name, each in consumers.items()}
 
-    def roll(self, _state: object, _source: str) -> ActiveConsumers:
+    def active(self, _state: object, _source: str) -> ActiveConsumers:
         if self.away:
             raise psycopg.OperationalError("the state database does not answer")
         served = {name: at for name, at in self.cursors.items() if name not in self.paused}
@@ -132,8 +132,10 @@ class Stage:
 
     def _replace_postgres(self, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(settler, "settle", self.rows.settle)
+        # One thread does all: a slow machine must not let a worker wait for the settler.
+        patch.setattr(settler, "_UNSETTLED_S", float("inf"))
         patch.setattr(Settler, "_connected", lambda _self: None)
-        patch.setattr(worker, "read_active_consumers", self.rows.roll)
+        patch.setattr(worker, "read_active_consumers", self.rows.active)
         for module, name, gives in (
             (worker, "pass_gaps", {}), (worker, "left_behind", {}), (retries, "due", []),
             (base, "report_consumer", None), (Ledgers, "report", None), (Pieces, "begin", None),

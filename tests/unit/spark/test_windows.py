@@ -284,7 +284,7 @@ def test_numbers_are_exact_and_values_written_as_elsewhere(spark: SparkSession) 
     )
 
 
-def test_a_change_that_cannot_be_read_or_judged_is_told_and_left_out(
+def test_a_change_that_cannot_be_read_or_judged_is_reported_and_left_out(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = windows(spark, spec({"n": "count(*)", "s": "sum(100 div record.n)"}))
@@ -309,7 +309,7 @@ def test_a_change_that_cannot_be_read_or_judged_is_told_and_left_out(
         made.close(rows, times, (NO_TIME, 10 * S))
 
 
-def test_an_aggregate_that_fails_over_a_group_leaves_nobody_out(spark: SparkSession) -> None:
+def test_an_aggregate_that_fails_over_a_group_leaves_out_no_group(spark: SparkSession) -> None:
     made = windows(spark, spec({"s": "sum(record.id)", "r": "sum(record.n) / (count(*) - 2)"}))
     for ids, says in (
         ([2**62, 2**62, 2**62], "ARITHMETIC_OVERFLOW"),
@@ -416,7 +416,7 @@ def test_aggregates_that_may_not_be_are_refused_each_with_its_reason(spark: Spar
     assert "correct it in the configuration" in caught.value.fix
 
 
-def test_what_is_grouped_by_is_of_one_change(spark: SparkSession) -> None:
+def test_the_values_grouped_by_are_of_one_change(spark: SparkSession) -> None:
     refused = [
         ("count(*)", "it may look at one change alone"),
         ("record.regoin", "did you mean region?"),
@@ -430,7 +430,7 @@ def test_what_is_grouped_by_is_of_one_change(spark: SparkSession) -> None:
         assert says in told[f"group_by.g{at}"], text
 
 
-def test_what_cannot_be_grouped_by_is_refused(spark: SparkSession) -> None:
+def test_a_column_that_cannot_be_grouped_by_is_refused(spark: SparkSession) -> None:
     (what,) = problems(spark, spec({"n": "count(*)"}, {"g": "map(record.id, 1)"}))
     assert what.startswith("the window of consumer orders cannot be used on its tables: ")
 
@@ -445,7 +445,7 @@ def test_a_column_has_one_type_over_all_tables(spark: SparkSession) -> None:
     assert problems(spark, spec({"s": "sum(record.n)"}), **tables) == []
 
 
-def test_every_problem_is_told_at_once_and_without_tables_those_of_form(
+def test_every_problem_is_reported_at_once_and_without_tables_those_of_form(
     spark: SparkSession,
 ) -> None:
     given = spec({"a": "sum(record.nope)", "b": "rand()"}, {"g": "record.nope"})

@@ -19,7 +19,7 @@ Members = Mapping[str, object]
 
 
 def refuse_unknown(given: Members, known: Collection[str]) -> None:
-    """A member that nobody reads was meant to do something."""
+    """A member that is not read was meant to do something."""
     for name in given:
         if name not in known:
             raise RefusedError(

@@ -1,7 +1,7 @@
 """Claimers that wait: of each consumer one line, served by one claim pass after another.
 
 However many wait, one statement serves them, each with its share (``walbrook.receive_shared``). A
-pass is made when somebody joins the line, when messages were stored or given back (NOTIFY), and
+pass is made when a claimer joins the line, when messages were stored or given back (NOTIFY), and
 when a lease ends or a delay is over. Invariants: every claimer gets its messages, or none when its
 time is up; a claimer that hung up is handed nothing, and what was claimed for it is given back at
 once; a line has a bound.
@@ -63,7 +63,7 @@ class Claimed:
 
 @dataclass(eq=False)
 class Claimer:
-    """Somebody who wants up to ``batch_size`` messages before ``until`` (the loop's clock)."""
+    """A request for up to ``batch_size`` messages before ``until`` (the loop's clock)."""
 
     batch_size: int
     until: float
@@ -78,7 +78,7 @@ class Claims:
     def __init__(self, dsn: str, connections: StateConnections) -> None:
         self._dsn = dsn
         self._connections = connections
-        self._lines: dict[str, _Line] = {}
+        self._claim_queues: dict[str, _ClaimQueue] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -112,15 +112,15 @@ class Claims:
             raise
 
     async def give_back(self, consumer: str, messages: Sequence[Claimed]) -> None:
-        """What was claimed for somebody who is gone."""
+        """What was claimed for a request that is gone."""
         if messages:
             ack_ids = [message.ack_id for message in messages]
             await self._connections.fetch(_GIVE_BACK, (consumer, ack_ids))
 
     def stop_waiting(self) -> None:
-        """Everybody is answered with what there is, and nobody waits any more."""
+        """Every request is answered with what there is, and none waits any more."""
         self._closed = True
-        for line in self._lines.values():
+        for line in self._claim_queues.values():
             line.stop_waiting()
 
     async def close(self) -> None:
@@ -129,12 +129,12 @@ class Claims:
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
 
-    def _line(self, consumer: str, number: int) -> _Line:
-        if not self._lines:
+    def _line(self, consumer: str, number: int) -> _ClaimQueue:
+        if not self._claim_queues:
             self._keep(self._listen())
-        line = self._lines.get(consumer)
+        line = self._claim_queues.get(consumer)
         if line is None or line.number != number:
-            line = self._lines[consumer] = _Line(consumer, number, self._connections)
+            line = self._claim_queues[consumer] = _ClaimQueue(consumer, number, self._connections)
             self._keep(line.serve())
         return line
 
@@ -149,10 +149,10 @@ class Claims:
             try:
                 async with await connect_async(self._dsn, name="api:listen") as connection:
                     await connection.execute(f"LISTEN {CHANNEL}".encode())
-                    for line in self._lines.values():
+                    for line in self._claim_queues.values():
                         line.wake.set()
                     async for note in connection.notifies():
-                        for line in self._lines.values():
+                        for line in self._claim_queues.values():
                             if str(line.number) == note.payload:
                                 line.wake.set()
             except psycopg.Error as error:
@@ -160,7 +160,7 @@ class Claims:
             await asyncio.sleep(_RECONNECT_S)
 
 
-class _Line:
+class _ClaimQueue:
     """The claimers of one consumer, first come first."""
 
     def __init__(self, consumer: str, number: int, connections: StateConnections) -> None:
@@ -231,7 +231,7 @@ class _Line:
         self.claimers = [each for each in self.claimers if not each.answer.done()]
 
     async def _pause(self) -> None:
-        """Until there is something to do, or somebody's time is up."""
+        """Until there is something to do, or a request's time is up."""
         if self.wake.is_set():
             return
         if not self.claimers:

@@ -19,7 +19,7 @@ from cdc.service.http.api.refusals import RefusedError
 _MOST = 4
 _STATEMENT_S = 30
 _WAIT_S = 30.0
-# A transaction that somebody leaves open over SQL shall not keep all of them for long.
+# A transaction that a client leaves open over SQL must not keep all of them for long.
 _LOCKS = "SET lock_timeout = '10s'"
 
 Rows = list[tuple[object, ...]]

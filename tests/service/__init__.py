@@ -1,0 +1,1 @@
+"""Whole processes: the service, the command line, the demo."""

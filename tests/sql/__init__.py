@@ -1,0 +1,1 @@
+"""State database and SQL functions, on a real Postgres."""

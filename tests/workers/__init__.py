@@ -1,0 +1,1 @@
+"""Feed, workers and settler over hand-written logs, without Spark."""
