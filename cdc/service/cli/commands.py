@@ -32,6 +32,9 @@ def _listing(summary: str) -> LazyCommand:
 
 
 COMMANDS: Final = {
+    "init": LazyCommand("init", "init_app", "Look at a database, and write walbrook.yaml."),
+    "import": LazyCommand("imports", "import_app", "Write walbrook.yaml from another product's."),
+    "doctor": LazyCommand("doctor", "doctor_app", "Look at each source from outside."),
     "run": LazyCommand(
         "run",
         "run_app",

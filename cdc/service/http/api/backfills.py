@@ -14,8 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cdc.connection import Connection
-from cdc.errors import OperatorError
-from cdc.service.http.api.bodies import Body, answer, field, malformed, only, refusal
+from cdc.service.http.api.bodies import Body, answer, field, malformed, only
 from cdc.service.http.api.routes import About, Member, connected, guarded, json_body
 from cdc.service.http.api.tokens import Access
 from cdc.state.backfill_operators import backfills, change_backfill, known_act, start_backfill
@@ -48,10 +47,7 @@ def backfill_routes(state_dsn: str, access: Access) -> list[Route]:
             with connected(state_dsn) as connection:
                 return act(connection)
 
-        try:
-            return answer(await run_in_threadpool(in_thread))
-        except OperatorError as error:
-            raise refusal(error) from error
+        return answer(await run_in_threadpool(in_thread))
 
     async def start(request: Request) -> Response:
         name, body = str(request.path_params["name"]), await json_body(request)

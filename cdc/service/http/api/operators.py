@@ -18,8 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cdc.connection import Connection
-from cdc.errors import OperatorError
-from cdc.service.http.api.bodies import Body, answer, field, malformed, only, refusal
+from cdc.service.http.api.bodies import Body, answer, field, malformed, only
 from cdc.service.http.api.routes import About, Member, connected, guarded, json_body
 from cdc.service.http.api.tokens import Access, Role
 from cdc.state import operators
@@ -53,10 +52,7 @@ def operator_routes(state_dsn: str, access: Access) -> list[Route]:
             )
             only(reading, *operation.about.body, *operation.about.query)
             name = str(request.path_params.get("name", ""))
-            try:
-                return answer(await run_in_threadpool(act, operation.act, name, reading))
-            except OperatorError as error:
-                raise refusal(error) from error
+            return answer(await run_in_threadpool(act, operation.act, name, reading))
 
         return guarded(
             path,

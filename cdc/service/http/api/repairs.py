@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cdc.errors import OperatorError, TransientError
-from cdc.service.http.api.bodies import answer, field, malformed, only, refusal
+from cdc.errors import TransientError
+from cdc.service.http.api.bodies import answer, field, malformed, only
 from cdc.service.http.api.refusals import RefusedError
 from cdc.service.http.api.routes import About, Member, connected, guarded, json_body
 from cdc.service.http.api.tokens import Access, Role
@@ -59,8 +59,6 @@ def repair_routes(state_dsn: str, access: Access, begin: BeginRepair) -> list[Ro
         name = str(request.path_params["name"])
         try:
             await run_in_threadpool(begin, name, deletes)
-        except OperatorError as error:
-            raise refusal(error) from error
         except TransientError as error:
             raise RefusedError(409, error.what, fix=error.fix) from error
         (latest, *_) = await run_in_threadpool(listed, name)

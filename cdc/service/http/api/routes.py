@@ -20,6 +20,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cdc.connection import Connection, connect
+from cdc.errors import OperatorError
+from cdc.service.http.api.bodies import refusal
 from cdc.service.http.api.refusals import RefusedError, refused_by_sql
 from cdc.service.http.api.tokens import Access, Role
 from cdc.state.audit import ACTOR, Actor, Channel, identify
@@ -95,6 +97,8 @@ def guarded(
             return await handler(request)
         except RefusedError as refused:
             return refused.response()
+        except OperatorError as error:
+            return refusal(error).response()
         except psycopg.Error as error:
             answer = refused_by_sql(error)
             if answer.status == 503:
