@@ -51,7 +51,7 @@ COMMANDS: Final = {
     "pause": _operator("Deliver nothing more to a consumer, for now."),
     "resume": _operator("Serve a paused consumer again, from its cursor on."),
     "rewind": _operator("Deliver everything again from an earlier place on."),
-    "skip-to": _operator("Move a consumer forward, and give up what lies before."),
+    "skip-to": _operator("Move a consumer forward, giving up what lies before."),
     "redeliver": _operator("Send dead letters again: one, or all that can be."),
     "discard": _operator("Acknowledge dead letters, or give up a message."),
     "discard-all": _operator("Give up all that a consumer has not had."),

@@ -155,7 +155,7 @@ def _functions(read: Section, found: Imported) -> dict[str, Section]:
         do = _EXPRESSIONS
         if kind == "enrichment":
             do = "join at the destination, or look it up in a Python function: docs/expressions.md"
-        found.remark(f"functions.{name}", f"is a {kind} function in {language}", do)
+        found.remark(f"functions.{name}", f"is written in {language} (type {kind})", do)
     return functions
 
 
@@ -168,6 +168,8 @@ def _sink(
     if destination is None:
         return
     sink: Section = taken(each, _SINK)
+    if destination.get("batch") in (False, "false") and sink.pop("batch_size", 1) != 1:
+        found.remark(f"{where}.batch_size", "has no effect with batch: false", "it is left out")
     _tables(each, sink)
     _expressions(each, sink, functions, where, found)
     backfill = each.get("initial_backfill")
