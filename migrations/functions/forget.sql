@@ -46,8 +46,9 @@ BEGIN
         RAISE EXCEPTION 'there is no source %', forget_source.source
             USING ERRCODE = 'no_data_found', HINT = 'walbrook.sources lists them';
     END IF;
-    IF s.seen_at > clock_timestamp() - interval '1 minute' AND s.state <> 'stopped' THEN
-        RAISE EXCEPTION 'source % is served: its reader was seen at %', s.name, s.seen_at
+    -- The lock that a service holds for each of its sources.
+    IF NOT pg_try_advisory_xact_lock(hashtextextended('walbrook.source.' || s.name, 0)) THEN
+        RAISE EXCEPTION 'source % is served', s.name
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = 'take it out of the configuration first, and apply that or stop the service';
     END IF;

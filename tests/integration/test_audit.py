@@ -171,11 +171,10 @@ def test_what_is_served_is_not_forgotten(operator: Operator) -> None:
         operator.rows("SELECT walbrook.forget('hook')")
     with pytest.raises(psycopg.Error, match="there is no consumer nobody"):
         operator.rows("SELECT walbrook.forget('nobody')")
-    operator.connection.execute(
-        "UPDATE walbrook.sources SET state = 'streaming', seen_at = clock_timestamp()"
-    )
-    with pytest.raises(psycopg.Error, match="source shop is served"):
-        operator.rows("SELECT walbrook.forget_source('shop')")
+    with operator.database.connect() as service:
+        service.execute("SELECT pg_advisory_lock(hashtextextended('walbrook.source.shop', 0))")
+        with pytest.raises(psycopg.Error, match="source shop is served"):
+            operator.rows("SELECT walbrook.forget_source('shop')")
 
 
 @pytest.mark.parametrize("way", ["sql", "command line", "http"])

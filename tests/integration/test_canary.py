@@ -107,7 +107,8 @@ def service_of(database: Database, directory: Path, endpoint: Endpoint, user: st
     read["databases"][0]["url"] = (
         f"postgres://{user}:{DSN}@{place['host']}:{place['port']}/{place['dbname']}"
     )
-    read["service"] = {"http": {"port": 0, "tokens": tokens}, "log_level": "debug", "drain_timeout_s": 1}
+    http = {"port": 0, "tokens": tokens}
+    read["service"] = {"http": http, "log_level": "debug", "drain_timeout_s": 1}
     service.config.write_text(yaml.safe_dump(read, sort_keys=False))
     return service
 

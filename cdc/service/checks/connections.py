@@ -61,14 +61,14 @@ def _source(config: Config, database: Database) -> Callable[[], str]:
                 database,
                 wanted,
                 schemas_wanted=schemas,
-                reads=lambda schema, name: _is_backfilled(config, database, schema, name),
+                reads=lambda schema, name: is_backfilled(config, database, schema, name),
             )
         return "ready" + "".join(f"; note: {warning}" for warning in warnings)
 
     return look
 
 
-def _is_backfilled(config: Config, database: Database, schema: str, name: str) -> bool:
+def is_backfilled(config: Config, database: Database, schema: str, name: str) -> bool:
     """Whether a sink is to get the rows first that the table has already."""
     for sink in config.sinks_of(database.name):
         wanted = sink.initial_backfill

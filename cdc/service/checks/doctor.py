@@ -21,6 +21,7 @@ from cdc.reach import reach
 from cdc.replication.preflight import check_source
 from cdc.replication.preflight.problem import SourceNotReadyError, SourceProblem, statement
 from cdc.replication.preflight.tables import CatalogName
+from cdc.service.checks.connections import is_backfilled
 from cdc.service.process.prepare import tables_wanted
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -90,7 +91,13 @@ def examine(config: Config, database: Database) -> list[Finding]:
     wanted, schemas = tables_wanted(config, database)
     with reach(database.dsn(), f"database {database.name}") as connection:
         try:
-            warnings = check_source(connection, database, wanted, schemas_wanted=schemas)
+            warnings = check_source(
+                connection,
+                database,
+                wanted,
+                schemas_wanted=schemas,
+                reads=lambda schema, name: is_backfilled(config, database, schema, name),
+            )
             problems: list[SourceProblem] = []
         except SourceNotReadyError as error:
             problems, warnings = list(error.problems), []
