@@ -33,6 +33,9 @@ def parse_lsn(text: str) -> int:
         ) from None
 
 
+_LSN_DIGITS_MAX = 19
+
+
 class Cursor(NamedTuple):
     """Where a change stands in its source's history; compares in commit order."""
 
@@ -44,13 +47,20 @@ class Cursor(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the form that ``str`` writes: ``16/B374D848:3``."""
+        """Read ``16/B374D848:3``, as ``str`` writes it, or ``97500059720:3``, as messages do."""
         lsn, colon, idx = text.rpartition(":")
-        if not colon or not idx.isdigit():
+        if not colon or not (idx.isascii() and idx.isdigit()):
             raise OperatorError(
-                f"'{text}' is not a cursor", fix="write it as LSN:index, such as 16/B374D848:3"
+                f"'{text}' is not a cursor",
+                fix="write it as LSN:index, such as 16/B374D848:3 or 97500059720:3",
             )
-        return cls(parse_lsn(lsn), int(idx))
+        number = lsn.isascii() and lsn.isdigit() and len(lsn) <= _LSN_DIGITS_MAX
+        return cls(int(lsn) if number else parse_lsn(lsn), int(idx))
+
+    @property
+    def key(self) -> str:
+        """The cursor as messages have it in ``idempotency_key``: both parts in decimal."""
+        return f"{self.lsn}:{self.idx}"
 
 
 ORIGIN = Cursor(0, 0)

@@ -23,7 +23,7 @@ from cdc.backfill.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
-class Listing:
+class OpenListing:
     """What ``pg_locks`` had: 32-bit numbers of open transactions, and an LSN from before it."""
 
     lsn: int
@@ -37,7 +37,7 @@ class OpenTransactions:
     lsn: int = 0  # of the last listing
     since: dict[int, int] = field(default_factory=dict)
 
-    def after(self, listing: Listing) -> OpenTransactions:
+    def after(self, listing: OpenListing) -> OpenTransactions:
         """With one more listing."""
         known = {xid: self.since.get(xid, self.lsn) for xid in listing.xids}
         return replace(self, lsn=listing.lsn, since=known)

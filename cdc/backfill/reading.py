@@ -28,7 +28,7 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus
 
 from cdc.backfill.chunk_file import chunk_file, rows_of
-from cdc.backfill.open_transactions import Listing
+from cdc.backfill.open_transactions import OpenListing
 from cdc.backfill.query import RowChoice, copy_rows, lock
 from cdc.backfill.ranges import BlockRange
 from cdc.backfill.snapshot import Snapshot
@@ -167,11 +167,11 @@ def connect_to_read(dsn: str, name: str) -> psycopg.Connection[Any]:
     )  # fmt: skip
 
 
-def list_open(connection: psycopg.Connection[Any]) -> Listing:
+def list_open(connection: psycopg.Connection[Any]) -> OpenListing:
     """The open transactions of a primary; the LSN is taken before they are listed."""
     lsn = wal_end(connection)
     rows = connection.execute(_OPEN).fetchall()
-    return Listing(lsn, frozenset(int(row[0]) for row in rows))
+    return OpenListing(lsn, frozenset(int(row[0]) for row in rows))
 
 
 def wal_end(connection: psycopg.Connection[Any]) -> int:

@@ -152,6 +152,12 @@ class Config(Section):
             return self.state.url.get_secret_value()
         return self.databases[0].dsn()
 
+    def state_called(self) -> str:
+        """How a message names the state database; without an address of its own it is a source."""
+        if self.state.url is not None:
+            return "the state database"
+        return f"database {self.databases[0].name}, which also holds the state,"
+
 
 def name_problems(
     databases: Sequence[object], sinks: Sequence[SinkNames]

@@ -195,6 +195,17 @@ class ApiToken(Section):
         description="The sinks it may be used for; if not given, all of them, and all that "
         "operators do.",
     )
+    role: Literal["read", "operate", "admin"] = Field(
+        default="admin",
+        description="What it may do where it has no consumers: read positions, health and lists; "
+        "operate (pause, rewind, redeliver, backfill and so on, and read dead letters); admin "
+        "(also repair, forget, accept gaps and read the audit).",
+    )
+
+    @model_validator(mode="after")
+    def _has_one_purpose(self) -> Self:
+        self.refuse_together("role", ("consumers",))
+        return self
 
     @model_validator(mode="after")
     def _is_hard_to_guess(self) -> Self:
@@ -219,6 +230,11 @@ class Http(Section):
         default=(),
         description="Bearer tokens for /api. Without any, /api is served to this machine alone, "
         "and only if host is one of its loopback addresses.",
+    )
+    requests_per_second: Annotated[Integer, Field(ge=1, le=100_000)] = Field(
+        default=50,
+        description="Requests of operators per second and token, with twice as many at once; more "
+        "are answered with 429. Receiving and acknowledging of pull consumers is not limited.",
     )
 
     @model_validator(mode="after")

@@ -42,7 +42,7 @@ from cdc.decoding.plan import TablePlan
 from cdc.decoding.row_texts import lines_of
 from cdc.decoding.tuples import Payloads, read_tuples
 from cdc.decoding.types import JsonColumn, text_json
-from cdc.decoding.types.objects import Member, array_of, names_where, object_of
+from cdc.decoding.types.objects import JsonMember, array_of, names_where, object_of
 from cdc.decoding.types.text import TEXT, from_codec
 
 _TAG = 5  # after the kind byte and the oid
@@ -331,14 +331,14 @@ class _GroupRows:
 
     def _member(
         self, at: int, column: TextColumn, form: ValueFormat, present: Mask | None
-    ) -> Member:
+    ) -> JsonMember:
         plan = self.plan
 
         def json(texts: pa.BinaryArray) -> JsonColumn:
             return plan.types[at].json(texts, form)
 
         value = self.faults.sound(plan.names[at], column.values, json)
-        return Member(f"{plan.json_names[at]}:", value, present)
+        return JsonMember(f"{plan.json_names[at]}:", value, present)
 
 
 def filled(column: TextColumn, before: TextColumn) -> TextColumn:

@@ -49,6 +49,14 @@ SELECT to_char(walbrook.advance_watermark(%s, to_time => %s::timestamptz, source
                AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS watermark
 """
 _SET_PARTITION_IDLE = "SELECT * FROM walbrook.set_partition_idle(%s, %s, idle => %s)"
+_FINISH_SOURCE = "SELECT walbrook.finish_source(%s, %s, finished => %s)"
+_ACCEPT_GAP = """
+SELECT source, consumer, from_lsn || ':' || from_idx AS "from", to_lsn || ':' || to_idx AS "to",
+       reason, noted_at
+  FROM walbrook.accept_gap(%s, %s::pg_lsn)
+"""
+_FORGET = "SELECT walbrook.forget(%s)"
+_FORGET_SOURCE = "SELECT walbrook.forget_source(%s)"
 _DISCARD_ALL = "SELECT * FROM walbrook.discard_all(%s)"
 _REDELIVER_ONE = "SELECT * FROM walbrook.redeliver(%s::bigint, %s::text)"
 _REDELIVER = "SELECT * FROM walbrook.redeliver(%s::text)"
@@ -115,6 +123,32 @@ def set_partition_idle(
     return _act(connection, _SET_PARTITION_IDLE, consumer, partition, idle)
 
 
+def finish_source(
+    connection: Connection, consumer: str, source: str, *, finished: bool = True
+) -> State:
+    """Say that a database of a consumer in event-time order has ended, or counts again."""
+    with refusals():
+        connection.execute(_FINISH_SOURCE, (consumer, source, finished))
+    return {"source": source, "consumer": consumer, "finished": finished}
+
+
+def accept_gap(connection: Connection, source: str, lsn: str) -> list[State]:
+    """Move a source that has lost changes, and its consumers. Returns what they never get."""
+    with refusals():
+        rows = connection.cursor(row_factory=dict_row)
+        return rows.execute(_ACCEPT_GAP, (source, lsn)).fetchall()
+
+
+def forget(connection: Connection, consumer: str) -> int:
+    """Remove a consumer that is not active. Returns of how many sources it was one."""
+    return _count(connection, _FORGET, consumer)
+
+
+def forget_source(connection: Connection, source: str) -> int:
+    """Remove a source that is not served. Returns how many consumers went with it."""
+    return _count(connection, _FORGET_SOURCE, source)
+
+
 def discard_all(connection: Connection, consumer: str) -> State:
     return _act(connection, _DISCARD_ALL, consumer)
 
@@ -158,6 +192,13 @@ def dead_letters(
                 kind="unknown",
             )
         return found
+
+
+def _count(connection: Connection, statement: str, name: str) -> int:
+    with refusals():
+        row = connection.execute(statement.encode(), (name,)).fetchone()
+    assert row is not None
+    return int(str(row[0]))
 
 
 def _act(connection: Connection, statement: str, *arguments: object) -> State:

@@ -22,7 +22,7 @@ from cdc.decoding.lossless_cast import conform
 from cdc.decoding.plan import TablePlan
 from cdc.decoding.typed import decode_tables
 from cdc.decoding.types.form import TypeForm
-from cdc.decoding.types.objects import Member, array_of, object_of
+from cdc.decoding.types.objects import JsonMember, array_of, object_of
 from cdc.decoding.types.text import text_json
 from cdc.errors import OperatorError
 
@@ -54,7 +54,7 @@ def typed_contents(plan: TablePlan, rows: pa.Table) -> pa.StringArray:
 def contents(names: Sequence[str], columns: Sequence[pa.Array]) -> pa.StringArray:
     """The values of rows as JSON objects of texts."""
     members = [
-        Member(f"{orjson.dumps(name).decode()}:", text_json(_text(column).cast(pa.binary())))
+        JsonMember(f"{orjson.dumps(name).decode()}:", text_json(_text(column).cast(pa.binary())))
         for name, column in zip(names, columns, strict=True)
     ]
     return object_of(members, len(columns[0]) if columns else 0)

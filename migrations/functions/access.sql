@@ -8,13 +8,13 @@ LANGUAGE sql STABLE AS $$
     SELECT p.oid::regprocedure FROM pg_proc p
      WHERE p.pronamespace = 'walbrook'::regnamespace
        AND p.proname = ANY (CASE access
-           WHEN 'monitor' THEN ARRAY['called', 'is_paused', 'dead_ever']
+           WHEN 'monitor' THEN ARRAY['called', 'is_paused', 'dead_ever', 'parse_cursor', 'cursor_text', 'cursor_key']
            WHEN 'operator' THEN ARRAY['pause', 'resume', 'rewind', 'skip_to', 'discard_all', 'redeliver',
                                       'discard', 'accept_gap', 'accept_loss', 'finish_source',
                                       'advance_watermark', 'set_partition_idle', 'start_backfill',
                                       'pause_backfill', 'resume_backfill', 'cancel_backfill',
                                       'retry_backfill', 'skip_backfill', 'start_verification',
-                                      'cancel_verification']
+                                      'cancel_verification', 'forget', 'forget_source']
            WHEN 'pull' THEN ARRAY['receive', 'ack', 'nack', 'extend'] END)
         -- Who reads a view must be allowed to call the functions in it.
         OR p.pronamespace = 'walbrook'::regnamespace AND access = 'monitor' AND EXISTS (
@@ -48,11 +48,13 @@ BEGIN
         'walbrook.event_time, walbrook.event_sources, walbrook.event_partitions, walbrook.pull_settings, '
         'walbrook.pull_positions, walbrook.pull_claims, walbrook.pull_dead_counts, '
         'walbrook.backfill_progress, walbrook.horizons, walbrook.repairs, walbrook.repair_progress, '
-        'walbrook.repaired_tables, walbrook.verifications, walbrook.verified TO %I', role);
+        'walbrook.repaired_tables, walbrook.verifications, walbrook.verified, '
+        'walbrook.audit TO %I', role);
     -- Not error, payload and event, which have row values in them.
     EXECUTE format(
         'GRANT SELECT (id, source, consumer, commit_lsn, commit_idx, commit_timestamp, table_schema, '
         'table_name, action, kind, deliveries, dead_at) ON walbrook.dead_letters TO %I', role);
+    PERFORM walbrook.note_act('grant_monitor', jsonb_build_object('role', role));
 END
 $$;
 
@@ -67,6 +69,7 @@ BEGIN
         EXECUTE format('GRANT SELECT ON walbrook.dead_letters, walbrook.events, walbrook.pull_messages, '
                        'walbrook.claim_checks, walbrook.verification_keys TO %I', role);
     END IF;
+    PERFORM walbrook.note_act('grant_operator', jsonb_build_object('role', role, 'with_values', with_values));
 END
 $$;
 
@@ -82,6 +85,7 @@ BEGIN
         EXECUTE format('GRANT SELECT ON walbrook.pull_messages_%s TO %I',
                        (walbrook.pull_consumer(name)).consumer, role);
     END LOOP;
+    PERFORM walbrook.note_act('grant_pull', jsonb_build_object('role', role, 'consumers', to_jsonb(consumers)));
 END
 $$;
 
@@ -95,6 +99,7 @@ BEGIN
                    'table_name, action, kind, deliveries, dead_at) ON walbrook.dead_letters FROM %I', role);
     EXECUTE format('REVOKE ALL ON ALL FUNCTIONS IN SCHEMA walbrook FROM %I', role);
     EXECUTE format('REVOKE ALL ON SCHEMA walbrook FROM %I', role);
+    PERFORM walbrook.note_act('revoke_access', jsonb_build_object('role', role));
 END
 $$;
 

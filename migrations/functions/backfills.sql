@@ -63,6 +63,13 @@ BEGIN
             coalesce(start_backfill.reload, false))
     RETURNING b.* INTO answer;
     PERFORM walbrook.announce(c.source, c.name, 'start_backfill');
+    -- Of what may hold values of rows only that it was given.
+    PERFORM walbrook.note_act('start_backfill', jsonb_build_object(
+        'source', c.source, 'consumer', c.name, 'table', array_to_string(parts, '.'),
+        'id', answer.id, 'has_where', nullif(answer.where_sql IS NOT NULL, false),
+        'sort_column', answer.sort_column,
+        'has_start_position', nullif(answer.start_position IS NOT NULL, false),
+        'reload', nullif(answer.reload, false)));
     RETURN answer;
 END
 $$;
@@ -144,6 +151,8 @@ BEGIN
         HAVING bool_or(k.kind = 'begin' AND k.state IN ('delivering', 'done'));
     END IF;
     PERFORM walbrook.announce(answer.source, answer.consumer, action);
+    PERFORM walbrook.note_act(action, jsonb_build_object(
+        'source', answer.source, 'consumer', answer.consumer, 'id', answer.id));
     RETURN answer;
 END
 $$;

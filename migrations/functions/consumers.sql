@@ -80,17 +80,37 @@ LANGUAGE sql IMMUTABLE AS $$
                            'kafka_exactly_once')
 $$;
 
+-- Both spellings are read: 16/B374D848:3, as Postgres writes an LSN, and 97500059720:3, as
+-- messages have it in metadata.idempotency_key.
 CREATE OR REPLACE FUNCTION walbrook.parse_cursor(written text) RETURNS walbrook.place
 LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    lsn text := split_part(written, ':', 1);
 BEGIN
-    IF written !~* '^[0-9a-f]{1,8}/[0-9a-f]{1,8}:[0-9]{1,18}$' THEN
-        RAISE EXCEPTION '''%'' is not a cursor', written
-            USING ERRCODE = 'invalid_parameter_value',
-                  HINT = 'write it as LSN:index, such as 16/B374D848:3';
+    IF written ~* '^[0-9a-f]{1,8}/[0-9a-f]{1,8}:[0-9]{1,18}$' THEN
+        RETURN ROW(lsn, split_part(written, ':', 2))::walbrook.place;
+    ELSIF written ~ '^[0-9]{1,19}:[0-9]{1,18}$' AND lsn::numeric < 9223372036854775808 THEN
+        RETURN ROW('0/0'::pg_lsn + lsn::numeric, split_part(written, ':', 2))::walbrook.place;
     END IF;
-    RETURN ROW(split_part(written, ':', 1), split_part(written, ':', 2))::walbrook.place;
+    RAISE EXCEPTION '''%'' is not a cursor', written
+        USING ERRCODE = 'invalid_parameter_value',
+              HINT = 'write it as LSN:index, such as 16/B374D848:3 or 97500059720:3';
 END
 $$;
+
+CREATE OR REPLACE FUNCTION walbrook.cursor_text(written text) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT p.lsn || ':' || p.idx FROM walbrook.parse_cursor(written) p
+$$;
+
+COMMENT ON FUNCTION walbrook.cursor_text IS 'A cursor in either spelling as 16/B374D848:3.';
+
+CREATE OR REPLACE FUNCTION walbrook.cursor_key(written text) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT (p.lsn - '0/0'::pg_lsn) || ':' || p.idx FROM walbrook.parse_cursor(written) p
+$$;
+
+COMMENT ON FUNCTION walbrook.cursor_key IS 'A cursor in either spelling as messages have it in idempotency_key: 97500059720:3.';
 
 -- Not more than these are counted: counting holds locks that settling waits for.
 CREATE OR REPLACE FUNCTION walbrook.counted_max() RETURNS integer
@@ -110,7 +130,8 @@ $$;
 
 COMMENT ON FUNCTION walbrook.waiting IS 'How many messages are in a consumer''s queue; 10000 stands for 10000 or more.';
 
-CREATE OR REPLACE FUNCTION walbrook.acted(id integer, action text, affected bigint)
+CREATE OR REPLACE FUNCTION walbrook.acted(
+    id integer, action text, affected bigint, arguments jsonb DEFAULT '{}')
 RETURNS walbrook.consumer_state
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -124,12 +145,16 @@ BEGIN
            acted.affected, c.state, c.state_reason, c.generation
       INTO answer FROM walbrook.consumers c WHERE c.id = acted.id;
     PERFORM walbrook.announce(answer.source, answer.consumer, acted.action);
+    PERFORM walbrook.note_act(
+        acted.action,
+        jsonb_build_object('source', answer.source, 'consumer', answer.consumer) || acted.arguments,
+        format('done: %s affected, the cursor is %s', answer.affected, answer.cursor));
     PERFORM pg_notify('walbrook_pull', acted.id::text);  -- who waits for messages looks again
     RETURN answer;
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.acted IS 'Announce what an operator did to a consumer. Returns its new state.';
+COMMENT ON FUNCTION walbrook.acted IS 'Announce and note what an operator did to a consumer. Returns its new state.';
 
 CREATE OR REPLACE FUNCTION walbrook.announce(source text, consumer text, action text) RETURNS void
 LANGUAGE sql AS $$

@@ -137,7 +137,8 @@ BEGIN
     END IF;
     c := walbrook.find_consumer(d.source || '/' || d.consumer);
     PERFORM walbrook.check_redelivery(d, c);
-    RETURN walbrook.acted(c.id, 'redeliver', walbrook.put_back(c, ARRAY[d.id]));
+    RETURN walbrook.acted(c.id, 'redeliver', walbrook.put_back(c, ARRAY[d.id]),
+                          jsonb_build_object('dead_letter', d.id));
 END
 $$;
 
@@ -187,12 +188,15 @@ DECLARE
     answer walbrook.consumer_state;
 BEGIN
     DELETE FROM walbrook.dead_letters k WHERE k.id = d.id;
-    SELECT a.* INTO answer FROM walbrook.consumers c, walbrook.acted(c.id, 'discard', 1) a
+    SELECT a.* INTO answer FROM walbrook.consumers c, walbrook.acted(
+           c.id, 'discard', 1, jsonb_build_object('dead_letter', d.id)) a
      WHERE c.source = d.source AND c.name = d.consumer;
     IF answer.consumer IS NULL THEN  -- one that is no more
         answer.source := d.source;
         answer.consumer := d.consumer;
         answer.affected := 1;
+        PERFORM walbrook.note_act('discard', jsonb_build_object(
+            'source', d.source, 'consumer', d.consumer, 'dead_letter', d.id));
     END IF;
     RETURN answer;
 END
@@ -242,7 +246,7 @@ BEGIN
     ELSE
         PERFORM walbrook.promote(c.id, CASE WHEN NOT gone.whole_table THEN ARRAY[gone.group_id] END);
     END IF;
-    RETURN walbrook.acted(c.id, 'discard', 1);
+    RETURN walbrook.acted(c.id, 'discard', 1, jsonb_build_object('at_cursor', at_cursor));
 END
 $$;
 

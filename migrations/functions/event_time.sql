@@ -36,6 +36,9 @@ BEGIN
             USING ERRCODE = 'WB001', HINT = 'walbrook.watermarks shows which there are';
     END IF;
     PERFORM walbrook.announce(source, consumer, 'finish_source');
+    PERFORM walbrook.note_act('finish_source', jsonb_build_object(
+        'source', finish_source.source, 'consumer', finish_source.consumer,
+        'finished', finish_source.finished));
 END
 $$;
 
@@ -105,6 +108,8 @@ BEGIN
     END IF;
     PERFORM walbrook.announce(c.source, c.name, 'advance_watermark')
        FROM walbrook.consumers c WHERE c.name = named AND c.active;
+    PERFORM walbrook.note_act('advance_watermark', jsonb_build_object(
+        'source', one, 'consumer', named, 'to_time', to_time));
     RETURN walbrook.time_of(us);
 END
 $$;
@@ -131,7 +136,8 @@ BEGIN
                   HINT = 'a partition is a table, as schema.table; there are: '
                          || coalesce(others, 'none yet, until the service has read its tables');
     END IF;
-    RETURN walbrook.acted(c.id, 'set_partition_idle', 0);
+    RETURN walbrook.acted(c.id, 'set_partition_idle', 0, jsonb_build_object(
+        'partition', partition, 'idle', coalesce(set_partition_idle.idle, true)));
 END
 $$;
 

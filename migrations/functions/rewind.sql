@@ -94,6 +94,9 @@ DECLARE
     log_end walbrook.place := walbrook.end_for(c);
     target walbrook.place;
     cut bigint;
+    asked jsonb := jsonb_build_object('to_cursor', to_cursor, 'to_time', to_time,
+                                      'to_earliest', nullif(to_earliest, false),
+                                      'destination', rewind.destination);
 BEGIN
     IF num_nonnulls(to_cursor, to_time, nullif(to_earliest, false)) <> 1 THEN
         RAISE EXCEPTION 'it is not clear where % is to go', c.name
@@ -133,7 +136,7 @@ BEGIN
     -- What a pull consumer has stored above where it stands is about to be settled: if it were taken
     -- out while the cursor stays, that would go past it.
     IF c.destination = 'pull' AND target = ROW(c.cursor_lsn, c.cursor_idx)::walbrook.place THEN
-        RETURN walbrook.acted(c.id, 'rewind', 0);
+        RETURN walbrook.acted(c.id, 'rewind', 0, asked);
     END IF;
     cut := walbrook.cut_queue(c, target, for_good => false);
     DELETE FROM walbrook.ledger l WHERE l.ledger = c.ledger AND walbrook.is_numbered(c);
@@ -161,7 +164,7 @@ BEGIN
     IF rewind.destination IS NOT NULL THEN
         PERFORM walbrook.backfill_again(c);
     END IF;
-    RETURN walbrook.acted(c.id, 'rewind', cut);
+    RETURN walbrook.acted(c.id, 'rewind', cut, asked);
 END
 $$;
 
@@ -194,7 +197,7 @@ BEGIN
     UPDATE walbrook.consumers k
        SET cursor_lsn = target.lsn, cursor_idx = target.idx, moved_at = clock_timestamp()
      WHERE k.id = c.id;
-    RETURN walbrook.acted(c.id, 'skip_to', 0);
+    RETURN walbrook.acted(c.id, 'skip_to', 0, jsonb_build_object('to_cursor', to_cursor));
 END
 $$;
 

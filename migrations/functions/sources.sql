@@ -75,6 +75,8 @@ BEGIN
        SET restart_lsn = accept_gap.lsn, restart_idx = 0, restart_at = clock_timestamp(),
            publication_oid = NULL, last_error = 'the gap is accepted; start the service'
      WHERE k.name = accept_gap.source;
+    PERFORM walbrook.note_act('accept_gap', jsonb_build_object(
+        'source', accept_gap.source, 'lsn', accept_gap.lsn));
 END
 $$;
 

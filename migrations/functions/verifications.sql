@@ -37,6 +37,9 @@ BEGIN
     RETURNING v.* INTO answer;
     UPDATE walbrook.verifications v SET request = v.id WHERE v.id = answer.id RETURNING v.* INTO answer;
     PERFORM walbrook.announce(c.source, c.name, 'start_verification');
+    PERFORM walbrook.note_act('start_verification', jsonb_build_object(
+        'source', c.source, 'consumer', c.name, 'table', start_verification."table",
+        'repair', answer.repair, 'id', answer.id));
     RETURN answer;
 END
 $$;
@@ -58,6 +61,8 @@ BEGIN
             USING ERRCODE = 'no_data_found', HINT = 'walbrook.verifications lists them';
     END IF;
     PERFORM walbrook.announce(answer.source, answer.consumer, 'cancel_verification');
+    PERFORM walbrook.note_act('cancel_verification', jsonb_build_object(
+        'source', answer.source, 'consumer', answer.consumer, 'id', answer.id));
     RETURN answer;
 END
 $$;

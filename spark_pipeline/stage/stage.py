@@ -51,6 +51,7 @@ from spark_pipeline.jvm.late import LateSession
 from spark_pipeline.slices.exchange import Exchange
 from spark_pipeline.stage.feed_runner import FeedRunner
 from spark_pipeline.stage.notifications import heard, listen
+from spark_pipeline.stage.readiness import ReadyNotice
 from spark_pipeline.stage.status import (
     GIVEN_UP_AFTER,
     StatusWriter,
@@ -96,6 +97,7 @@ class SourceStage:
         self.settler: Settler | None = None
         self._throttle = Throttle(settings, self.feed, self.workers)
         self._statuses = StatusWriter(self._source, self._term)
+        self._ready = ReadyNotice(self._source, self._term)
         self._runner: FeedRunner | None = None
         self._fatal: list[Exception] = []
         self._state: Connection | None = None
@@ -350,6 +352,7 @@ class SourceStage:
                     self._runner.cancel(worker.inputs[self._source].job_group)
         statuses = {name: worker.current.status() for name, worker in self.workers.items()}
         self._statuses.show(state, statuses, ahead, more)
+        self._ready.look(state, statuses)
 
     def _drain(self, timeout_s: float) -> None:
         """Let the workers that are served deliver and settle what the log has."""

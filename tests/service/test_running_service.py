@@ -205,7 +205,7 @@ def test_rewound_changes_come_again_and_discarded_ones_leave_a_gap_message(
     shop.until_held("its sink failed")
     known, lost_from = len(shop.messages()), last
     shop.service.until_read()  # all that is given up is known to be in the log
-    assert f"{shop.hook} stands at" in shop.walbrook("discard-all", shop.hook)
+    assert f"{shop.hook} stands at" in shop.walbrook("discard-all", shop.hook, "--yes")
     endpoint.refuses = None
     until("the gap message", lambda: len(shop.messages()) > known)
     last = shop.write(5)

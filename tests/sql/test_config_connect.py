@@ -62,7 +62,7 @@ def check(
     said: dict[str, str] = {}
     name = ""
     for line in result.output.splitlines()[1:]:
-        if line.startswith(("database ", "state database", "sink")):
+        if line.startswith(("database ", "state database", "log directory", "HTTP port", "sink")):
             name, line = line.split(": ", 1)
         said[name] = said.get(name, "") + line
     return result.exit_code, said

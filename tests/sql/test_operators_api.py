@@ -130,9 +130,9 @@ def test_each_act_on_the_command_line_prints_the_new_state(
     operator.waits("0/230", group=1)
     operator.dies("0/230")
     assert "1 dead letters of hook never were messages and stay" in walbrook("redeliver", "hook")
-    assert "hook stands at 0/600:1;" in walbrook("skip-to", "hook", "0/600:1")
+    assert "hook stands at 0/600:1;" in walbrook("skip-to", "hook", "0/600:1", "--yes")
     assert operator.rows(_SKIPPED) == [("0/100:0", "0/600:1")]
-    assert "hook stands at 0/900:3;" in walbrook("discard-all", "hook")
+    assert "hook stands at 0/900:3;" in walbrook("discard-all", "hook", "--yes")
 
 
 def test_a_refusal_on_the_command_line_is_the_sentence_of_the_function(
@@ -141,7 +141,7 @@ def test_a_refusal_on_the_command_line_is_the_sentence_of_the_function(
     for arguments, says in {
         ("pause", "nobody"): "there is no consumer nobody. To fix it: there are: files, hook",
         ("rewind", "hook"): "it is not clear where hook is to go. To fix it: give one of",
-        ("skip-to", "hook", "0/900:9"): "beyond the end of the change log",
+        ("skip-to", "hook", "0/900:9", "--yes"): "beyond the end of the change log",
         ("rewind", "files", "--to-earliest"): "keeps a position of its own",
         ("dead-letters", "nobody"): "there is no consumer nobody",
         ("discard", "hook", "--id", "77"): "there is no dead letter 77 of hook",
@@ -208,7 +208,7 @@ def test_on_the_command_line_one_of_several_databases_is_named_with_its_database
     assert walbrook("dead-letters", "depot/hook") == "no dead letters\n"
     assert walbrook("dead-letters", "shop/hook").splitlines()[1].split()[1] == "shop/hook"
     assert "1 message put back" in walbrook("redeliver", "shop/hook", "--id", str(number))
-    assert "shop/hook stands at 0/900:3;" in walbrook("discard-all", "shop/hook")
+    assert "shop/hook stands at 0/900:3;" in walbrook("discard-all", "shop/hook", "--yes")
     operator.connection.execute("UPDATE walbrook.consumers SET active = false")
     refused = CliRunner().invoke(app, ["pause", "depot/hook", "-c", str(config)]).exception
     assert "consumer depot/hook is not active" in str(refused)

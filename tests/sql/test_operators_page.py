@@ -19,7 +19,7 @@ from tests.operators import Operator
 pytestmark = pytest.mark.migrated
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
-_SECTION = _PAGE[_PAGE.index("\n## Acting:") : _PAGE.index("\n## Existing rows")]
+_SECTION = _PAGE[_PAGE.index("\n## Acting:") : _PAGE.index("\n## Every operation")]
 _SQL, _COMMANDS, _CALLS = re.findall(r"```(?:sql|sh)\n(.*?)```", _SECTION, re.DOTALL)
 
 _EVENT_TIME = _PAGE[_PAGE.index("\n## Event time") : _PAGE.index("\n## When")]

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from cdc.service.cli.status import status_tables
+from cdc.service.cli.status_tables import status_tables
 from cdc.state.migrate import migrate
 from tests.fix_postgres import Database
 

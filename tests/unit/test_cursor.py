@@ -34,7 +34,7 @@ def test_cursors_compare_in_commit_order() -> None:
     assert Cursor(1, 9) < Cursor(2, 0) < Cursor(2, 1)
 
 
-@pytest.mark.parametrize("text", ["", "1/2", "1/2:x", "zz:1", "1:2", "1/2:-1"])
+@pytest.mark.parametrize("text", ["", "1/2", "1/2:x", "zz:1", "-1:2", "1/2:-1", "²:1"])
 def test_a_text_that_is_no_cursor_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(OperatorError, match="16/B374D848"):
         Cursor.parse(text)
@@ -61,3 +61,9 @@ def test_an_idle_source_stands_at_a_free_place_behind_every_commit_below_it() ->
     place = idle_place(end)
     assert Cursor(end - 40, 1 << 40) < place < place_before(Cursor(end, 0))
     assert free_place(place) == place
+
+
+@given(lsn=st.integers(0, 2**63 - 1), idx=st.integers(0, 2**62))
+def test_a_cursor_is_read_in_the_spelling_of_idempotency_keys_too(lsn: int, idx: int) -> None:
+    assert Cursor.parse(f"{lsn}:{idx}") == Cursor(lsn, idx)
+    assert Cursor.parse(Cursor(lsn, idx).key) == Cursor(lsn, idx)

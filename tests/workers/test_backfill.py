@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc.backfill.open_transactions import Listing
+from cdc.backfill.open_transactions import OpenListing
 from cdc.backfill.reading import ChunkRead, list_open
 from cdc.connection import connect
 from cdc.service.cli.backfills import watch
@@ -274,7 +274,7 @@ def test_a_row_that_moves_while_an_empty_chunk_is_read_is_read_again_by_its_key(
         future.set_result(read[-1])
         return future
 
-    def list_later(connection: psycopg.Connection[Any]) -> Listing:
+    def list_later(connection: psycopg.Connection[Any]) -> OpenListing:
         if len(read) == chunks_read:
             database.execute(f"UPDATE item SET version = 2 WHERE {moved} AND version = 1")
         return list_open(connection)

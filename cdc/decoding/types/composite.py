@@ -21,7 +21,7 @@ from cdc.decoding.columns import BadValuesError, Mask, nulls_of, refuse_values, 
 from cdc.decoding.format import ValueFormat
 from cdc.decoding.types.brackets import plain_insides
 from cdc.decoding.types.form import JsonColumn, TypeForm
-from cdc.decoding.types.objects import Member, object_of
+from cdc.decoding.types.objects import JsonMember, object_of
 from cdc.decoding.types.text import TEXT, text_json, valid_utf8
 
 # Possessive: what cannot match otherwise needs no memory of how it might.
@@ -46,7 +46,7 @@ def composite_of(fields: Fields) -> TypeForm:
     def json(texts: pa.BinaryArray, form: ValueFormat) -> JsonColumn:
         columns, other = _read(texts, len(fields))
         members = [
-            Member(key, _json_of(field, column, form, other))
+            JsonMember(key, _json_of(field, column, form, other))
             for key, (_, field), column in zip(keys, fields, columns, strict=True)
         ]
         objects = object_of(members, len(texts))

@@ -18,7 +18,7 @@ from cdc.decoding.types.form import JsonColumn
 
 
 @dataclass(frozen=True)
-class Member:
+class JsonMember:
     """A column in an object: its key with the colon, empty in an array."""
 
     key: str
@@ -26,7 +26,7 @@ class Member:
     present: Mask | None = None  # None: in every row
 
 
-def object_of(members: Sequence[Member], count: int) -> pa.StringArray:
+def object_of(members: Sequence[JsonMember], count: int) -> pa.StringArray:
     """``{"key":value,…}`` for each of ``count`` rows."""
     if any(member.present is not None for member in members):
         return _sparse(members, count)
@@ -35,7 +35,7 @@ def object_of(members: Sequence[Member], count: int) -> pa.StringArray:
 
 def array_of(columns: Iterable[JsonColumn], count: int) -> pa.StringArray:
     """``[value,…]`` for each of ``count`` rows."""
-    return _dense("[", [Member("", column) for column in columns], "]", count)
+    return _dense("[", [JsonMember("", column) for column in columns], "]", count)
 
 
 def names_where(names: Sequence[tuple[str, Mask]], count: int) -> pa.StringArray:
@@ -50,7 +50,7 @@ def names_where(names: Sequence[tuple[str, Mask]], count: int) -> pa.StringArray
     return only_where(lists, some)
 
 
-def _dense(opening: str, members: Sequence[Member], closing: str, count: int) -> pa.StringArray:
+def _dense(opening: str, members: Sequence[JsonMember], closing: str, count: int) -> pa.StringArray:
     if not members:
         return repeated(opening + closing, count)
     pieces: list[str | pa.StringArray] = []
@@ -68,7 +68,7 @@ def _dense(opening: str, members: Sequence[Member], closing: str, count: int) ->
     return joined(*pieces, null="null")
 
 
-def _sparse(members: Sequence[Member], count: int) -> pa.StringArray:
+def _sparse(members: Sequence[JsonMember], count: int) -> pa.StringArray:
     pieces = []
     for member in members:
         piece = joined("," + member.key, member.column.whole(), null="null")

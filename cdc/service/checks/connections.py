@@ -6,6 +6,10 @@ tried in a transaction is rolled back. All places are tried at once, each within
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,12 +19,12 @@ from pathlib import Path
 import orjson
 import psycopg
 
-from cdc.config import Config, Database
+from cdc.config import Config, Database, Http
 from cdc.errors import OperatorError, WalbrookError
 from cdc.probing import ProbeResult, probe_all
 from cdc.reach import reach
 from cdc.replication.preflight import check_source
-from cdc.service.process.prepare import check_served_before, state_called, tables_wanted
+from cdc.service.process.prepare import check_served_before, tables_wanted
 from cdc.state.positions import registered_slot
 
 _GRACE_S = 10.0  # for the process that tries the sinks to start
@@ -37,6 +41,9 @@ def check_connections(config: Config, path: Path, deadline_s: float) -> list[Pro
         f"database {database.name}": _source(config, database) for database in config.databases
     }
     places["state database"] = lambda: _state(config)
+    places["log directory"] = lambda: _directory(config.log.directory)
+    if config.service.http.enabled:
+        places["HTTP port"] = lambda: _port(config.service.http)
     with ThreadPoolExecutor(1) as beside:
         sinks = beside.submit(_sinks, config, path, deadline_s)
         return [*probe_all(places, deadline_s), *sinks.result()]
@@ -54,14 +61,14 @@ def _source(config: Config, database: Database) -> Callable[[], str]:
                 database,
                 wanted,
                 schemas_wanted=schemas,
-                reads=lambda schema, name: _is_backfilled(config, database, schema, name),
+                reads=lambda schema, name: is_backfilled(config, database, schema, name),
             )
         return "ready" + "".join(f"; note: {warning}" for warning in warnings)
 
     return look
 
 
-def _is_backfilled(config: Config, database: Database, schema: str, name: str) -> bool:
+def is_backfilled(config: Config, database: Database, schema: str, name: str) -> bool:
     """Whether a sink is to get the rows first that the table has already."""
     for sink in config.sinks_of(database.name):
         wanted = sink.initial_backfill
@@ -77,14 +84,14 @@ def _is_backfilled(config: Config, database: Database, schema: str, name: str) -
 def _registered_slot(config: Config, database: Database) -> str | None:
     """The slot that a source was read through; what is wrong with the state is said there."""
     try:
-        with reach(config.state_dsn(), state_called(config)) as state:
+        with reach(config.state_dsn(), config.state_called()) as state:
             return registered_slot(state, database.name)
     except (psycopg.Error, WalbrookError):
         return None
 
 
 def _state(config: Config) -> str:
-    with reach(config.state_dsn(), state_called(config)) as connection:
+    with reach(config.state_dsn(), config.state_called()) as connection:
         row = connection.execute(_STATE).fetchone()
     assert row is not None
     is_there, may_create, may_write = row
@@ -104,6 +111,32 @@ def _state(config: Config) -> str:
         if is_there
         else ("connected; the schema walbrook is made by the first start")
     )
+
+
+def _directory(path: Path) -> str:
+    """Whether the log can be written there; the nearest folder that exists decides."""
+    there = next(each for each in (path, *path.absolute().parents) if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise OperatorError(
+            f"{there} cannot be written", fix="choose another log.directory, or chown it"
+        )
+    free = shutil.disk_usage(there).free
+    made = "" if there == path else "; made by the first start"
+    return f"{path}: {free / 2**30:,.1f} GiB free{made}"
+
+
+def _port(http: Http) -> str:
+    """Whether the service can listen there; the one that runs already may be the service itself."""
+    try:
+        socket.create_server((http.host, http.port)).close()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise OperatorError(
+                f"cannot listen on {http.host}:{http.port}: {error.strerror}",
+                fix="choose another service.http.host or service.http.port",
+            ) from None
+        return f"{http.host}:{http.port} is in use, which is right if this service runs"
+    return f"{http.host}:{http.port} is free"
 
 
 def _sinks(config: Config, path: Path, deadline_s: float) -> list[ProbeResult]:

@@ -6,25 +6,29 @@ Thin layers over the functions of schema walbrook: what they refuse is what is p
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cdc.config import load
 from cdc.connection import Connection
-from cdc.service.backfill_check import require_table
-from cdc.service.cli.operators import ConfigPath, Name, state_of
+from cdc.service.cli.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigPath,
+    Confirmed,
+    Name,
+    OptionalName,
+    command_group,
+    confirm,
+    print_json,
+    state_of,
+)
 from cdc.service.cli.row_listing import Row, print_rows
 from cdc.state.backfill_operators import Act, backfills, change_backfill, start_backfill
 from cdc.state.operators import State
 
-backfill_app = typer.Typer(
-    help="Deliver rows that exist already to a consumer.", no_args_is_help=True
-)
+backfill_app = command_group("Deliver rows that exist already to a consumer.")
 
-_DEFAULT = Path("walbrook.yaml")
 _LOOK_S = 0.5
 _HEADINGS = ("id", "consumer", "table", "state", ">done", ">rows", ">rows/s", ">left")
 _OPEN = ("waiting", "running", "paused")
@@ -61,9 +65,13 @@ def start(
     wait: Annotated[
         bool, typer.Option("--wait", help="Show the progress until it has ended.")
     ] = False,
-    config: ConfigPath = _DEFAULT,
+    config: ConfigPath = DEFAULT_CONFIG,
+    as_json: AsJson = False,
 ) -> None:
     """Deliver the existing rows of a table, among the changes."""
+    from cdc.config import load
+    from cdc.service.backfill_check import require_table
+
     require_table(load(config), consumer, table)
     with state_of(config) as state:
         begun = start_backfill(
@@ -78,35 +86,50 @@ def start(
             connections=connections,
             reload=reload,
         )
-        _tell(begun)
+        _tell(begun, as_json=as_json)
         if wait:
             watch(state, int(str(begun["id"])))
 
 
 def _command(act: Act, help_text: str) -> None:
     @backfill_app.command(act, help=help_text)
-    def run(backfill: Id, config: ConfigPath = _DEFAULT) -> None:
+    def run(backfill: Id, config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
         with state_of(config) as state:
-            _tell(change_backfill(state, act, backfill))
+            _tell(change_backfill(state, act, backfill), as_json=as_json)
+
+
+def _final_command(act: Act, help_text: str) -> None:
+    @backfill_app.command(act, help=help_text)
+    def run(
+        backfill: Id,
+        confirmed: Confirmed = False,
+        config: ConfigPath = DEFAULT_CONFIG,
+        as_json: AsJson = False,
+    ) -> None:
+        confirm(f"{act} backfill {backfill} for good?", confirmed=confirmed)
+        with state_of(config) as state:
+            _tell(change_backfill(state, act, backfill), as_json=as_json)
 
 
 _command("pause", "Read and deliver nothing more of a backfill until it is resumed.")
 _command("resume", "Go on with a paused backfill.")
 _command("cancel", "End a backfill; what was delivered stays.")
 _command("retry", "Go on with a failed backfill.")
-_command("skip", "Go on without the rest of a failed backfill.")
+_final_command("skip", "Go on without the rest of a failed backfill.")
 
 
 @backfill_app.command()
 def status(
-    consumer: Annotated[
-        str | None, typer.Argument(metavar="[CONSUMER]", help="Of this sink alone.")
-    ] = None,
-    config: ConfigPath = _DEFAULT,
+    consumer: OptionalName = None,
+    config: ConfigPath = DEFAULT_CONFIG,
+    as_json: AsJson = False,
 ) -> None:
     """Show backfills: how far they are, how fast, and what they wait for."""
     with state_of(config) as state:
         found = backfills(state, consumer)
+    if as_json:
+        print_json(found)
+        return
     if not found:
         typer.echo("no backfills")
         return
@@ -136,6 +159,14 @@ def watch(state: Connection, request: int) -> None:
 
     One of a table whose partitions are published is as many backfills as there are partitions.
     """
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("chunks,"),
         TextColumn("{task.fields[rows]:,} rows"), TimeElapsedColumn(),
@@ -168,7 +199,10 @@ def _sum(found: list[State], name: str) -> int:
     return sum(int(str(row[name])) for row in found)
 
 
-def _tell(row: State) -> None:
+def _tell(row: State, *, as_json: bool) -> None:
+    if as_json:
+        print_json(row)
+        return
     table = f"{row['table_schema']}.{row['table_name']}"
     kind = "reload" if row["reload"] else "backfill"
     typer.echo(f"{kind} {row['id']} of {table} into {row['consumer']} is {row['state']}")

@@ -13,32 +13,29 @@ from contextlib import closing
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import orjson
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from cdc.config import load
 from cdc.cursor import ORIGIN, Cursor, parse_lsn
 from cdc.errors import OperatorError
-from cdc.log.manifest import read_manifest
-from cdc.log.recovery.verify import LogVerification
-from cdc.log.view import LogView
-from cdc.service.cli.log_changes import ChangePrinter, Choice
-from cdc.service.cli.log_listing import describe_log, no_manifest, show_log
+from cdc.service.cli.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigPath,
+    command_group,
+    print_json,
+)
 
-log_app = typer.Typer(help="Look into the change log of a source.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
-ConfigPath = Annotated[
-    Path, typer.Option("--config", "-c", help="The configuration file.", envvar="WALBROOK_CONFIG")
-]
+log_app = command_group("Look into the change log of a source.")
+
 Source = Annotated[
     str | None,
     typer.Option("--source", "-s", help="The database whose log it is, if there are several."),
 ]
-_DEFAULT = Path("walbrook.yaml")
 _PIPED_WIDTH = 200
 
 
@@ -55,47 +52,60 @@ class Action(StrEnum):
 
 @log_app.command("ls")
 def log_ls(
-    config: ConfigPath = _DEFAULT,
+    config: ConfigPath = DEFAULT_CONFIG,
     source: Source = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show floors, ends and segments, the active segment last."""
+    from rich.console import Console
+
+    from cdc.service.cli.log_listing import describe_log, show_log
+
     name, directory = find_log(config, source)
     described = describe_log(name, directory)
     if as_json:
-        typer.echo(orjson.dumps(described, option=orjson.OPT_INDENT_2).decode())
+        print_json(described)
     else:
         show_log(described, Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH))
 
 
 @log_app.command("verify")
 def log_verify(
-    config: ConfigPath = _DEFAULT,
+    config: ConfigPath = DEFAULT_CONFIG,
     source: Source = None,
     hot_only: Annotated[
         bool, typer.Option("--hot-only", help="Leave out the segments in the second tier.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Read everything and check it against its checksums; status 1 if anything is damaged."""
+    from cdc.log.recovery.verify import LogVerification
+
     name, directory = find_log(config, source)
     verification = LogVerification(directory, hot_only=hot_only)
-    damages = 0
+    damages: list[str] = []
     with _progress() as progress:
         task = progress.add_task(name, total=verification.bytes_total)
         for damage in verification.run(lambda done: progress.update(task, completed=done)):
-            damages += 1
-            # Standard output, so that a report can be kept; the bar is on standard error.
-            typer.echo(str(damage))
-    typer.echo(
-        f"{name}: {verification.summary()}, {_counted(damages, 'damage')}", err=bool(damages)
-    )
+            damages.append(str(damage))
+            if not as_json:
+                # Standard output, so that a report can be kept; the bar is on standard error.
+                typer.echo(damages[-1])
+    if as_json:
+        summary = verification.summary()
+        print_json({"source": name, "summary": summary, "damages": damages})
+    else:
+        typer.echo(
+            f"{name}: {verification.summary()}, {_counted(len(damages), 'damage')}",
+            err=bool(damages),
+        )
     if damages:
         raise typer.Exit(1)
 
 
 @log_app.command("cat")
 def log_cat(
-    config: ConfigPath = _DEFAULT,
+    config: ConfigPath = DEFAULT_CONFIG,
     source: Source = None,
     start: Annotated[
         str,
@@ -122,6 +132,11 @@ def log_cat(
     ] = False,
 ) -> None:
     """Print changes as lines of JSON; status 1 if a batch could not be read."""
+    from cdc.log.manifest import read_manifest
+    from cdc.log.view import LogView
+    from cdc.service.cli.log_changes import ChangePrinter, Choice
+    from cdc.service.cli.log_listing import no_manifest
+
     _name, directory = find_log(config, source)
     choice = Choice(
         ORIGIN if start == "earliest" else read_cursor(start),
@@ -150,6 +165,8 @@ def log_cat(
 
 def find_log(config: Path, source: str | None) -> tuple[str, Path]:
     """The source's name and its log's directory; one that holds no log is refused."""
+    from cdc.config import load
+
     settings = load(config)
     names = [database.name for database in settings.databases]
     if source is None and len(names) > 1:
@@ -198,6 +215,15 @@ def _counted(count: int, what: str) -> str:
 
 
 def _progress() -> Progress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     return Progress(

@@ -6,54 +6,54 @@ Thin layers over the functions of schema walbrook: what they refuse is what is p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cdc.config import load
-from cdc.connection import Connection
-from cdc.reach import reach
+from cdc.errors import OperatorError
+from cdc.service.cli.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigPath,
+    Confirmed,
+    Name,
+    OptionalName,
+    command_group,
+    confirm,
+    print_json,
+    state_of,
+)
 from cdc.service.cli.row_listing import Row, print_rows
-from cdc.service.process.prepare import state_called
 from cdc.state import operators
 from cdc.state.operators import State
 
-operator_app = typer.Typer()
+operator_app = command_group()
 
-Name = Annotated[
-    str,
-    typer.Argument(metavar="CONSUMER", help="The sink's name; database/sink if it reads several."),
-]
-ConfigPath = Annotated[
-    Path, typer.Option("--config", "-c", help="The configuration file.", envvar="WALBROOK_CONFIG")
-]
 Letter = Annotated[int | None, typer.Option("--id", help="Only the dead letter with this id.")]
-_DEFAULT = Path("walbrook.yaml")
 _LETTER_HEADINGS = ("id", "consumer", "cursor", "table", "action", "kind", ">tried")
 
 
 @operator_app.command()
-def pause(consumer: Name, config: ConfigPath = _DEFAULT) -> None:
+def pause(consumer: Name, config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
     """Deliver nothing more to a consumer until it is resumed; it keeps its cursor."""
     with state_of(config) as state:
-        _tell(consumer, operators.pause(state, consumer))
+        _tell(consumer, operators.pause(state, consumer), as_json=as_json)
 
 
 @operator_app.command()
-def resume(consumer: Name, config: ConfigPath = _DEFAULT) -> None:
+def resume(consumer: Name, config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
     """Serve a paused consumer again, from its cursor on; try one that failed at once."""
     with state_of(config) as state:
-        _tell(consumer, operators.resume(state, consumer))
+        _tell(consumer, operators.resume(state, consumer), as_json=as_json)
 
 
 @operator_app.command()
-def accept_loss(consumer: Name, config: ConfigPath = _DEFAULT) -> None:
+def accept_loss(
+    consumer: Name, config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False
+) -> None:
     """Take note that a consumer's destination lost messages that it had."""
     with state_of(config) as state:
-        _tell(consumer, operators.accept_loss(state, consumer))
+        _tell(consumer, operators.accept_loss(state, consumer), as_json=as_json)
 
 
 @operator_app.command()
@@ -76,9 +76,13 @@ def rewind(
             "beside it begins) or truncate (it is removed; not for kafka)."
         ),
     ] = None,
-    config: ConfigPath = _DEFAULT,
+    confirmed: Confirmed = False,
+    config: ConfigPath = DEFAULT_CONFIG,
+    as_json: AsJson = False,
 ) -> None:
     """Deliver everything again from an earlier place on."""
+    if destination == "truncate":
+        confirm(f"remove what the destination of {consumer} holds?", confirmed=confirmed)
     with state_of(config) as state:
         _tell(
             consumer,
@@ -92,6 +96,7 @@ def rewind(
             ),
             "removed from its queue, because they come again",
             says_none=False,
+            as_json=as_json,
         )
 
 
@@ -101,12 +106,15 @@ def skip_to(
     cursor: Annotated[
         str, typer.Argument(metavar="CURSOR", help="The first change to deliver: LSN:index.")
     ],
-    config: ConfigPath = _DEFAULT,
+    confirmed: Confirmed = False,
+    config: ConfigPath = DEFAULT_CONFIG,
+    as_json: AsJson = False,
 ) -> None:
     """Move a consumer forward in the log and give up what lies before; its sink gets a gap
     message."""
+    confirm(f"give up what {consumer} has not had below {cursor}?", confirmed=confirmed)
     with state_of(config) as state:
-        _tell(consumer, operators.skip_to(state, consumer, cursor))
+        _tell(consumer, operators.skip_to(state, consumer, cursor), as_json=as_json)
 
 
 @operator_app.command("advance-watermark")
@@ -116,11 +124,15 @@ def advance_watermark(
     source: Annotated[
         str | None, typer.Option(help="Only for the tables of this database.")
     ] = None,
-    config: ConfigPath = _DEFAULT,
+    config: ConfigPath = DEFAULT_CONFIG,
+    as_json: AsJson = False,
 ) -> None:
     """Wait for nothing at or below a time any more, in event-time order."""
     with state_of(config) as state:
         done = operators.advance_watermark(state, consumer, to_time, source)
+    if as_json:
+        print_json(done)
+    else:
         typer.echo(f"the watermark of {consumer} is at least {done['watermark']} from now on")
 
 
@@ -133,26 +145,43 @@ def set_partition_idle(
     active: Annotated[
         bool, typer.Option("--active", help="Take the mark back: it counts again.")
     ] = False,
-    config: ConfigPath = _DEFAULT,
+    config: ConfigPath = DEFAULT_CONFIG,
+    as_json: AsJson = False,
 ) -> None:
     """Let a table hold the watermark back no more, in event-time order."""
     with state_of(config) as state:
-        operators.set_partition_idle(state, consumer, partition, idle=not active)
+        done = operators.set_partition_idle(state, consumer, partition, idle=not active)
+    if as_json:
+        print_json(done)
+    else:
         typer.echo(f"{partition} of {consumer} is marked {'active' if active else 'idle'}")
 
 
 @operator_app.command("discard-all")
-def discard_all(consumer: Name, config: ConfigPath = _DEFAULT) -> None:
+def discard_all(
+    consumer: Name,
+    confirmed: Confirmed = False,
+    config: ConfigPath = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+) -> None:
     """Give up all that a consumer has not had; its sink gets a gap message."""
+    confirm(f"give up all that {consumer} has not had?", confirmed=confirmed)
     with state_of(config) as state:
-        _tell(consumer, operators.discard_all(state, consumer), "removed from its queue")
+        done = operators.discard_all(state, consumer)
+    _tell(consumer, done, "removed from its queue", as_json=as_json)
 
 
 @operator_app.command()
-def redeliver(consumer: Name, letter: Letter = None, config: ConfigPath = _DEFAULT) -> None:
+def redeliver(
+    consumer: Name,
+    letter: Letter = None,
+    config: ConfigPath = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+) -> None:
     """Send dead letters again: one, or all that can be."""
     with state_of(config) as state:
-        _tell(consumer, operators.redeliver(state, consumer, letter), "put back into its queue")
+        done = operators.redeliver(state, consumer, letter)
+    _tell(consumer, done, "put back into its queue", as_json=as_json)
 
 
 @operator_app.command()
@@ -163,23 +192,27 @@ def discard(
         str | None,
         typer.Option(help="Give up the message that waits in its queue at this cursor."),
     ] = None,
-    config: ConfigPath = _DEFAULT,
+    config: ConfigPath = DEFAULT_CONFIG,
+    as_json: AsJson = False,
 ) -> None:
     """Acknowledge dead letters, one or all, or give up one message that waits."""
     with state_of(config) as state:
-        _tell(consumer, operators.discard(state, consumer, letter, cursor), "discarded")
+        done = operators.discard(state, consumer, letter, cursor)
+    _tell(consumer, done, "discarded", as_json=as_json)
 
 
 @operator_app.command("dead-letters")
 def dead_letters(
-    consumer: Annotated[
-        str | None, typer.Argument(metavar="[CONSUMER]", help="Of this sink alone.")
-    ] = None,
-    config: ConfigPath = _DEFAULT,
+    consumer: OptionalName = None,
+    config: ConfigPath = DEFAULT_CONFIG,
+    as_json: AsJson = False,
 ) -> None:
     """List the changes that consumers went on without."""
     with state_of(config) as state:
         found = operators.dead_letters(state, consumer)
+    if as_json:
+        print_json(found)
+        return
     if not found:
         typer.echo("no dead letters")
         return
@@ -194,23 +227,95 @@ def dead_letters(
         typer.echo(f"these are the first {operators.LETTERS_MAX:,}")
 
 
-@contextmanager
-def state_of(config: Path) -> Iterator[Connection]:
-    """The state database of a configuration, with what it warns of on stderr."""
+@operator_app.command("finish-source")
+def finish_source(
+    consumer: Name,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The database that has ended.")],
+    again: Annotated[
+        bool, typer.Option("--again", help="Take it back: the database counts again.")
+    ] = False,
+    config: ConfigPath = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+) -> None:
+    """Wait for nothing more of a database that has ended, in event-time order."""
+    with state_of(config) as state:
+        done = operators.finish_source(state, consumer, source, finished=not again)
+    if as_json:
+        print_json(done)
+    else:
+        typer.echo(f"{source} of {consumer} {'counts again' if again else 'has ended'}")
+
+
+@operator_app.command("accept-gap")
+def accept_gap(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The database.")],
+    lsn: Annotated[str, typer.Argument(metavar="LSN", help="Where to go on, as health names it.")],
+    confirmed: Confirmed = False,
+    config: ConfigPath = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+) -> None:
+    """Go on without the changes that a source has lost; its sinks get gap messages."""
+    confirm(f"give up what {source} has lost below {lsn}?", confirmed=confirmed)
+    with state_of(config) as state:
+        gaps = operators.accept_gap(state, source, lsn)
+    if as_json:
+        print_json(gaps)
+        return
+    for gap in gaps:
+        typer.echo(f"{gap['consumer']} will never get {gap['from']} to {gap['to']}")
+    typer.echo(f"{source} stands at {lsn}")
+
+
+@operator_app.command()
+def forget(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The sink, or with --database that.")],
+    database: Annotated[
+        bool, typer.Option("--database", help="NAME is a database, not a sink.")
+    ] = False,
+    confirmed: Confirmed = False,
+    config: ConfigPath = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what is known of a sink or a database that the configuration no longer names."""
+    _refuse_configured(config, name, database=database)
+    what = f"database {name}" if database else f"sink {name}"
+    confirm(f"remove the positions, queue and dead letters of {what}?", confirmed=confirmed)
+    with state_of(config) as state:
+        act = operators.forget_source if database else operators.forget
+        count = act(state, name)
+    if as_json:
+        print_json({"forgotten": name, "count": count})
+    else:
+        typer.echo(f"{what} is forgotten")
+
+
+def _refuse_configured(config: ConfigPath, name: str, *, database: bool) -> None:
+    from cdc.config import load
+
     settings = load(config)
-    with reach(settings.state_dsn(), state_called(settings)) as connection:
-        # Some of what is asked for was done, and the rest was not.
-        connection.add_notice_handler(
-            lambda notice: typer.echo(f"warning: {notice.message_primary}", err=True)
+    known = (
+        {each.name for each in settings.databases}
+        if database
+        else {f"{source}/{sink.name}" for sink in settings.sinks for source in sink.sources}
+        | {sink.name for sink in settings.sinks}
+    )
+    if name in known:
+        raise OperatorError(
+            f"{config} names {name}, so a service would make it again",
+            fix="take it out of the file first, and apply that or start the service",
         )
-        yield connection
 
 
-def _tell(consumer: str, state: State, what: str = "", *, says_none: bool = True) -> None:
+def _tell(
+    consumer: str, state: State, what: str = "", *, says_none: bool = True, as_json: bool
+) -> None:
     """The consumer's new state in one or two lines, under the name it was given.
 
     The first counts the messages to which something was done; without ``says_none`` only if any.
     """
+    if as_json:
+        print_json(state)
+        return
     count = state["affected"]
     if what and (count or says_none):
         typer.echo(f"{count} message{'' if count == 1 else 's'} {what}")

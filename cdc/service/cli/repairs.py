@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import time
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cdc.config import load
 from cdc.connection import Connection
 from cdc.cursor import format_lsn
 from cdc.errors import OperatorError
-from cdc.service.cli.operators import ConfigPath, state_of
+from cdc.service.cli.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigPath,
+    act_as_user,
+    command_group,
+    print_json,
+    state_of,
+)
 from cdc.service.cli.row_listing import Row, print_rows
-from cdc.service.process.repair import repair as begin
 from cdc.state.operators import State
 from cdc.state.repairs import consumers_without_rows, repaired_tables, repairs
 
-repair_app = typer.Typer()
+repair_app = command_group()
 
-_DEFAULT = Path("walbrook.yaml")
 _LOOK_S = 0.5
 _HEADINGS = ("consumer", "table", "state", "rows by", ">rows", ">deletes")
 
@@ -50,21 +54,36 @@ def repair(
     timeout: Annotated[
         float, typer.Option(help="Seconds after which --wait ends; the repair goes on.", min=1)
     ] = 86_400,
-    config: ConfigPath = _DEFAULT,
+    config: ConfigPath = DEFAULT_CONFIG,
+    as_json: AsJson = False,
 ) -> None:
     """Bridge what a lost slot has lost: a new slot, and the rows that changed meanwhile."""
     if not status:
+        from cdc.config import load
+        from cdc.service.process.repair import repair as begin
+
+        act_as_user()
         begun = begin(load(config), source, deletes=deletes.value)
         typer.echo(
             f"repair {begun.id} of {source} ({begun.found}) has begun: the new slot begins at "
-            f"{format_lsn(begun.lsn)}; the service does the rest: start it if it does not run"
+            f"{format_lsn(begun.lsn)}; the service does the rest: start it if it does not run",
+            err=as_json,
         )
     with state_of(config) as state:
         last = _watch(state, source, timeout) if wait else _last(state, source)
         if last is None:
-            typer.echo(f"no repairs of {source}")
+            if as_json:
+                print_json([])
+            else:
+                typer.echo(f"no repairs of {source}")
             return
-        _show(state, last)
+        if as_json:
+            number = int(str(last["id"]))
+            without = consumers_without_rows(state, number)
+            tables = repaired_tables(state, number)
+            print_json({**last, "without_rows": without, "by_table": tables})
+        else:
+            _show(state, last)
     if last["state"] == "failed":
         raise typer.Exit(1)
 

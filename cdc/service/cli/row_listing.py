@@ -6,6 +6,8 @@ own below its row. A pipe or a file has no width limit.
 
 from __future__ import annotations
 
+import shutil
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +15,6 @@ from typing import Final
 
 import typer
 from rich.cells import cell_len
-from rich.console import Console
 
 _GAP: Final = "  "
 _INDENT: Final = "    "
@@ -30,8 +31,8 @@ class Row:
 
 def print_rows(headings: Sequence[str], rows: Sequence[Row]) -> None:
     """Print rows for the terminal's width, or for a pipe."""
-    console = Console()
-    typer.echo(row_listing(headings, rows, console.width if console.is_terminal else None))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    typer.echo(row_listing(headings, rows, width))
 
 
 def row_listing(headings: Sequence[str], rows: Sequence[Row], width: int | None) -> str:
@@ -91,3 +92,15 @@ def _note(note: str, width: int | None) -> list[str]:
 def _one_line(text: str) -> str:
     """A text from anywhere, without what would move a terminal's cursor."""
     return "".join(each if each.isprintable() else "?" for each in " ".join(text.split()))
+
+
+def size_text(count: int | None) -> str:
+    """A size for people; a consumer that holds nothing back, or a source never read, has none."""
+    if count is None:
+        return "-"
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} GiB"

@@ -7,15 +7,21 @@ everything is equal. Status 1: rows differ, or it is not known whether they do.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cdc.connection import Connection
 from cdc.errors import OperatorError
-from cdc.service.cli.operators import ConfigPath, Name, state_of
+from cdc.service.cli.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigPath,
+    Name,
+    command_group,
+    print_json,
+    state_of,
+)
 from cdc.service.cli.row_listing import Row, print_rows
 from cdc.state.operators import State
 from cdc.state.verification_operators import (
@@ -27,9 +33,8 @@ from cdc.state.verification_operators import (
     verifications,
 )
 
-verify_app = typer.Typer()
+verify_app = command_group()
 
-_DEFAULT = Path("walbrook.yaml")
 _LOOK_S = 0.5
 _BARS_MAX = 20  # each look draws all of them
 _HEADINGS = (
@@ -52,7 +57,8 @@ def verify(
     timeout: Annotated[
         float, typer.Option(help="Seconds after which it is cancelled.", min=1)
     ] = 86_400,
-    config: ConfigPath = _DEFAULT,
+    config: ConfigPath = DEFAULT_CONFIG,
+    as_json: AsJson = False,
 ) -> None:
     """Compare what a destination holds with its source, while changes flow."""
     with state_of(config) as state:
@@ -63,18 +69,47 @@ def verify(
         except KeyboardInterrupt:
             _cancel(state, request)
             raise typer.Exit(130) from None
-    _show(rows)
+    if as_json:
+        print_json(rows)
+    else:
+        _show(rows)
     if not rows or not all(map(is_equal, rows)):
         raise typer.Exit(1)
 
 
+@verify_app.command("cancel-verification")
+def cancel(
+    verification: Annotated[
+        int, typer.Argument(metavar="ID", help="As walbrook.verifications shows it.")
+    ],
+    config: ConfigPath = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+) -> None:
+    """End a verification."""
+    with state_of(config) as state:
+        row = cancel_verification(state, verification)
+    if as_json:
+        print_json(row)
+    else:
+        typer.echo(f"verification {verification} of {row['consumer']} is {row['state']}")
+
+
 def _watch(state: Connection, request: int, deadline: float) -> list[State]:
     """Progress bars of the next tables, until all of them have ended."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("parts,"),
         TimeElapsedColumn(), TextColumn("{task.fields[note]}"),
     )  # fmt: skip
-    with Progress(*columns) as bar:
+    with Progress(*columns, console=Console(stderr=True)) as bar:
         tasks = {}
         while True:
             rows = verifications(state, request=request)[::-1]

@@ -16,7 +16,6 @@ from cdc.config import Config
 from cdc.connection import Connection
 from cdc.errors import OperatorError, TransientError
 from cdc.reach import reach
-from cdc.service.process.prepare import state_called
 
 _logger = structlog.get_logger("walbrook.service")
 
@@ -30,7 +29,7 @@ class Ownership:
 
     def __init__(self, config: Config) -> None:
         self._dsn = config.state_dsn()
-        self._called = state_called(config)
+        self._called = config.state_called()
         self._sources = [database.name for database in config.databases]
         self._connection: Connection | None = None
         self._looked_at = 0.0

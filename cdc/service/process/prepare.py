@@ -69,16 +69,9 @@ def patiently(step: Callable[[], T], stop: StopSignal) -> T:
                 raise
 
 
-def state_called(config: Config) -> str:
-    """How a message names the state database; without an address of its own it is a source."""
-    if config.state.url is not None:
-        return "the state database"
-    return f"database {config.databases[0].name}, which also holds the state,"
-
-
 def migrate_state(config: Config) -> list[Migration]:
     """Bring the schema ``walbrook`` up to date."""
-    with reach(config.state_dsn(), state_called(config)) as connection:
+    with reach(config.state_dsn(), config.state_called()) as connection:
         return migrate(connection)
 
 
@@ -92,7 +85,7 @@ def prepare_state(config: Config) -> None:
     """Bring the state database up to date."""
     for migration in migrate_state(config):
         _logger.info("state.migrated", number=migration.number, name=migration.name)
-    with reach(config.state_dsn(), state_called(config)) as state:
+    with reach(config.state_dsn(), config.state_called()) as state:
         resolve_unserved(state, [database.name for database in config.databases])
 
 
@@ -180,7 +173,7 @@ def prepare_database(config: Config, database: Database) -> int:
     """
     sinks = [sink for sink in config.sinks_of(database.name) if sink.status == "active"]
     wanted, schemas = tables_wanted(config, database)
-    with reach(config.state_dsn(), state_called(config)) as state:
+    with reach(config.state_dsn(), config.state_called()) as state:
         registered = registered_slot(state, database.name)
     if registered is not None:
         wanted, schemas = [], []
@@ -196,7 +189,7 @@ def prepare_database(config: Config, database: Database) -> int:
         )
     for warning in identity.warnings:
         _logger.warning("source.warning", source=database.name, warning=warning)
-    with reach(config.state_dsn(), state_called(config)) as state:
+    with reach(config.state_dsn(), config.state_called()) as state:
         term = register_source(
             state,
             name=database.name,

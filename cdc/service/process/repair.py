@@ -32,7 +32,7 @@ from cdc.replication.preflight.slot import create_slot
 from cdc.replication.preflight.standby import StandbySnapshots
 from cdc.replication.source.identity import Recorded
 from cdc.replication.source.slot_control import SlotControl, publication_missing
-from cdc.service.process.prepare import state_called
+from cdc.state.audit import note_act
 from cdc.state.positions import source_position
 from cdc.state.repairs import Deletes, TableRepair, begin_repair, lost_changes, read_up_to
 
@@ -71,7 +71,7 @@ def repair(config: Config, name: str, *, deletes: Deletes) -> Repaired:
     database = _database(config, name)
     sinks = [sink for sink in config.sinks_of(name) if sink.status == "active"]
     with ExitStack() as held:
-        state = held.enter_context(reach(config.state_dsn(), state_called(config)))
+        state = held.enter_context(reach(config.state_dsn(), config.state_called()))
         source = held.enter_context(reach(database.dsn(), f"database {name}"))
         position = source_position(state, name)
         control = SlotControl(database.dsn(), database.slot.name, database.publication.name)
@@ -97,6 +97,7 @@ def repair(config: Config, name: str, *, deletes: Deletes) -> Repaired:
             state, name, found=found, deletes=deletes, lsn=lsn, next_xid=int(str(row[0])),
             tables={sink: [each.repair for each in planned] for sink, planned in tables.items()},
         )  # fmt: skip
+        note_act(state, "repair", {"source": name, "deletes": deletes, "id": number})
     _logger.info("repair.begun", source=name, repair=number, found=found)
     return Repaired(number, found, lsn)
 

@@ -13,30 +13,41 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cdc.connection import Connection, connect
-from cdc.errors import OperatorError
-from cdc.service.http.api.operators import Body, answer, field, malformed, only, refusal
-from cdc.service.http.api.routes import guarded, json_body
+from cdc.connection import Connection
+from cdc.service.http.api.bodies import Body, answer, field, malformed, only
+from cdc.service.http.api.routes import About, Member, connected, guarded, json_body
 from cdc.service.http.api.tokens import Access
 from cdc.state.backfill_operators import backfills, change_backfill, known_act, start_backfill
 
-_STATEMENT_S = 20
 _TEXTS = ("where", "sort_column", "start_position")
 _NUMBERS = ("chunk_bytes", "rows_per_second", "connections")
+_START = About(
+    "Deliver the existing rows of a table.",
+    {
+        "table": Member("string", "As schema.table.", required=True),
+        "where": Member("string", "Only rows for which this SQL expression is true."),
+        "sort_column": Member("string", "Read rows in the order of this column."),
+        "start_position": Member("string", "Only rows from this value of it on."),
+        "chunk_bytes": Member("integer", "About how much of the table is read at once."),
+        "rows_per_second": Member("integer", "Most rows delivered per second."),
+        "connections": Member("integer", "Most chunks read at once."),
+        "reload": Member("boolean", "Load the table beside the old one, then swap them."),
+    },
+    answer="The backfill.",
+)
+_LIST = About("Backfills of a consumer, the latest first.")
+_CHANGE = About("Change a backfill.", answer="The backfill.")
 
 
 def backfill_routes(state_dsn: str, access: Access) -> list[Route]:
     """The routes, for those who may do everything."""
 
     async def run(act: Callable[[Connection], object]) -> Response:
-        def connected() -> object:
-            with connect(state_dsn, name="api", statement_s=_STATEMENT_S) as connection:
+        def in_thread() -> object:
+            with connected(state_dsn) as connection:
                 return act(connection)
 
-        try:
-            return answer(await run_in_threadpool(connected))
-        except OperatorError as error:
-            raise refusal(error) from error
+        return answer(await run_in_threadpool(in_thread))
 
     async def start(request: Request) -> Response:
         name, body = str(request.path_params["name"]), await json_body(request)
@@ -53,9 +64,9 @@ def backfill_routes(state_dsn: str, access: Access) -> list[Route]:
 
     where = "/api/consumers/{name:path}/backfills"
     return [
-        guarded(where, start, access, methods=("POST",), operates=True),
-        guarded(where, listed, access, methods=("GET",), operates=True),
-        guarded("/api/backfills/{id:int}/{act}", change, access, operates=True),
+        guarded(where, start, access, operates=True, about=_START),
+        guarded(where, listed, access, methods=("GET",), operates=True, about=_LIST),
+        guarded("/api/backfills/{id:int}/{act}", change, access, operates=True, about=_CHANGE),
     ]
 
 

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from cdc.service.http.api import arguments
 from cdc.service.http.api.claims import Claimed, Claims
 from cdc.service.http.api.refusals import RefusedError
-from cdc.service.http.api.routes import guarded, json_body
+from cdc.service.http.api.routes import About, Member, guarded, json_body
 from cdc.service.http.api.state import StateConnections
 from cdc.service.http.api.tokens import Access
 
@@ -27,6 +27,41 @@ _EXTEND = "SELECT done, refused, reasons FROM walbrook.extend(%s, %s, %s::interv
 
 _SEQUIN = "/api/sequin_streams/{name}"
 _OURS = "/api/consumers/{name}"
+
+_ACK_IDS = {"ack_ids": Member("array", "Those that the messages came with.", required=True)}
+_SIZES = {
+    "batch_size": Member("integer", "At most so many messages; 1 if not given."),
+    "max_batch_size": Member("integer", "The same."),
+    "wait_for": Member("string", "Milliseconds, or text such as 60s."),
+}
+_ABOUT = {
+    "receive": About(
+        "Receive messages, and hold them for a while.",
+        {
+            "batch_size": Member("integer", "At most so many messages; 1 if not given."),
+            "wait_s": Member("number", "How long to wait for a first one."),
+            "visibility_s": Member("number", "How long they are held."),
+            "holder": Member("string", "A name that walbrook.leases shows."),
+        },
+        answer="The messages.",
+    ),
+    "ack": About("Messages are done.", _ACK_IDS, answer="How many."),
+    "nack": About(
+        "Give messages back.",
+        {
+            **_ACK_IDS,
+            "delay_s": Member("number", "They come again after so long."),
+            "error": Member("string", "Why."),
+        },
+        answer="How many.",
+    ),
+    "extend": About(
+        "Hold messages for longer.",
+        {**_ACK_IDS, "by_s": Member("number", "For so long.", required=True)},
+        answer="How many.",
+    ),
+}
+_AS_SEQUIN = About("Receive messages as Sequin's clients do.", _SIZES, _SIZES, "The messages.")
 
 
 class PullApi:
@@ -145,17 +180,17 @@ class PullApi:
 def pull_routes(api: Callable[[], PullApi], access: Access) -> list[Route]:
     """The routes; ``api`` gives the one that the server's event loop has."""
 
-    def route(path: str, act: str, methods: Sequence[str] = ("POST",)) -> Route:
+    def route(path: str, act: str, about: About, methods: Sequence[str] = ("POST",)) -> Route:
         async def handler(request: Request) -> Response:
             answer: Response = await getattr(api(), act)(request)
             return answer
 
-        return guarded(path, handler, access, methods=methods)
+        return guarded(path, handler, access, methods=methods, about=about)
 
     return [
-        *(route(f"{_OURS}/{act}", act) for act in ("receive", "ack", "nack", "extend")),
-        route(f"{_SEQUIN}/receive", "receive_as_sequin", ("GET", "POST")),
-        *(route(f"{_SEQUIN}/{act}", act) for act in ("ack", "nack")),
+        *(route(f"{_OURS}/{act}", act, about) for act, about in _ABOUT.items()),
+        route(f"{_SEQUIN}/receive", "receive_as_sequin", _AS_SEQUIN, ("GET", "POST")),
+        *(route(f"{_SEQUIN}/{act}", act, _ABOUT[act]) for act in ("ack", "nack")),
     ]
 
 

@@ -12,16 +12,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cdc.connection import connect
-from cdc.errors import OperatorError, TransientError
-from cdc.service.http.api.operators import answer, field, malformed, only, refusal
+from cdc.errors import TransientError
+from cdc.service.http.api.bodies import answer, field, malformed, only
 from cdc.service.http.api.refusals import RefusedError
-from cdc.service.http.api.routes import guarded, json_body
-from cdc.service.http.api.tokens import Access
+from cdc.service.http.api.routes import About, Member, connected, guarded, json_body
+from cdc.service.http.api.tokens import Access, Role
 from cdc.state.operators import State
 from cdc.state.repairs import Deletes, repaired_tables, repairs
 
-_STATEMENT_S = 20
+_START = About(
+    "Bridge what a lost slot has lost.",
+    {
+        "deletes": Member(
+            "string", "How rows deleted meanwhile are found.", choices=("find", "skip")
+        )
+    },
+    answer="The repair.",
+)
+_LIST = About("Repairs of a source, the latest first.")
 
 BeginRepair = Callable[[str, Deletes], object]
 """Begins the repair of a source; see ``cdc.service.process.repair``."""
@@ -31,7 +39,7 @@ def repair_routes(state_dsn: str, access: Access, begin: BeginRepair) -> list[Ro
     """The routes, for those who may do everything."""
 
     def listed(name: str) -> list[State]:
-        with connect(state_dsn, name="api", statement_s=_STATEMENT_S) as state:
+        with connected(state_dsn) as state:
             return [
                 {**each, "of_tables": repaired_tables(state, int(str(each["id"])))}
                 for each in repairs(state, name)
@@ -51,8 +59,6 @@ def repair_routes(state_dsn: str, access: Access, begin: BeginRepair) -> list[Ro
         name = str(request.path_params["name"])
         try:
             await run_in_threadpool(begin, name, deletes)
-        except OperatorError as error:
-            raise refusal(error) from error
         except TransientError as error:
             raise RefusedError(409, error.what, fix=error.fix) from error
         (latest, *_) = await run_in_threadpool(listed, name)
@@ -63,6 +69,6 @@ def repair_routes(state_dsn: str, access: Access, begin: BeginRepair) -> list[Ro
 
     where = "/api/sources/{name}/repairs"
     return [
-        guarded(where, start, access, methods=("POST",), operates=True),
-        guarded(where, shown, access, methods=("GET",), operates=True),
+        guarded(where, start, access, operates=True, role=Role.ADMIN, about=_START),
+        guarded(where, shown, access, methods=("GET",), operates=True, about=_LIST),
     ]

@@ -10,14 +10,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from cdc.config import Http
 from cdc.errors import ProtocolError
 from cdc.service.http.api.backfills import backfill_routes
+from cdc.service.http.api.bodies import answer
+from cdc.service.http.api.openapi import document
 from cdc.service.http.api.operators import operator_routes
 from cdc.service.http.api.pull import PullApi, pull_routes
 from cdc.service.http.api.repairs import BeginRepair, repair_routes
+from cdc.service.http.api.routes import About, guarded
 from cdc.service.http.api.tokens import Access
 from cdc.service.http.api.verifications import verification_routes
 
@@ -36,7 +41,7 @@ class Api:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def routes(self) -> list[BaseRoute]:
-        return [
+        routes = [
             *pull_routes(self._pulling, self._access),
             *operator_routes(self._dsn, self._access),
             *backfill_routes(self._dsn, self._access),
@@ -47,6 +52,19 @@ class Api:
             ),
             *verification_routes(self._dsn, self._access),
         ]
+
+        async def openapi(_request: Request) -> Response:
+            return answer(document([*routes, described]))
+
+        described = guarded(
+            "/api/openapi.json",
+            openapi,
+            self._access,
+            methods=("GET",),
+            operates=True,
+            about=About("This document.", answer="An OpenAPI document."),
+        )
+        return [*routes, described]
 
     @asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:

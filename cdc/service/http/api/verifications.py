@@ -13,10 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cdc.connection import Connection, connect
-from cdc.errors import OperatorError
-from cdc.service.http.api.operators import answer, field, only, refusal
-from cdc.service.http.api.routes import guarded, json_body
+from cdc.connection import Connection
+from cdc.service.http.api.bodies import answer, field, only
+from cdc.service.http.api.routes import About, Member, connected, guarded, json_body
 from cdc.service.http.api.tokens import Access
 from cdc.state.verification_operators import (
     cancel_verification,
@@ -24,21 +23,27 @@ from cdc.state.verification_operators import (
     verifications,
 )
 
-_STATEMENT_S = 20
+_START = About(
+    "Compare what a destination holds with its source.",
+    {
+        "table": Member("string", "As schema.table; all tables if not given."),
+        "repair": Member("boolean", "Deliver rows that differ again."),
+    },
+    answer="The verification.",
+)
+_LIST = About("Verifications of a consumer, the latest first.")
+_CANCEL = About("End a verification.", answer="The verification.")
 
 
 def verification_routes(state_dsn: str, access: Access) -> list[Route]:
     """The routes, for those who may do everything."""
 
     async def run(act: Callable[[Connection], object]) -> Response:
-        def connected() -> object:
-            with connect(state_dsn, name="api", statement_s=_STATEMENT_S) as connection:
+        def in_thread() -> object:
+            with connected(state_dsn) as connection:
                 return act(connection)
 
-        try:
-            return answer(await run_in_threadpool(connected))
-        except OperatorError as error:
-            raise refusal(error) from error
+        return answer(await run_in_threadpool(in_thread))
 
     async def start(request: Request) -> Response:
         name, body = str(request.path_params["name"]), await json_body(request)
@@ -57,7 +62,7 @@ def verification_routes(state_dsn: str, access: Access) -> list[Route]:
 
     where = "/api/consumers/{name:path}/verifications"
     return [
-        guarded(where, start, access, methods=("POST",), operates=True),
-        guarded(where, listed, access, methods=("GET",), operates=True),
-        guarded("/api/verifications/{id:int}/cancel", cancel, access, operates=True),
+        guarded(where, start, access, operates=True, about=_START),
+        guarded(where, listed, access, methods=("GET",), operates=True, about=_LIST),
+        guarded("/api/verifications/{id:int}/cancel", cancel, access, operates=True, about=_CANCEL),
     ]
