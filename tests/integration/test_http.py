@@ -33,6 +33,9 @@ class OneProcess:
     def starting(self) -> list[str]:
         return []
 
+    def silent_s(self) -> float:
+        return 0.0
+
 
 @pytest.fixture
 def client(database: Database) -> Iterator[httpx.Client]:

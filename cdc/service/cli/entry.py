@@ -6,9 +6,10 @@ bug.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -32,7 +33,7 @@ from cdc.service.cli.operators import operator_app
 from cdc.service.cli.repairs import repair_app
 from cdc.service.cli.status import status_tables
 from cdc.service.cli.verify import verify_app
-from cdc.service.http.server import HttpServer, listen
+from cdc.service.http.server import HttpServer, StandbyServer, listen
 from cdc.service.process.java import require_java
 from cdc.service.process.ownership import Ownership
 from cdc.service.process.prepare import migrate_state, patiently, prepare_state, state_called
@@ -73,6 +74,13 @@ def run(
             envvar="WALBROOK_CONFIG",
         ),
     ] = None,
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby",
+            help="Wait until no other service serves these databases, then take over.",
+        ),
+    ] = False,
 ) -> None:
     """Run the service until SIGTERM or Ctrl-C; what was read is delivered before it ends."""
     stop = StopSignal()
@@ -85,11 +93,14 @@ def run(
 
         with OpenShop() as example:
             raise typer.Exit(serve(example.config_path, stop))
-    raise typer.Exit(serve(config, stop))
+    raise typer.Exit(serve(config, stop, standby=standby))
 
 
-def serve(path: Path, stop: StopSignal) -> int:
-    """Prepare the sources of a configuration and run its processes until ``stop``."""
+def serve(path: Path, stop: StopSignal, *, standby: bool = False) -> int:
+    """Prepare the sources of a configuration and run its processes until ``stop``.
+
+    A ``standby`` first waits until no other service serves them.
+    """
     settings = load(path)
     check_extras(settings.sinks)
     configure_logs(settings.service)
@@ -98,9 +109,14 @@ def serve(path: Path, stop: StopSignal) -> int:
     for unchecked in check_event_time(settings, form_alone=True):
         logger.warning("config.unchecked", what=unchecked)
     with ExitStack() as held:
-        ownership = patiently(lambda: held.enter_context(Ownership(settings)), stop)
-        http = settings.service.http
+        http, ownership = settings.service.http, Ownership(settings)
+        if not standby:
+            patiently(lambda: held.enter_context(ownership), stop)
         listener = held.enter_context(listen(http)) if http.enabled else None
+        if standby:
+            if not _stand_by(ownership, listener, stop):
+                return 0
+            held.enter_context(ownership)
         patiently(lambda: prepare_state(settings), stop)
         sources = {base.name: SourceKeeper(settings, base) for base in settings.databases}
         for keeper in sources.values():
@@ -120,6 +136,17 @@ def serve(path: Path, stop: StopSignal) -> int:
                 )
             )
         return supervisor.run(stop, ownership.keep)
+
+
+def _stand_by(ownership: Ownership, listener: socket.socket | None, stop: StopSignal) -> bool:
+    """Wait for the locks, and say over HTTP that this is a standby. False if a stop came first."""
+    logger = structlog.get_logger("walbrook.start")
+    with nullcontext() if listener is None else StandbyServer(listener):
+        logger.info("standby.waiting")
+        took_over = ownership.stand_by(stop)
+    if took_over:
+        logger.info("standby.takes_over")
+    return took_over
 
 
 @app.command()

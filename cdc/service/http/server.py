@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import math
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import psycopg
 import structlog
-import uvicorn
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -34,8 +31,10 @@ from cdc.errors import OperatorError
 from cdc.service.http.api.repairs import BeginRepair
 from cdc.service.http.api.serve import Api
 from cdc.service.http.backfill_metrics import backfill_metrics, read_backfills
-from cdc.service.http.bounded import HEADER_BYTES_MAX, BoundedProtocol
 from cdc.service.http.event_time_metrics import EventTimes, event_time_metrics, read_event_times
+from cdc.service.http.probes import Processes, Readiness, probe_routes
+from cdc.service.http.server_thread import ServerThread
+from cdc.service.http.standby import STANDBY_METRIC, STANDBY_TEXT, standby_application
 from cdc.state.pressure import DEFERRED
 
 _logger = structlog.get_logger("walbrook.http")
@@ -94,14 +93,6 @@ Rows = list[dict[str, object]]
 _STUCK_S = 30
 _SILENT_S = 30  # a reader writes its row about every ten seconds
 _BEHIND_S = 60
-
-
-class Processes(Protocol):
-    """Who knows the processes of the service."""
-
-    def processes(self) -> dict[str, bool]: ...
-
-    def starting(self) -> list[str]: ...
 
 
 @dataclass(frozen=True)
@@ -196,6 +187,7 @@ class HealthReader:
         for name, alive in self._supervisor.processes().items():
             running.add_metric([name], float(alive))
         yield running
+        yield GaugeMetricFamily(STANDBY_METRIC, STANDBY_TEXT, value=0)
 
 
 def _reader_complaints(row: dict[str, object]) -> Iterator[str]:
@@ -298,7 +290,9 @@ def _event_metric(events: Rows) -> Metric:
     return family
 
 
-def application(observatory: HealthReader, api: Api | None = None) -> Starlette:
+def application(
+    observatory: HealthReader, api: Api | None = None, probes: Sequence[Route] = ()
+) -> Starlette:
     """The routes; blocking work runs in Starlette's own threads."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(observatory)
@@ -327,7 +321,7 @@ def application(observatory: HealthReader, api: Api | None = None) -> Starlette:
         except psycopg.Error as error:
             return Response(f"# {str(error).strip()}\n", 503, media_type="text/plain")
 
-    ours = [Route("/health", health), Route("/metrics", metrics)]
+    ours = [Route("/health", health), Route("/metrics", metrics), *probes]
     if api is None:
         return Starlette(routes=ours)
     return Starlette(routes=[*ours, *api.routes()], lifespan=api.lifespan)
@@ -345,7 +339,7 @@ def listen(settings: Http) -> socket.socket:
         ) from error
 
 
-class HttpServer:
+class HttpServer(ServerThread):
     """The server in its thread; ``port`` is the one it listens on."""
 
     def __init__(
@@ -359,37 +353,32 @@ class HttpServer:
         started_at: float = -math.inf,
         begin_repair: BeginRepair | None = None,
     ) -> None:
-        self._socket = listener or listen(settings)
-        self.port: int = self._socket.getsockname()[1]
         self._api = Api(settings, state_dsn, begin_repair)
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                application(
-                    HealthReader(state_dsn, supervisor, sources, started_at=started_at), self._api
-                ),
-                log_level="warning",
-                access_log=False,
-                lifespan="on",
-                timeout_graceful_shutdown=2,
-                http=BoundedProtocol,
-                ws="none",
-                h11_max_incomplete_event_size=HEADER_BYTES_MAX,
-            )
-        )
-        self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [self._socket]}, name="http", daemon=True
-        )
+        reader = HealthReader(state_dsn, supervisor, sources, started_at=started_at)
+        probes = probe_routes(Readiness(state_dsn, supervisor, sources), supervisor)
+        super().__init__(application(reader, self._api, probes), listener or listen(settings))
 
     def __enter__(self) -> HttpServer:
-        self._thread.start()
+        super().__enter__()
         _logger.info("http.listening", port=self.port)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *about: object) -> None:
         self._api.stop_waiting()
-        self._server.should_exit = True
-        self._thread.join(5)
-        self._socket.close()
+        super().__exit__(*about)
+
+
+class StandbyServer(ServerThread):
+    """Answers on the port of the service until the service takes it over."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        """``listener`` stays open: what connects meanwhile is answered by the next server."""
+        super().__init__(standby_application(), listener.dup())
+
+    def __enter__(self) -> StandbyServer:
+        super().__enter__()
+        _logger.info("http.listening", port=self.port)
+        return self
 
 
 def _labels(row: dict[str, object]) -> list[str]:

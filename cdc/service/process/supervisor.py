@@ -179,6 +179,7 @@ class Supervisor:
         self._sources = sources
         self._readers: dict[str, Child] = {}
         self._terms: dict[str, int] = {}
+        self._came_round_at = time.monotonic()
         # In the environment, not among the arguments, which everyone on the machine can read.
         token = {TOKEN_VARIABLE: secrets.token_urlsafe(32)}
         self._servers = (
@@ -199,6 +200,7 @@ class Supervisor:
         """Mind the children, and ``keep`` what is ours, until a stop. Returns the exit status."""
         try:
             while not stop.wait(_POLL_S):
+                self._came_round_at = time.monotonic()
                 keep()
                 self._add_ready_sources()
                 for child in self._children:
@@ -224,6 +226,10 @@ class Supervisor:
     def starting(self) -> list[str]:
         """The processes that run and cannot do their work yet."""
         return [self._driver.name] if self._driver.is_starting else []
+
+    def silent_s(self) -> float:
+        """For how long the main loop has not come round."""
+        return time.monotonic() - self._came_round_at
 
     def _add_ready_sources(self) -> None:
         """Start the reader of each source that has become ready, and let the driver serve it."""
