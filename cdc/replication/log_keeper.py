@@ -20,6 +20,7 @@ from cdc.log.recovery.damage_scan import Findings
 from cdc.log.recovery.inspection import Inspection
 from cdc.log.recovery.segment_check import CheckedSegment
 from cdc.log.writer import Durability, LogWriter, Retention, SegmentLimits, TierSettings
+from cdc.replication.machine import MachineBounds, MachineWatch
 from cdc.replication.wire.sealed import Sealed
 from cdc.state.health import Condition
 from cdc.state.reader_state import SegmentRow
@@ -45,8 +46,11 @@ class LogKeeper:
         limits: SegmentLimits,
         retention: Retention,
         tier: TierSettings | None,
+        machine: MachineBounds | None = None,
     ) -> None:
+        """``machine``: from where on it warns of too little memory, and disk for the log."""
         self._directory = directory
+        self._machine = MachineWatch(directory, machine or MachineBounds())
         self._term = term
         self._durability = durability
         self._limits = limits
@@ -203,8 +207,11 @@ class LogKeeper:
             self._inspection = None
 
     def conditions(self, held_by: str | None) -> list[Condition]:
-        """What is wrong with the log; ``held_by`` is the consumer that it keeps the most for."""
-        found, bytes_max = [], self._retention.bytes_max
+        """What is wrong with the log and its machine.
+
+        ``held_by`` is the consumer that the log keeps the most for.
+        """
+        found, bytes_max = self._machine.conditions(), self._retention.bytes_max
         holder = "no consumer" if held_by is None else f"consumer {held_by}"
         fix = (
             f"mend, resume or remove {holder}, give it a max_backlog, or raise log.max_bytes; "

@@ -77,6 +77,7 @@ class SlotReader:
             limits=settings.segments,
             retention=settings.retention,
             tier=settings.tier,
+            machine=settings.machine,
         )
         self._spill = Spill(
             settings.log_directory / _SPILL,
@@ -98,6 +99,7 @@ class SlotReader:
             heartbeat_s=settings.heartbeat_s,
             primary_dsn=settings.primary_dsn,
             source=settings.source,
+            long_transaction_s=settings.long_transaction_s,
         )
         self._head_lsn = 0
         self._timeline: int | None = None

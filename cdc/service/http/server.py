@@ -36,6 +36,7 @@ from cdc.service.http.probes import Processes, Readiness, probe_routes
 from cdc.service.http.server_thread import ServerThread
 from cdc.service.http.standby import STANDBY_METRIC, STANDBY_TEXT, standby_application
 from cdc.state.pressure import DEFERRED
+from cdc.state.reader_state import HeartbeatState
 
 _logger = structlog.get_logger("walbrook.http")
 
@@ -43,6 +44,7 @@ _SOURCES = """
 SELECT s.name AS source, s.state, s.state_since::text, s.last_error,
        (SELECT f.last_error FROM walbrook.feeds f WHERE f.source = s.name) AS feed_error, v.cursor,
        v.lag_bytes, v.lag_seconds, s.log_bytes, s.slot_wal_status, s.slot_safe_bytes,
+       s.heartbeat_state,
        extract(epoch FROM clock_timestamp() - s.heartbeat_at)::float8 AS heartbeat_age_s,
        extract(epoch FROM clock_timestamp() - s.seen_at)::float8 AS seen_age_s,
        walbrook.reader_lag(s.current_at)::float8 AS reader_lag_s,
@@ -84,7 +86,12 @@ SELECT c.source, c.name AS consumer, v.cursor, v.lag_bytes, v.lag_seconds, c.del
 """
 
 _EVENTS = """
-SELECT source, consumer, kind, severity, what, fix, since::text FROM walbrook.health
+SELECT source, consumer, kind, severity, what, fix, since::text, link FROM walbrook.health
+ WHERE %(sources)s::text[] IS NULL OR source = ANY (%(sources)s)
+"""
+_STATES = """
+SELECT source, consumer, health, since::text, kind, cause, remedy, link, open_events
+  FROM walbrook.health_states
  WHERE %(sources)s::text[] IS NULL OR source = ANY (%(sources)s)
 """
 
@@ -93,6 +100,7 @@ Rows = list[dict[str, object]]
 _STUCK_S = 30
 _SILENT_S = 30  # a reader writes its row about every ten seconds
 _BEHIND_S = 60
+_HEALTH = ("ok", "warning", "error")
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,7 @@ class HealthSnapshot:
     sources: Rows
     consumers: Rows
     events: Rows  # open ones, the newest first
+    states: Rows  # one per source and per consumer
     event_times: EventTimes
     backfills: list[dict[str, object]]
 
@@ -166,6 +175,7 @@ class HealthReader:
                 sources=rows.execute(_SOURCES, given).fetchall(),
                 consumers=rows.execute(_CONSUMERS, given).fetchall(),
                 events=rows.execute(_EVENTS, given).fetchall(),
+                states=rows.execute(_STATES, given).fetchall(),
                 event_times=read_event_times(rows),
                 backfills=read_backfills(rows),
             )
@@ -179,6 +189,7 @@ class HealthReader:
         yield from event_time_metrics(sight.event_times)
         yield from backfill_metrics(sight.backfills)
         yield _event_metric(sight.events)
+        yield _state_metric(sight.states)
 
     def _process_metrics(self) -> Iterator[Metric]:
         running = GaugeMetricFamily(
@@ -237,6 +248,7 @@ def _source_metrics(sources: Rows) -> Iterator[Metric]:
         sources,
         "heartbeat_age_s",
     )
+    yield _heartbeat_metric(sources)
     yield _gauge(
         "pressure_level",
         "0: none; 1: micro-batches are widened; 2: consumers are deferred.",
@@ -290,6 +302,32 @@ def _event_metric(events: Rows) -> Metric:
     return family
 
 
+def _state_metric(states: Rows) -> Metric:
+    family = GaugeMetricFamily(
+        "walbrook_health_state",
+        "0: well; 1: a warning is open; 2: an error is. A source as a whole has no consumer.",
+        labels=["source", "consumer"],
+    )
+    for row in states:
+        value = _HEALTH.index(str(row["health"]))
+        family.add_metric([str(row["source"]), str(row["consumer"] or "")], value)
+    return family
+
+
+def _heartbeat_metric(sources: Rows) -> Metric:
+    family = GaugeMetricFamily(
+        "walbrook_source_heartbeat_state",
+        "1 for the state that the heartbeats of a source are in, 0 for the others.",
+        labels=["source", "state"],
+    )
+    for row in sources:
+        if row["heartbeat_state"] is not None:
+            for state in HeartbeatState:
+                value = float(row["heartbeat_state"] == state)
+                family.add_metric([str(row["source"]), str(state)], value)
+    return family
+
+
 def application(
     observatory: HealthReader, api: Api | None = None, probes: Sequence[Route] = ()
 ) -> Starlette:
@@ -309,6 +347,7 @@ def application(
             "status": status,
             "complaints": [*complaints, *starting],
             "warnings": sight.of_severity("warning"),
+            "states": sight.states,
             "events": sight.events,
             "sources": sight.sources,
             "consumers": sight.consumers,
