@@ -20,6 +20,8 @@ from cdc.log.recovery.damage_scan import Findings
 from cdc.log.recovery.inspection import Inspection
 from cdc.log.recovery.segment_check import CheckedSegment
 from cdc.log.writer import Durability, LogWriter, Retention, SegmentLimits, TierSettings
+from cdc.metrics.clock import PhaseClock
+from cdc.replication.log_measures import LogMeasures
 from cdc.replication.machine import MachineBounds, MachineWatch
 from cdc.replication.wire.sealed import Sealed
 from cdc.state.health import Condition
@@ -47,8 +49,15 @@ class LogKeeper:
         retention: Retention,
         tier: TierSettings | None,
         machine: MachineBounds | None = None,
+        source: str = "",
     ) -> None:
-        """``machine``: from where on it warns of too little memory, and disk for the log."""
+        """``machine``: from where on it warns of too little memory, and disk for the log.
+
+        ``source`` names it in metrics.
+        """
+        self.clock = PhaseClock("reader", source, rest="read")
+        """Of the reader's own thread."""
+        self._measures = LogMeasures(source)
         self._directory = directory
         self._machine = MachineWatch(directory, machine or MachineBounds())
         self._term = term
@@ -98,14 +107,20 @@ class LogKeeper:
         self.log.restart_at(restart)
         return restart
 
+    def received(self, size: int) -> None:
+        """The source has sent so many bytes."""
+        self._measures.received.add(size)
+
     def append(self, sealed: Sealed) -> None:
-        self.log.append(
-            sealed.raw,
-            sealed.schemas,
-            first=sealed.first,
-            high=sealed.high,
-            annotations=sealed.annotations,
-        )
+        with self.clock.during("append"):
+            marker = self.log.append(
+                sealed.raw,
+                sealed.schemas,
+                first=sealed.first,
+                high=sealed.high,
+                annotations=sealed.annotations,
+            )
+        self._measures.appended(sealed.raw, marker.frame_bytes)
 
     def tend(self, lowest: Cursor) -> None:
         """Let go of what everyone below ``lowest`` has had; about once a second."""
@@ -116,6 +131,7 @@ class LogKeeper:
         if result.evicted:
             _logger.warning("reader.evicted", segments=result.evicted, to=str(self.evicted))
         self.full = result.full
+        self._measures.kept(len(self.log.manifest.segments), self._machine.left)
         if take_damage_report(self._directory):
             self._to_inspect = True
         self._look_at_inspection(lowest)
@@ -282,6 +298,7 @@ class LogKeeper:
             limits=self._limits,
             tier=self._tier,
             to_heal=True,
+            on_synced=self._measures.synced,
         )
 
 

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from cdc.cursor import parse_lsn
+from cdc.metrics import catalogue
 from cdc.state.health import Condition
 
 READ_FIGURES: Final = """
@@ -126,6 +127,22 @@ def oldest_of(row: tuple[Any, ...] | None) -> OldestTransaction | None:
         return None
     pid, gid, owner, application, state, xid, age_s, query_start = row
     return OldestTransaction(pid, gid, owner, application, state, int(xid), age_s, query_start)
+
+
+def show_figures(source: str, figures: SlotFigures | None, oldest_s: float | None) -> None:
+    """As metrics; what is not known is absent, and without a transaction the age is 0."""
+    known = figures is not None
+    if figures is not None:
+        catalogue.SLOT_CONFIRMED_TO_CURRENT.of(source).set(figures.confirmed_to_current)
+        catalogue.SLOT_RESTART_TO_CONFIRMED.of(source).set(figures.restart_to_confirmed)
+        catalogue.SLOT_RETAINED.of(source).set(figures.retained)
+        catalogue.SLOT_SAFE.of(source).set(figures.safe_bytes)
+        for name in _COUNTED:
+            catalogue.SLOT_DECODED.of(source, name).set(figures.counted.get(name, 0))
+    status = figures.wal_status if figures is not None else None
+    for each in WAL_STATUSES:
+        catalogue.SLOT_WAL_STATUS.of(source, each).set(float(each == status) if known else None)
+    catalogue.OLDEST_TRANSACTION.of(source).set((oldest_s or 0.0) if known else None)
 
 
 class PinWatch:

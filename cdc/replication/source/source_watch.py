@@ -27,6 +27,7 @@ from cdc.replication.source.slot_figures import (
     SlotFigures,
     figures_of,
     oldest_of,
+    show_figures,
 )
 from cdc.replication.source.slot_row import READ_SLOT, SlotRow, recreate, repair, slot_row
 from cdc.replication.wire.wire import HEARTBEAT_PREFIX
@@ -217,7 +218,9 @@ class SourceWatch:
         except psycopg.Error:
             self._source.drop()
             return None
-        return figures_of(figures)
+        found = figures_of(figures)
+        show_figures(self._name, found, self._pin.age_s)
+        return found
 
     def _look_at_end(self) -> tuple[int, Horizon | None]:
         """The end of the server's WAL, and which transactions have ended there."""

@@ -132,6 +132,7 @@ def serve(path: Path, stop: StopSignal, *, standby: bool = False) -> int:
                     sources=[*sources],
                     listener=listener,
                     started_at=time.monotonic(),
+                    measured=supervisor,
                     begin_repair=lambda name, deletes: repair(settings, name, deletes=deletes),
                 )
             )

@@ -12,6 +12,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import psycopg
 import structlog
@@ -32,7 +34,10 @@ from cdc.service.http.api.repairs import BeginRepair
 from cdc.service.http.api.serve import Api
 from cdc.service.http.backfill_metrics import backfill_metrics, read_backfills
 from cdc.service.http.event_time_metrics import EventTimes, event_time_metrics, read_event_times
+from cdc.service.http.live_metrics import live_metrics
 from cdc.service.http.probes import Processes, Readiness, probe_routes
+from cdc.service.http.process_metrics import process_metrics
+from cdc.service.http.queue_metrics import queue_metrics, read_queues
 from cdc.service.http.server_thread import ServerThread
 from cdc.service.http.standby import STANDBY_METRIC, STANDBY_TEXT, standby_application
 from cdc.state.pressure import DEFERRED
@@ -103,6 +108,15 @@ _BEHIND_S = 60
 _HEALTH = ("ok", "warning", "error")
 
 
+class Measured(Protocol):
+    """Who knows where the processes leave what they have measured."""
+
+    @property
+    def metrics_directory(self) -> Path: ...
+
+    def pids(self) -> dict[str, int]: ...
+
+
 @dataclass(frozen=True)
 class HealthSnapshot:
     """What the state database says at one moment."""
@@ -112,7 +126,8 @@ class HealthSnapshot:
     events: Rows  # open ones, the newest first
     states: Rows  # one per source and per consumer
     event_times: EventTimes
-    backfills: list[dict[str, object]]
+    backfills: Rows
+    queues: Rows
 
     def of_severity(self, severity: str) -> list[str]:
         """The open events of a severity, a sentence each; one of several sources is listed once."""
@@ -134,11 +149,14 @@ class HealthReader:
         sources: Sequence[str] | None = None,
         *,
         started_at: float = -math.inf,
+        measured: Measured | None = None,
     ) -> None:
         """``sources`` are those of this service: others may share its state database.
 
-        ``started_at`` (monotonic): before that nothing could move.
+        ``started_at`` (monotonic): before that nothing could move. ``measured``: what processes
+        say of themselves; without it only what SQL says is there.
         """
+        self._measured = measured
         self._started_at = started_at
         self._dsn = state_dsn
         self._supervisor = supervisor
@@ -178,6 +196,7 @@ class HealthReader:
                 states=rows.execute(_STATES, given).fetchall(),
                 event_times=read_event_times(rows),
                 backfills=read_backfills(rows),
+                queues=read_queues(rows, self._sources),
             )
 
     def collect(self) -> Iterator[Metric]:
@@ -190,6 +209,10 @@ class HealthReader:
         yield from backfill_metrics(sight.backfills)
         yield _event_metric(sight.events)
         yield _state_metric(sight.states)
+        yield from queue_metrics(sight.queues)
+        if self._measured is not None:
+            yield from live_metrics(self._measured.metrics_directory)
+            yield from process_metrics(self._measured.pids())
 
     def _process_metrics(self) -> Iterator[Metric]:
         running = GaugeMetricFamily(
@@ -235,6 +258,12 @@ def _source_metrics(sources: Rows) -> Iterator[Metric]:
     )
     yield _gauge("source_lag_bytes", "WAL behind the restart cursor.", sources, "lag_bytes")
     yield _gauge("source_lag_seconds", "Age of what is settled.", sources, "lag_seconds")
+    yield _gauge(
+        "source_reader_lag_seconds",
+        "How far the reader is behind the server; absent while that is not known.",
+        sources,
+        "reader_lag_s",
+    )
     yield _gauge("source_log_bytes", "Size of the change log.", sources, "log_bytes")
     yield _gauge(
         "source_slot_safe_bytes",
@@ -391,9 +420,12 @@ class HttpServer(ServerThread):
         listener: socket.socket | None = None,
         started_at: float = -math.inf,
         begin_repair: BeginRepair | None = None,
+        measured: Measured | None = None,
     ) -> None:
         self._api = Api(settings, state_dsn, begin_repair)
-        reader = HealthReader(state_dsn, supervisor, sources, started_at=started_at)
+        reader = HealthReader(
+            state_dsn, supervisor, sources, started_at=started_at, measured=measured
+        )
         probes = probe_routes(Readiness(state_dsn, supervisor, sources), supervisor)
         super().__init__(application(reader, self._api, probes), listener or listen(settings))
 
