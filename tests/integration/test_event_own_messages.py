@@ -16,9 +16,10 @@ import pytest
 from cdc.eventtime.buffer import EventTimeBuffer
 from cdc.eventtime.released import Released
 from cdc.eventtime.sequencer import WatermarkStep
+from cdc.metrics.catalogue import WATERMARKS_EMITTED
 from spark_pipeline.eventtime.release import WINDOW, OwnRows, our_rows
 from spark_pipeline.eventtime.windows.due import WindowResults
-from tests.event_lane import EventLane, S
+from tests.event_lane import NAME, EventLane, S
 from tests.fix_event_lane import MakeLane
 from tests.fix_http import Endpoint
 from tests.integration.test_event_delivery import hook, ids, redeliver, taken
@@ -64,8 +65,10 @@ def test_a_refused_message_of_our_own_waits_and_arrives_later(
     windows = Windows() if action == "window" else None
     timed = {"emit_watermarks": action == "watermark"}
     lane = event_lane(event_time=timed, windows=windows, **hook(endpoint, batch_size=1))
+    emitted = WATERMARKS_EMITTED.of(NAME).value
     advance(lane, 1, FAR)
     before = taken(endpoint).count(action)
+    assert WATERMARKS_EMITTED.of(NAME).value - emitted == taken(endpoint).count("watermark")
     refuse(endpoint, action)
     advance(lane, FAR + 1, FAR + 2)
     waiting = lane.rows("SELECT action, group_id FROM walbrook.events")

@@ -247,8 +247,13 @@ def test_metrics_count_what_waits_and_what_is_handed_out(
         "SELECT id, '0/50', 1, now(), now(), 1, 'public', 't', 'insert', '[]' "
         "FROM walbrook.consumers WHERE name = 'search'"
     )
+    database.execute("UPDATE walbrook.events SET queued_at = now() - interval '50 seconds'")
     lines = client.get("/metrics").text.splitlines()
     assert 'walbrook_consumer_waiting{consumer="search",source="shop"} 1.0' in lines
+    assert 'walbrook_consumer_queue_depth{consumer="jobs",source="shop"} 0.0' in lines
+    (age,) = [line for line in lines if line.startswith("walbrook_consumer_oldest_waiting")]
+    assert 'consumer="search"' in age
+    assert 50 <= float(age.split()[-1]) < 120
     assert 'walbrook_consumer_leased{consumer="jobs",source="shop"} 0.0' in lines
     assert not [line for line in lines if line.startswith('walbrook_consumer_waiting{consumer="j')]
 
