@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +14,11 @@ import orjson
 import psycopg
 import pytest
 import redis
+import yaml
 
+from cdc.config import load
+from cdc.service.process.ownership import Ownership
+from cdc.stop import StopSignal
 from tests.fix_postgres import Database
 from tests.service import Service, started
 from tests.waiting import until
@@ -127,3 +132,39 @@ def test_a_standby_waits_for_a_state_database_that_restarts_and_ends_when_asked(
             assert service.stop() == 0
     nothing = database.execute("SELECT to_regnamespace('walbrook') IS NULL")
     assert nothing == [(True,)], "a standby changes nothing"
+
+
+def test_a_standby_of_two_databases_holds_the_lock_of_neither_while_it_waits(
+    database: Database, tmp_path: Path
+) -> None:
+    service = Service(database, tmp_path, [])
+    settings = yaml.safe_load(service.config.read_text())
+    depot = {**settings["databases"][0], "name": "depot", "slot": {"name": "depot"}}
+    settings["databases"].append(depot)
+    service.config.write_text(yaml.safe_dump(settings))
+    lock = "SELECT pg_try_advisory_lock(hashtextextended('walbrook.source.{}', 0))"
+    unlock = lock.replace("try_advisory_lock", "advisory_unlock")
+    stop, ownership = StopSignal(), Ownership(load(service.config))
+    with (
+        psycopg.connect(database.dsn, autocommit=True) as other,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        assert other.execute(lock.format("depot").encode()).fetchone() == (True,)
+        waits = beside.submit(ownership.stand_by, stop)
+        try:
+            here = "application_name = 'walbrook:standby' AND datname = current_database()"
+            tries = f"SELECT count(*) FROM pg_stat_activity WHERE {here}"
+            until("the standby to wait", lambda: database.execute(tries) == [(1,)])
+
+            def taken(source: str) -> bool:
+                return other.execute(lock.format(source).encode()).fetchone() == (True,)
+
+            until("the lock of the other database", lambda: taken("shop"))
+            for source in ("shop", "depot"):
+                other.execute(unlock.format(source).encode())
+            assert waits.result(60)
+            with ownership:
+                assert not taken("shop")
+                assert not taken("depot")
+        finally:
+            stop.request()
