@@ -21,7 +21,7 @@ _HEAD_END, _LENGTH = b"\r\n\r\n", b"content-length:"
 _ANSWER_TIMEOUT_S = 60.0
 
 
-class Count(NamedTuple):
+class EndpointCount(NamedTuple):
     """What came to one path: messages, requests, the most requests at once, and the last time."""
 
     messages: int = 0
@@ -47,12 +47,12 @@ class FastEndpoint:
     def url(self, name: str, pause_ms: int) -> str:
         return f"http://127.0.0.1:{self.port}{path(name, pause_ms)}"
 
-    def count(self, name: str, pause_ms: int) -> Count:
+    def count(self, name: str, pause_ms: int) -> EndpointCount:
         """What has come to a path so far."""
         self._ours.send(path(name, pause_ms))
         if not self._ours.poll(_ANSWER_TIMEOUT_S):
             raise TimeoutError("the endpoint did not say what has come")
-        answer: Count = self._ours.recv()
+        answer: EndpointCount = self._ours.recv()
         return answer
 
     def __enter__(self) -> Self:
@@ -80,16 +80,16 @@ class _Counts:
     """All paths, from inside."""
 
     def __init__(self) -> None:
-        self.by_path: dict[str, Count] = {}
+        self.by_path: dict[str, EndpointCount] = {}
         self._under_way: dict[str, int] = {}
 
     def come(self, path: str, body: bytes) -> None:
         content = orjson.loads(body)
         messages = len(content["data"]) if "data" in content else 1
-        before = self.by_path.get(path, Count())
+        before = self.by_path.get(path, EndpointCount())
         under_way = self._under_way.get(path, 0) + 1
         self._under_way[path] = under_way
-        self.by_path[path] = Count(
+        self.by_path[path] = EndpointCount(
             before.messages + messages,
             before.requests + 1,
             max(before.at_once, under_way),
@@ -154,7 +154,7 @@ async def _listen(asked: Connection) -> None:
     server = await loop.create_server(lambda: _Exchange(counts), "127.0.0.1", 0)
 
     def answer() -> None:
-        asked.send(counts.by_path.get(asked.recv(), Count()))
+        asked.send(counts.by_path.get(asked.recv(), EndpointCount()))
 
     loop.add_reader(asked.fileno(), answer)
     asked.send(server.sockets[0].getsockname()[1])

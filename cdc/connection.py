@@ -1,7 +1,8 @@
 """Ordinary connections to Postgres on which every wait has a bound.
 
-A statement is ended by the server after its bound; a peer that is gone without a word is noticed by
-TCP, in about half a minute, not after the kernel's quarter of an hour.
+A statement is ended by the server after its bound; a server that is gone without a word is noticed
+by TCP, in about half a minute, not after the kernel's quarter of an hour. The server notices a
+client that is gone in the same way, in about eleven seconds: until then it keeps its locks.
 """
 
 from __future__ import annotations
@@ -25,6 +26,15 @@ LIVENESS: dict[str, Any] = {
     "client_encoding": "UTF8",
 }
 """Parameters for any connection, replication included."""
+
+_OF_THE_SERVER = {
+    # A connection that holds a lock may be idle for months; the server must not end it for that.
+    "idle_session_timeout": "0",
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "2",
+    "tcp_keepalives_count": "3",
+}
+"""How the server treats any connection of ours, replication included."""
 
 
 _STATEMENT_S = 30
@@ -72,11 +82,8 @@ def _parameters(dsn: str, name: str, statement_s: int) -> dict[str, Any]:
 
 
 def with_options(dsn: str, settings: Mapping[str, str]) -> str:
-    """The options of a connection: those its owner gave, and ours behind them.
-
-    A connection that holds a lock may be idle for months; the server must not end it for that.
-    """
+    """The options of a connection: those its owner gave, and ours behind them."""
     given = conninfo_to_dict(dsn).get("options")
-    ours = {"idle_session_timeout": "0", **settings}
+    ours = {**_OF_THE_SERVER, **settings}
     spelled = [f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in ours.items()]
     return " ".join([str(given), *spelled] if given else spelled)

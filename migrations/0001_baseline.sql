@@ -42,7 +42,9 @@ CREATE TABLE walbrook.sources (
     heartbeat_at      timestamptz,
     heartbeat_lag_s   float8,
     slot_wal_status   text,
-    slot_safe_bytes   bigint
+    slot_safe_bytes   bigint,
+    heartbeat_state   text CHECK (heartbeat_state IN
+                      ('off', 'ok', 'none_recent', 'stale', 'lsn_advanced', 'nothing_received'))
 );
 
 COMMENT ON TABLE walbrook.sources IS 'One row a source database: its slot, its restart cursor, the state of its reader.';
@@ -54,6 +56,7 @@ COMMENT ON COLUMN walbrook.sources.evicted_lsn IS 'With evicted_idx: below it, u
 COMMENT ON COLUMN walbrook.sources.log_bytes IS 'Size of the change log, all tiers.';
 COMMENT ON COLUMN walbrook.sources.heartbeat_at IS 'When the last heartbeat came back through the slot.';
 COMMENT ON COLUMN walbrook.sources.heartbeat_lag_s IS 'How long that heartbeat was on its way.';
+COMMENT ON COLUMN walbrook.sources.heartbeat_state IS 'How heartbeats are doing. none_recent: none could be written for a while. stale: one is on its way for too long. lsn_advanced: the stream went past one without giving it. nothing_received: none has come back yet.';
 COMMENT ON COLUMN walbrook.sources.slot_wal_status IS 'As in pg_replication_slots: reserved, extended, unreserved or lost.';
 COMMENT ON COLUMN walbrook.sources.slot_safe_bytes IS 'WAL that may still be written before the slot is in danger; null: no limit is set.';
 
@@ -867,6 +870,25 @@ CREATE TABLE walbrook.horizons (
 
 COMMENT ON TABLE walbrook.horizons IS 'Which transactions had ended at some places of a source''s WAL, noted while it is read. A repair needs the last one at or below a consumer''s cursor.';
 COMMENT ON COLUMN walbrook.horizons.xid IS 'Every transaction below this number (64 bits) had ended, and stands below lsn in the WAL.';
+
+-- ------------------------------------------------------------------------------------------------
+-- Who did what: a row for each act of an operator, written by the functions themselves.
+CREATE TABLE walbrook.audit (
+    id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at            timestamptz NOT NULL DEFAULT clock_timestamp(),
+    channel       text NOT NULL DEFAULT 'sql',
+    actor         text NOT NULL,
+    database_role text NOT NULL DEFAULT session_user,
+    action        text NOT NULL,
+    arguments     jsonb NOT NULL DEFAULT '{}',
+    result        text NOT NULL DEFAULT 'done'
+);
+
+COMMENT ON TABLE walbrook.audit IS 'What operators did, the latest 100,000 acts. An act that was refused changed nothing and has no row.';
+COMMENT ON COLUMN walbrook.audit.channel IS 'sql, command line or http: as the session says of itself.';
+COMMENT ON COLUMN walbrook.audit.actor IS 'The database role, the name of the HTTP token, or the user of the command line: as the session says of itself.';
+COMMENT ON COLUMN walbrook.audit.database_role IS 'The role that logged in to the state database, as the server knows it.';
+COMMENT ON COLUMN walbrook.audit.arguments IS 'What was asked for. Of SQL conditions and values of rows only that they were given.';
 
 -- ------------------------------------------------------------------------------------------------
 -- What functions take and return.

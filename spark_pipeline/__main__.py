@@ -70,6 +70,7 @@ def run(stop: StopSignal, lines: queue.SimpleQueue[str]) -> int:
     from cdc.config import load
     from cdc.errors import ConfigError
     from cdc.logs import configure_logs
+    from cdc.metrics.snapshot import begin_snapshots
     from cdc.pulse import Pulse
     from spark_pipeline.feed.cluster import executor_environment
     from spark_pipeline.jvm.jvm import NoiseStream
@@ -89,6 +90,7 @@ def run(stop: StopSignal, lines: queue.SimpleQueue[str]) -> int:
     arguments = parser.parse_args()
     config = load(arguments.config)
     configure_logs(config.service)
+    begin_snapshots()
     logger = structlog.get_logger("walbrook.driver")
     terms = dict(pair.rsplit("=", 1) for pair in arguments.term)
     sweep_shared_memory()

@@ -81,7 +81,7 @@ class Service:
         found: list[dict[str, object]] = yaml.safe_load(self.config.read_text())["sinks"]
         return found
 
-    def start(self) -> None:
+    def start(self, *options: str) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -91,6 +91,7 @@ class Service:
                     "run",
                     "--config",
                     str(self.config),
+                    *options,
                 ],
                 stdout=log,
                 stderr=subprocess.STDOUT,

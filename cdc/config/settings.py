@@ -254,10 +254,29 @@ class Http(Section):
         return bool(self.tokens) or is_loopback(self.host)
 
 
+class Health(Section):
+    """From where on walbrook.health warns."""
+
+    long_transaction_s: Annotated[Integer, Field(ge=0, le=604_800)] = Field(
+        default=900,
+        description="Age of a transaction of the source that pins the slot, in seconds; 0 warns "
+        "of none.",
+    )
+    min_memory: Size = Field(
+        default=256 * 2**20, description="Memory that should be available to the service."
+    )
+    min_disk: Size = Field(
+        default=2**30, description="Bytes that should be free on the disk of log.directory."
+    )
+
+
 class Service(Section):
     """The running process."""
 
     http: Http = Field(default_factory=Http, description="The HTTP interface.")
+    health: Health = Field(
+        default_factory=Health, description="From where on walbrook.health warns."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="How much the service logs."
     )

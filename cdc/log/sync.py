@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import struct
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -54,10 +56,20 @@ class Syncer:
     """Syncs the active segment: at once (``fsync``), about each second (``disk``), or never."""
 
     def __init__(
-        self, directory: Path, durability: Durability, end: Cursor, lost: Cursor | None = None
+        self,
+        directory: Path,
+        durability: Durability,
+        end: Cursor,
+        lost: Cursor | None = None,
+        *,
+        on_synced: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
-        """All up to ``end`` is on disk; if more was, up to ``lost``, that is not forgotten."""
+        """All up to ``end`` is on disk; if more was, up to ``lost``, that is not forgotten.
+
+        ``on_synced`` gets how long each sync took.
+        """
         self._directory = directory
+        self._on_synced = on_synced
         self._wait_s = 0.0 if durability == "fsync" else _DISK_INTERVAL_S
         self._changed = threading.Condition()
         # Held while descriptors are synced, so that they are not closed meanwhile.
@@ -171,6 +183,7 @@ class Syncer:
                 self._unsynced_bytes = 0
             if self._failure is not None or appended == self._synced:
                 return
+            began = time.monotonic()
             try:
                 for handle in self._files:
                     os.fdatasync(handle)
@@ -183,6 +196,7 @@ class Syncer:
             with self._changed:
                 self._durable, self._synced = written, appended
             self._publish(written)
+            self._on_synced(time.monotonic() - began)
             reached("synced")
 
     def _publish(self, end: Cursor) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,8 +72,12 @@ class LogWriter:
         tier: TierSettings | None = None,
         lock_timeout_s: float = 10.0,
         to_heal: bool = False,
+        on_synced: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
-        """With ``to_heal`` the caller calls ``heal`` before anything else."""
+        """With ``to_heal`` the caller calls ``heal`` before anything else.
+
+        ``on_synced`` gets how long each sync took.
+        """
         if tier is not None:
             tier.require_elsewhere(directory)
         self._directory = directory
@@ -93,7 +97,9 @@ class LogWriter:
                 self._active = ActiveSegment(directory, found.manifest, found.active)
                 self.end = self._active.high
                 self.next_batch = found.manifest.next_batch + self._active.batches
-                self._syncer = Syncer(directory, durability, self.end, found.lost)
+                self._syncer = Syncer(
+                    directory, durability, self.end, found.lost, on_synced=on_synced
+                )
         except BaseException:
             if self._active is not None:
                 self._active.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 from cdc.config import load
 from cdc.errors import WalbrookError, exit_status
 from cdc.logs import configure_logs, log_end
+from cdc.metrics.snapshot import begin_snapshots
 from cdc.pulse import Pulse
 from cdc.replication.reader import SlotReader
 from cdc.replication.settings import settings_of
@@ -28,6 +29,7 @@ def main() -> int:
     arguments = parser.parse_args()
     config = load(arguments.config)
     configure_logs(config.service)
+    begin_snapshots()
 
     stop = StopSignal()
     stop.on_signals()

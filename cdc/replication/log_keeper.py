@@ -20,6 +20,9 @@ from cdc.log.recovery.damage_scan import Findings
 from cdc.log.recovery.inspection import Inspection
 from cdc.log.recovery.segment_check import CheckedSegment
 from cdc.log.writer import Durability, LogWriter, Retention, SegmentLimits, TierSettings
+from cdc.metrics.clock import PhaseClock
+from cdc.replication.log_measures import LogMeasures
+from cdc.replication.machine import MachineBounds, MachineWatch
 from cdc.replication.wire.sealed import Sealed
 from cdc.state.health import Condition
 from cdc.state.reader_state import SegmentRow
@@ -45,8 +48,18 @@ class LogKeeper:
         limits: SegmentLimits,
         retention: Retention,
         tier: TierSettings | None,
+        machine: MachineBounds | None = None,
+        source: str = "",
     ) -> None:
+        """``machine``: from where on it warns of too little memory, and disk for the log.
+
+        ``source`` names it in metrics.
+        """
+        self.clock = PhaseClock("reader", source, rest="read")
+        """Of the reader's own thread."""
+        self._measures = LogMeasures(source)
         self._directory = directory
+        self._machine = MachineWatch(directory, machine or MachineBounds())
         self._term = term
         self._durability = durability
         self._limits = limits
@@ -94,14 +107,20 @@ class LogKeeper:
         self.log.restart_at(restart)
         return restart
 
+    def received(self, size: int) -> None:
+        """The source has sent so many bytes."""
+        self._measures.received.add(size)
+
     def append(self, sealed: Sealed) -> None:
-        self.log.append(
-            sealed.raw,
-            sealed.schemas,
-            first=sealed.first,
-            high=sealed.high,
-            annotations=sealed.annotations,
-        )
+        with self.clock.during("append"):
+            marker = self.log.append(
+                sealed.raw,
+                sealed.schemas,
+                first=sealed.first,
+                high=sealed.high,
+                annotations=sealed.annotations,
+            )
+        self._measures.appended(sealed.raw, marker.frame_bytes)
 
     def tend(self, lowest: Cursor) -> None:
         """Let go of what everyone below ``lowest`` has had; about once a second."""
@@ -112,6 +131,7 @@ class LogKeeper:
         if result.evicted:
             _logger.warning("reader.evicted", segments=result.evicted, to=str(self.evicted))
         self.full = result.full
+        self._measures.kept(len(self.log.manifest.segments), self._machine.left)
         if take_damage_report(self._directory):
             self._to_inspect = True
         self._look_at_inspection(lowest)
@@ -203,8 +223,11 @@ class LogKeeper:
             self._inspection = None
 
     def conditions(self, held_by: str | None) -> list[Condition]:
-        """What is wrong with the log; ``held_by`` is the consumer that it keeps the most for."""
-        found, bytes_max = [], self._retention.bytes_max
+        """What is wrong with the log and its machine.
+
+        ``held_by`` is the consumer that the log keeps the most for.
+        """
+        found, bytes_max = self._machine.conditions(), self._retention.bytes_max
         holder = "no consumer" if held_by is None else f"consumer {held_by}"
         fix = (
             f"mend, resume or remove {holder}, give it a max_backlog, or raise log.max_bytes; "
@@ -275,6 +298,7 @@ class LogKeeper:
             limits=self._limits,
             tier=self._tier,
             to_heal=True,
+            on_synced=self._measures.synced,
         )
 
 

@@ -77,6 +77,8 @@ class SlotReader:
             limits=settings.segments,
             retention=settings.retention,
             tier=settings.tier,
+            machine=settings.machine,
+            source=settings.source,
         )
         self._spill = Spill(
             settings.log_directory / _SPILL,
@@ -98,6 +100,7 @@ class SlotReader:
             heartbeat_s=settings.heartbeat_s,
             primary_dsn=settings.primary_dsn,
             source=settings.source,
+            long_transaction_s=settings.long_transaction_s,
         )
         self._head_lsn = 0
         self._timeline: int | None = None
@@ -144,7 +147,8 @@ class SlotReader:
         _logger.warning("reader.disconnected", error=str(error).strip())
         self._report("disconnected")
         # Many readers of one server must not come back at the same moment.
-        self._stop.wait(self._backoff.next_s())
+        with self._keeper.clock.during("wait"):
+            self._stop.wait(self._backoff.next_s())
 
     def _connect_and_read(self) -> None:
         self._report("connecting")
@@ -246,6 +250,8 @@ class SlotReader:
                 if batch.empty:
                     self._watch.check(stream.server_lsn)
             taken, keepalive = batch.fill(stream, now)
+            if taken:
+                self._keeper.received(taken)
             if batch.due(now):
                 reached("received")
                 if self._take(stream, intake, batch.hand_over(now)):
@@ -266,10 +272,11 @@ class SlotReader:
                 self._require_a_voice(stream)
                 wake = min(self._next_feedback, idle_due) if idle and quiet else self._next_feedback
                 patience_s = batch.patience_s(now, wake)
-                if batch.gathers:
-                    self._stop.wait(patience_s)
-                    patience_s = 0.0
-                stream.wait(patience_s, self._stop.descriptor)
+                with self._keeper.clock.during("wait"):
+                    if batch.gathers:
+                        self._stop.wait(patience_s)
+                        patience_s = 0.0
+                    stream.wait(patience_s, self._stop.descriptor)
         if self._stop.requested and not batch.empty:
             self._take(stream, intake, batch.hand_over(time.monotonic()))
 
@@ -347,7 +354,9 @@ class SlotReader:
             self._is_paused = True
             _logger.warning("reader.paused", source=self._settings.source, why=why)
         self._feedback(stream, "paused", why, conditions)
-        if self._stop.wait(seconds) or self._keeper.suspect:
+        with self._keeper.clock.during("wait"):
+            stopped = self._stop.wait(seconds)
+        if stopped or self._keeper.suspect:
             raise _GivenUpError
 
     def _advance_idle(self, stream: ReplicationStream, keepalive: Keepalive) -> None:

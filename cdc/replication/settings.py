@@ -8,6 +8,7 @@ from typing import Final
 
 from cdc.config import Config
 from cdc.log.writer import Durability, Retention, SegmentLimits, TierSettings
+from cdc.replication.machine import MachineBounds
 from cdc.replication.options import StreamOptions
 from cdc.replication.spill.spilled_transaction import BatchLimits
 from cdc.replication.stream import SILENCE_S
@@ -16,6 +17,7 @@ _BATCH: Final = BatchLimits()
 _SEGMENTS: Final = SegmentLimits()
 _RETENTION: Final = Retention(settled_s=86_400, settled_bytes=4 << 30, bytes_max=16 << 30)
 _STREAM: Final = StreamOptions()
+_MACHINE: Final = MachineBounds()
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class ReaderSettings:
     spill_bytes_max: int = 8 << 30
     heartbeat_s: float = 10.0
     primary_dsn: str | None = None
+    long_transaction_s: float = 900.0
+    machine: MachineBounds = _MACHINE
     idle_s: float = 10.0
     silence_s: float = SILENCE_S
     pace_s: float = 1.0
@@ -47,7 +51,7 @@ class ReaderSettings:
 
 def settings_of(config: Config, source: str, term: int) -> ReaderSettings:
     """What the configuration says of one source and its log, for one start of the service."""
-    database, log = config.database(source), config.log
+    database, log, health = config.database(source), config.log, config.service.health
     return ReaderSettings(
         source=database.name,
         term=term,
@@ -69,4 +73,6 @@ def settings_of(config: Config, source: str, term: int) -> ReaderSettings:
         spill_bytes_max=log.max_bytes // 2,
         heartbeat_s=database.heartbeat_s,
         primary_dsn=database.primary_dsn(),
+        long_transaction_s=health.long_transaction_s,
+        machine=MachineBounds(health.min_memory, health.min_disk),
     )

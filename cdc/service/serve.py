@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import structlog
@@ -12,7 +13,7 @@ from cdc.config import load
 from cdc.config.extras import check_extras
 from cdc.logs import configure_logs
 from cdc.service.checks.event_time import check_event_time
-from cdc.service.http.server import HttpServer, listen
+from cdc.service.http.server import HttpServer, StandbyServer, listen
 from cdc.service.process.ownership import Ownership
 from cdc.service.process.prepare import patiently, prepare_state
 from cdc.service.process.repair import repair
@@ -21,8 +22,11 @@ from cdc.service.process.supervisor import Supervisor
 from cdc.stop import StopSignal
 
 
-def serve(path: Path, stop: StopSignal) -> int:
-    """Prepare the sources of a configuration and run its processes until ``stop``."""
+def serve(path: Path, stop: StopSignal, *, standby: bool = False) -> int:
+    """Prepare the sources of a configuration and run its processes until ``stop``.
+
+    A ``standby`` first waits until no other service serves them.
+    """
     settings = load(path)
     check_extras(settings.sinks)
     configure_logs(settings.service)
@@ -31,9 +35,14 @@ def serve(path: Path, stop: StopSignal) -> int:
     for unchecked in check_event_time(settings, form_alone=True):
         logger.warning("config.unchecked", what=unchecked)
     with ExitStack() as held:
-        ownership = patiently(lambda: held.enter_context(Ownership(settings)), stop)
-        http = settings.service.http
+        http, ownership = settings.service.http, Ownership(settings)
+        if not standby:
+            patiently(lambda: held.enter_context(ownership), stop)
         listener = held.enter_context(listen(http)) if http.enabled else None
+        if standby:
+            if not _stand_by(ownership, listener, stop):
+                return 0
+            held.enter_context(ownership)
         patiently(lambda: prepare_state(settings), stop)
         sources = {base.name: SourceKeeper(settings, base) for base in settings.databases}
         for keeper in sources.values():
@@ -49,7 +58,19 @@ def serve(path: Path, stop: StopSignal) -> int:
                     sources=[*sources],
                     listener=listener,
                     started_at=time.monotonic(),
+                    measured=supervisor,
                     begin_repair=lambda name, deletes: repair(settings, name, deletes=deletes),
                 )
             )
         return supervisor.run(stop, ownership.keep)
+
+
+def _stand_by(ownership: Ownership, listener: socket.socket | None, stop: StopSignal) -> bool:
+    """Wait for the locks, and say over HTTP that this is a standby. False if a stop came first."""
+    logger = structlog.get_logger("walbrook.start")
+    with nullcontext() if listener is None else StandbyServer(listener):
+        logger.info("standby.waiting")
+        took_over = ownership.stand_by(stop)
+    if took_over:
+        logger.info("standby.takes_over")
+    return took_over

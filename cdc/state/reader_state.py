@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Literal
 
 from cdc.connection import Connection
@@ -33,6 +34,7 @@ UPDATE walbrook.sources
        timeline = coalesce(%(timeline)s, timeline),
        heartbeat_at = coalesce(%(heartbeat_at)s, heartbeat_at),
        heartbeat_lag_s = coalesce(%(heartbeat_lag_s)s, heartbeat_lag_s),
+       heartbeat_state = %(heartbeat_state)s,
        slot_wal_status = coalesce(%(wal_status)s, slot_wal_status),
        slot_safe_bytes = CASE WHEN %(wal_status)s::text IS NULL THEN slot_safe_bytes
                               ELSE %(safe_bytes)s END,
@@ -74,6 +76,21 @@ DELETE FROM walbrook.log_segments WHERE source = %s AND first_batch = ANY (%s::b
 """
 
 
+class HeartbeatState(StrEnum):
+    """How the heartbeats of a source are doing, as ``walbrook.sources`` shows it."""
+
+    OFF = "off"
+    OK = "ok"
+    NONE_RECENT = "none_recent"
+    """None could be written for a while."""
+    STALE = "stale"
+    """One is on its way for too long."""
+    LSN_ADVANCED = "lsn_advanced"
+    """The stream went past one without giving it."""
+    NOTHING_RECEIVED = "nothing_received"
+    """None has come back to this reader yet."""
+
+
 @dataclass(frozen=True)
 class SourceObservation:
     """What the watch over the source last saw; nothing where it has not seen it yet."""
@@ -82,6 +99,7 @@ class SourceObservation:
     heartbeat_lag_s: float | None = None
     slot_wal_status: str | None = None
     slot_safe_bytes: int | None = None
+    heartbeat_state: HeartbeatState | None = None
     server_lsn: int = 0  # the end of the server's WAL
     behind_since: datetime | None = None  # the oldest heartbeat that should have come back
     horizon: Horizon | None = None
@@ -140,6 +158,7 @@ def report_reader(connection: Connection, source: str, term: int, report: Reader
             "timeline": report.timeline,
             "heartbeat_at": report.sight.heartbeat_at,
             "heartbeat_lag_s": report.sight.heartbeat_lag_s,
+            "heartbeat_state": report.sight.heartbeat_state,
             "wal_status": report.sight.slot_wal_status,
             "safe_bytes": report.sight.slot_safe_bytes,
             "current_at": report.current_at,

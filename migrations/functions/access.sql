@@ -43,7 +43,8 @@ BEGIN
     PERFORM walbrook.grant_functions(role, 'monitor');
     EXECUTE format(
         'GRANT SELECT ON walbrook.cursors, walbrook.sources, walbrook.consumers, walbrook.health, '
-        'walbrook.health_events, walbrook.gaps, walbrook.feeds, walbrook.pressure, walbrook.queues, '
+        'walbrook.health_events, walbrook.health_states, walbrook.gaps, walbrook.feeds, walbrook.pressure, '
+        'walbrook.queues, '
         'walbrook.backlogs, walbrook.leases, walbrook.log_segments, walbrook.schema_versions, walbrook.watermarks, '
         'walbrook.event_time, walbrook.event_sources, walbrook.event_partitions, walbrook.pull_settings, '
         'walbrook.pull_positions, walbrook.pull_claims, walbrook.pull_dead_counts, '

@@ -6,6 +6,7 @@ of each source's own cursors.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -20,6 +21,7 @@ from cdc.cursor import END, ORIGIN, Cursor
 from cdc.errors import WalbrookError
 from cdc.eventtime.sequencer import WatermarkStep
 from cdc.generation import Generation
+from cdc.metrics.catalogue import WATERMARKS_EMITTED
 from cdc.state.blocked_groups import NOTHING, BlockedGroups
 from cdc.state.positions import report_consumer
 from sinks.ledgered import LedgerPlace
@@ -55,6 +57,11 @@ class Sending:
     step: WatermarkStep | None  # None: the sink hears of gaps
     at: int = 0  # everything before this message is at the destination, queued or dead
     sent: list[Attempt] = field(default_factory=list)
+
+    @property
+    def emits_watermark(self) -> bool:
+        """Whether the watermark is higher at its end."""
+        return self.step is not None and self.step.watermark > self.step.before
 
     @property
     def queued(self) -> list[pa.RecordBatch]:
@@ -107,6 +114,9 @@ class ReleaseSender:
         self._current = current
         self._context = next(iter(inputs.values())).context
         self._home = self._context.settings
+        event_time = consumer.event_time
+        self._emits = event_time is not None and event_time.emit_watermarks
+        self._watermarks = WATERMARKS_EMITTED.of(consumer.name)
         self._ledgers = Ledgers(self._home.source, self._home.term, self._home.ledger)
 
     def send(self, state: Connection, sending: Sending, ledger: str, bury: Bury) -> None:
@@ -116,6 +126,8 @@ class ReleaseSender:
             bury(name, part.dead)
         sending.at = sent.reached
         sending.sent.append(sent)
+        if self._emits and sending.emits_watermark and sent.reached == len(sending.release):
+            self._watermarks.add()
         self._ledgers.report(state, {self._consumer.name: sent.outcome})
         if sent.error is not None:
             self._failed(state, sent)
@@ -148,7 +160,9 @@ class ReleaseSender:
             slots.hold(self._home.source, name, self._consumer.priority, over),
             self._current.doing(Work.DELIVERY),  # waiting for a slot does not count
         ):
+            began_at = time.monotonic()
             outcome = deliver_messages(share, piece, until)
+        self._inputs[self._home.source].measures.delivered(outcome, time.monotonic() - began_at)
         parts = by_source(release, outcome, begun, len(self._inputs))
         reached = position(release.numbering, outcome.cursor, len(release))
         return Attempt(max(begun, reached), outcome.absorbed, parts, outcome.error, outcome)

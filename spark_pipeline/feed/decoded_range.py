@@ -5,8 +5,9 @@ Invariant: a range has one owner, which closes it once, when no worker delivers 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from cdc.cursor import Cursor
@@ -24,6 +25,7 @@ class DecodedRange:
     end: int
     slices: Sequence[SliceMarker]
     plan: Plan
+    decoded_at: float = field(default_factory=time.monotonic)
 
     @classmethod
     def decode(cls, history: int, start: int, end: int, plan: DecodingPlan) -> DecodedRange:
@@ -45,7 +47,8 @@ class DecodedRange:
             return ranges[0]
         slices = [piece for each in ranges for piece in each.slices]
         plan = JoinedPlan({each.start: each.plan for each in ranges})
-        return cls(ranges[0].history, ranges[0].start, ranges[-1].end, slices, plan)
+        first, last = ranges[0], ranges[-1]
+        return cls(first.history, first.start, last.end, slices, plan, first.decoded_at)
 
     @property
     def rows(self) -> int:

@@ -75,7 +75,7 @@ class FeedRunner:
         self._answered: float | None = None  # when (monotonic) Spark did last, while a query runs
         self._error: WalbrookError | None = None  # while the query cannot run
         self._cancelling: dict[str, threading.Thread] = {}  # by job group
-        self.progress = StageProgress()
+        self.progress = StageProgress(settings.source)
         self.ended = threading.Event()
         self.failure: Exception | None = None
 

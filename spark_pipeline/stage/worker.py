@@ -71,6 +71,8 @@ class Worker(BaseWorker):
         self._ledgers = Ledgers(settings.source, settings.term, settings.ledger)
         self._match = Match.of(consumer)
         self._cursor = ORIGIN
+        self._passed = ORIGIN  # the end of the last range
+        self._matched = 0  # changes of this range that it takes
         self._generation = FIRST
         self._pieces = Pieces(
             settings.source,
@@ -196,6 +198,7 @@ class Worker(BaseWorker):
         """Deliver and report all of a range that the consumer has not had."""
         if decoded.rows:
             self._pieces.changes_came()
+        whole, self._matched = self._passed == self._cursor, 0
         while self._cursor < decoded.high:
             cut = self._pieces.cut(self._cursor)
             if cut is None or cut >= decoded.high:
@@ -203,6 +206,10 @@ class Worker(BaseWorker):
             else:
                 self._serve_to(decoded, cut)
                 self._serve_piece()
+        if whole:
+            dead = sum(piece.errors for piece in decoded.slices)
+            self._input.measures.filtered(decoded.rows - self._matched - dead)
+        self._passed = decoded.high
 
     def _serve_piece(self) -> bool:
         """Deliver and report a piece of a backfill, if one stands at the cursor."""
@@ -272,7 +279,17 @@ class Worker(BaseWorker):
                 share = self.retries.before(state, share)
         began = time.monotonic()
         share, outcome = self._deliver(decoded, share)
-        return self._report(decoded, share, outcome, time.monotonic() - began)
+        took_s = time.monotonic() - began
+        self._measure(decoded, outcome, took_s)
+        return self._report(decoded, share, outcome, took_s)
+
+    def _measure(self, decoded: DecodedRange | Piece, outcome: Outcome, took_s: float) -> None:
+        measures = self._input.measures
+        if isinstance(decoded, Piece):
+            measures.delivered(outcome, took_s)  # rows of a backfill were committed at any time
+            return
+        size = decoded.plan.decoded_bytes
+        self._matched += measures.delivered(outcome, took_s, decoded.slices, size)
 
     def _deliver(self, decoded: DecodedRange | Piece, share: Share) -> tuple[Share, Outcome]:
         settings, plan = self._settings, decoded.plan

@@ -25,6 +25,7 @@ from cdc.connection import Connection
 from cdc.cursor import Cursor
 from cdc.errors import CorruptionError, GapError, TransientError, WalbrookError
 from cdc.log.damage_note import report_damage
+from cdc.metrics.clock import PhaseClock
 from cdc.state.active_consumers import ActiveConsumers
 from cdc.state.health import Condition
 from cdc.state.positions import report_consumer
@@ -69,7 +70,8 @@ class BaseWorker(ABC):
     ) -> None:
         self.name = consumer.name
         self.priority = consumer.priority
-        self.current = CurrentState()
+        self._clock = PhaseClock("worker", contexts[0].settings.source, consumer.name)
+        self.current = CurrentState(self._clock)
         self._consumer = consumer
         self._nudged = threading.Event()
         self._woken = threading.Event()
@@ -133,6 +135,7 @@ class BaseWorker(ABC):
         self.close()
 
     def close(self) -> None:
+        self._clock.close()
         for each in self.inputs.values():
             each.close()
 
@@ -247,8 +250,11 @@ class BaseWorker(ABC):
         return sum(map(self._deliver_claim, due)) > 0
 
     def _deliver_claim(self, due: Input) -> bool:
+        began = time.monotonic()
         with self.current.doing(Work.DELIVERY), self._home.connections.connection() as state:
             outcome: Outcome | None = due.retries.deliver_due(state, self._home.over)
+            if outcome is not None:
+                due.measures.delivered(outcome, time.monotonic() - began)
             if outcome is not None and outcome.error is not None:
                 report_consumer(state, due.source, self.name, outcome.error)
         if outcome is None:

@@ -20,6 +20,7 @@ from cdc.cursor import Cursor
 from cdc.log.open import open_log
 from cdc.log.view import LogReader
 from spark_pipeline.capacity.backlog import fits, fitting
+from spark_pipeline.delivery.measures import DeliveryMeasures
 from spark_pipeline.feed.decoded_range import DecodedRange
 from spark_pipeline.feed.feed import BehindError
 from spark_pipeline.feed.plan import job_group
@@ -57,6 +58,7 @@ class Input:
         self.retries = RetryQueue(
             consumer, context.settings, context.run, context.refusals, context.settler.feed_run
         )
+        self.measures = DeliveryMeasures(self.source, consumer.name)
         self.job_group = job_group(context.run, self.source, consumer.name)
         """What the worker's Spark jobs of this source are cancelled by."""
         self.isolate = isolate
@@ -170,7 +172,9 @@ class Input:
             decoded = held.enter_context(feed.next(name, wait_s))
         except BehindError:
             return None  # the next time it reads the log
-        if decoded is None and self._is_stalled():
+        if decoded is not None:
+            self.measures.waited(time.monotonic() - decoded.decoded_at)
+        elif self._is_stalled():
             feed.leave(name)
             self.is_live = False
         return decoded

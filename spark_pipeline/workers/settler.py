@@ -26,6 +26,8 @@ from cdc.connection import Connection, connect
 from cdc.connection_pool import ConnectionPool
 from cdc.cursor import Cursor
 from cdc.generation import FIRST, Generation
+from cdc.metrics.catalogue import FEED_BYTES, SETTLE_SECONDS
+from cdc.metrics.clock import PhaseClock
 from cdc.state.backfill_chunks import PieceDone
 from cdc.state.dead_letters import DeadLetter
 from cdc.state.feeds import FeedFigures
@@ -128,6 +130,9 @@ class Settler:
         self._runs = False
         self._state: Connection | None = None
         self._took_ms: float | None = None
+        self._seconds = SETTLE_SECONDS.of(source)
+        self._feed_bytes = FEED_BYTES.of(source)
+        self._clock = PhaseClock("settler", source)
         self.is_away = False
         """Whether the state database does not answer."""
         self.failure: Exception | None = None
@@ -240,7 +245,10 @@ class Settler:
         if not reports and read_to is None:
             return True
         try:
-            self._write(self._connected(), reports, self._figures())
+            figures = self._figures()
+            self._feed_bytes.set(figures.bytes)
+            with self._clock.during("settle"):
+                self._write(self._connected(), reports, figures)
         except psycopg.Error as error:
             if not self.is_away:
                 _logger.warning("settler.state_unreachable", source=self._source, error=error)
@@ -289,7 +297,9 @@ class Settler:
             except MovedError as error:
                 moved.append(error.consumer)
                 del consumers[error.consumer]
-        self._took_ms = (time.monotonic() - began) * 1000
+        took_s = time.monotonic() - began
+        self._took_ms = took_s * 1000
+        self._seconds.observe(took_s)
         with self._lock:
             self._settled |= {name: each.cursor for name, each in consumers.items()}
             self._moved |= set(moved)

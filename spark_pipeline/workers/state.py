@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from cdc.errors import ExpressionError, OperatorError, WalbrookError
+from cdc.metrics.clock import PhaseClock
 from cdc.state.pressure import DEFERRED
 from cdc.state.workers import WorkerState, WorkerStatus
 
@@ -68,7 +69,9 @@ class _Held:
 class CurrentState:
     """That of one worker; its thread writes it, any thread reads it."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: PhaseClock | None = None) -> None:
+        """``clock``: where the worker's time goes."""
+        self._clock = clock or PhaseClock("worker", "")
         self._lock = threading.Lock()
         self._held = _Held()
         self._step: Step | None = None
@@ -105,10 +108,13 @@ class CurrentState:
         """Work that must end in time; a step within another one is a part of it."""
         before = self._step
         self._step = before or Step(work, time.monotonic())
+        self._clock.begin(work.name.lower())
         try:
             yield
         finally:
             self._step = before
+            if before is None:
+                self._clock.end(work.name.lower())
 
     def status(self) -> WorkerStatus:
         """As SQL shows it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -32,6 +33,9 @@ class OneProcess:
 
     def starting(self) -> list[str]:
         return []
+
+    def silent_s(self) -> float:
+        return 0.0
 
 
 @pytest.fixture
@@ -243,8 +247,13 @@ def test_metrics_count_what_waits_and_what_is_handed_out(
         "SELECT id, '0/50', 1, now(), now(), 1, 'public', 't', 'insert', '[]' "
         "FROM walbrook.consumers WHERE name = 'search'"
     )
+    database.execute("UPDATE walbrook.events SET queued_at = now() - interval '50 seconds'")
     lines = client.get("/metrics").text.splitlines()
     assert 'walbrook_consumer_waiting{consumer="search",source="shop"} 1.0' in lines
+    assert 'walbrook_consumer_queue_depth{consumer="jobs",source="shop"} 0.0' in lines
+    (age,) = [line for line in lines if line.startswith("walbrook_consumer_oldest_waiting")]
+    assert 'consumer="search"' in age
+    assert 50 <= float(age.split()[-1]) < 120
     assert 'walbrook_consumer_leased{consumer="jobs",source="shop"} 0.0' in lines
     assert not [line for line in lines if line.startswith('walbrook_consumer_waiting{consumer="j')]
 
@@ -329,3 +338,44 @@ def test_a_consumer_that_holds_changes_back_is_stuck_only_if_it_does_not_read_on
     assert {row["paused_at"] is None for row in client.get("/health").json()["consumers"]} == {
         False
     }
+
+
+def test_each_source_and_consumer_is_well_or_says_since_when_why_and_what_to_do(
+    client: httpx.Client, database: Database
+) -> None:
+    database.execute(
+        "INSERT INTO walbrook.consumers (source, name, cursor_lsn) "
+        "VALUES ('shop', 'search', '0/64')"
+    )
+
+    def states() -> dict[str | None, dict[str, Any]]:
+        return {each["consumer"]: each for each in client.get("/health").json()["states"]}
+
+    well = states()
+    assert {consumer: state["health"] for consumer, state in well.items()} == {
+        None: "ok",
+        "search": "ok",
+    }
+    risk = Condition("slot_at_risk", "warning", "the slot is at risk", "give it room")
+    tell(database, risk, Condition("slot_lost", "error", "the slot is lost", "create it"))
+    state = states()[None]
+    assert (state["health"], state["kind"], state["open_events"]) == ("error", "slot_lost", 2)
+    assert (state["cause"], state["remedy"]) == ("the slot is lost", "create it")
+    assert state["link"] == "docs/operations.md#slot_lost"
+    lines = client.get("/metrics").text.splitlines()
+    assert 'walbrook_health_state{consumer="",source="shop"} 2.0' in lines
+    assert 'walbrook_health_state{consumer="search",source="shop"} 0.0' in lines
+    tell(database)
+    assert states()[None]["health"] == "ok"
+    assert states()[None]["since"] > well[None]["since"], "since the last event ended"
+
+
+def test_the_state_of_heartbeats_is_one_of_those_that_there_are(
+    client: httpx.Client, database: Database
+) -> None:
+    assert "walbrook_source_heartbeat_state{" not in client.get("/metrics").text
+    database.execute("UPDATE walbrook.sources SET heartbeat_state = 'stale'")
+    assert client.get("/health").json()["sources"][0]["heartbeat_state"] == "stale"
+    lines = client.get("/metrics").text.splitlines()
+    assert 'walbrook_source_heartbeat_state{source="shop",state="stale"} 1.0' in lines
+    assert 'walbrook_source_heartbeat_state{source="shop",state="ok"} 0.0' in lines

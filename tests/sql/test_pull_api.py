@@ -31,6 +31,9 @@ class NoProcesses:
     def starting(self) -> list[str]:
         return []
 
+    def silent_s(self) -> float:
+        return 0.0
+
 
 @pytest.fixture(scope="module")
 def state(postgres_server: PostgresServer) -> Iterator[Database]:

@@ -16,9 +16,10 @@ from cdc.change import synthetic_rows
 from cdc.eventtime.buffer import EventTimeBuffer
 from cdc.eventtime.released import Released
 from cdc.eventtime.sequencer import WatermarkStep
+from cdc.metrics.catalogue import WATERMARKS_EMITTED
 from spark_pipeline.eventtime.release import WINDOW, OwnRows
 from spark_pipeline.eventtime.windows.due import WindowResults
-from tests.event_pipeline import EventPipeline, S
+from tests.event_pipeline import NAME, EventPipeline, S
 from tests.event_webhook import hook, ids, redeliver, taken
 from tests.fix_event_pipeline import MakePipeline
 from tests.fix_http import Endpoint
@@ -64,8 +65,10 @@ def test_a_refused_message_of_our_own_waits_and_arrives_later(
     windows = Windows() if action == "window" else None
     timed = {"emit_watermarks": action == "watermark"}
     pipeline = event_pipeline(event_time=timed, windows=windows, **hook(endpoint, batch_size=1))
+    emitted = WATERMARKS_EMITTED.of(NAME).value
     advance(pipeline, 1, FAR)
     before = taken(endpoint).count(action)
+    assert WATERMARKS_EMITTED.of(NAME).value - emitted == taken(endpoint).count("watermark")
     refuse(endpoint, action)
     advance(pipeline, FAR + 1, FAR + 2)
     waiting = pipeline.rows("SELECT action, group_id FROM walbrook.events")

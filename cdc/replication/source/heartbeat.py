@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from cdc.cursor import format_lsn
 from cdc.errors import TransientError
 from cdc.state.health import Condition
+from cdc.state.reader_state import HeartbeatState
 
 _AWAITED_MAX = 64
 _PASSED_S = 5.0  # the reader may hold received messages that it has not looked at yet
@@ -40,7 +41,9 @@ class HeartbeatLedger:
     """Who is on the way, and what came back last; safe to use from two threads."""
 
     def __init__(self, slot: str, *, interval_s: float) -> None:
+        """``interval_s`` 0: none are sent."""
         self._slot = slot
+        self._is_off = not interval_s
         self._run = secrets.token_hex(8)
         self._late_s = max(_LATE_S, 3 * interval_s)
         self._lock = threading.Lock()
@@ -48,6 +51,8 @@ class HeartbeatLedger:
         self._returned_early: set[int] = set()
         self._number = 0
         self._passed_since: float | None = None
+        self._was_passed = False
+        self._sent_at: float | None = None  # monotonic, of the last one
         self.returned_at: datetime | None = None
         self.lag_s: float | None = None
 
@@ -65,6 +70,7 @@ class HeartbeatLedger:
     def sent(self, heartbeat: Heartbeat, now: float) -> None:
         """It is in the WAL; it may even be back before the server returns its LSN."""
         with self._lock:
+            self._sent_at = heartbeat.sent
             if heartbeat.number in self._returned_early:
                 self._returned_early.clear()
                 self._note_return(heartbeat, now)
@@ -104,7 +110,7 @@ class HeartbeatLedger:
             if now - self._passed_since < _PASSED_S:
                 return
             self._awaited.clear()
-            self._passed_since = None
+            self._passed_since, self._was_passed = None, True
         raise TransientError(
             f"the stream has passed {format_lsn(oldest.lsn)} without the heartbeat written there: "
             "it comes from another server than the one that heartbeats go to",
@@ -118,6 +124,22 @@ class HeartbeatLedger:
         with self._lock:
             oldest = self._oldest()
         return None if oldest is None or now - oldest.sent < _PASSED_S else oldest.sent_at
+
+    def state(self, now: float) -> HeartbeatState:
+        """How heartbeats are doing."""
+        if self._is_off:
+            return HeartbeatState.OFF
+        with self._lock:
+            oldest = self._oldest()
+            if self._was_passed:
+                return HeartbeatState.LSN_ADVANCED
+            if oldest is not None and now - oldest.sent >= self._late_s:
+                return HeartbeatState.STALE
+            if self._sent_at is not None and now - self._sent_at >= self._late_s:
+                return HeartbeatState.NONE_RECENT
+            if self.returned_at is None:
+                return HeartbeatState.NOTHING_RECEIVED
+            return HeartbeatState.OK
 
     def late(self, now: float) -> Condition | None:
         """What to say when the oldest has been on its way for long."""
@@ -138,7 +160,7 @@ class HeartbeatLedger:
         return self._awaited[min(self._awaited)] if self._awaited else None
 
     def _note_return(self, heartbeat: Heartbeat, now: float) -> None:
-        self._passed_since = None
+        self._passed_since, self._was_passed = None, False
         self.returned_at = datetime.now(UTC)
         self.lag_s = now - heartbeat.sent
 

@@ -20,6 +20,15 @@ from cdc.cursor import parse_lsn
 from cdc.errors import TransientError
 from cdc.replication.deadline import ConnectionCutter, deadline
 from cdc.replication.source.heartbeat import Heartbeat, HeartbeatLedger
+from cdc.replication.source.slot_figures import (
+    READ_FIGURES,
+    READ_OLDEST,
+    PinWatch,
+    SlotFigures,
+    figures_of,
+    oldest_of,
+    show_figures,
+)
 from cdc.replication.source.slot_row import READ_SLOT, SlotRow, recreate, repair, slot_row
 from cdc.replication.wire.wire import HEARTBEAT_PREFIX
 from cdc.state.health import Condition
@@ -61,6 +70,7 @@ class _Seen:
     publication: Condition | None = None
     server_lsn: int = 0
     horizon: Horizon | None = None
+    figures: SlotFigures | None = None
     attachments: int = 0  # how many streams the reader had begun before
 
 
@@ -76,10 +86,12 @@ class SourceWatch:
         heartbeat_s: float,
         primary_dsn: str | None = None,
         source: str = "",
+        long_transaction_s: float = 0.0,
     ) -> None:
         """``heartbeat_s`` 0 sends none; ``primary_dsn`` is where they go if not to the source.
 
-        ``source`` is the name of the source in advice.
+        ``source`` is the name of the source in advice. A transaction that pins the slot for
+        ``long_transaction_s`` is reported; with 0 none is.
         """
         self._name = source
         self._slot = slot
@@ -89,6 +101,7 @@ class SourceWatch:
         self._source = _Link(dsn, f"{slot}:watch")
         self._primary = _Link(primary_dsn, f"{slot}:heartbeat") if primary_dsn else None
         self._ledger = HeartbeatLedger(slot, interval_s=heartbeat_s)
+        self._pin = PinWatch(long_transaction_s)
         self._seen = _Seen()
         self._attachments = 0
         self._closing, self._wake = threading.Event(), threading.Event()
@@ -118,7 +131,7 @@ class SourceWatch:
     def conditions(self, *, reading: bool = True) -> list[Condition]:
         """What is wrong; while the reader is not reading, it says itself why heartbeats fail."""
         seen = self._seen
-        found = [seen.publication, _slot_condition(seen.slot, self._name)]
+        found = [seen.publication, _slot_condition(seen.slot, self._name), self._pin.condition]
         if reading:
             found += [seen.refusal, self._ledger.late(time.monotonic())]
         return [condition for condition in found if condition is not None]
@@ -130,6 +143,7 @@ class SourceWatch:
         return SourceObservation(
             heartbeat_at=self._ledger.returned_at,
             heartbeat_lag_s=self._ledger.lag_s,
+            heartbeat_state=self._ledger.state(time.monotonic()),
             slot_wal_status=None if slot is None else slot.wal_status,
             slot_safe_bytes=None if slot is None else slot.safe_bytes,
             server_lsn=seen.server_lsn,
@@ -137,6 +151,16 @@ class SourceWatch:
             # One of an earlier stream may be that of another server.
             horizon=seen.horizon if seen.attachments == self._attachments else None,
         )
+
+    @property
+    def figures(self) -> SlotFigures | None:
+        """What the slot costs its server."""
+        return self._seen.figures
+
+    @property
+    def oldest_transaction_s(self) -> float | None:
+        """How old the oldest transaction is that has written; None: there is none."""
+        return self._pin.age_s
 
     def close(self) -> None:
         """Stop, without waiting for a server that does not answer."""
@@ -174,7 +198,8 @@ class SourceWatch:
         end, horizon = self._look_at_end()
         if publication is not None:
             horizon = None  # a commit below it may never come
-        self._seen = _Seen(slot, refusal, publication, end, horizon, attachments)
+        figures = self._look_at_figures()
+        self._seen = _Seen(slot, refusal, publication, end, horizon, figures, attachments)
 
     def _look_at_slot(self) -> SlotRow | None:
         """The slot's row; while the source does not answer, the last one stays."""
@@ -184,6 +209,18 @@ class SourceWatch:
             self._source.drop()
             return self._seen.slot
         return None if row is None else slot_row(self._slot, row[0], row[2])  # type: ignore[arg-type]
+
+    def _look_at_figures(self) -> SlotFigures | None:
+        """What the slot costs, and the oldest transaction; None if the source is silent."""
+        try:
+            figures = self._source.ask(READ_FIGURES, (self._slot,))
+            self._pin.note(oldest_of(self._source.ask(READ_OLDEST)), time.monotonic())
+        except psycopg.Error:
+            self._source.drop()
+            return None
+        found = figures_of(figures)
+        show_figures(self._name, found, self._pin.age_s)
+        return found
 
     def _look_at_end(self) -> tuple[int, Horizon | None]:
         """The end of the server's WAL, and which transactions have ended there."""

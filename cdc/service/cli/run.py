@@ -31,6 +31,13 @@ def run(
             envvar="WALBROOK_CONFIG",
         ),
     ] = None,
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby",
+            help="Wait until no other service serves these databases, then take over.",
+        ),
+    ] = False,
 ) -> None:
     """Run the service until SIGTERM or Ctrl-C; what was read is delivered before it ends."""
     from cdc.service.process.java import require_java
@@ -47,7 +54,7 @@ def run(
 
         with OpenShop() as example:
             raise typer.Exit(serve(example.config_path, stop))
-    raise typer.Exit(serve(config, stop))
+    raise typer.Exit(serve(config, stop, standby=standby))
 
 
 @run_app.command()

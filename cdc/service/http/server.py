@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import psycopg
 import structlog
-import uvicorn
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -34,9 +33,15 @@ from cdc.errors import OperatorError
 from cdc.service.http.api.repairs import BeginRepair
 from cdc.service.http.api.serve import Api
 from cdc.service.http.backfill_metrics import backfill_metrics, read_backfills
-from cdc.service.http.bounded import HEADER_BYTES_MAX, BoundedProtocol
 from cdc.service.http.event_time_metrics import EventTimes, event_time_metrics, read_event_times
+from cdc.service.http.live_metrics import live_metrics
+from cdc.service.http.probes import Processes, Readiness, probe_routes
+from cdc.service.http.process_metrics import process_metrics
+from cdc.service.http.queue_metrics import queue_metrics, read_queues
+from cdc.service.http.server_thread import ServerThread
+from cdc.service.http.standby import STANDBY_METRIC, STANDBY_TEXT, standby_application
 from cdc.state.pressure import DEFERRED
+from cdc.state.reader_state import HeartbeatState
 
 _logger = structlog.get_logger("walbrook.http")
 
@@ -44,6 +49,7 @@ _SOURCES = """
 SELECT s.name AS source, s.state, s.state_since::text, s.last_error,
        (SELECT f.last_error FROM walbrook.feeds f WHERE f.source = s.name) AS feed_error, v.cursor,
        v.lag_bytes, v.lag_seconds, s.log_bytes, s.slot_wal_status, s.slot_safe_bytes,
+       s.heartbeat_state,
        extract(epoch FROM clock_timestamp() - s.heartbeat_at)::float8 AS heartbeat_age_s,
        extract(epoch FROM clock_timestamp() - s.seen_at)::float8 AS seen_age_s,
        walbrook.reader_lag(s.current_at)::float8 AS reader_lag_s,
@@ -85,7 +91,12 @@ SELECT c.source, c.name AS consumer, v.cursor, v.lag_bytes, v.lag_seconds, c.del
 """
 
 _EVENTS = """
-SELECT source, consumer, kind, severity, what, fix, since::text FROM walbrook.health
+SELECT source, consumer, kind, severity, what, fix, since::text, link FROM walbrook.health
+ WHERE %(sources)s::text[] IS NULL OR source = ANY (%(sources)s)
+"""
+_STATES = """
+SELECT source, consumer, health, since::text, kind, cause, remedy, link, open_events
+  FROM walbrook.health_states
  WHERE %(sources)s::text[] IS NULL OR source = ANY (%(sources)s)
 """
 
@@ -94,14 +105,16 @@ Rows = list[dict[str, object]]
 _STUCK_S = 30
 _SILENT_S = 30  # a reader writes its row about every ten seconds
 _BEHIND_S = 60
+_HEALTH = ("ok", "warning", "error")
 
 
-class Processes(Protocol):
-    """Who knows the processes of the service."""
+class Measured(Protocol):
+    """Who knows where the processes leave what they have measured."""
 
-    def processes(self) -> dict[str, bool]: ...
+    @property
+    def metrics_directory(self) -> Path: ...
 
-    def starting(self) -> list[str]: ...
+    def pids(self) -> dict[str, int]: ...
 
 
 @dataclass(frozen=True)
@@ -111,8 +124,10 @@ class HealthSnapshot:
     sources: Rows
     consumers: Rows
     events: Rows  # open ones, the newest first
+    states: Rows  # one per source and per consumer
     event_times: EventTimes
-    backfills: list[dict[str, object]]
+    backfills: Rows
+    queues: Rows
 
     def of_severity(self, severity: str) -> list[str]:
         """The open events of a severity, a sentence each; one of several sources is listed once."""
@@ -134,11 +149,14 @@ class HealthReader:
         sources: Sequence[str] | None = None,
         *,
         started_at: float = -math.inf,
+        measured: Measured | None = None,
     ) -> None:
         """``sources`` are those of this service: others may share its state database.
 
-        ``started_at`` (monotonic): before that nothing could move.
+        ``started_at`` (monotonic): before that nothing could move. ``measured``: what processes
+        say of themselves; without it only what SQL says is there.
         """
+        self._measured = measured
         self._started_at = started_at
         self._dsn = state_dsn
         self._supervisor = supervisor
@@ -175,8 +193,10 @@ class HealthReader:
                 sources=rows.execute(_SOURCES, given).fetchall(),
                 consumers=rows.execute(_CONSUMERS, given).fetchall(),
                 events=rows.execute(_EVENTS, given).fetchall(),
+                states=rows.execute(_STATES, given).fetchall(),
                 event_times=read_event_times(rows),
                 backfills=read_backfills(rows),
+                queues=read_queues(rows, self._sources),
             )
 
     def collect(self) -> Iterator[Metric]:
@@ -188,6 +208,11 @@ class HealthReader:
         yield from event_time_metrics(sight.event_times)
         yield from backfill_metrics(sight.backfills)
         yield _event_metric(sight.events)
+        yield _state_metric(sight.states)
+        yield from queue_metrics(sight.queues)
+        if self._measured is not None:
+            yield from live_metrics(self._measured.metrics_directory)
+            yield from process_metrics(self._measured.pids())
 
     def _process_metrics(self) -> Iterator[Metric]:
         running = GaugeMetricFamily(
@@ -196,6 +221,7 @@ class HealthReader:
         for name, alive in self._supervisor.processes().items():
             running.add_metric([name], float(alive))
         yield running
+        yield GaugeMetricFamily(STANDBY_METRIC, STANDBY_TEXT, value=0)
 
 
 def _reader_complaints(row: dict[str, object]) -> Iterator[str]:
@@ -232,6 +258,12 @@ def _source_metrics(sources: Rows) -> Iterator[Metric]:
     )
     yield _gauge("source_lag_bytes", "WAL behind the restart cursor.", sources, "lag_bytes")
     yield _gauge("source_lag_seconds", "Age of what is settled.", sources, "lag_seconds")
+    yield _gauge(
+        "source_reader_lag_seconds",
+        "How far the reader is behind the server; absent while that is not known.",
+        sources,
+        "reader_lag_s",
+    )
     yield _gauge("source_log_bytes", "Size of the change log.", sources, "log_bytes")
     yield _gauge(
         "source_slot_safe_bytes",
@@ -245,6 +277,7 @@ def _source_metrics(sources: Rows) -> Iterator[Metric]:
         sources,
         "heartbeat_age_s",
     )
+    yield _heartbeat_metric(sources)
     yield _gauge(
         "pressure_level",
         "0: none; 1: micro-batches are widened; 2: consumers are deferred.",
@@ -298,7 +331,35 @@ def _event_metric(events: Rows) -> Metric:
     return family
 
 
-def application(observatory: HealthReader, api: Api | None = None) -> Starlette:
+def _state_metric(states: Rows) -> Metric:
+    family = GaugeMetricFamily(
+        "walbrook_health_state",
+        "0: well; 1: a warning is open; 2: an error is. A source as a whole has no consumer.",
+        labels=["source", "consumer"],
+    )
+    for row in states:
+        value = _HEALTH.index(str(row["health"]))
+        family.add_metric([str(row["source"]), str(row["consumer"] or "")], value)
+    return family
+
+
+def _heartbeat_metric(sources: Rows) -> Metric:
+    family = GaugeMetricFamily(
+        "walbrook_source_heartbeat_state",
+        "1 for the state that the heartbeats of a source are in, 0 for the others.",
+        labels=["source", "state"],
+    )
+    for row in sources:
+        if row["heartbeat_state"] is not None:
+            for state in HeartbeatState:
+                value = float(row["heartbeat_state"] == state)
+                family.add_metric([str(row["source"]), str(state)], value)
+    return family
+
+
+def application(
+    observatory: HealthReader, api: Api | None = None, probes: Sequence[Route] = ()
+) -> Starlette:
     """The routes; blocking work runs in Starlette's own threads."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(observatory)
@@ -315,6 +376,7 @@ def application(observatory: HealthReader, api: Api | None = None) -> Starlette:
             "status": status,
             "complaints": [*complaints, *starting],
             "warnings": sight.of_severity("warning"),
+            "states": sight.states,
             "events": sight.events,
             "sources": sight.sources,
             "consumers": sight.consumers,
@@ -327,7 +389,7 @@ def application(observatory: HealthReader, api: Api | None = None) -> Starlette:
         except psycopg.Error as error:
             return Response(f"# {str(error).strip()}\n", 503, media_type="text/plain")
 
-    ours = [Route("/health", health), Route("/metrics", metrics)]
+    ours = [Route("/health", health), Route("/metrics", metrics), *probes]
     if api is None:
         return Starlette(routes=ours)
     return Starlette(routes=[*ours, *api.routes()], lifespan=api.lifespan)
@@ -345,7 +407,7 @@ def listen(settings: Http) -> socket.socket:
         ) from error
 
 
-class HttpServer:
+class HttpServer(ServerThread):
     """The server in its thread; ``port`` is the one it listens on."""
 
     def __init__(
@@ -358,38 +420,36 @@ class HttpServer:
         listener: socket.socket | None = None,
         started_at: float = -math.inf,
         begin_repair: BeginRepair | None = None,
+        measured: Measured | None = None,
     ) -> None:
-        self._socket = listener or listen(settings)
-        self.port: int = self._socket.getsockname()[1]
         self._api = Api(settings, state_dsn, begin_repair)
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                application(
-                    HealthReader(state_dsn, supervisor, sources, started_at=started_at), self._api
-                ),
-                log_level="warning",
-                access_log=False,
-                lifespan="on",
-                timeout_graceful_shutdown=2,
-                http=BoundedProtocol,
-                ws="none",
-                h11_max_incomplete_event_size=HEADER_BYTES_MAX,
-            )
+        reader = HealthReader(
+            state_dsn, supervisor, sources, started_at=started_at, measured=measured
         )
-        self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [self._socket]}, name="http", daemon=True
-        )
+        probes = probe_routes(Readiness(state_dsn, supervisor, sources), supervisor)
+        super().__init__(application(reader, self._api, probes), listener or listen(settings))
 
     def __enter__(self) -> HttpServer:
-        self._thread.start()
+        super().__enter__()
         _logger.info("http.listening", port=self.port)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *about: object) -> None:
         self._api.stop_waiting()
-        self._server.should_exit = True
-        self._thread.join(5)
-        self._socket.close()
+        super().__exit__(*about)
+
+
+class StandbyServer(ServerThread):
+    """Answers on the port of the service until the service takes it over."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        """``listener`` stays open: what connects meanwhile is answered by the next server."""
+        super().__init__(standby_application(), listener.dup())
+
+    def __enter__(self) -> StandbyServer:
+        super().__enter__()
+        _logger.info("http.listening", port=self.port)
+        return self
 
 
 def _labels(row: dict[str, object]) -> list[str]:

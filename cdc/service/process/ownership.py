@@ -2,7 +2,7 @@
 
 The lock comes before anything is changed, so that a second start by mistake is harmless. It lives
 as long as its connection; when that is lost, the lock is taken again, and if another service was
-faster, this one stops.
+faster, this one stops. A standby service waits for the lock without a bound.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ import structlog
 from cdc.config import Config
 from cdc.connection import Connection
 from cdc.errors import OperatorError, TransientError
-from cdc.reach import reach
+from cdc.reach import UnreachableError, reach
+from cdc.stop import StopSignal
 
 _logger = structlog.get_logger("walbrook.service")
 
 _LOCK = "SELECT pg_try_advisory_lock(hashtextextended('walbrook.source.' || %s, 0))"
+_UNLOCK_ALL = "SELECT pg_advisory_unlock_all()"
+_NAME = "SELECT set_config('application_name', %s, false)"
+_SERVICE, _STANDBY = "walbrook:service", "walbrook:standby"  # in pg_stat_activity
 _WAIT_S, _POLL_S = 15.0, 0.5  # a service that was just killed needs a moment to lose its lock
 _LOOK_S = 5.0
 
@@ -36,11 +40,44 @@ class Ownership:
         self._is_away = False  # the state database, as was said
 
     def __enter__(self) -> Ownership:
-        self._take()
+        if self._connection is None:
+            self._take()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._let_go()
+
+    def stand_by(self, stop: StopSignal) -> bool:
+        """Wait until no other service serves any of the sources, and take the locks of all.
+
+        Returns False if a stop came first. A state database that does not answer is waited for, but
+        not at the first try: then its address or password may be wrong.
+        """
+        self._connection = reach(self._dsn, self._called)
+        while True:
+            try:
+                if self._connection is None:
+                    self._connection = reach(self._dsn, self._called)
+                self._connection.execute(_NAME, (_STANDBY,))
+                if self._try_all(self._connection):
+                    self._connection.execute(_NAME, (_SERVICE,))
+                    return True
+                self._is_away = False
+            except (UnreachableError, psycopg.Error) as error:
+                self._let_go()
+                self._note_away(error)
+            if stop.wait(_POLL_S):
+                self._let_go()
+                return False
+
+    def _try_all(self, connection: Connection) -> bool:
+        """Take all locks or none: two that wait must not each hold a part."""
+        for source in self._sources:
+            row = connection.execute(_LOCK, (source,)).fetchone()
+            if row is None or not row[0]:
+                connection.execute(_UNLOCK_ALL)
+                return False
+        return True
 
     def keep(self) -> None:
         """Look now and then whether the locks are still ours; take them again if not."""
@@ -58,11 +95,14 @@ class Ownership:
         except (OperatorError, TransientError) as error:
             if self._connection is not None:
                 raise
-            if not self._is_away:
-                _logger.warning("service.state_unreachable", error=str(error))
-            self._is_away = True
+            self._note_away(error)
         else:
             self._is_away = False
+
+    def _note_away(self, error: Exception) -> None:
+        if not self._is_away:
+            _logger.warning("service.state_unreachable", error=str(error).strip())
+        self._is_away = True
 
     def _take(self) -> None:
         self._connection = reach(self._dsn, self._called)
@@ -82,7 +122,8 @@ class Ownership:
             if time.monotonic() >= deadline:
                 raise OperatorError(
                     f"another service serves source {source}",
-                    fix="stop the other one; pg_stat_activity shows it as walbrook:service",
+                    fix=f"stop the other one; pg_stat_activity shows it as {_SERVICE}. To wait "
+                    "until it ends, start with --standby",
                 )
             time.sleep(_POLL_S)
 

@@ -31,6 +31,7 @@ from cdc.backoff import Backoff
 from cdc.config import Config
 from cdc.errors import NEEDS_OPERATOR
 from cdc.log.flight.wire import TOKEN_VARIABLE
+from cdc.metrics.snapshot import FILE_VARIABLE, begin_directory, file_of
 from cdc.pulse import PulseMonitor
 from cdc.stop import StopSignal
 
@@ -182,6 +183,9 @@ class Supervisor:
         self._sources = sources
         self._readers: dict[str, Child] = {}
         self._terms: dict[str, int] = {}
+        self._came_round_at = time.monotonic()
+        self.metrics_directory = begin_directory(config.spark.checkpoint_directory)
+        """Where its processes leave what they have measured."""
         # In the environment, not among the arguments, which everyone on the machine can read.
         token = {TOKEN_VARIABLE: secrets.token_urlsafe(32)}
         self._servers = (
@@ -193,7 +197,7 @@ class Supervisor:
         self._driver = Child(
             "driver",
             _module("spark_pipeline", path),
-            token,
+            token | self._measured("driver"),
             has_pulse=True,
             first_pulse_s=math.inf,
         )
@@ -202,6 +206,7 @@ class Supervisor:
         """Mind the children, and ``keep`` what is ours, until a stop. Returns the exit status."""
         try:
             while not stop.wait(_POLL_S):
+                self._came_round_at = time.monotonic()
                 keep()
                 self._add_ready_sources()
                 for child in self._children:
@@ -224,9 +229,22 @@ class Supervisor:
         running = {f"reader {name}": False for name in self._sources}
         return running | {child.name: child.alive for child in self._children}
 
+    def pids(self) -> dict[str, int]:
+        """The processes that run, the supervisor among them."""
+        running = {
+            child.name: process.pid
+            for child in self._children
+            if (process := child.process) is not None
+        }
+        return {"supervisor": os.getpid()} | running
+
     def starting(self) -> list[str]:
         """The processes that run and cannot do their work yet."""
         return [self._driver.name] if self._driver.is_starting else []
+
+    def silent_s(self) -> float:
+        """For how long the main loop has not come round."""
+        return time.monotonic() - self._came_round_at
 
     def _add_ready_sources(self) -> None:
         """Start the reader of each source that has become ready, and let the driver serve it."""
@@ -236,11 +254,16 @@ class Supervisor:
             self._terms[name] = term
             command = _module("cdc.replication", self._path, name, f"--term={term}")
             # A new dictionary, because the HTTP server's threads look through this one.
-            reader = Child(f"reader {name}", command, has_pulse=True)
+            child = f"reader {name}"
+            reader = Child(child, command, self._measured(child), has_pulse=True)
             self._readers = self._readers | {name: reader}
             pairs = [f"--term={each}={number}" for each, number in self._terms.items()]
             self._driver.command = _module("spark_pipeline", self._path, *pairs)
             self._driver.tell(f"{name}={term}")
+
+    def _measured(self, process: str) -> dict[str, str]:
+        """What tells a process where to leave what it has measured."""
+        return {FILE_VARIABLE: str(file_of(self.metrics_directory, process))}
 
     @property
     def _needs_operator(self) -> bool:

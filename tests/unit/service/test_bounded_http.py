@@ -22,6 +22,9 @@ class NoProcesses:
     def starting(self) -> list[str]:
         return []
 
+    def silent_s(self) -> float:
+        return 0.0
+
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
