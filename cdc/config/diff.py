@@ -90,7 +90,8 @@ class ConfigDiff:
 
     def named(self, section: str, *kinds: ChangeKind) -> list[str]:
         """The names of the sinks, or the databases, that were added, removed or changed."""
-        return [each.name for each in self.changes if each.section == section and each.kind in kinds]
+        found = (each for each in self.changes if each.section == section)
+        return [each.name for each in found if each.kind in kinds]
 
     @property
     def restarting_databases(self) -> list[str]:
@@ -127,7 +128,8 @@ def _databases(running: Config, wanted: Config) -> Iterator[ConfigChange]:
                 continue
             if any(each.key not in _OF_A_CREATION for each in keys):
                 effect = Effect.DATABASE
-        yield ConfigChange("database", name, kind, Effect.RESTART if name in first else effect, keys)
+        effect = Effect.RESTART if name in first else effect
+        yield ConfigChange("database", name, kind, effect, keys)
 
 
 def _sinks(running: Config, wanted: Config) -> Iterator[ConfigChange]:

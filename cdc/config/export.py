@@ -23,7 +23,7 @@ from cdc.config.settings import Spark
 _CHANGED_ALONE: Final = ("databases", "sinks")
 """The sections that a running service can change."""
 _SECRET_SETTING: Final = re.compile(r"secret|password|token|credential|access\.key", re.IGNORECASE)
-_HELD: Final = re.compile("(?:\x00[0-9]+\x00)*")
+_HELD: Final = re.compile("(?:(?:Basic|Bearer|Token) )?(?:\x00[0-9]+\x00)*")
 
 
 @dataclass(frozen=True)
@@ -112,5 +112,5 @@ def _without_secret(written: str) -> str:
 
 
 def _is_public(text: str) -> bool:
-    """Whether it is made of references alone."""
+    """Whether it is made of references alone, perhaps behind the scheme of a header."""
     return _HELD.fullmatch(text) is not None

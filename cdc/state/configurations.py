@@ -177,5 +177,3 @@ def wait_for_request(connection: Connection, timeout_s: float) -> None:
     """Until somebody notifies, or for so long."""
     for _ in connection.notifies(timeout=timeout_s, stop_after=1):
         pass
-
-

@@ -17,8 +17,9 @@ from cdc.connection import Connection
 from cdc.cursor import Cursor
 from cdc.generation import Generation
 from cdc.service.process.prepare import described
+from cdc.state.consumers import Described
 from cdc.state.migrate import migrate
-from cdc.state.positions import Described, MovedError, Settlement, register_source, settle
+from cdc.state.positions import MovedError, Settlement, register_source, settle
 from tests.fix_postgres import Database, on_both_versions
 
 pytestmark = [pytest.mark.migrated, on_both_versions]

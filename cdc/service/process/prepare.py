@@ -31,9 +31,10 @@ from cdc.reach import UnreachableError, reach
 from cdc.replication.preflight import SourceIdentity, prepare_source
 from cdc.replication.source.slot_control import publication_missing
 from cdc.replication.source.slot_row import repair
+from cdc.state.consumers import Described
 from cdc.state.health import resolve_unserved
 from cdc.state.migrate import Migration, migrate
-from cdc.state.positions import Described, register_source, registered_slot
+from cdc.state.positions import register_source, registered_slot
 from cdc.stop import StopSignal
 
 _logger = structlog.get_logger("walbrook.start")
