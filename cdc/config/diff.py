@@ -126,10 +126,15 @@ def _databases(running: Config, wanted: Config) -> Iterator[ConfigChange]:
                 if name in first:
                     yield ConfigChange("database", name, kind, Effect.RESTART)
                 continue
-            if any(each.key not in _OF_A_CREATION for each in keys):
+            if reads_otherwise(before[name], after[name]):
                 effect = Effect.DATABASE
         effect = Effect.RESTART if name in first else effect
         yield ConfigChange("database", name, kind, effect, keys)
+
+
+def reads_otherwise(before: Database, after: Database) -> bool:
+    """Whether a reader has to begin again to read a database as it is configured now."""
+    return any(each.key not in _OF_A_CREATION for each in _keys(before, after))
 
 
 def _sinks(running: Config, wanted: Config) -> Iterator[ConfigChange]:

@@ -5,6 +5,7 @@ Invariant: a document holds no secret; who stores one has taken them out.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +17,8 @@ from cdc.connection import Connection
 from cdc.errors import OperatorError
 from cdc.state.operators import State, refusals
 
+_OPEN: Final = ("waiting", "working")
+_LOOK_S: Final = 5.0  # a statement has a bound of its own
 CHANNEL: Final = "walbrook_config"
 
 _STORE = """
@@ -139,12 +142,17 @@ def request_config(
 
     OperatorError if it refuses, or does not answer within ``wait_s``.
     """
+    deadline = time.monotonic() + wait_s
     with refusals():
         row = connection.execute(_REQUEST[action].encode(), (source, partly)).fetchone()
         assert row is not None
         rows = connection.cursor(row_factory=dict_row)
-        answer = rows.execute(_AWAIT, (row[0], wait_s)).fetchone()
-    assert answer is not None
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            answer = rows.execute(_AWAIT, (row[0], min(left_s, _LOOK_S))).fetchone()
+            assert answer is not None
+            if answer["state"] not in _OPEN or not left_s:
+                break
     if answer["state"] == "refused":
         fix = str(answer["fix"] or "")
         raise OperatorError(str(answer["result"]), fix=fix, kind="refused")

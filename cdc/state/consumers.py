@@ -13,6 +13,7 @@ import orjson
 
 from cdc.connection import Connection
 from cdc.cursor import format_lsn
+from cdc.state.health import resolve_inactive
 
 # One that comes back goes on at its cursor, a new one begins where its configuration says.
 _ADD_CONSUMERS = """
@@ -57,9 +58,14 @@ _SET_ACTIVE = """
 UPDATE walbrook.consumers
    SET active = NOT active,
        -- What a worker said of itself ends with it.
-       state = NULL, state_reason = CASE WHEN active THEN 'it is not active' END, retry_at = NULL, breaker = 'closed', last_error = NULL,
-       error_at = NULL
+       state = NULL, state_reason = CASE WHEN active THEN 'it is not active' END, retry_at = NULL,
+       breaker = 'closed', last_error = NULL, error_at = NULL
  WHERE source = %s AND active <> (name = ANY (%s::text[]))
+"""
+
+
+_LOCK_SOURCE = """
+SELECT system_identifier <> '' FROM walbrook.sources WHERE name = %s FOR UPDATE
 """
 
 
@@ -124,3 +130,10 @@ def register_consumers(
         ),
     )
     connection.execute(_MAKE_QUEUES, (source,))
+    resolve_inactive(connection, source)
+
+
+def lock_source(connection: Connection, source: str) -> bool:
+    """Hold its row for this transaction; returns whether the source has ever been ready."""
+    row = connection.execute(_LOCK_SOURCE, (source,)).fetchone()
+    return row is not None and bool(row[0])

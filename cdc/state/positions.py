@@ -24,7 +24,7 @@ from cdc.state.consumers import Described, register_consumers
 from cdc.state.dead_letters import DeadLetter, bury
 from cdc.state.feeds import FeedFigures, require_latest, show_feed
 from cdc.state.fence import DURABLY, FENCE_TO_MOVE, fenced
-from cdc.state.health import Condition, report_conditions, resolve_inactive
+from cdc.state.health import Condition, report_conditions
 from cdc.state.ledgers import TRIM, sweep_ledgers
 from cdc.state.queued_messages import let_wait, store
 
@@ -195,7 +195,6 @@ def register_source(
             backfills=backfills,
         )
         sweep_ledgers(connection)
-        resolve_inactive(connection, name)
     return int(str(term[0])) if term else 0
 
 

@@ -85,6 +85,11 @@ class Worker(BaseWorker):
         self._stopped = stopped  # until its sink says something else
 
     @property
+    def stopped(self) -> Condition | None:
+        """What is known of tables whose changes wait at the destination."""
+        return self._stopped
+
+    @property
     def conditions(self) -> list[Condition]:
         return [] if self._stopped is None else [self._stopped]
 

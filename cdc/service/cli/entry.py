@@ -6,21 +6,17 @@ bug.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import psycopg
-import structlog
 import typer
 from rich.console import Console
 
 from cdc.config import Config, load, show
 from cdc.config.extras import check_extras
 from cdc.errors import ConfigError, OperatorError, WalbrookError
-from cdc.logs import configure_logs
 from cdc.reach import reach
 from cdc.service.checks.connections import check_connections
 from cdc.service.checks.event_time import check_event_time
@@ -30,15 +26,12 @@ from cdc.service.cli.backfills import backfill_app
 from cdc.service.cli.log import log_app
 from cdc.service.cli.operators import operator_app
 from cdc.service.cli.repairs import repair_app
+from cdc.service.cli.running_config import running_config_app
+from cdc.service.cli.serve import serve
 from cdc.service.cli.status import status_tables
 from cdc.service.cli.verify import verify_app
-from cdc.service.http.server import HttpServer, listen
 from cdc.service.process.java import require_java
-from cdc.service.process.ownership import Ownership
-from cdc.service.process.prepare import migrate_state, patiently, prepare_state, state_called
-from cdc.service.process.repair import repair
-from cdc.service.process.source_keeper import SourceKeeper, wait_for_sources
-from cdc.service.process.supervisor import Supervisor
+from cdc.service.process.prepare import migrate_state, state_called
 from cdc.stop import StopSignal
 
 app = typer.Typer(
@@ -47,7 +40,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-config_app = typer.Typer(help="Check or print a configuration file.", no_args_is_help=True)
+config_app = typer.Typer(help="Check, print or apply a configuration file.", no_args_is_help=True)
+config_app.add_typer(running_config_app)
 app.add_typer(config_app, name="config")
 app.add_typer(log_app, name="log")
 app.add_typer(backfill_app, name="backfill")
@@ -86,40 +80,6 @@ def run(
         with OpenShop() as example:
             raise typer.Exit(serve(example.config_path, stop))
     raise typer.Exit(serve(config, stop))
-
-
-def serve(path: Path, stop: StopSignal) -> int:
-    """Prepare the sources of a configuration and run its processes until ``stop``."""
-    settings = load(path)
-    check_extras(settings.sinks)
-    configure_logs(settings.service)
-    logger = structlog.get_logger("walbrook.start")
-    # What does not fit the tables of a source concerns its sink alone, whose worker says so.
-    for unchecked in check_event_time(settings, form_alone=True):
-        logger.warning("config.unchecked", what=unchecked)
-    with ExitStack() as held:
-        ownership = patiently(lambda: held.enter_context(Ownership(settings)), stop)
-        http = settings.service.http
-        listener = held.enter_context(listen(http)) if http.enabled else None
-        patiently(lambda: prepare_state(settings), stop)
-        sources = {base.name: SourceKeeper(settings, base) for base in settings.databases}
-        for keeper in sources.values():
-            held.callback(keeper.close)
-        wait_for_sources(sources.values(), stop)
-        supervisor = Supervisor(settings, path.resolve(), sources)
-        if listener is not None:
-            held.enter_context(
-                HttpServer(
-                    http,
-                    settings.state_dsn(),
-                    supervisor,
-                    sources=[*sources],
-                    listener=listener,
-                    started_at=time.monotonic(),
-                    begin_repair=lambda name, deletes: repair(settings, name, deletes=deletes),
-                )
-            )
-        return supervisor.run(stop, ownership.keep)
 
 
 @app.command()

@@ -142,7 +142,7 @@ class HealthReader:
         self._started_at = started_at
         self._dsn = state_dsn
         self._supervisor = supervisor
-        self._sources = None if sources is None else list(sources)
+        self._sources = sources  # a list that its owner may change
 
     def complaints(self, sight: HealthSnapshot) -> list[str]:
         """What is not as it should be, a sentence each; none means well."""

@@ -69,6 +69,12 @@ class SourceKeeper:
         """Whether what keeps it is of the kind that may end by itself."""
         return isinstance(self.error, TransientError | psycopg.OperationalError)
 
+    def follow(self, config: Config) -> None:
+        """Another configuration, in which the database is read as before, counts from now on."""
+        self._sinks = [s for s in config.sinks_of(self._name) if s.status == "active"]
+        self._database = config.database(self._name)
+        self._config = config
+
     def close(self) -> None:
         """Stop, without waiting for a database that does not answer."""
         self._closing.set()

@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute
 from cdc.config import Http
 from cdc.errors import ProtocolError
 from cdc.service.http.api.backfills import backfill_routes
+from cdc.service.http.api.configuration import config_routes
 from cdc.service.http.api.operators import operator_routes
 from cdc.service.http.api.pull import PullApi, pull_routes
 from cdc.service.http.api.repairs import BeginRepair, repair_routes
@@ -40,6 +41,7 @@ class Api:
             *pull_routes(self._pulling, self._access),
             *operator_routes(self._dsn, self._access),
             *backfill_routes(self._dsn, self._access),
+            *config_routes(self._dsn, self._access),
             *(
                 []
                 if self._begin_repair is None
