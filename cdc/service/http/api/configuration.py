@@ -45,14 +45,16 @@ def config_routes(state_dsn: str, access: Access) -> list[Route]:
 
     async def asked(request: Request, action: str) -> Response:
         body = await json_body(request)
-        only(body, "source", "partly", "wait_s")
-        source, partly = field(body, "source", str), bool(field(body, "partly", bool))
-        wait_s = field(body, "wait_s", int) or _WAIT_S
-        if not 1 <= wait_s <= _WAIT_S_MAX:
-            raise refusal(malformed(f"wait_s is not a number from 1 to {_WAIT_S_MAX}"))
-        return await run(
-            lambda state: request_config(state, action, source=source, partly=partly, wait_s=wait_s)
-        )
+
+        def ask(state: Connection) -> object:
+            only(body, "source", "partly", "wait_s")
+            source, partly = field(body, "source", str), bool(field(body, "partly", bool))
+            wait_s = field(body, "wait_s", int) or _WAIT_S
+            if not 1 <= wait_s <= _WAIT_S_MAX:
+                raise malformed(f"wait_s is not a number from 1 to {_WAIT_S_MAX}")
+            return request_config(state, action, source=source, partly=partly, wait_s=wait_s)
+
+        return await run(ask)
 
     async def plan(request: Request) -> Response:
         return await asked(request, "plan")
