@@ -40,6 +40,7 @@ from spark_pipeline.stage.unread_dead_letters import UnreadDeadLetters
 from spark_pipeline.verify.runner import VerifyRunner
 from spark_pipeline.workers.base import BaseWorker, RestartError, UndeliveredError
 from spark_pipeline.workers.context import WorkerContext
+from spark_pipeline.workers.followed_tables import FollowedTables
 from spark_pipeline.workers.gathering import Gathering
 from spark_pipeline.workers.retries import RetryQueue
 from spark_pipeline.workers.settler import Report
@@ -70,6 +71,7 @@ class Worker(BaseWorker):
         (self._input,) = self.inputs.values()
         self._ledgers = Ledgers(settings.source, settings.term, settings.ledger)
         self._match = Match.of(consumer)
+        self._followed = FollowedTables(consumer, settings.source, context.connections)
         self._cursor = ORIGIN
         self._generation = FIRST
         self._pieces = Pieces(
@@ -196,6 +198,9 @@ class Worker(BaseWorker):
 
     def _serve_range(self, decoded: DecodedRange) -> None:
         """Deliver and report all of a range that the consumer has not had."""
+        if self._followed.look(decoded.slices):
+            self._consumer = self._followed.consumer
+            self._match = Match.of(self._consumer)
         if decoded.rows:
             self._pieces.changes_came()
         while self._cursor < decoded.high:

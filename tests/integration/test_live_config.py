@@ -88,7 +88,7 @@ class Live:
         for process in self.service.tree():
             with suppress(psutil.NoSuchProcess):
                 if "spark_pipeline" in process.cmdline():
-                    return process.pid
+                    return int(process.pid)
         return 0
 
 
@@ -317,3 +317,32 @@ def _until_unused(database: Database) -> None:
         lambda: database.execute(unused.format(database.name)) == [(True,)],
         60,
     )
+
+
+def test_a_renamed_table_is_followed_and_its_new_name_applied_without_a_lost_change(
+    live: Live,
+) -> None:
+    driver, first = live.driver(), live.write("a")
+    try:
+        live.database.execute("ALTER TABLE a RENAME TO z")
+        second = live.write("z")
+        live.until_got("stays", first, second)
+        live.service.until(
+            "the event",
+            "SELECT severity = 'warning' AND what LIKE 'stays takes public.a, which is called "
+            "public.z now: it follows the table%' FROM walbrook.health "
+            "WHERE kind = 'tables_renamed'",
+        )
+        renamed = {**STAYS, "source": {"include_tables": ["public.z"]}}
+        publication = {**PUBLICATION, "tables": ["public.z", "public.b"]}
+        live.configure({"publication": publication})
+        config = yaml.safe_load(live.service.config.read_text())
+        config["sinks"] = [renamed]
+        live.service.config.write_text(yaml.safe_dump(config, sort_keys=False))
+        third = live.write("z")
+        assert live.by_sql("apply")[0] == "done"
+        live.until_got("stays", first, second, third, live.write("z"))
+        live.service.until("its end", "SELECT count(*) = 0 FROM walbrook.health")
+        assert live.driver() == driver
+    finally:
+        live.database.execute("ALTER TABLE IF EXISTS z RENAME TO a")

@@ -24,6 +24,7 @@ from cdc.service.process.prepare import START_S, prepare_database
 from cdc.service.process.source_tables import PublicationWatch
 from cdc.state.health import Condition, report_conditions
 from cdc.state.positions import report_not_ready
+from cdc.state.schema_versions import table_oids
 from cdc.stop import StopSignal
 
 _logger = structlog.get_logger("walbrook.start")
@@ -129,8 +130,12 @@ class SourceKeeper:
     def _look(self) -> None:
         """Compare what sinks ask for with what is published, and report what is missing."""
         assert self.term is not None
+        sinks = self._sinks
+        named = [table for sink in sinks for table in sink.source.include_tables or ()]
+        with connect(self._config.state_dsn(), name="tables", statement_s=_STATEMENT_S) as state:
+            oids = table_oids(state, self._name, named)
         with connect(self._database.dsn(), name="tables", statement_s=_STATEMENT_S) as source:
-            found = self._tables.conditions(source, self._sinks)
+            found = self._tables.conditions(source, sinks, oids)
         with connect(self._config.state_dsn(), name="tables", statement_s=_STATEMENT_S) as state:
             for sink, conditions in found.items():
                 report_conditions(
