@@ -174,6 +174,7 @@ class ConfigApplier:
         """The rows of consumers, and the configuration itself, in one transaction."""
         config = plan.file.config
         kept = self._keepers.keys() - set(plan.ended_databases)
+        document = plan.file.document()
         with self._connected() as state, state.transaction():
             state.execute(_BRIEFLY)
             for database in sorted(config.databases, key=lambda each: each.name):
@@ -185,7 +186,7 @@ class ConfigApplier:
                 if lock_source(state, name):
                     register_consumers(state, name, [])
             self._revision = store_configuration(
-                state, plan.file.sources, str(plan.file.path), plan.file.document(), asked_by
+                state, plan.file.sources, str(plan.file.path), document, asked_by
             )
 
     def _change(self, *, ended: Sequence[str] = ()) -> None:

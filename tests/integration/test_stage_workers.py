@@ -1,0 +1,139 @@
+"""The workers of a stage whose consumers are configured otherwise while it runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cdc.config import FileDestination, SinkConfig
+from spark_pipeline.eventtime.workers import EventTimeWorkers
+from spark_pipeline.stage.stage_workers import StageWorkers
+from tests import pgoutput
+from tests.fix_http import Endpoint, Scripted
+from tests.fix_postgres import Database
+from tests.lane_on_log import SOURCE, LogLane, arrived
+from tests.unit.replication.test_seal import transaction
+from tests.waiting import until
+
+ITEM = pgoutput.relation(1, "public", "item", [("id", 23, True)])
+
+pytestmark = pytest.mark.migrated
+
+
+@contextmanager
+def staged(lane: LogLane) -> Iterator[StageWorkers]:
+    """The workers of a lane, with a body and a settler in threads."""
+    over = threading.Event()
+
+    def start(name: str, run: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def follow_log() -> None:
+        while not over.is_set():
+            lane.body.take(None, 0)
+
+    settler, body = start("settler", lane.settler.run), start("body", follow_log)
+    workers = StageWorkers(SOURCE, EventTimeWorkers(), start)
+    workers.make(lane.context, {}, {})
+    workers.start({})
+    try:
+        yield workers
+    finally:
+        workers.end(lane.context)
+        over.set()
+        lane.context.ended.set()
+        lane.feed.wake()
+        lane.settler.close()
+        for thread in (settler, body):
+            thread.join(30)
+
+
+def write(lane: LogLane, *ids: int) -> None:
+    for id_ in ids:
+        lane.write(ITEM, *transaction(0x100 * (id_ + 1), pgoutput.insert(1, [str(id_)])))
+
+
+def rows(lane: LogLane, sink: str) -> list[int]:
+    return [message["record"]["id"] for message in arrived(lane.directory / sink)]
+
+
+def file_sink(lane: LogLane, name: str, **more: object) -> SinkConfig:
+    path = lane.directory / name
+    given = {"name": name, "database": SOURCE, "destination": FileDestination(path=path), **more}
+    return SinkConfig.model_validate(given)
+
+
+def register(lane: LogLane, *names: str) -> None:
+    """As the supervisor does before the driver hears of other consumers."""
+    for name in names:
+        lane.state.execute(
+            "INSERT INTO walbrook.consumers (source, name, cursor_lsn, cursor_idx) "
+            "SELECT name, %s, restart_lsn, restart_idx FROM walbrook.sources "
+            "ON CONFLICT DO NOTHING",
+            (name,),
+        )
+
+
+def test_a_changed_sink_goes_on_behind_the_delivery_that_was_under_way(
+    database: Database, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    hook: dict[str, object] = {
+        "type": "webhook",
+        "url": endpoint.url,
+        "max_retries": 0,
+        "timeout_ms": 60000,
+    }
+    go_on = threading.Event()
+    with database.connect() as state:
+        lane = LogLane(state, tmp_path, hook={"destination": hook}, files={})
+        with staged(lane) as workers:
+            before, other = workers.current["hook"], workers.current["files"]
+            endpoint.script.append(Scripted(after=go_on))
+            write(lane, 1)
+            until("the request", lambda: len(endpoint.requests) == 1)
+            changed = lane.sinks[0].model_copy(update={"batch_size": 7})
+            settings = replace(lane.settings, consumers=[changed, lane.sinks[1]])
+            assert workers.follow(settings) == []
+            write(lane, 2)
+            until("the other sink to go on", lambda: rows(lane, "files") == [1, 2])
+            assert not workers.are_settled
+            assert len(endpoint.requests) == 1, "two workers deliver to one sink"
+            go_on.set()
+            until("the second change", lambda: len(endpoint.accepted) == 2)
+            until("the end of the first worker", lambda: workers.are_settled)
+            assert workers.current["files"] is other
+            assert workers.current["hook"] is not before
+        ids = [m["record"]["id"] for each in endpoint.accepted for m in each.messages]
+        assert ids == [1, 2], "lost, repeated or out of order"
+        lane.close()
+
+
+def test_a_sink_is_added_and_removed_while_another_goes_on(
+    database: Database, tmp_path: Path
+) -> None:
+    with database.connect() as state:
+        lane = LogLane(state, tmp_path, files={})
+        with staged(lane) as workers:
+            worker = workers.current["files"]
+            write(lane, 1)
+            until("the first", lambda: rows(lane, "files") == [1])
+            register(lane, "more")
+            both = [lane.sinks[0], file_sink(lane, "more")]
+            assert workers.follow(replace(lane.settings, consumers=both)) == []
+            write(lane, 2)
+            until("it at both", lambda: rows(lane, "more")[-1:] == rows(lane, "files")[-1:] == [2])
+            state.execute("UPDATE walbrook.consumers SET active = false WHERE name = 'more'")
+            assert workers.follow(lane.settings) == ["more"]
+            until("its end", lambda: workers.are_settled)
+            write(lane, 3)
+            until("the third", lambda: rows(lane, "files") == [1, 2, 3])
+            assert rows(lane, "more")[-1] == 2
+            assert workers.current == {"files": worker}
+        lane.close()
