@@ -346,3 +346,33 @@ def test_a_renamed_table_is_followed_and_its_new_name_applied_without_a_lost_cha
         assert live.driver() == driver
     finally:
         live.database.execute("ALTER TABLE IF EXISTS z RENAME TO a")
+
+
+def test_a_database_that_is_read_otherwise_begins_again_in_the_same_driver(live: Live) -> None:
+    driver, first = live.driver(), live.write("a")
+    ((term,),) = live.database.execute("SELECT term FROM walbrook.sources WHERE name = 'shop'")
+    live.configure({"heartbeat_s": 2})
+    state, result = live.by_sql("apply")
+    assert state == "done"
+    assert "database shop: changed, its reader and its workers begin again" in result
+    live.until_got("stays", first, live.write("a"))
+    ((now,),) = live.database.execute("SELECT term FROM walbrook.sources WHERE name = 'shop'")
+    assert now == term + 1
+    assert live.driver() == driver
+    live.configure({"heartbeat_s": 10})
+
+
+def test_a_sink_in_event_time_order_is_added_and_changed(live: Live) -> None:
+    driver = live.driver()
+    by_commit = {"column": "commit_timestamp", "idle_timeout": "1s"}
+    ordered = sink("ordered", "a", ordering="event_time", event_time=by_commit)
+    live.configure({}, ordered)
+    assert live.by_sql("apply")[0] == "done"
+    first = live.write("a")
+    live.until_got("ordered", first)
+    live.configure({}, {**ordered, "priority": 7})
+    assert "sink ordered: changed" in live.by_sql("apply")[1]
+    second = live.write("a")
+    live.until_got("ordered", second)
+    assert live.got("ordered").count(first) == 1
+    assert live.driver() == driver

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,15 +85,10 @@ def register(lane: LogLane, *names: str) -> None:
 def test_a_changed_sink_goes_on_behind_the_delivery_that_was_under_way(
     database: Database, endpoint: Endpoint, tmp_path: Path
 ) -> None:
-    hook: dict[str, object] = {
-        "type": "webhook",
-        "url": endpoint.url,
-        "max_retries": 0,
-        "timeout_ms": 60000,
-    }
+    to = {"type": "webhook", "url": endpoint.url, "max_retries": 0, "timeout_ms": 60000}
     go_on = threading.Event()
     with database.connect() as state:
-        lane = LogLane(state, tmp_path, hook={"destination": hook}, files={})
+        lane = LogLane(state, tmp_path, hook={"destination": to}, files={})
         with staged(lane) as workers:
             before, other = workers.current["hook"], workers.current["files"]
             endpoint.script.append(Scripted(after=go_on))
@@ -110,8 +106,8 @@ def test_a_changed_sink_goes_on_behind_the_delivery_that_was_under_way(
             until("the end of the first worker", lambda: workers.are_settled)
             assert workers.current["files"] is other
             assert workers.current["hook"] is not before
-        ids = [m["record"]["id"] for each in endpoint.accepted for m in each.messages]
-        assert ids == [1, 2], "lost, repeated or out of order"
+        got: list[Any] = [m for each in endpoint.accepted for m in each.messages]
+        assert [m["record"]["id"] for m in got] == [1, 2], "lost, repeated or out of order"
         lane.close()
 
 

@@ -73,7 +73,10 @@ class SourceKeeper:
     def follow(self, config: Config) -> None:
         """Another configuration, in which the database is read as before, counts from now on."""
         self._sinks = [s for s in config.sinks_of(self._name) if s.status == "active"]
-        self._database = config.database(self._name)
+        before, self._database = self._database, config.database(self._name)
+        if before.publication != self._database.publication:
+            # What was taken out of it on purpose is no loss.
+            self._tables = PublicationWatch(self._database.publication.name)
         self._config = config
 
     def close(self) -> None:
