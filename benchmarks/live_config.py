@@ -30,7 +30,7 @@ from cdc.errors import TransientError
 
 _WARM_UP_S: Final = 5
 _STRETCHES: Final = 8  # every second one with changes of the configuration
-_PAUSE_S: Final = 0.5  # between two applies
+_PAUSE_S: Final = 2.0  # between two applies
 _APPLY: Final = "SELECT walbrook.apply_config()"
 _ANSWER: Final = "SELECT state, result FROM walbrook.config_answer(%s, wait => '20 s')"
 

@@ -31,7 +31,6 @@ from spark_pipeline.delivery.deliver import Share, cursors_in
 from spark_pipeline.delivery.gaps import pass_gaps
 from spark_pipeline.delivery.isolate import deliver_carefully
 from spark_pipeline.delivery.ledgers import Ledgers, ledger_name
-from spark_pipeline.delivery.matching import Match
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.delivery.value_formats import wanted_of_reads
 from spark_pipeline.feed.decoded_range import DecodedRange
@@ -70,7 +69,6 @@ class Worker(BaseWorker):
         self._settings = settings
         (self._input,) = self.inputs.values()
         self._ledgers = Ledgers(settings.source, settings.term, settings.ledger)
-        self._match = Match.of(consumer)
         self._followed = FollowedTables(consumer, settings.source, context.connections)
         self._cursor = ORIGIN
         self._generation = FIRST
@@ -200,7 +198,6 @@ class Worker(BaseWorker):
         """Deliver and report all of a range that the consumer has not had."""
         if self._followed.look(decoded.slices):
             self._consumer = self._followed.consumer
-            self._match = Match.of(self._consumer)
         if decoded.rows:
             self._pieces.changes_came()
         while self._cursor < decoded.high:
@@ -365,7 +362,7 @@ class Worker(BaseWorker):
             end,
             self._slices(decoded) if decoded is not None else [],
             decoded.wanted if isinstance(decoded, Piece) else self._settings.wanted,
-            match=self._match,
+            match=self._followed.match,
             ledger=self._ledgers.place(self._consumer, settled),
             state_dsn=self._settings.state_dsn,
             standing=settled,
@@ -385,7 +382,7 @@ class Worker(BaseWorker):
     def _may_take(self, piece: SliceMarker) -> bool:
         if piece.errors or piece.tables is None:
             return True
-        return self._match.takes_any(piece.tables)
+        return self._followed.match.takes_any(piece.tables)
 
 
 def _remove(share: Share | None) -> None:

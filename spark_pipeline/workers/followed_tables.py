@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from cdc.config import SinkConfig, TableName
 from cdc.connection_pool import ConnectionPool
 from cdc.state.schema_versions import renamed_tables
+from spark_pipeline.delivery.matching import Match
 from spark_pipeline.slices.exchange import SliceMarker
 
 
@@ -22,6 +23,8 @@ class FollowedTables:
     def __init__(self, consumer: SinkConfig, source: str, connections: ConnectionPool) -> None:
         self.consumer = consumer
         """As configured, with the names that its tables have had since."""
+        self.match = Match.of(consumer)
+        """Which changes are its own, by those names."""
         self._configured = consumer
         self._source = source
         self._connections = connections
@@ -35,7 +38,10 @@ class FollowedTables:
         with self._connections.connection() as state:
             renamed = renamed_tables(state, self._source, self._named)
         before, self.consumer = self.consumer, followed(self._configured, renamed)
-        return self.consumer != before
+        if self.consumer == before:
+            return False
+        self.match = Match.of(self.consumer)
+        return True
 
     def _meet(self, slices: Iterable[SliceMarker]) -> bool:
         """Whether a slice may have rows of a table that is not known yet."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Final
 
 import psycopg
@@ -48,6 +48,7 @@ _logger = structlog.get_logger("walbrook.config")
 
 _LOOK_S: Final = 1.0
 _AWAY_S: Final = 2.0
+_REPORT_S: Final = 120.0
 _TAKEN_S: Final = 120.0
 """How long the workers that end may take for what they have begun."""
 _READY_S: Final = 30.0
@@ -113,7 +114,20 @@ class ConfigApplier:
             if request is None:
                 wait_for_request(state, _LOOK_S)
             else:
-                answer_request(state, request.id, self._answer(request))
+                self._report(request, self._answer(request))
+
+    def _report(self, request: ConfigRequest, answer: ConfigAnswer) -> None:
+        """Write the answer; a state database that is away is waited for, within a bound."""
+        deadline = time.monotonic() + _REPORT_S
+        while True:
+            try:
+                with self._connected() as state:
+                    answer_request(state, request.id, answer)
+                return
+            except psycopg.Error as error:
+                if self._closing.wait(_AWAY_S) or time.monotonic() > deadline:
+                    _logger.error("config.not_answered", request=request.id, error=error)
+                    return
 
     def _answer(self, request: ConfigRequest) -> ConfigAnswer:
         try:
@@ -143,23 +157,28 @@ class ConfigApplier:
         added = plan.diff.named("database", ChangeKind.ADDED)
         self._ownership.add(added)
         try:
+            self._copy.write(plan.file)
             with self._published(plan) as published:
                 self._register(plan, published, asked_by)
         except BaseException:
+            self._copy.write(self._running)
             self._ownership.remove(added)
             raise
+        # From here on it runs: what fails is said, and refuses nothing.
         self._running = plan.file
-        self._copy.write(plan.file)
         ended = [self._keepers.pop(name) for name in plan.ended_databases]
         for keeper in self._keepers.values():
             keeper.follow(plan.file.config)
         self._change(ended=plan.ended_databases)
         for keeper in ended:
             keeper.close()
-        notes = self._await_taken()
-        self._begin(begun)
-        notes += self._after_removal(plan, before)
-        return notes + self._backfill(plan, before, published, taken=not notes)
+        late = self._await_taken()
+        return [
+            *late,
+            *self._begin(begun),
+            *_noted(lambda: self._after_removal(plan, before)),
+            *_noted(lambda: self._backfill(plan, before, published, taken=not late)),
+        ]
 
     def _published(
         self, plan: ConfigPlan, *, trial: bool = False
@@ -198,7 +217,7 @@ class ConfigApplier:
         """Until every worker serves by the new configuration. Returns what is still under way."""
         deadline = time.monotonic() + _TAKEN_S
         while time.monotonic() < deadline and not self._closing.is_set():
-            with self._connected() as state:
+            with suppress(psycopg.Error), self._connected() as state:
                 if is_taken(state, self._revision) and not self._supervisor.is_changing:
                     return []
             self._closing.wait(_POLL_S)
@@ -207,10 +226,10 @@ class ConfigApplier:
             "(walbrook.configurations.taken_at says when they do)"
         ]
 
-    def _begin(self, names: Sequence[str]) -> None:
-        """Serve databases that are new, or whose reader has ended."""
+    def _begin(self, names: Sequence[str]) -> list[str]:
+        """Serve databases that are new, or whose reader has ended. Returns what keeps them."""
         if not names:
-            return
+            return []
         config = self._running.config
         begun = {name: SourceKeeper(config, config.database(name)) for name in names}
         self._keepers |= begun
@@ -218,8 +237,13 @@ class ConfigApplier:
         deadline = time.monotonic() + _READY_S
         while time.monotonic() < deadline and not self._closing.is_set():
             if all(keeper.has_tried for keeper in begun.values()):
-                return
+                break
             self._closing.wait(_POLL_S)
+        return [
+            f"database {name} is not ready yet: {keeper.error or 'it has not answered'}"
+            for name, keeper in begun.items()
+            if keeper.term is None
+        ]
 
     def _after_removal(self, plan: ConfigPlan, before: Config) -> list[str]:
         removed = plan.diff.named("database", ChangeKind.REMOVED)
@@ -259,3 +283,13 @@ class ConfigApplier:
     def _connected(self) -> Connection:
         dsn = self._running.config.state_dsn()
         return connect(dsn, name="config", statement_s=_STATEMENT_S)
+
+
+def _noted(step: Callable[[], list[str]]) -> list[str]:
+    """What a step says, or what it failed of."""
+    try:
+        return step()
+    except WalbrookError as error:
+        return [str(error)]
+    except psycopg.Error as error:
+        return [public_text(error)]
